@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import inspect
 import json
 import re
 import shlex
@@ -27,6 +26,7 @@ from typer.testing import CliRunner
 from gateway.cli import app
 from gateway.config import build_json_schema, iter_warnings, loads
 from gateway.core.channel import channel
+from gateway.core.channel.ring_budget import RingBudget
 from gateway.core.log import tail
 from gateway.core.log.record import Fault, Gap, GapReason, Ready, SnapshotEnd, TopicPartition
 from gateway.core.token.resume_token import parse_token
@@ -73,7 +73,7 @@ def named(path: Path) -> str:
 
 
 def ring() -> object:
-    return inspect.signature(channel.Channel).parameters["max_bytes"].default
+    return RingBudget().max_ring_bytes
 
 
 def fenced(text: str, language: str = "") -> list[str]:

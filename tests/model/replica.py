@@ -12,9 +12,11 @@ from typing import Any
 from support.per_event_encoder import PerEventEncoder
 
 from gateway.core.channel.byte_counts import CountedBytes
-from gateway.core.channel.channel import Channel, ChannelEvent
+from gateway.core.channel.channel import Channel
+from gateway.core.channel.chunk import ChannelEvent
 from gateway.core.channel.dispatcher import ChannelDispatcher
 from gateway.core.channel.filters import Filter, Filters
+from gateway.core.channel.ring_budget import RingBudget
 from gateway.core.client.subscription import Subscription
 from gateway.core.client.terms import SubscriptionTerms
 from gateway.core.log.partition_log import PartitionLog
@@ -117,13 +119,20 @@ class Replica:
         fails = [TOPIC] if self.policy is OutOfRangePolicy.FAIL else []
         encoder, size = ModelEncoder(), world.ring
         self.channels = [
-            Channel(self.tail, b"all--", encoder, None, max_bytes=size, failing_topics=fails),
+            Channel(
+                self.tail,
+                b"all--",
+                encoder,
+                None,
+                ring_budget=RingBudget(max_ring_bytes=size),
+                failing_topics=fails,
+            ),
             Channel(
                 self.tail,
                 b"keyed",
                 encoder,
                 KEY_FILTERS.matches,
-                max_bytes=size,
+                ring_budget=RingBudget(max_ring_bytes=size),
                 failing_topics=fails,
             ),
         ]

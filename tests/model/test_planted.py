@@ -11,7 +11,7 @@ from model.running import run_seed
 from support.per_event_encoder import PerEventEncoder
 
 from gateway.core.channel.byte_counts import ByteCounts
-from gateway.core.channel.channel import ChannelEvent
+from gateway.core.channel.chunk import ChannelEvent
 from gateway.core.client.catch_up import CatchUp
 from gateway.core.client.private_reader import PrivateReader
 from gateway.core.client.read_buffer import ReadBuffer

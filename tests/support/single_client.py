@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.core.channel.channel import Channel
+from gateway.core.channel.ring_budget import RingBudget
 from gateway.core.client.shared_cursor import UNREPORTED_TRAFFIC
 from gateway.core.client.slow_client import SlowClientPolicy
 from gateway.core.client.subscription import Subscription
@@ -74,7 +75,8 @@ def create_client(
     else:
         hub, shared_tail = FakeHub(), _create_tail(ready=ready)
         encoder = wire.create_encoder(create_format("value"))
-        channel = Channel(shared_tail.tail, b"view0", encoder, max_bytes=max_ring_bytes)
+        budget = RingBudget(max_ring_bytes=max_ring_bytes)
+        channel = Channel(shared_tail.tail, b"view0", encoder, ring_budget=budget)
     if subscription is None:
         ends = None if end_offset is None else {TP: end_offset}
         terms = SubscriptionTerms(slow_policy, ends, credit=credit)

@@ -15,6 +15,7 @@ from support.per_event_encoder import PerEventEncoder
 from gateway.core.channel.channel import Channel
 from gateway.core.channel.dispatcher import ChannelDispatcher
 from gateway.core.channel.filters import Filters
+from gateway.core.channel.ring_budget import RingBudget
 from gateway.core.client.slow_client import SlowClientPolicy
 from gateway.core.client.snapshot import Snapshot
 from gateway.core.client.snapshot_blocks import SnapshotBlock, SnapshotBlocks
@@ -75,7 +76,12 @@ class KeyedTopic:
         self.written_records: dict[TopicPartition, list[Record]] = {tp: [] for tp in PARTITIONS}
         self.logs = {tp: PartitionLog(tp, max_log_bytes, 60.0) for tp in PARTITIONS}
         self.tail = Tail("cluster", self.logs.values(), {"prices": "id"}, is_conflated=is_stepped)
-        self.channel = Channel(self.tail, b"view-", TextEncoder(), max_bytes=max_ring_bytes)
+        self.channel = Channel(
+            self.tail,
+            b"view-",
+            TextEncoder(),
+            ring_budget=RingBudget(max_ring_bytes=max_ring_bytes),
+        )
         self._dispatcher = ChannelDispatcher(self.tail)
         self._dispatcher.add(self.channel, Filters())
         self._is_stepped = is_stepped

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gateway.core.channel.channel import Chunk, CohortKey
+from gateway.core.channel.chunk import Chunk, CohortKey
 from gateway.core.log.position import RETIRED_EPOCH, UNVERIFIED_LINEAGE, PartitionPosition, Position
 from gateway.core.log.record import TopicPartition
 from gateway.core.log.tail import Tail
@@ -99,7 +99,7 @@ class FastForwardPartitions:
     """Partitions of a token that hold nothing for its client.
 
     They are not read from where the token left them: the client is moved to where the tail stands,
-    as soon as that is known. Created by `PrivateReader.fast_forward_unread`.
+    as soon as that is known. Created by `PrivateReader.apply_terms`.
 
     Attributes:
         remaining: The partitions that were not moved yet.

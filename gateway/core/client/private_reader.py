@@ -28,7 +28,7 @@ from .read_buffer import ReadBuffer
 from .shared_cursor import SharedCursor
 from .slow_client import SlowClientPolicy
 from .snapshot_blocks import SnapshotBlock
-from .terms import PartitionPredicate
+from .terms import SubscriptionTerms
 from .write_batch import WriteBatch
 
 
@@ -224,18 +224,20 @@ class PrivateReader:
 
     # What need not be sent.
 
-    def conflate(self, tps: Iterable[TopicPartition]) -> None:
-        """Send only the latest record of each key of these partitions, until they join."""
-        self._catch_up.conflate(tps)
+    def apply_terms(self, terms: SubscriptionTerms) -> None:
+        """Begin the client's snapshot, and do not read partitions that hold nothing for it.
 
-    def fast_forward_unread(self, reads_partition: PartitionPredicate) -> None:
-        """Do not read partitions of a token that hold nothing for the client.
-
-        Args:
-            reads_partition: Whether a partition may hold what the client sees.
+        It is called once, when the client has the positions that it begins with.
         """
-        self._fast_forward_partitions = FastForwardPartitions(reads_partition, self.positions)
-        self._fast_forward()
+        if terms.snapshot is not None:
+            self._catch_up.conflate(terms.snapshot.remaining - terms.snapshot.fresh)
+            for tp, offset in (terms.end_offsets or {}).items():
+                self.set_snapshot_end(tp, offset)
+        if terms.reads_partition is not None:
+            self._fast_forward_partitions = FastForwardPartitions(
+                terms.reads_partition, self.positions
+            )
+            self._fast_forward()
 
     def _fast_forward(self) -> None:
         """Move partitions that need not be read to the tail.
@@ -270,7 +272,7 @@ class PrivateReader:
         if self._cursor.slow_policy is SlowClientPolicy.SKIP:
             self._partitions_to_skip |= tps
         elif self._cursor.slow_policy is SlowClientPolicy.CONFLATE:
-            self.conflate(tps)
+            self._catch_up.conflate(tps)
 
     def _skip_behind(self) -> None:
         """Move a slow client from where it fell behind to where the tail stands now.
@@ -369,7 +371,7 @@ class PrivateReader:
         credit than records come, it would lag further and further.
         """
         if self._cursor.slow_policy is SlowClientPolicy.CONFLATE and not self._cursor.is_bounded:
-            self.conflate(self.positions.keys() - self._credit_limited)
+            self._catch_up.conflate(self.positions.keys() - self._credit_limited)
 
     # Gaps that verifying a position revealed.
 

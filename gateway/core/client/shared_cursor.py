@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from gateway.core.channel.channel import Channel, Chunk
+from gateway.core.channel.channel import Channel
+from gateway.core.channel.chunk import Chunk
 from gateway.core.log.position import Position
 from gateway.core.log.record import TopicPartition
 from gateway.core.token.resume_token import TokenWriter

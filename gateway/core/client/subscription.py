@@ -74,12 +74,9 @@ class Subscription(SharedCursor):
         elif positions:
             self.ensure_private_reader().read(positions)
         if terms.snapshot is not None:
-            reader = self.ensure_private_reader()
-            reader.conflate(terms.snapshot.remaining - terms.snapshot.fresh)
-            for tp, offset in (terms.end_offsets or {}).items():
-                reader.set_snapshot_end(tp, offset)
-        if terms.reads_partition is not None and self.private_reader is not None:
-            self.private_reader.fast_forward_unread(terms.reads_partition)
+            self.ensure_private_reader()
+        if self.private_reader is not None:
+            self.private_reader.apply_terms(terms)
         channel.followers.add(self)
         channel.followers_to_wake.add(self)
 

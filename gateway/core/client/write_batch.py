@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gateway.core.channel.channel import ChannelEvent
+from gateway.core.channel.chunk import ChannelEvent
 from gateway.core.log.position import PartitionPosition
 from gateway.core.log.record import Entry, Gap, Record, SnapshotEnd, TopicPartition
 from gateway.core.token.resume_token import TokenWriter

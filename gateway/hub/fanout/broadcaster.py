@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from time import perf_counter, time
 from typing import TYPE_CHECKING, Protocol
 
-from gateway.core.channel.channel import Channel, Chunk
+from gateway.core.channel.channel import Channel
+from gateway.core.channel.chunk import Chunk
 from gateway.core.client.subscription import Subscription
 from gateway.telemetry.traffic import StreamCounts
 

@@ -12,6 +12,7 @@ from gateway.core.channel import channel as channels
 from gateway.core.channel.channel import Channel
 from gateway.core.channel.dispatcher import MAX_UPDATES, ChannelDispatcher
 from gateway.core.channel.filters import Filter, Filters
+from gateway.core.channel.ring_budget import RingBudget
 from gateway.core.log import tail as tails
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.position import PartitionPosition, Position
@@ -228,7 +229,9 @@ def test_a_tail_that_has_turned_before_is_trimmed_alike():
     for offset in range(5):
         tail.apply_entries([Skip(A, offset, offset + 1, 0)], 1)
     spread = ChannelDispatcher(tail)
-    channel = add_follower(Channel(tail, b"view-", RecordingEncoder(), max_bytes=1 << 24))
+    channel = add_follower(
+        Channel(tail, b"view-", RecordingEncoder(), ring_budget=RingBudget(max_ring_bytes=1 << 24))
+    )
     spread.add(channel, EVERYTHING)
     for offset in range(5, MAX_UPDATES + 10):
         spread.publish(tail.apply_entries([record(A, offset, None)], 1))

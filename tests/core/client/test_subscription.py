@@ -47,7 +47,8 @@ class TailFixture:
     def __init__(self, ring: int = 1 << 20, cache: int = 1 << 20, **channel: Any) -> None:
         self.logs = {tp: PartitionLog(tp, cache, 60.0) for tp in (A, B)}
         self.tail = Tail("cluster", self.logs.values(), {"orders": "id"})
-        self.channel = Channel(self.tail, b"view-", OffsetsEncoder(), max_bytes=ring, **channel)
+        channel = {"ring_budget": RingBudget(max_ring_bytes=ring), **channel}
+        self.channel = Channel(self.tail, b"view-", OffsetsEncoder(), **channel)
         self.spread = ChannelDispatcher(self.tail)
         self.spread.add(self.channel, Filters())
         for log in self.logs.values():

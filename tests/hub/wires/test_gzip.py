@@ -14,7 +14,7 @@ from support.single_client import create_client, drain_outlet, write_records
 from support.waiting import wait_until
 
 from gateway.core.channel.byte_counts import CountedBytes
-from gateway.core.channel.channel import ChannelEvent
+from gateway.core.channel.chunk import ChannelEvent
 from gateway.core.client.slow_client import SlowClientPolicy
 from gateway.core.client.subscription import Subscription
 from gateway.formats import create_format

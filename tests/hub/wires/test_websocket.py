@@ -14,7 +14,7 @@ from websockets.frames import Frame
 from websockets.protocol import OPEN
 from websockets.uri import parse_uri
 
-from gateway.core.channel.channel import ChannelEvent
+from gateway.core.channel.chunk import ChannelEvent
 from gateway.core.log.record import Gap, GapReason, Ready, Record, Skip, TopicPartition
 from gateway.core.token.resume_token import seal_token
 from gateway.formats import create_format
