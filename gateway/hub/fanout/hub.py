@@ -46,6 +46,7 @@ from gateway.hub.reads.token_verifier import TokenVerifier
 from gateway.hub.reads.topic_opener import TopicOpener
 from gateway.hub.wires.models import Models
 from gateway.hub.wires.wire import Wire
+from gateway.hub.writes.document_locks import DocumentKeyLocks
 from gateway.hub.writes.publisher import Publisher
 from gateway.hub.writes.writer import RecordWriter
 from gateway.kafka.client.cluster import Cluster
@@ -157,6 +158,7 @@ class Hub:
         self.publisher: Publisher
         self.snapshots: Snapshots
         self.documents: DocumentReader
+        self.document_locks: DocumentKeyLocks
         self.read_services: ReadServices
 
     @property
@@ -208,13 +210,9 @@ class Hub:
             self.token_verifier,
             self.snapshots,
         )
-        self.documents = self.publisher.document_locks = DocumentReader(
-            self.read_services,
-            self.key_partitions,
-            self.keep_open,
-            self.publisher,
-            self.settings,
-            self.name,
+        self.documents = DocumentReader(self.read_services, self.key_partitions, self.keep_open)
+        self.document_locks = self.publisher.document_locks = DocumentKeyLocks(
+            self.publisher, self.topics.get_settings, self.settings, self.name
         )
         self.topics.start(self.shared_reads)
         self._maintenance_tasks = [
@@ -258,7 +256,7 @@ class Hub:
         self._set_ring_limit()
         changed = self.topics.apply_settings(self.kafka)
         self.models.apply_settings(settings)
-        self.documents.apply_settings(settings)
+        self.document_locks.apply_settings(settings)
         for key, shared_tail in list(self._tails.items()):
             if not changed.isdisjoint(key[0]):
                 self.shared_reads.detach_tail(shared_tail)

@@ -16,7 +16,7 @@ for a key older than the window, for the repeat of a record without a key when t
 partitions in between, and for a repeat over a connection that existed before the cut.
 
 On a topic of documents, the writer locks the record's key until Kafka has the record
-(`DocumentReader.lock_keys`): a record that was compared with is not overwritten in between.
+(`DocumentKeyLocks.lock_keys`): a record that was compared with is not overwritten in between.
 
 When the client goes away, what it handed over is still written and remembered.
 """

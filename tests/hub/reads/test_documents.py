@@ -58,25 +58,6 @@ async def test_what_cannot_be_had_is_told(kafka: EmbeddedKafka):
             await gateway.hub.documents.get_latest("many", b"1")
 
 
-async def test_one_at_a_time_compares_and_writes_a_key(kafka: EmbeddedKafka):
-    async with Gateway(build_settings(kafka)) as gateway:
-        inside, most, others = 0, 0, 0
-
-        async def write_key(key: bytes) -> None:
-            nonlocal inside, most, others
-            async with gateway.hub.documents.lock_key("orders", key):
-                inside += key == b"a"
-                others += key == b"b" and inside > 0
-                most = max(most, inside)
-                await asyncio.sleep(0)
-                await asyncio.sleep(0)
-                inside -= key == b"a"
-
-        await asyncio.gather(*(write_key(b"ab"[n % 2 : n % 2 + 1]) for n in range(40)))
-        assert most == 1
-        assert others, "another key had to wait"
-
-
 async def test_where_keys_are_placed_no_other_partition_is_waited_for():
     topics = [{"name": "placed", "partitioner": "murmur2"}, {"name": "orders"}]
     with EmbeddedKafka(topics={"placed": 2, "orders": 2}, fetch_version=11) as kafka:
@@ -94,8 +75,6 @@ async def test_where_keys_are_placed_no_other_partition_is_waited_for():
                 hub.read_services,
                 hub.key_partitions,
                 hub.keep_open,
-                hub.publisher,
-                hub.settings,
                 timeout_s=0.5,
             )
             with pytest.raises(BrokerUnavailable, match="try again"):
