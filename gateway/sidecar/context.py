@@ -16,9 +16,10 @@ from gateway.config import Settings
 from gateway.config.sections.sidecar import Sidecar as Section
 from gateway.config.source.expression import suggest
 from gateway.core.log.record import TopicPartition
-from gateway.errors import AuthenticationFailed, BrokerUnavailable, KafkaError, UnknownTopic
+from gateway.errors import KafkaError, UnknownTopic
 from gateway.formats.codec import Codecs
 from gateway.kafka.client.cluster import Cluster
+from gateway.kafka.client.existing_topics import get_existing_topic, require_reachable
 from gateway.kafka.produce.producer import Producer
 from gateway.kafka.protocol.requests import TopicMetadata
 from gateway.sidecar.http.authorization import Authorizer
@@ -145,13 +146,7 @@ class Context:
             BrokerUnavailable: Kafka is away.
             AuthenticationFailed: Kafka refuses the gateway's credentials.
         """
-        error = self.cluster.error
-        if error is not None:
-            # A new exception: the cluster's own would gather the tracebacks of all requests.
-            error_class = AuthenticationFailed if isinstance(error, AuthenticationFailed) else None
-            raise (error_class or BrokerUnavailable)(
-                str(error), retry_after=error.retry_after or 1.0
-            )
+        require_reachable(self.cluster)
 
     async def get_topic(self, name: str) -> TopicMetadata:
         """Return the metadata of a topic, and watch the topic from now on.
@@ -162,18 +157,10 @@ class Context:
             BrokerUnavailable: Kafka is away, or the topic has no partitions yet.
             AuthenticationFailed: Kafka refuses the gateway's credentials.
         """
-        topic = self.cluster.get_topic(name)
-        if topic is not None and topic.partitions and not topic.error:
-            return topic
-        self.require_kafka()
         try:
-            topic = await self.cluster.describe_topic(name)
+            return await get_existing_topic(self.cluster, name)
         except UnknownTopic as exc:
             raise UnknownTopic(await self._describe_unknown_topic(name), topic=name) from exc
-        self.cluster.metadata.watch(name, topic)
-        if not topic.partitions:
-            raise BrokerUnavailable(f"topic {name} has no partitions yet", retry_after=1.0)
-        return topic
 
     def is_current(self, name: str, topic_id: UUID | None) -> bool:
         """Return whether a watched topic exists and is still the one that had this id."""
