@@ -32,6 +32,7 @@ from gateway.sidecar.http.body import read_body
 from gateway.sidecar.http.status import StatusError, build_json_response
 from gateway.telemetry import catalog, logs
 from gateway.telemetry.samples import MetricSamples
+from gateway.wire.host import get_requested_host
 
 from .chaos import ASSAULT_NAMES, ChaosMiddleware, ChaosMonkey
 from .context import Context
@@ -189,15 +190,8 @@ def _is_local(request: Request) -> bool:
     address = request.client.host if request.client else None
     if any(name in request.headers for name in PROXY_HEADERS):
         return False
-    return is_loopback(_get_hostname(request)) and (address is None or is_loopback(address))
-
-
-def _get_hostname(request: Request) -> str | None:
-    """Return the host that the client requested, or None if its header cannot be parsed."""
-    try:
-        return request.url.hostname
-    except ValueError:
-        return None
+    host = get_requested_host(request.scope)
+    return is_loopback(host) and (address is None or is_loopback(address))
 
 
 def _parse_configuration(text: str) -> Any:

@@ -11,7 +11,6 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from ipaddress import ip_address
 from typing import Any
 
 import orjson
@@ -44,6 +43,7 @@ from gateway.sidecar.v2 import media
 from gateway.sidecar.v2.dialect import CONFLUENT
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
+from gateway.wire.host import parse_host
 
 from .component import Component
 from .context import Context, DocumentLocks
@@ -312,15 +312,10 @@ class AuthenticationMiddleware:
         await self._app(scope, receive, send)
 
 
-def _is_local_host(host: str) -> bool:
-    """Return whether a `Host` header, with or without a port, names this machine."""
-    # `[::1]:8080`, `[::1]`, `localhost:8080` or `localhost.`
-    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
-    name = name.strip("[]").rstrip(".").lower()
-    try:
-        return ip_address(name).is_loopback
-    except ValueError:
-        return name == "localhost" or name.endswith(".localhost")
+def _is_local_host(value: str) -> bool:
+    """Return whether a `Host` header names this machine."""
+    name = parse_host(value)
+    return is_loopback(name) or name.endswith(".localhost")
 
 
 def _get_first_segment(path: str) -> str:
