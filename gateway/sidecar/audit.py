@@ -17,7 +17,7 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import orjson
 from starlette.requests import Request
@@ -37,7 +37,7 @@ from gateway.sidecar.http.status import StatusError, build_json_response
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
 
-from .context import Context
+from .context import AuditEvent, Context
 
 log = logging.getLogger(__name__)
 
@@ -50,23 +50,6 @@ DROP_LOG_INTERVAL_S = 10.0  # between two log lines about dropped records
 MAX_BODY_BYTES = 1 << 20
 
 AuditRecord: TypeAlias = Mapping[str, Any]
-
-
-class PendingAuditRecord(NamedTuple):
-    """Hold what an audit record is made of.
-
-    Requests create it, where somebody waits, so the JSON is made later by the component's own task.
-    """
-
-    type: str
-    topic: str
-    partition: int
-    offset: int
-    key: bytes | None
-    correlation: str
-    traceability: str
-    error: str | None
-    at: float  # seconds since 1970
 
 
 class AuditComponent:
@@ -85,7 +68,7 @@ class AuditComponent:
         self._context = context
         self._settings = settings
         self._service = context.settings.name
-        self._queue: deque[PendingAuditRecord | AuditRecord] = deque()
+        self._queue: deque[AuditEvent | AuditRecord] = deque()
         self._has_records = asyncio.Event()
         self._drop_logged_at = float("-inf")
         self._failure: str | None = None  # why records wait; None while they are written
@@ -101,23 +84,9 @@ class AuditComponent:
         if settings.to != "off":
             context.auditor = self
 
-    def record_produced(
-        self, topic: str, partition: int, offset: int, key: bytes | None = None, *,
-        correlation: str = "", traceability: str = "", error: str | None = None,
-    ) -> None:  # fmt: skip
-        """Queue a record about a write; see `context.Auditor`."""
-        ids = (correlation, traceability, error, time.time())
-        self._enqueue(PendingAuditRecord("PRODUCER", topic, partition, offset, key, *ids))
-
-    def record_consumed(
-        self, topic: str, partition: int, offset: int, key: bytes | None = None, *,
-        reactive: bool = False, correlation: str = "", traceability: str = "",
-        error: str | None = None,
-    ) -> None:  # fmt: skip
-        """Queue a record about a read; see `context.Auditor`."""
-        audit_type = "REACTIVE_CONSUMER" if reactive else "ACTIVE_CONSUMER"
-        ids = (correlation, traceability, error, time.time())
-        self._enqueue(PendingAuditRecord(audit_type, topic, partition, offset, key, *ids))
+    def record(self, event: AuditEvent) -> None:
+        """Queue a record about an event. The JSON is built later, when nobody waits for it."""
+        self._enqueue(event)
 
     async def run(self) -> None:
         """Write queued records until cancelled, then what is left for a few seconds."""
@@ -138,7 +107,7 @@ class AuditComponent:
         """Add the samples of what became of audit records."""
         samples.add_counts(catalog.AUDIT_RECORDS, self.outcomes)
 
-    def _enqueue(self, entry: PendingAuditRecord | AuditRecord) -> bool:
+    def _enqueue(self, entry: AuditEvent | AuditRecord) -> bool:
         """Add a record to the queue, and return False if the queue is full."""
         if len(self._queue) >= MAX_QUEUED_RECORDS:
             self.outcomes["dropped"] += 1
@@ -177,10 +146,8 @@ class AuditComponent:
             self.outcomes["dropped"] += len(self._queue)
             log.warning("audit: %d records were dropped at the end", len(self._queue))
 
-    def _build_record(self, entry: PendingAuditRecord | AuditRecord) -> AuditRecord:
-        return (
-            _format_record(entry, self._service) if isinstance(entry, PendingAuditRecord) else entry
-        )
+    def _build_record(self, entry: AuditEvent | AuditRecord) -> AuditRecord:
+        return _format_event(entry, self._service) if isinstance(entry, AuditEvent) else entry
 
     async def _write_records(self, records: list[AuditRecord]) -> list[AuditRecord]:
         """Write records, and return those that are to be tried again."""
@@ -264,23 +231,23 @@ class AuditComponent:
         return build_json_response({"accepted": len(records)}, 202)
 
 
-def _format_record(entry: PendingAuditRecord, service: str) -> AuditRecord:
+def _format_event(event: AuditEvent, service: str) -> AuditRecord:
     """Build an audit record as the contract has it; a key that is not UTF-8 becomes base64."""
-    key, key_format = _encode_key(entry.key)
+    key, key_format = _encode_key(event.key)
     return {
         "id": str(uuid.uuid4()),
         "serviceId": service,
-        "auditType": entry.type,
-        "topic": entry.topic,
-        "partition": entry.partition,
-        "offset": entry.offset,
-        "correlationId": entry.correlation,
-        "traceabilityId": entry.traceability,
+        "auditType": event.type,
+        "topic": event.tp.topic,
+        "partition": event.tp.partition,
+        "offset": event.offset,
+        "correlationId": event.correlation,
+        "traceabilityId": event.traceability,
         "key": key,
         **key_format,
-        "auditStatus": "SUCCESS" if entry.error is None else "FAILURE",
-        "stacktrace": entry.error,
-        "timestamp": _format_time(entry.at),
+        "auditStatus": "SUCCESS" if event.error is None else "FAILURE",
+        "stacktrace": event.error,
+        "timestamp": _format_time(event.time),
     }
 
 

@@ -7,9 +7,10 @@ settings, the connections to Kafka and the services that several components use.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 from uuid import UUID
 
 from gateway.config import Settings
@@ -27,26 +28,39 @@ from gateway.sidecar.http.spec import Spec
 
 from .component import NotReady
 
+AuditType = Literal["PRODUCER", "ACTIVE_CONSUMER", "REACTIVE_CONSUMER"]
 
-class Auditor(Protocol):
-    """Take note of what was written and read, for auditors.
 
-    Both methods return at once, whatever becomes of the audit record. `error` is None for what went
-    well, else what went wrong.
+@dataclass(frozen=True, slots=True)
+class AuditEvent:
+    """Describe what became of one record that was written or read, for auditors.
+
+    Attributes:
+        type: Who wrote or read it: a producer, a client or a program, or a reactive group.
+        tp: The partition of the record.
+        offset: The offset of the record; -1 if it has none.
+        key: The key of the record.
+        correlation: The correlation id; empty if there is none.
+        traceability: The traceability id; empty if there is none.
+        error: What went wrong; None if nothing did.
+        time: When it happened, in seconds since 1970.
     """
 
-    def record_produced(
-        self, topic: str, partition: int, offset: int, key: bytes | None = None, *,
-        correlation: str = "", traceability: str = "", error: str | None = None,
-    ) -> None:  # fmt: skip
-        """Note that a record was written, or could not be."""
+    type: AuditType
+    tp: TopicPartition
+    offset: int
+    key: bytes | None = None
+    correlation: str = ""
+    traceability: str = ""
+    error: str | None = None
+    time: float = field(default_factory=time.time)
 
-    def record_consumed(
-        self, topic: str, partition: int, offset: int, key: bytes | None = None, *,
-        reactive: bool = False, correlation: str = "", traceability: str = "",
-        error: str | None = None,
-    ) -> None:  # fmt: skip
-        """Note that a record was read, by a reactive group or by a client's own request."""
+
+class Auditor(Protocol):
+    """Take note of what was written and read, for auditors."""
+
+    def record(self, event: AuditEvent) -> None:
+        """Note an event. It returns at once, whatever becomes of the audit record."""
 
 
 class DocumentLocks(Protocol):
@@ -67,29 +81,24 @@ class DocumentLocks(Protocol):
 class NullAuditor:
     """Discard audit records, where no audit is configured."""
 
-    def record_produced(self, *args: Any, **kwargs: Any) -> None:
+    def record(self, event: AuditEvent) -> None:
         """Do nothing."""
-        return None
-
-    def record_consumed(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing."""
-        return None
 
 
 def audit_gap(
-    auditor: Auditor, tp: TopicPartition, missing: int, next_offset: int, *, reactive: bool = False
+    auditor: Auditor, type: AuditType, tp: TopicPartition, missing: int, next_offset: int
 ) -> None:
     """Record for auditors that Kafka no longer has an offset that a group had still to read.
 
     Args:
         auditor: Where to record it.
+        type: Which kind of group it is.
         tp: The partition.
         missing: The first offset that is missing.
         next_offset: The offset at which the group goes on.
-        reactive: Whether the group is a reactive one.
     """
     error = f"Kafka does not have this offset any more; the group goes on at {next_offset}"
-    auditor.record_consumed(tp.topic, tp.partition, missing, reactive=reactive, error=error)
+    auditor.record(AuditEvent(type, tp, missing, error=error))
 
 
 @dataclass(eq=False)

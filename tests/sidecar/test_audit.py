@@ -9,8 +9,10 @@ from support.oracle import read_records
 from support.sidecars import running_sidecar
 from support.waiting import wait_until
 
+from gateway.core.log.record import TopicPartition
 from gateway.sidecar import audit
 from gateway.sidecar.audit import AuditComponent
+from gateway.sidecar.context import AuditEvent
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
 
@@ -90,7 +92,7 @@ async def test_nobody_waits_for_an_audit_and_what_is_too_much_is_counted(monkeyp
     monkeypatch.setattr(audit, "MAX_QUEUED_RECORDS", 3)
     audits = AuditComponent(FakeContext())  # type: ignore[arg-type]
     for offset in range(5):
-        audits.record_produced("orders", 0, offset, b"\xff\xfe", error=None)
+        audits.record(AuditEvent("PRODUCER", TopicPartition("orders", 0), offset, b"\xff\xfe"))
     assert audits.outcomes == {"dropped": 2}
     assert caplog.text.count("were dropped") == 1
     caplog.set_level("INFO")
@@ -117,7 +119,7 @@ async def test_what_waits_at_the_end_is_still_handed_on(tmp_path):
     running = asyncio.create_task(audits.run())
     await asyncio.sleep(0)
     for offset in range(1200):
-        audits.record_consumed("orders", 0, offset, reactive=True)
+        audits.record(AuditEvent("REACTIVE_CONSUMER", TopicPartition("orders", 0), offset))
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     told = [json.loads(each) for each in (tmp_path / "audit.log").read_text().splitlines()]

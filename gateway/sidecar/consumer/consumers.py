@@ -22,7 +22,7 @@ from starlette.routing import BaseRoute
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import GatewayError
 from gateway.kafka.protocol.group_messages import OffsetAndMetadata
-from gateway.sidecar.context import Context, NullAuditor
+from gateway.sidecar.context import AuditEvent, Context, NullAuditor
 from gateway.sidecar.http.authorization import READ_SCOPE, WRITE_SCOPE
 from gateway.sidecar.http.body import read_body
 from gateway.sidecar.http.ids import CORRELATION_HEADER, TRACEABILITY_HEADER
@@ -418,11 +418,10 @@ class ConsumerComponent:
             return
         for record in records:
             headers = {name: (value or b"").decode("latin-1") for name, value in record.headers}
-            self._context.auditor.record_consumed(
-                *record.tp, record.offset, record.key,
-                correlation=headers.get(CORRELATION_HEADER, ""),
-                traceability=headers.get(TRACEABILITY_HEADER, ""),
-            )  # fmt: skip
+            ids = headers.get(CORRELATION_HEADER, ""), headers.get(TRACEABILITY_HEADER, "")
+            self._context.auditor.record(
+                AuditEvent("ACTIVE_CONSUMER", record.tp, record.offset, record.key, *ids)
+            )
 
 
 class AlreadySentResponse(Response):

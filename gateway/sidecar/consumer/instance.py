@@ -236,7 +236,7 @@ class ConsumerInstance:
             isolation=self.options.isolation,
             max_partition_bytes=settings.max_partition_fetch_bytes,
             max_fetch_bytes=settings.fetch_max_bytes,
-            on_gap=partial(audit_gap, self._auditor),
+            on_gap=partial(audit_gap, self._auditor, "ACTIVE_CONSUMER"),
         )
 
     def _require_consumer(self) -> GroupConsumer:

@@ -30,7 +30,7 @@ from gateway.formats.codec import SerializationFormat
 from gateway.kafka.fetch.committed_read import read_committed
 from gateway.sidecar.backends import get_dead_letter_ext, get_group
 from gateway.sidecar.consumer.record_json import render_records, text_headers
-from gateway.sidecar.context import Context
+from gateway.sidecar.context import AuditEvent, Context
 from gateway.sidecar.http.authorization import READ_SCOPE, WRITE_SCOPE
 from gateway.sidecar.http.body import read_body
 from gateway.sidecar.http.spec import create_invalid_request
@@ -224,10 +224,10 @@ class DeadLetterComponent:
         self._outcomes["written"] += len(dead)
         for dead_letter in dead:
             record = dead_letter.record
-            self._context.auditor.record_consumed(
-                record.tp.topic, record.tp.partition, record.offset, record.key,
-                error=dead_letter.reason,
-            )  # fmt: skip
+            place = record.tp, record.offset, record.key
+            self._context.auditor.record(
+                AuditEvent("ACTIVE_CONSUMER", *place, error=dead_letter.reason)
+            )
         return build_json_response({"written": len(dead), "processed": len(entries) - len(items)})
 
     async def _resolve_record(self, item: Parameters, index: int) -> Record:

@@ -26,7 +26,7 @@ from gateway.core.delivery.verdict import (
 from gateway.errors import RegistryUnavailable
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.produce.transactional_producer import TransactionalProducer, TransactionRecord
-from gateway.sidecar.context import Auditor, Context
+from gateway.sidecar.context import AuditEvent, Auditor, Context
 from gateway.sidecar.http.ids import get_current_ids
 from gateway.sidecar.reactive.backend import BackendClient
 from gateway.sidecar.reactive.batch_encoder import BatchEncoder
@@ -195,10 +195,11 @@ class DeadLetterRetry:
         if retried.outcome == RETURNED:
             return
         message = retried.queued.message
-        self._auditor.record_consumed(
-            message.origin.topic, message.origin.partition, message.offset, message.key,
-            reactive=True, correlation=message.correlation_id,
-            traceability=message.traceability_id, error=retried.reason or None,
+        self._auditor.record(
+            AuditEvent(
+                "REACTIVE_CONSUMER", message.origin, message.offset, message.key,
+                message.correlation_id, message.traceability_id, retried.reason or None,
+            )
         )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from gateway.kafka.produce.transactional_producer import (
     WrittenOffsets,
 )
 from gateway.kafka.protocol.requests import TopicMetadata
-from gateway.sidecar.context import Context, NullAuditor
+from gateway.sidecar.context import AuditEvent, Context, NullAuditor
 from gateway.sidecar.http import body
 from gateway.sidecar.http.authorization import WRITE_SCOPE
 from gateway.sidecar.http.ids import RequestIds, get_current_ids
@@ -204,13 +204,13 @@ class ProducerComponent:
         if isinstance(auditor, NullAuditor):
             return
         for item, result in zip(encoded.items, results, strict=True):
-            is_written = isinstance(result, int)
+            offset, error = (result, None) if isinstance(result, int) else (-1, str(result))
             ids = RequestIds.from_record(item.headers)
-            auditor.record_produced(
-                item.tp.topic, item.tp.partition, result if isinstance(result, int) else -1,
-                item.key, correlation=ids.correlation, traceability=ids.traceability,
-                error=None if is_written else str(result),
-            )  # fmt: skip
+            auditor.record(
+                AuditEvent(
+                    "PRODUCER", item.tp, offset, item.key, ids.correlation, ids.traceability, error
+                )
+            )
 
     async def _produce_stream(self, request: Request, parameters: Mapping[str, Any]) -> Response:
         """Build the response that reads and writes a stream of lines."""

@@ -125,7 +125,7 @@ class ReactiveGroup:
             max_partition_bytes=settings.max_partition_fetch_bytes,
             max_fetch_bytes=settings.fetch_max_bytes,
             prefetch=True,
-            on_gap=partial(audit_gap, self._context.auditor, reactive=True),
+            on_gap=partial(audit_gap, self._context.auditor, "REACTIVE_CONSUMER"),
         )
 
     def _create_lane_context(self) -> LaneContext:
