@@ -158,7 +158,7 @@ class SidecarApplication:
                 *(
                     middleware
                     for component in self.components
-                    for middleware in getattr(component, "middleware", ())
+                    for middleware in component.middleware
                 ),
             ],
             exception_handlers=EXCEPTION_HANDLERS,
@@ -226,9 +226,7 @@ class SidecarApplication:
         missing = self.context.cluster.coordinators.stats.missing_records
         samples.add_counts(catalog.CONSUMER_MISSING_RECORDS, missing)
         for component in self.components:
-            collect = getattr(component, "collect_metrics", None)
-            if collect is not None:
-                collect(samples)
+            component.collect_metrics(samples)
 
     def drain(self) -> None:
         """Let long requests end: the server is about to stop."""

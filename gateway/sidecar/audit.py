@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from gateway.core.log.record import TopicPartition
 from gateway.errors import BrokerUnavailable, KafkaError, UnknownTopic
@@ -30,13 +30,13 @@ from gateway.kafka.admin.topics import create_topic
 from gateway.kafka.produce.partitioner import compute_partition
 from gateway.kafka.protocol.requests import TopicMetadata
 from gateway.sidecar.http.authorization import WRITE_SCOPE
-from gateway.sidecar.http.body import read_body
 from gateway.sidecar.http.ids import get_current_ids
 from gateway.sidecar.http.spec import create_invalid_request
 from gateway.sidecar.http.status import StatusError, build_json_response
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
 
+from .component import Component
 from .context import AuditEvent, Context
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ MAX_BODY_BYTES = 1 << 20
 AuditRecord: TypeAlias = Mapping[str, Any]
 
 
-class AuditComponent:
+class AuditComponent(Component):
     """Collect audit records and write them to where `audit.to` says.
 
     It replaces the context's `auditor` unless `audit.to` is `off`.
@@ -73,7 +73,7 @@ class AuditComponent:
         self._drop_logged_at = float("-inf")
         self._failure: str | None = None  # why records wait; None while they are written
         self._operation = context.spec["auditActive"]
-        self.routes: Sequence[BaseRoute] = [
+        self.routes = [
             Route(
                 "/consumers/active/audit",
                 self._accept_records,
@@ -99,9 +99,6 @@ class AuditComponent:
                     await self._write_batch()
         finally:
             await self._drain()
-
-    async def check_ready(self) -> None:
-        """Do nothing: nothing waits for the audit."""
 
     def collect_metrics(self, samples: MetricSamples) -> None:
         """Add the samples of what became of audit records."""
@@ -217,8 +214,7 @@ class AuditComponent:
         """Accept audit records of a back end that has read by itself."""
         await self._context.authorize(request, WRITE_SCOPE)
         self._operation.parse_parameters(request)
-        data = await read_body(request, MAX_BODY_BYTES)
-        entries = self._operation.parse_body(data, request.headers.get("content-type"))
+        entries = await self._operation.read_body(request, MAX_BODY_BYTES)
         records = [_format_backend_record(entry, self._service) for entry in entries]
         for index, record in enumerate(records):
             _check_serializable(record, index)

@@ -22,6 +22,7 @@ from starlette.routing import BaseRoute
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import GatewayError
 from gateway.kafka.protocol.group_messages import OffsetAndMetadata
+from gateway.sidecar.component import Component
 from gateway.sidecar.context import AuditEvent, Context, NullAuditor
 from gateway.sidecar.http.authorization import READ_SCOPE, WRITE_SCOPE
 from gateway.sidecar.http.body import read_body
@@ -62,7 +63,7 @@ DialectHandler = Callable[[Request, Dialect], Awaitable[Response]]
 InstanceHandler = Callable[[Request, Dialect, ConsumerInstance], Awaitable[Response]]
 
 
-class ConsumerComponent:
+class ConsumerComponent(Component):
     """Serve the operations on consumer instances, and own the instances of this process."""
 
     def __init__(self, context: Context) -> None:
@@ -75,7 +76,7 @@ class ConsumerComponent:
         self._byte_counts: Counter[str] = Counter()  # of keys and values, by topic
         self._poll_counts: Counter[str] = Counter()  # by outcome: records, empty, left
         bind = self._create_instance_endpoint
-        self.routes: Sequence[BaseRoute] = [
+        self.routes = [
             TrailingSlashRoute(f"{INSTANCE_PATH}/records", bind(self._poll, READ_SCOPE), "GET"),
             TrailingSlashRoute(f"{INSTANCE_PATH}/offsets", bind(self._commit, WRITE_SCOPE), "POST"),
             TrailingSlashRoute(
@@ -123,12 +124,6 @@ class ConsumerComponent:
     async def run(self) -> None:
         """Run until cancelled: expire idle instances, and at the end close all."""
         await self._instances.run()
-
-    async def check_ready(self) -> None:
-        """Do nothing: Kafka is checked for all components together.
-
-        An instance that cannot join its group says so to the client that polls it.
-        """
 
     def collect_metrics(self, samples: MetricSamples) -> None:
         """Add the samples of instances, polls and records."""

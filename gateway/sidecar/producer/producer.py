@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from gateway.errors import KafkaError
 from gateway.formats import exact_numbers
@@ -24,6 +24,7 @@ from gateway.kafka.produce.transactional_producer import (
     WrittenOffsets,
 )
 from gateway.kafka.protocol.requests import TopicMetadata
+from gateway.sidecar.component import Component
 from gateway.sidecar.context import AuditEvent, Context, NullAuditor
 from gateway.sidecar.http import body
 from gateway.sidecar.http.authorization import WRITE_SCOPE
@@ -44,7 +45,7 @@ from .transactions import (
 NDJSON = "application/x-ndjson"
 
 
-class ProducerComponent:
+class ProducerComponent(Component):
     """Write records of requests to Kafka.
 
     Other modules of the package, and the dialect of v2, use its public attributes and methods.
@@ -68,7 +69,7 @@ class ProducerComponent:
         self.transaction_pool = TransactionPool(context, section.transaction_timeout)
         self.idempotency = IdempotencyStore(context, section, self.transaction_pool)
         self._operation = context.spec["postData"]
-        self.routes: Sequence[BaseRoute] = [
+        self.routes = [
             Route("/producers/{topic}", self.produce_records, methods=["POST"], name="producers"),
         ]
 

@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from gateway.config.source.expression import suggest
 from gateway.core.log.record import TopicPartition
 from gateway.errors import NotOwned
 from gateway.kafka.client.offsets import READ_COMMITTED, READ_UNCOMMITTED, OffsetAndTimestamp
-from gateway.sidecar.component import NotReady
+from gateway.sidecar.component import Component, NotReady
 from gateway.sidecar.context import Context
 from gateway.sidecar.http.authorization import READ_SCOPE
-from gateway.sidecar.http.body import read_body
 from gateway.sidecar.http.status import StatusError, build_json_response
 from gateway.sidecar.supervision import run_supervised
 from gateway.telemetry import catalog
@@ -40,7 +39,7 @@ LIST_OFFSETS_TIMEOUT_S = 5.0  # for Kafka to answer
 OFFSET_SPECS: Mapping[str, int] = {"beginning": -2, "end": -1}  # as timestamps of ListOffsets
 
 
-class ReactiveComponent:
+class ReactiveComponent(Component):
     """Own the reactive groups of this process, and the HTTP client that they share.
 
     Attributes:
@@ -60,7 +59,7 @@ class ReactiveComponent:
         self.groups = {
             group.group: ReactiveGroup(context, group, self._client) for group in settings.groups
         }
-        self.routes: Sequence[BaseRoute] = [
+        self.routes = [
             Route("/reactive", self._list, methods=["GET"]),
             Route("/reactive/{group}", self._get_state, methods=["GET"]),
             Route("/reactive/{group}/pause", self._pause, methods=["POST"]),
@@ -140,10 +139,7 @@ class ReactiveComponent:
 
     async def _seek(self, request: Request) -> Response:
         group = await self._authorize_group(request)
-        data = await read_body(request, MAX_BODY_BYTES)
-        body = self._context.spec["seekReactive"].parse_body(
-            data, request.headers.get("content-type")
-        )
+        body = await self._context.spec["seekReactive"].read_body(request, MAX_BODY_BYTES)
         offsets = await self._resolve_offsets(group, body)
         try:
             await group.seek(offsets)

@@ -12,7 +12,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from gateway.core.delivery.replay import Destination, Replay, ReplayState, Span
 from gateway.core.log.record import TopicPartition
@@ -28,10 +28,9 @@ from gateway.kafka.fetch.committed_read import fetch_log_bounds, fetch_offsets_f
 from gateway.kafka.produce.transactional_producer import TransactionalProducer
 from gateway.kafka.protocol.requests import TopicMetadata
 from gateway.sidecar.backends import get_group
-from gateway.sidecar.component import NotReady
+from gateway.sidecar.component import Component, NotReady
 from gateway.sidecar.context import Context
 from gateway.sidecar.http.authorization import READ_SCOPE, WRITE_SCOPE
-from gateway.sidecar.http.body import read_body
 from gateway.sidecar.http.spec import create_invalid_request
 from gateway.sidecar.http.status import StatusError, build_json_response
 from gateway.telemetry import catalog
@@ -51,7 +50,7 @@ LOAD_TIMEOUT_S = 5.0  # for a request to wait until a sidecar that has just star
 TAKEOVER_INTERVAL_S = 0.5  # between two checks for replays that nobody works on
 
 
-class ReplayComponent:
+class ReplayComponent(Component):
     """Serve `/replays`, and own the jobs of this process."""
 
     def __init__(self, context: Context) -> None:
@@ -64,7 +63,7 @@ class ReplayComponent:
         self._jobs: dict[str, tuple[ReplayJob, asyncio.Task[None]]] = {}
         # The back end is in the same pod, so proxies of the environment are ignored.
         self._client = httpx.AsyncClient(trust_env=False, timeout=None, follow_redirects=False)
-        self.routes: Sequence[BaseRoute] = [
+        self.routes = [
             Route("/replays", self._create_replay, methods=["POST"]),
             Route("/replays", self._list, methods=["GET"]),
             Route("/replays/{id}", self._get_replay, methods=["GET"]),
@@ -160,9 +159,7 @@ class ReplayComponent:
     async def _create_replay(self, request: Request) -> Response:
         """Write a new replay, and start its job here unless there are too many."""
         await self._context.authorize(request, READ_SCOPE)
-        data = await read_body(request, MAX_BODY_BYTES)
-        operation = self._context.spec["startReplay"]
-        fields = operation.parse_body(data, request.headers.get("content-type"))
+        fields = await self._context.spec["startReplay"].read_body(request, MAX_BODY_BYTES)
         # 1.0 is an integer to JSON Schema, and a float to Python.
         body: dict[str, Any] = {
             name: int(value) if isinstance(value, float) else value
