@@ -25,10 +25,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.core.log.record import TopicPartition
-from gateway.errors import BrokerUnavailable, KafkaError, UnknownTopic
-from gateway.kafka.admin.topics import create_topic
+from gateway.errors import BrokerUnavailable, KafkaError
 from gateway.kafka.produce.partitioner import compute_partition
-from gateway.kafka.protocol.requests import TopicMetadata
 from gateway.sidecar.http.authorization import WRITE_SCOPE
 from gateway.sidecar.http.ids import get_current_ids
 from gateway.sidecar.http.spec import create_invalid_request
@@ -38,6 +36,7 @@ from gateway.telemetry.samples import MetricSamples
 
 from .component import Component
 from .context import AuditEvent, Context
+from .topics import get_or_create_topic
 
 log = logging.getLogger(__name__)
 
@@ -168,7 +167,7 @@ class AuditComponent(Component):
 
     async def _write_to_topic(self, records: Sequence[AuditRecord]) -> list[AuditRecord]:
         """Write records to Kafka, and return those that Kafka may accept next time."""
-        topic = await self._get_or_create_topic()
+        topic = await get_or_create_topic(self._context, self._settings.topic, "audit records")
         sends = []
         for record in records:
             key = str(record.get("correlationId") or record["id"]).encode()
@@ -190,15 +189,6 @@ class AuditComponent(Component):
             else:
                 self._note_written(1)
         return unwritten
-
-    async def _get_or_create_topic(self) -> TopicMetadata:
-        """Return the topic's metadata, and create the topic where it is missing."""
-        try:
-            return await self._context.get_topic(self._settings.topic)
-        except UnknownTopic:
-            if await create_topic(self._context.cluster, self._settings.topic):
-                log.info("audit: created the topic %s", self._settings.topic)
-            return await self._context.get_topic(self._settings.topic)
 
     def _note_failure(self, reason: str) -> None:
         """Remember why records wait, and log it once until one is written."""

@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
+from gateway.core.delivery.batch import payload_size
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import GatewayError
 from gateway.kafka.protocol.group_messages import OffsetAndMetadata
@@ -406,9 +407,7 @@ class ConsumerComponent(Component):
         for topic in {record.tp.topic for record in records}:
             topic_records = [record for record in records if record.tp.topic == topic]
             self._record_counts[topic] += len(topic_records)
-            self._byte_counts[topic] += sum(
-                len(record.key or b"") + len(record.value or b"") for record in topic_records
-            )
+            self._byte_counts[topic] += sum(map(payload_size, topic_records))
         if isinstance(self._context.auditor, NullAuditor):
             return
         for record in records:

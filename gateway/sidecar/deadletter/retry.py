@@ -30,9 +30,8 @@ from gateway.sidecar.context import AuditEvent, Auditor, Context
 from gateway.sidecar.http.ids import get_current_ids
 from gateway.sidecar.reactive.backend import BackendClient
 from gateway.sidecar.reactive.batch_encoder import BatchEncoder
-from gateway.sidecar.reactive.dead_letters import choose_partition
-from gateway.sidecar.reactive.lane_runner import GROUP_HEADER
-from gateway.sidecar.reactive.message import RETRIES_HEADER
+from gateway.sidecar.reactive.message import GROUP_HEADER, RETRIES_HEADER
+from gateway.sidecar.topics import choose_partition
 
 from .queue import DeadLetterQueue, NextOffsets, QueuedDeadLetter
 
@@ -240,7 +239,8 @@ class DeadLetterCopier:
 
     async def _build_write(self, queued: QueuedDeadLetter) -> TransactionRecord:
         message, origin = queued.message, queued.message.origin
-        tp = choose_partition(await self._context.get_topic(origin.topic), message)
+        topic = await self._context.get_topic(origin.topic)
+        tp = choose_partition(topic, origin.partition, message.key)
         kept = [header for header in message.headers if header[0] != RETRIES_HEADER]
         headers = [*kept, (RETRIES_HEADER, str(message.retries + 1).encode())]
         return TransactionRecord(tp, message.key, message.value, headers, message.timestamp)

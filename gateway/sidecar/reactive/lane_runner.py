@@ -37,11 +37,11 @@ from gateway.telemetry.log_context import log_context
 from .backend import BackendClient
 from .batch_encoder import BatchEncoder, get_ids
 from .dead_letters import DeadLetterWriter
+from .message import GROUP_HEADER
 from .offset_committer import OffsetCommitter
 
 log = logging.getLogger(__name__)
 
-GROUP_HEADER = "X-Consumer-Group"
 # Of batches in metrics, by the verdict.
 _LABELS = {BatchResults: "answered", BackendUnavailable: "away", SuspectBatch: "suspect"}
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.core.log.record import Record, TopicPartition
+from gateway.sidecar.http.ids import CORRELATION_HEADER, TRACEABILITY_HEADER
 
 DEFAULT_EXT = ".dlq"
 
@@ -23,8 +24,6 @@ ORIGIN_OFFSET_HEADER = "X-Origin-Offset"
 ORIGIN_TIMESTAMP_HEADER = "X-Origin-Timestamp"  # of the record, in milliseconds since 1970
 GROUP_HEADER = "X-Consumer-Group"  # the group that could not process it
 RETRIES_HEADER = "X-Dead-Letter-Retries"  # how often it was retried as a dead letter
-CORRELATION_HEADER = "X-Correlation-Id"
-TRACEABILITY_HEADER = "X-Traceability-Id"  # left out where the record has none
 STACKTRACE_HEADER = "StackTrace"
 
 MAX_STACKTRACE_CHARS = 8192  # it must not make the record too large for Kafka
