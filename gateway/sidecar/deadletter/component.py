@@ -14,7 +14,6 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
-import httpx
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
@@ -35,7 +34,7 @@ from gateway.sidecar.context import AuditEvent, Context
 from gateway.sidecar.http.authorization import READ_SCOPE, WRITE_SCOPE
 from gateway.sidecar.http.spec import create_invalid_request
 from gateway.sidecar.http.status import StatusError, build_json_response
-from gateway.sidecar.reactive.backend import BackendClient
+from gateway.sidecar.reactive.backend import BackendClient, create_http_client
 from gateway.sidecar.reactive.batch_encoder import BatchEncoder
 from gateway.sidecar.reactive.dead_letters import DeadLetterWriter
 from gateway.sidecar.reactive.message import DeadLetterMessage
@@ -57,8 +56,7 @@ class DeadLetterComponent(Component):
         self._context = context
         self._outcomes: Counter[str] = Counter()
         self._locks: dict[tuple[str, str], asyncio.Lock] = {}  # of retries, by group and topic
-        # The back end is in the same pod, so proxies of the environment are ignored.
-        self._client = httpx.AsyncClient(trust_env=False, timeout=None, follow_redirects=False)
+        self._client = create_http_client()
         self.routes = [
             Route("/consumers/deadLetter/reactive", self._retry, methods=["GET"]),
             Route("/consumers/deadLetter/active", self._list_letters, methods=["GET"]),

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-import httpx
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -19,7 +18,6 @@ from starlette.routing import Route
 from gateway.config.source.expression import suggest
 from gateway.core.log.record import TopicPartition
 from gateway.errors import NotOwned
-from gateway.kafka.client.offsets import READ_COMMITTED, READ_UNCOMMITTED, OffsetAndTimestamp
 from gateway.sidecar.component import Component, NotReady
 from gateway.sidecar.context import Context
 from gateway.sidecar.http.authorization import READ_SCOPE
@@ -28,6 +26,7 @@ from gateway.sidecar.supervision import run_supervised
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
 
+from .backend import create_http_client
 from .group import ReactiveGroup
 from .state import describe_group
 
@@ -50,12 +49,7 @@ class ReactiveComponent(Component):
         settings = context.section.reactive
         assert settings is not None
         self._context = context
-        # As many connections as there are lanes. The back end is in the same pod, so proxies of
-        # the environment are ignored. `backend.post_json` has the timeouts.
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        self._client = httpx.AsyncClient(
-            trust_env=False, limits=limits, timeout=None, follow_redirects=False
-        )
+        self._client = create_http_client()
         self.groups = {
             group.group: ReactiveGroup(context, group, self._client) for group in settings.groups
         }
@@ -211,18 +205,7 @@ class ReactiveComponent(Component):
         self, group: ReactiveGroup, specs: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
         """Ask Kafka for offsets by timestamp, as the group's isolation sees them."""
-        is_read_committed = group.settings.isolation == "read_committed"
-        isolation = READ_COMMITTED if is_read_committed else READ_UNCOMMITTED
-        if not specs:
-            return {}
-        answers = await self._context.cluster.list_offsets(
-            specs, isolation, timeout=LIST_OFFSETS_TIMEOUT_S
-        )
-        offsets = {
-            tp: answer.offset
-            for tp, answer in answers.items()
-            if isinstance(answer, OffsetAndTimestamp)
-        }
+        offsets = await group.list_offsets(specs, LIST_OFFSETS_TIMEOUT_S) if specs else {}
         for tp in specs.keys() - offsets.keys():
             problem = f"the offsets of {tp} are not known now"
             raise StatusError(409, f"{problem}; try again, or correct its name")

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
+from gateway.config.sections.sidecar import Group
 from gateway.core.delivery.batch import DeadLetterRecord
 from gateway.errors import GatewayError, PartitionFailed
 from gateway.kafka.protocol.requests import TopicMetadata
@@ -38,6 +39,12 @@ class DeadLetterWriter:
         self._group = group
         self._ext = ext
         self._create = create
+
+    @classmethod
+    def from_group(cls, context: Context, settings: Group) -> DeadLetterWriter:
+        """Create the writer of a configured group."""
+        ext = settings.dead_letter_topic_ext
+        return cls(context, settings.group, ext, create=settings.dead_letter_make)
 
     async def write(
         self, dead: Sequence[DeadLetterRecord]

@@ -17,7 +17,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-import httpx
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -33,6 +32,7 @@ from gateway.sidecar.context import Context
 from gateway.sidecar.http.authorization import READ_SCOPE, WRITE_SCOPE
 from gateway.sidecar.http.spec import create_invalid_request
 from gateway.sidecar.http.status import StatusError, build_json_response
+from gateway.sidecar.reactive.backend import create_http_client
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
 
@@ -61,8 +61,7 @@ class ReplayComponent(Component):
         # Distinguishes processes, also those that a restart in the same container replaced.
         self._owner = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._jobs: dict[str, tuple[ReplayJob, asyncio.Task[None]]] = {}
-        # The back end is in the same pod, so proxies of the environment are ignored.
-        self._client = httpx.AsyncClient(trust_env=False, timeout=None, follow_redirects=False)
+        self._client = create_http_client()
         self.routes = [
             Route("/replays", self._create_replay, methods=["POST"]),
             Route("/replays", self._list, methods=["GET"]),
