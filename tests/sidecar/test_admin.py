@@ -52,11 +52,11 @@ async def test_the_server_says_what_it_is_and_no_secret(kafka):
     async with running_sidecar(kafka.bootstrap, **sections) as http:
         await wait_until_ready(http)
         answer = await http.get("/adm/server/info")
-        told = answer.json()
-        assert (told["name"], told["version"]) == ("test", __version__)
-        assert told["sections"] == ["admin", "health", "ksqldb"]
-        assert told["kafka"]["reachable"] is True
-        assert told["configuration"]["sidecar"]["ksqldb"]["username"] == "me"
+        info = answer.json()
+        assert (info["name"], info["version"]) == ("test", __version__)
+        assert info["sections"] == ["admin", "health", "ksqldb"]
+        assert info["kafka"]["reachable"] is True
+        assert info["configuration"]["sidecar"]["ksqldb"]["username"] == "me"
         assert "s3cret" not in answer.text
 
 
@@ -104,7 +104,7 @@ async def test_assaults_are_shown_and_set_by_our_names_and_light_4js(kafka):
     async with running_sidecar(kafka.bootstrap, admin={"chaos": True}) as http:
         shown = (await http.get("/adm/chaosmonkey")).json()
         assert shown.keys() == {"latency", "exception", "kill-connection"}
-        assert not any(each["enabled"] for each in shown.values())
+        assert not any(item["enabled"] for item in shown.values())
         name = "com.networknt.chaos.LatencyAssaultHandler"
         await http.post(f"/adm/chaosmonkey/{name}", json={"level": 7, "latencyRangeEnd": 2000})
         answer = await http.get("/adm/chaosmonkey/latency")

@@ -39,7 +39,7 @@ OPERATIONS = [
     (method.upper(), path) for path, item in PATHS.items() for method in METHODS if method in item
 ]
 OPEN = ("/health/", "/docs", "/openapi.json")  # for anybody
-GUARDED = [each for each in OPERATIONS if not each[1].startswith(OPEN)]
+GUARDED = [operation for operation in OPERATIONS if not operation[1].startswith(OPEN)]
 JSON = {"content-type": "application/json"}
 V2 = {"content-type": "application/vnd.kafka.json.v2+json"}
 WRONG: list[dict[str, Any]] = [

@@ -55,9 +55,9 @@ async def test_the_back_end_is_asked_where_that_is_wished(kafka):
         back_end.status = 500
         answer = await http.get("/health/readiness")
         assert answer.status_code == 503
-        told = answer.json()
-        assert told["checks"] == {"kafka": "OK", "downstream": f"{url}/alive answers 500"}
-        assert (told["result"], told["code"]) == ("ERROR", "NOT_READY")
+        body = answer.json()
+        assert body["checks"] == {"kafka": "OK", "downstream": f"{url}/alive answers 500"}
+        assert (body["result"], body["code"]) == ("ERROR", "NOT_READY")
         assert (await http.get("/health/liveness")).json()["result"] == "OK"
 
 

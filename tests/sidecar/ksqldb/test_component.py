@@ -144,7 +144,7 @@ class FakeBackEnd:
 
 def count_queries(ksqldb: FakeKsqldb) -> int:
     """How often a query was, once there is no other left that could take its rows."""
-    asked = sum(each.path == "/query-stream" for each in ksqldb.requests)
+    asked = sum(request.path == "/query-stream" for request in ksqldb.requests)
     return asked if ksqldb.open_query_count == 1 else 0
 
 
@@ -262,7 +262,7 @@ async def test_a_row_that_cannot_be_handed_on_is_passed_over_and_counted(kafka, 
             scrape = (await http.get("/metrics")).text
         assert 'gateway_ksqldb_query_begun_total{query="orders"} 1' in scrape
         assert 'gateway_ksqldb_rows_total{query="orders",outcome="dropped"} 3' in scrape
-    logged = [each for each in caplog.records if "ksql" in each.name and each.levelname == "ERROR"]
+    logged = [line for line in caplog.records if "ksql" in line.name and line.levelname == "ERROR"]
     assert len(logged) == 1
 
 
@@ -313,7 +313,10 @@ async def test_a_configured_pull_query_is_asked_once(kafka):
         async with running_sidecar(kafka.bootstrap, ksqldb=options) as http:
             await wait_until(lambda: get_names(back_end.received_rows) == ["a"], "the row")
             await wait_until_ready(http)
-            assert len([each for each in ksqldb.requests if each.path == "/query-stream"]) == 1
+            assert (
+                len([request for request in ksqldb.requests if request.path == "/query-stream"])
+                == 1
+            )
 
 
 async def test_a_scrape_has_the_queries_and_what_became_of_their_rows(kafka):

@@ -50,13 +50,15 @@ class FakeSurroundings:
     async def encode(self, records: Sequence[Record]) -> EncodedBatch:
         if self.write_error is not None:
             raise self.write_error
-        sent = [each for index, each in enumerate(records) if index not in self.unreadable_reasons]
+        sent = [
+            record for index, record in enumerate(records) if index not in self.unreadable_reasons
+        ]
         return EncodedBatch(b"[]", sent, self.unreadable_reasons)
 
     async def post(
         self, body: bytes, sent: Sequence[Record], headers: Mapping[str, str]
     ) -> Verdict:
-        self.sent_offsets.append([each.offset for each in sent])
+        self.sent_offsets.append([item.offset for item in sent])
         try:
             await self.may_answer.wait()
         except asyncio.CancelledError:
@@ -76,12 +78,12 @@ async def running_runner(around: FakeSurroundings, **rules: Any) -> AsyncIterato
     points = OffsetCommitter("g", around.commit)
     double: Any = around
     works = LaneContext("g", double, double, double, points, around.settled_steps.append)
-    made = LaneRunner(
-        DeliveryRules(first_delay=0.01, max_delay=0.02, **rules), works, lambda runner: None
+    runner = LaneRunner(
+        DeliveryRules(first_delay=0.01, max_delay=0.02, **rules), works, lambda _: None
     )
-    running = [asyncio.create_task(made.run()), asyncio.create_task(points.run())]
+    running = [asyncio.create_task(runner.run()), asyncio.create_task(points.run())]
     try:
-        yield made
+        yield runner
     finally:
         for task in running:
             task.cancel()
@@ -89,7 +91,7 @@ async def running_runner(around: FakeSurroundings, **rules: Any) -> AsyncIterato
 
 
 def give_records(runner: LaneRunner, *records: Record) -> None:
-    runner.tps |= {each.tp for each in records}
+    runner.tps |= {record.tp for record in records}
     runner.lane.put(records)
     runner.wake()
 

@@ -102,6 +102,6 @@ def test_an_outage_is_told_once_once_a_minute_and_when_it_is_over(
 
     run_in_virtual_time(play())
     assert [failing for _, failing in states] == [False, True, False, False], states
-    told = [each for each in caplog.messages if each.startswith("group=g ")]
-    assert len(told) == 2, told
-    assert "cause=" in told[0] and "can be used again after" in told[1]
+    messages = [message for message in caplog.messages if message.startswith("group=g ")]
+    assert len(messages) == 2, messages
+    assert "cause=" in messages[0] and "can be used again after" in messages[1]
