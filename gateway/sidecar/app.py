@@ -237,7 +237,7 @@ class OriginCheckMiddleware:
     """Refuse requests that a browser sends for a page.
 
     An unguarded sidecar on a loopback address also refuses a `Host` that is not this machine's.
-    That stops DNS rebinding, where a page's own host name is made to resolve to 127.0.0.1.
+    That stops DNS rebinding, where a page's own host name resolves to 127.0.0.1.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:

@@ -1,6 +1,6 @@
 """Hold what every component of the sidecar is created with.
 
-A `Context` is made once by `app.SidecarApplication` and shared by all components. It has the
+A `Context` is created once by `app.SidecarApplication` and shared by all components. It has the
 settings, the connections to Kafka and the services that several components use.
 """
 

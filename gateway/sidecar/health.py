@@ -1,6 +1,6 @@
 """Serve liveness and readiness of the sidecar, its components and its back end.
 
-All checks are made at the same time and answered within one timeout: a probe counts a late answer
+All checks run at the same time and answered within one timeout: a probe counts a late answer
 as a failure and learns nothing from it.
 """
 

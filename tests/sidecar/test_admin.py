@@ -84,7 +84,7 @@ async def test_levels_of_modules_are_changed_while_it_runs(kafka, levels):
         ({"name": "ROOT", "level": "debug"}, "array"),
     ],
 )
-async def test_a_wrong_level_changes_nothing_and_is_told(kafka, levels, wanted, hint):
+async def test_an_invalid_level_is_an_error_and_changes_nothing(kafka, levels, wanted, hint):
     async with running_sidecar(kafka.bootstrap, admin={}) as http:
         before = (await http.get("/adm/logger")).json()
         answer = await http.post("/adm/logger", json=wanted)
@@ -134,7 +134,7 @@ async def test_without_a_guard_neither_pages_nor_foreign_names_nor_proxies_are_l
             assert answer.status_code in (400, 403), (method, path)
 
 
-async def test_with_a_guard_only_who_has_the_scope_admin_is_let_in(kafka):
+async def test_with_a_guard_only_the_scope_admin_is_admitted(kafka):
     async with running_sidecar(
         kafka.bootstrap, guards=GUARDS, guarded={"users": []}, admin={"chaos": True}
     ) as http:
@@ -150,7 +150,7 @@ async def test_with_a_guard_only_who_has_the_scope_admin_is_let_in(kafka):
         await wait_until_ready(http)  # who asks for health is not asked
 
 
-async def test_the_sidecar_ends_in_order_when_it_is_told_to(kafka):
+async def test_shutdown_ends_the_sidecar_in_order(kafka):
     config = build_config(kafka.bootstrap, [], [], sidecar={"admin": {}})
     async with running_gateway(config, command=COMMAND) as gateway:
         async with httpx.AsyncClient(base_url=gateway.base_url, trust_env=False) as http:

@@ -140,7 +140,7 @@ async def test_letters_of_other_groups_are_passed_over(setting):
     assert (await setting.request_redelivery())["records"] == []
 
 
-async def test_a_program_gets_them_until_it_has_said_that_it_is_through(setting):
+async def test_a_program_gets_dead_letters_until_it_has_committed_them(setting):
     setting.write_sealed([1, 2, 3])
     asked = {"group": setting.group, "topic": setting.topic, "valueFormat": "json"}
     first = (await setting.http.get(ACTIVE_PATH, params=asked)).json()

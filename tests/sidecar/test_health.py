@@ -69,7 +69,7 @@ async def test_a_back_end_that_says_nothing_is_not_waited_for(kafka):
         assert answer.json()["checks"]["downstream"] == "no answer within 50ms"
 
 
-async def test_a_kafka_that_was_never_reached_is_named():
+async def test_readiness_reports_a_kafka_that_was_never_reached():
     async with TcpProxy() as proxy:
         await proxy.refuse()
         async with running_sidecar(proxy.address) as http:

@@ -46,7 +46,7 @@ def iter_rows() -> Iterator[tuple[list[str], list[str]]]:
             yield head, cells
 
 
-def test_every_test_that_is_named_is_there():
+def test_every_test_in_the_readme_exists():
     mentioned = [text for text in CODE if text.startswith("tests/")]
     assert len(mentioned) > 60
     for path in mentioned:
@@ -118,7 +118,7 @@ def is_section_key(text: str) -> bool:
     "key",
     sorted({entry for entry in CODE if KEY.fullmatch(entry) and is_section_key(entry)}),
 )
-def test_every_key_that_is_named_is_an_option(key: str):
+def test_every_key_in_the_readme_is_an_option(key: str):
     assert is_key(key), f"there is no option {key}"
 
 
@@ -137,7 +137,7 @@ def test_every_option_of_a_group_is_in_its_table():
         assert name in README
 
 
-def test_every_section_and_its_options_are_named():
+def test_the_readme_has_every_section_and_option():
     whole = set(re.findall(r"\w+", " ".join(CODE)))
     lacking = set()
     for name, field in Section.model_fields.items():
@@ -201,7 +201,7 @@ def test_every_key_of_a_values_file_is_in_its_table():
     assert mentioned == set(values_file.VALUE_KEYS)
 
 
-def test_every_endpoint_that_is_served_is_named():
+def test_the_readme_has_every_endpoint():
     for path, item in EVERY.document["paths"].items():
         for method in METHODS:
             if method in item:
@@ -216,7 +216,7 @@ def is_named(path: str) -> bool:
     return f"`/{last}`" in README and re.search(rf"{re.escape(parent)}(?!\w)", README) is not None
 
 
-def test_every_metric_that_is_named_is_one():
+def test_every_metric_in_the_readme_exists():
     known = {metric.exposed_name for metric in METRICS}
     mentioned = set(re.findall(r"\bgateway_\w+", README))
     assert mentioned and mentioned <= known

@@ -125,7 +125,7 @@ async def test_a_stretch_is_replayed_from_one_offset_to_before_another(kafka, se
     assert offsets == list(range(10, 20))
 
 
-async def test_what_retention_took_is_told(kafka, section):
+async def test_a_replay_reports_what_retention_deleted(kafka, section):
     source, target = kafka.create_unique_topic(), kafka.create_unique_topic()
     fill_topic(kafka, source, 30)
     kafka.admin.delete_records(source, {0: 12})
@@ -242,7 +242,7 @@ async def _wait_for_new_owner(gateway: GatewayProcess, id: str, owners: set[str]
             await asyncio.sleep(0.02)
 
 
-async def test_a_cancelled_one_writes_nothing_more_whoever_was_asked(kafka, two):
+async def test_a_cancelled_replay_writes_nothing_more_from_any_sidecar(kafka, two):
     source, target = kafka.create_unique_topic(), kafka.create_unique_topic()
     fill_topic(kafka, source, 60_000, size=300)
     one, other = two

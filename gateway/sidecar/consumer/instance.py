@@ -444,7 +444,7 @@ class ConsumerInstance:
     async def committed(
         self, tps: Collection[TopicPartition]
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return the committed offsets of the group, whoever committed them."""
+        """Return the committed offsets of the group, by this instance or any other member."""
         return await GroupOffsets(self._cluster.coordinators, self.group).committed(tps)
 
     def _list_uncommitted(self, consumer: GroupConsumer) -> dict[TopicPartition, OffsetAndMetadata]:

@@ -174,7 +174,7 @@ class ConsumerInstances:
         Args:
             instance: The instance.
             reason: `deleted`, `expired` or `closed`. Only `deleted` commits what was returned last:
-                that client has said that it is done.
+                that client has declared that it is done.
         """
         if self._unregister(instance, reason):
             await self._end_instance(instance, reason)

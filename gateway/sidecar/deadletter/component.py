@@ -299,7 +299,7 @@ class DeadLetterComponent(Component):
             await self._context.get_topic(name)
         except UnknownTopic:
             if origin in (await self._context.cluster.list_topics()):
-                problem = f"{origin} has no dead letters; {name} is made with the first of them"
+                problem = f"{origin} has no dead letters; {name} is created with the first of them"
                 raise UnknownTopic(problem, topic=name) from None
             raise
         return DeadLetterQueue(self._context.cluster, name, group, ext)

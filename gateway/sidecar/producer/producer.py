@@ -102,7 +102,7 @@ class ProducerComponent(Component):
         topic_metadata = await self.context.get_topic(topic)
         ids = get_current_ids()
         encodings = self.parse_encodings(topic, fields)
-        # JSON values are written with the digits that the client sent; orjson made floats of them.
+        # JSON values are written with the digits that the client sent, not as floats of orjson.
         exact_numbers.keep_exact_numbers(data, fields["records"], map_formats(encodings))
         encoded = await self.encoder.encode(topic_metadata, fields["records"], encodings, ids)
         if "Idempotency-Key" in parameters:

@@ -1,7 +1,7 @@
 """Represent a dead letter: a record that could not be processed, as it is in `<topic>.dlq`.
 
 Key, value and headers are those of the record, byte for byte, including repeated headers. What
-became of it is in further headers after them, so that whoever reads the dead letter has the record
+became of it is in further headers after them, so that a reader of the dead letter has the record
 as it was, even if its own headers have the same names. The first three names are those that other
 projects use.
 """

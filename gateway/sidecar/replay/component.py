@@ -175,7 +175,7 @@ class ReplayComponent(Component):
         await self._wait_until_loaded()
         transactions = self._store.create_transactions(replay.id)
         await transactions.start()
-        if len(self._jobs) < MAX_JOBS:  # otherwise whoever has capacity takes it
+        if len(self._jobs) < MAX_JOBS:  # otherwise a sidecar with capacity takes it
             replay = replay.with_owner(self._owner, replay.created)
         await transactions.commit([self._store.build_write(replay)])
         if replay.owner:

@@ -1,8 +1,8 @@
 """Work on one replay until it is done or belongs to another process.
 
 With a topic as the destination, the copies and the progress are written in one transaction, so each
-record is copied exactly once, whoever goes on after a crash. With a back end, records that were
-sent and whose outcome is not written yet are sent again.
+record is copied exactly once, whichever process goes on after a crash. With a back end, records
+that were sent and whose outcome is not written yet are sent again.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ class ReplayJob:
         await self._end(ReplayState.FAILED, reason)
 
     async def _end(self, state: ReplayState, reason: str = "") -> None:
-        """End the replay; if that fails, whoever takes it over meets the same error."""
+        """End the replay; if that fails, the process that takes it over meets the same error."""
         try:
             await end_replay(self._store, self._transactions, self.id, state, reason)
         except KafkaError as error:
@@ -265,7 +265,7 @@ async def end_replay(
     state: ReplayState,
     reason: str = "",
 ) -> Replay | None:
-    """End a replay, and fence whoever works on it.
+    """End a replay, and fence the process that works on it.
 
     Args:
         store: The state of all replays.

@@ -81,7 +81,7 @@ class Writing(Component):
         except StatusError as exc:
             raise to_unprocessable(exc) from None
         encodings = [_parse_encoding(body, name, format) for name in ("key", "value")]
-        # JSON values are written with the digits that the client sent; orjson made floats of them.
+        # JSON values are written with the digits that the client sent, not as floats of orjson.
         exact_numbers.keep_exact_numbers(data, records, map_formats(encodings))
         encoded = await self._encode_records(topic, records, encodings)
         # Items are in the order of the records here, as a record that cannot be encoded has raised.

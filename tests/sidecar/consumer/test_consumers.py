@@ -62,7 +62,7 @@ async def test_an_instance_is_its_makers_and_reading_needs_its_scope(kafka):
         assert await request_status("DELETE", mine, "a") == 204
 
 
-async def test_while_kafka_is_away_it_is_said_so_with_a_time_to_try_again(kafka):
+async def test_while_kafka_is_unreachable_a_request_gets_a_retry_time(kafka):
     nowhere = "127.0.0.1:1"
     async with running_sidecar(nowhere, consumer={}) as http:
         instance = await ConsumerInstance.create_instance(http)

@@ -168,7 +168,7 @@ def parse_body(operation: str, text: bytes, kind: str | None = "application/json
         (b'{"records": [NaN]}', "the body: is not JSON"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place(text: bytes, expected: str | None):
+def test_the_error_has_the_place_in_the_body(text: bytes, expected: str | None):
     if expected is None:
         assert (
             parse_body("postData", text)["recrods"] == []
@@ -209,7 +209,7 @@ def build_request(query: str = "", headers: Any = (), **path: str) -> Request:
     )  # fmt: skip
 
 
-def test_parameters_are_typed_and_a_slip_of_the_finger_is_told():
+def test_parameters_are_converted_and_a_typing_error_is_refused():
     asked = EVERY["postData"].parse_parameters(
         build_request("keyFormat=json&other=1", [(b"idempotency-key", b"k")], topic="t")
     )

@@ -54,7 +54,7 @@ async def test_over_tls_http2_is_agreed_on_by_alpn(tmp_path):
         assert ksqldb.requests[0].http_version == "2"
 
 
-async def test_a_certificate_nobody_trusts_is_told_as_such(tmp_path):
+async def test_an_untrusted_certificate_is_an_error_that_says_so(tmp_path):
     async with running_ksqldb(
         certificate=CertificateAuthority(tmp_path).issue_certificate("ksqldb")
     ) as ksqldb:

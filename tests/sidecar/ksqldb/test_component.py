@@ -103,7 +103,7 @@ async def test_what_goes_wrong_behind_the_first_line_is_the_last_line(kafka):
     ("status", "code", "answered"),
     [(400, 40001, 400), (401, 40100, 503), (403, 40301, 403), (500, 50000, 503)],
 )
-async def test_errors_of_ksqldb_are_told_with_their_codes(kafka, status, code, answered):
+async def test_errors_of_ksqldb_keep_their_codes(kafka, status, code, answered):
     async with running_pair(kafka) as (http, ksqldb):
         ksqldb.error_response = status, {"error_code": code, "message": "ORDERS does not exist"}
         answer = await http.post("/ksqldb/active", json={"query": SELECT})
@@ -279,7 +279,7 @@ async def test_digits_of_rows_are_handed_on_as_they_came(kafka):
         assert digits in sent
 
 
-async def test_an_error_behind_rows_is_told_while_the_server_is_silent(kafka):
+async def test_an_error_after_rows_is_reported_while_the_server_is_silent(kafka):
     """It was held until the next piece, and the query was said to run."""
     back_end = FakeBackEnd()
     async with running_ksqldb() as ksqldb, running_app(back_end) as url:

@@ -174,7 +174,7 @@ def test_what_a_newer_server_may_add_is_passed_over():
 
 
 @pytest.mark.parametrize("body", [b"[[1]]\n", b"<html>\n", b'{"columnNames":["A"]}\n[1,2]\n'])
-def test_what_is_no_answer_of_ksqldb_is_said(body):
+def test_a_response_that_is_not_of_ksqldb_is_an_error(body):
     with pytest.raises(KsqlProtocolError):
         reading = ResponseParser()
         reading.feed(body)

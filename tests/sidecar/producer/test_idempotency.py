@@ -180,7 +180,7 @@ async def test_a_replica_uses_the_partitions_that_were_missing_once_they_are_add
     await write_by_two_with_partitions_added(kafka, topic, used=8, more=8)
 
 
-async def test_a_claim_that_was_taken_over_is_not_released_by_whoever_had_it(
+async def test_a_claim_that_was_taken_over_is_not_released_by_its_former_owner(
     kafka: Any, topic: Any
 ):
     """The first is refused, and slow to undo that. By the time that it released its claim another
@@ -275,7 +275,7 @@ async def test_a_claim_is_not_taken_over_by_what_was_read_of_a_topic_that_is_gon
     assert read_values(kafka, name).count(b"k") == 1
 
 
-async def test_a_claim_is_written_once_while_a_topic_made_anew_is_not_read_yet(
+async def test_a_claim_is_written_once_while_a_recreated_topic_is_not_read_yet(
     kafka: Any, topic: Any
 ):
     """It was written over and over, since it seemed to be read already."""

@@ -128,7 +128,7 @@ async def test_a_record_has_its_partition_time_headers_and_ids(kafka, http, name
     assert answer.headers["traceparent"] == trace
 
 
-async def test_ids_that_a_request_does_not_bring_are_made_and_told(kafka, http, name):
+async def test_missing_ids_are_generated_and_returned(kafka, http, name):
     answers = [await post_records(http, name, {"partition": 0}) for _ in range(2)]
     result = [answer.headers["X-Correlation-Id"] for answer in answers]
     assert len({*result}) == 2
@@ -173,7 +173,7 @@ async def test_keys_decide_as_everywhere_in_kafka_and_keyless_ones_stay_together
     assert len({entry["partition"] for entry in result}) == 1
 
 
-async def test_some_of_many_may_fail_and_each_is_told_in_its_place(kafka, http, name):
+async def test_some_records_may_fail_and_results_are_in_request_order(kafka, http, name):
     answer = await post_records(
         http, name, {"value": "!"}, {"value": "YQ==", "partition": 1}, {"partition": 3}
     )
@@ -208,7 +208,7 @@ async def test_no_records_are_fine(http, name):
     assert (answer.status_code, answer.json()["offsets"]) == (200, [])
 
 
-async def test_a_topic_that_is_unknown_is_told_with_the_nearest(kafka, http):
+async def test_an_unknown_topic_is_an_error_with_the_nearest_name(kafka, http):
     kafka.create_topic("payments", 1)
     answer = await post_records(http, "paymets", {})
     assert answer.status_code == 404
@@ -298,7 +298,7 @@ async def test_a_body_of_another_kind_is_refused(http, name):
     assert (await http.post(f"/producers/{name}", content=b"x", headers=headers)).status_code == 415
 
 
-async def test_what_is_served_is_told_to_programs_and_people(http):
+async def test_the_api_is_described_as_openapi_and_as_a_page(http):
     result = (await http.get("/openapi.json")).json()
     assert result["openapi"].startswith("3.1")
     assert "/producers/{topic}" in result["paths"]
@@ -356,7 +356,7 @@ async def test_a_result_comes_as_soon_as_it_is_known(http, name):
         assert b"0\r\n\r\n" in await reader.read()
 
 
-async def test_who_does_not_read_what_became_of_its_lines_is_not_read_from(kafka, name):
+async def test_a_client_that_does_not_read_results_is_not_read_from(kafka, name):
     """Else all that it sends would be kept here, or all that it is told. Others go on, and it is
     gone when it goes."""
     async with running_sidecar(kafka.bootstrap, producer={"streamed": 100}) as http:
@@ -406,7 +406,7 @@ async def test_a_line_that_is_too_long_ends_it_when_those_before_are_written(
         assert len(read_written(kafka, name)) == 4
 
 
-async def test_a_request_that_is_silent_for_long_is_ended_and_told_so(monkeypatch, http, name):
+async def test_a_request_that_is_silent_too_long_ends_with_an_error(monkeypatch, http, name):
     monkeypatch.setattr("gateway.sidecar.producer.ndjson.IDLE_TIMEOUT_S", 0.5)
     monkeypatch.setattr("gateway.sidecar.producer.ndjson.LINGER_S", 0.1)
     async with open_ndjson_request(http, name) as (reader, writer):

@@ -64,7 +64,7 @@ async def test_headers_that_repeat_are_a_list_and_bytes_that_are_no_text_are_bas
     assert one["headers"] == {"a": ["1", None, "3"], "b": {"base64": "/w=="}, "c": None}
 
 
-async def test_ids_are_those_of_the_record_or_made_of_its_place():
+async def test_ids_are_those_of_the_record_or_derived_from_its_place():
     brings = record(b"k", b"v", ("x-correlation-id", b"c"), ("X-Traceability-Id", b"t"))
     (one,) = await write_json(build_writer(), brings)
     assert (one["correlationId"], one["traceabilityId"]) == ("c", "t")
@@ -75,7 +75,7 @@ async def test_ids_are_those_of_the_record_or_made_of_its_place():
     assert get_ids(other)[0] != first["correlationId"]
 
 
-async def test_what_cannot_be_read_is_left_out_and_said():
+async def test_unreadable_records_are_left_out_with_the_reason():
     batch = await build_writer(valueFormat="json").encode(
         [record(b"a", b"1"), record(b"b", b"{"), record(b"\xff", b"2"), record(b"d", b"3")]
     )

@@ -79,7 +79,7 @@ async def test_where_there_are_fewer_partitions_the_key_decides():
     assert [tp.partition for tp, _, _ in kafka.sent_records] == [compute_partition(b"k", 2), 5 % 2]
 
 
-async def test_those_that_kafka_does_not_take_are_left_and_said():
+async def test_dead_letters_that_kafka_refuses_are_returned_with_the_reason():
     kafka = FakeContext()
     kafka.errors_by_value[b"b"] = BrokerUnavailable("no leader")
     one, two, three = build_dead_letter(b"a"), build_dead_letter(b"b"), build_dead_letter(b"c")

@@ -145,7 +145,7 @@ async def test_a_request_that_nobody_waits_for_is_cancelled_and_nothing_of_it_co
     assert len(around.settled_steps) == 1
 
 
-async def test_who_releases_partitions_hears_when_nothing_of_theirs_is_under_way():
+async def test_releasing_partitions_waits_until_none_of_their_records_is_in_flight():
     around = FakeSurroundings()
     around.may_answer.clear()
     async with running_runner(around, max_records=1) as runner:
@@ -173,7 +173,7 @@ async def test_a_record_at_fault_waits_while_the_back_end_is_ill():
     assert around.dead_letters == [DeadLetterRecord(record(A, 0), "500")]
 
 
-async def test_a_back_end_that_words_its_refusals_differently_is_told_once(caplog):
+async def test_an_outage_whose_messages_differ_is_logged_once(caplog):
     """Each change of the text was another line."""
     caplog.set_level(logging.INFO)
     around = FakeSurroundings()

@@ -71,7 +71,7 @@ def test_a_paused_group_that_fails_and_begins_again_stays_paused(
 
 @pytest.mark.parametrize("refusal", ["login", "right"])
 @pytest.mark.parametrize("protocol", ["consumer", "classic"])
-def test_an_outage_is_told_once_once_a_minute_and_when_it_is_over(
+def test_an_outage_is_logged_once_then_every_minute_and_at_its_end(
     protocol: str, refusal: str, caplog: pytest.LogCaptureFixture
 ):
     """Each change of the text was told, such as when the next attempt is: three lines in 28 s."""

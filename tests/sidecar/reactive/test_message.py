@@ -29,7 +29,7 @@ letter = st.builds(
 
 
 @given(letter)
-def test_who_opens_a_letter_has_the_record_as_it_was_whatever_its_headers_are(
+def test_a_parsed_dead_letter_has_the_record_unchanged_with_any_headers(
     sent: DeadLetterMessage,
 ):
     assert parse_message(read_back(sent)) == sent

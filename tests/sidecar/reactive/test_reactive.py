@@ -221,7 +221,7 @@ async def test_without_a_dead_letter_topic_the_lane_holds_and_says_so(world: Rea
     assert len(await world.read_dead_letters()) == 2
 
 
-async def test_a_dead_letter_topic_that_is_deleted_is_made_again(world: ReactiveWorld):
+async def test_a_deleted_dead_letter_topic_is_created_again(world: ReactiveWorld):
     """The letter on its way was in doubt for two minutes, and the lane stood for as long."""
     world.backend.set_orders(fail=10)
     group = build_settings(world.backend, world.topic)
@@ -308,9 +308,7 @@ async def test_a_rebalance_while_the_back_end_is_away_leaves_no_lane_standing(
 
 
 @pytest.mark.parametrize("protocol", ["consumer", "classic"])
-async def test_a_topic_that_is_made_anew_is_read_from_its_start(
-    world: ReactiveWorld, protocol: str
-):
+async def test_a_recreated_topic_is_read_from_its_start(world: ReactiveWorld, protocol: str):
     """With the classic protocol it was never read again, with a lag of 0 at first."""
     group = build_settings(world.backend, world.topic, groupProtocol=protocol)
     world.write_records(30)
@@ -358,7 +356,7 @@ async def test_a_lane_that_stands_still_makes_the_sidecar_unready(world: Reactiv
         await wait_until_ready(http)
 
 
-async def test_an_unknown_group_is_told_the_nearest(world: ReactiveWorld):
+async def test_an_unknown_group_is_an_error_with_the_nearest_name(world: ReactiveWorld):
     group = build_settings(world.backend, world.topic, group="billing")
     async with running_group(world, group) as http:
         answer = await http.get("/reactive/biling")
@@ -438,7 +436,7 @@ async def test_topics_are_found_by_a_pattern_and_what_became_of_records_is_audit
     assert all(len(event["correlationId"]) == 36 for event in audited)
 
 
-async def test_a_lane_that_does_not_move_is_said_to_be_stuck_and_its_member_stays(
+async def test_a_lane_that_does_not_move_is_reported_as_stuck_and_its_member_stays(
     world: ReactiveWorld, caplog: pytest.LogCaptureFixture
 ):
     world.backend.set_orders(say=503)
@@ -454,7 +452,7 @@ async def test_a_lane_that_does_not_move_is_said_to_be_stuck_and_its_member_stay
         assert not any(lane["stuck"] for lane in (await get_state(http, group))["lanes"])
 
 
-async def test_who_may_see_a_group_may_not_pause_it(world: ReactiveWorld):
+async def test_the_right_to_read_a_group_does_not_include_pausing_it(world: ReactiveWorld):
     group = build_settings(world.backend, world.topic)
     path = f"/reactive/{group['group']}"
     config = {"guarded": {"users": []}, "reactive": {"groups": group}}
