@@ -99,7 +99,6 @@ class Validator:
     """Validate values against one compiled schema."""
 
     def __init__(self, document: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
-        self._document = document
         self._validator = jsonschema_rs.Draft202012Validator(
             {**schema, "components": document["components"]}
         )

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from gateway.background_tasks import BackgroundTasks
@@ -29,7 +29,6 @@ log = logging.getLogger(__name__)
 MAX_IDLE_S = 3600.0  # after which an id is not used again
 
 T = TypeVar("T")
-BuildWrites = Callable[[WrittenOffsets], Sequence[TransactionRecord]]
 
 
 class TransactionPool:

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from gateway.core.log.record import Record, TopicPartition
 from gateway.sidecar.http.ids import CORRELATION_HEADER, TRACEABILITY_HEADER
 
-DEFAULT_EXT = ".dlq"
-
 # The headers after the record's own, in this order; all are UTF-8 text.
 # The last header of this name is the first of ours: all before it are the record's.
 ORIGIN_TOPIC_HEADER = "X-Origin-Topic"
@@ -60,11 +58,6 @@ class DeadLetterMessage:
     correlation_id: str = ""
     traceability_id: str = ""
     retries: int = 0
-
-    @property
-    def default_topic(self) -> str:
-        """Return the topic of the dead letters of its topic, where no other is configured."""
-        return self.origin.topic + DEFAULT_EXT
 
     def to_headers(self) -> list[tuple[str, bytes | None]]:
         """Return the headers of its record in Kafka: those of the original, then further ones."""
