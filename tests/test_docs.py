@@ -27,8 +27,8 @@ from typer.testing import CliRunner
 from gateway.cli import app
 from gateway.config import build_json_schema, iter_warnings, loads
 from gateway.core.channel import channel
-from gateway.core.log import tail
 from gateway.core.log.record import Fault, Gap, GapReason, Ready, SnapshotEnd, TopicPartition
+from gateway.core.log.tail import Tail
 from gateway.core.token.resume_token import parse_token
 from gateway.errors import RequestError
 from gateway.hub.fanout import broadcaster as pump
@@ -409,10 +409,10 @@ def test_the_sizes_of_ids_are_what_is_said():
     ("said", "is_so"),
     [
         ("until a minute after the last has left", hub.LINGER_S == 60),
-        ("above 512 `begin` says `resume: batch`", tail.MAX_EXACT_TOKEN_CHARS == 512),
+        ("above 512 `begin` says `resume: batch`", Tail.MAX_EXACT_TOKEN_CHARS == 512),
         (
             "every 64 KB or quarter of a second",
-            (channel.MAX_BYTES_WITHOUT_ID, hub.SWEEP_INTERVAL_S) == (1 << 16, 0.25),
+            (channel.Channel.MAX_BYTES_WITHOUT_ID, hub.SWEEP_INTERVAL_S) == (1 << 16, 0.25),
         ),
         ("in the gateway's log above 6 KB", hub.LONG_ID_CHARS == 6 << 10),
         ("The gateway takes heads of 64 KB", GatewayProtocol.MAX_HEAD_BYTES == 1 << 16),
