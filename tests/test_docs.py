@@ -43,7 +43,7 @@ from gateway.web.routing import query, routes
 from gateway.web.streams import ndjson
 from gateway.web.websocket import producer as produces
 from gateway.web.websocket import session
-from gateway.web.workers import supervisor as workers
+from gateway.web.workers.supervisor import Supervisor
 from gateway.wire import gzip
 
 ROOT = Path(__file__).parents[1]
@@ -421,7 +421,7 @@ def test_the_sizes_of_ids_are_what_is_said():
         ("those below 256 bytes not at all", gzip.MIN_COMPRESS_BYTES == 256),
         ("one below 256 bytes stays as it is", gzip.MIN_COMPRESS_BYTES == 256),
         ("spread by 10 %, more or less", routes.LIFETIME_JITTER == 0.1),
-        ("still there 10 s after `drainTimeout` is killed", workers.KILL_GRACE_S == 10),
+        ("still there 10 s after `drainTimeout` is killed", Supervisor.KILL_GRACE_S == 10),
         (
             "a socket has up to 100 of each",
             (session.MAX_STREAMS, produces.MAX_IN_FLIGHT) == (100, 100),
