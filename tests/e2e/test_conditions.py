@@ -22,7 +22,7 @@ from gateway.kafka.embedded import EmbeddedKafka
 kafka = embedded_kafka({"docs": 2, "plain": 1})
 
 WITHIN = 120.0
-SECONDS = 3.0  # for which they write
+SECONDS = 1.5  # for which they write
 BY_ID = [{"key": "${params.id}"}]
 
 
