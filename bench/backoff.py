@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from support.kafka_proxy import ApiKey, KafkaProxy
 from support.waiting import wait_until
 
+from gateway.core.error_code import ErrorCode
+
 from .figure import Figure, summarize_times
 from .gateways import running_bench_gateway
 from .kafka import Kafka
 from .producer import Producer
 from .stream import STREAM_TIMEOUT_S, Stream
-
-NOT_LEADER_ERROR = 6
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ async def _measure_fetch_errors(
     proxy: KafkaProxy, stream: Stream, error_s: float
 ) -> tuple[int, float]:
     began = time.monotonic()
-    injection = proxy.inject_error(ApiKey.FETCH, NOT_LEADER_ERROR)
+    injection = proxy.inject_error(ApiKey.FETCH, ErrorCode.NOT_LEADER_OR_FOLLOWER)
     await asyncio.sleep(error_s)
     asked = proxy.count_requests(since=began)
     healed = time.monotonic()

@@ -6,14 +6,17 @@ Rooms are replaced where the wiring is the subject, and real where the behaviour
 from __future__ import annotations
 
 import hashlib
+import re
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 import gateway
@@ -70,11 +73,28 @@ def failing(error: BaseException):
     return fail
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_teaches_by_example(command):
-    result = gateway_with(command, "--help")
+def command_paths(command: Any, *path: str) -> Iterator[tuple[str, ...]]:
+    """Yield the words of every command below a command; groups are left out."""
+    subcommands = getattr(command, "commands", None)
+    if subcommands is None:
+        yield path
+    for name, each in (subcommands or {}).items():
+        yield from command_paths(each, *path, name)
+
+
+@pytest.mark.parametrize("path", list(command_paths(get_command(cli.app))), ids=" ".join)
+def test_the_help_of_every_command_has_an_example_and_the_exit_codes(path: tuple[str, ...]):
+    result = gateway_with(*path, "--help")
     assert result.exit_code == 0
-    assert f"gateway {command} " in result.output.split("Options:")[0].split("\n", 1)[1]
+    text, _, options = result.output.partition("\nOptions:")
+    assert re.search(rf"^  (.*\| )?gateway {' '.join(path)} ?", text, re.MULTILINE)
+    assert "Exit codes: 0 success, 1 " in options
+
+
+@pytest.mark.parametrize("group", [[], ["dlq"], ["pipeline"], ["replay"]])
+def test_the_lists_of_commands_show_whole_sentences(group: list[str]):
+    listed = gateway_with(*group, "--help").output.partition("Commands:")[2]
+    assert listed and "..." not in listed
 
 
 def test_help_names_every_command_and_every_exit_code():

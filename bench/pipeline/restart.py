@@ -23,7 +23,7 @@ from typing import Any
 from gateway.config.sections.job import Spark, State
 from gateway.pipeline.progress import alerts
 from gateway.pipeline.spark.session import build_checkpoint_conf, create_job_session, create_session
-from gateway.pipeline.state import damage, layout, report, rescale
+from gateway.pipeline.state import damage, integrity, layout, report, rescale
 from gateway.pipeline.state.files import LocalFiles
 from gateway.pipeline.state.profiles import build_conf
 
@@ -91,12 +91,17 @@ def _truncate_snapshots(checkpoint: Path) -> None:
 
 
 def _flip_bits(checkpoint: Path) -> None:
-    """The second half of the largest table of a store."""
-    tables = checkpoint.glob("state/0/0/SSTs/*.sst")
-    largest = max(tables, key=lambda path: path.stat().st_size)
-    data = largest.read_bytes()
+    """Flip the second half of the largest table of a store's newest snapshot.
+
+    The largest table of all may belong to older snapshots only, as RocksDB compacts tables at times
+    of its own choice. A restart does not read those.
+    """
+    snapshot = _list_newest_snapshots(checkpoint)[0]
+    largest = max(integrity.read_metadata(snapshot)["sstFiles"], key=lambda file: file["sizeBytes"])
+    table = snapshot.parent / "SSTs" / largest["dfsSstFileName"]
+    data = table.read_bytes()
     half = len(data) // 2
-    largest.write_bytes(data[:half] + bytes(each ^ 0xFF for each in data[half:]))
+    table.write_bytes(data[:half] + bytes(each ^ 0xFF for each in data[half:]))
 
 
 def _list_newest_snapshots(checkpoint: Path) -> list[Path]:

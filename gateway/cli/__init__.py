@@ -1,7 +1,11 @@
-"""The command line.
+"""Run the gateway from the command line.
 
-Each command has a module that parses its options, imports what it needs when it is called, and
-calls one function there. Start with `commands`.
+The console script `gateway` calls `main`. Each command has a module, which parses the options and
+calls one function of a layer below. A command imports that layer when it runs, so that `--help` and
+completion are quick. The packages `dlq`, `pipeline`, `tail` and `cluster_check` hold what one
+command needs besides.
+
+Start reading with `commands`, then `run`.
 """
 
 from __future__ import annotations
@@ -13,7 +17,13 @@ import typer
 from gateway.version import __version__
 
 from . import broker, check, demo, dlq, pipeline, produce, reload, replay, run, sidecar, tail
-from .commands import EXIT_CONFIG_ERROR, EXIT_FAILURE, EXIT_INTERRUPTED, ErrorReportingGroup
+from .commands import (
+    EXIT_CONFIG_ERROR,
+    EXIT_FAILURE,
+    EXIT_INTERRUPTED,
+    ErrorReportingGroup,
+    format_exit_codes,
+)
 
 __all__ = ["EXIT_CONFIG_ERROR", "EXIT_FAILURE", "EXIT_INTERRUPTED", "app", "main"]
 
@@ -23,27 +33,28 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 done, 1 failure, 2 wrong usage, 78 wrong configuration, 130 by ^C.",
+    epilog=format_exit_codes(),
 )
 
 
-for command in (
-    run.run,
-    reload.reload,
-    demo.demo,
-    check.check,
-    produce.produce,
-    tail.tail,
-    broker.broker,
-    sidecar.sidecar,
+for command, exit_codes in (
+    (run.run, format_exit_codes()),
+    (reload.reload, format_exit_codes("not reloaded")),
+    (demo.demo, format_exit_codes(reads_config=False)),
+    (check.check, format_exit_codes("something fails with --cluster")),
+    (produce.produce, format_exit_codes("a record was not acknowledged")),
+    (tail.tail, format_exit_codes("failure or, with --strict, a gap")),
+    (broker.broker, format_exit_codes(reads_config=False)),
+    (sidecar.sidecar, format_exit_codes()),
 ):
-    app.command()(command)
+    app.command(epilog=exit_codes)(command)
 app.add_typer(dlq.dlq, name="dlq")
 app.add_typer(pipeline.pipeline, name="pipeline")
 app.add_typer(replay.replay, name="replay")
 
 
 def main() -> None:
+    """Run the command that the arguments of this process name."""
     app(prog_name="gateway")
 
 
@@ -56,14 +67,19 @@ def _print_version(value: bool) -> None:
 @app.callback()
 def gateway(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Print the traceback of an error.")
+    ] = False,
 ) -> None:
-    """Kafka to the browser: topics as Server-Sent Events that resume without loss.
+    """Stream Kafka topics to browsers, as Server-Sent Events that resume without loss.
 
     \b
-    To see it:             gateway demo
-    With your own Kafka:   gateway check gateway.yaml
-                           gateway run -c gateway.yaml
+    To see it work:       gateway demo
+    With your own Kafka:  gateway check gateway.yaml
+                          gateway run -c gateway.yaml
     """

@@ -1,4 +1,4 @@
-"""`gateway broker`."""
+"""`gateway broker`: run a real Kafka on this machine."""
 
 from __future__ import annotations
 
@@ -9,22 +9,29 @@ import typer
 
 
 def broker(
-    nodes: Annotated[int, typer.Option(help="1, or 3 to try failover.")] = 1,
+    nodes: Annotated[int, typer.Option(help="How many brokers: 1, or 3 to try failover.")] = 1,
     port: Annotated[
         int | None,
-        typer.Option(min=1, max=65535, help="Of the first node, the others' follow.  [any free]"),
+        typer.Option(
+            min=1,
+            max=65535,
+            help="Port of the first broker; the others get the next ones.  [any free]",
+        ),
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", file_okay=False, help="Keep the data there.  [temporary]"),
+        typer.Option(
+            metavar="DIR", file_okay=False, help="Keep the data in this directory.  [temporary]"
+        ),
     ] = None,
     prefetch_only: Annotated[
-        bool, typer.Option("--prefetch", help="Only download what it needs, once.")
+        bool, typer.Option("--prefetch", help="Only download what the broker needs, then exit.")
     ] = False,
 ) -> None:
-    """Run a real Kafka on this machine until ^C; prints its bootstrap address.
+    """Run a real Kafka on this machine until ^C.
 
-    Needs Java 17 or newer; `pip install gateway[broker]` brings one.
+    It prints its bootstrap address. It needs Java 17 or newer; `pip install gateway[broker]`
+    installs one.
 
     \b
     gateway broker --port 9092

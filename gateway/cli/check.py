@@ -1,4 +1,4 @@
-"""`gateway check`."""
+"""`gateway check`: find what is wrong with a configuration before it is used."""
 
 from __future__ import annotations
 
@@ -24,32 +24,40 @@ _STATE_TONES = {"ok": "good", "warning": "warn", "fails": "bad"}
 
 def check(
     file: Annotated[
-        Path | None, typer.Argument(metavar="FILE", exists=True, dir_okay=False, show_default=False)
+        Path | None,
+        typer.Argument(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+            help="The configuration, in YAML.",
+        ),
     ] = None,
     schema: Annotated[
-        bool, typer.Option("--schema", help="Print the JSON Schema, for editors.")
+        bool, typer.Option("--schema", help="Print the JSON Schema of configurations, for editors.")
     ] = False,
     print_settings: Annotated[
-        bool, typer.Option("--print", help="Print the settings with defaults filled in, as YAML.")
+        bool, typer.Option("--print", help="Print the configuration with all defaults, as YAML.")
     ] = False,
     cluster: Annotated[
         bool,
         typer.Option(
             "--cluster",
-            help="Try what it needs: brokers, topics, rights, guards, registries, certificates.",
+            help="Also try brokers, topics, permissions, guards, registries and certificates.",
         ),
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="With --cluster: a JSON object for each line.")
+        bool, typer.Option("--json", help="With --cluster: print one JSON object per line.")
     ] = False,
 ) -> None:
-    """Say everything that is wrong with a configuration, without starting it.
+    """Print everything that is wrong with a configuration.
 
-    Each problem is a line, FILE:LINE:COLUMN: what; what to do. A warning is about what works,
-    but perhaps not as meant; with warnings alone the exit code is 0.
+    Nothing is started. Each problem is one line, FILE:LINE:COLUMN: what is wrong; what to do. A
+    warning is about something that works, but maybe not as intended; with warnings alone the exit
+    code is 0.
 
-    With --cluster it connects to everything that the configuration names, as the gateway would,
-    and writes nothing there; the exit code is 1 if anything fails.
+    With --cluster the command connects to everything that the configuration names, as the gateway
+    would, and writes nothing.
 
     \b
     gateway check gateway.yaml
@@ -85,20 +93,20 @@ def check(
 def _check_cluster(file: Path, settings: Settings, *, as_json: bool) -> None:
     from .cluster_check import FindingState, check_cluster
 
-    with _show_progress() as told:
-        found = check_cluster(settings, told)
-    counts = Counter(finding.state for finding in found)
+    with _show_progress() as on_progress:
+        findings = check_cluster(settings, on_progress)
+    counts = Counter(finding.state for finding in findings)
     failed = counts[FindingState.FAILS]
-    for finding in found:
+    for finding in findings:
         typer.echo(json.dumps(finding._asdict()) if as_json else _format_finding(finding))
     if not as_json:
-        typer.echo(f"{file}: {f'{failed} of {len(found)} fail' if failed else 'ok'}")
+        typer.echo(f"{file}: {f'{failed} of {len(findings)} fail' if failed else 'ok'}")
     if failed:
         raise typer.Exit(EXIT_FAILURE)
 
 
 def _format_finding(finding: Finding) -> str:
-    """What brokers and others say may hold anything."""
+    """Return a finding as a line. Its text may come from a server, so it is escaped."""
     from gateway.cli.tail.terminal import escape_controls, paint, select_colours
 
     state = paint(f"{finding.state:<8}", _STATE_TONES[finding.state], select_colours(sys.stdout))
@@ -107,7 +115,11 @@ def _format_finding(finding: Finding) -> str:
 
 @contextmanager
 def _show_progress() -> Iterator[Callable[[CheckProgress], None] | None]:
-    """A bar on stderr where that is a terminal, with what has not answered for longest."""
+    """Show a bar on stderr with the check that has been waiting longest.
+
+    Yields:
+        The function to call with each change of the progress; None if stderr is no terminal.
+    """
     if not sys.stderr.isatty():
         yield None
         return

@@ -1,7 +1,7 @@
-"""What all commands have in common: how they end.
+"""Define how commands end: the exit codes, and what becomes of an exception.
 
-Exit codes: 0 done, 1 failure, 2 wrong usage, 78 a wrong configuration (EX_CONFIG of
-sysexits.h), 130 ended by ^C.
+Exit codes: 0 success, 1 failure, 2 wrong usage (click's), 78 wrong configuration (EX_CONFIG of
+sysexits.h), 130 interrupted by ^C (128 and the number of SIGINT).
 """
 
 from __future__ import annotations
@@ -17,10 +17,26 @@ from gateway.errors import ConfigError, GatewayError
 EXIT_FAILURE, EXIT_CONFIG_ERROR, EXIT_INTERRUPTED = 1, 78, 130
 
 
+def format_exit_codes(failure: str = "failure", *, reads_config: bool = True) -> str:
+    """Return the lines on exit codes that end a command's help.
+
+    Args:
+        failure: What exit code 1 means.
+        reads_config: The command reads a configuration, so it may end with 78.
+    """
+    config = ", 78 wrong configuration" if reads_config else ""
+    return f"Exit codes: 0 success, 1 {failure}, 2 wrong usage{config}, 130 interrupted by ^C."
+
+
 class ErrorReportingGroup(TyperGroup):
-    """What any command raises becomes a line on stderr and an exit code, here only."""
+    """The group of all commands: the one place where an exception becomes an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
+        """Run a command; print what it raises as one line on stderr.
+
+        Raises:
+            typer.Exit: The command failed; with its exit code.
+        """
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -28,6 +44,6 @@ class ErrorReportingGroup(TyperGroup):
         except GatewayError as exc:
             if ctx.params["debug"]:
                 traceback.print_exc()
-            wrong_config = isinstance(exc, ConfigError)
-            typer.echo(str(exc) if wrong_config else f"gateway: {exc}", err=True)
-            raise typer.Exit(EXIT_CONFIG_ERROR if wrong_config else EXIT_FAILURE) from None
+            is_config_error = isinstance(exc, ConfigError)
+            typer.echo(str(exc) if is_config_error else f"gateway: {exc}", err=True)
+            raise typer.Exit(EXIT_CONFIG_ERROR if is_config_error else EXIT_FAILURE) from None

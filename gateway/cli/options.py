@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options that several commands share, and the settings that they name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ DEFAULT_SERVERS = "localhost:9092"
 
 ServersOption = Annotated[
     str,
-    typer.Option("--servers", "-s", envvar="GATEWAY_KAFKA_SERVERS", help="HOST:PORT, with commas."),
+    typer.Option(
+        "--servers",
+        "-s",
+        envvar="GATEWAY_KAFKA_SERVERS",
+        help="Kafka brokers: HOST:PORT, separated by commas.",
+    ),
 ]
 KafkaConfigOption = Annotated[
     Path | None,
@@ -33,21 +38,29 @@ KafkaConfigOption = Annotated[
 
 
 def load_kafka(file: Path, topics: Sequence[str]) -> Kafka:
-    """The Kafka of a configuration; of several, the one that lists these topics. Raises
-    GatewayError where that is not one, or one within the gateway."""
+    """Return the settings of the cluster that lists these topics.
+
+    Args:
+        file: The configuration. If it has one cluster, that need not list the topics.
+        topics: Names of topics.
+
+    Raises:
+        ConfigError: The configuration is wrong.
+        GatewayError: No cluster or several clusters match, or the Kafka is the embedded one.
+    """
     from gateway.config import load
 
     settings = load(file)
-    found = settings.find_cluster_names(topics)
-    if len(found) != 1:
-        which = " and ".join(found) if found else f"none of {', '.join(settings.clusters)}"
+    names = settings.find_cluster_names(topics)
+    if len(names) != 1:
+        which = " and ".join(names) if names else f"none of {', '.join(settings.clusters)}"
         raise GatewayError(f"{', '.join(topics)}: {which} of {file} lists it; give --servers")
-    kafka = settings.clusters[found[0]]
+    kafka = settings.clusters[names[0]]
     if kafka.servers == "embedded":
         raise GatewayError(f"the Kafka of {file} is embedded in the gateway; give --servers")
     return kafka
 
 
 def split_list(text: str) -> list[str]:
-    """What stands between commas."""
+    """Return the items of a list that is separated by commas, without spaces and empty ones."""
     return [each.strip() for each in text.split(",") if each.strip()]

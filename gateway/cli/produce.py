@@ -1,4 +1,4 @@
-"""`gateway produce`."""
+"""`gateway produce`: write lines to a topic."""
 
 from __future__ import annotations
 
@@ -19,10 +19,16 @@ if TYPE_CHECKING:
 
 
 def produce(
-    topic: Annotated[str, typer.Argument(show_default=False)],
+    topic: Annotated[str, typer.Argument(show_default=False, help="The topic to write to.")],
     file: Annotated[
         Path | None,
-        typer.Option("--file", "-f", exists=True, dir_okay=False, help="Instead of stdin."),
+        typer.Option(
+            "--file",
+            "-f",
+            exists=True,
+            dir_okay=False,
+            help="Read from this file instead of stdin.",
+        ),
     ] = None,
     key: Annotated[
         str | None,
@@ -30,33 +36,39 @@ def produce(
             "--key",
             "-k",
             metavar="FIELD",
-            help="Lines are JSON: the field that is the key, or a pointer such as /customer/id.",
+            help="Lines are JSON: take the key from this field, or pointer such as /customer/id.",
         ),
     ] = None,
     key_separator: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="The key stands before it, the value after it."),
+        typer.Option(metavar="TEXT", help="Split each line at TEXT into key and value."),
     ] = None,
     headers: Annotated[
         list[str] | None,
         typer.Option(
-            "--headers", "-H", metavar="NAME=VALUE", help="On every record; may be repeated."
+            "--headers",
+            "-H",
+            metavar="NAME=VALUE",
+            help="Add a header to every record; repeatable.",
         ),
     ] = None,
     partition: Annotated[
-        int | None, typer.Option(min=0, help="For all records; else by the key, or in turns.")
+        int | None,
+        typer.Option(min=0, help="Write to this partition.  [by the key; without a key, in turn]"),
     ] = None,
     null_empty: Annotated[
-        bool, typer.Option("--null-empty", help="An empty value is a tombstone.")
+        bool, typer.Option("--null-empty", help="Write an empty value as a tombstone.")
     ] = False,
     servers: ServersOption = DEFAULT_SERVERS,
     config: KafkaConfigOption = None,
 ) -> None:
-    """Write lines to a topic, each as one record, with acks=all and never twice.
+    """Write lines to a topic, one record each, and none of them twice.
 
-    A value is the line's bytes without the LF. The last line of output tells how many were
-    acknowledged, and two SHA-256 for the receiver: `sha256` is that of the values in order
-    (for plain lines: what sha256sum says of the file), `unordered` the sum of the values' own.
+    Records are written with acks=all by an idempotent producer. A value is the line's bytes
+    without the LF. The last line of output says how many records were acknowledged, and has two
+    checksums for the receiver to compare: `sha256` is the SHA-256 of the values in order (for
+    plain lines it equals sha256sum of the file), `unordered` the sum of the SHA-256 of each value,
+    which does not depend on the order.
 
     \b
     gateway produce orders --file orders.jsonl --key customer
@@ -72,9 +84,11 @@ def produce(
     if key_separator == "":
         raise typer.BadParameter("is empty", param_hint="--key-separator")
     separator = None if key_separator is None else key_separator.encode()
-    logging.getLogger("aiokafka").addHandler(logging.NullHandler())  # we say it, in one line
+    logging.getLogger("aiokafka").addHandler(
+        logging.NullHandler()
+    )  # failures are reported once, below
     with _open_input(file) as source, _show_progress(file) as progress:
-        done = produce_lines(
+        result = produce_lines(
             topic,
             source,
             lines=LineFormat(key=key, separator=separator, null_empty=null_empty),
@@ -83,12 +97,12 @@ def produce(
             progress=progress,
             **_build_connection_options(servers, config, topic),
         )
-    _print_summary(topic, done)
+    _print_summary(topic, result)
 
 
 def _parse_header(text: str) -> tuple[str, bytes]:
-    name, found, value = text.partition("=")
-    if not (found and name):
+    name, equals, value = text.partition("=")
+    if not (equals and name):
         raise typer.BadParameter(f"'{text}' is not NAME=VALUE", param_hint="--headers")
     return name, value.encode()
 
@@ -104,7 +118,11 @@ def _build_connection_options(servers: str, config: Path | None, topic: str) -> 
 
 @contextmanager
 def _open_input(file: Path | None) -> Iterator[BinaryIO]:
-    """Unbuffered: a thread blocked in a buffer of stdin would hang the end of the process."""
+    """Open the input without a buffer.
+
+    A thread that is blocked in a read of the buffered stdin holds its lock, for which the
+    interpreter would wait at its end.
+    """
     if file is None:
         yield getattr(sys.stdin.buffer, "raw", sys.stdin.buffer)
         return
@@ -114,7 +132,11 @@ def _open_input(file: Path | None) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _show_progress(file: Path | None) -> Iterator[Callable[[ProduceProgress], None] | None]:
-    """A bar on stderr where that is a terminal: bytes of a file, lines of stdin."""
+    """Show a bar on stderr, with the bytes read of a file or the lines read of stdin.
+
+    Yields:
+        The function to call with each progress; None if stderr is no terminal.
+    """
     if not sys.stderr.isatty():
         yield None
         return
@@ -124,11 +146,16 @@ def _show_progress(file: Path | None) -> Iterator[Callable[[ProduceProgress], No
     columns = (BarColumn(), TextColumn("{task.fields[lines]:,} lines"), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=file.stat().st_size if file else None, lines=0)
-        yield lambda done: bar.update(task, completed=done.bytes_read, lines=done.lines)
+        yield lambda state: bar.update(task, completed=state.bytes_read, lines=state.lines)
 
 
 def _print_summary(topic: str, result: ProduceProgress) -> None:
-    """What a receiver compares; a failure and ^C in the exit code. Rates are of the input."""
+    """Print the last line of output, then raise what ended the input early.
+
+    Raises:
+        GatewayError: A record was not acknowledged.
+        typer.Exit: The command was interrupted by ^C.
+    """
     line = f"{topic}: {result.acknowledged_records} of {result.lines} lines acknowledged"
     if result.failure is None and result.acknowledged_records == result.lines:
         rate = result.lines / result.seconds if result.seconds else 0.0

@@ -1,4 +1,4 @@
-"""`gateway reload`."""
+"""`gateway reload`: make a running gateway read its configuration again."""
 
 from __future__ import annotations
 
@@ -16,32 +16,39 @@ from .run import ConfigFileOption
 def reload(
     config: ConfigFileOption,
     pid: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Process id of `gateway run`.")
+        int | None, typer.Option(min=1, metavar="N", help="The process id of `gateway run`.")
     ] = None,
     pid_file: Annotated[
         Path | None,
-        typer.Option(exists=True, dir_okay=False, metavar="PATH", help="The file it is in."),
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            metavar="PATH",
+            help="The file with the process id, as given to `gateway run`.",
+        ),
     ] = None,
     admin: Annotated[
-        str | None, typer.Option(metavar="URL", help="Where it says `admin on`.")
+        str | None, typer.Option(metavar="URL", help="The address that it logs as `admin on`.")
     ] = None,
     token: Annotated[
         str | None,
         typer.Option(
-            envvar="GATEWAY_ADMIN_TOKEN", metavar="TOKEN", help="For one whose admin is guarded."
+            envvar="GATEWAY_ADMIN_TOKEN",
+            metavar="TOKEN",
+            help="A token for --admin, if it is guarded.",
         ),
     ] = None,
 ) -> None:
-    """Have a gateway that runs take over its configuration as it is by now.
+    """Make a running gateway read its configuration again.
 
-    What is wrong with it is said here, and nothing is changed then. Streams whose route shows them
-    the same go on untouched; its log says what became of the others, and which options need a
-    restart.
+    The configuration is checked first; if it is wrong, nothing changes. Streams whose route still
+    shows them the same go on. The gateway's log says what became of the other streams, and which
+    changed options need a restart; with --admin this command prints it, too.
 
     \b
     gateway reload -c gateway.yaml --pid-file /run/gateway.pid
     gateway reload -c gateway.yaml --pid 4711
-    gateway reload -c gateway.yaml --admin http://127.0.0.1:9901    # says here what came of it
+    gateway reload -c gateway.yaml --admin http://127.0.0.1:9901
     """
     from gateway.config import load
 
@@ -55,32 +62,42 @@ def reload(
     try:
         os.kill(process, signal.SIGHUP)
     except ProcessLookupError:
-        typer.echo(f"gateway: no process {process} runs; start it with `gateway run`", err=True)
+        typer.echo(
+            f"gateway: there is no process {process}; start one with `gateway run`", err=True
+        )
         raise typer.Exit(EXIT_FAILURE) from None
     except PermissionError:
-        typer.echo(f"gateway: process {process} is another user's; run this as that one", err=True)
+        typer.echo(
+            f"gateway: process {process} belongs to another user; run this as that user", err=True
+        )
         raise typer.Exit(EXIT_FAILURE) from None
-    typer.echo(f"{config}: ok; process {process} takes it over, its log says how")
+    typer.echo(f"{config}: ok; process {process} reads it again, see its log")
 
 
 def _request_reload(admin: str, token: str | None) -> str:
-    """What came of it, as the gateway says. Raises GatewayError where nothing did."""
+    """Ask a gateway by its admin API to reload, and return a line about what changed.
+
+    Raises:
+        GatewayError: The gateway cannot be reached, or refuses its configuration.
+    """
     import httpx
 
     from gateway.errors import GatewayError
 
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     try:
-        answer = httpx.post(f"{admin.rstrip('/')}/reload", headers=headers, timeout=60)
-        told = answer.json()
+        response = httpx.post(f"{admin.rstrip('/')}/reload", headers=headers, timeout=60)
+        result = response.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as exc:
-        raise GatewayError(f"no gateway answers at {admin} ({exc}); see its `admin on`") from None
-    if answer.status_code != 200:
-        raise GatewayError("\n".join(told.get("problems") or [str(told.get("detail"))]))
-    streams = ", ".join(f"{count} {what}" for what, count in told["streams"].items()) or "none"
-    routes = ", ".join(f"{count} {what}" for what, count in told["routes"].items())
-    kept = "".join(f"; until a restart as before: {name}" for name in told["kept"])
-    missing = "".join(f"; worker {number} did not answer" for number in told["missing"])
+        raise GatewayError(
+            f"no gateway answers at {admin} ({exc}); see `admin on` in its log"
+        ) from None
+    if response.status_code != 200:
+        raise GatewayError("\n".join(result.get("problems") or [str(result.get("detail"))]))
+    streams = ", ".join(f"{count} {what}" for what, count in result["streams"].items()) or "none"
+    routes = ", ".join(f"{count} {what}" for what, count in result["routes"].items())
+    kept = "".join(f"; needs a restart: {name}" for name in result["kept"])
+    missing = "".join(f"; worker {number} did not answer" for number in result["missing"])
     return f"routes: {routes}; streams: {streams}{kept}{missing}"
 
 

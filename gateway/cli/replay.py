@@ -1,4 +1,4 @@
-"""`gateway replay`: asks a sidecar that runs."""
+"""`gateway replay`: start, list and cancel replays of a running sidecar."""
 
 from __future__ import annotations
 
@@ -10,38 +10,42 @@ import typer
 
 from gateway.errors import GatewayError
 
-from .commands import EXIT_FAILURE
+from .commands import EXIT_FAILURE, format_exit_codes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 DEFAULT_URL = "http://127.0.0.1:8080"
-POLL_INTERVAL_S = 0.5  # seconds between looks at one that runs
+POLL_INTERVAL_S = 0.5  # seconds between two requests for the state of a running replay
 
 replay = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    epilog="Exit codes: 0 done, 1 failure, 2 wrong usage, 130 by ^C.",
+    epilog=format_exit_codes(reads_config=False),
 )
 
 UrlOption = Annotated[
-    str, typer.Option("--url", "-u", envvar="GATEWAY_SIDECAR_URL", help="Where the sidecar is.")
+    str,
+    typer.Option("--url", "-u", envvar="GATEWAY_SIDECAR_URL", help="The address of the sidecar."),
 ]
 TokenOption = Annotated[
     str | None,
-    typer.Option(envvar="GATEWAY_SIDECAR_TOKEN", metavar="TOKEN", help="For one that is guarded."),
+    typer.Option(
+        envvar="GATEWAY_SIDECAR_TOKEN", metavar="TOKEN", help="A token, if the sidecar is guarded."
+    ),
 ]
 IdArgument = Annotated[
-    str, typer.Argument(show_default=False, help="As `start` and `list` tell it.")
+    str, typer.Argument(show_default=False, help="The replay's id, as `start` and `list` print it.")
 ]
 
 
 @replay.callback()
 def _replay() -> None:
-    """Records of a topic once more: to another topic, or to the back end of a group.
+    """Send records of a topic again.
 
-    A sidecar does it, and another one goes on where that is gone: copies in a topic are there
-    exactly once, a back end may get its last batches twice.
+    They are sent to another topic, or to the back end of a group. A running sidecar does the work;
+    if it stops, another sidecar continues. Copies in a topic are written exactly once. A back end
+    may get its last batches twice.
 
     \b
     gateway replay start orders --to-topic orders-again
@@ -51,85 +55,118 @@ def _replay() -> None:
     """
 
 
-@replay.command()
+@replay.command(
+    epilog=format_exit_codes("failure or, with --wait, a failed replay", reads_config=False)
+)
 def start(
-    topic: Annotated[str, typer.Argument(show_default=False, help="Whose records.")],
+    topic: Annotated[str, typer.Argument(show_default=False, help="The topic to read.")],
     to_topic: Annotated[
-        str | None, typer.Option(metavar="TOPIC", help="Copies of them go there.")
+        str | None, typer.Option(metavar="TOPIC", help="Write copies to this topic.")
     ] = None,
     to_backend: Annotated[
-        bool, typer.Option("--to-backend", help="The back end of the group gets them.")
+        bool, typer.Option("--to-backend", help="Send them to the back end of --group.")
     ] = False,
     group: Annotated[
-        str | None, typer.Option("--group", "-g", metavar="GROUP", help="Of the sidecar's.")
+        str | None,
+        typer.Option("--group", "-g", metavar="GROUP", help="A reactive group of the sidecar."),
     ] = None,
-    partition: Annotated[int | None, typer.Option(min=0, metavar="N", help="Only of it.")] = None,
+    partition: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Read only this partition.")
+    ] = None,
     start_offset: Annotated[
         int | None,
-        typer.Option("--from", min=0, metavar="OFFSET", help="The first, of one partition."),
+        typer.Option("--from", min=0, metavar="OFFSET", help="The first offset, with --partition."),
     ] = None,
     from_time: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="In its place: 2026-01-31T12:00:00Z, or milliseconds."),
+        typer.Option(
+            metavar="TIME",
+            help="Start at this time instead: 2026-01-31T12:00:00Z, or milliseconds.",
+        ),
     ] = None,
     until: Annotated[
-        int | None, typer.Option(min=0, metavar="OFFSET", help="The first that is left out.")
+        int | None, typer.Option(min=0, metavar="OFFSET", help="The first offset that is left out.")
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Until it is over.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the replay has ended.")] = False,
     url: UrlOption = DEFAULT_URL,
     token: TokenOption = None,
 ) -> None:
-    """Start one, of what is there now; prints its id."""
+    """Start a replay, and print its id. It ends at the records that the topic has now.
+
+    \b
+    gateway replay start orders --to-topic orders-again
+    gateway replay start orders --to-backend --group billing --wait
+    """
     if (to_topic is not None) == to_backend:
         raise typer.BadParameter("give either --to-topic or --to-backend")
-    at = int(from_time) if from_time is not None and from_time.isdecimal() else from_time
-    asked = {
+    start_time = int(from_time) if from_time is not None and from_time.isdecimal() else from_time
+    options = {
         "topic": topic,
         "partition": partition,
         "startOffset": start_offset,
-        "startTime": at,
+        "startTime": start_time,
         "endOffset": until,
         "consumerGroup": group,
         "destination": "backend" if to_backend else "topic",
         "destinationTopic": to_topic,
     }
-    body = {name: value for name, value in asked.items() if value is not None}
-    told = _send_request("POST", url, token, "/replays", body)
-    typer.echo(told["id"])
+    body = {name: value for name, value in options.items() if value is not None}
+    status = _send_request("POST", url, token, "/replays", body)
+    typer.echo(status["id"])
     if wait:
-        _wait_for_end(url, token, told)
+        _wait_for_end(url, token, status)
 
 
-@replay.command("list")
+@replay.command("list", epilog=format_exit_codes(reads_config=False))
 def list_(
-    as_json: Annotated[bool, typer.Option("--json", help="As the sidecar has them.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON, as the sidecar returns it.")
+    ] = False,
     url: UrlOption = DEFAULT_URL,
     token: TokenOption = None,
 ) -> None:
-    """All replays, oldest first; those that are over for seven days."""
-    told = _send_request("GET", url, token, "/replays")
+    """List all replays, oldest first. Those that ended are kept for seven days.
+
+    \b
+    gateway replay list
+    gateway replay list --json | jq '.[].state'
+    """
+    replays = _send_request("GET", url, token, "/replays")
     if as_json:
-        typer.echo(json.dumps(told))
+        typer.echo(json.dumps(replays))
         return
-    for each in told:
+    for each in replays:
         typer.echo(_format_status(each))
-    if not told:
+    if not replays:
         typer.echo("no replays")
 
 
-@replay.command()
+@replay.command(epilog=format_exit_codes(reads_config=False))
 def show(id: IdArgument, url: UrlOption = DEFAULT_URL, token: TokenOption = None) -> None:
-    """All that is known of one, as JSON."""
+    """Print everything about one replay, as JSON.
+
+    \b
+    gateway replay show 5f1c9a7e3b2d4c68a0e1f2b3c4d5e6f7
+    """
     typer.echo(json.dumps(_send_request("GET", url, token, f"/replays/{id}"), indent=2))
 
 
-@replay.command()
+@replay.command(epilog=format_exit_codes(reads_config=False))
 def cancel(id: IdArgument, url: UrlOption = DEFAULT_URL, token: TokenOption = None) -> None:
-    """Have nothing more of it written; what is there stays."""
+    """Stop a replay. What it has written stays.
+
+    \b
+    gateway replay cancel 5f1c9a7e3b2d4c68a0e1f2b3c4d5e6f7
+    """
     typer.echo(_format_status(_send_request("DELETE", url, token, f"/replays/{id}")))
 
 
 def _wait_for_end(url: str, token: str | None, status: Mapping[str, Any]) -> None:
+    """Show a replay's progress until it has ended.
+
+    Raises:
+        typer.Exit: It ended otherwise than by completing.
+    """
     from gateway.cli.dlq.report import show_progress
 
     with show_progress(100) as advance:
@@ -160,7 +197,7 @@ def _format_status(status: Mapping[str, Any]) -> str:
         f"{status['records']} records",
         f"{status['recordsPerSecond']:.0f}/s",
         *([f"{status['deadLetters']} dead letters"] if status["deadLetters"] else []),
-        *([f"{lost} offsets gone by retention"] if lost else []),
+        *([f"{lost} offsets deleted by retention"] if lost else []),
         *([status["error"]] if status["error"] else []),
     ]
     return "  ".join(parts)
@@ -175,21 +212,33 @@ def _send_request(
     *,
     tolerate_unavailable: bool = False,
 ) -> Any:
-    """patient: None where it cannot be asked now. Raises GatewayError."""
+    """Send a request to the sidecar and return its response's JSON.
+
+    Args:
+        method: The HTTP method.
+        url: The address of the sidecar.
+        token: The bearer token; None for none.
+        path: The path of the request.
+        body: Its body; None for none.
+        tolerate_unavailable: Return None if the sidecar cannot answer now.
+
+    Raises:
+        GatewayError: The sidecar cannot be reached, or refuses the request.
+    """
     import httpx
 
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     try:
-        answer = httpx.request(
+        response = httpx.request(
             method, f"{url.rstrip('/')}{path}", json=body, headers=headers, timeout=60
         )
-        told = answer.json()
+        result = response.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as exc:
         if tolerate_unavailable:
             return None
         raise GatewayError(f"no sidecar answers at {url} ({exc}); give --url") from None
-    if answer.is_success:
-        return told
-    if tolerate_unavailable and answer.status_code == 503:
+    if response.is_success:
+        return result
+    if tolerate_unavailable and response.status_code == 503:
         return None
-    raise GatewayError(f"{told.get('message')}; {told.get('description')}")
+    raise GatewayError(f"{result.get('message')}; {result.get('description')}")

@@ -1,9 +1,9 @@
-"""`gateway run`."""
+"""`gateway run`: serve the routes of a configuration."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,10 +13,18 @@ import typer
 if TYPE_CHECKING:
     from gateway.config import Settings
 
-LOGGER_NAMES = ("kafka", "hub", "web", "sidecar")
+LOGGER_NAMES = ("kafka", "hub", "web", "sidecar")  # the packages that --debug accepts
 
 ConfigFileOption = Annotated[
-    Path, typer.Option("--config", "-c", metavar="FILE", exists=True, dir_okay=False, help="YAML.")
+    Path,
+    typer.Option(
+        "--config",
+        "-c",
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+        help="The configuration, in YAML.",
+    ),
 ]
 
 
@@ -25,26 +33,33 @@ def run(
     workers: Annotated[
         int | None,
         typer.Option(
-            min=1, max=256, metavar="N", help="Processes that share the port; beats listen.workers."
+            min=1,
+            max=256,
+            metavar="N",
+            help="Processes that share the port; overrides listen.workers.",
         ),
     ] = None,
     pid_file: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", help="Where its process id is while it runs.", dir_okay=False),
+        typer.Option(
+            metavar="PATH", help="Keep the process id in this file while it runs.", dir_okay=False
+        ),
     ] = None,
     debug: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="ROOM",
-            help=f"Log in detail what one does ({', '.join(LOGGER_NAMES)}); repeatable.",
+            metavar="PACKAGE",
+            help=f"Log what a package does ({', '.join(LOGGER_NAMES)}); repeatable.",
         ),
     ] = None,
 ) -> None:
-    """Serve the routes of a configuration until SIGTERM or ^C; SIGHUP has it read anew.
+    """Serve the routes of a configuration until SIGTERM or ^C.
+
+    SIGHUP makes it read the configuration again (see `gateway reload`).
 
     \b
     gateway run -c gateway.yaml
-    gateway run -c gateway.yaml --workers 4     # one for each core
+    gateway run -c gateway.yaml --workers 4     # one per core
     gateway run -c gateway.yaml --debug kafka   # why is this partition late?
     gateway run -c gateway.yaml --pid-file /run/gateway.pid     # for `gateway reload`
     """
@@ -53,11 +68,7 @@ def run(
 
     from . import sidecar_factory
 
-    for room in debug or ():
-        if room not in LOGGER_NAMES:
-            raise typer.BadParameter(
-                f"'{room}' is none of {', '.join(LOGGER_NAMES)}", param_hint="--debug"
-            )
+    check_logger_names(debug or ())
 
     def load_settings() -> Settings:
         return load(config, listen={"workers": workers})
@@ -73,9 +84,22 @@ def run(
         raise typer.Exit(status)
 
 
+def check_logger_names(names: Iterable[str]) -> None:
+    """Check the values of --debug.
+
+    Raises:
+        typer.BadParameter: One of them is not in `LOGGER_NAMES`.
+    """
+    for name in names:
+        if name not in LOGGER_NAMES:
+            raise typer.BadParameter(
+                f"'{name}' is none of {', '.join(LOGGER_NAMES)}", param_hint="--debug"
+            )
+
+
 @contextmanager
 def _write_pid_file(path: Path | None) -> Iterator[None]:
-    """Our process id, for as long as we run."""
+    """Keep the id of this process in a file while the block runs."""
     if path is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""`gateway sidecar`."""
+"""`gateway sidecar`: serve the sidecar alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from gateway.errors import ConfigError
 
-from .run import LOGGER_NAMES, ConfigFileOption
+from .run import LOGGER_NAMES, ConfigFileOption, check_logger_names
 
 if TYPE_CHECKING:
     from gateway.config import Settings
@@ -23,24 +23,30 @@ def sidecar(
             metavar="FILE",
             exists=True,
             dir_okay=False,
-            help="YAML of single options, such as `kafka-producer.keyFormat: json`.",
+            help="YAML that overrides options, such as `kafka-producer.keyFormat: json`.",
         ),
     ] = None,
     host: Annotated[
-        str | None, typer.Option(metavar="HOST", help="Address to bind; beats listen.host.")
+        str | None,
+        typer.Option(metavar="HOST", help="Address to listen on; overrides listen.host."),
     ] = None,
     port: Annotated[
         int | None,
-        typer.Option(min=0, max=65535, metavar="N", help="0 for a free one; beats listen.port."),
+        typer.Option(
+            min=0, max=65535, metavar="N", help="Port, 0 for any free one; overrides listen.port."
+        ),
     ] = None,
     debug: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="ROOM", help=f"Log in detail ({', '.join(LOGGER_NAMES)}); repeatable."
+            metavar="PACKAGE",
+            help=f"Log what a package does ({', '.join(LOGGER_NAMES)}); repeatable.",
         ),
     ] = None,
 ) -> None:
-    """Serve Kafka over HTTP to the back end beside it, and nothing else, until SIGTERM or ^C.
+    """Serve Kafka over HTTP to a back end on the same host.
+
+    Serve the section `sidecar` of a configuration, and none of its routes, until SIGTERM or ^C.
 
     \b
     gateway sidecar -c gateway.yaml                       # on 127.0.0.1:8080
@@ -52,10 +58,7 @@ def sidecar(
 
     from .sidecar_factory import create_standalone_sidecar
 
-    for room in debug or ():
-        if room not in LOGGER_NAMES:
-            what = f"'{room}' is none of {', '.join(LOGGER_NAMES)}"
-            raise typer.BadParameter(what, param_hint="--debug")
+    check_logger_names(debug or ())
 
     def load_settings() -> Settings:
         return build_standalone_settings(
@@ -73,7 +76,15 @@ def sidecar(
 
 
 def build_standalone_settings(settings: Settings, filename: str) -> Settings:
-    """Without streams. name: of the file. Raises ConfigError for settings without a sidecar."""
+    """Return the settings of a sidecar alone: without routes.
+
+    Args:
+        settings: The settings of a configuration.
+        filename: The configuration's name, for the error.
+
+    Raises:
+        ConfigError: The configuration has no section `sidecar`.
+    """
     if settings.sidecar is None:
         what = "there is no section sidecar; add one, such as `sidecar: {producer: {}}`"
         raise ConfigError([f"{filename}:1:1: {what}"])

@@ -1,4 +1,8 @@
-"""The sidecar beside the streams: what the layers below it do not know of each other."""
+"""Create the sidecar of a gateway's process.
+
+The packages `sidecar` and `web` do not import each other; this module joins them. `gateway run` and
+`gateway sidecar` pass one of its functions to the server.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,13 @@ if TYPE_CHECKING:
 def create_sidecar(
     gateway: Gateway, guards: Guards, *, standalone: bool = False
 ) -> SidecarApplication | None:
-    """The sidecar of a gateway that runs; None where none is configured."""
+    """Create the sidecar that a gateway is configured with; None if there is none.
+
+    Args:
+        gateway: The gateway; its hub's connections to Kafka are shared.
+        guards: The guards of the gateway.
+        standalone: The process serves nothing but the sidecar.
+    """
     settings = gateway.settings
     if settings.sidecar is None:
         return None
@@ -40,18 +50,19 @@ def create_sidecar(
 
 
 def create_standalone_sidecar(gateway: Gateway, guards: Guards) -> SidecarApplication | None:
-    """As `sidecar`, on a port of its own."""
+    """Create the sidecar of a process that serves nothing else; see `create_sidecar`."""
     return create_sidecar(gateway, guards, standalone=True)
 
 
-GRANTED_SCOPE_KEY = (
-    "gateway.sidecar.granted"  # in the ASGI scope: guards are asked once for a request
-)
+GRANTED_SCOPE_KEY = "gateway.sidecar.granted"  # in the ASGI scope: what the guards granted
 
 
 class ScopeGuard:
-    """Asks the guards of `sidecar.guarded`: one of them must grant the scope, as a role. They are
-    asked once for each request."""
+    """Checks each request to the sidecar by the guards of `sidecar.guarded`.
+
+    One of the guards must grant the scope that an endpoint requires, as a role. The guards are
+    called once per request, however many scopes are checked. `create_sidecar` creates it.
+    """
 
     def __init__(self, guards: Guards, settings: Settings) -> None:
         from gateway.config import Route
@@ -69,6 +80,17 @@ class ScopeGuard:
     async def __call__(
         self, request: Request, scope: str, topics: Sequence[str] = (), group: str | None = None
     ) -> str:
+        """Return who sends a request; empty if the sidecar is not guarded.
+
+        Args:
+            request: The request.
+            scope: The scope it requires; empty for none.
+            topics: Not used: guards grant scopes, whatever the topic.
+            group: Not used.
+
+        Raises:
+            NotGranted: No guard admits the request or grants the scope.
+        """
         from gateway.web.access import get_bearer_token
 
         if not self._route.guarded:
@@ -80,6 +102,6 @@ class ScopeGuard:
         if scope and not any(scope in grant.roles for grant in granted.values()):
             what = f"no guard grants {scope}; ask for a token with that scope"
             raise NotGranted(403, what, roles=(scope,))
-        if len(granted) > 1:  # who it is for the first may be several for the others
+        if len(granted) > 1:  # one identity of one guard may be several of another: name all
             return json.dumps(sorted(granted.subject))
         return granted.identity or ""

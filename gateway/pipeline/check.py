@@ -1,7 +1,8 @@
-"""What is wrong with jobs, before Spark starts: no Java, no pyspark.
+"""Find the problems of jobs before Spark starts, without Java and pyspark.
 
-`static` looks at the configuration alone; `asked` at what Kafka and registries have. Problems are
-told as those of the configuration: where in the file, what, what to do.
+`find_static_problems` reads the configuration only; `check_externals` also asks Kafka and the
+schema registries. Problems are reported like those of the configuration: the place in the file,
+what is wrong, and what to do.
 """
 
 from __future__ import annotations
@@ -27,18 +28,29 @@ from .jobs import get_inputs, get_output
 
 Loc = tuple[str | int, ...]
 Columns = Mapping[str, Mapping[str, str]]
+"""The columns of each input and their types, by the input's name."""
 _OPTION_PREFIX = re.compile(r"([A-Za-z_][\w]*(?:\.[A-Za-z_][\w]*)*): ")
 
 
 class JobProblem(NamedTuple):
-    """A problem, and the way to it."""
+    """A problem of a job.
+
+    Attributes:
+        loc: The path to it in the file, such as ("pipelines", "jobs", 0, "from", "time").
+        message: What is wrong, and what to do.
+    """
 
     loc: Loc
     message: str
 
 
 class ExternalCheck(NamedTuple):
-    """problems: what does not go together. unknown: what could not be asked, and why."""
+    """The result of `check_externals`.
+
+    Attributes:
+        problems: What does not fit what Kafka and the registries have.
+        skipped_checks: Which checks were skipped because a server does not answer, and its error.
+    """
 
     problems: list[JobProblem]
     skipped_checks: list[str]
@@ -47,46 +59,72 @@ class ExternalCheck(NamedTuple):
 def raise_for_problems(
     file: str | os.PathLike[str], settings: Settings, jobs: Sequence[Job] | None = None
 ) -> None:
-    """Raises ConfigError with every static problem, located. jobs: those looked at, if not all."""
-    found = find_static_problems(settings, jobs)
-    if found:
-        raise ConfigError(format_problems(file, found))
+    """Raise an error if there are static problems.
+
+    Args:
+        file: The configuration file, for the places of the problems.
+        settings: Its settings.
+        jobs: The jobs to check; None for all.
+
+    Raises:
+        ConfigError: There are problems. It has all of them, with their places.
+    """
+    problems = find_static_problems(settings, jobs)
+    if problems:
+        raise ConfigError(format_problems(file, problems))
 
 
 def format_problems(file: str | os.PathLike[str], problems: Iterable[JobProblem]) -> list[str]:
-    """One for each, located."""
+    """Return one line for each problem, which begins with its place in the file."""
     locate = create_locator(file)
-    return [locate(way, message) for way, message in problems]
+    return [locate(loc, message) for loc, message in problems]
 
 
 def find_static_problems(settings: Settings, jobs: Sequence[Job] | None = None) -> list[JobProblem]:
-    """All that can be known without asking anybody."""
+    """Return the problems that the configuration alone shows.
+
+    Args:
+        settings: The settings.
+        jobs: The jobs to check; None for all.
+    """
     located = list(_iter_located_jobs(settings, jobs))
     return [
         *_check_conf(settings, [job for _, job in located]),
         *(
-            found._replace(loc=(*way, *found.loc))
-            for way, job in located
-            for found in _check_job(job, {})
+            problem._replace(loc=(*loc, *problem.loc))
+            for loc, job in located
+            for problem in _check_job(job, {})
         ),
     ]
 
 
 def check_externals(settings: Settings, jobs: Sequence[Job] | None = None) -> ExternalCheck:
-    """What Kafka and the registries know otherwise; who does not answer is told apart."""
-    made = ExternalCheck([], [])
+    """Compare jobs with the topics that Kafka has, and with the schemas of the registries.
+
+    The static problems are not among the result.
+
+    Args:
+        settings: The settings.
+        jobs: The jobs to check; None for all.
+    """
+    result = ExternalCheck([], [])
     outputs = (get_output(job) for _, job in _iter_located_jobs(settings, None))
-    written = {each.topic for each in outputs if each is not None}
-    known: dict[str, Mapping[str, int] | None] = {}
-    for way, job in _iter_located_jobs(settings, jobs):
-        derived = _load_schema_columns(settings, job, way, made)
-        if derived:
-            before = {each.message for each in _check_job(job, {})}
-            again = (each for each in _check_job(job, derived) if each.message not in before)
-            made.problems.extend(each._replace(loc=(*way, *each.loc)) for each in again)
-        for name, each in resolve_inputs(job).items():
-            _check_topic(settings, each, (*way, *_input_loc(job, name)), known, written, made)
-    return made
+    # The outputs of all jobs, because the jobs that are checked may read them before they exist.
+    output_topics = {output.topic for output in outputs if output is not None}
+    topics_by_cluster: dict[str, Mapping[str, int] | None] = {}
+    for loc, job in _iter_located_jobs(settings, jobs):
+        schema_columns = _load_schema_columns(settings, job, loc, result)
+        if schema_columns:
+            static = {problem.message for problem in _check_job(job, {})}
+            result.problems.extend(
+                problem._replace(loc=(*loc, *problem.loc))
+                for problem in _check_job(job, schema_columns)
+                if problem.message not in static
+            )
+        for name, job_input in resolve_inputs(job).items():
+            input_loc = (*loc, *_input_loc(job, name))
+            _check_topic(settings, job_input, input_loc, topics_by_cluster, output_topics, result)
+    return result
 
 
 def _iter_located_jobs(settings: Settings, jobs: Sequence[Job] | None) -> Iterator[tuple[Loc, Job]]:
@@ -98,54 +136,61 @@ def _iter_located_jobs(settings: Settings, jobs: Sequence[Job] | None) -> Iterat
 
 _FIXED_CONF = {
     "spark.sql.session.timeZone": "windows and the times of rows are in UTC",
-    "spark.sql.shuffle.partitions": "a job's state.partitions says it",
-    "spark.sql.streaming.minBatchesToRetain": "a job's state.retain says it",
-    "spark.sql.streaming.join.stateFormatVersion": "checkpoints are of one format",
-    "spark.sql.streaming.stateStore.providerClass": "checkpoints are of one format",
-    "spark.sql.streaming.stateStore.checkpointFormatVersion": "checkpoints are of one format",
+    "spark.sql.shuffle.partitions": "a job's state.partitions sets it",
+    "spark.sql.streaming.minBatchesToRetain": "a job's state.retain sets it",
+    "spark.sql.streaming.join.stateFormatVersion": "all checkpoints have one format",
+    "spark.sql.streaming.stateStore.providerClass": "all checkpoints have one format",
+    "spark.sql.streaming.stateStore.checkpointFormatVersion": "all checkpoints have one format",
 }
-"""What `spark.conf` may not set otherwise, as state or the meaning of rows depends on it."""
+"""Settings of Spark that `spark.conf` may not change, because the state or the meaning of rows
+depends on them, and the reasons."""
 
 
 def _check_conf(settings: Settings, jobs: Sequence[Job]) -> Iterator[JobProblem]:
-    given = {} if settings.pipelines is None else settings.pipelines.spark.conf
-    ours = [{**session.BASE_CONF, **profiles.build_job_conf(job)} for job in jobs]
-    for name, why in _FIXED_CONF.items():
-        if name in given and any(each[name].lower() != given[name].lower() for each in ours):
-            yield JobProblem(("pipelines", "spark", "conf", name), f"{why}; remove it")
+    conf = {} if settings.pipelines is None else settings.pipelines.spark.conf
+    required = [{**session.BASE_CONF, **profiles.build_job_conf(job)} for job in jobs]
+    for name, reason in _FIXED_CONF.items():
+        if name in conf and any(each[name].lower() != conf[name].lower() for each in required):
+            yield JobProblem(("pipelines", "spark", "conf", name), f"{reason}; remove it")
 
 
 def _check_job(job: Job, schema_columns: Columns) -> Iterator[JobProblem]:
-    """derived: the columns of inputs with a schema, where they are known."""
+    """Yield the problems of a job, with paths that begin at the job.
+
+    Args:
+        job: The job.
+        schema_columns: The columns of the inputs whose schema was fetched.
+    """
     columns: dict[str, dict[str, str]] = {}
     for name, input in get_inputs(job).items():
-        way = _input_loc(job, name)
-        yield from (each._replace(loc=(*way, *each.loc)) for each in _check_input(job, input))
+        loc = _input_loc(job, name)
+        yield from (each._replace(loc=(*loc, *each.loc)) for each in _check_input(job, input))
+        # If the columns are unknown, `columns` lacks the input, and they are not checked.
         if fields.get_fields(input, schema_columns.get(name)) or input.value.model == "string":
             columns[name] = fields.get_columns(input, schema_columns.get(name))
             yield from (
-                each._replace(loc=(*way, *each.loc)) for each in _check_time(input, columns[name])
+                each._replace(loc=(*loc, *each.loc)) for each in _check_time(input, columns[name])
             )
     module = import_job_module(job)
     yield from (_parse_problem(text) for text in module.check_job(job, columns))
     if job.trigger == "realtime":
-        if why := module.check_realtime(job):
-            yield JobProblem(("trigger",), f"realtime is not for this job: {why}")
+        if reason := module.check_realtime(job):
+            yield JobProblem(("trigger",), f"this job cannot run in real time: {reason}")
         yield from _check_realtime_options(job)
 
 
 def _check_input(job: Job, input: Input) -> Iterator[JobProblem]:
     value = input.value
     for name, kind in value.fields.items():
-        if wrong := types.check_type(kind):
-            yield JobProblem(("value", "fields", name), wrong)
+        if message := types.check_type(kind):
+            yield JobProblem(("value", "fields", name), message)
         if name in types.RECORD_COLUMN_TYPES:
             yield JobProblem(
-                ("value", "fields", name), f"'{name}' is the record's own; use another name"
+                ("value", "fields", name), f"'{name}' is a column of every record; use another name"
             )
     if value.model == "json" and not value.fields and not isinstance(job, config.Load):
-        what = "JSON has no columns by itself; name them, such as fields: {user: string}"
-        yield JobProblem(("value",), what)
+        message = "JSON has no schema; name its columns, such as fields: {user: string}"
+        yield JobProblem(("value",), message)
     if value.model == "string" and value.fields:
         yield JobProblem(("value", "fields"), "model string has one column, 'value'; remove fields")
 
@@ -153,9 +198,9 @@ def _check_input(job: Job, input: Input) -> Iterator[JobProblem]:
 def _check_realtime_options(job: Job) -> Iterator[JobProblem]:
     for name, input in resolve_inputs(job).items():
         for option in list_side_output_options(input):
-            what = "in real-time mode no such records are told; remove it, or take another trigger"
+            message = "not available in real-time mode; remove it, or use another trigger"
             yield JobProblem(
-                (*_input_loc(job, name), Input.model_fields[option].alias or option), what
+                (*_input_loc(job, name), Input.model_fields[option].alias or option), message
             )
 
 
@@ -165,29 +210,32 @@ def _check_time(input: Input, columns: Mapping[str, str]) -> Iterator[JobProblem
         hint = suggest(input.time, columns)
         yield JobProblem(("time",), f"there is no column '{input.time}'; {hint}")
     elif kind not in ("timestamp", "timestamp_ltz"):
-        hint = "make it timestamp, or timestamp_ms of a number"
+        hint = "make it timestamp, or timestamp_ms if it is a number"
         yield JobProblem(("time",), f"'{input.time}' is of type {kind}; {hint}")
 
 
 def _load_schema_columns(
     settings: Settings, job: Job, loc: Loc, check_result: ExternalCheck
 ) -> dict[str, dict[str, str]]:
-    """The columns of inputs whose schema has them."""
-    found: dict[str, dict[str, str]] = {}
+    """Return the columns of the inputs that have a schema instead of `fields`.
+
+    Errors are added to `check_result`.
+    """
+    columns: dict[str, dict[str, str]] = {}
     for name, input in get_inputs(job).items():
         value = input.value
         if not schemas.has_schema(value.model) or value.fields:
             continue
         try:
             catalog = settings.catalogs[value.catalog or ""]
-            found[name] = schemas.fetch_schema_columns(input.topic, value, catalog)
+            columns[name] = schemas.fetch_schema_columns(input.topic, value, catalog)
         except FormatError as error:
             check_result.problems.append(
                 JobProblem((*loc, *_input_loc(job, name), "value"), str(error))
             )
         except RegistryUnavailable as error:
             check_result.skipped_checks.append(f"schema of {input.topic}: {error}")
-    return found
+    return columns
 
 
 def _check_topic(
@@ -198,7 +246,17 @@ def _check_topic(
     output_topics: set[str],
     check_result: ExternalCheck,
 ) -> None:
-    """known: the topics of clusters asked before; None of those that do not answer."""
+    """Check that an input's topic exists or is the output of a job.
+
+    Args:
+        settings: The settings.
+        input: The input.
+        loc: The path to it.
+        topics_by_cluster: The topics of the clusters that were asked, None for a cluster that did
+            not answer. The input's cluster is added, so that each is asked once.
+        output_topics: The topics that jobs write.
+        check_result: Where problems are added.
+    """
     name = input.kafka or ""
     if name not in topics_by_cluster:
         topics_by_cluster[name] = None
@@ -208,9 +266,9 @@ def _check_topic(
             topics_by_cluster[name] = topics.list_topics(kafka)
         except PipelineError as error:
             check_result.skipped_checks.append(f"topics: {error}")
-    there = topics_by_cluster[name]
-    if there is not None and input.topic not in there and input.topic not in output_topics:
-        hint = suggest(input.topic, there, "make it")
+    existing = topics_by_cluster[name]
+    if existing is not None and input.topic not in existing and input.topic not in output_topics:
+        hint = suggest(input.topic, existing, "create it")
         check_result.problems.append(
             JobProblem((*loc, "topic"), f"Kafka has no topic '{input.topic}'; {hint}")
         )
@@ -221,10 +279,13 @@ def _input_loc(job: Job, name: str) -> Loc:
 
 
 def _parse_problem(text: str) -> JobProblem:
-    """A job's own problem: it begins with its option, where it is about one."""
-    found = _OPTION_PREFIX.match(text)
+    """Return a problem that a job's module reported as text.
+
+    The text begins with the path of an option and a colon if the problem is about an option.
+    """
+    prefix = _OPTION_PREFIX.match(text)
     return (
-        JobProblem(tuple(found[1].split(".")), text[found.end() :])
-        if found
+        JobProblem(tuple(prefix[1].split(".")), text[prefix.end() :])
+        if prefix
         else JobProblem((), text)
     )

@@ -1,8 +1,9 @@
-"""A shop that never closes: clicks, orders and payments as a real one sends them.
+"""Generate the events of a shop for demos and tests: clicks, orders and payments.
 
-A few users do most of it, events come out of order, some late, some orders are never paid. The
-same seed gives the same events, so what a job makes of them can be compared with an oracle.
-Without I/O: who sends them brings the time.
+A few users cause most events, events arrive out of order, some late, and some orders are never
+paid. The same seed gives the same events, so the results of a job can be compared with an oracle.
+
+This module does no I/O: callers pass the time, and send the events.
 """
 
 from __future__ import annotations
@@ -21,9 +22,22 @@ PLANS = ("free", "plus", "gold")
 
 @dataclass(frozen=True)
 class ShopTraffic:
-    """clicks, orders: a second. skew: exponent of Zipf's law, 0 for none. disorder: mean seconds
-    between an event and its sending. late: share that is sent `lateness` seconds after it
-    happened. paid: share of orders, within `delay` seconds on the average. seed: of it all."""
+    """How many events a shop has, and how they are distributed.
+
+    Attributes:
+        clicks: Clicks per second.
+        orders: Orders per second.
+        users: The number of users.
+        merchants: The number of merchants.
+        skew: The exponent of Zipf's law, by which events are distributed over users and merchants;
+            0 distributes them evenly.
+        disorder: The mean time from an event to its sending, in seconds.
+        late: The share of events that are sent `late_by_s` later still, from 0 to 1.
+        late_by_s: The additional delay of these events, in seconds.
+        paid: The share of orders that are paid, from 0 to 1.
+        mean_payment_delay_s: The mean time from an order to its payment, in seconds.
+        seed: The seed of all random numbers.
+    """
 
     clicks: float = 40.0
     orders: float = 8.0
@@ -39,8 +53,15 @@ class ShopTraffic:
 
 
 class ShopEvent(NamedTuple):
-    """sent: seconds since the epoch. value: has `at`, when it happened, and `sent`, both in
-    milliseconds since the epoch."""
+    """An event of the shop, as one record.
+
+    Attributes:
+        sent_at: When it is sent, in seconds since 1970.
+        topic: `clicks`, `orders` or `payments`.
+        key: The record's key.
+        value: The record's value. It has `at`, the time of the event, and `sent`, both in
+            milliseconds since 1970.
+    """
 
     sent_at: float
     topic: str
@@ -49,15 +70,25 @@ class ShopEvent(NamedTuple):
 
 
 class ShopGenerator:
-    """All that happens from `start` on, seconds since the epoch."""
+    """The events of a shop from a start time on, in the order in which they are sent.
+
+    Between calls, `_unsent` is a heap of the events that have happened and are not yet due to be
+    sent, and `_next_at` has the time of the next click and of the next order.
+    """
 
     def __init__(self, traffic: ShopTraffic, start: float) -> None:
+        """Begin without events.
+
+        Args:
+            traffic: How many events there are.
+            start: When the shop opens, in seconds since 1970.
+        """
         self._traffic = traffic
         self._random = random.Random(traffic.seed)
         self._user_weights = _build_zipf_weights(traffic.users, traffic.skew)
         self._merchant_weights = _build_zipf_weights(traffic.merchants, traffic.skew)
         self._ids = itertools.count(1)
-        self._send_order = itertools.count()
+        self._send_order = itertools.count()  # the order in the heap of events sent at one time
         self._unsent: list[tuple[float, int, ShopEvent]] = []
         self._next_at = {
             "clicks": self._draw_next_time(start, traffic.clicks),
@@ -65,22 +96,30 @@ class ShopGenerator:
         }
 
     def take_events(self, now: float) -> list[ShopEvent]:
-        """What is sent up to then and was not given before, in the order it is sent."""
-        while (happens := min(self._next_at.values())) <= now and happens < float("inf"):
+        """Return the events that are sent until now and were not returned before.
+
+        Args:
+            now: The current time in seconds since 1970; infinity for all remaining events, after
+                `close`.
+
+        Returns:
+            The events, in the order in which they are sent.
+        """
+        while (at := min(self._next_at.values())) <= now and at < float("inf"):
             kind = min(self._next_at, key=self._next_at.__getitem__)
             if kind == "clicks":
-                self._add_click(happens)
-                self._next_at[kind] = self._draw_next_time(happens, self._traffic.clicks)
+                self._add_click(at)
+                self._next_at[kind] = self._draw_next_time(at, self._traffic.clicks)
             else:
-                self._add_order(happens)
-                self._next_at[kind] = self._draw_next_time(happens, self._traffic.orders)
+                self._add_order(at)
+                self._next_at[kind] = self._draw_next_time(at, self._traffic.orders)
         sent = []
         while self._unsent and self._unsent[0][0] <= now:
             sent.append(heapq.heappop(self._unsent)[2])
         return sent
 
     def close(self) -> None:
-        """Nothing new happens; what happened is still sent."""
+        """Generate no new events. Those that have happened are still sent."""
         self._next_at = dict.fromkeys(self._next_at, float("inf"))
 
     def _add_click(self, at: float) -> None:
@@ -99,19 +138,19 @@ class ShopGenerator:
         value = {"order": order, "user": user, "merchant": merchant, "amount": amount}
         self._schedule_event("orders", order, at, value)
         if self._random.random() < self._traffic.paid:
-            paid = at + self._random.expovariate(1 / self._traffic.mean_payment_delay_s)
+            paid_at = at + self._random.expovariate(1 / self._traffic.mean_payment_delay_s)
             number = next(self._ids)
             value = {"payment": f"p-{number}", "order": order, "amount": amount}
-            self._schedule_event("payments", order, paid, value)
+            self._schedule_event("payments", order, paid_at, value)
 
     def _schedule_event(self, topic: str, key: str, at: float, value: dict[str, Any]) -> None:
-        traffic, some = self._traffic, self._random
-        sent = at + some.expovariate(1 / traffic.disorder) if traffic.disorder else at
-        if some.random() < traffic.late:
-            sent += traffic.late_by_s
-        stamps = {"at": round(at * 1000), "sent": round(sent * 1000)}
-        event = ShopEvent(sent, topic, key, value | stamps)
-        heapq.heappush(self._unsent, (sent, next(self._send_order), event))
+        traffic, rng = self._traffic, self._random
+        sent_at = at + rng.expovariate(1 / traffic.disorder) if traffic.disorder else at
+        if rng.random() < traffic.late:
+            sent_at += traffic.late_by_s
+        times = {"at": round(at * 1000), "sent": round(sent_at * 1000)}
+        event = ShopEvent(sent_at, topic, key, value | times)
+        heapq.heappush(self._unsent, (sent_at, next(self._send_order), event))
 
     def _draw_next_time(self, at: float, rate: float) -> float:
         return at + self._random.expovariate(rate) if rate else float("inf")
@@ -121,7 +160,16 @@ class ShopGenerator:
 
 
 def generate_events(traffic: ShopTraffic, start: float, seconds: float) -> Iterator[ShopEvent]:
-    """A shop's whole life at once, and what was still to be sent when it ended."""
+    """Generate all events of a shop, including those that are sent after it has closed.
+
+    Args:
+        traffic: How many events there are.
+        start: When the shop opens, in seconds since 1970.
+        seconds: How long it is open; whole seconds count.
+
+    Yields:
+        The events, in the order in which they are sent.
+    """
     shop = ShopGenerator(traffic, start)
     for second in range(int(seconds)):
         yield from shop.take_events(start + second + 1)
@@ -130,13 +178,13 @@ def generate_events(traffic: ShopTraffic, start: float, seconds: float) -> Itera
 
 
 def generate_users(traffic: ShopTraffic) -> Iterator[tuple[str, dict[str, str]]]:
-    """The table of users: a key and its row."""
-    some = random.Random(traffic.seed)
+    """Yield the table of users: the key and the row of each."""
+    rng = random.Random(traffic.seed)
     for number in range(traffic.users):
         name = f"user-{number}"
-        yield name, {"user": name, "country": some.choice(COUNTRIES), "plan": some.choice(PLANS)}
+        yield name, {"user": name, "country": rng.choice(COUNTRIES), "plan": rng.choice(PLANS)}
 
 
 def _build_zipf_weights(count: int, exponent: float) -> list[float]:
-    """Cumulated weights: the first ones are the busiest."""
+    """Return the cumulative weights of `count` ranks, of which the first is the most frequent."""
     return list(itertools.accumulate(1 / (rank + 1) ** exponent for rank in range(count)))

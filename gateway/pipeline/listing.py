@@ -1,4 +1,4 @@
-"""The jobs of a configuration, and how far their checkpoints are: no Spark, no Kafka."""
+"""List the jobs of a configuration and how far their checkpoints are, without Spark and Kafka."""
 
 from __future__ import annotations
 
@@ -14,7 +14,18 @@ from .jobs import get_inputs, get_output
 
 
 class JobRow(NamedTuple):
-    """A job in words. state: how far it is."""
+    """A row of `gateway pipeline list`: a job, and its settings as text.
+
+    Attributes:
+        name: The name of the job.
+        kind: Its type.
+        from_: The topics that it reads.
+        to: The topic that it writes, or the prefix of the keys that it loads.
+        trigger: Its trigger.
+        guarantee: Its guarantee.
+        state: The version of its checkpoint and the last batch; the directory of the checkpoints
+            if that is not local, because it is not read.
+    """
 
     name: str
     kind: str
@@ -26,20 +37,20 @@ class JobRow(NamedTuple):
 
 
 def list_jobs(pipelines: Pipelines) -> list[JobRow]:
-    """One for each job, in the order of the file."""
+    """Return one row for each job, in the order of the file."""
     return [_build_row(pipelines, job) for job in pipelines.jobs]
 
 
 def format_table(rows: Sequence[JobRow]) -> str:
-    """For people: columns as wide as they must be."""
-    heads = [name.rstrip("_").upper() for name in JobRow._fields]
-    lines = [heads, *rows]
-    widths = [max(len(line[n]) for line in lines) for n in range(len(heads))]
-    shown = (
+    """Return the rows as a table of text with a header, and with columns as wide as needed."""
+    header = [name.rstrip("_").upper() for name in JobRow._fields]
+    lines = [header, *rows]
+    widths = [max(len(line[n]) for line in lines) for n in range(len(header))]
+    padded = (
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
         for line in lines
     )
-    return "\n".join(line.rstrip() for line in shown)
+    return "\n".join(line.rstrip() for line in padded)
 
 
 def _build_row(pipelines: Pipelines, job: Job) -> JobRow:
@@ -58,12 +69,13 @@ def _build_row(pipelines: Pipelines, job: Job) -> JobRow:
 
 
 def get_job_type(job: Job) -> str:
-    """Its `type`, which each kind has as a literal of its own."""
+    """Return the `type` of a job."""
+    # Each settings class is named after its type.
     return type(job).__name__.lower()
 
 
 def get_target(job: Job) -> tuple[str, str]:
-    """Where it writes, and what it promises there."""
+    """Return where a job writes, and with which guarantee."""
     if isinstance(job, Load):
         return f"{job.into.url} {job.into.prefix}*", "at-least-once"
     to = get_output(job)
@@ -74,8 +86,8 @@ def _describe_state(pipelines: Pipelines, name: str) -> str:
     root = versions.local_path(pipelines.checkpoints)
     if root is None:
         return f"in {pipelines.checkpoints}"
-    found = versions.list_local_versions(root, name)
-    if not found:
+    existing = versions.list_local_versions(root, name)
+    if not existing:
         return "new"
-    batch = versions.find_last_batch(root / name / f"v{found[-1]}")
-    return f"v{found[-1]}, {'no batch yet' if batch is None else f'batch {batch}'}"
+    batch = versions.find_last_batch(root / name / f"v{existing[-1]}")
+    return f"v{existing[-1]}, {'no batch yet' if batch is None else f'batch {batch}'}"

@@ -1,4 +1,7 @@
-"""What a job's input weighs, by partition and by key, and what to set where that is uneven."""
+"""Describe the load of a job's input by partition and by key, and advise if it is uneven.
+
+`skew` measures the loads. This module does no I/O.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,21 @@ from gateway.config.sections.pipelines import Aggregate, Join, Sessions
 from .jobs import get_inputs
 
 DEFAULT_HOT_SHARE_PERCENT = 10.0
-"""Percent of the records that make a key hot where the job does not say another."""
-_HOT_PARTITION_RATIO = 3.0  # times the others' even share make a partition hot
+"""The percentage of the records from which on a key is hot, unless `salt.share` of the job sets
+another."""
+_HOT_PARTITION_RATIO = 3.0  # a partition is hot from this multiple of the others' average on
 
 
 class PartitionLoad(NamedTuple):
-    """records: in the log. sampled: of those looked at. rate: records a second over the time that
-    the sampled ones span; None where they are fewer than two or of one instant."""
+    """The load of a partition.
+
+    Attributes:
+        partition: Its number.
+        records: The records in its log.
+        sampled: The records of the sample.
+        rate: Records per second over the time that the sample spans; None if the sample has fewer
+            than two records, or all have the same timestamp.
+    """
 
     partition: int
     records: int
@@ -26,7 +37,13 @@ class PartitionLoad(NamedTuple):
 
 
 class KeyLoad(NamedTuple):
-    """key: as `salt.keys` writes it. share: percent of the sample."""
+    """The load of a key.
+
+    Attributes:
+        key: The text of the key, as in `salt.keys`.
+        records: The records of the sample that have it.
+        share: Their percentage of the records with a key.
+    """
 
     key: str
     records: int
@@ -36,14 +53,21 @@ class KeyLoad(NamedTuple):
 def build_advice(
     job: Job, side: str, partitions: Sequence[PartitionLoad], key_loads: Sequence[KeyLoad]
 ) -> Iterable[str]:
-    """What to set; nothing where the load is even."""
+    """Yield what to change in a job; nothing if the load is even.
+
+    Args:
+        job: The job.
+        side: The name of the input.
+        partitions: The loads of all partitions of the input's topic.
+        key_loads: The loads of its most frequent keys.
+    """
     salt = job.salt if isinstance(job, Join) else None
     share = salt.share if salt is not None else DEFAULT_HOT_SHARE_PERCENT
     hot = [load for load in key_loads if load.share >= share]
     yield from _advise_on_partitions(get_inputs(job)[side], side, partitions)
     if hot:
-        named = ", ".join(f"{load.key} ({load.share:.0f}%)" for load in hot)
-        yield from (f"{named}: {what}" for what in _advise_on_keys(job, side))
+        hot_keys = ", ".join(f"{load.key} ({load.share:.0f}%)" for load in hot)
+        yield from (f"{hot_keys}: {advice}" for advice in _advise_on_keys(job, side))
 
 
 def _advise_on_partitions(
@@ -52,22 +76,22 @@ def _advise_on_partitions(
     weights = [load.rate or 0.0 for load in partitions]
     if not any(weights):
         weights = [float(load.records) for load in partitions]
-    whole = sum(weights)
-    if len(partitions) < 2 or not whole:
+    total = sum(weights)
+    if len(partitions) < 2 or not total:
         return
     hottest = max(range(len(weights)), key=weights.__getitem__)
-    part = weights[hottest] / whole
-    others = (1 - part) / (len(partitions) - 1)
+    share = weights[hottest] / total
+    others = (1 - share) / (len(partitions) - 1)
     if (
-        part < _HOT_PARTITION_RATIO * others
+        share < _HOT_PARTITION_RATIO * others
         or input.max_records_per_partition
         or input.min_partitions
     ):
         return
     yield (
-        f"partition {partitions[hottest].partition} has {100 * part:.0f}% of the records, others "
+        f"partition {partitions[hottest].partition} has {100 * share:.0f}% of the records, others "
         f"{100 * others:.1f}% each: set {side}.maxRecordsPerPartition, so that several tasks read "
-        "it; the job needs no other partitions of the topic"
+        "it; the topic needs no more partitions for that"
     )
 
 
@@ -76,23 +100,27 @@ def _advise_on_keys(job: Job, side: str) -> Iterable[str]:
         case Join():
             if finer := sorted(_find_shared_fields(job) - set(job.on)):
                 yield (
-                    f"add one of {', '.join(finer)} to `on`, if both sides mean the same by it: a "
+                    f"add one of {', '.join(finer)} to `on`, if it means the same on both sides: a "
                     "finer key costs nothing"
                 )
             if job.salt is None:
                 yield (
-                    "set salt: {} to spread them, on a new checkpoint; right's rows of them are "
-                    "kept once for each bucket"
+                    "set salt: {} to spread them, with a new checkpoint; the right side's rows "
+                    "with these keys are kept once for each bucket"
                 )
         case Sessions():
             yield (
-                "a session is one task's, whatever state.partitions is: add a column to `by`, such "
-                "as the device, or leave them to a job of their own"
+                "one task handles all sessions of a key, whatever state.partitions is: add a "
+                "column to `by`, such as the device, or give these keys a separate job"
             )
         case Aggregate() if job.distinct or job.top:
-            yield "each batch is counted before it is gathered: harmless unless a task is slow"
+            yield (
+                "Spark counts the records of each task before it shuffles them: harmless unless "
+                "a task is slow"
+            )
 
 
 def _find_shared_fields(job: Join) -> set[str]:
+    """Return the columns that both sides have, apart from their event times."""
     left, right = (set(side.value.fields) for side in (job.left, job.right))
     return (left & right) - {job.left.time, job.right.time}

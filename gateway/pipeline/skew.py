@@ -1,9 +1,12 @@
-"""Is a topic's load even: over its partitions, and over the keys that a job gathers rows by?
+"""Measure how evenly a job's input is distributed over partitions, and over the keys of its state.
 
-Both are told of the newest records. A hot partition makes one task read what others wait for; a hot
-key makes one task join or gather it, however many partitions the topic and the state have. Keys
-are counted exactly, of a sample: 10% of 10,000 records stand for 9.4 to 10.6% of all, if those are
-like the newest.
+The newest records of each input are the sample. One task reads a hot partition, and the other
+tasks wait for it. One task joins or aggregates a hot key, however many partitions the topic and
+the state have. The keys of the sample are counted exactly: 10% of 10,000 records mean 9.4 to 10.6%
+of all records (95% confidence), if these are distributed like the newest.
+
+The command `skew` calls `measure_skew`. The runner calls `find_join_hot_keys` before the first
+batch of a join.
 """
 
 from __future__ import annotations
@@ -30,20 +33,30 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 OffsetRanges: TypeAlias = Mapping[TopicPartition, tuple[int, int]]
+"""The first offset of each partition, and the offset after the last."""
 DEFAULT_RECORDS_PER_PARTITION = 10_000
-"""Records of each partition, on the average, that are looked at."""
-_MAX_REPORT_ROWS = 10  # keys of a report
-_MIN_HOT_KEY_RECORDS = 10  # records of a hot key
-_MAX_READ_ATTEMPTS = (
-    20  # reads of a sample, before a partition with records that Spark cannot read is left out
-)
+"""The size of a sample, as the average number of records per partition."""
+_MAX_REPORT_ROWS = 10
+_MIN_HOT_KEY_RECORDS = 10  # a key with fewer records in the sample is not called hot
+# Reads of a sample before a partition with records that Spark cannot read is left out.
+_MAX_READ_ATTEMPTS = 20
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class SkewReport:
-    """One input of a job. side: its name in the job. advice: what to set, in order of weight."""
+    """The load of one input of a job.
+
+    Attributes:
+        side: The name of the input.
+        topic: Its topic.
+        columns: The columns by which Spark shuffles its rows.
+        sampled: The number of records in the sample.
+        partitions: The loads of all partitions.
+        keys: The loads of the most frequent keys.
+        advice: What to change in the job, the most important first.
+    """
 
     side: str
     topic: str
@@ -54,6 +67,7 @@ class SkewReport:
     advice: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
+        """Return the report as values that JSON can represent."""
         return {
             "side": self.side,
             "topic": self.topic,
@@ -66,9 +80,16 @@ class SkewReport:
 
 
 def find_hot_keys(sample: DataFrame, columns: Sequence[str], share: float) -> list[str]:
-    """Texts of the keys that have at least `share` percent of the records with a key, and ten of
-    them: a smaller sample says nothing. Sorted."""
-    loads = measure_key_loads(sample, columns, 100)
+    """Return the sorted texts of the keys that are hot.
+
+    A key with fewer than ten records in the sample is not hot, because its share says too little.
+
+    Args:
+        sample: The records.
+        columns: The columns of the key.
+        share: The percentage of the records with a key from which on a key is hot.
+    """
+    loads = measure_key_loads(sample, columns, 100)  # at most 100 keys have 1% or more
     return sorted(
         load.key for load in loads if load.share >= share and load.records >= _MIN_HOT_KEY_RECORDS
     )
@@ -77,51 +98,78 @@ def find_hot_keys(sample: DataFrame, columns: Sequence[str], share: float) -> li
 def measure_key_loads(
     sample: DataFrame, columns: Sequence[str], max_keys: int = _MAX_REPORT_ROWS
 ) -> list[KeyLoad]:
-    """The keys with the most records, in that order; equal ones by their text. Without a key,
-    a record is a heartbeat and not counted."""
+    """Return the loads of the most frequent keys.
+
+    Records without a key are heartbeats and are not counted.
+
+    Args:
+        sample: The records.
+        columns: The columns of the key.
+        max_keys: How many keys are returned at most.
+
+    Returns:
+        The loads, the most frequent key first, equally frequent keys in the order of their texts.
+    """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
-    there = sample.na.drop(subset=list(columns)).groupBy(build_key_text(columns).alias("key"))
-    counted = there.count().withColumn("all", F.sum("count").over(Window.partitionBy()))
+    keyed = sample.na.drop(subset=list(columns)).groupBy(build_key_text(columns).alias("key"))
+    counted = keyed.count().withColumn("all", F.sum("count").over(Window.partitionBy()))
     top = counted.orderBy(F.desc("count"), "key").limit(max_keys).collect()
     return [KeyLoad(row["key"], row["count"], 100 * row["count"] / row["all"]) for row in top]
 
 
 def measure_partition_loads(sample: DataFrame, ranges: OffsetRanges) -> list[PartitionLoad]:
-    """ranges: begin and end of each log. By partition; of those without a record, too."""
+    """Return the load of each partition, including those without records in the sample.
+
+    Args:
+        sample: The records of one topic.
+        ranges: The offsets of each partition's log.
+
+    Returns:
+        The loads in the order of the partitions.
+    """
     from pyspark.sql import functions as F
 
     spans = F.max("_timestamp").cast("double") - F.min("_timestamp").cast("double")
     grouped = sample.groupBy("_partition").agg(F.count("*").alias("n"), spans.alias("s"))
-    found = {row["_partition"]: (row["n"], row["s"]) for row in grouped.collect()}
+    samples = {row["_partition"]: (row["n"], row["s"]) for row in grouped.collect()}
     loads = []
     for tp, (start, end) in sorted(ranges.items()):
-        sampled, span = found.get(tp.partition, (0, None))
-        rate = (sampled - 1) / span if span else None
+        sampled, span = samples.get(tp.partition, (0, None))
+        rate = (sampled - 1) / span if span else None  # n records have n - 1 intervals
         loads.append(PartitionLoad(tp.partition, end - start, sampled, rate))
     return loads
 
 
 def build_report(job: Job, side: str, sample: DataFrame, ranges: OffsetRanges) -> SkewReport:
-    """Of the input `side` of the job. logs: begin and end of each partition's."""
+    """Return the report of one input.
+
+    Args:
+        job: The job.
+        side: The name of the input.
+        sample: Its newest records.
+        ranges: The offsets of each partition's log.
+    """
     columns = get_grouping_columns(job)[side]
     partitions = measure_partition_loads(sample, ranges)
-    found = measure_key_loads(sample, columns)
+    key_loads = measure_key_loads(sample, columns)
     return SkewReport(
         side=side,
         topic=get_inputs(job)[side].topic,
         columns=columns,
         sampled=sum(load.sampled for load in partitions),
         partitions=tuple(partitions),
-        keys=tuple(found),
-        advice=tuple(build_advice(job, side, partitions, found)),
+        keys=tuple(key_loads),
+        advice=tuple(build_advice(job, side, partitions, key_loads)),
     )
 
 
 def get_grouping_columns(job: Job) -> Mapping[str, tuple[str, ...]]:
-    """The columns of each input that its rows are gathered by; a record's key where a job has
-    none of its own."""
+    """Return the columns by which Spark shuffles the rows of each input, by the input's name.
+
+    If a job does not shuffle by columns, the key of the record is used.
+    """
     match job:
         case Join():
             return {"left": tuple(job.on), "right": tuple(job.on.values())}
@@ -135,12 +183,21 @@ def get_grouping_columns(job: Job) -> Mapping[str, tuple[str, ...]]:
 def select_newest(
     ranges: OffsetRanges, per_partition: int
 ) -> dict[TopicPartition, tuple[int, int]]:
-    """The last offsets of each log: so many on the average, of a longer one more, so that a key
-    has the share in the sample that it has in the topic."""
+    """Return the offsets of the newest records of each log, the same share of every log.
+
+    So a key has the same share of the sample as of the topic.
+
+    Args:
+        ranges: The offsets of each partition's log.
+        per_partition: How many records are selected per partition on average.
+
+    Returns:
+        The offsets of the partitions that have records.
+    """
     records = {tp: end - start for tp, (start, end) in ranges.items() if end > start}
-    part = min(1.0, per_partition * len(ranges) / max(1, sum(records.values())))
+    share = min(1.0, per_partition * len(ranges) / max(1, sum(records.values())))
     return {
-        tp: (max(ranges[tp][0], ranges[tp][1] - math.ceil(count * part)), ranges[tp][1])
+        tp: (max(ranges[tp][0], ranges[tp][1] - math.ceil(count * share)), ranges[tp][1])
         for tp, count in records.items()
     }
 
@@ -152,50 +209,79 @@ def measure_skew(
     catalogs: Catalogs,
     per_partition: int,
 ) -> list[SkewReport]:
-    """Of each input. Raises PipelineError: no such topic, or no records."""
+    """Return a report of each input of a job.
+
+    Args:
+        spark: A session.
+        job: The job.
+        clusters: The clusters by name.
+        catalogs: The schema registries by name.
+        per_partition: The size of a sample, as the average number of records per partition.
+
+    Raises:
+        PipelineError: A topic does not exist or has no records, or Kafka does not answer.
+    """
     reports = []
     for side, input in get_inputs(job).items():
         kafka = find_cluster(clusters, input.kafka)
-        bounds = fetch_log_ranges(kafka, input.topic)
-        newest_ones = select_newest(bounds, per_partition)
-        if not newest_ones:
+        log_ranges = fetch_log_ranges(kafka, input.topic)
+        sample_ranges = select_newest(log_ranges, per_partition)
+        if not sample_ranges:
             raise PipelineError(f"topic {input.topic} has no records; try again when it has")
 
+        # The defaults bind the variables of this iteration.
         def build_input_report(
-            records: DataFrame, side: str = side, bounds: OffsetRanges = bounds
+            records: DataFrame, side: str = side, log_ranges: OffsetRanges = log_ranges
         ) -> SkewReport:
             try:
-                return build_report(job, side, records.cache(), bounds)
+                return build_report(job, side, records.cache(), log_ranges)
             finally:
                 records.unpersist()
 
-        reports.append(read_sample(spark, input, kafka, catalogs, newest_ones, build_input_report))
+        reports.append(
+            read_sample(spark, input, kafka, catalogs, sample_ranges, build_input_report)
+        )
     return reports
 
 
 def find_join_hot_keys(
     spark: SparkSession, job: Join, clusters: Mapping[str, Kafka], catalogs: Catalogs
 ) -> list[str]:
-    """The keys that a join spreads where its settings leave that open: those hot on its left side
-    now. To be asked once, before the first batch, and kept beside the checkpoint: see `join`."""
+    """Return the keys that are hot on the left side of a join now, if its `salt.keys` is `auto`.
+
+    The caller must store them with the checkpoint, because state of other hot keys would lose
+    pairs: `jobs.join` explains why.
+
+    Args:
+        spark: A session.
+        job: The job.
+        clusters: The clusters by name.
+        catalogs: The schema registries by name.
+
+    Returns:
+        The texts of the keys; nothing if `salt.keys` is not `auto` or the topic has no records.
+
+    Raises:
+        PipelineError: The topic does not exist, or Kafka does not answer.
+    """
     if job.salt is None or job.salt.keys != "auto":
         return []
     kafka = find_cluster(clusters, job.left.kafka)
-    newest_ones = select_newest(
+    sample_ranges = select_newest(
         fetch_log_ranges(kafka, job.left.topic), DEFAULT_RECORDS_PER_PARTITION
     )
-    if not newest_ones:
+    if not sample_ranges:
         return []
     columns, share = tuple(job.on), job.salt.share
 
     def find_keys(records: DataFrame) -> list[str]:
         return find_hot_keys(records, columns, share)
 
-    return read_sample(spark, job.left, kafka, catalogs, newest_ones, find_keys)
+    return read_sample(spark, job.left, kafka, catalogs, sample_ranges, find_keys)
 
 
 def render_report(report: SkewReport) -> str:
-    """For people."""
+    """Return the report as text for the terminal."""
     lines = [f"{report.side}: {report.topic}, the newest {report.sampled:,} records", ""]
     busiest = sorted(report.partitions, key=lambda load: (load.rate or 0, load.records))[::-1]
     lines.append("  PARTITION     RECORDS   RECORDS/S")
@@ -203,7 +289,7 @@ def render_report(report: SkewReport) -> str:
         rate = "-" if load.rate is None else f"{load.rate:,.1f}"
         lines.append(f"  {load.partition:9}  {load.records:10,}  {rate:>10}")
     if len(busiest) > _MAX_REPORT_ROWS:
-        lines.append(f"  and {len(busiest) - _MAX_REPORT_ROWS} with less")
+        lines.append(f"  and {len(busiest) - _MAX_REPORT_ROWS} with lower rates")
     lines += ["", f"  SHARE     RECORDS  KEY ({', '.join(report.columns)})"]
     lines += [f"  {load.share:4.1f}%  {load.records:10,}  {load.key}" for load in report.keys]
     lines += ["", *(f"  {text}" for text in report.advice or ("Even enough: nothing to set.",))]
@@ -218,38 +304,50 @@ def read_sample(
     ranges: OffsetRanges,
     read: Callable[[DataFrame], T],
 ) -> T:
-    """Return what is seen in some records, as the job has them.
+    """Return what a function computes from the records of a sample.
 
-    Where Spark cannot read a record, the sample has those before or behind it, whichever are more:
-    see `unreadable`.
+    If Spark cannot read a record of a partition (`gateway.pipeline.unreadable` explains why), the
+    function is called again with the records before it or after it, whichever are more.
 
     Args:
         spark: A session.
         input: The settings of the input.
         kafka: Its cluster.
-        catalogs: Of its schemas.
-        ranges: Where the records are.
-        look: Reads them.
+        catalogs: The schema registries by name.
+        ranges: The offsets of the sample.
+        read: Computes the result from a table with the input's columns.
+
+    Raises:
+        Exception: Whatever `read` raises for other reasons.
     """
-    tries = 0
+    attempts = 0
     while True:
         try:
             return read(read_range(spark, input, kafka, catalogs, ranges))
         except Exception as error:
-            found = find_unreadable(list_causes(error))
-            if found is None:
+            unreadable = find_unreadable(list_causes(error))
+            if unreadable is None:
                 raise
-            tp = TopicPartition(found.topic, found.partition)
+            tp = TopicPartition(unreadable.topic, unreadable.partition)
             if tp not in ranges:
                 raise
-            tries += 1
+            attempts += 1
             ranges = exclude_offset(
-                ranges, tp, found.offset if tries < _MAX_READ_ATTEMPTS else None
+                ranges, tp, unreadable.offset if attempts < _MAX_READ_ATTEMPTS else None
             )
 
 
 def exclude_offset(ranges: OffsetRanges, tp: TopicPartition, offset: int | None) -> OffsetRanges:
-    """Return ranges without an offset: of its partition the longer part; with None, no part."""
+    """Return ranges that do not contain an offset.
+
+    Args:
+        ranges: The ranges.
+        tp: The partition of the offset.
+        offset: The offset; None for all offsets of the partition.
+
+    Returns:
+        The ranges. That of the partition is the longer part before or after the offset.
+    """
     start, end = ranges[tp]
     parts = [] if offset is None else [(start, offset), (offset + 1, end)]
     longest = max(parts, key=lambda part: part[1] - part[0], default=(start, start))
@@ -259,18 +357,29 @@ def exclude_offset(ranges: OffsetRanges, tp: TopicPartition, offset: int | None)
 def fetch_log_ranges(
     kafka: Kafka, topic: str, timeout_s: float = 30.0
 ) -> dict[TopicPartition, tuple[int, int]]:
-    """Begin and end of each partition's log. wait: seconds. Raises PipelineError."""
+    """Return the start and the end offset of each partition's log.
+
+    Args:
+        kafka: The cluster.
+        topic: The topic.
+        timeout_s: How long each request may take, in seconds.
+
+    Raises:
+        PipelineError: The topic does not exist, or Kafka does not answer.
+    """
     from confluent_kafka import KafkaException
-    from confluent_kafka import admin as asking
+    from confluent_kafka import admin as kafka_admin
 
     options: dict[str, Any] = build_client_config(kafka)
-    admin, specs = asking.AdminClient(options), getattr(asking, "OffsetSpec")  # noqa: B009
+    # The published types of the module lack OffsetSpec.
+    admin, specs = kafka_admin.AdminClient(options), getattr(kafka_admin, "OffsetSpec")  # noqa: B009
     try:
-        told = admin.list_topics(topic, timeout=timeout_s).topics[topic]
-        if told.error is not None:
-            raise PipelineError(f"topic {topic}: {told.error.str()}; make it, or name another")
+        metadata = admin.list_topics(topic, timeout=timeout_s).topics[topic]
+        if metadata.error is not None:
+            problem = f"topic {topic}: {metadata.error.str()}"
+            raise PipelineError(f"{problem}; create it, or correct its name")
         starts, ends = (
-            _list_offsets(admin, topic, told.partitions, spec, timeout_s)
+            _list_offsets(admin, topic, metadata.partitions, spec, timeout_s)
             for spec in (specs.earliest(), specs.latest())
         )
     except KafkaException as error:
@@ -283,9 +392,9 @@ def _list_offsets(
 ) -> dict[TopicPartition, int]:
     from confluent_kafka import TopicPartition as Partition
 
-    asked = {Partition(topic, number): spec for number in partitions}
-    told = admin.list_offsets(asked, request_timeout=timeout_s)
+    request = {Partition(topic, number): spec for number in partitions}
+    futures = admin.list_offsets(request, request_timeout=timeout_s)
     return {
-        TopicPartition(topic, each.partition): future.result(timeout_s).offset
-        for each, future in told.items()
+        TopicPartition(topic, partition.partition): future.result(timeout_s).offset
+        for partition, future in futures.items()
     }

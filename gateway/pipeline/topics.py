@@ -1,4 +1,7 @@
-"""Topics of jobs: which there are, and those of outputs made where they are missing."""
+"""List, describe and create the topics of jobs.
+
+All functions wait for Kafka, and none of them keeps a connection.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,17 @@ from gateway.pipeline.spark.client_config import build_client_config, format_boo
 
 log = logging.getLogger(__name__)
 
-REQUEST_TIMEOUT_S = 10.0  # s
+REQUEST_TIMEOUT_S = 10.0
 
 
 class TopicDescription(NamedTuple):
-    """A topic. id: another one where it is deleted and made anew."""
+    """A topic as Kafka describes it.
+
+    Attributes:
+        name: Its name.
+        id: Its id as text (KIP-516). A topic that is deleted and recreated has another id.
+        partitions: The number of its partitions.
+    """
 
     name: str
     id: str
@@ -26,128 +35,167 @@ class TopicDescription(NamedTuple):
 
 
 class TopicMissing(PipelineUnavailable):
-    """A topic that a job reads does not exist, or not yet."""
+    """A topic that a job reads does not exist (yet)."""
 
 
-DEFAULT_MAX_MESSAGE_BYTES = 1_048_588  # Kafka's default
+DEFAULT_MAX_MESSAGE_BYTES = 1_048_588
+"""Kafka's default for `max.message.bytes`."""
 
 
 def list_topics(kafka: Kafka, timeout_s: float = REQUEST_TIMEOUT_S) -> dict[str, int]:
-    """The topics of a cluster and how many partitions each has. within: seconds. Raises
-    PipelineError: Kafka does not answer."""
+    """Return the topics of a cluster and how many partitions each has.
+
+    Args:
+        kafka: The cluster.
+        timeout_s: How long the request may take, in seconds.
+
+    Raises:
+        PipelineError: Kafka does not answer, or refuses.
+    """
     from confluent_kafka import KafkaException
 
     try:
-        told = create_admin_client(build_client_config(kafka)).list_topics(timeout=timeout_s)
+        metadata = create_admin_client(build_client_config(kafka)).list_topics(timeout=timeout_s)
     except KafkaException as error:
         raise build_kafka_error(
             f"Kafka at {format_bootstrap_servers(kafka)} does not answer", error
         ) from error
-    return {name: len(each.partitions) for name, each in told.topics.items() if not each.error}
+    return {
+        name: len(topic.partitions) for name, topic in metadata.topics.items() if not topic.error
+    }
 
 
 def ensure_topic(kafka: Kafka, name: str, partitions: int | None, known: Collection[str]) -> None:
-    """Make a topic, unless it is known. Raises PipelineError."""
+    """Create a topic, unless it is among the known ones.
+
+    Args:
+        kafka: The cluster.
+        name: The name of the topic.
+        partitions: The number of partitions; None for the cluster's default.
+        known: The names of topics that exist, as of `list_topics`.
+
+    Raises:
+        PipelineError: The topic cannot be created.
+    """
     if name not in known:
         create_topic(build_client_config(kafka), name, partitions)
 
 
 def create_topic(options: Mapping[str, Any], name: str, partitions: int | None = None) -> None:
-    """Make a topic, unless it is there.
+    """Create a topic, unless it exists.
 
     Args:
         options: librdkafka's properties of the cluster.
-        name: Of the topic.
-        partitions: None for as many as the cluster's default.
+        name: The name of the topic.
+        partitions: The number of partitions; None for the cluster's default.
 
     Raises:
-        PipelineUnavailable: It cannot be made now, as where a broker is restarting.
-        PipelineError: It cannot be made.
+        PipelineUnavailable: It cannot be created now, for example because a broker restarts.
+        PipelineError: It cannot be created.
     """
     from confluent_kafka import KafkaError, KafkaException
-    from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # it is there
+    from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # the types lack it
 
-    wanted = NewTopic(name, num_partitions=partitions or -1, replication_factor=-1)
-    admin = create_admin_client(options)  # held: one that is let go ends what it was asked
+    new_topic = NewTopic(name, num_partitions=partitions or -1, replication_factor=-1)
+    # A variable, because a client without references is closed and drops its requests.
+    admin = create_admin_client(options)
     try:
-        admin.create_topics([wanted])[name].result(REQUEST_TIMEOUT_S)
-        log.info("topic %s is made", name)
+        admin.create_topics([new_topic])[name].result(REQUEST_TIMEOUT_S)
+        log.info("topic %s created", name)
     except KafkaException as error:
         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-            raise build_kafka_error(f"topic {name} cannot be made", error) from error
+            raise build_kafka_error(f"topic {name} cannot be created", error) from error
 
 
 def describe_topic(options: Mapping[str, Any], name: str) -> TopicDescription:
-    """Return a topic as it is now.
+    """Return the description of a topic.
+
+    Args:
+        options: librdkafka's properties of the cluster.
+        name: The name of the topic.
 
     Raises:
-        PipelineError: As of `create`.
+        TopicMissing: It does not exist.
+        PipelineUnavailable: Kafka does not answer now.
+        PipelineError: Kafka refuses.
     """
-    admin = create_admin_client(options)  # held, as in `create`
+    admin = create_admin_client(options)  # a variable, as in `create_topic`
     return await_topic(request_topic(admin, name), name)
 
 
 def request_topic(admin: Any, name: str) -> Future[Any]:
-    """Ask Kafka for a topic.
+    """Send a request for the description of a topic, without waiting for the answer.
 
     Args:
-        admin: As of `connect`; to be held until the answer is there.
-        name: Of the topic.
+        admin: A client as of `create_admin_client`. The caller must keep a reference to it until
+            the answer has arrived.
+        name: The name of the topic.
 
     Returns:
-        What `await_topic` takes.
+        The answer, for `await_topic`.
     """
     from confluent_kafka import TopicCollection
 
-    asked = admin.describe_topics(TopicCollection([name]), request_timeout=REQUEST_TIMEOUT_S)
-    answer: Future[Any] = asked[name]
+    futures = admin.describe_topics(TopicCollection([name]), request_timeout=REQUEST_TIMEOUT_S)
+    answer: Future[Any] = futures[name]
     return answer
 
 
 def await_topic(answer: Future[Any], name: str) -> TopicDescription:
-    """Return a topic once Kafka has answered.
+    """Wait for the answer to `request_topic`, and return the description.
+
+    Args:
+        answer: The answer.
+        name: The name of the topic.
 
     Raises:
-        TopicMissing: There is none of this name.
-        PipelineError: As of `create`.
+        TopicMissing: The topic does not exist.
+        PipelineUnavailable: Kafka does not answer now.
+        PipelineError: Kafka refuses.
     """
     from confluent_kafka import KafkaError, KafkaException
 
     try:
-        found = answer.result(REQUEST_TIMEOUT_S)
+        description = answer.result(REQUEST_TIMEOUT_S)
     except KafkaException as error:
         if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             raise TopicMissing(f"topic {name} does not exist") from error
-        raise build_kafka_error(f"topic {name} cannot be asked for", error) from error
-    return TopicDescription(name, str(found.topic_id), len(found.partitions))
+        raise build_kafka_error(f"topic {name} cannot be described", error) from error
+    return TopicDescription(name, str(description.topic_id), len(description.partitions))
 
 
 def fetch_max_message_bytes(options: Mapping[str, Any], name: str) -> int:
-    """Return the size of the largest batch that a topic takes; Kafka's default where it is not
-    told.
+    """Return a topic's `max.message.bytes`, or Kafka's default if the user may not read it.
+
+    Args:
+        options: librdkafka's properties of the cluster.
+        name: The name of the topic.
 
     Raises:
-        PipelineError: As of `create`.
+        PipelineUnavailable: Kafka does not answer now.
     """
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
 
     admin = create_admin_client(options)
-    asked = ConfigResource(ResourceType.TOPIC, name)
+    resource = ConfigResource(ResourceType.TOPIC, name)
     try:
-        found = admin.describe_configs([asked], request_timeout=REQUEST_TIMEOUT_S)[asked].result(
-            REQUEST_TIMEOUT_S
-        )
-        return int(found["max.message.bytes"].value)
+        futures = admin.describe_configs([resource], request_timeout=REQUEST_TIMEOUT_S)
+        configs = futures[resource].result(REQUEST_TIMEOUT_S)
+        return int(configs["max.message.bytes"].value)
     except KafkaException as error:
-        refused = build_kafka_error(f"the settings of topic {name} cannot be read", error)
-        if isinstance(refused, PipelineUnavailable):
-            raise refused from error
+        problem = build_kafka_error(f"the settings of topic {name} cannot be read", error)
+        if isinstance(problem, PipelineUnavailable):
+            raise problem from error
         return DEFAULT_MAX_MESSAGE_BYTES
 
 
 def create_admin_client(options: Mapping[str, Any]) -> Any:
-    """Return an AdminClient of librdkafka's properties."""
+    """Return an AdminClient of librdkafka that logs critical errors only, by Python's logging.
+
+    Args:
+        options: librdkafka's properties of the cluster.
+    """
     from confluent_kafka.admin import AdminClient
 
     quiet = {"log_level": 2, "logger": logging.getLogger(f"{__name__}.librdkafka")}

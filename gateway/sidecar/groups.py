@@ -9,6 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
 from gateway.errors import GroupFailed, GroupInUse
 from gateway.kafka.admin import groups as group_admin
@@ -19,7 +20,6 @@ from gateway.sidecar.http.status import StatusError, build_json_response
 from .context import Context
 
 MAX_BODY_BYTES = 1 << 20
-GROUP_ID_NOT_FOUND = 69  # Kafka's error code
 OFFSET_SPECS: Mapping[str, int] = {"earliest": EARLIEST, "latest": LATEST}
 
 
@@ -131,7 +131,7 @@ async def _translate_errors(group: str) -> AsyncIterator[None]:
     except GroupInUse as error:
         raise StatusError(409, str(error), code="GROUP_IN_USE") from error
     except GroupFailed as error:
-        if error.code != GROUP_ID_NOT_FOUND:
+        if error.code != ErrorCode.GROUP_ID_NOT_FOUND:
             raise
         problem = f"there is no group {group}; GET /adm/groups lists them"
         raise StatusError(404, problem, code="UNKNOWN_GROUP") from error

@@ -1,6 +1,9 @@
-"""Metrics, traces and logs: what is counted, and how it leaves the process.
+"""Count what the gateway does, and send it out as metrics, traces and logs.
 
-Any layer may import this package. `catalog` lists every metric, `traffic` and `tallies` count where
-something happens, `figures` reads them, `prometheus`, `otlp` and `influx` send them. Start with
-`catalog`.
+Every layer imports this package; it imports none of them. `catalog` names every metric. `traffic`,
+`counts`, `histogram` and `loop_lag` hold numbers that the code counts as it runs, and `samples`
+collects them when somebody asks. `prometheus`, `otlp` and `influx` turn the samples into what a
+back end reads. `traces` makes spans; `logs`, `log_context` and `redaction` make log lines.
+
+Start reading with `catalog`.
 """

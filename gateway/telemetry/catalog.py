@@ -1,8 +1,8 @@
-"""Every metric there is: its name, kind, labels and meaning. The README lists the same.
+"""Name every metric, with its kind, unit, labels and meaning. The README lists the same.
 
-Names are Prometheus's way: `gateway_`, what is measured, the unit in full (seconds, bytes),
-`_total` for what only grows. Labels are few and bounded: routes as configured, topics that are
-read, words of this code; never a client.
+Names follow Prometheus: `gateway_`, what is measured, the unit in full (seconds, bytes), and
+`_total` for counters. A label has few values, and their number has a limit: configured routes,
+topics that are read, constants of this code. No label ever holds anything that identifies a client.
 """
 
 from __future__ import annotations
@@ -14,25 +14,37 @@ from typing import NamedTuple
 from .histogram import LATENCY_BUCKETS_S, SIZE_BUCKETS_BYTES
 
 CLUSTER = "cluster"
-"""What figures of a cluster have as their last label, where it has a name."""
+"""The last label of what is measured per cluster, where the configuration names its clusters."""
 
 
 class MetricKind(StrEnum):
+    """The types of metrics, as Prometheus names them."""
+
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
 
 
 class MergeMode(StrEnum):
-    """What several workers' values of one series come to."""
+    """How the values that several workers have for one series become one value."""
 
     SUM = "sum"
-    MAX = "most"
-    MIN = "least"
+    MAX = "max"
+    MIN = "min"
 
 
 class Metric(NamedTuple):
-    """name: with its unit, of counters without `_total`. unit: seconds, bytes or nothing."""
+    """One metric.
+
+    Attributes:
+        name: The name with its unit, without the `_total` of counters.
+        kind: Its type.
+        help: Its meaning, as a scrape and the README show it.
+        labels: The names of its labels, without `CLUSTER`.
+        unit: `seconds`, `bytes` or empty.
+        merge: How the values of several workers are merged; histograms are always added.
+        bounds: The upper bounds of a histogram's buckets.
+    """
 
     name: str
     kind: MetricKind
@@ -43,12 +55,12 @@ class Metric(NamedTuple):
     bounds: Sequence[float] = ()
 
     def label_names(self, labels: Sequence[str]) -> Sequence[str]:
-        """Of the labels of a series, which may have one more."""
+        """Return the names of a series' labels, with `CLUSTER` if it has one label more."""
         return self.labels if len(labels) == len(self.labels) else (*self.labels, CLUSTER)
 
     @property
     def exposed_name(self) -> str:
-        """As a scrape has it."""
+        """The name of its series in a scrape."""
         return f"{self.name}_total" if self.kind is MetricKind.COUNTER else self.name
 
 
@@ -74,20 +86,21 @@ CLIENTS = _gauge("gateway_clients", "Streams that are open.", "route", "wire")
 STREAMS_OPENED = _counter("gateway_streams_opened", "Streams that were opened.", "route", "wire")
 STREAMS_ENDED = _counter(
     "gateway_streams_ended",
-    "Streams that are over, by the reason of their end event; left: the client went away.",
+    "Streams that ended, by the reason in their end event; left: the client disconnected.",
     "route", "wire", "reason",
 )  # fmt: skip
 DELIVERIES = _counter(
-    "gateway_deliveries", "Records sent to clients: one record to ten clients is ten.",
+    "gateway_deliveries",
+    "Records sent to clients. One record sent to ten clients counts ten times.",
     "route", "wire",
 )  # fmt: skip
 SENT_BYTES = _counter(
-    "gateway_sent_bytes", "Bytes of streams handed to connections.", "route", "wire", unit="bytes"
+    "gateway_sent_bytes", "Bytes of streams written to connections.", "route", "wire", unit="bytes"
 )
 DELIVERY_LATENCY_SECONDS = _seconds_histogram(
     "gateway_delivery_latency_seconds",
-    "From a record's timestamp to where it was written to a client's connection, of records that "
-    "are sent as they come; what is read alone, while catching up, is not in it.",
+    "From a record's timestamp to the write to a client's connection, for records that are sent "
+    "as they arrive. Records that a client reads privately while it catches up are not included.",
     "route", "wire",
 )  # fmt: skip
 CLIENT_GAPS = _counter(
@@ -95,59 +108,60 @@ CLIENT_GAPS = _counter(
 )
 CLIENT_STALLS = _counter(
     "gateway_client_stalls",
-    "How often a connection did not take all it was given, and its client had to wait for it.",
+    "How often a connection did not accept everything at once, so that its client had to wait.",
     "route", "wire",
 )  # fmt: skip
 CLIENT_FALLS = _counter(
     "gateway_client_falls",
-    "How often a client was too slow for what is kept for all, by what slowClient has done about "
-    "it: catchUp loses nothing; skip, conflate and disconnect leave records out.",
+    "How often a client fell out of its channel's ring because it was too slow, by its route's "
+    "slowClient: catchUp loses nothing; skip, conflate and disconnect leave records out.",
     "route", "wire", "policy",
 )  # fmt: skip
 CLIENTS_BEHIND = _gauge(
     "gateway_clients_behind",
-    "Clients that have yet to get records there are; slow: their connection takes no more; "
-    "no-credit: they asked for no more; max-rate: they have had what maxRate gives them; "
-    "catching-up: they read alone.",
+    "Clients that have not received all records yet, by why: slow (the connection accepts no "
+    "more), no-credit (the client asked for no more), max-rate (limited by maxRate), catching-up "
+    "(it reads privately).",
     "route", "state",
 )  # fmt: skip
 CLIENTS_BEHIND_RECORDS = _gauge(
     "gateway_clients_behind_records",
-    "How far these are behind, all together, in offsets of their partitions.",
+    "How far these clients are behind, summed over clients and partitions, in offsets.",
     "route", "state",
 )  # fmt: skip
 CLIENTS_BEHIND_RECORDS_MAX = _gauge(
-    "gateway_clients_behind_records_max", "How far the last of these is behind, in offsets.",
+    "gateway_clients_behind_records_max",
+    "How far the last of these clients is behind, in offsets.",
     "route", "state", merge=MergeMode.MAX,
 )  # fmt: skip
 CATCHUP_RECORDS = _counter(
     "gateway_catchup_records",
-    "Records (and what stands between them) that clients read alone, before any filter, by where "
-    "they came from: cache (kept in memory), kafka, table (a snapshot's).",
+    "Entries (records, and runs of offsets without one) that clients read privately, before any "
+    "filter, by source: cache (memory), kafka, table (a snapshot).",
     "route", "wire", "source",
 )  # fmt: skip
 TOKEN_BYTES = Metric(
     "gateway_token_bytes", MetricKind.HISTOGRAM,
-    "Size of the ids that streams began with; every event has one of about that size.",
+    "Size of the resume tokens that streams began with; the id of each event is about as long.",
     ("route", "wire"), "bytes", MergeMode.SUM, SIZE_BUCKETS_BYTES,
 )  # fmt: skip
 WEBSOCKETS = _gauge("gateway_websockets", "WebSockets that are open, with any number of streams.")
 REFUSED_CONNECTIONS = _counter(
     "gateway_refused_connections",
-    "Connections that were one too many, by the limit: connections (of all), perAddress, "
-    "perIdentity, rate (the address came too often).",
+    "Connections that were refused, by the limit: connections (of all clients), perAddress, "
+    "perIdentity, rate (too many new ones from one address).",
     "limit",
 )  # fmt: skip
 TLS_HANDSHAKES = _gauge(
     "gateway_tls_handshakes",
-    "TLS connections that have yet to ask for something: their handshake or the head of their "
-    "first request is not complete.",
+    "TLS connections without a request yet: the handshake or the head of the first request is not"
+    " complete.",
 )
 TLS_HANDSHAKES_REFUSED = _counter(
     "gateway_tls_handshakes_refused",
-    "TLS connections that were closed in the handshake, by reason: connections, perAddress (one "
-    "too many under way), timeout (10 s), failed (no TLS, no certificate that is trusted, or the "
-    "client left).",
+    "TLS connections that were closed during the handshake, by reason: connections or perAddress "
+    "(too many handshakes at once), timeout (10 s), failed (no TLS, an untrusted certificate, or "
+    "the client disconnected).",
     "reason",
 )  # fmt: skip
 REFUSED_REQUESTS = _counter(
@@ -159,116 +173,137 @@ REFUSED_REQUESTS = _counter(
 
 PARTITION_LAG_RECORDS = _gauge(
     "gateway_partition_lag_records",
-    "How far the shared read is behind the end that may be read (the last stable offset).",
+    "How far the shared read is behind the last stable offset, in offsets.",
     "topic", "partition", merge=MergeMode.MAX,
 )  # fmt: skip
 PARTITION_READY = _gauge(
     "gateway_partition_ready",
-    "1 while the partition can be read (by every worker that reads it), else 0.",
+    "1 if the partition can be read (by every worker that reads it), else 0.",
     "topic", "partition", merge=MergeMode.MIN,
 )  # fmt: skip
 PARTITION_STATE = _gauge(
     "gateway_partition_state",
-    "1 for the state its read is in (of workers: how many are): resolving, streaming, validating, "
-    "resetting, leaderless, recovering.",
+    "1 for the present state of the partition's read (with workers: how many are in it): "
+    "resolving, streaming, validating, resetting, leaderless, recovering.",
     "topic", "partition", "state",
 )  # fmt: skip
 PARTITION_RECOVERING = _gauge(
     "gateway_partition_recovering",
-    "1 while the partition cannot be read, with the cause (of workers: how many).",
+    "1 while the partition cannot be read, with the cause (with workers: how many).",
     "topic", "partition", "cause",
 )  # fmt: skip
 PARTITION_READY_SECONDS = _seconds_histogram(
     "gateway_partition_ready_seconds",
-    "From where a partition was first wanted to where it could be read.",
+    "How long a partition took to become readable after it was first wanted.",
     "topic",
 )  # fmt: skip
 PARTITION_RECONNECTS = _counter(
-    "gateway_partition_reconnects", "How often a partition's read was interrupted, by the cause.",
+    "gateway_partition_reconnects", "How often the read of a partition was interrupted, by cause.",
     "topic", "cause",
 )  # fmt: skip
 INVALID_RECORDS = _counter(
     "gateway_invalid_records",
-    "Records that were read and are none of their topic's model, by what is shown of them "
-    "(`onInvalid`); one that is read again counts again.",
+    "Records that were read and do not match the model of their topic, by what clients get "
+    "instead (`onInvalid`). A record that is read again counts again.",
     "topic", "outcome",
 )  # fmt: skip
 GAPS = _counter(
-    "gateway_gaps", "Gaps that were found while reading, one for all clients.", "topic", "reason"
+    "gateway_gaps",
+    "Gaps that were found while reading. A gap counts once for all clients.",
+    "topic",
+    "reason",
 )
 GAP_RECORDS = _counter(
     "gateway_gap_records",
-    "Offsets in them; reason retention: records that Kafka deleted before they were read.",
+    "Offsets in these gaps; reason retention: records that Kafka deleted before they were read.",
     "topic", "reason",
 )  # fmt: skip
 FETCHED_RECORDS = _counter(
     "gateway_fetched_records",
-    "Records (and what stands between them) read from Kafka; reader: tail is the one read for all, "
-    "catchup what single clients lack.",
+    "Entries (records, and runs of offsets without one) read from Kafka, by reader: tail (once "
+    "for all clients), catchup (for clients that are behind).",
     "topic", "reader",
 )  # fmt: skip
 FETCHED_BYTES = _counter(
-    "gateway_fetched_bytes", "Bytes of them, as Kafka sent them.", "topic", "reader", unit="bytes"
+    "gateway_fetched_bytes", "Bytes of these, as Kafka sent them.", "topic", "reader", unit="bytes"
 )
 ARCHIVE_READS = _counter(
     "gateway_archive_reads",
-    "Reads of partitions for single clients, by how they were answered: kafka, held (what was read "
-    "for another a moment ago), joined (a read that was under way).",
+    "Reads of a partition for a client that is behind, by source: kafka, held (read for another "
+    "client a moment ago), joined (a read that was under way).",
     "topic", "source",
 )  # fmt: skip
 CACHE_BYTES = _gauge(
-    "gateway_cache_bytes", "Records kept in memory for those who come late.", "topic", unit="bytes"
+    "gateway_cache_bytes",
+    "Records kept in memory for clients that connect later.",
+    "topic",
+    unit="bytes",
 )
 MEMORY_BYTES = _gauge(
     "gateway_memory_bytes",
-    "What the option memory bounds: cache, rings (recent chunks), tables (snapshots), backlog "
-    "(read and not taken yet), views (what clients ask for), unsent (not taken by slow clients), "
-    "inflated (a large batch being read), received (messages of clients, not done yet).",
+    "What the option memory limits, by part: cache, rings (recent chunks), tables (snapshots), "
+    "backlog (read and not sent yet), views (what clients ask for), unsent (not accepted by slow "
+    "connections), inflated (large batches being decoded), received (messages of clients being "
+    "handled).",
     "part", unit="bytes",
 )  # fmt: skip
-MEMORY_LIMIT_BYTES = _gauge("gateway_memory_limit_bytes", "The option memory.", unit="bytes")
+MEMORY_LIMIT_BYTES = _gauge(
+    "gateway_memory_limit_bytes", "The value of the option memory.", unit="bytes"
+)
 
 # brokers
 
 KAFKA_REACHABLE = _gauge(
     "gateway_kafka_reachable",
-    "1 while brokers answer (to every worker), else 0.",
+    "1 if brokers answer (every worker), else 0.",
     merge=MergeMode.MIN,
 )
 KAFKA_REQUEST_SECONDS = _seconds_histogram(
     "gateway_kafka_request_seconds",
-    "Until brokers answered; a Fetch may wait for records. The count is that of requests.",
+    "How long brokers took to answer, by API. A Fetch may wait for records. The count is the "
+    "number of answered requests.",
     "api",
 )  # fmt: skip
 KAFKA_REQUEST_FAILURES = _counter(
-    "gateway_kafka_request_failures", "Requests that were not answered.", "api", "cause"
+    "gateway_kafka_request_failures", "Requests that brokers did not answer.", "api", "cause"
 )
-BROKER_CONNECTS = _counter("gateway_broker_connects", "Connections made to brokers.", "role")
+BROKER_CONNECTS = _counter(
+    "gateway_broker_connects", "Connections to brokers that were established.", "role"
+)
 BROKER_CONNECT_FAILURES = _counter(
-    "gateway_broker_connect_failures", "Connections to brokers that could not be made.", "cause"
+    "gateway_broker_connect_failures",
+    "Connections to brokers that could not be established.",
+    "cause",
 )
 
 # produce
 
 PRODUCED_RECORDS = _counter(
     "gateway_produced_records",
-    "Records of clients for Kafka, by what became of them: written, refused (by Kafka), doubtful "
-    "(no answer), unsent (too late, or too many).",
+    "Records that clients sent, by outcome: written, refused (by Kafka), doubtful (no answer), "
+    "unsent (too late, or too many waiting).",
     "topic", "outcome",
 )  # fmt: skip
 PRODUCED_BYTES = _counter(
-    "gateway_produced_bytes", "Keys, values and headers that were written.", "topic", unit="bytes"
+    "gateway_produced_bytes",
+    "Bytes of the keys, values and headers that were written.",
+    "topic",
+    unit="bytes",
 )
 PRODUCE_SECONDS = _seconds_histogram(
-    "gateway_produce_seconds", "From where a record was handed over to where Kafka has it.", "topic"
+    "gateway_produce_seconds",
+    "From the call that hands a record over to Kafka's acknowledgement.",
+    "topic",
 )
 PRODUCE_WAITING_BYTES = _gauge(
-    "gateway_produce_waiting_bytes", "What waits for Kafka's answer.", unit="bytes"
+    "gateway_produce_waiting_bytes",
+    "Bytes of records that wait for Kafka's acknowledgement.",
+    unit="bytes",
 )
 REPLIES = _counter(
     "gateway_replies",
-    "Requests that waited for a reply, by what became of them: answered, timeout (504), left (the "
-    "client went away); late: replies to one of the last two, which were dropped.",
+    "Requests that waited for a reply, by outcome: answered, timeout (504), left (the client "
+    "disconnected); late: replies that came after one of the last two and were dropped.",
     "topic", "outcome",
 )  # fmt: skip
 
@@ -276,118 +311,126 @@ REPLIES = _counter(
 
 SIDECAR_REQUESTS = _counter(
     "gateway_sidecar_requests",
-    "Requests to the sidecar, by endpoint (empty: to none) and HTTP status (none: the connection "
-    "was lost before).",
+    "Requests to the sidecar, by endpoint (empty: no such endpoint) and HTTP status (none: the "
+    "connection was lost before the response).",
     "endpoint", "status",
 )  # fmt: skip
 SIDECAR_SECONDS = _seconds_histogram(
     "gateway_sidecar_seconds",
-    "From a request to the end of its answer; a long poll waits for records, a stream lasts.",
+    "From a request to the end of its response. A long poll waits for records; a stream lasts "
+    "until it is closed.",
     "endpoint",
 )  # fmt: skip
 KSQLDB_QUERY_RUNNING = _gauge(
-    "gateway_ksqldb_query_running", "1 while the configured query brings rows, else 0.",
+    "gateway_ksqldb_query_running", "1 while the configured query returns rows, else 0.",
     "query",
 )  # fmt: skip
 KSQLDB_QUERY_BEGUN = _counter(
     "gateway_ksqldb_query_begun",
-    "How often the query was begun: each time but the first, rows may be missing or come again.",
+    "How often the query was started. After each restart rows may be missing or repeated.",
     "query",
 )  # fmt: skip
 KSQLDB_ROWS = _counter(
     "gateway_ksqldb_rows",
-    "Rows for the back end, by what became of them: delivered, dropped (it refused them).",
+    "Rows for the back end, by outcome: delivered, dropped (the back end refused them).",
     "query", "outcome",
 )  # fmt: skip
 AUDIT_RECORDS = _counter(
     "gateway_audit_records",
-    "Audit records, by what became of them: written, dropped (too many were waiting), failed "
-    "(refused by Kafka or the file).",
+    "Audit records, by outcome: written, dropped (too many were waiting), failed (refused by "
+    "Kafka or the file).",
     "outcome",
 )  # fmt: skip
 REACTIVE_RECORDS = _counter(
     "gateway_reactive_records",
-    "Records of reactive groups that are done with: processed (by the back end), dead (among the "
-    "dead letters).",
+    "Records of reactive groups that are settled, by outcome: processed (by the back end), dead "
+    "(written as dead letters).",
     "group", "topic", "outcome",
 )  # fmt: skip
 REACTIVE_REPEATED_RECORDS = _counter(
     "gateway_reactive_repeated_records",
-    "Records that went to the back end another time, as their batch was not settled the first.",
+    "Records that were sent to the back end again, because their batch was not settled the first "
+    "time.",
     "group",
 )  # fmt: skip
 REACTIVE_BATCHES = _counter(
     "gateway_reactive_batches",
-    "Batches that went to the back end, by what came of it: answered (item by item), away "
-    "(refused, late, busy: tried for ever), suspect (tried, then taken apart).",
+    "Batches sent to the back end, by verdict: answered (item by item), away (refused, too late "
+    "or busy: retried without limit), suspect (retried, then split).",
     "group", "verdict",
 )  # fmt: skip
 REACTIVE_SECONDS = _seconds_histogram(
-    "gateway_reactive_seconds", "Until the back end answered for a batch, or was given up.",
+    "gateway_reactive_seconds",
+    "How long the back end took to answer for a batch, or until the gateway gave up waiting.",
     "group",
 )  # fmt: skip
 REACTIVE_WAITING_RECORDS = _gauge(
-    "gateway_reactive_waiting_records", "Records that were read and are not done with.", "group"
+    "gateway_reactive_waiting_records", "Records that were read and are not settled.", "group"
 )
 REACTIVE_HELD_UP_LANES = _gauge(
     "gateway_reactive_held_up_lanes",
-    "Lanes whose batch failed and waits for its next try; its partitions stand still.",
+    "Lanes whose batch failed and waits for its next try. Their partitions do not advance.",
     "group",
 )  # fmt: skip
 REACTIVE_REBALANCE_SECONDS = _seconds_histogram(
     "gateway_reactive_rebalance_seconds",
-    "From where the group's member left RUNNING to where it was there again.", "group",
+    "How long the group's member was out of the state RUNNING.", "group",
 )  # fmt: skip
 REACTIVE_LOST_PARTITIONS = _counter(
     "gateway_reactive_lost_partitions",
-    "Partitions that were another member's before they could be given up: their last records came "
-    "again there.",
+    "Partitions that another member took over before this one could commit. Their last records "
+    "are delivered again there.",
     "group",
 )  # fmt: skip
 CONSUMER_MISSING_RECORDS = _counter(
     "gateway_consumer_missing_records",
-    "Records that Kafka deleted before their group had read them; it goes on at the first there "
-    "is.",
+    "Records that Kafka deleted before their group had read them. The group continues at the "
+    "first record that is left.",
     "group",
 )  # fmt: skip
 DEAD_LETTERS = _counter(
     "gateway_dead_letters",
-    "Dead letters that were handed over or in on request, by what became of them: processed, "
-    "returned (failed again), parked (failed at the last retry), written (handed in).",
+    "Dead letters handled on request, by outcome: processed, returned (failed again), parked "
+    "(failed at the last retry), written (added by a request).",
     "outcome",
 )  # fmt: skip
 REPLAYS = _gauge(
     "gateway_replays",
-    "Replays that are known to this sidecar, whoever works on them, by their state.",
+    "Replays that this sidecar knows, whichever sidecar runs them, by state.",
     "state", merge=MergeMode.MAX,
 )  # fmt: skip
-REPLAYS_OWNED = _gauge("gateway_replays_owned", "Replays that this sidecar works on.")
+REPLAYS_OWNED = _gauge("gateway_replays_owned", "Replays that this sidecar runs.")
 CONSUMER_INSTANCES = _gauge(
     "gateway_consumer_instances",
-    "Instances that there are; subscribed: they read topics or partitions; idle: they do not.",
+    "Consumer instances, by state: subscribed (they read topics or partitions), idle (they do "
+    "not).",
     "state",
 )  # fmt: skip
-CONSUMER_CREATED = _counter("gateway_consumer_created", "Instances that were created.")
+CONSUMER_CREATED = _counter("gateway_consumer_created", "Consumer instances that were created.")
 CONSUMER_ENDED = _counter(
     "gateway_consumer_ended",
-    "Instances that are gone: deleted, expired (nobody asked them), closed (with the sidecar).",
+    "Consumer instances that ended, by reason: deleted, expired (not polled in time), closed "
+    "(with the sidecar).",
     "reason",
 )  # fmt: skip
-CONSUMER_POLLING = _gauge("gateway_consumer_polling", "Long polls that are under way.")
+CONSUMER_POLLING = _gauge("gateway_consumer_polling", "Long polls that are waiting.")
 CONSUMER_POLLS = _counter(
     "gateway_consumer_polls",
-    "Polls that were answered, with records, with none (empty), or to nobody (left: what they had "
-    "comes with the next).",
+    "Polls that were answered, by outcome: records, empty, left (the client disconnected; the "
+    "next poll returns the same records).",
     "outcome",
 )  # fmt: skip
 CONSUMER_RECORDS = _counter(
-    "gateway_consumer_records", "Records given to consumer instances.", "topic"
+    "gateway_consumer_records", "Records returned to consumer instances.", "topic"
 )
 CONSUMER_BYTES = _counter(
-    "gateway_consumer_bytes", "Bytes of their keys and values.", "topic", unit="bytes"
+    "gateway_consumer_bytes",
+    "Bytes of the keys and values of these records.",
+    "topic",
+    unit="bytes",
 )
 CHAOS_ASSAULTS = _counter(
-    "gateway_chaos_assaults", "Requests that the chaos monkey met.", "assault"
+    "gateway_chaos_assaults", "Requests that the chaos monkey disturbed, by kind.", "assault"
 )
 
 # the pipeline
@@ -396,7 +439,8 @@ PIPELINE_RUNNING = _gauge(
     "gateway_pipeline_running", "1 while the job's query runs, else 0.", "job"
 )
 PIPELINE_STARTS = _counter(
-    "gateway_pipeline_starts", "How often the job's query was begun; all but the first: restarts.",
+    "gateway_pipeline_starts",
+    "How often the job's query was started; all but the first are restarts.",
     "job",
 )  # fmt: skip
 PIPELINE_FAILURES = _counter(
@@ -404,52 +448,63 @@ PIPELINE_FAILURES = _counter(
     "job", "error",
 )  # fmt: skip
 PIPELINE_BATCHES = _counter("gateway_pipeline_batches", "Batches that are done.", "job")
-PIPELINE_ROWS = _counter("gateway_pipeline_rows", "Records of inputs in them.", "job")
+PIPELINE_ROWS = _counter("gateway_pipeline_rows", "Input records of these batches.", "job")
 PIPELINE_ROWS_PER_SECOND = _gauge(
-    "gateway_pipeline_rows_per_second", "Records a second of the latest batch, while it worked.",
+    "gateway_pipeline_rows_per_second", "Records per second of the latest batch, while it ran.",
     "job",
 )  # fmt: skip
 PIPELINE_BATCH_SECONDS = _seconds_histogram(
     "gateway_pipeline_batch_seconds",
-    "Of batches, by phase: triggerExecution is all of one, addBatch its work; latestOffset, "
-    "getBatch, queryPlanning, walCommit and commitOffsets are what goes with it.",
+    "Duration of batches, by phase: triggerExecution is the whole batch, addBatch its work; "
+    "latestOffset, getBatch, queryPlanning, walCommit and commitOffsets are the overhead.",
     "job", "phase",
 )  # fmt: skip
 PIPELINE_STATE_ROWS = _gauge(
     "gateway_pipeline_state_rows", "Rows of the state, by operator.", "job", "operator"
 )
 PIPELINE_STATE_BYTES = _gauge(
-    "gateway_pipeline_state_bytes", "Its files (RocksDB's SSTs).", "job", "operator", unit="bytes"
+    "gateway_pipeline_state_bytes",
+    "Size of the state's files (RocksDB's SSTs).",
+    "job",
+    "operator",
+    unit="bytes",
 )
 PIPELINE_STATE_MEMORY_BYTES = _gauge(
-    "gateway_pipeline_state_memory_bytes", "Memory it takes.", "job", "operator", unit="bytes"
+    "gateway_pipeline_state_memory_bytes",
+    "Memory that the state takes.",
+    "job",
+    "operator",
+    unit="bytes",
 )
 PIPELINE_STATE_DAMAGED = _counter(
     "gateway_pipeline_state_damaged",
-    "Files of the state that were found damaged, mended or not; Spark's own metrics stay 0.", "job",
+    "Files of the state that were found damaged, repaired or not; Spark's own metrics stay 0.",
+    "job",
 )  # fmt: skip
 PIPELINE_WATERMARK_AGE_SECONDS = _gauge(
     "gateway_pipeline_watermark_age_seconds",
-    "How far the watermark is behind the clock; jobs without one have none.",
+    "How far the watermark is behind the clock. Jobs without a watermark have no value.",
     "job", unit="seconds",
 )  # fmt: skip
 PIPELINE_LATE_ROWS = _counter(
     "gateway_pipeline_late_rows",
-    "Rows that came beyond the watermark; of aggregates after their first, partial aggregation.",
+    "Rows that arrived behind the watermark; for aggregates, counted after their partial "
+    "aggregation.",
     "job",
 )  # fmt: skip
 PIPELINE_GAPS = _counter(
     "gateway_pipeline_gaps",
-    "Ranges of input that retention took before they were read, each told by a gap record.",
+    "Ranges of input that Kafka deleted before they were read. Each has a gap record in the "
+    "output.",
     "job", "topic",
 )  # fmt: skip
 PIPELINE_UNREADABLE_RECORDS = _counter(
     "gateway_pipeline_unreadable_records",
-    "Invalid records that were passed over, as Spark cannot read their timestamp.",
+    "Invalid records that were skipped, because Spark cannot read their timestamp.",
     "job", "topic",
 )  # fmt: skip
 PIPELINE_BEHIND_OFFSETS = _gauge(
-    "gateway_pipeline_behind_offsets", "Offsets of a topic that the latest batch left.",
+    "gateway_pipeline_behind_offsets", "Offsets of a topic that were left after the latest batch.",
     "job", "topic",
 )  # fmt: skip
 PIPELINE_ALERTS = _gauge(
@@ -458,7 +513,7 @@ PIPELINE_ALERTS = _gauge(
 )  # fmt: skip
 PIPELINE_PROGRESS_UNTOLD = _counter(
     "gateway_pipeline_progress_untold",
-    "Progress that was told to nobody: too much waited, or Kafka did not take it.",
+    "Progress events that were dropped: too many were waiting, or Kafka did not accept them.",
     "job",
 )  # fmt: skip
 
@@ -466,21 +521,28 @@ PIPELINE_PROGRESS_UNTOLD = _counter(
 
 EVENT_LOOP_LAG_SECONDS = _seconds_histogram(
     "gateway_event_loop_lag_seconds",
-    "How late the event loop is: looked at four times a second.", "worker",
+    "How late the event loop runs what is due, measured four times per second.", "worker",
 )  # fmt: skip
-LOG_LINES = _counter("gateway_log_lines", "Lines logged, by level.", "level")
-WORKERS = _gauge("gateway_workers", "Workers that this scrape is of.")
+LOG_LINES = _counter("gateway_log_lines", "Log lines, by level.", "level")
+WORKERS = _gauge("gateway_workers", "Workers that are included in this scrape.")
 WORKERS_MISSING = _gauge(
-    "gateway_workers_missing", "Workers that did not answer it; it lacks theirs."
+    "gateway_workers_missing", "Workers that did not answer and are missing from this scrape."
 )
 CERTIFICATE_EXPIRY_TIMESTAMP_SECONDS = _gauge(
     "gateway_certificate_expiry_timestamp_seconds",
-    "When the certificate of listen.tls is over, by the epoch (of workers: the first one's).",
+    "When the certificate of listen.tls expires, in seconds since the epoch (with workers: the "
+    "earliest).",
     unit="seconds", merge=MergeMode.MIN,
 )  # fmt: skip
-INFO = _gauge("gateway_info", "1.", "name", "version", merge=MergeMode.MAX)
+INFO = _gauge(
+    "gateway_info",
+    "Always 1; the labels hold the name and the version.",
+    "name",
+    "version",
+    merge=MergeMode.MAX,
+)
 PROCESS_CPU_SECONDS = _counter(
-    "process_cpu_seconds", "User and system time.", "worker", unit="seconds"
+    "process_cpu_seconds", "User and system CPU time.", "worker", unit="seconds"
 )
 PROCESS_RESIDENT_MEMORY_BYTES = _gauge(
     "process_resident_memory_bytes", "Resident memory.", "worker", unit="bytes"
@@ -489,9 +551,15 @@ PROCESS_VIRTUAL_MEMORY_BYTES = _gauge(
     "process_virtual_memory_bytes", "Virtual memory.", "worker", unit="bytes"
 )
 PROCESS_START_TIME_SECONDS = _gauge(
-    "process_start_time_seconds", "When it started, by the epoch.", "worker", unit="seconds"
+    "process_start_time_seconds",
+    "When the process started, in seconds since the epoch.",
+    "worker",
+    unit="seconds",
 )
 PROCESS_OPEN_FDS = _gauge("process_open_fds", "File descriptors in use.", "worker")
-PROCESS_MAX_FDS = _gauge("process_max_fds", "How many it may use.", "worker")
+PROCESS_MAX_FDS = _gauge(
+    "process_max_fds", "The most file descriptors that the process may use.", "worker"
+)
 
 METRICS: Sequence[Metric] = tuple(each for each in list(vars().values()) if type(each) is Metric)
+"""All metrics of this module, in the order of their definition."""

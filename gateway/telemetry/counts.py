@@ -1,5 +1,8 @@
-"""What goes on between the gateway and Kafka, counted where it happens: plain numbers of whoever
-counts, asked for when somebody scrapes.
+"""Count what happens between the gateway and Kafka.
+
+The fetcher, the broker connections, the producers and the members of consumer groups each own one
+of these values and add to it as they run. They are plain numbers: nothing else happens until a
+scrape reads them. Counters only grow, from 0 at the start of the process.
 """
 
 from __future__ import annotations
@@ -9,17 +12,21 @@ from dataclasses import dataclass, field
 
 from .histogram import Histogram
 
-MAX_GROUPS = 1000
+MAX_GROUPS = 1000  # groups with figures of their own
 
 
 @dataclass(slots=True)
 class FetchCounts:
-    """What a fetcher reads.
+    """What a fetcher has read from Kafka.
 
-    records, bytes: by topic; bytes as Kafka sent them.
-    reconnects:     how often a partition had to be tried again, by topic and cause.
-    gaps, lost:     gaps of partitions and the offsets in them, by topic and reason.
-    ready:          seconds from where a partition was first wanted to where it could be read.
+    Attributes:
+        records: Entries that were decoded, by topic: records, and runs of offsets without one.
+        bytes: Bytes by topic, compressed as Kafka sent them.
+        reconnects: How often the read of a partition was interrupted, by topic and cause.
+        gaps: Gaps that were found, by topic and reason.
+        gap_records: Offsets in these gaps, by topic and reason.
+        ready_seconds: How long a partition took to become readable after it was first wanted, by
+            topic.
     """
 
     records: Counter[str] = field(default_factory=Counter)
@@ -30,20 +37,24 @@ class FetchCounts:
     ready_seconds: dict[str, Histogram] = field(default_factory=dict)
 
     def observe_ready(self, topic: str, seconds: float) -> None:
+        """Record that a partition can be read, this long after it was first wanted."""
         self.ready_seconds.setdefault(topic, Histogram()).observe(seconds)
 
     def count_gap(self, topic: str, reason: str, records: int) -> None:
+        """Count one gap of so many offsets; below 0 counts as 0."""
         self.gaps[topic, reason] += 1
         self.gap_records[topic, reason] += max(0, records)
 
 
 @dataclass(slots=True)
 class BrokerRequestCounts:
-    """What brokers are asked.
+    """The requests and connections of one cluster's brokers.
 
-    seconds:  until they answered, by the api's name.
-    failures: requests that were not answered, by the api's name and cause.
-    connects, refused: connections by role, and those that could not be had, by cause.
+    Attributes:
+        seconds: How long brokers took to answer, by the name of the Kafka API.
+        failures: Requests without an answer, by the name of the API and the cause.
+        connects: Connections that were established, by their role.
+        connect_failures: Connections that could not be established, by cause.
     """
 
     seconds: dict[str, Histogram] = field(default_factory=dict)
@@ -52,19 +63,21 @@ class BrokerRequestCounts:
     connect_failures: Counter[str] = field(default_factory=Counter)
 
     def observe_response(self, api: str, seconds: float) -> None:
-        found = self.seconds.get(api)
-        if found is None:
-            found = self.seconds[api] = Histogram()
-        found.observe(seconds)
+        """Record that a broker answered a request of this API after so many seconds."""
+        histogram = self.seconds.get(api)
+        if histogram is None:
+            histogram = self.seconds[api] = Histogram()
+        histogram.observe(seconds)
 
 
 @dataclass(slots=True)
 class ProduceCounts:
-    """What is written to Kafka.
+    """What a producer has written to Kafka.
 
-    records: by topic and what became of them (`written, refused, doubtful, unsent`).
-    bytes:   of keys and values that were written, by topic.
-    seconds: from where a record was handed over to where Kafka has it, by topic.
+    Attributes:
+        records: Records by topic and outcome: `written`, `refused`, `doubtful` or `unsent`.
+        bytes: Bytes of keys, values and headers of written records, by topic.
+        seconds: From the call that hands a record over to Kafka's acknowledgement, by topic.
     """
 
     records: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -72,24 +85,33 @@ class ProduceCounts:
     seconds: dict[str, Histogram] = field(default_factory=dict)
 
     def count_written(self, topic: str, size: int, seconds: float, times: int = 1) -> None:
-        """size: of all of them."""
+        """Count records that Kafka acknowledged together.
+
+        Args:
+            topic: The topic they were written to.
+            size: The bytes of all of them.
+            seconds: How long each of them took.
+            times: How many records they are.
+        """
         self.records[topic, "written"] += times
         self.bytes[topic] += size
-        found = self.seconds.get(topic)
-        if found is None:
-            found = self.seconds[topic] = Histogram()
-        found.observe(seconds, times)
+        histogram = self.seconds.get(topic)
+        if histogram is None:
+            histogram = self.seconds[topic] = Histogram()
+        histogram.observe(seconds, times)
 
 
 @dataclass(slots=True)
 class GroupCounts:
-    """What becomes of consumer groups whose members are here, by group.
+    """What happened to the consumer groups that have members in this process, by group.
 
-    Clients choose names of groups, so only the first `MOST_GROUPS` have figures of their own; what
-    is told of others is under "".
-    seconds: from where a member left RUNNING to where it was there again.
-    lost:    partitions that were another's before their member could give them up.
-    missing: records that Kafka deleted before the group had read them.
+    Clients choose the names of groups, so their number has a limit: the first `MAX_GROUPS` groups
+    have figures of their own, and all others share the label `""`.
+
+    Attributes:
+        rebalance_seconds: How long a member was out of the state RUNNING.
+        lost_partitions: Partitions that another member got before this one could commit.
+        missing_records: Records that Kafka deleted before the group had read them.
     """
 
     rebalance_seconds: dict[str, Histogram] = field(default_factory=dict)
@@ -98,13 +120,15 @@ class GroupCounts:
     _names: set[str] = field(default_factory=set)
 
     def observe_rebalance(self, group: str, seconds: float) -> None:
+        """Record that a member is RUNNING again, after so many seconds."""
         self.rebalance_seconds.setdefault(self.get_label(group), Histogram()).observe(seconds)
 
     def count_lost(self, group: str, partitions: int) -> None:
+        """Count partitions that another member took over."""
         self.lost_partitions[self.get_label(group)] += partitions
 
     def get_label(self, group: str) -> str:
-        """Return the name under which a group has its figures."""
+        """Return the name under which a group has its figures; `""` for one too many."""
         if group not in self._names:
             if len(self._names) >= MAX_GROUPS:
                 return ""

@@ -1,7 +1,8 @@
-"""How often a value fell between which bounds, counted by whoever has many of one value at once.
+"""A histogram that takes many equal values in one call.
 
-prometheus-client's own takes one observation at a time, with a lock: 1.1 us each, where a round has
-1,000 clients that get a record after the same time. This takes all of them for 0.2 us.
+The histogram of prometheus-client takes one observation at a time, with a lock: 1.1 us each. A
+round of the broadcaster delivers a record to 1,000 clients with the same latency, and this
+histogram records all of them in 0.2 us. It has no lock: one thread adds to it.
 """
 
 from __future__ import annotations
@@ -13,15 +14,20 @@ LATENCY_BUCKETS_S = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1),
     *(0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
 )
-"""Seconds, from what one core does at its best to where nobody waits any more."""
+"""Upper bounds in seconds, from the best that one core reaches to where a user has given up."""
 
 SIZE_BUCKETS_BYTES = (64, 128, 256, 512, 1024, 2048, 4096, 6144, 8192, 16384, 65536)
-"""Bytes, with the bounds of headers: 8 KB of most proxies, 64 KB of this gateway."""
+"""Upper bounds in bytes. 8 KiB is the header limit of most proxies, 64 KiB that of this gateway."""
 
 
 class Histogram:
-    """counts: of each bound those that are above the one before it and not above it, and at last
-    those above all. sum: of all values."""
+    """How many values lie between which bounds, and the sum of all values.
+
+    Attributes:
+        bounds: The upper bound of each bucket, inclusive, in ascending order.
+        counts: The values in each bucket alone (not cumulative), and last those above all bounds.
+        sum: The sum of all values.
+    """
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -31,14 +37,16 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
+        """Record a value that occurred so many times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
 
     def merge_counts(self, counts: Iterable[int], sum: float) -> None:
-        """Those of another with the same bounds."""
+        """Add the counts and the sum of another histogram with the same bounds."""
         self.counts = [mine + its for mine, its in zip(self.counts, counts, strict=True)]
         self.sum += sum
 
     @property
     def count(self) -> int:
+        """The number of all values."""
         return sum(self.counts)

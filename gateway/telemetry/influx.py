@@ -1,11 +1,11 @@
-"""Metrics to InfluxDB, in its line protocol: a line for each series, named as Prometheus has it.
+"""Send metrics to InfluxDB in its line protocol: one line per series, named as in a scrape.
 
     gateway_clients,instance=host:7,route=/events/orders,service=shop,wire=sse value=3.0 NANOSECONDS
 
-Labels are tags; a counter or gauge is the field `value`; a histogram has `count`, `sum`, and for
-each of its bounds how many are not above it, as Telegraf writes them. All numbers are floats: the
-type that a field had first is the one that it keeps. Each process sends its own, with a tag
-`instance`.
+Labels become tags. A counter or gauge has the field `value`. A histogram has `count`, `sum`, and a
+cumulative field per bound, as Telegraf writes it. All numbers are floats, because InfluxDB refuses
+a value whose type differs from the first one of its field. Each process sends its own metrics, with
+a tag `instance`.
 """
 
 from __future__ import annotations
@@ -27,27 +27,40 @@ from .samples import Labels, MetricSamples, Value
 log = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S = 5.0  # seconds for the server to answer
-MAX_LINES_PER_REQUEST = 5000  # of one request, as InfluxDB's manual has it
-MAX_ERROR_CHARS = 200  # characters of what it says
+MAX_LINES_PER_REQUEST = 5000  # the batch size that InfluxDB's manual advises
+MAX_ERROR_CHARS = 200  # characters of an error response that are logged
 
 
 def build_write_url(url: str, org: str | None, bucket: str | None, db: str | None) -> str:
-    """Where lines are written: InfluxDB 2 and 3 with a bucket, 1 with a database."""
+    """Return the URL that lines are written to.
+
+    Args:
+        url: The base URL of the server.
+        org: The organization of InfluxDB 2; None for InfluxDB 3.
+        bucket: The bucket of InfluxDB 2 or 3; None for InfluxDB 1.
+        db: The database of InfluxDB 1; ignored if there is a bucket.
+    """
     base = url.rstrip("/")
     if bucket is None:
         return str(httpx.URL(f"{base}/write", params={"db": db or "", "precision": "ns"}))
-    asked = {"org": org} if org is not None else {}
-    params = {**asked, "bucket": bucket, "precision": "ns"}
+    org_param = {"org": org} if org is not None else {}
+    params = {**org_param, "bucket": bucket, "precision": "ns"}
     return str(httpx.URL(f"{base}/api/v2/write", params=params))
 
 
 def build_auth_headers(token: str | None) -> dict[str, str]:
-    """The headers of a token; of InfluxDB 1 it is `user:password`."""
+    """Return the headers that carry a token; for InfluxDB 1 it is `user:password`."""
     return {} if token is None else {"Authorization": f"Token {token}"}
 
 
 class InfluxExporter:
-    """Sends figures when it is told to. url: of `endpoint`. service: who it is that sends."""
+    """Sends the metrics of this process to one InfluxDB.
+
+    `gateway.web.app.metrics` creates it and calls `send` from a thread, at its interval.
+
+    Attributes:
+        url: The URL that lines are written to.
+    """
 
     def __init__(self, url: str, token: str | None, service: str) -> None:
         self.url = url
@@ -58,37 +71,46 @@ class InfluxExporter:
         )
 
     def send(self, samples: MetricSamples) -> bool:
-        """Did they arrive? Blocks; what went wrong is logged."""
-        told = list(iter_lines(samples, self._tags, time.time_ns()))
-        pieces = [
-            told[first : first + MAX_LINES_PER_REQUEST]
-            for first in range(0, len(told), MAX_LINES_PER_REQUEST)
+        """Send all samples and return whether they arrived. Block; failures are logged."""
+        lines = list(iter_lines(samples, self._tags, time.time_ns()))
+        batches = [
+            lines[first : first + MAX_LINES_PER_REQUEST]
+            for first in range(0, len(lines), MAX_LINES_PER_REQUEST)
         ]
-        return all(self._post_lines("".join(piece).encode()) for piece in pieces)
+        return all(self._post_lines("".join(batch).encode()) for batch in batches)
 
     def close(self) -> None:
+        """Close the connection."""
         self._client.close()
 
     def _post_lines(self, body: bytes) -> bool:
         try:
-            answer = self._client.post(self.url, content=gzip.compress(body, 1))
+            response = self._client.post(self.url, content=gzip.compress(body, 1))
         except httpx.HTTPError as error:
-            log.warning("InfluxDB is not reached: %s", error or type(error).__name__)
+            log.warning("InfluxDB cannot be reached: %s", error or type(error).__name__)
             return False
-        if not answer.is_success:
+        if not response.is_success:
             log.warning(
-                "InfluxDB answers %d: %s", answer.status_code, answer.text[:MAX_ERROR_CHARS]
+                "InfluxDB answered %d: %s", response.status_code, response.text[:MAX_ERROR_CHARS]
             )
-        return answer.is_success
+        return response.is_success
 
 
 def iter_lines(samples: MetricSamples, tags: Mapping[str, str], now: int) -> Iterator[str]:
-    """now: nanoseconds."""
+    """Yield one line per series, with its line end.
+
+    Args:
+        samples: The samples to write.
+        tags: Tags of every line, besides the labels.
+        now: The time of all lines, in nanoseconds since the epoch.
+    """
     for metric, values in samples:
         for labels, value in values.items():
-            of = {**dict(zip(metric.label_names(labels), labels, strict=True)), **tags}
-            # a tag without a value is none; sorted they are indexed faster
-            pairs = "".join(f",{name}={_escape_tag(of[name])}" for name in sorted(of) if of[name])
+            series_tags = {**dict(zip(metric.label_names(labels), labels, strict=True)), **tags}
+            # The protocol has no empty tags. InfluxDB indexes sorted tags faster.
+            pairs = "".join(
+                f",{name}={_escape_tag(text)}" for name, text in sorted(series_tags.items()) if text
+            )
             fields = ",".join(_iter_fields(metric, labels, value))
             yield f"{metric.exposed_name}{pairs} {fields} {now}\n"
 
@@ -98,17 +120,20 @@ def _iter_fields(metric: Metric, labels: Labels, value: Value) -> Iterator[str]:
         yield f"value={float(value)}"
         return
     *counts, total = value
-    so_far = 0
+    cumulative = 0
     for bound, count in zip([*map(floatToGoString, metric.bounds), "+Inf"], counts, strict=True):
-        so_far += count
-        yield f"{bound}={float(so_far)}"
-    yield f"count={float(so_far)}"
+        cumulative += count
+        yield f"{bound}={float(cumulative)}"
+    yield f"count={float(cumulative)}"
     yield f"sum={float(total)}"
 
 
 @lru_cache(4096)
 def _escape_tag(text: str) -> str:
-    """A backslash at its end would take away what comes behind, so none is left; nor are ends of
-    lines."""
+    """Return a tag's value escaped for the line protocol.
+
+    Line ends become spaces: the protocol cannot escape them in a tag. Backslashes become slashes,
+    because one at the end would escape the comma that follows.
+    """
     text = "".join(" " if each in "\r\n" else each for each in text.replace("\\", "/"))
     return text.replace(",", r"\,").replace("=", r"\=").replace(" ", r"\ ")

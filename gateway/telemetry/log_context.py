@@ -1,10 +1,10 @@
-"""What a line of the log is about: the client's stream, its route, topic, partition, trace.
+"""Add context to log lines: the client's stream, its route, topic, partition, trace.
 
-    with about(route="/events/{customer}", stream="7"):
-        log.info("...")        # its line says so, and those of all tasks that are begun in here
+    with log_context(route="/events/{customer}", stream="7"):
+        log.info("...")        # this line has both, as have those of tasks that are created here
 
-Tasks inherit it, so one that is for all clients, begun by the first who needs it, is begun in a
-context of its own (`apart`): its lines would name that client for ever.
+Tasks inherit the context. A task that serves all clients, but is created for the first client that
+needs it, must not: its lines would name that client for ever. `create_detached_task` creates it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _log_context: ContextVar[Mapping[str, Any]] = ContextVar("gateway_about", defaul
 
 
 class log_context:
-    """While it is entered, lines have these ids, besides those there are; None leaves one out."""
+    """A context manager that adds ids to the log lines of its block; None removes an id."""
 
     __slots__ = ("_ids", "_token")
 
@@ -36,15 +36,15 @@ class log_context:
 
 
 def bind_log_context(**ids: Any) -> None:
-    """From here on, to the end of the task."""
+    """Add ids to the log lines of the current task, from now until it ends."""
     _log_context.set({**_log_context.get(), **ids})
 
 
 def get_log_context() -> Mapping[str, Any]:
-    """The ids of the present context."""
+    """Return the ids of the current context."""
     return _log_context.get()
 
 
 def create_detached_task(coro: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """A task of nobody's."""
+    """Create a task whose log lines have no ids of the current context."""
     return asyncio.get_running_loop().create_task(coro, context=Context())

@@ -1,8 +1,9 @@
-"""The log: one handler on stderr, lines to read or JSON, levels that can be changed at any time.
+"""Write log lines to stderr, as text or JSON, with levels that can be changed at run time.
 
-A line says what it is about (`about`) behind its text, in JSON as members. What looks like a secret
-is hidden in all of them, and what a client wrote cannot look like a line of its own, move the
-cursor of a terminal or turn the text around: such characters are escaped here, for every logger.
+A text line ends with its context (see `log_context`) in brackets; a JSON line has it as members.
+Anything that looks like a secret is hidden. Characters by which a client's text could imitate
+another log line, move a terminal's cursor or reorder the text are escaped. Both is done by the
+formatters, so it holds for every logger, those of libraries included.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ from .log_context import get_log_context
 from .redaction import redact_text
 
 LEVELS = ("debug", "info", "warning", "error")
-LIBRARIES = ("aiokafka", "httpx", "uvicorn", "opentelemetry")  # any other name is a room of ours
+LIBRARIES = ("aiokafka", "httpx", "uvicorn", "opentelemetry")  # other names: our packages
 DEFAULT_LIBRARY_LEVELS = {
     "aiokafka": "warning",
     "httpx": "warning",
-}  # said by us, once, where it matters
-EXTRA_FIELDS = ("topic", "partition", "broker", "cause")  # members that a line's `extra` may have
+}  # below warning, both report each attempt of what the gateway logs once
+EXTRA_FIELDS = ("topic", "partition", "broker", "cause")  # keys of `extra` that JSON lines have
 
-# Control characters (C0, DEL, C1), what breaks lines or is not shown, what changes the direction of
-# text (UAX 9), tags, and halves of surrogate pairs, which no stream can encode.
+# Control characters (C0, DEL, C1), line separators, invisible characters, those that change the
+# direction of text (UAX #9), tag characters, and lone surrogates, which no stream can encode.
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
 
 line_counts: Counter[str] = Counter()
-"""Lines logged in this process, by level."""
+"""Log lines of this process, by level."""
 
 
 def configure(
@@ -46,11 +47,17 @@ def configure(
     worker: int | None = None,
     stream: TextIO | None = None,
 ) -> None:
-    """Log from now on like this; it may be called again.
+    """Configure the root logger. A further call replaces what the one before configured.
 
-    levels: of single rooms (`kafka`) and libraries (`aiokafka`).
-    worker: its number goes into every line, where there are several.
-    stream: stderr if none is given.
+    Args:
+        format: `console` for text, `json` for one object per line.
+        level: The level of everything that `levels` does not name.
+        levels: Levels by package of the gateway (`kafka`) or library (`aiokafka`).
+        worker: The number of this worker, added to every line; None if there is one process.
+        stream: Where lines go; stderr by default.
+
+    Raises:
+        ValueError: A level is unknown.
     """
     handler = _CountingHandler(stream or sys.stderr)
     handler.setFormatter(_JsonFormatter(worker) if format == "json" else _ConsoleFormatter(worker))
@@ -62,34 +69,40 @@ def configure(
 
 
 def set_levels(level: str, levels: Mapping[str, str]) -> None:
-    """What is logged from now on, at all and of single rooms; those not named say what all do.
+    """Change the levels. Packages and libraries that are not named get the general level.
 
-    Raises ValueError for what is no level.
+    Args:
+        level: The general level.
+        levels: Levels by package of the gateway (`kafka`) or library (`aiokafka`).
+
+    Raises:
+        ValueError: A level is unknown; no level was changed.
     """
     wanted = {**DEFAULT_LIBRARY_LEVELS, **levels}
     for each in (level, *wanted.values()):
         if each not in LEVELS:
             raise ValueError(f"'{each}' is no level; use one of {', '.join(LEVELS)}")
     logging.getLogger().setLevel(level.upper())
-    for name in _configured_loggers - {_logger_name(room) for room in wanted}:
+    for name in _configured_loggers - {_logger_name(each) for each in wanted}:
         logging.getLogger(name).setLevel(logging.NOTSET)
     _configured_loggers.clear()
-    for room, each in wanted.items():
-        logging.getLogger(_logger_name(room)).setLevel(each.upper())
-        _configured_loggers.add(_logger_name(room))
+    for package, package_level in wanted.items():
+        name = _logger_name(package)
+        logging.getLogger(name).setLevel(package_level.upper())
+        _configured_loggers.add(name)
 
 
 def get_levels() -> dict[str, str]:
-    """What is logged: `""` is at all."""
-    at_all = {"": logging.getLevelName(logging.getLogger().level).lower()}
+    """Return the levels by package or library; the general level has the key `""`."""
+    general = {"": logging.getLevelName(logging.getLogger().level).lower()}
     named = {
         name.removeprefix("gateway."): logging.getLevelName(logging.getLogger(name).level).lower()
         for name in sorted(_configured_loggers)
     }
-    return at_all | named
+    return general | named
 
 
-_configured_loggers: set[str] = set()  # loggers that were given a level here
+_configured_loggers: set[str] = set()  # the names of loggers whose level `set_levels` set
 
 
 def _logger_name(name: str) -> str:
@@ -97,13 +110,15 @@ def _logger_name(name: str) -> str:
 
 
 class _CountingHandler(logging.StreamHandler[TextIO]):
+    """Our handler: counts the lines that it writes. Its type tells it from others' handlers."""
+
     def emit(self, record: logging.LogRecord) -> None:
         line_counts[record.levelname.lower()] += 1
         super().emit(record)
 
 
 class _ConsoleFormatter(logging.Formatter):
-    """`2026-11-21 10:00:00,000 INFO gateway.hub.fanout.client: text [route=/events stream=7]`"""
+    """Lines such as `2026-11-21 10:00:00,000 INFO gateway.hub: text [route=/events stream=7]`."""
 
     def __init__(self, worker: int | None) -> None:
         name = "%(name)s" if worker is None else f"worker {worker} %(name)s"
@@ -115,13 +130,12 @@ class _ConsoleFormatter(logging.Formatter):
         return f"{text} [{ids}]" if ids else text
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line; a traceback follows, each of its lines indented, so that none looks like one
-        of the log."""
+        """Return the line; a traceback follows indented, so that it cannot imitate a log line."""
         record.message = record.getMessage()
         record.asctime = self.formatTime(record)
         text = escape_line(redact_text(self.formatMessage(record)))
-        trace = self.formatException(record.exc_info) if record.exc_info else record.exc_text
-        for more in (trace, record.stack_info):
+        traceback = self.formatException(record.exc_info) if record.exc_info else record.exc_text
+        for more in (traceback, record.stack_info):
             if more:
                 text += "".join(
                     [f"\n  {escape_line(line)}" for line in redact_text(more).split("\n")]
@@ -130,7 +144,7 @@ class _ConsoleFormatter(logging.Formatter):
 
 
 class _JsonFormatter(logging.Formatter):
-    """One object a line. time: RFC 3339 in UTC; error: the traceback."""
+    """One JSON object per line, with `time` (RFC 3339, UTC) and a traceback in `error`."""
 
     def __init__(self, worker: int | None) -> None:
         super().__init__()
@@ -138,7 +152,7 @@ class _JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        told: dict[str, Any] = {
+        members: dict[str, Any] = {
             "time": at.replace("+00:00", "Z"),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -148,12 +162,12 @@ class _JsonFormatter(logging.Formatter):
             **_get_context_ids(record),
         }
         if record.exc_info:
-            told["error"] = redact_text(self.formatException(record.exc_info))
-        return _UNSAFE.sub(_escape_in_json, json.dumps(told, ensure_ascii=False, default=str))
+            members["error"] = redact_text(self.formatException(record.exc_info))
+        return _UNSAFE.sub(_escape_in_json, json.dumps(members, ensure_ascii=False, default=str))
 
 
 def escape_line(text: str) -> str:
-    """Text for one line of a terminal: what is no plain character is written as Python does."""
+    """Return a text that stays on one line: unsafe characters become Python's escapes."""
     return text if text.isascii() and text.isprintable() else _UNSAFE.sub(_escape_in_text, text)
 
 
@@ -162,7 +176,7 @@ def _escape_in_text(char: re.Match[str]) -> str:
 
 
 def _escape_in_json(char: re.Match[str]) -> str:
-    """As a JSON text has it (RFC 8259 7): whoever parses the line gets the character itself."""
+    """Return JSON's escape of a character (RFC 8259 7): a parser restores the character."""
     return json.dumps(char[0])[1:-1]
 
 
@@ -172,7 +186,7 @@ def _get_extra(record: logging.LogRecord, name: str) -> Any:
 
 
 def _get_context_ids(record: logging.LogRecord) -> dict[str, Any]:
-    """Of the context, in which the line was written: handlers run there."""
+    """Return the ids of the context that the line was logged in: handlers run in it."""
     return {
         name: redact_text(value) if isinstance(value, str) else value
         for name, value in get_log_context().items()

@@ -1,4 +1,7 @@
-"""How late the event loop is: whoever wants its next turn waits for so long."""
+"""Measure how late the event loop runs what is due.
+
+The lag is how long a callback waits for its turn while other callbacks run.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,22 @@ from time import perf_counter
 
 from .histogram import Histogram
 
-INTERVAL_S = 0.25  # seconds; 20 us each
+INTERVAL_S = 0.25  # seconds between measurements, each of which takes 20 us
 
 
 class LoopLag:
-    """Looks at the loop that it runs in. seconds: how late it was each time."""
+    """The lag of the event loop that `run` runs in.
+
+    Attributes:
+        seconds: The measurements.
+    """
 
     def __init__(self) -> None:
         self.seconds = Histogram()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Measure at each interval, until cancelled."""
         while True:
-            due = perf_counter() + INTERVAL_S  # a loop's own clock counts milliseconds
+            due = perf_counter() + INTERVAL_S  # uvloop's clock has a resolution of 1 ms
             await asyncio.sleep(INTERVAL_S)
             self.seconds.observe(max(0.0, perf_counter() - due))

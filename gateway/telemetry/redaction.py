@@ -1,7 +1,7 @@
-"""URLs and texts without their secrets, for whoever logs one.
+"""Hide secrets in URLs and texts before they are logged.
 
-Tokens come in queries where nothing else can carry them (EventSource sets no header): what a log,
-a problem or a span says of such a URL must not let anybody in.
+EventSource cannot set a header, so its clients put their tokens into the query. A log line, an
+error response or a span that shows such a URL must not give the token away.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ _SECRET_NAMES = {
     *("authorization", "api_key", "apikey", "key", "password", "secret", "signature", "sig"),
     *("code", "session", "ticket", "credentials"),
 }
-# A JWT wherever it stands (RFC 7519: three parts, the first begins with `{"`), and credentials
-# behind their scheme.
-_TOKEN_CHARS = re.compile(
-    r"[A-Za-z0-9_.-]+"
-)  # a JWT is in one; looked for by itself, it is in each "eyJ"
+# A JWT has three parts (RFC 7519), and the first begins with "eyJ", which is `{"` in base64. One
+# pattern for it would take quadratic time on a text of many "eyJ", so runs of its characters are
+# searched for, and `_redact_jwts` splits them.
+_TOKEN_CHARS = re.compile(r"[A-Za-z0-9_.-]+")
 _JWT_PREFIX, _MIN_JWT_CHARS = "eyJ", 8
 _AUTH_SCHEME = re.compile(r"\b(bearer|basic)(\s+|\.)[A-Za-z0-9._~+/=-]{6,}", re.IGNORECASE)
 _USERINFO = re.compile(r"(?<=://)[^/?#@\s]*@")
@@ -28,19 +27,22 @@ _QUERY_PAIR = re.compile(r"([?&;]|^)([^=&;?#\s]+)=([^&;#\s\"']*)")
 
 
 def add_secret_names(names: Iterable[str]) -> None:
-    """Parameters of queries that hold secrets, besides the usual ones."""
+    """Add names of query parameters that hold secrets, besides the usual ones."""
     _SECRET_NAMES.update(_normalize_name(name) for name in names)
 
 
 def redact_url(url: str) -> str:
-    """A URL, or a path with its query: the values of parameters that hold secrets are hidden."""
+    """Return a URL, or a path with its query, with its secrets hidden.
+
+    Hidden are credentials before the host, and the values of parameters that hold secrets.
+    """
     path, mark, query = url.partition("?")
     path = _USERINFO.sub(f"{REDACTED}@", path)
     return path + mark + _QUERY_PAIR.sub(_redact_pair, query) if mark else path
 
 
 def redact_text(text: str) -> str:
-    """Any text that is about to be logged; what looks like a secret is hidden in it."""
+    """Return a text for the log in which anything that looks like a secret is hidden."""
     if "=" in text and ("?" in text or "&" in text):
         text = _QUERY_PAIR.sub(_redact_pair, text)
     if "eyJ" in text:
@@ -54,7 +56,10 @@ def redact_text(text: str) -> str:
 
 
 def _redact_jwts(run: re.Match[str]) -> str:
-    """Of three parts, the last of which may lack; the first begins somewhere in its own."""
+    """Return a run of token characters in which JWTs are hidden.
+
+    A JWT may follow other characters in its first part, and may have been cut after its second.
+    """
     parts, kept = run[0].split("."), []
     while len(parts) > 1:
         part = parts.pop(0)
@@ -74,5 +79,5 @@ def _redact_pair(pair: re.Match[str]) -> str:
 
 
 def _normalize_name(name: str) -> str:
-    """As the query's reader sees it: %-encoding hides nothing from it."""
+    """Return a name as the parser of the query sees it, so that %-encoding cannot hide it."""
     return unquote_plus(name).lower().replace("-", "_")

@@ -1,6 +1,7 @@
-"""The figures of a process at one instant, and what those of several come to.
+"""Collect the values of all metrics at one instant, and merge those of several workers.
 
-Whoever has figures adds them; nothing is kept from one scrape to the next.
+Each scrape, and each export, creates one `MetricSamples` and passes it to every part of the gateway
+that has metrics. Nothing is kept from one to the next.
 """
 
 from __future__ import annotations
@@ -13,55 +14,66 @@ from .catalog import MergeMode, Metric
 from .histogram import Histogram
 
 Labels: TypeAlias = tuple[str, ...]
-Value: TypeAlias = Any  # a number; of a histogram, its counts and at last its sum
+Value: TypeAlias = Any  # a number, or a histogram as a list: its counts, and last its sum
 
 _BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in catalog.METRICS}
 
 
 class MetricSamples:
-    """See the module. What is added twice for the same labels is merged, as the metric says."""
+    """The values of series at one instant, by metric and labels.
+
+    A second value for the same labels is merged with the first, by the metric's `MergeMode`.
+    """
 
     def __init__(self) -> None:
         self._values: dict[str, dict[Labels, Value]] = {}
         self._cluster_labels: Labels = ()
 
     def for_cluster(self, cluster: str) -> Self:
-        """The same, where what is added gets the name of its cluster as a further label; an empty
-        one is none."""
-        made = type(self)()
-        made._values, made._cluster_labels = self._values, (cluster,) if cluster else ()
-        return made
+        """Return a view of this that adds one cluster's name to the labels of new samples.
+
+        Args:
+            cluster: The name of the cluster; if it is empty, no label is added.
+
+        Returns:
+            A `MetricSamples` that shares its values with this one.
+        """
+        view = type(self)()
+        view._values, view._cluster_labels = self._values, (cluster,) if cluster else ()
+        return view
 
     def add(self, metric: Metric, value: float, *labels: object) -> None:
+        """Add the value of one series of a counter or gauge."""
         self._merge_sample(metric, (*map(str, labels), *self._cluster_labels), value)
 
     def add_counts(self, metric: Metric, counts: Mapping[Any, float]) -> None:
-        """Those of a Counter: its keys are labels, several in a tuple."""
+        """Add one series per item; a key is the label, or a tuple of labels."""
         for key, value in counts.items():
             labels = key if isinstance(key, tuple) else (key,)
             self.add(metric, value, *labels)
 
     def add_histogram(self, metric: Metric, histogram: Histogram, *labels: object) -> None:
-        of = (*map(str, labels), *self._cluster_labels)
-        self._merge_sample(metric, of, [*histogram.counts, histogram.sum])
+        """Add one series of a histogram."""
+        values = [*histogram.counts, histogram.sum]
+        self._merge_sample(metric, (*map(str, labels), *self._cluster_labels), values)
 
     def to_json(self) -> dict[str, list[Any]]:
-        """As JSON, for another process."""
+        """Return all samples as JSON values, for `merge` in another process."""
         return {
             name: [[labels, value] for labels, value in values.items()]
             for name, values in self._values.items()
         }
 
     def merge(self, samples: Mapping[str, Iterable[Any]]) -> None:
-        """Those of another process."""
+        """Add the samples of another process, as its `to_json` returned them."""
         for name, values in samples.items():
             metric = _BY_NAME.get(name)
-            if metric is not None:  # a worker of another version may know others
+            if metric is not None:  # a worker of another version may have other metrics
                 for labels, value in values:
                     self._merge_sample(metric, tuple(labels), value)
 
     def __iter__(self) -> Iterator[tuple[Metric, Mapping[Labels, Value]]]:
-        """In the order of the catalog."""
+        """Iterate over the metrics that have samples, in the order of the catalog."""
         for name, metric in _BY_NAME.items():
             if name in self._values:
                 yield metric, self._values[name]
@@ -71,8 +83,8 @@ class MetricSamples:
 
     def _merge_sample(self, metric: Metric, labels: Labels, value: Value) -> None:
         values = self._values.setdefault(metric.name, {})
-        held = values.get(labels)
-        values[labels] = value if held is None else _merge_values(metric.merge, held, value)
+        present = values.get(labels)
+        values[labels] = value if present is None else _merge_values(metric.merge, present, value)
 
 
 def _merge_values(merge: MergeMode, one: Value, other: Value) -> Value:

@@ -1,7 +1,7 @@
-"""Work that blocks, in a thread that holds up nobody's end.
+"""Run a blocking call in a daemon thread.
 
-asyncio's own threads are waited for when the loop ends, and again when the process does: a
-collector that does not answer would hold up both.
+`asyncio.to_thread` is not used, because its threads are joined when the loop closes and again when
+the process exits: a telemetry back end that does not answer would delay both.
 """
 
 from __future__ import annotations
@@ -16,11 +16,21 @@ T = TypeVar("T")
 
 
 async def run_in_thread(func: Callable[[], T], name: str) -> T:
-    """What it returns or raises. Cancelled, it goes on by itself."""
+    """Run a function in a new daemon thread and return its result.
+
+    When the caller is cancelled, the thread goes on and its result is dropped.
+
+    Args:
+        func: The function.
+        name: The name of the thread.
+
+    Raises:
+        BaseException: Whatever the function raises.
+    """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
-    def settle(result: T | None, error: BaseException | None) -> None:
+    def set_outcome(result: T | None, error: BaseException | None) -> None:
         if done.done():
             return
         if error is not None:
@@ -34,8 +44,8 @@ async def run_in_thread(func: Callable[[], T], name: str) -> T:
             result = func()
         except BaseException as exc:
             error = exc
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(settle, result, error)
+        with suppress(RuntimeError):  # the loop is closed, so nobody waits for the result
+            loop.call_soon_threadsafe(set_outcome, result, error)
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return await done

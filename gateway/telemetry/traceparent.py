@@ -1,6 +1,7 @@
-"""W3C Trace Context: the trace that a request or a record is part of.
+"""Parse and format `traceparent`: the trace that a request or a record is part of.
 
-https://www.w3.org/TR/trace-context/ 3.2; Kafka's headers hold the same text under the same name.
+W3C Trace Context 3.2 (https://www.w3.org/TR/trace-context/). The headers of Kafka records hold the
+same text under the same name.
 """
 
 from __future__ import annotations
@@ -10,13 +11,20 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 HEADER_NAME = "traceparent"
+# Version ff and ids of zeros are invalid; later versions may append fields.
 _PATTERN = re.compile(
     rb"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?"
 )
 
 
 class Traceparent(NamedTuple):
-    """trace, span: ids as numbers. sampled: it is recorded where it comes from."""
+    """The value of a `traceparent` header.
+
+    Attributes:
+        trace_id: The id of the trace, a number of 128 bits.
+        span_id: The id of the span that sent it, a number of 64 bits.
+        sampled: Whether the sender may have recorded the trace.
+    """
 
     trace_id: int
     span_id: int
@@ -27,20 +35,24 @@ class Traceparent(NamedTuple):
 
 
 def parse(text: bytes | None) -> Traceparent | None:
-    """None for what is none; of a later version what this one knows of it."""
+    """Parse the value of a header.
+
+    Returns:
+        What version 00 defines, also of a later version; None if the header is missing or invalid.
+    """
     match = _PATTERN.fullmatch(text) if text else None
     if match is None:
         return None
-    version, trace, span, flags, more = match.groups()
+    version, trace_id, span_id, flags, more = match.groups()
     if version == b"00" and more is not None:
         return None
-    return Traceparent(int(trace, 16), int(span, 16), bool(int(flags, 16) & 1))
+    return Traceparent(int(trace_id, 16), int(span_id, 16), bool(int(flags, 16) & 1))
 
 
 def parse_headers(headers: Iterable[tuple[str, bytes | None]]) -> Traceparent | None:
-    """Of a record's headers: the last one counts, as everywhere in Kafka."""
-    found: bytes | None = None
+    """Parse the header of a record; of several the last one counts, as is usual with Kafka."""
+    last: bytes | None = None
     for name, value in headers:
         if name == HEADER_NAME:
-            found = value
-    return parse(found)
+            last = value
+    return parse(last)

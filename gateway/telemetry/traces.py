@@ -1,12 +1,14 @@
-"""Spans of requests, of what is asked of Kafka, and of records on their way to clients.
+"""Make spans of clients' requests, of requests to Kafka, and of records on their way to clients.
 
-A record whose headers have a W3C traceparent is followed: where it is written to clients, in
-rounds, there is one span a round with the number of clients, a child of the record's context and
-linked to it. What is recorded is decided here, before OpenTelemetry is asked: of traces that begin
-here a share; of those that come from elsewhere the same share, by the trace's id (so that all
-gateways choose alike), if they are recorded there too.
+A record whose headers have a W3C traceparent is traced: each round that writes it to clients is one
+span, which counts the clients, and is a child of the record's context and linked to it.
 
-Imported where traces are configured, and nowhere else.
+This module decides which traces are recorded, before OpenTelemetry is called. Of traces that begin
+here, it is a random share. Of traces that begin elsewhere, it is the same share, chosen by the
+trace's id so that all gateways choose the same ones, and only if they are recorded there too.
+
+Importing OpenTelemetry takes time and memory, so this module is imported only if traces are
+configured.
 """
 
 from __future__ import annotations
@@ -43,17 +45,24 @@ from .otlp import EXPORT_TIMEOUT_S, build_endpoint
 from .threads import run_in_thread
 from .traceparent import Traceparent
 
-MAX_QUEUED_SPANS = 4096  # spans that wait; more are dropped, and the log says so
-SHUTDOWN_TIMEOUT_S = 3.0  # seconds that the gateway's end may take for what has not been sent
-_TRACE_ID_RANGE = (
-    1 << 64
-)  # of a trace's id its last 64 bits decide, as for OpenTelemetry's own samplers
+MAX_QUEUED_SPANS = 4096  # further spans are dropped, which OpenTelemetry logs
+SHUTDOWN_TIMEOUT_S = 3.0  # seconds for sending the last spans when the gateway ends
+# The last 64 bits of a trace's id decide, as in OpenTelemetry's `TraceIdRatioBased` sampler.
+_TRACE_ID_RANGE = 1 << 64
 
 Headers = Sequence[tuple[str, bytes | None]]
 
 
 class TracedRecord(NamedTuple):
-    """A record that is followed. at: when it came, in nanoseconds of the epoch."""
+    """A record whose deliveries are recorded.
+
+    Attributes:
+        parent: The trace in its headers.
+        topic: Its topic.
+        partition: Its partition.
+        offset: Its offset.
+        received_ns: When it arrived here, in nanoseconds since the epoch.
+    """
 
     parent: Traceparent
     topic: str
@@ -63,9 +72,15 @@ class TracedRecord(NamedTuple):
 
 
 class Tracing:
-    """Spans of one process; `close` sends what is left.
+    """The tracer of one process: decides what is recorded, and makes spans.
 
-    share: of traces that are recorded, 0 to 1.
+    The application creates one at its start if traces are configured, and closes it at its end.
+
+    Args:
+        url: The OTLP endpoint.
+        share: The share of traces that are recorded, from 0 to 1.
+        headers: Headers of the requests to the endpoint.
+        resource: The attributes of this process.
     """
 
     def __init__(
@@ -78,7 +93,7 @@ class Tracing:
             sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False
         )
         self._provider.add_span_processor(
-            # sent every 5 s, 5 ms of CPU each time; OTEL_BSP_SCHEDULE_DELAY for another time
+            # It sends every 5 s (OTEL_BSP_SCHEDULE_DELAY changes this), at 5 ms of CPU time.
             BatchSpanProcessor(exporter, max_queue_size=MAX_QUEUED_SPANS)
         )
         self._tracer = self._provider.get_tracer("gateway")
@@ -87,7 +102,7 @@ class Tracing:
         self._current_span: ContextVar[Span | None] = ContextVar("gateway_span", default=None)
 
     async def close(self) -> None:
-        """For some seconds, should the back end be away."""
+        """Send the spans that are queued; give up after `SHUTDOWN_TIMEOUT_S`."""
         try:
             async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
                 await run_in_thread(self._provider.shutdown, "last spans")
@@ -100,7 +115,16 @@ class Tracing:
     def trace_request(
         self, name: str, parent: bytes | None, **attributes: Any
     ) -> Iterator[Span | None]:
-        """While its answer is found; None if it is not recorded. parent: its traceparent."""
+        """Record a client's request while the block runs.
+
+        Args:
+            name: The name of the span.
+            parent: The request's `traceparent` header.
+            **attributes: Attributes of the span.
+
+        Yields:
+            The span; None if the trace is not recorded. The block may end it earlier.
+        """
         context = self._build_context(traceparent.parse(parent))
         if context is None:
             yield None
@@ -112,7 +136,7 @@ class Tracing:
                 yield span
         finally:
             self._current_span.reset(token)
-            if span.is_recording():  # or whoever has it has ended it
+            if span.is_recording():  # else the block has ended it
                 span.end()
 
     # Kafka
@@ -120,7 +144,15 @@ class Tracing:
     def record_kafka_request(
         self, api: str, node: int, role: str, seconds: float, failure: BaseException | None
     ) -> None:
-        """A broker was asked, for so many seconds until now."""
+        """Record a request to a broker that ended just now.
+
+        Args:
+            api: The name of the Kafka API.
+            node: The id of the broker.
+            role: What the connection is for.
+            seconds: How long the request took.
+            failure: Why there is no response; None if there is one.
+        """
         if random.random() >= self._share:
             return
         attributes: dict[str, AttributeValue] = {
@@ -139,50 +171,64 @@ class Tracing:
 
     @contextmanager
     def trace_produce(self, topic: str, headers: Headers) -> Iterator[Headers]:
-        """While a client's record is written; its headers, with where it comes from. It is a child
-        of what they name already, or of the request that brings it."""
-        told, span = traceparent.parse_headers(headers), self._current_span.get()
-        if told is None and span is not None and span.is_recording():
+        """Record the writing of a client's record while the block runs.
+
+        The span's parent is the `traceparent` among the record's headers; without one, it is the
+        request that sent the record.
+
+        Args:
+            topic: The topic that the record is written to.
+            headers: The record's headers.
+
+        Yields:
+            The headers to write: the same, with this span as `traceparent` if it is recorded.
+        """
+        parent, span = traceparent.parse_headers(headers), self._current_span.get()
+        if parent is None and span is not None and span.is_recording():
             context: Context | None = set_span_in_context(span, Context())
         else:
-            context = self._build_context(told)
+            context = self._build_context(parent)
         if context is None:
             yield headers
             return
-        links = [Link(_build_span_context(told))] if told is not None else ()
+        links = [Link(_build_span_context(parent))] if parent is not None else ()
         attributes = {"messaging.system": "kafka", "messaging.destination.name": topic}
-        sending = self._tracer.start_span(
+        send_span = self._tracer.start_span(
             f"send {topic}", context, SpanKind.PRODUCER, attributes, links
         )
         failure: BaseException | None = None
         try:
             yield [each for each in headers if each[0] != traceparent.HEADER_NAME] + [
-                _build_header(sending)
+                _build_header(send_span)
             ]
         except BaseException as exc:
             failure = exc
             raise
         finally:
-            _end_span(sending, failure)
+            _end_span(send_span, failure)
 
     # deliveries
 
     def may_trace(self, headers: Headers) -> bool:
-        """Most records are of traces that are not recorded here: to see that takes 0.4 us, to read
-        what they say 3."""
-        found: bytes | None = None
+        """Return False if these headers certainly belong to no trace that is recorded here.
+
+        Most records do not. This check takes 0.4 us; `trace_record`, which parses the header,
+        takes 3 us.
+        """
+        last: bytes | None = None
         for name, value in headers:
             if name == traceparent.HEADER_NAME:
-                found = value
+                last = value
         try:
-            return found is not None and int(found[19:35], 16) < self._sampled_below
+            # the second half of the trace id: its last 64 bits
+            return last is not None and int(last[19:35], 16) < self._sampled_below
         except ValueError:
             return False
 
     def trace_record(
         self, topic: str, partition: int, offset: int, headers: Headers
     ) -> TracedRecord | None:
-        """A record that came just now; None if it is of no trace that is recorded."""
+        """Return a new record as one to be traced; None if its trace is not recorded."""
         parent = traceparent.parse_headers(headers)
         if parent is None or not self._is_recorded(parent):
             return None
@@ -191,7 +237,14 @@ class Tracing:
     def record_delivery(
         self, records: Iterable[TracedRecord], clients: int, route: str, wire: str
     ) -> None:
-        """They went to so many clients in one round, which is over."""
+        """Record that a round wrote these records to clients; it ended just now.
+
+        Args:
+            records: The traced records of the round.
+            clients: How many clients it wrote to.
+            route: The clients' route.
+            wire: The clients' wire.
+        """
         for record in records:
             attributes: dict[str, AttributeValue] = {
                 "messaging.system": "kafka",
@@ -202,21 +255,21 @@ class Tracing:
                 "gateway.wire": wire,
                 "gateway.clients": clients,
             }
-            of = _build_span_context(record.parent)
-            context = set_span_in_context(NonRecordingSpan(of), Context())
+            parent = _build_span_context(record.parent)
+            context = set_span_in_context(NonRecordingSpan(parent), Context())
             span = self._tracer.start_span(
-                f"deliver {record.topic}", context, SpanKind.CONSUMER, attributes, [Link(of)],
+                f"deliver {record.topic}", context, SpanKind.CONSUMER, attributes, [Link(parent)],
                 start_time=record.received_ns,
             )  # fmt: skip
             span.end()
 
-    # what is recorded
+    # decisions
 
     def _is_recorded(self, parent: Traceparent) -> bool:
         return parent.sampled and parent.trace_id & (_TRACE_ID_RANGE - 1) < self._sampled_below
 
     def _build_context(self, parent: Traceparent | None) -> Context | None:
-        """Of a span below this parent; None if it is not recorded."""
+        """Return the context for a child span of a parent; None if its trace is not recorded."""
         if parent is None:
             return Context() if random.random() < self._share else None
         if not self._is_recorded(parent):
@@ -230,8 +283,8 @@ def _build_span_context(parent: Traceparent) -> SpanContext:
 
 
 def _build_header(span: Span) -> tuple[str, bytes]:
-    own = span.get_span_context()
-    return traceparent.HEADER_NAME, str(Traceparent(own.trace_id, own.span_id, True)).encode()
+    ids = span.get_span_context()
+    return traceparent.HEADER_NAME, str(Traceparent(ids.trace_id, ids.span_id, True)).encode()
 
 
 def _end_span(span: Span, failure: BaseException | None) -> None:

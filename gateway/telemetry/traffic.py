@@ -1,6 +1,7 @@
-"""What goes out to the clients of one route on one wire.
+"""Count what the clients of one route are sent on one wire.
 
-Counted once for all that are written to in one round, never once a delivery: 0.6 us a round.
+It is counted once per round, with the number of clients as the weight, never once per delivery:
+that takes 0.6 us per round.
 """
 
 from __future__ import annotations
@@ -14,24 +15,33 @@ from typing import Any, TypeAlias
 from .histogram import LATENCY_BUCKETS_S, SIZE_BUCKETS_BYTES, Histogram
 
 SentEvent: TypeAlias = tuple[Any, Any, Any, int | None]
-"""What is sent, of which only the last matters here: of a record its timestamp in milliseconds,
-None for what is none."""
+"""An event of a channel. Only its last item is used here: the timestamp of a record in
+milliseconds; None if the event is not a record."""
 
 SLOW, CATCHING_UP, NO_CREDIT, THROTTLED = "slow", "catching-up", "no-credit", "max-rate"
+"""Why a client is behind, as the label `state` has it."""
 
 
 class StreamCounts:
-    """See the module.
+    """The counts of one route on one wire.
 
-    opened:  streams ever. ended: by the reason, `left` for clients that went away.
-    bytes:   handed to connections.
-    latency: from a record's timestamp to where it is written, of those that are sent as they come.
-    untimed: records that are in no latency: read alone, of a time long ago, or without a timestamp.
-    gaps:    that clients were told, by reason.
-    stalls:  how often a connection did not take all, and its client had to wait for it.
-    falls:   how often one fell too far behind, by what its route has done about that.
-    read:    records that clients read alone, by where they came from.
-    tokens:  bytes of the ids that streams began with.
+    The hub owns them (`StreamCountsByRoute`). Its clients and broadcaster add to them; a scrape
+    reads them.
+
+    Attributes:
+        route: The route's first path; empty for the Python API.
+        wire: The name of the wire.
+        opened: Streams that were opened.
+        ended: Streams that ended, by reason; `left` if the client disconnected.
+        bytes: Bytes written to connections.
+        latency: From a record's timestamp to its write, in seconds, of records that are sent as
+            they arrive.
+        untimed: Records that `latency` does not include: read privately, or without a timestamp.
+        gaps: Gap events, by reason.
+        stalls: How often a connection did not accept everything at once.
+        falls: How often a client fell out of its channel's ring, by its route's `slowClient`.
+        catch_up_records: Entries that clients read privately, by source.
+        token_bytes: The size of the resume tokens that streams began with.
     """
 
     __slots__ = (
@@ -65,33 +75,41 @@ class StreamCounts:
 
     @property
     def open(self) -> int:
-        """Streams there are now."""
+        """The number of streams that are open now."""
         return self.opened - self.ended.total()
 
     @property
     def records(self) -> int:
-        """All that clients were sent."""
+        """The number of records that clients were sent."""
         return self.latency.count + self.untimed
 
     def create_reader_counts(self) -> StreamCounts:
-        """For one that reads for several clients of this: what it is sent goes to nobody, but what
-        it reads is read for them."""
-        made = StreamCounts(self.route, self.wire)
-        made.catch_up_records = self.catch_up_records
-        return made
+        """Return counts for a shared catch-up, which reads once for several clients.
+
+        What it is sent reaches no client and is not counted here, but what it reads is.
+        """
+        counts = StreamCounts(self.route, self.wire)
+        counts.catch_up_records = self.catch_up_records
+        return counts
 
     def drain(self) -> tuple[int, Mapping[str, int]]:
-        """Records and gaps since it was drained last."""
+        """Return the records, and the gaps by reason, since the last call, and reset them."""
         drained = self.records, self.gaps
         self.untimed, self.latency, self.gaps = 0, Histogram(LATENCY_BUCKETS_S), Counter()
         return drained
 
     def count_sent(self, events: Sequence[SentEvent], times: int = 1) -> None:
-        """These went to so many clients just now. Records that follow each other are mostly of one
-        millisecond, and counted together."""
+        """Count events that were written just now.
+
+        Successive records often have the same timestamp; these are counted in one step.
+
+        Args:
+            events: The events.
+            times: How many clients each of them was written to.
+        """
         if len(events) == 1:
             stamp = events[0][3]
-            if stamp is not None:  # as `_late`, without the call: 0.1 us of 0.4
+            if stamp is not None:  # `_observe_latency` inlined: saves 0.1 us of 0.4
                 late, latency = time() - stamp * 0.001, self.latency
                 if stamp < 0:
                     self.untimed += times
@@ -100,52 +118,60 @@ class StreamCounts:
                 if late > 0.0:
                     latency.sum += late * times
             return
-        now, stood, count = time(), None, 0
+        now, previous, count = time(), None, 0
         for _, _, _, stamp in events:
-            if stamp == stood:
+            if stamp == previous:
                 count += times
                 continue
-            if stood is not None:
-                self._observe_latency(now, stood, count)
-            stood, count = stamp, times
-        if stood is not None:
-            self._observe_latency(now, stood, count)
+            if previous is not None:
+                self._observe_latency(now, previous, count)
+            previous, count = stamp, times
+        if previous is not None:
+            self._observe_latency(now, previous, count)
 
     def _observe_latency(self, now: float, stamp: int, times: int) -> None:
-        if stamp < 0:  # Kafka's word for none
+        if stamp < 0:  # Kafka's -1: the record has no timestamp
             self.untimed += times
             return
         latency, late = self.latency, now - stamp * 0.001
         latency.counts[bisect_left(LATENCY_BUCKETS_S, late)] += times
-        if late > 0.0:  # or the producer's clock is ahead
+        if late > 0.0:  # else the producer's clock is ahead
             latency.sum += late * times
 
     def count_gaps(self, reasons: Iterable[str], times: int = 1) -> None:
-        """Gaps for these reasons, to so many clients."""
+        """Count gap events with these reasons, each sent to so many clients."""
         for reason in reasons:
             self.gaps[reason] += times
 
 
 class StreamCountsByRoute:
-    """All of a hub's, by route and wire."""
+    """The counts of a hub, one `StreamCounts` for each route and wire."""
 
     def __init__(self) -> None:
-        self._by: dict[tuple[str, str], StreamCounts] = {}
+        self._counts: dict[tuple[str, str], StreamCounts] = {}
 
     def get_counts(self, route: str, wire: str) -> StreamCounts:
+        """Return the counts of a route on a wire; they are created by the first call."""
         key = route, wire
-        found = self._by.get(key)
-        if found is None:
-            found = self._by[key] = StreamCounts(route, wire)
-        return found
+        counts = self._counts.get(key)
+        if counts is None:
+            counts = self._counts[key] = StreamCounts(route, wire)
+        return counts
 
     def __iter__(self) -> Iterator[StreamCounts]:
-        return iter(self._by.values())
+        return iter(self._counts.values())
 
 
 class ClientsBehind:
-    """How many clients have yet to get what was published, by route and why, and how far they are
-    from it: in records, as their partitions' offsets say."""
+    """The clients that have not received all that was published, by route and state.
+
+    The hub's lag scan fills a new one every second.
+
+    Attributes:
+        clients: How many there are.
+        records: How far they are behind, all together, in offsets.
+        max_records: How far the last of them is behind, in offsets.
+    """
 
     def __init__(self) -> None:
         self.clients: Counter[tuple[str, str]] = Counter()
@@ -153,6 +179,13 @@ class ClientsBehind:
         self.max_records: dict[tuple[str, str], int] = {}
 
     def add(self, route: str, state: str, records: int) -> None:
+        """Add a client that is so many offsets behind.
+
+        Args:
+            route: The client's route.
+            state: Why it is behind: `SLOW`, `CATCHING_UP`, `NO_CREDIT` or `THROTTLED`.
+            records: How many offsets it is behind.
+        """
         key = route, state
         self.clients[key] += 1
         self.records[key] += records

@@ -68,7 +68,7 @@ def test_a_backup_becomes_the_next_version(place: Place, tmp_path: Path) -> None
     code, said = place.call("restore", "--from", str(tmp_path / "copy"))
     assert (code, said) == (
         0,
-        f"visits: goes on after batch 5, from {place.checkpoints / 'visits/v2'}\n",
+        f"visits: continues after batch 5, from {place.checkpoints / 'visits/v2'}\n",
     )
     assert place.call("state")[1].startswith("visits: after batch 5")
     assert place.v1.is_dir()
@@ -89,4 +89,4 @@ def test_a_copy_of_another_job_is_refused(place: Place, tmp_path: Path) -> None:
     manifest.write_text(manifest.read_text().replace('"visits"', '"clicks"'))
     code, said = place.call("restore", "--from", str(tmp_path / "copy"))
     assert code == 1
-    assert "is a copy of clicks, not of visits" in said
+    assert "is a backup of clicks, not of visits" in said

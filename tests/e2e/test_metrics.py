@@ -25,10 +25,11 @@ from support.waiting import wait_until
 from support.workers import running_workers
 
 import gateway.telemetry
+from gateway.core.error_code import ErrorCode
 from gateway.kafka.embedded import EmbeddedKafka
 
 WITHIN = 60.0
-FETCH, NOT_LEADER = 1, 6
+FETCH, PRODUCE = 1, 0
 RETRIED = re.compile(r"FETCH reconnect in \S+ topic=(\S+) partition=\d+ cause=(\S+)")
 
 kafka = embedded_kafka({"orders": 3, "stock": 1}, scope="function")
@@ -142,7 +143,7 @@ async def test_a_gap_is_told_with_its_records_and_to_how_many_clients(kafka: Emb
         await asyncio.gather(one.wait_for_events(1, WITHIN), other.wait_for_events(1, WITHIN))
         await oracle.produce_records("stock", 5)
         await wait_until(lambda: records(one) == records(other) == 5, "the first", WITHIN)
-        kafka.fail(FETCH, *[NOT_LEADER] * 5000)
+        kafka.fail(FETCH, *[ErrorCode.NOT_LEADER_OR_FOLLOWER] * 5000)
         await wait_until(lambda: "cause=not-leader" in gateway.log, "the failure", WITHIN)
         of = {"topic": "stock", "partition": 0}
         state = {**of, "cause": "not-leader"}
@@ -245,7 +246,7 @@ async def test_what_is_refused_and_what_is_written_is_counted(kafka: EmbeddedKaf
             await socket.wait_until(
                 lambda: sum(each["type"] == "produced" for each in socket.messages) == 20
             )
-            kafka.fail(0, 10)  # MESSAGE_TOO_LARGE
+            kafka.fail(PRODUCE, ErrorCode.MESSAGE_TOO_LARGE)
             await socket.send_message("produce", id="large", value="a")
             await socket.wait_for_message("large", "error")
             for _ in range(3):

@@ -28,10 +28,10 @@ from support.oracle import AckedRecord, StreamOracle, parse_events
 from support.received import GapEvent, ReceivedRecord, parse_gaps
 from support.waiting import wait_until
 
+from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
 
 WITHIN = 60.0  # s
-OFFSET_OUT_OF_RANGE = 1
 
 # The gateway, telling on SIGUSR1 how many tasks its loop has.
 COUNTED = """
@@ -124,7 +124,7 @@ class Held:
         if request.api_key == ApiKey.FETCH:
             for topic in answer["topics"] or ():
                 for each in topic["partitions"]:
-                    if each["error_code"] == OFFSET_OUT_OF_RANGE:
+                    if each["error_code"] == ErrorCode.OFFSET_OUT_OF_RANGE:
                         self.errors.append(time.monotonic())
 
     async def advance(self, topic: str, partitions: int, lost: int, kept: int) -> None:
@@ -326,7 +326,7 @@ async def test_many_clients_are_told_alike_and_nobody_of_what_the_leader_does_no
                 )
         since, before = time.monotonic(), len(held.errors)
         refusals = proxy.inject_error(
-            ApiKey.FETCH, OFFSET_OUT_OF_RANGE, topic=name, partition=1, times=3
+            ApiKey.FETCH, ErrorCode.OFFSET_OUT_OF_RANGE, topic=name, partition=1, times=3
         )
         await oracle.produce_records(name, 20)
         await wait_until(lambda: refusals.hit_count == 3, "refusals")

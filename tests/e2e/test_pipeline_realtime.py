@@ -60,7 +60,7 @@ def test_a_query_answers_within_its_run(kafka, tmp_path):
             "SELECT user, count(*) AS n FROM orders GROUP BY user",
             {"guarantee": "at-least-once"},
             '"trigger"',
-            "realtime is not for this job: count() keeps state; write a trigger such as 0s",
+            "this job cannot run in real time: count() keeps state; write a trigger such as 0s",
         ),
         ("SELECT user FROM orders", {}, '"trigger"', "at-least-once"),
     ],

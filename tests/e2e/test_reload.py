@@ -371,7 +371,7 @@ async def test_the_command_checks_first_and_then_tells_the_process(
         assert int(pid.read_text()) == gateway.pid
         ask = ["-c", str(gateway.config_path), "--pid-file", str(pid)]
         told = await asyncio.to_thread(command, *ask)
-        assert (told.returncode, "takes it over" in told.stdout) == (0, True)
+        assert (told.returncode, "reads it again" in told.stdout) == (0, True)
         await wait_until(lambda: RELOADED in gateway.log, gateway.read_log_tail, WITHIN)
         gateway.write_config(config | {"routs": []})
         wrong = await asyncio.to_thread(command, *ask)

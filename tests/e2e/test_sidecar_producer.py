@@ -26,8 +26,8 @@ from support.sidecars import running_sidecar
 from typer.testing import CliRunner
 
 from gateway.cli import app as cli
+from gateway.core.error_code import ErrorCode
 
-NOT_LEADER = 6
 COMMAND = (sys.executable, "-m", "gateway", "sidecar", "-c")
 SEED = {
     "string-binary": """\
@@ -353,7 +353,7 @@ async def reading_until_a_transaction_ends(
         def stop_reading(request: SeenRequest) -> None:
             if request.api_key == ApiKey.END_TXN and proxy.on_request is not None:
                 proxy.on_request = None
-                proxy.inject_error(ApiKey.FETCH, NOT_LEADER)
+                proxy.inject_error(ApiKey.FETCH, ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
         proxy.on_request = stop_reading
         own = sections(partitions=1)["producer"]

@@ -16,11 +16,11 @@ from support.records import produce_records
 from support.topic_reads import open_cluster
 from support.waiting import wait_until
 
+from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import AccessDenied, PartitionFailed
 from gateway.kafka.group.consumer import GroupConsumer, OffsetAndMetadata
 
-DENIED = 29
 LONG = 60.0  # s
 
 
@@ -56,7 +56,9 @@ async def test_a_denied_topic_is_told_once_and_asked_for_seldom_and_others_go_on
     """It may be allowed at any time: then it goes on where it was."""
     shut, open_ = topic(), topic()
     async with running_proxied_cluster(kafka, shut, open_) as (proxy, made):
-        injection = proxy.inject_error(ApiKey.FETCH, DENIED, topic=shut)
+        injection = proxy.inject_error(
+            ApiKey.FETCH, ErrorCode.TOPIC_AUTHORIZATION_FAILED, topic=shut
+        )
         await produce_records(kafka.bootstrap, shut, [b"secret"])
         async with open_reader(made, "", shut, open_) as consumer:
             with pytest.raises(AccessDenied, match=shut) as denied:

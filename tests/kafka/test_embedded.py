@@ -12,6 +12,7 @@ from aiokafka.errors import OffsetOutOfRangeError
 from support.kafka_wire import ApiKey
 from support.records import RecordToSend, produce_records
 
+from gateway.core.error_code import ErrorCode
 from gateway.errors import LocalBrokerError
 from gateway.kafka.embedded import EmbeddedKafka
 
@@ -89,7 +90,7 @@ async def test_keeps_only_the_last_megabytes_of_a_partition(embedded):
 async def test_injected_errors_hit_the_next_requests_only(embedded):
     embedded.create_topic("orders")
     await produce_records(embedded.bootstrap, "orders", [b"a"])
-    embedded.fail(ApiKey.FETCH, 1)  # OFFSET_OUT_OF_RANGE
+    embedded.fail(ApiKey.FETCH, ErrorCode.OFFSET_OUT_OF_RANGE)
     with pytest.raises(OffsetOutOfRangeError):
         await read_values(embedded, "orders", 0, 1)
     assert [record.value for record in await read_values(embedded, "orders", 0, 1)] == [b"a"]
@@ -98,7 +99,7 @@ async def test_injected_errors_hit_the_next_requests_only(embedded):
 async def test_forgiven_errors_are_not_met(embedded):
     embedded.create_topic("orders")
     await produce_records(embedded.bootstrap, "orders", [b"a"])
-    embedded.fail(ApiKey.FETCH, *[1] * 100)
+    embedded.fail(ApiKey.FETCH, *[ErrorCode.OFFSET_OUT_OF_RANGE] * 100)
     embedded.forgive(ApiKey.FETCH)
     assert [record.value for record in await read_values(embedded, "orders", 0, 1)] == [b"a"]
 

@@ -68,8 +68,8 @@ def test_what_is_right_is_ok_and_what_one_job_writes_another_may_read(written):
         ("user: string, at", "user: strin, at", "9:32", "'strin' is no type of Spark SQL"),
         ("time: at", "time: when", "10:15", "no column 'when'; "),
         ("at: timestamp_ms", "at: bigint", "10:15", "'at' is of type bigint; make it"),
-        ("at: timestamp_ms", "at: timestamp_ms, _key: string", "9:64", "the record's own"),
-        ("value: {fields: {user: string}}", "value: {}", "15:36", "JSON has no columns by itself"),
+        ("at: timestamp_ms", "at: timestamp_ms, _key: string", "9:64", "a column of every record"),
+        ("value: {fields: {user: string}}", "value: {}", "15:36", "JSON has no schema"),
         ("topic: clicks", "topic: click", "8:16", "no topic 'click'; did you mean 'clicks'"),
     ],
 )
@@ -84,7 +84,8 @@ def test_problems_are_told_with_their_place(written, before, after, place, said)
 def test_realtime_is_refused_with_the_reason(written):
     path = written(("on: user", "on: user\n      trigger: realtime"))
     found = invoke("check", "-c", path)
-    assert f"{path}:17:16: pipelines.jobs[1].trigger: realtime is not for this job:" in found.output
+    where = f"{path}:17:16: pipelines.jobs[1].trigger"
+    assert f"{where}: this job cannot run in real time:" in found.output
 
 
 def test_gateway_check_tells_the_same_without_a_network(written):
@@ -153,7 +154,7 @@ def test_records_that_real_time_mode_does_not_tell_are_not_asked_for(written):
     asked = written(("    - name: again\n", query % "onInvalid: dead-letter"))
     found = invoke("check", "-c", asked, "--offline")
     assert found.exit_code == 78
-    assert "tables.clicks.onInvalid: in real-time mode no such records are told" in found.stderr
+    assert "tables.clicks.onInvalid: not available in real-time mode" in found.stderr
     path = written(("    - name: again\n", query % "onInvalid: skip"))
     assert invoke("check", "-c", path, "--offline").exit_code == 0
 
@@ -166,6 +167,6 @@ def test_settings_of_spark_that_contradict_the_state_are_refused(written):
     found = invoke("check", "-c", path, "--offline")
     assert found.exit_code == 78
     assert "timeZone']: windows and the times of rows are in UTC; remove it" in found.stderr
-    assert "shuffle.partitions']: a job's state.partitions says it; remove it" in found.stderr
+    assert "shuffle.partitions']: a job's state.partitions sets it; remove it" in found.stderr
     path = written(("pipelines:\n", "pipelines:\n" + conf % ("utc", 2)))
     assert invoke("check", "-c", path, "--offline").exit_code == 0

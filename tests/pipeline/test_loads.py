@@ -65,7 +65,7 @@ def test_a_key_is_as_hot_as_the_job_says() -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"type": "sessions", "by": ["k"]}, ["a session is one task's"]),
+        ({"type": "sessions", "by": ["k"]}, ["one task handles all sessions of a key"]),
         (
             {
                 "type": "aggregate",

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from gateway.core.error_code import ErrorCode
 from gateway.core.group.assignor import GroupAssignment, MemberSubscription
 from gateway.core.group.classic_member import ClassicMember
 from gateway.core.group.classic_requests import (
-    GroupErrorCode,
     HeartbeatRequest,
     HeartbeatResponse,
     JoinRequest,
@@ -67,13 +67,13 @@ class ClassicGroupCoordinator:
             self._handle_sync(peer, request)
         elif isinstance(request, HeartbeatRequest):
             error = self._check_identity(request) or (
-                GroupErrorCode.REBALANCE_IN_PROGRESS if self.is_joining else 0
+                ErrorCode.REBALANCE_IN_PROGRESS if self.is_joining else 0
             )
             peer.receive_response(request, HeartbeatResponse(0, error))
         elif isinstance(request, LeaveRequest):
             known = request.identity.member_id in self.members
             peer.receive_response(
-                request, LeaveResponse(0, 0 if known else GroupErrorCode.UNKNOWN_MEMBER_ID)
+                request, LeaveResponse(0, 0 if known else ErrorCode.UNKNOWN_MEMBER_ID)
             )
             self.expire_member(request.identity.member_id)
 
@@ -104,14 +104,12 @@ class ClassicGroupCoordinator:
             name = f"member-{next(self._id_counter)}"
             self.known_member_ids.add(name)
             return peer.receive_response(
-                request, JoinResponse(0, GroupErrorCode.MEMBER_ID_REQUIRED, member_id=name)
+                request, JoinResponse(0, ErrorCode.MEMBER_ID_REQUIRED, member_id=name)
             )
         if static not in ("", name):
-            return peer.receive_response(
-                request, JoinResponse(0, GroupErrorCode.FENCED_INSTANCE_ID)
-            )
+            return peer.receive_response(request, JoinResponse(0, ErrorCode.FENCED_INSTANCE_ID))
         if name and name not in self.members and name not in self.known_member_ids:
-            return peer.receive_response(request, JoinResponse(0, GroupErrorCode.UNKNOWN_MEMBER_ID))
+            return peer.receive_response(request, JoinResponse(0, ErrorCode.UNKNOWN_MEMBER_ID))
         name = name or f"{instance}-{next(self._id_counter)}"
         self.known_member_ids.discard(name)
         known = self.members.get(name)
@@ -164,7 +162,7 @@ class ClassicGroupCoordinator:
         for slot in self.members.values():
             if slot.pending_sync is not None:
                 (peer, ask), slot.pending_sync = slot.pending_sync, None
-                peer.receive_response(ask, SyncResponse(0, GroupErrorCode.REBALANCE_IN_PROGRESS))
+                peer.receive_response(ask, SyncResponse(0, ErrorCode.REBALANCE_IN_PROGRESS))
 
     def _complete_join(self) -> None:
         if any(slot.pending_join is None for slot in self.members.values()):
@@ -181,13 +179,13 @@ class ClassicGroupCoordinator:
 
     def _check_identity(self, request: SyncRequest | HeartbeatRequest) -> int:
         if request.identity.member_id not in self.members:
-            return GroupErrorCode.UNKNOWN_MEMBER_ID
-        return 0 if request.identity.epoch == self.generation else GroupErrorCode.ILLEGAL_GENERATION
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        return 0 if request.identity.epoch == self.generation else ErrorCode.ILLEGAL_GENERATION
 
     def _handle_sync(self, peer: MemberConnection, request: SyncRequest) -> None:
         name = request.identity.member_id
         if error := self._check_identity(request) or (
-            GroupErrorCode.REBALANCE_IN_PROGRESS if self.is_joining else 0
+            ErrorCode.REBALANCE_IN_PROGRESS if self.is_joining else 0
         ):
             return peer.receive_response(request, SyncResponse(0, error))
         if self.is_stable:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from gateway.core.error_code import ErrorCode
 from gateway.core.group.consumer_member import (
     ConsumerHeartbeatRequest,
     ConsumerHeartbeatResponse,
     TopicIdPartition,
 )
 
-UNKNOWN_MEMBER_ID, FENCED_MEMBER_EPOCH, UNRELEASED_INSTANCE_ID = 25, 110, 111
 HEARTBEAT_INTERVAL_S = 5.0  # seconds between heartbeats
 
 
@@ -58,7 +58,7 @@ class ConsumerGroupCoordinator:
     def _handle_leave(self, request: ConsumerHeartbeatRequest) -> ConsumerHeartbeatResponse:
         member = self.members.get(request.member_id)
         if member is None:
-            return build_response(UNKNOWN_MEMBER_ID)
+            return build_response(ErrorCode.UNKNOWN_MEMBER_ID)
         if request.epoch == -2:
             member.has_left_static = True
         else:
@@ -72,7 +72,7 @@ class ConsumerGroupCoordinator:
         for id, other in list(self.members.items()):
             if request.instance_id is not None and other.instance_id == request.instance_id:
                 if not other.has_left_static:
-                    return UNRELEASED_INSTANCE_ID
+                    return ErrorCode.UNRELEASED_INSTANCE_ID
                 self.members[request.member_id] = self.members.pop(id)
                 self.members[request.member_id].has_left_static = False
                 return 0
@@ -83,12 +83,12 @@ class ConsumerGroupCoordinator:
     def _check_epoch(self, request: ConsumerHeartbeatRequest) -> int:
         member = self.members.get(request.member_id)
         if member is None:
-            return UNKNOWN_MEMBER_ID
+            return ErrorCode.UNKNOWN_MEMBER_ID
         if request.epoch == member.epoch:
             return 0
         # The answer that brought the epoch was lost.
         lost = request.epoch == member.previous_epoch and request.owned is not None
-        return 0 if lost and request.owned <= member.assigned else FENCED_MEMBER_EPOCH
+        return 0 if lost and request.owned <= member.assigned else ErrorCode.FENCED_MEMBER_EPOCH
 
     def rebalance(self) -> None:
         self.epoch += 1

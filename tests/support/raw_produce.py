@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 from support.record_sets import BatchRecord, build_batch
 
+from gateway.core.error_code import ErrorCode
+
 TIMEOUT_S = 60.0
-NOT_LEADER_OR_FOLLOWER = 6
 
 
 def produce_raw(bootstrap: str, topic: str, partition: int, records: Sequence[BatchRecord]) -> int:
@@ -31,8 +32,9 @@ def produce_raw(bootstrap: str, topic: str, partition: int, records: Sequence[Ba
     # Produce, version 3: no transactional id, acks of all replicas.
     head = struct.pack(">hhihhhi", 0, 3, 1, -1, -1, -1, 10_000)
     body = struct.pack(">i", 1) + name + struct.pack(">iii", 1, partition, len(data)) + data
-    error, deadline = NOT_LEADER_OR_FOLLOWER, time.monotonic() + TIMEOUT_S
-    while error == NOT_LEADER_OR_FOLLOWER and time.monotonic() < deadline:  # the topic may be new
+    error, deadline = ErrorCode.NOT_LEADER_OR_FOLLOWER, time.monotonic() + TIMEOUT_S
+    # A topic that is new may not have a leader yet.
+    while error == ErrorCode.NOT_LEADER_OR_FOLLOWER and time.monotonic() < deadline:
         with socket.create_connection((host, int(port)), TIMEOUT_S) as connection:
             connection.sendall(struct.pack(">i", len(head + body)) + head + body)
             (size,) = struct.unpack(">i", _receive_exactly(connection, 4))

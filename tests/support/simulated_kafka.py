@@ -22,8 +22,8 @@ from support.classic_group import ClassicGroupCoordinator as ClassicCoordinator
 from support.consumer_group import ConsumerGroupCoordinator
 from support.record_sets import BatchRecord, build_batch
 
+from gateway.core.error_code import ErrorCode
 from gateway.core.group.classic_requests import (
-    GroupErrorCode,
     HeartbeatRequest,
     HeartbeatResponse,
     JoinRequest,
@@ -62,8 +62,6 @@ from gateway.kafka.protocol.requests import PartitionMetadata, TopicMetadata
 NODE = 1
 SESSION_TIMEOUT_S = 6.0
 MAX_FETCHED_RECORDS = 40  # of one partition and fetch
-OFFSET_OUT_OF_RANGE, UNKNOWN_MEMBER_ID, STALE_MEMBER_EPOCH, UNKNOWN_TOPIC_ID = 1, 25, 113, 100
-GROUP_AUTHORIZATION_FAILED = GroupErrorCode.GROUP_AUTHORIZATION_FAILED
 
 
 @dataclass
@@ -192,7 +190,7 @@ class SimulatedKafka:
                 )
             case ConsumerGroupHeartbeatRequest() if self.is_denied:
                 found = ConsumerHeartbeatResponse(
-                    GROUP_AUTHORIZATION_FAILED, None, None, 0, 0.0, None
+                    ErrorCode.GROUP_AUTHORIZATION_FAILED, None, None, 0, 0.0, None
                 )
             case ConsumerGroupHeartbeatRequest():
                 self._last_heartbeats[request.request.member_id] = asyncio.get_running_loop().time()
@@ -201,19 +199,19 @@ class SimulatedKafka:
                 found = self._coordinator.handle_heartbeat(request.request)
             case OffsetCommitRequest() if self.is_denied:
                 found = OffsetCommitResponse(
-                    0, dict.fromkeys(request.offsets, GROUP_AUTHORIZATION_FAILED)
+                    0, dict.fromkeys(request.offsets, ErrorCode.GROUP_AUTHORIZATION_FAILED)
                 )
             case OffsetCommitRequest():
                 found = self._commit_offsets(request)
             case OffsetFetchRequest() if self.is_denied:
-                found = OffsetFetchResponse(0, GROUP_AUTHORIZATION_FAILED, {})
+                found = OffsetFetchResponse(0, ErrorCode.GROUP_AUTHORIZATION_FAILED, {})
             case OffsetFetchRequest():
                 found = self._fetch_offsets(request)
             case FindCoordinatorRequest():
-                error = GROUP_AUTHORIZATION_FAILED if self.is_denied else 0
+                error = ErrorCode.GROUP_AUTHORIZATION_FAILED if self.is_denied else 0
                 found = FindCoordinatorResponse(0, error, None, NODE, "localhost", 9092)
             case _ if self.is_denied:
-                found = _build_error_response(request.request, GROUP_AUTHORIZATION_FAILED)
+                found = _build_error_response(request.request, ErrorCode.GROUP_AUTHORIZATION_FAILED)
             case _:
                 found = await self._handle_classic(request.request)
         await asyncio.sleep(self.rng.choice((0.0, 0.001, 0.01)))
@@ -239,10 +237,10 @@ class SimulatedKafka:
     def _fetch_partition(self, tp: TopicPartition, target: Any) -> FetchedPartition:
         topic = self.topics.get(tp.topic)
         if topic is None or topic.id != target.topic_id:
-            return FetchedPartition(UNKNOWN_TOPIC_ID)
+            return FetchedPartition(ErrorCode.UNKNOWN_TOPIC_ID)
         log = topic.logs[tp.partition]
         if not log.log_start_offset <= target.offset <= log.log_end_offset:
-            return FetchedPartition(OFFSET_OUT_OF_RANGE)
+            return FetchedPartition(ErrorCode.OFFSET_OUT_OF_RANGE)
         values = log.values[target.offset : target.offset + MAX_FETCHED_RECORDS]
         items = [BatchRecord(target.offset + n, value) for n, value in enumerate(values)]
         return FetchedPartition(
@@ -268,7 +266,7 @@ class SimulatedKafka:
             topic_id = request.topic_ids.get(tp.topic)
             known = self.topics.get(tp.topic)
             if known is None or (topic_id is not None and topic_id != known.id):
-                errors[tp] = UNKNOWN_TOPIC_ID
+                errors[tp] = ErrorCode.UNKNOWN_TOPIC_ID
                 continue
             errors[tp] = 0
             taken[tp] = committed.offset
@@ -279,14 +277,14 @@ class SimulatedKafka:
     def _check_identity(self, identity: Any) -> int:
         member = self._coordinator.members.get(identity.member_id)
         if member is not None:
-            return 0 if member.epoch == identity.epoch else STALE_MEMBER_EPOCH
+            return 0 if member.epoch == identity.epoch else ErrorCode.STALE_MEMBER_EPOCH
         if identity.member_id in self._classic_coordinator.members:
             return (
                 0
                 if identity.epoch == self._classic_coordinator.generation
-                else GroupErrorCode.ILLEGAL_GENERATION
+                else ErrorCode.ILLEGAL_GENERATION
             )
-        return UNKNOWN_MEMBER_ID
+        return ErrorCode.UNKNOWN_MEMBER_ID
 
     def _fetch_offsets(self, request: OffsetFetchRequest) -> OffsetFetchResponse:
         found: dict[TopicPartition, OffsetAndMetadata | int] = {}

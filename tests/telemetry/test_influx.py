@@ -92,5 +92,5 @@ def test_a_server_that_refuses_or_is_away_is_told(caplog: pytest.LogCaptureFixtu
         assert not push.send(figures)
     assert not push.send(figures)
     push.close()
-    assert "InfluxDB answers 401" in caplog.text and "InfluxDB is not reached" in caplog.text
+    assert "InfluxDB answered 401" in caplog.text and "InfluxDB cannot be reached" in caplog.text
     assert "s3cret" not in caplog.text

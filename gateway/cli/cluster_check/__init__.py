@@ -1,6 +1,9 @@
-"""What `gateway check --cluster` tries before a deployment: brokers, topics, other servers.
+"""Try everything that a configuration needs, before it is deployed.
 
-All tries run at the same time, each with a timeout of some seconds.
+`gateway check --cluster` calls `check_cluster`. `brokers` connects to Kafka, `requirements` decides
+what topics must allow, `servers` sends requests to issuers, applications, registries and telemetry
+back ends, and `certificates` reads the files of TLS. All checks run concurrently, each with a
+timeout of some seconds, and each returns a `Finding`.
 """
 
 from __future__ import annotations
@@ -23,22 +26,28 @@ __all__ = ["CheckProgress", "Finding", "FindingState", "check_cluster"]
 def check_cluster(
     settings: Settings, on_progress: Callable[[CheckProgress], None] | None = None
 ) -> list[Finding]:
-    """told: called whenever something begins or ends to be tried."""
-    logging.getLogger("aiokafka").addHandler(logging.NullHandler())  # it is told as a finding
+    """Run all checks and return their findings: Kafka, other servers, certificates.
+
+    Args:
+        settings: The configuration.
+        on_progress: Called when a check begins or ends.
+    """
+    # A handler keeps aiokafka's errors off stderr; the findings report them.
+    logging.getLogger("aiokafka").addHandler(logging.NullHandler())
     return asyncio.run(_run_checks(settings, CheckProgress(on_progress)))
 
 
 async def _run_checks(settings: Settings, steps: CheckProgress) -> list[Finding]:
     names = list(settings.clusters)
-    of_kafka = asyncio.gather(*(_check_one_cluster(settings, name, steps) for name in names))
+    kafka_checks = asyncio.gather(*(_check_one_cluster(settings, name, steps) for name in names))
     others = await asyncio.gather(*iter_checks(settings, steps))
-    found = [finding for some in await of_kafka for finding in some]
-    return [*found, *others, *check_certificates(settings)]
+    kafka_findings = [finding for some in await kafka_checks for finding in some]
+    return [*kafka_findings, *others, *check_certificates(settings)]
 
 
 async def _check_one_cluster(settings: Settings, name: str, steps: CheckProgress) -> list[Finding]:
     kafka = settings.clusters[name]
-    found = await check_brokers(
+    findings = await check_brokers(
         kafka, list_requirements(settings, name), list_patterns(settings, name), steps
     )
-    return [each._replace(subject=f"{name}: {each.subject}") if name else each for each in found]
+    return [each._replace(subject=f"{name}: {each.subject}") if name else each for each in findings]

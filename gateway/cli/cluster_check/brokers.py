@@ -1,9 +1,9 @@
-"""Whether a cluster is there and lets the gateway do what its configuration needs.
+"""Check that a cluster can be reached and allows what a configuration needs.
 
-Every server of the configuration and every broker that they name is connected to, as the gateway
-would. What may be read and written is what the brokers say (KIP-430); where they do not, a fetch
-from far beyond the end says whether reading is allowed: nothing is read by it, and nothing is
-written by any of this.
+The checks connect to every server of the configuration, and to every broker that these name, as the
+gateway would. Brokers say which operations they allow (KIP-430). If one does not say so, a fetch
+from an offset far beyond the end shows whether reading is allowed, without reading a record. No
+check writes anything.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ from typing import NamedTuple
 from uuid import UUID
 
 from gateway.config import Kafka
+from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
 from gateway.errors import KafkaError
 from gateway.kafka.client.cluster import ClusterSettings, parse_address
 from gateway.kafka.client.connections import ConnectionRole, Connections
-from gateway.kafka.client.metadata import UNKNOWN_TOPIC_OR_PARTITION
-from gateway.kafka.client.metadata_changes import TOPIC_AUTHORIZATION_FAILED
-from gateway.kafka.fetch.fetch import FetchTarget as Wanted
-from gateway.kafka.fetch.fetch import fetch
+from gateway.kafka.fetch.fetch import FetchTarget, fetch
 from gateway.kafka.protocol.requests import (
     BrokerMetadata,
     MetadataRequest,
@@ -33,15 +31,21 @@ from gateway.kafka.protocol.requests import (
 from .finding import CheckProgress, Finding, failure, ok, warning
 from .requirements import TopicPattern, TopicRequirement, check_pattern, check_topic
 
-BROKER_TIMEOUT_S = 10.0  # seconds for a broker to be connected to and to answer
+BROKER_TIMEOUT_S = 10.0  # seconds to connect to a broker and get a response
 _OFFSET_BEYOND_END = 1 << 62  # an offset that no log has
-_READABLE_ERROR_CODES = frozenset(
-    {0, 1}
-)  # no error, and out of range: both only where reading is allowed
+# What a broker answers only after authorization.
+_READABLE_ERROR_CODES = frozenset({ErrorCode.NONE, ErrorCode.OFFSET_OUT_OF_RANGE})
 
 
 class ServerCheck(NamedTuple):
-    """Of a server. name: as messages have it. said: None where it failed, with `why`."""
+    """The result of a metadata request to one server.
+
+    Attributes:
+        name: The server's name in findings.
+        address: Its host and port.
+        metadata: Its response; None if there is none.
+        failure: Why there is none.
+    """
 
     name: str
     address: tuple[str, int]
@@ -55,59 +59,81 @@ async def check_brokers(
     patterns: Sequence[TopicPattern],
     steps: CheckProgress,
 ) -> list[Finding]:
-    """What was found, in the order of servers, brokers, topics."""
+    """Check a cluster: its servers, brokers, topics and patterns of topics.
+
+    Args:
+        kafka: The settings of the cluster.
+        requirements: What topics must allow.
+        patterns: Patterns of topics that clients may choose.
+        steps: Where the progress is tracked.
+
+    Returns:
+        The findings, in this order.
+    """
     if kafka.servers == "embedded":
-        return [ok("servers embedded", "made when the gateway starts, with its topics")]
-    trial = _ClusterCheck(kafka, steps)
+        return [ok("servers embedded", "created when the gateway starts, with its topics")]
+    check = _ClusterCheck(kafka, steps)
     try:
-        return await trial.run(requirements, patterns)
+        return await check.run(requirements, patterns)
     finally:
-        await trial.connections.close()
+        await check.connections.close()
 
 
 class _ClusterCheck:
+    """The checks of one cluster, over connections that its owner closes."""
+
     def __init__(self, kafka: Kafka, steps: CheckProgress) -> None:
-        made = ClusterSettings.from_config(kafka)
+        settings = ClusterSettings.from_config(kafka)
         self.connections = Connections(
-            client_id=made.client_id,
-            credentials=made.credentials,
-            request_timeout=min(made.request_timeout, BROKER_TIMEOUT_S),
+            client_id=settings.client_id,
+            credentials=settings.credentials,
+            request_timeout=min(settings.request_timeout, BROKER_TIMEOUT_S),
         )
-        self._servers = [parse_address(server) for server in made.servers]
+        self._servers = [parse_address(server) for server in settings.servers]
         self._steps = steps
 
     async def run(
         self, requirements: Sequence[TopicRequirement], patterns: Sequence[TopicPattern]
     ) -> list[Finding]:
-        names = [want.name for want in requirements]
-        answers = await asyncio.gather(
-            *(self._check_server(-1 - n, at, names) for n, at in enumerate(self._servers))
+        names = [requirement.name for requirement in requirements]
+        checks = await asyncio.gather(
+            *(
+                # Servers have no broker ids yet: numbers below 0 stand for them.
+                self._check_server(-1 - n, address, names)
+                for n, address in enumerate(self._servers)
+            )
         )
-        good = [answer.metadata for answer in answers if answer.metadata is not None]
-        if not good:
-            reason = "nothing else of Kafka was tried: no server answered"
+        responses = [check.metadata for check in checks if check.metadata is not None]
+        if not responses:
+            reason = "nothing else of Kafka was checked, because no server answered"
             return [
-                *(failure(each.name, each.failure) for each in answers),
+                *(failure(check.name, check.failure) for check in checks),
                 warning("topics", reason),
             ]
-        known = {broker.node: broker for said in good for broker in said.brokers}
-        found, topics = await asyncio.gather(
-            self._check_brokers(known.values()), self._check_topics(requirements, patterns, good)
+        brokers = {broker.node: broker for response in responses for broker in response.brokers}
+        broker_findings, topic_findings = await asyncio.gather(
+            self._check_brokers(brokers.values()),
+            self._check_topics(requirements, patterns, responses),
         )
-        return [*_report_servers(answers, known.values()), *found, *topics]
+        return [*_report_servers(checks, brokers.values()), *broker_findings, *topic_findings]
 
     async def _check_server(
         self, node: int, server: tuple[str, int], topics: Sequence[str]
     ) -> ServerCheck:
-        """A server of the configuration (node below 0), or a broker; with what it says of the
-        topics."""
+        """Ask a server for the metadata of topics.
+
+        Args:
+            node: The broker's id; below 0 for a server of the configuration.
+            server: Its host and port.
+            topics: The names of the topics.
+        """
         where = f"{server[0]}:{server[1]}"
         name = f"server {where}" if node < 0 else f"broker {node} at {where}"
         self.connections.update_addresses({node: server})
         with self._steps.track(name):
             try:
                 async with asyncio.timeout(BROKER_TIMEOUT_S):
-                    said = await self._send_metadata_request(
+                    response = await self._send_metadata_request(
                         node, MetadataRequest(topics, include_operations=True)
                     )
             except TimeoutError:
@@ -115,23 +141,24 @@ class _ClusterCheck:
                     name, server, None, f"gave no answer within {BROKER_TIMEOUT_S:g} s"
                 )
             except KafkaError as exc:
-                told = str(exc).removeprefix("the bootstrap server at ").removeprefix(where)
-                return ServerCheck(name, server, None, told.removeprefix(name).strip())
-        if not said.brokers:
+                # The finding's subject names the server already.
+                reason = str(exc).removeprefix("the bootstrap server at ").removeprefix(where)
+                return ServerCheck(name, server, None, reason.removeprefix(name).strip())
+        if not response.brokers:
             return ServerCheck(
                 name, server, None, "knows no brokers yet: it is starting; try again"
             )
-        return ServerCheck(name, server, said)
+        return ServerCheck(name, server, response)
 
     async def _send_metadata_request(self, node: int, request: MetadataRequest) -> MetadataResponse:
         return await self.connections.send(node, ConnectionRole.CONTROL, request)
 
-    async def _check_brokers(self, known: Iterable[BrokerMetadata]) -> list[Finding]:
-        listed = sorted(known, key=lambda broker: broker.node)
-        answers = await asyncio.gather(
-            *(self._check_server(each.node, (each.host, each.port), ()) for each in listed)
+    async def _check_brokers(self, brokers: Iterable[BrokerMetadata]) -> list[Finding]:
+        by_id = sorted(brokers, key=lambda broker: broker.node)
+        checks = await asyncio.gather(
+            *(self._check_server(each.node, (each.host, each.port), ()) for each in by_id)
         )
-        return [_report_broker(answer) for answer in answers]
+        return [_report_broker(check) for check in checks]
 
     async def _check_topics(
         self,
@@ -139,19 +166,19 @@ class _ClusterCheck:
         patterns: Sequence[TopicPattern],
         responses: Sequence[MetadataResponse],
     ) -> list[Finding]:
-        told = {want.name: _find_topic(want.name, responses) for want in requirements}
-        missing = any(answer is None for answer in told.values())
-        every = await self._fetch_all_topics() if missing or patterns else {}
-        readable = await asyncio.gather(*(self._can_read(told[want.name]) for want in requirements))
-        found = [
+        topics = [_find_topic(requirement.name, responses) for requirement in requirements]
+        # All topics are fetched for patterns, and to suggest the right name of a missing topic.
+        all_topics = await self._fetch_all_topics() if None in topics or patterns else {}
+        readable = await asyncio.gather(*map(self._can_read, topics))
+        findings = [
             finding
-            for want, reads in zip(requirements, readable, strict=True)
-            for finding in check_topic(want, told[want.name], reads, every.keys())
+            for requirement, topic, can_read in zip(requirements, topics, readable, strict=True)
+            for finding in check_topic(requirement, topic, can_read, all_topics.keys())
         ]
-        return [*found, *(check_pattern(pattern, every) for pattern in patterns)]
+        return [*findings, *(check_pattern(pattern, all_topics) for pattern in patterns)]
 
     async def _fetch_all_topics(self) -> Mapping[str, TopicMetadata]:
-        """Every topic that may be described; none if nobody says so."""
+        """Return all topics that may be described, by name; none if no server answers."""
         with self._steps.track("all topics"):
             for node in (-1 - n for n in range(len(self._servers))):
                 try:
@@ -166,68 +193,75 @@ class _ClusterCheck:
         return {}
 
     async def _can_read(self, topic: TopicMetadata | None) -> bool | None:
-        """None if neither the brokers say so nor a fetch."""
+        """Return whether a topic may be read; None if neither the brokers nor a fetch show it."""
         if topic is None or topic.error or topic.authorized_operations is not None:
             return None if topic is None else topic.is_allowed(TopicOperation.READ)
+        # One partition of each leader; the first leader that answers decides.
         leaders = {
-            one.leader: number for number, one in topic.partitions.items() if one.leader >= 0
+            partition.leader: number
+            for number, partition in topic.partitions.items()
+            if partition.leader >= 0
         }
         with self._steps.track(f"reading {topic.name}"):
             for leader, number in leaders.items():
                 code = await self._probe_fetch(
                     leader, TopicPartition(topic.name, number), topic.topic_id
                 )
-                if code == TOPIC_AUTHORIZATION_FAILED or code in _READABLE_ERROR_CODES:
+                if code == ErrorCode.TOPIC_AUTHORIZATION_FAILED or code in _READABLE_ERROR_CODES:
                     return code in _READABLE_ERROR_CODES
         return None
 
     async def _probe_fetch(
         self, node: int, tp: TopicPartition, topic_id: UUID | None
     ) -> int | None:
-        """The code that a fetch which can bring nothing is answered with."""
-        wanted = {tp: Wanted(_OFFSET_BEYOND_END, topic_id=topic_id)}
+        """Fetch from beyond the end and return the error code; None without a response."""
+        targets = {tp: FetchTarget(_OFFSET_BEYOND_END, topic_id=topic_id)}
         try:
             async with asyncio.timeout(BROKER_TIMEOUT_S):
-                got = await fetch(
-                    self.connections, node, ConnectionRole.CATCHUP, wanted, max_wait=0.0
+                responses = await fetch(
+                    self.connections, node, ConnectionRole.CATCHUP, targets, max_wait=0.0
                 )
         except (KafkaError, TimeoutError):
             return None
-        return got[tp].error_code
+        return responses[tp].error_code
 
 
 def _find_topic(name: str, responses: Iterable[MetadataResponse]) -> TopicMetadata | None:
-    """Of those who know it: brokers hear of new topics one after the other."""
-    for said in responses:
-        topic = said.topics.get(name)
-        if topic is not None and topic.error != UNKNOWN_TOPIC_OR_PARTITION:
+    """Return a topic from the first response that has it; None if none has.
+
+    Brokers learn of a new topic one after the other.
+    """
+    for response in responses:
+        topic = response.topics.get(name)
+        if topic is not None and topic.error != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             return topic
     return None
 
 
 def _report_servers(
-    checks: Sequence[ServerCheck], known: Collection[BrokerMetadata]
+    checks: Sequence[ServerCheck], brokers: Collection[BrokerMetadata]
 ) -> list[Finding]:
-    """Those that are brokers by the same name are told as these."""
-    found: list[Finding] = []
-    brokers = {(broker.host, broker.port) for broker in known}
-    clusters = {answer.metadata.cluster_id for answer in checks if answer.metadata is not None}
-    for answer in checks:
-        if answer.address in brokers:
+    """Report the configured servers, except those that are reported as brokers."""
+    findings: list[Finding] = []
+    addresses = {(broker.host, broker.port) for broker in brokers}
+    clusters = {check.metadata.cluster_id for check in checks if check.metadata is not None}
+    for check in checks:
+        if check.address in addresses:
             continue
-        if answer.metadata is None:
-            found.append(warning(answer.name, f"{answer.failure}; others answer"))
+        if check.metadata is None:
+            findings.append(warning(check.name, f"{check.failure}; other servers answer"))
         else:
-            count = len(answer.metadata.brokers)
-            found.append(ok(answer.name, f"names {count} broker{'s' * (count > 1)}"))
+            count = len(check.metadata.brokers)
+            findings.append(ok(check.name, f"names {count} broker{'s' * (count > 1)}"))
     if len(clusters) > 1:
-        what = f"they are of {len(clusters)} clusters ({', '.join(sorted(map(str, clusters)))})"
-        found.append(failure("servers", f"{what}; list those of one"))
-    return found
+        what = f"they belong to {len(clusters)} clusters"
+        ids = ", ".join(sorted(map(str, clusters)))
+        findings.append(failure("servers", f"{what} ({ids}); list the servers of one cluster"))
+    return findings
 
 
 def _report_broker(check: ServerCheck) -> Finding:
     if check.metadata is None:
-        hint = "clients are sent to this address (advertised.listeners of the broker)"
+        hint = "the broker tells clients to connect to this address (advertised.listeners)"
         return failure(check.name, f"{check.failure}; {hint}")
     return ok(check.name, "answers")

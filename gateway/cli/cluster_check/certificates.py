@@ -1,4 +1,4 @@
-"""Whether the files of TLS can be used, now and for some time. Nothing is asked of anybody."""
+"""Check that the files of TLS can be read and will not expire soon. Nothing is sent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ EXPIRY_WARNING_PERIOD = timedelta(days=14)
 
 
 def check_certificates(settings: Settings, now: datetime | None = None) -> Iterator[Finding]:
-    """Those of `listen`, by which the gateway is known, and of `kafka.security`."""
+    """Check the files of `listen.tls` and of each cluster's `security.tls`.
+
+    Args:
+        settings: The configuration.
+        now: The time to check at; the present by default.
+    """
     now = now or datetime.now(UTC)
     listen = settings.listen.tls
     if listen is not None:
@@ -26,12 +31,12 @@ def check_certificates(settings: Settings, now: datetime | None = None) -> Itera
             yield check_authorities("listen.tls.trust", listen.trust, now)
     for name, kafka in settings.clusters.items():
         if kafka.security.tls is not None:
-            way = f"kafka.{name}" if name else "kafka"
-            yield from _check_client_tls(f"{way}.security.tls", kafka.security.tls, now)
+            option = f"kafka.{name}" if name else "kafka"
+            yield from _check_client_tls(f"{option}.security.tls", kafka.security.tls, now)
 
 
 def _check_client_tls(option: str, tls: Tls, now: datetime) -> Iterator[Finding]:
-    """A cluster."""
+    """Check the files by which the gateway connects to a cluster."""
     if tls.certificate is not None and tls.key is not None:
         password = None if tls.key_password is None else tls.key_password.get_secret_value()
         yield check_key_pair(f"{option}.certificate", tls.certificate, tls.key, password, now)
@@ -42,20 +47,30 @@ def _check_client_tls(option: str, tls: Tls, now: datetime) -> Iterator[Finding]
 def check_key_pair(
     option: str, certificate: Path, key: Path, password: str | None, now: datetime
 ) -> Finding:
-    """A chain and the key of its first."""
+    """Check a certificate chain, and that the key belongs to its first certificate.
+
+    Args:
+        option: The option that names the certificate, for the finding.
+        certificate: The file of the chain, in PEM.
+        key: The file of the key, in PEM.
+        password: The password of the key; None for none.
+        now: The time to check at.
+    """
     subject = f"{option} {certificate}"
     try:
-        # without a password to give it, OpenSSL would ask the terminal
+        # Without a callback for the password, OpenSSL would ask for it on the terminal.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
             certificate, key, password=lambda: password or ""
         )
         chain = _read_certificates(certificate)
     except ssl.SSLError as exc:
         if exc.reason == "KEY_VALUES_MISMATCH":
-            return failure(subject, f"{key} is the key of another; name the one it was made with")
+            return failure(
+                subject, f"{key} is the key of another certificate; name the key of this one"
+            )
         return failure(subject, f"it cannot be used with the key {key}: {exc.reason or exc}")
     except (OSError, ValueError) as exc:
-        return failure(subject, f"it cannot be read, or its key {key}: {_describe_error(exc)}")
+        return failure(subject, f"it or its key {key} cannot be read: {_describe_error(exc)}")
     for each in chain:
         if each.not_valid_before_utc > now:
             return failure(
@@ -65,42 +80,53 @@ def check_key_pair(
         if each.not_valid_after_utc <= now:
             return failure(
                 subject,
-                f"{_format_subject(each)} is expired since {_format_expiry(each)}; renew it",
+                f"{_format_subject(each)} expired on {_format_expiry(each)}; renew it",
             )
     first = min(chain, key=lambda each: each.not_valid_after_utc)
     if first.not_valid_after_utc - now < EXPIRY_WARNING_PERIOD:
         return warning(
             subject, f"{_format_subject(first)} expires on {_format_expiry(first)}; renew it"
         )
-    return ok(subject, f"valid until {_format_expiry(first)}, and its key fits")
+    return ok(subject, f"valid until {_format_expiry(first)}, and the key belongs to it")
 
 
 def check_authorities(option: str, file: Path, now: datetime) -> Finding:
-    """Authorities, of which others may go on when one is expired."""
+    """Check a file of authorities. It fails only if all of them expired.
+
+    Args:
+        option: The option that names the file, for the finding.
+        file: The file, in PEM.
+        now: The time to check at.
+    """
     subject = f"{option} {file}"
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(file)
-        found = _read_certificates(file)
+        authorities = _read_certificates(file)
     except ssl.SSLError as exc:
-        return failure(subject, f"it holds no certificates: {exc.reason or exc}")
+        return failure(subject, f"it has no certificates: {exc.reason or exc}")
     except (OSError, ValueError) as exc:
         return failure(subject, f"it cannot be read: {_describe_error(exc)}")
-    expired = [each for each in found if each.not_valid_after_utc <= now]
-    if len(expired) == len(found):
-        return failure(subject, f"all of its authorities are expired ({_format_subjects(expired)})")
+    expired = [each for each in authorities if each.not_valid_after_utc <= now]
+    if len(expired) == len(authorities):
+        return failure(subject, f"all of its authorities expired ({_format_subjects(expired)})")
     if expired:
         return warning(
-            subject, f"{len(expired)} of {len(found)} expired: {_format_subjects(expired)}"
+            subject, f"{len(expired)} of {len(authorities)} expired: {_format_subjects(expired)}"
         )
-    first = min(found, key=lambda each: each.not_valid_after_utc)
-    count = f"{len(found)} authorit{'y' if len(found) == 1 else 'ies'}"
+    first = min(authorities, key=lambda each: each.not_valid_after_utc)
+    count = f"{len(authorities)} authorit{'y' if len(authorities) == 1 else 'ies'}"
     if first.not_valid_after_utc - now < EXPIRY_WARNING_PERIOD:
         return warning(subject, f"{_format_subject(first)} expires on {_format_expiry(first)}")
     return ok(subject, f"{count}, valid until {_format_expiry(first)}")
 
 
 def _read_certificates(file: Path) -> Sequence[x509.Certificate]:
-    """Raises OSError and ValueError."""
+    """Read the certificates of a PEM file.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It has no certificates.
+    """
     return x509.load_pem_x509_certificates(file.read_bytes())
 
 
@@ -109,11 +135,11 @@ def _describe_error(exc: OSError | ValueError) -> str:
 
 
 def _format_subject(certificate: x509.Certificate) -> str:
-    return certificate.subject.rfc4514_string() or "it"
+    return certificate.subject.rfc4514_string() or "it"  # a subject may be empty
 
 
-def _format_subjects(found: Iterable[x509.Certificate]) -> str:
-    return "; ".join(_format_subject(each) for each in list(found)[:5])
+def _format_subjects(certificates: Iterable[x509.Certificate]) -> str:
+    return "; ".join(_format_subject(each) for each in list(certificates)[:5])
 
 
 def _format_expiry(certificate: x509.Certificate) -> str:

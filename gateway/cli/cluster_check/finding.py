@@ -1,4 +1,4 @@
-"""What was found by trying, and what is being tried."""
+"""Define the result of a check, and the progress of all checks."""
 
 from __future__ import annotations
 
@@ -9,13 +9,21 @@ from typing import NamedTuple
 
 
 class FindingState(StrEnum):
+    """How a check ended."""
+
     OK = "ok"
-    WARNING = "warning"  # works, but perhaps not as meant
+    WARNING = "warning"  # it works, but maybe not as intended
     FAILS = "fails"
 
 
 class Finding(NamedTuple):
-    """subject: what was tried. detail: what came of it; what to do."""
+    """The result of one check.
+
+    Attributes:
+        state: How it ended.
+        subject: What was checked.
+        detail: What was found, and what to do about it.
+    """
 
     state: FindingState
     subject: str
@@ -23,19 +31,27 @@ class Finding(NamedTuple):
 
 
 def ok(subject: str, detail: str) -> Finding:
+    """Return the finding of a check that found nothing wrong."""
     return Finding(FindingState.OK, subject, detail)
 
 
 def warning(subject: str, detail: str) -> Finding:
+    """Return the finding of a check after which the gateway works, but maybe not as intended."""
     return Finding(FindingState.WARNING, subject, detail)
 
 
 def failure(subject: str, detail: str) -> Finding:
+    """Return the finding of a check that failed."""
     return Finding(FindingState.FAILS, subject, detail)
 
 
 class CheckProgress:
-    """What is under way. told: called whenever that changes."""
+    """Which checks are under way. `check_cluster` creates it, and the checks call `track`.
+
+    Attributes:
+        started: How many checks have begun.
+        done: How many of them have ended.
+    """
 
     def __init__(self, on_change: Callable[[CheckProgress], None] | None = None) -> None:
         self.started = 0
@@ -45,11 +61,12 @@ class CheckProgress:
 
     @property
     def pending(self) -> Sequence[str]:
-        """What has not answered yet, the oldest first."""
+        """The names of the checks that are under way, the oldest first."""
         return tuple(self._names)
 
     @contextmanager
     def track(self, name: str) -> Iterator[None]:
+        """Count a check as under way while the block runs."""
         self.started += 1
         self._names.append(name)
         self._notify()

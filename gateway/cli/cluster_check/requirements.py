@@ -1,4 +1,7 @@
-"""What a configuration wants of a cluster's topics, and what is wrong with what is there. Pure."""
+"""Decide what a configuration needs of a cluster's topics, and check it against their metadata.
+
+These are decisions without I/O; `brokers` fetches the metadata.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,23 @@ from typing import NamedTuple
 from gateway.config import Kafka, Route, Settings
 from gateway.config.source.expression import suggest
 from gateway.core.channel.glob import is_glob, matches_glob
-from gateway.kafka.client.metadata import UNKNOWN_TOPIC_OR_PARTITION
-from gateway.kafka.client.metadata_changes import TOPIC_AUTHORIZATION_FAILED
+from gateway.core.error_code import ErrorCode
 from gateway.kafka.protocol.requests import TopicMetadata, TopicOperation
 
 from .finding import Finding, FindingState, ok, warning
 
-MAX_LISTED_NAMES = 5  # names that are listed in a line
+MAX_LISTED_NAMES = 5  # names in one finding
 
 
 class TopicRequirement(NamedTuple):
-    """A topic. write: clients may write it. optional: one of several that a path may choose.
-    read: False for one that is written only."""
+    """What a topic must allow.
+
+    Attributes:
+        name: The topic's name.
+        write: Clients may write to it.
+        optional: It is one of several that a path may choose: if it is missing, others still work.
+        read: The gateway reads it; False if clients only write to it.
+    """
 
     name: str
     write: bool = False
@@ -28,40 +36,62 @@ class TopicRequirement(NamedTuple):
 
 
 class TopicPattern(NamedTuple):
-    """Of `allow`: what a path may choose. way: where it stands."""
+    """A pattern of topics that a path may choose.
+
+    Attributes:
+        option: Where the configuration has it, for findings.
+        glob: The pattern.
+    """
 
     option: str
     glob: str
 
 
 def list_requirements(settings: Settings, cluster: str = "") -> list[TopicRequirement]:
-    """The topics that are named of a cluster: those of its list, and what else a path may
-    choose."""
+    """Return the topics of a cluster that a configuration names.
+
+    Args:
+        settings: The configuration.
+        cluster: The cluster's name; empty if it has none.
+
+    Returns:
+        The cluster's own topics, then other topics that a path may choose.
+    """
     kafka, routes = settings.clusters[cluster], _list_routes(settings, cluster)
     listed = [topic.name for topic in kafka.topics]
     allowed = [name for _, route in routes for name in route.with_.allow if not is_glob(name)]
-    further = [name for name in dict.fromkeys(allowed) if name not in listed]
-    made = [
+    others = [name for name in dict.fromkeys(allowed) if name not in listed]
+    requirements = [
         _build_requirement(name, kafka, [route for _, route in routes])
-        for name in (*listed, *further)
+        for name in (*listed, *others)
     ]
-    return [want._replace(optional=want.name in further) for want in made]
+    return [each._replace(optional=each.name in others) for each in requirements]
 
 
 def _list_routes(settings: Settings, cluster: str) -> list[tuple[int, Route]]:
-    every = enumerate(settings.routes)
-    return [(n, route) for n, route in every if settings.get_cluster_name(route) == cluster]
+    numbered = enumerate(settings.routes)
+    return [(n, route) for n, route in numbered if settings.get_cluster_name(route) == cluster]
 
 
 def _build_requirement(name: str, kafka: Kafka, routes: Sequence[Route]) -> TopicRequirement:
-    of_it = [route.with_ for route in routes if _may_use_topic(route, name)]
-    answers = any(route.with_.reply_to == name for route in routes)
-    warmed = name in kafka.bootstrap
-    read = any(with_.capability != "produce" for with_ in of_it) or answers or warmed
-    return TopicRequirement(name, any(with_.can_write for with_ in of_it), read=read or not of_it)
+    users = [route.with_ for route in routes if _may_use_topic(route, name)]
+    has_replies = any(route.with_.reply_to == name for route in routes)
+    is_read = (
+        any(with_.capability != "produce" for with_ in users)
+        or has_replies
+        or name in kafka.bootstrap
+        or not users  # read by the Python API, or by nobody yet
+    )
+    return TopicRequirement(name, any(with_.can_write for with_ in users), read=is_read)
 
 
 def list_patterns(settings: Settings, cluster: str = "") -> list[TopicPattern]:
+    """Return the patterns of topics of a cluster that paths may choose.
+
+    Args:
+        settings: The configuration.
+        cluster: The cluster's name; empty if it has none.
+    """
     return [
         TopicPattern(f"routes[{number}].with.allow[{index}]", glob)
         for number, route in _list_routes(settings, cluster)
@@ -83,25 +113,31 @@ def check_topic(
     readable: bool | None,
     names: Collection[str],
 ) -> Iterator[Finding]:
-    """told: by the brokers; None if they know none of the name. readable: as they say, or as was
-    tried. names: of all topics that there are."""
+    """Check the metadata of a topic and yield what was found.
+
+    Args:
+        requirement: What the topic must allow.
+        metadata: The topic's metadata; None if no broker knows the topic.
+        readable: Whether it may be read; None if that is not known.
+        names: The names of all topics, to suggest another name for a missing topic.
+    """
     subject = f"topic {requirement.name}"
-    bad = FindingState.WARNING if requirement.optional else FindingState.FAILS
-    if metadata is None or metadata.error == UNKNOWN_TOPIC_OR_PARTITION:
+    failed = FindingState.WARNING if requirement.optional else FindingState.FAILS
+    if metadata is None or metadata.error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
         near = suggest(requirement.name, names)
         hint = near if near.startswith("did you mean") else "create it, or correct its name"
-        yield Finding(bad, subject, f"no broker knows it; {hint}")
+        yield Finding(failed, subject, f"no broker knows it; {hint}")
         return
-    if metadata.error == TOPIC_AUTHORIZATION_FAILED:
+    if metadata.error == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
         what = "it may not be described, if it exists; allow the gateway READ on it"
-        yield Finding(bad, subject, what)
+        yield Finding(failed, subject, what)
         return
     if metadata.error or not metadata.partitions:
-        yield Finding(bad, subject, f"it cannot be used (error {metadata.error} of Kafka)")
+        yield Finding(failed, subject, f"it cannot be used (Kafka's error {metadata.error})")
         return
     problems = list(_iter_problems(requirement, metadata, readable))
     for state, what in problems:
-        yield Finding(bad if state is FindingState.FAILS else state, subject, what)
+        yield Finding(failed if state is FindingState.FAILS else state, subject, what)
     if not problems:
         both = "read and written" if requirement.write else "read"
         rights = both if requirement.read else "written"
@@ -115,44 +151,53 @@ def _iter_problems(
     if readable is False and requirement.read:
         yield FindingState.FAILS, "it may not be read; allow the gateway READ on it"
     elif readable is False:
-        what = "it may not be read, so Idempotency-Key is of no use"
+        what = "it may not be read, so Idempotency-Key has no effect"
         yield FindingState.WARNING, f"{what}; allow the gateway READ on it"
     elif readable is None and requirement.read:
-        yield FindingState.WARNING, "whether it may be read, no broker tells"
+        yield FindingState.WARNING, "no broker tells whether it may be read"
     writable = metadata.is_allowed(TopicOperation.WRITE)
     if requirement.write and writable is False:
         yield (
             FindingState.FAILS,
-            "it may not be written, and clients shall; allow the gateway WRITE on it",
+            "it may not be written, but a route writes to it; allow the gateway WRITE on it",
         )
     elif requirement.write and writable is None:
-        yield FindingState.WARNING, "whether it may be written, this broker does not tell"
-    alone = sorted(number for number, one in metadata.partitions.items() if one.leader < 0)
-    if alone:
-        of = f"partition{'s' * (len(alone) > 1)} {_join_names(map(str, alone))}"
+        yield FindingState.WARNING, "no broker tells whether it may be written"
+    leaderless = sorted(
+        number for number, partition in metadata.partitions.items() if partition.leader < 0
+    )
+    if leaderless:
+        which = f"partition{'s' * (len(leaderless) > 1)} {_join_names(map(str, leaderless))}"
         yield (
             FindingState.WARNING,
-            f"{of} of {len(metadata.partitions)} without a leader; look at the brokers",
+            f"{which} of {len(metadata.partitions)} without a leader; look at the brokers",
         )
 
 
 def check_pattern(pattern: TopicPattern, topics: Mapping[str, TopicMetadata]) -> Finding:
-    """topics: all that there are, with rights."""
+    """Check that the topics that a pattern matches may be read.
+
+    Args:
+        pattern: The pattern.
+        topics: The metadata of all topics, by name.
+    """
     subject = f"{pattern.option} {pattern.glob}"
-    found = [
+    # Names that begin with two underscores are Kafka's internal topics.
+    matching = [
         name
         for name in sorted(topics)
         if matches_glob(pattern.glob, name) and not name.startswith("__")
     ]
-    denied = [name for name in found if topics[name].is_allowed(TopicOperation.READ) is False]
-    if not found:
-        return warning(subject, "no topic fits it by now")
+    denied = [name for name in matching if topics[name].is_allowed(TopicOperation.READ) is False]
+    if not matching:
+        return warning(subject, "no topic matches it yet")
     if denied:
-        what = f"{len(denied)} of {len(found)} topics may not be read: {_join_names(denied)}"
+        what = f"{len(denied)} of {len(matching)} topics may not be read: {_join_names(denied)}"
         return warning(subject, f"{what}; allow the gateway READ on them")
-    return ok(subject, f"{len(found)} topic{'s' * (len(found) > 1)}, may be read")
+    return ok(subject, f"{len(matching)} topic{'s' * (len(matching) > 1)}, may be read")
 
 
-def _join_names(words: Iterable[str]) -> str:
-    every = list(words)
-    return ", ".join(every[:MAX_LISTED_NAMES]) + (", ..." if len(every) > MAX_LISTED_NAMES else "")
+def _join_names(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = ", ..." if len(listed) > MAX_LISTED_NAMES else ""
+    return ", ".join(listed[:MAX_LISTED_NAMES]) + more

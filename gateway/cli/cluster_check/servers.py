@@ -1,5 +1,8 @@
-"""Servers of others that are asked over HTTP: issuers of keys, applications, registries, back ends
-of telemetry."""
+"""Check the HTTP servers that a configuration names.
+
+These are issuers of keys, applications that decide for a guard, schema registries and telemetry
+back ends. Each is sent the request that the gateway would send, without any data.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from gateway.web.access.jwks import MAX_JWKS_BYTES, KeySet
 
 from .finding import CheckProgress, Finding, failure, ok, warning
 
-REQUEST_TIMEOUT_S = 10.0  # seconds, where nothing else is configured
+REQUEST_TIMEOUT_S = 10.0  # seconds, where the configuration has no timeout
 Headers = Mapping[str, str]
 
 
@@ -30,80 +33,120 @@ async def send_request(
     max_body_bytes: int = 0,
     client: httpx.AsyncClient | None = None,
 ) -> ExternalResponse:
-    """most: bytes of the body that are wanted; of a longer one there are none. Redirects are not
-    followed, as the gateway does not. Raises Away."""
-    # by its transport alone, as guards ask: a client would go by the proxies of the environment
-    made = client or httpx.AsyncClient(transport=httpx.AsyncHTTPTransport())
+    """Send a request. Redirects are not followed, because the gateway does not follow them either.
+
+    Args:
+        method: The HTTP method.
+        url: The URL.
+        headers: Headers of the request.
+        timeout_s: Seconds for the whole response.
+        max_body_bytes: The largest body that is accepted; 0 to ignore the body.
+        client: The client to send it by; it is closed afterwards.
+
+    Raises:
+        ExternalHttpError: The server cannot be reached, is too slow, or its body is too long.
+    """
+    # With an explicit transport, httpx ignores the proxies of the environment, as guards do.
+    http = client or httpx.AsyncClient(transport=httpx.AsyncHTTPTransport())
     try:
         async with (
             asyncio.timeout(timeout_s),
-            made,
-            made.stream(method, url, headers=headers) as came,
+            http,
+            http.stream(method, url, headers=headers) as response,
         ):
             body = bytearray()
             if max_body_bytes:
-                async for piece in came.aiter_bytes():
-                    body += piece
+                async for chunk in response.aiter_bytes():
+                    body += chunk
                     if len(body) > max_body_bytes:
-                        raise ExternalHttpError(f"its answer is longer than {max_body_bytes} bytes")
-            return ExternalResponse(came.status_code, bytes(body))
+                        raise ExternalHttpError(
+                            f"its response is longer than {max_body_bytes} bytes"
+                        )
+            return ExternalResponse(response.status_code, bytes(body))
     except TimeoutError:
-        raise ExternalHttpError(f"it gives no answer within {timeout_s:g} s") from None
+        raise ExternalHttpError(f"it does not answer within {timeout_s:g} s") from None
     except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as exc:
         reason = str(exc) or type(exc).__name__
         raise ExternalHttpError(f"it cannot be reached: {reason}") from None
 
 
 async def check_jwks(name: str, guard: Jwt, url: str, steps: CheckProgress) -> Finding:
+    """Check that an issuer has keys that a guard can use (RFC 7517).
+
+    Args:
+        name: The guard's name.
+        guard: The guard.
+        url: Where the issuer has its keys.
+        steps: Where the progress is tracked.
+    """
     subject = f"guard {name}"
     with steps.track(f"{subject} at {url}"):
         try:
-            reply = await send_request(
+            response = await send_request(
                 "GET", url, timeout_s=guard.jwks.timeout, max_body_bytes=MAX_JWKS_BYTES
             )
         except ExternalHttpError as exc:
             return failure(subject, f"its keys cannot be fetched from {url}: {exc}")
-    if reply.status != 200:
-        return failure(subject, f"{url} answers {reply.status}, and no keys; correct keys")
+    if response.status != 200:
+        return failure(subject, f"{url} answers {response.status} without keys; correct keys")
     try:
-        found = KeySet.parse(reply.body)
+        keys = KeySet.parse(response.body)
     except ValueError as exc:
         return failure(subject, f"{url} has no keys: {exc}; correct keys")
-    if not len(found):
-        return failure(subject, f"{url} lists no key by now; ask the issuer for one")
-    able = ", ".join(sorted(found.algorithms))
-    if guard.algorithms and not found.algorithms.intersection(guard.algorithms):
-        wanted = ", ".join(guard.algorithms)
-        return failure(subject, f"the keys of {url} are for {able}, its algorithms are {wanted}")
-    return ok(subject, f"{len(found)} key{'s' * (len(found) > 1)} for {able} at {url}")
+    if not len(keys):
+        return failure(subject, f"{url} lists no key yet; ask the issuer for one")
+    algorithms = ", ".join(sorted(keys.algorithms))
+    if guard.algorithms and not keys.algorithms.intersection(guard.algorithms):
+        accepted = ", ".join(guard.algorithms)
+        what = f"the keys of {url} are for {algorithms}, but the guard accepts {accepted}"
+        return failure(subject, f"{what}; correct algorithms")
+    return ok(subject, f"{len(keys)} key{'s' * (len(keys) > 1)} for {algorithms} at {url}")
 
 
 async def check_application(name: str, guard: Http, steps: CheckProgress) -> Finding:
-    """It is shown nothing of a client, and should not know it."""
+    """Check that an application refuses a request without credentials.
+
+    Args:
+        name: The guard's name.
+        guard: The guard.
+        steps: Where the progress is tracked.
+    """
     subject, url = f"guard {name}", guard.url
-    shown = {"x-forwarded-method": "GET", "x-forwarded-uri": "/", "accept": "application/json"}
+    headers = {"x-forwarded-method": "GET", "x-forwarded-uri": "/", "accept": "application/json"}
     with steps.track(f"{subject} at {url}"):
         try:
-            status = (await send_request("GET", url, shown, timeout_s=guard.timeout)).status
+            status = (await send_request("GET", url, headers, timeout_s=guard.timeout)).status
         except ExternalHttpError as exc:
-            return failure(subject, f"the application at {url} cannot be asked: {exc}")
+            return failure(subject, f"the application at {url} does not respond: {exc}")
     if status in (401, 403):
-        return ok(subject, f"{url} answers {status} to who shows nothing")
+        return ok(subject, f"{url} answers {status} to a request without credentials")
     if 200 <= status < 300:
-        return warning(subject, f"{url} lets in who shows nothing; answer 401 to those")
+        return warning(subject, f"{url} admits a request without credentials; it should answer 401")
     if status == 400:
-        return warning(subject, f"{url} answers 400 to who shows nothing; 401 is understood")
-    return failure(subject, f"{url} answers {status}; 200, 401 and 403 are understood; correct url")
+        return warning(
+            subject, f"{url} answers 400 to a request without credentials; it should answer 401"
+        )
+    return failure(
+        subject, f"{url} answers {status}, but only 200, 401 and 403 are understood; correct url"
+    )
 
 
 async def check_registry(
     name: str, catalog: SchemaRegistry, base: str, steps: CheckProgress
 ) -> Finding:
+    """Check that a schema registry lists its subjects.
+
+    Args:
+        name: The catalog's name.
+        catalog: The catalog.
+        base: One of its URLs.
+        steps: Where the progress is tracked.
+    """
     subject, url = f"catalog {name}", f"{base.rstrip('/')}/subjects"
     headers = {}
     if catalog.password is not None:
-        pair = f"{catalog.username}:{catalog.password.get_secret_value()}".encode()
-        headers["authorization"] = f"Basic {base64.b64encode(pair).decode()}"
+        userinfo = f"{catalog.username}:{catalog.password.get_secret_value()}".encode()
+        headers["authorization"] = f"Basic {base64.b64encode(userinfo).decode()}"
     elif catalog.token is not None:
         headers["authorization"] = f"Bearer {catalog.token.get_secret_value()}"
     with steps.track(f"{subject} at {base}"):
@@ -112,10 +155,10 @@ async def check_registry(
             client = httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(verify=verify))
             status = (await send_request("GET", url, headers, client=client)).status
         except (ExternalHttpError, OSError, ValueError) as exc:
-            return failure(subject, f"the registry at {base} cannot be asked: {exc}")
+            return failure(subject, f"the registry at {base} does not respond: {exc}")
     if status in (401, 403):
-        which = "its username or password" if headers else "who has no username and password"
-        which = "its token" if catalog.token is not None else which
+        which = "the username or password" if headers else "a request without credentials"
+        which = "the token" if catalog.token is not None else which
         return failure(subject, f"{base} refuses {which} ({status})")
     if status != 200:
         return failure(subject, f"{url} answers {status}; correct url")
@@ -123,11 +166,11 @@ async def check_registry(
 
 
 def iter_telemetry_endpoints(settings: Settings) -> Iterator[tuple[str, str]]:
-    """The signals that are sent, and the URLs they are sent to."""
-    told = settings.telemetry
-    for signal, url in (("metrics", told.metrics.otlp), ("traces", told.traces.otlp)):
+    """Yield the signals that are sent by OTLP, each with the URL it is sent to."""
+    telemetry = settings.telemetry
+    for signal, url in (("metrics", telemetry.metrics.otlp), ("traces", telemetry.traces.otlp)):
         if url is not None:
-            from gateway.telemetry.otlp import build_endpoint  # 0.2 s
+            from gateway.telemetry.otlp import build_endpoint  # takes 0.2 s
 
             yield signal, build_endpoint(url, signal)
 
@@ -135,43 +178,59 @@ def iter_telemetry_endpoints(settings: Settings) -> Iterator[tuple[str, str]]:
 async def check_telemetry_back_end(
     signal: str, url: str, settings: Settings, steps: CheckProgress
 ) -> Finding:
-    """It is sent none of them: an empty message of protobuf."""
+    """Check that a telemetry back end accepts an empty message of protobuf.
+
+    Args:
+        signal: `metrics` or `traces`.
+        url: Where the signal is sent.
+        settings: The configuration.
+        steps: Where the progress is tracked.
+    """
     headers = {name: value.get_secret_value() for name, value in settings.telemetry.headers.items()}
     headers["content-type"] = "application/x-protobuf"
     return await check_push(f"telemetry.{signal}", url, headers, "telemetry.headers", steps)
 
 
 async def check_influx(section: Influx, steps: CheckProgress) -> Finding:
-    """It is sent no line."""
+    """Check that InfluxDB accepts a request without lines."""
     from gateway.telemetry.influx import build_auth_headers, build_write_url
 
     token = None if section.token is None else section.token.get_secret_value()
     url = build_write_url(section.url, section.org, section.bucket, section.db)
     return await check_push(
-        "telemetry.metrics.influx", url, build_auth_headers(token), "its token", steps
+        "telemetry.metrics.influx", url, build_auth_headers(token), "the token", steps
     )
 
 
 async def check_push(
     subject: str, url: str, headers: Headers, credentials: str, steps: CheckProgress
 ) -> Finding:
+    """Check that a server accepts an empty POST request.
+
+    Args:
+        subject: The subject of the finding.
+        url: The URL.
+        headers: The headers of the request.
+        credentials: What the server refuses if it answers 401 or 403, for the finding.
+        steps: Where the progress is tracked.
+    """
     with steps.track(f"{subject} at {url}"):
         try:
-            # what sends them goes by the proxies of the environment
+            # The exporters use the proxies of the environment, so this client does, too.
             status = (await send_request("POST", url, headers, client=httpx.AsyncClient())).status
         except ExternalHttpError as exc:
-            return failure(subject, f"{url} cannot be sent to: {exc}")
+            return failure(subject, f"{url} does not respond: {exc}")
     if status in (401, 403):
         return failure(subject, f"{url} refuses {credentials} ({status})")
     if status == 400:
-        return warning(subject, f"{url} takes no empty message (400), and was not sent another")
+        return warning(subject, f"{url} answers 400 to an empty message; no other was tried")
     if not 200 <= status < 300:
-        return failure(subject, f"{url} answers {status}; correct it")
-    return ok(subject, f"{url} takes them")
+        return failure(subject, f"{url} answers {status}; correct the URL")
+    return ok(subject, f"{url} accepts them")
 
 
 def iter_checks(settings: Settings, steps: CheckProgress) -> Iterator[Coroutine[Any, Any, Finding]]:
-    """What is to be awaited, each for a finding."""
+    """Yield the checks of all servers that a configuration names."""
     for name, catalog in settings.catalogs.items():
         for url in catalog.url:
             yield check_registry(name, catalog, url, steps)

@@ -1,4 +1,9 @@
-"""`gateway dlq`: list, print and resend the dead letters of a sidecar's groups."""
+"""`gateway dlq`: list, show, retry and drop the dead letters of a sidecar's groups.
+
+This module has the commands `list` and `show`. `actions` retries and drops, `context` opens the
+sidecar's cluster and finds the queue of a group, and `report` formats what is printed. Start
+reading with `context`; the queue itself is `gateway.sidecar.deadletter.queue`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gateway.cli.commands import EXIT_FAILURE
+from gateway.cli.commands import EXIT_FAILURE, format_exit_codes
 from gateway.cli.run import ConfigFileOption
 
 if TYPE_CHECKING:
@@ -17,46 +22,61 @@ if TYPE_CHECKING:
 dlq = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    epilog="Exit codes: 0 done, 1 failure or something failed again, 2 wrong usage, 78 wrong "
-    "configuration, 130 by ^C.",
+    epilog=format_exit_codes("failure or a record that failed again"),
 )
 
 TopicArgument = Annotated[
-    str, typer.Argument(show_default=False, help="Whose dead letters; `orders` or `orders.dlq`.")
+    str,
+    typer.Argument(
+        show_default=False, help="The topic, or that of its dead letters: orders or orders.dlq."
+    ),
 ]
 GroupOption = Annotated[
     str | None,
-    typer.Option("--group", "-g", metavar="GROUP", help="That gave them up; needed for several."),
+    typer.Option(
+        "--group",
+        "-g",
+        metavar="GROUP",
+        help="The group that gave them up; required if there are several.",
+    ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="A JSON object for each line.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 
 
 class RetryTarget(StrEnum):
+    """Where a retried record goes: its back end, or the topic that it is from."""
+
     TOPIC = "topic"
     BACKEND = "backend"
 
 
 @dlq.callback()
 def _dlq() -> None:
-    """Records that a back end could not process: look at them, try them again, drop them.
+    """Show, retry and drop records that a back end could not process.
 
-    They lie in the topic `<topic>.dlq`, as they were, with the reason in their headers. How far a
-    group is with them is committed in Kafka, as the group `<group>.dlq`: a letter that was retried
-    or dropped is passed over from then on, and stays in the topic for as long as that keeps it.
+    These dead letters are in the topic `<topic>.dlq`, unchanged, with the reason in their headers.
+    The position of a group among them is committed in Kafka, as the group `<group>.dlq`: a dead
+    letter that was retried or dropped is skipped from then on, and stays in the topic for its
+    retention.
 
     \b
-    gateway dlq list -c gateway.yaml                      what there is, and why
-    gateway dlq show orders -c gateway.yaml               the records and their reasons
-    gateway dlq retry orders -c gateway.yaml              to the back end, once more
-    gateway dlq drop orders -c gateway.yaml               give them up; asks first
+    gateway dlq list -c gateway.yaml            count them, by topic and group
+    gateway dlq show orders -c gateway.yaml     print the records and the reasons
+    gateway dlq retry orders -c gateway.yaml    send them to the back end again
+    gateway dlq drop orders -c gateway.yaml     give them up; asks first
     """
 
 
-@dlq.command("list")
+@dlq.command("list", epilog=format_exit_codes())
 def list_(config: ConfigFileOption, group: GroupOption = None, as_json: JsonOption = False) -> None:
-    """What dead letters there are: how many, since when, and the most frequent reason.
+    """Count the dead letters of each topic and group.
 
-    WAITING are those that were neither retried nor dropped, TOTAL all that the topic still holds.
+    WAITING counts those that were neither retried nor dropped, TOTAL all that the topic still has.
+    REASON is the most frequent one.
+
+    \b
+    gateway dlq list -c gateway.yaml
+    gateway dlq list -c gateway.yaml --json | jq 'select(.waiting > 0)'
     """
     asyncio.run(_print_counts(config, group, as_json))
 
@@ -82,18 +102,20 @@ async def _print_counts(config: Path, group: str | None, as_json: bool) -> None:
         typer.echo(format_table(counts) if counts else "no dead letters")
 
 
-@dlq.command()
+@dlq.command(epilog=format_exit_codes())
 def show(
     topic: TopicArgument,
     config: ConfigFileOption,
     group: GroupOption = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="The most to show.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Print at most so many.")] = 20,
     everything: Annotated[
-        bool, typer.Option("--all", help="Also those that were retried or dropped.")
+        bool, typer.Option("--all", help="Include those that were retried or dropped.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """The records, where they are from, and why they are here; oldest first in each partition.
+    """Print dead letters: where they are from, and why they failed.
+
+    The order is that of each partition: the oldest first.
 
     \b
     gateway dlq show orders -c gateway.yaml
@@ -106,7 +128,7 @@ async def _print_dead_letters(
     config: Path, topic: str, group: str | None, limit: int, everything: bool, as_json: bool
 ) -> None:
     from gateway.core.log.record import TopicPartition
-    from gateway.kafka.fetch.committed_read import fetch_log_bounds
+    from gateway.kafka.fetch.bounded_read import fetch_log_bounds
 
     from .context import find_queue, open_context
     from .report import format_dead_letter, format_dead_letter_json
@@ -115,41 +137,42 @@ async def _print_dead_letters(
         queue = await find_queue(context, topic, group)
         ranges = await queue.fetch_ranges()
         if everything:
-            known = await context.get_topic(queue.topic)
-            tps = [TopicPartition(queue.topic, each) for each in sorted(known.partitions)]
+            topic_metadata = await context.get_topic(queue.topic)
+            tps = [TopicPartition(queue.topic, each) for each in sorted(topic_metadata.partitions)]
             ranges = await fetch_log_bounds(context.cluster, tps)
-        left = limit
+        remaining = limit
         async for letters, _ in queue.iter_letters(ranges):
-            for each in letters[:left]:
+            for each in letters[:remaining]:
                 typer.echo(format_dead_letter_json(each) if as_json else format_dead_letter(each))
-            left -= len(letters)
-            if left <= 0:
+            remaining -= len(letters)
+            if remaining <= 0:
                 break
-    if left == limit and not as_json:
+    if remaining == limit and not as_json:
         typer.echo(f"{queue.topic}: no dead letters of {queue.group} wait")
 
 
-@dlq.command()
+@dlq.command(epilog=format_exit_codes("failure or a record that failed again"))
 def retry(
     topic: TopicArgument,
     config: ConfigFileOption,
     to: Annotated[
-        RetryTarget, typer.Option(help="The back end of the group, or the topic they are from.")
+        RetryTarget,
+        typer.Option(help="Send to the back end of the group, or to the topic they are from."),
     ] = RetryTarget.BACKEND,
     group: GroupOption = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", "-n", min=1, help="The most to retry.")
+        int | None, typer.Option("--limit", "-n", min=1, help="Retry at most so many.")
     ] = None,
     last: Annotated[
-        bool, typer.Option("--last", help="With the back end: what fails again is passed over.")
+        bool, typer.Option("--last", help="With --to backend: skip what fails again.")
     ] = False,
 ) -> None:
-    """Try dead letters again, each once: those that there are now.
+    """Try the dead letters that are waiting now again, each once.
 
-    --to backend hands them to the back end, as the sidecar does; what fails again is a dead letter
-    still, behind the others (exit code 1). --to topic writes each back to the partition it is from,
-    exactly once, also when this is killed and started again; every group that reads the topic gets
-    it once more.
+    --to backend sends them to the back end, as the sidecar does. A record that fails again stays a
+    dead letter, behind the others. --to topic writes each record to the partition it is from,
+    exactly once, even if this command is killed and started again. Every group that reads the topic
+    gets it again.
 
     \b
     gateway dlq retry orders -c gateway.yaml
@@ -163,19 +186,24 @@ def retry(
     asyncio.run(retry_dead_letters(config, topic, group, to is RetryTarget.BACKEND, limit, last))
 
 
-@dlq.command()
+@dlq.command(epilog=format_exit_codes("failure or not confirmed"))
 def drop(
     topic: TopicArgument,
     config: ConfigFileOption,
     group: GroupOption = None,
     purge: Annotated[
-        bool, typer.Option("--purge", help="Delete the records, of all groups; not to be undone.")
+        bool, typer.Option("--purge", help="Delete the records, of all groups. Cannot be undone.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Give dead letters up: they are passed over from now on. Asks first.
+    """Give up the dead letters that are waiting now. Asks first.
 
-    Without --purge the topic keeps the records for its retention, and `show --all` shows them.
+    They are skipped from then on. Without --purge the topic keeps the records for its retention,
+    and `gateway dlq show --all` prints them.
+
+    \b
+    gateway dlq drop orders -c gateway.yaml
+    gateway dlq drop orders -c gateway.yaml --purge --yes
     """
     from .actions import drop_dead_letters
 

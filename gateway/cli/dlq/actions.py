@@ -1,4 +1,7 @@
-"""Dead letters that are tried again, or given up."""
+"""Retry and drop dead letters.
+
+The commands `gateway dlq retry` and `gateway dlq drop` call this module.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,27 @@ if TYPE_CHECKING:
     from gateway.sidecar.deadletter.queue import DeadLetterQueue
     from gateway.sidecar.deadletter.retry import RetryResult
 
-MAX_BATCH_RECORDS = 500
-MAX_BATCH_BYTES = 1 << 20  # bytes of keys and values
+MAX_BATCH_RECORDS = 500  # records in one transaction of a retry to the topic
+MAX_BATCH_BYTES = 1 << 20  # likewise, bytes of keys and values
 
 
 async def retry_dead_letters(
     file: Path, topic: str, group: str | None, to_backend: bool, limit: int | None, give_up: bool
 ) -> None:
-    """Raises typer.Exit 1 where something failed again, GatewayError where it could not go on."""
+    """Retry the dead letters of a topic that are waiting now, and print a summary.
+
+    Args:
+        file: The configuration.
+        topic: The topic, or that of its dead letters.
+        group: The group that gave them up; None if there is only one.
+        to_backend: Send them to the group's back end, else write them to their topic.
+        limit: Retry at most so many; None for all.
+        give_up: With `to_backend`: do not keep what fails again as a dead letter.
+
+    Raises:
+        typer.Exit: Some failed again.
+        GatewayError: The retry could not be completed.
+    """
     from gateway.sidecar.deadletter.retry import create_transactions
 
     async with open_context(file) as context:
@@ -40,10 +56,10 @@ async def retry_dead_letters(
                 context, queue, transactions, limit, give_up
             )
         except Fenced:
-            what = "is retried or dropped by another one just now; try again when it is through"
+            what = "is being retried or dropped by another process; try again when that has ended"
             raise GatewayError(f"{queue.topic} {what}") from None
-    told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
-    typer.echo(f"{queue.topic}: {told or 'no dead letters wait'}")
+    summary = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
+    typer.echo(f"{queue.topic}: {summary or 'no dead letters wait'}")
     if counts["returned"] or counts["parked"]:
         raise typer.Exit(EXIT_FAILURE)
 
@@ -57,20 +73,20 @@ async def _retry_to_topic(
 ) -> Counter[str]:
     from gateway.sidecar.deadletter.retry import DeadLetterCopier
 
-    copies = DeadLetterCopier(queue, context)
+    copier = DeadLetterCopier(queue, context)
     counts = Counter[str]()
-    until = {tp: left.stop for tp, left in (await queue.fetch_ranges()).items()}
+    end_offsets = {tp: waiting.stop for tp, waiting in (await queue.fetch_ranges()).items()}
     with show_progress(limit or await _count_waiting(queue)) as advance:
         while limit is None or counts.total() < limit:
-            most = (
-                MAX_BATCH_RECORDS
-                if limit is None
-                else min(MAX_BATCH_RECORDS, limit - counts.total())
+            max_records = MAX_BATCH_RECORDS
+            if limit is not None:
+                max_records = min(max_records, limit - counts.total())
+            letters, offsets = await queue.fetch_letters(
+                max_records, MAX_BATCH_BYTES, end_offsets=end_offsets
             )
-            some, points = await queue.fetch_letters(most, MAX_BATCH_BYTES, end_offsets=until)
-            counts += (await copies.copy_batch(transactions, some, points)).counts
-            advance(len(some))
-            if not some:
+            counts += (await copier.copy_batch(transactions, letters, offsets)).counts
+            advance(len(letters))
+            if not letters:
                 break
     return counts
 
@@ -91,37 +107,57 @@ async def _retry_to_backend(
 
     settings = get_group(context.section, queue.group)
     counts = Counter[str]()
-    until = {tp: left.stop for tp, left in (await queue.fetch_ranges()).items()}
+    end_offsets = {tp: waiting.stop for tp, waiting in (await queue.fetch_ranges()).items()}
     async with httpx.AsyncClient(trust_env=False, timeout=None) as client:
-        back_end = BackendClient(client, settings.backend, accept_empty=settings.accept_empty)
-        writer = BatchEncoder(context.codecs, context.section, settings)
-        again = DeadLetterRetry(queue, back_end, writer, context.auditor)
+        backend = BackendClient(client, settings.backend, accept_empty=settings.accept_empty)
+        encoder = BatchEncoder(context.codecs, context.section, settings)
+        retry = DeadLetterRetry(queue, backend, encoder, context.auditor)
         with show_progress(limit or await _count_waiting(queue)) as advance:
             while limit is None or counts.total() < limit:
-                most = settings.max_poll_records
-                most = most if limit is None else min(most, limit - counts.total())
-                some, points = await queue.fetch_letters(
-                    most, settings.request_max_bytes, end_offsets=until
+                max_records = settings.max_poll_records
+                if limit is not None:
+                    max_records = min(max_records, limit - counts.total())
+                letters, offsets = await queue.fetch_letters(
+                    max_records, settings.request_max_bytes, end_offsets=end_offsets
                 )
-                result = await again.retry_batch(transactions, some, points, last=give_up)
+                result = await retry.retry_batch(transactions, letters, offsets, last=give_up)
                 counts += result.counts
                 advance(len(result.letters))
-                if not some:
+                if not letters:
                     break
-                _require_back_end(queue, result, counts)
+                _require_backend(queue, result, counts)
     return counts
 
 
-def _require_back_end(queue: DeadLetterQueue, result: RetryResult, counts: Counter[str]) -> None:
+def _require_backend(queue: DeadLetterQueue, result: RetryResult, counts: Counter[str]) -> None:
+    """Check that the back end answered for a batch.
+
+    Raises:
+        GatewayError: It did not.
+    """
     if result.backend_failure:
-        done = f"{counts.total()} were tried before" if counts else "nothing was changed"
+        done = f"{counts.total()} were retried before" if counts else "nothing was changed"
         raise GatewayError(f"{queue.topic}: the back end is away: {result.backend_failure}; {done}")
 
 
 async def drop_dead_letters(
     file: Path, topic: str, group: str | None, purge: bool, confirmed: bool
 ) -> bool:
-    """False: not after all."""
+    """Drop the dead letters of a topic that are waiting now.
+
+    Args:
+        file: The configuration.
+        topic: The topic, or that of its dead letters.
+        group: The group that gave them up; None if there is only one.
+        purge: Delete all records of the topic of dead letters, of all groups.
+        confirmed: Do not ask.
+
+    Returns:
+        Whether it was done: False if the user did not confirm.
+
+    Raises:
+        GatewayError: They cannot be dropped.
+    """
     from gateway.kafka.admin.delete_records import delete_records
     from gateway.sidecar.deadletter.retry import create_transactions
 
@@ -132,15 +168,15 @@ async def drop_dead_letters(
         if not count and not purge:
             typer.echo(f"{queue.topic}: no dead letters of {queue.group} wait")
             return True
-        what = f"{queue.topic}: give up {count} dead letters of {queue.group}"
-        what += ", and delete the records of all groups?" if purge else "?"
-        if not confirmed and not typer.confirm(what, err=True):
+        question = f"{queue.topic}: give up {count} dead letters of {queue.group}"
+        question += ", and delete the records of all groups?" if purge else "?"
+        if not confirmed and not typer.confirm(question, err=True):
             return False
-        stops = {tp: left.stop for tp, left in ranges.items()}
+        end_offsets = {tp: waiting.stop for tp, waiting in ranges.items()}
         transactions = create_transactions(context.cluster, queue)
         await transactions.start()
-        if stops:
-            await transactions.commit(group=queue.offsets_group, offsets=stops)
+        if end_offsets:
+            await transactions.commit(group=queue.offsets_group, offsets=end_offsets)
         if purge:
             await delete_records(context.cluster, await _fetch_end_offsets(context, queue))
     typer.echo(f"{queue.topic}: {count} dropped{', the records deleted' if purge else ''}")
@@ -149,15 +185,18 @@ async def drop_dead_letters(
 
 async def _fetch_end_offsets(context: Context, queue: DeadLetterQueue) -> dict[TopicPartition, int]:
     from gateway.core.log.record import TopicPartition
-    from gateway.kafka.fetch.committed_read import fetch_log_bounds
+    from gateway.kafka.fetch.bounded_read import fetch_log_bounds
 
-    known = await context.get_topic(queue.topic)
-    tps = [TopicPartition(queue.topic, each) for each in sorted(known.partitions)]
+    topic_metadata = await context.get_topic(queue.topic)
+    tps = [TopicPartition(queue.topic, each) for each in sorted(topic_metadata.partitions)]
     return {tp: log.stop for tp, log in (await fetch_log_bounds(context.cluster, tps)).items()}
 
 
 async def _count_waiting(queue: DeadLetterQueue) -> int:
-    """Letters, not offsets."""
+    """Return how many dead letters wait.
+
+    They are read for this: offsets also count transaction markers and other groups' letters.
+    """
     count = 0
     async for letters, _ in queue.iter_letters(await queue.fetch_ranges()):
         count += len(letters)

@@ -1,4 +1,4 @@
-"""The cluster of a configuration's sidecar, for as long as a command takes."""
+"""Open the cluster of a configuration's sidecar for a command, and find a queue in it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,24 @@ if TYPE_CHECKING:
     from gateway.sidecar.context import Context
     from gateway.sidecar.deadletter.queue import DeadLetterQueue
 
-CONNECT_TIMEOUT_S = 15.0  # seconds for a broker to answer
+CONNECT_TIMEOUT_S = 15.0  # seconds until a broker must have answered
 
 
 @asynccontextmanager
 async def open_context(file: Path) -> AsyncIterator[Context]:
-    """What a part of the sidecar is made with; without its producer. Raises GatewayError."""
+    """Open what the sidecar's classes need: settings, cluster, codecs. There is no producer.
+
+    Args:
+        file: The configuration; a missing section `sidecar` means its defaults.
+
+    Yields:
+        The context; the cluster and the codecs are closed after the block.
+
+    Raises:
+        ConfigError: The configuration is wrong.
+        GatewayError: Its Kafka is the embedded one.
+        BrokerUnavailable: No broker answers.
+    """
     from gateway.config import load
     from gateway.config.sections.sidecar import Sidecar
     from gateway.formats.codec import Codecs
@@ -31,14 +43,16 @@ async def open_context(file: Path) -> AsyncIterator[Context]:
     from gateway.sidecar.http.authorization import allow_anyone
     from gateway.sidecar.http.spec import Spec
 
-    logging.getLogger("aiokafka").addHandler(logging.NullHandler())  # we say it, in one line
+    logging.getLogger("aiokafka").addHandler(
+        logging.NullHandler()
+    )  # failures are reported once, as errors
     settings = load(file)
     if settings.sidecar is None:
         settings = settings.model_copy(update={"sidecar": Sidecar()})
     assert settings.sidecar is not None
     kafka = settings.clusters[settings.sidecar.kafka or next(iter(settings.clusters))]
     if kafka.servers == "embedded":
-        raise GatewayError(f"the Kafka of {file} is embedded in the gateway; nothing outlives it")
+        raise GatewayError(f"the Kafka of {file} is embedded in the gateway and ends with it")
     async with Cluster(ClusterSettings.from_config(kafka)) as cluster:
         await _require_reachable(cluster)
         context = Context(settings, cluster, Codecs(get_catalog(settings)), allow_anyone, Spec(()))
@@ -58,8 +72,18 @@ async def _require_reachable(cluster: Cluster) -> None:
 
 
 async def find_queue(context: Context, topic: str, group: str | None) -> DeadLetterQueue:
-    """The dead letters of a topic, which may be given by their own name. group: None: the only one
-    that has some there. Raises UnknownTopic; GatewayError where there are several groups."""
+    """Return the dead letters of a topic and a group.
+
+    Args:
+        context: The sidecar's context.
+        topic: The topic, or that of its dead letters.
+        group: The group that gave them up. None for the only one that did; if there is none, the
+            only one that is configured for the topic.
+
+    Raises:
+        UnknownTopic: The topic has no dead letters.
+        GatewayError: There is not exactly one such group.
+    """
     from gateway.sidecar.backends import get_dead_letter_ext
     from gateway.sidecar.deadletter.counts import count_dead_letters
     from gateway.sidecar.deadletter.queue import DeadLetterQueue
@@ -80,6 +104,6 @@ async def find_queue(context: Context, topic: str, group: str | None) -> DeadLet
         configured = context.section.reactive.groups if context.section.reactive else ()
         names = groups or {each.group for each in configured if topic in each.topics}
         if len(names) != 1:
-            raise GatewayError(f"{name} does not say whose dead letters they are; give --group")
+            raise GatewayError(f"{name} does not tell which group gave them up; give --group")
         group = next(iter(names))
     return DeadLetterQueue(context.cluster, name, group, ext)

@@ -1,4 +1,4 @@
-"""Dead letters on a terminal."""
+"""Format dead letters for a terminal or as JSON, and show the progress of long commands."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from gateway.sidecar.deadletter.counts import DeadLetterCounts
     from gateway.sidecar.deadletter.queue import QueuedDeadLetter
 
-MAX_VALUE_CHARS = 2000  # characters of a value
+MAX_VALUE_CHARS = 2000  # characters of a key, value or header that are printed
 
 TABLE_HEADER = ("TOPIC", "GROUP", "WAITING", "TOTAL", "OLDEST", "REASON")
 
 
 def format_table(counts: Sequence[DeadLetterCounts]) -> str:
+    """Return a table with a row for each topic and group."""
     rows = [
         (
             each.topic,
@@ -30,7 +31,7 @@ def format_table(counts: Sequence[DeadLetterCounts]) -> str:
         )
         for each in counts
     ]
-    widths = [max(len(row[at]) for row in [TABLE_HEADER, *rows]) for at in range(len(TABLE_HEADER))]
+    widths = [max(map(len, column)) for column in zip(TABLE_HEADER, *rows, strict=True)]
     return "\n".join(
         "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
         for row in [TABLE_HEADER, *rows]
@@ -38,12 +39,13 @@ def format_table(counts: Sequence[DeadLetterCounts]) -> str:
 
 
 def format_count_json(count: DeadLetterCounts) -> str:
+    """Return the counts of one topic and group as a JSON object."""
     oldest = None if count.oldest is None else _format_time(count.oldest)
     return json.dumps({**count._asdict(), "oldest": oldest})
 
 
 def format_dead_letter(dead_letter: QueuedDeadLetter) -> str:
-    """Some lines: where it is from, why it is here, the record."""
+    """Return a dead letter as several lines: where it is from, why it failed, the record."""
     letter, record = dead_letter.message, dead_letter.record
     lines = [
         f"{record.tp}@{record.offset}  from {letter.origin}@{letter.offset}"
@@ -58,10 +60,11 @@ def format_dead_letter(dead_letter: QueuedDeadLetter) -> str:
 
 
 def format_dead_letter_json(dead_letter: QueuedDeadLetter) -> str:
+    """Return a dead letter as a JSON object; bytes that are not text are base64."""
     from gateway.formats.event import bytes_to_json
 
     letter, record = dead_letter.message, dead_letter.record
-    told: dict[str, Any] = {
+    members: dict[str, Any] = {
         "deadLetter": {"partition": record.tp.partition, "offset": record.offset},
         "topic": letter.origin.topic,
         "partition": letter.origin.partition,
@@ -75,16 +78,23 @@ def format_dead_letter_json(dead_letter: QueuedDeadLetter) -> str:
         "value": bytes_to_json(letter.value),
         "headers": [[name, bytes_to_json(value)] for name, value in letter.headers],
     }
-    return json.dumps(told)
+    return json.dumps(members)
 
 
 @contextmanager
 def show_progress(total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr where that is a terminal; told how many more are done."""
+    """Show a bar on stderr, if that is a terminal.
+
+    Args:
+        total: How many steps there are.
+
+    Yields:
+        The function to call with the number of further steps that are done.
+    """
     import sys
 
     if not sys.stderr.isatty():
-        yield lambda more: None
+        yield lambda steps: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
@@ -92,7 +102,7 @@ def show_progress(total: int) -> Iterator[Callable[[int], None]]:
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=total)
-        yield lambda more: bar.update(task, advance=more)
+        yield lambda steps: bar.update(task, advance=steps)
 
 
 def _format_bytes(data: bytes | None) -> str:

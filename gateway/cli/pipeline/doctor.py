@@ -1,4 +1,4 @@
-"""`gateway pipeline doctor`."""
+"""`gateway pipeline doctor`: find what makes a job slow or wrong."""
 
 from __future__ import annotations
 
@@ -23,12 +23,22 @@ def doctor(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME]", show_default=False, help="Of a job.", autocompletion=complete_job
+            metavar="[NAME]",
+            show_default=False,
+            help="The name of a job.",
+            autocompletion=complete_job,
         ),
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option("--config", "-c", metavar="FILE", exists=True, dir_okay=False),
+        typer.Option(
+            "--config",
+            "-c",
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="The configuration, in YAML.",
+        ),
     ] = None,
     source_file: Annotated[
         Path | None,
@@ -36,24 +46,28 @@ def doctor(
             "--from",
             metavar="FILE",
             exists=True,
-            help="Saved progress (JSON, one object or a list, or one a line), or an event log.",
+            help="Saved progress (JSON: an object, a list, or one per line) or an event log.",
         ),
     ] = None,
     cores: Annotated[
         int | None,
-        typer.Option(min=1, help="Of all executors, where the records do not say it."),
+        typer.Option(min=1, help="Cores of all executors, if the records do not say it."),
     ] = None,
     above: Annotated[
-        str, typer.Option(metavar="TIME", help="What is worth a name: so much of a batch.")
+        str,
+        typer.Option(metavar="TIME", help="Report causes that take at least this much of a batch."),
     ] = "500ms",
-    as_json: Annotated[bool, typer.Option("--json", help="A JSON object for each query.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per query.")
+    ] = False,
 ) -> None:
-    """Say what makes a job slow or wrong, what costs most first, with the evidence and what to
-    change. Exit code 1 if it is anything.
+    """Find what makes a job slow or wrong.
 
-    With NAME it reads what the running job tells of its latest 100 batches; its machine's files
-    suffice, also when it has ended. With --from it reads what was saved anywhere; NAME is then the
-    query, if there are several.
+    The causes are printed with the evidence and what to change, the most expensive first.
+
+    With NAME the command reads the progress of the job's latest 100 batches, which the job keeps in
+    a file on its machine; it works after the job has ended, too. With --from it reads progress that
+    was saved anywhere; NAME then chooses a query, if there are several.
 
     \b
     gateway pipeline doctor sessions -c gateway.yaml
@@ -62,23 +76,22 @@ def doctor(
     """
     if source_file is None and (name is None or config is None):
         raise typer.BadParameter("give NAME and --config, or --from FILE")
-    found = (
+    diagnoses = (
         _diagnose_file(source_file, name, cores, above)
         if source_file
         else _diagnose_job(name, config, cores, above)
     )
-    for at, each in enumerate(found):
-        _print_diagnosis(each, as_json=as_json, first=at == 0)
-    if any(each.causes for each in found):
+    for index, diagnosis in enumerate(diagnoses):
+        _print_diagnosis(diagnosis, as_json=as_json, first=index == 0)
+    if any(diagnosis.causes for diagnosis in diagnoses):
         raise typer.Exit(EXIT_FAILURE)
 
 
 def _print_diagnosis(diagnosis: Diagnosis, *, as_json: bool, first: bool) -> None:
-    from gateway.pipeline.doctor.report import render_text
-    from gateway.pipeline.doctor.report import to_json as plain
+    from gateway.pipeline.doctor.report import render_text, to_json
 
     if as_json:
-        typer.echo(json.dumps(plain(diagnosis)))
+        typer.echo(json.dumps(to_json(diagnosis)))
     else:
         typer.echo(("" if first else "\n") + render_text(diagnosis))
 
@@ -110,7 +123,7 @@ def _diagnose_job(
     records = read_records(path)
     if not records:
         what = "run it on this machine, or give --from with an event log or saved progress"
-        raise PipelineError(f"job '{name}' has told nothing yet ({path} is missing); {what}")
+        raise PipelineError(f"job '{name}' has no progress yet ({path} is missing); {what}")
     limits = _parse_limits(above)._replace(max_late_share=job.alert_late)
     return [diagnose(build_run(records, cores), limits)]
 

@@ -1,4 +1,4 @@
-"""What spark-submit runs: `gateway pipeline run` with the arguments behind it."""
+"""Run `gateway pipeline run` with this script's arguments. spark-submit runs it as the driver."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    # Our parent passes signals on to us: see gateway.pipeline.spark.submit (not imported yet).
+    # The submitting process forwards signals to this id: see gateway.pipeline.spark.submit.
     if file := os.environ.get("GATEWAY_DRIVER_PID_FILE"):
         Path(file).write_text(str(os.getpid()))
-    # The folder of this file is the first to be looked in; its names are not for others. For a
-    # moment that of the whole package takes its place: the archive for executors is on the path,
-    # too, and holds files that can be read only where they are files.
+    # sys.path begins with this script's folder, whose modules (`plan`, `state`) must not become
+    # top-level ones. For one import it is replaced by the folder of the package `gateway`: the
+    # archive for executors is on the path as well, and data files cannot be read from a zip.
     sys.path[0] = str(Path(__file__).resolve().parents[3])
     from gateway.cli import app
 

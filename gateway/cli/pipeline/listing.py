@@ -1,4 +1,4 @@
-"""`gateway pipeline list`."""
+"""`gateway pipeline list`: list the jobs of a configuration."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from .options import ConfigFileOption, JsonOption, load_pipelines
 
 
 def list_(config: ConfigFileOption, as_json: JsonOption = False) -> None:
-    """The jobs: what kind, from and to which topics, how often, what they promise, and how far
-    they are.
+    """List the jobs and their progress.
+
+    Each has its kind, topics, interval and guarantee, and how far it is.
 
     \b
     gateway pipeline list -c gateway.yaml
@@ -20,9 +21,9 @@ def list_(config: ConfigFileOption, as_json: JsonOption = False) -> None:
     from gateway.pipeline.listing import format_table, list_jobs
 
     _, pipelines = load_pipelines(config)
-    found = list_jobs(pipelines)
+    jobs = list_jobs(pipelines)
     if as_json:
-        for row in found:
+        for row in jobs:
             typer.echo(json.dumps(row._asdict()))
     else:
-        typer.echo(format_table(found))
+        typer.echo(format_table(jobs))

@@ -1,4 +1,4 @@
-"""Options that several commands have, and the settings they name."""
+"""Arguments that several pipeline commands share, and the settings that they name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ __all__ = [
 JobArgument = Annotated[
     str,
     typer.Argument(
-        metavar="NAME", show_default=False, help="Of a job.", autocompletion=complete_job
+        metavar="NAME",
+        show_default=False,
+        help="The name of a job.",
+        autocompletion=complete_job,
     ),
 ]
 JobsArgument = Annotated[
@@ -37,15 +40,26 @@ JobsArgument = Annotated[
     typer.Argument(
         metavar="NAME|all",
         show_default=False,
-        help="Of a job, or all of them.",
+        help="The name of a job, or all.",
         autocompletion=complete_job_or_all,
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="A JSON object for each line.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 
 
 def load_pipelines(file: Path) -> tuple[Settings, Pipelines]:
-    """The whole, and its pipelines. Raises ConfigError; PipelineError: there are none."""
+    """Load a configuration.
+
+    Args:
+        file: The configuration.
+
+    Returns:
+        The settings, and their section `pipelines`.
+
+    Raises:
+        ConfigError: The configuration is wrong.
+        PipelineError: It has no jobs.
+    """
     from gateway.config import load
 
     settings = load(file)
@@ -55,16 +69,24 @@ def load_pipelines(file: Path) -> tuple[Settings, Pipelines]:
 
 
 def find_job(pipelines: Pipelines, name: str) -> Job:
-    """By its name. Raises PipelineError, with the nearest one there is."""
+    """Return a job by its name.
+
+    Raises:
+        PipelineError: There is no such job; the message suggests another name.
+    """
     from gateway.config.source.expression import suggest
 
-    found = pipelines.find_job(name)
-    if found is None:
-        near = suggest(name, [job.name for job in pipelines.jobs], "see `gateway pipeline list`")
-        raise PipelineError(f"there is no job '{name}'; {near}")
-    return found
+    job = pipelines.find_job(name)
+    if job is None:
+        hint = suggest(name, [each.name for each in pipelines.jobs], "see `gateway pipeline list`")
+        raise PipelineError(f"there is no job '{name}'; {hint}")
+    return job
 
 
 def find_jobs(pipelines: Pipelines, name: str) -> list[Job]:
-    """One, or `all`. Raises PipelineError, with the nearest one there is."""
+    """Return the job with a name, or all jobs if the name is `all`.
+
+    Raises:
+        PipelineError: There is no such job; the message suggests another name.
+    """
     return list(pipelines.jobs) if name == "all" else [find_job(pipelines, name)]

@@ -1,4 +1,4 @@
-"""`gateway pipeline plan`."""
+"""`gateway pipeline plan`: compute the size of the cluster that a job needs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _SCALE = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 
 def _parse_number(text: str) -> float:
-    """`10M/s`, `1k`, `200GB`, `20%`: decimal."""
-    found = re.fullmatch(r"([\d_.]+)\s*([kKMGT]?)B?(?:/s)?(%?)", text.strip())
-    if found is None:
-        raise typer.BadParameter(f"'{text}' is no number; write such as 10M/s, 200GB, 20%")
-    return float(found[1]) * _SCALE[found[2].upper()] / (100 if found[3] else 1)
+    """Return the value of a text such as `10M/s`, `1k`, `200GB` or `20%`. Units are decimal."""
+    match = re.fullmatch(r"([\d_.]+)\s*([kKMGT]?)B?(?:/s)?(%?)", text.strip())
+    if match is None:
+        raise typer.BadParameter(f"'{text}' is not a number such as 10M/s, 200GB or 20%")
+    return float(match[1]) * _SCALE[match[2].upper()] / (100 if match[3] else 1)
 
 
 def _parse_duration(text: str) -> float:
@@ -32,84 +32,109 @@ def _parse_duration(text: str) -> float:
 
 def plan(
     kind: Annotated[
-        str, typer.Option(help="stateless, aggregate, sessions, join or enrich.")
+        str, typer.Option(help="Kind of job: stateless, aggregate, sessions, join or enrich.")
     ] = "stateless",
     events: Annotated[
-        float, typer.Option(parser=_parse_number, metavar="RATE", help="A second: 10M/s.")
+        float,
+        typer.Option(
+            parser=_parse_number, metavar="RATE", help="Events per second, such as 10M/s."
+        ),
     ] = "1000",  # type: ignore[assignment]
     state: Annotated[
-        float, typer.Option(parser=_parse_number, metavar="SIZE", help="All of it: 200GB.")
+        float,
+        typer.Option(
+            parser=_parse_number, metavar="SIZE", help="Size of the whole state, such as 200GB."
+        ),
     ] = "0",  # type: ignore[assignment]
     keys: Annotated[
-        float, typer.Option(parser=_parse_number, metavar="N", help="With state, or in use: 50M.")
+        float,
+        typer.Option(
+            parser=_parse_number, metavar="N", help="Keys with state, or in use, such as 50M."
+        ),
     ] = "0",  # type: ignore[assignment]
     sla: Annotated[
         float,
-        typer.Option(parser=_parse_duration, metavar="TIME", help="From event to output, p99."),
+        typer.Option(
+            parser=_parse_duration, metavar="TIME", help="p99 of the latency from event to output."
+        ),
     ] = "2s",  # type: ignore[assignment]
     output: Annotated[
-        float | None, typer.Option(parser=_parse_number, metavar="RATE", help="Rows a second.")
+        float | None,
+        typer.Option(parser=_parse_number, metavar="RATE", help="Output rows per second."),
     ] = None,
-    guarantee: Annotated[str, typer.Option(help="exactly-once or at-least-once.")] = "exactly-once",
-    cores: Annotated[int, typer.Option(min=1, help="Of an executor.")] = 8,
+    guarantee: Annotated[
+        str, typer.Option(help="Guarantee: exactly-once or at-least-once.")
+    ] = "exactly-once",
+    cores: Annotated[int, typer.Option(min=1, help="Cores per executor.")] = 8,
     executors: Annotated[
-        int | None, typer.Option(min=1, help="As many as there are; else computed.")
+        int | None, typer.Option(min=1, help="Number of executors.  [computed]")
     ] = None,
     memory: Annotated[
         float | None,
         typer.Option(
-            parser=_parse_number, metavar="SIZE", help="An executor's for state; else computed."
+            parser=_parse_number, metavar="SIZE", help="Memory for state per executor.  [computed]"
         ),
     ] = None,
     active: Annotated[
         float,
-        typer.Option(parser=_parse_number, metavar="SHARE", help="Of the state that is in use."),
+        typer.Option(
+            parser=_parse_number, metavar="SHARE", help="Share of the state that is in use."
+        ),
     ] = "20%",  # type: ignore[assignment]
     hot: Annotated[
-        float, typer.Option(parser=_parse_number, metavar="SHARE", help="Of events, of one key.")
+        float,
+        typer.Option(
+            parser=_parse_number, metavar="SHARE", help="Share of events that have the same key."
+        ),
     ] = "0%",  # type: ignore[assignment]
     bandwidth: Annotated[
         float,
         typer.Option(
-            parser=_parse_number, metavar="RATE", help="Of an executor, to the checkpoint."
+            parser=_parse_number, metavar="RATE", help="Bandwidth per executor to the checkpoint."
         ),
     ] = "500MB",  # type: ignore[assignment]
     gap: Annotated[
-        float, typer.Option(parser=_parse_duration, metavar="TIME", help="Of sessions.")
+        float, typer.Option(parser=_parse_duration, metavar="TIME", help="Gap that ends a session.")
     ] = "0s",  # type: ignore[assignment]
     watermark: Annotated[
-        float, typer.Option(parser=_parse_duration, metavar="TIME", help="Of sessions.")
+        float,
+        typer.Option(parser=_parse_duration, metavar="TIME", help="Watermark delay of sessions."),
     ] = "0s",  # type: ignore[assignment]
     max_length: Annotated[
-        float, typer.Option(parser=_parse_duration, metavar="TIME", help="Of sessions.")
+        float, typer.Option(parser=_parse_duration, metavar="TIME", help="Longest session.")
     ] = "0s",  # type: ignore[assignment]
     table: Annotated[
-        float, typer.Option(parser=_parse_number, metavar="SIZE", help="To enrich from: 500GB.")
+        float,
+        typer.Option(
+            parser=_parse_number,
+            metavar="SIZE",
+            help="Size of the table to enrich from, such as 500GB.",
+        ),
     ] = "0",  # type: ignore[assignment]
     staleness: Annotated[
-        float, typer.Option(parser=_parse_duration, metavar="TIME", help="Of values in caches.")
+        float,
+        typer.Option(parser=_parse_duration, metavar="TIME", help="Greatest age of cached values."),
     ] = "5s",  # type: ignore[assignment]
-    as_json: Annotated[bool, typer.Option("--json", help="A JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
 ) -> None:
-    """Say what a job needs: cores, executors, memory, partitions, checkpoint, restart.
+    """Compute what a job needs: cores, memory, partitions.
 
-    It multiplies what was measured on two cores (each line says from what), so that it is a first
-    guess, to be measured on the cluster itself. Exit code 1 where something is not on this design.
+    It also computes the size of the checkpoint and the time of a restart. The figures are
+    extrapolated from measurements on two cores (each line says from which), so measure again on
+    the cluster itself.
 
     \b
     gateway pipeline plan --kind sessions --events 10M/s --state 200GB --keys 1G --sla 1s
     gateway pipeline plan --kind enrich --events 100k/s --table 500GB --staleness 5s
     """
-    from gateway.pipeline.plan.report import render_text
-    from gateway.pipeline.plan.report import to_json as plain
-    from gateway.pipeline.plan.sizing import KINDS, JobRequirements
-    from gateway.pipeline.plan.sizing import build_plan as computed
+    from gateway.pipeline.plan.report import render_text, to_json
+    from gateway.pipeline.plan.sizing import KINDS, JobRequirements, build_plan
 
     if kind not in KINDS:
         raise typer.BadParameter(f"use one of {', '.join(KINDS)}", param_hint="--kind")
     if guarantee not in ("exactly-once", "at-least-once"):
         raise typer.BadParameter("use exactly-once or at-least-once", param_hint="--guarantee")
-    made = computed(
+    result = build_plan(
         JobRequirements(
             kind=kind, events=events, state=state, keys=keys, sla=sla, output=output,
             exactly_once=guarantee == "exactly-once", cores=cores, executors=executors,
@@ -117,6 +142,6 @@ def plan(
             watermark=watermark, max_length=max_length, table=table, staleness=staleness,
         )
     )  # fmt: skip
-    typer.echo(json.dumps(plain(made)) if as_json else render_text(made))
-    if made.refused:
+    typer.echo(json.dumps(to_json(result)) if as_json else render_text(result))
+    if result.refused:
         raise typer.Exit(EXIT_FAILURE)

@@ -1,4 +1,4 @@
-"""`gateway pipeline skew`."""
+"""`gateway pipeline skew`: measure how evenly a job's load is spread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LastOption = Annotated[
         "--last",
         min=1,
         max=10**8,
-        help="Records of each partition that are looked at, on the average: of busy ones more.",
+        help="Records that are read per partition, on average; busy partitions have more.",
     ),
 ]
 
@@ -26,8 +26,10 @@ def skew(
     last: LastOption = 10_000,
     as_json: JsonOption = False,
 ) -> None:
-    """Is the load of a job's inputs even, over partitions and over the keys that it gathers by?
-    With what to set where it is not. Reads the newest records; changes nothing.
+    """Measure the skew of a job's partitions and keys.
+
+    The keys are those that the job groups by. The report says what to set if the load is uneven.
+    The command reads the newest records, and changes nothing.
 
     \b
     gateway pipeline skew paid -c gateway.yaml
@@ -40,8 +42,8 @@ def skew(
     job = find_job(pipelines, name)
     spark = create_session(pipelines.spark, f"skew {name}")
     try:
-        found = measure_skew(spark, job, settings.clusters, settings.catalogs, last)
+        reports = measure_skew(spark, job, settings.clusters, settings.catalogs, last)
     finally:
         spark.stop()
-    for each in found:
-        typer.echo(json.dumps(each.to_json()) if as_json else render_report(each) + "\n")
+    for report in reports:
+        typer.echo(json.dumps(report.to_json()) if as_json else render_report(report) + "\n")

@@ -1,4 +1,4 @@
-"""`gateway pipeline state`."""
+"""`gateway pipeline state`: show the state of a job."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .options import ConfigFileOption, JobArgument, find_job, load_pipelines
 
 KeysOption = Annotated[
     int | None,
-    typer.Option("--keys", min=0, help="Read back how many keys there are, and show so many."),
+    typer.Option("--keys", min=0, help="Count the keys, and print this many of them."),
 ]
 VerifyOption = Annotated[
     bool,
-    typer.Option("--verify", help="Read every file that a restart needs; 1 if one is damaged."),
+    typer.Option("--verify", help="Read every file that a restart needs."),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def state(
@@ -29,10 +29,11 @@ def state(
     verify: VerifyOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """What a job remembers, by operator and partition: bytes, the newest snapshot and how many
-    changelogs a restart replays after it. The job may run meanwhile.
+    """Show the state of a job, and whether it is intact.
 
-    Of a checkpoint on this machine, without --keys, it needs neither Spark nor Java.
+    A line for each operator and partition has the bytes, the newest snapshot, and how many
+    changelogs a restart replays after it. The job may run meanwhile. If the checkpoint is on this
+    machine and --keys is not given, neither Spark nor Java is needed.
 
     \b
     gateway pipeline state sessions -c gateway.yaml
@@ -53,10 +54,12 @@ def state(
             spark = create_session(pipelines.spark, f"state {name}")
             stack.callback(spark.stop)
         files = location.open_current(root, name, spark)
-        deep = integrity.create_content_check(spark._jvm) if verify and spark is not None else None
-        found = report.read_state(files, name, verify=verify, check_content=deep)
+        check_content = (
+            integrity.create_content_check(spark._jvm) if verify and spark is not None else None
+        )
+        job_state = report.read_state(files, name, verify=verify, check_content=check_content)
         if keys is not None and spark is not None:
-            report.count_keys(spark, found, files.location, keys)
-    typer.echo(json.dumps(found.to_json()) if as_json else report.format_table(found))
-    if any(each.damage for each in found.partitions):
+            report.count_keys(spark, job_state, files.location, keys)
+    typer.echo(json.dumps(job_state.to_json()) if as_json else report.format_table(job_state))
+    if any(each.damage for each in job_state.partitions):
         raise typer.Exit(EXIT_FAILURE)

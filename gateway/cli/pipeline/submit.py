@@ -1,4 +1,4 @@
-"""`gateway pipeline submit`."""
+"""`gateway pipeline submit`: run jobs on a Spark cluster."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from .run import FreshOption
 
 MasterOption = Annotated[
     str | None,
-    typer.Option(metavar="URL", help="spark://host:port, k8s://.., yarn.  [pipelines.spark]"),
+    typer.Option(
+        metavar="URL", help="The cluster: spark://host:port, k8s://.., yarn.  [pipelines.spark]"
+    ),
 ]
 PrintOption = Annotated[
-    bool, typer.Option("--print", help="Only print the line.", show_default=False)
+    bool,
+    typer.Option("--print", help="Print the command line, and run nothing.", show_default=False),
 ]
 
 
@@ -27,12 +30,13 @@ def submit(
     fresh: FreshOption = False,
     print_only: PrintOption = False,
 ) -> None:
-    """Run jobs on a Spark cluster, by spark-submit: with the jars of the Kafka connector, this
-    package and the settings of the configuration; prints the line first.
+    """Run jobs on a Spark cluster, by spark-submit.
 
-    The driver runs here, and reads the configuration here. Nodes need a Python with what
-    gateway[pipeline] depends on (PYSPARK_PYTHON names it), and checkpoints must be where all of
-    them reach. SIGTERM and ^C end it after the batch that is under way, as they do `run`.
+    It passes the jars of the Kafka connector, this package and the settings of the configuration,
+    and prints the command line first. The driver runs on this machine and reads the configuration
+    here. The nodes need a Python with the dependencies of gateway[pipeline] (named by
+    PYSPARK_PYTHON), and access to the checkpoints. SIGTERM and ^C end the jobs after the present
+    batch, as with `run`.
 
     \b
     gateway pipeline submit all -c gateway.yaml --master spark://host:7077

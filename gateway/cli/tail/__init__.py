@@ -1,4 +1,10 @@
-"""`gateway tail`: a client of streams over SSE, WebSocket, or from topics directly."""
+"""`gateway tail`: follow a stream over SSE or WebSocket, or topics without a gateway.
+
+This module has the command. `target` parses what to follow, and `run` connects a source (`sse`,
+`websocket`, or `in_process` for topics) to a `follower`, which reconnects, counts and keeps the
+position. `printer` and `output` write records to stdout, `status` everything else to stderr. Start
+reading with `run`, then `follower`.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +33,7 @@ def tail(
         typer.Argument(
             metavar="URL|TOPIC",
             show_default=False,
-            help="http(s)://, ws(s)://, or topics of a Kafka, with commas.",
+            help="A stream: http(s)://, ws(s)://; or topics of a Kafka, separated by commas.",
         ),
     ],
     begin: Annotated[
@@ -36,7 +42,7 @@ def tail(
             "--from",
             metavar="WHERE",
             autocompletion=_complete_from,
-            help="live, earliest, -5m, an ISO 8601 time, or a position as ^C prints it.",
+            help="Start at live, earliest, -5m, an ISO 8601 time, or a position as ^C prints it.",
         ),
     ] = None,
     until: Annotated[
@@ -44,7 +50,7 @@ def tail(
         typer.Option(
             metavar="WHERE",
             autocompletion=_complete_until,
-            help="End there: latest, or a time as above.",
+            help="End at latest, or at a time as above.",
         ),
     ] = None,
     count: Annotated[
@@ -55,34 +61,41 @@ def tail(
         typer.Option(
             "--filter",
             metavar="FILTER",
-            help="Such as key=alice, /amount>=10, or JSON; repeated: all of them.",
+            help="Select records: key=alice, /amount>=10, or JSON; repeatable, all must match.",
         ),
     ] = None,
     fields: Annotated[
-        str | None, typer.Option(metavar="POINTERS", help="Only these: /id,/customer/name.")
+        str | None,
+        typer.Option(
+            metavar="POINTERS", help="Print only these fields, such as /id,/customer/name."
+        ),
     ] = None,
     style: Annotated[
         OutputFormat | None,
         typer.Option(
-            "--format", show_default=False, help="[default: pretty on a terminal, else json]"
+            "--format",
+            show_default=False,
+            help="Format of records.  [default: pretty on a terminal, else json]",
         ),
     ] = None,
     position: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", dir_okay=False, help="Keep the position there, and go on from it."
+            metavar="FILE",
+            dir_okay=False,
+            help="Keep the position in this file, and continue from it.",
         ),
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="A gap ends it with exit code 1, before the gap.")
+        bool, typer.Option("--strict", help="Fail at a gap; the position stays before it.")
     ] = False,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Nothing on stderr but errors.")
+        bool, typer.Option("--quiet", "-q", help="Print nothing but errors on stderr.")
     ] = False,
     headers: Annotated[
         list[str] | None,
         typer.Option(
-            "--header", "-H", metavar="'NAME: VALUE'", help="Of requests; may be repeated."
+            "--header", "-H", metavar="'NAME: VALUE'", help="Add a header to requests; repeatable."
         ),
     ] = None,
     token: Annotated[
@@ -90,29 +103,35 @@ def tail(
         typer.Option(
             metavar="JWT",
             envvar="GATEWAY_TOKEN",
-            help="As Authorization: Bearer.",
+            help="Send this token as Authorization: Bearer.",
             show_envvar=True,
         ),
     ] = None,
     cacert: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", exists=True, dir_okay=False, help="Trust these alone (PEM)."),
+        typer.Option(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="Trust only the certificates in this file (PEM).",
+        ),
     ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Take any certificate. Tokens may be stolen.")
+        bool, typer.Option("--insecure", help="Accept any certificate. Tokens may be stolen.")
     ] = False,
     servers: ServersOption = DEFAULT_SERVERS,
     config: KafkaConfigOption = None,
 ) -> None:
     """Follow a stream of a gateway, or topics of a Kafka without one.
 
-    Records go to stdout, all else to stderr. After a cut it connects again and goes on exactly
-    there. A gap (records that Kafka no longer has) is told; it fails only with --strict.
+    Records go to stdout, everything else to stderr. If the connection is lost, the command connects
+    again and continues exactly where it stopped. A gap (records that Kafka no longer has) is
+    reported; it is an error only with --strict.
 
     \b
     pretty  for people: time, partition:offset, key, value
-    json    for jq: one JSON a line, as the stream's NDJSON has it
-    value   the values alone, to the byte
+    json    for jq: one JSON value per line, as in the stream's NDJSON
+    value   only the values, byte for byte
 
     \b
     gateway tail http://localhost:8080/events/orders
@@ -121,8 +140,7 @@ def tail(
     gateway tail orders --servers localhost:9092 --from earliest --until latest | jq .value
     gateway tail orders --position orders.position --format value >> orders.jsonl
     """
-    from .run import TailOptions
-    from .run import run_tail as follow
+    from .run import TailOptions, run_tail
     from .target import Target
 
     try:
@@ -145,7 +163,7 @@ def tail(
         cacert=cacert,
         insecure=insecure,
     )
-    follow(replace(target, query=query), options)
+    run_tail(replace(target, query=query), options)
 
 
 def _parse_headers(texts: list[str], token: str | None) -> dict[str, str]:

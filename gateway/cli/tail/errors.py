@@ -1,4 +1,7 @@
-"""Answers that are no stream: what they say, and whether to ask again (RFC 9110, RFC 9457)."""
+"""Turn a response that is not a stream into an error: permanent, or worth another attempt.
+
+Statuses and `Retry-After` are those of RFC 9110, the JSON of errors that of RFC 9457.
+"""
 
 from __future__ import annotations
 
@@ -17,24 +20,31 @@ import httpx
 from .source import ConnectionLost, StreamRefused
 from .terminal import escape_controls
 
-RETRYABLE_STATUSES = (408, 425, 429)  # the only 4xx that another attempt may turn into a stream
-MAX_RETRY_AFTER_S = 3600.0  # seconds of a Retry-After that are believed
+RETRYABLE_STATUSES = (408, 425, 429)  # the 4xx after which another attempt may succeed
+MAX_RETRY_AFTER_S = 3600.0  # seconds; a longer Retry-After is shortened to this
 
 
 def build_error(
     status: int, headers: Mapping[str, str], body: bytes, *, hint: str = ""
 ) -> StreamRefused | ConnectionLost:
-    """The error for an answer that is no stream. hint: what to say behind a 404."""
-    what = escape_controls(_parse_detail(body)) or _get_reason_phrase(status)
+    """Return the error for a response that is not a stream.
+
+    Args:
+        status: The HTTP status.
+        headers: The headers, with names in lower case or a mapping that ignores case.
+        body: The body.
+        hint: What to append to the message of a 404.
+    """
+    detail = escape_controls(_parse_detail(body)) or _get_reason_phrase(status)
     if status in RETRYABLE_STATUSES or status >= 500:
         return ConnectionLost(
-            f"{status}: {what}", retry_after=parse_retry_after(headers.get("retry-after"))
+            f"{status}: {detail}", retry_after=parse_retry_after(headers.get("retry-after"))
         )
-    return StreamRefused(f"{status}: {what}{hint if status == 404 else ''}")
+    return StreamRefused(f"{status}: {detail}{hint if status == 404 else ''}")
 
 
 def parse_retry_after(text: str | None) -> float | None:
-    """Seconds, from a number of them or a date."""
+    """Return the seconds of a Retry-After, which is a number or a date; None if it is neither."""
     if text is None:
         return None
     if re.fullmatch(r"[0-9]{1,9}", text):
@@ -48,25 +58,37 @@ def parse_retry_after(text: str | None) -> float | None:
 
 
 def describe_cause(exc: BaseException) -> str:
-    """Why a connection failed: libraries wrap what the system said."""
-    found: BaseException | None = exc
-    seen: list[BaseException] = []
-    while found is not None and found not in seen:
-        seen.append(found)
-        if isinstance(found, ssl.SSLCertVerificationError):
-            return f"its certificate is refused ({found.verify_message}); see --cacert"
-        found = found.__cause__ or found.__context__
-    for each in seen:
+    """Return why a connection failed.
+
+    HTTP libraries wrap the error of the system, so the chain of causes is searched for it.
+    """
+    cause: BaseException | None = exc
+    chain: list[BaseException] = []
+    while cause is not None and cause not in chain:
+        chain.append(cause)
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return f"its certificate is refused ({cause.verify_message}); see --cacert"
+        cause = cause.__cause__ or cause.__context__
+    for each in chain:
         if isinstance(each, OSError) and each.strerror and each.errno:
             return os.strerror(each.errno) if each.errno > 0 else each.strerror
     return escape_controls(str(exc)) or type(exc).__name__
 
 
 async def suggest_path(http: httpx.AsyncClient, url: str, path: str) -> str:
-    """What a gateway that lists its streams at `url` has of a similar path; empty if none does."""
+    """Return a hint on the paths that a gateway has, for an unknown path.
+
+    Args:
+        http: The client to ask with.
+        url: Where the gateway lists its streams.
+        path: The path that it does not have.
+
+    Returns:
+        A similar path, else the first paths; empty if the gateway lists none.
+    """
     try:
-        answer = await http.get(url, headers={"Accept": "application/json"}, timeout=5)
-        paths = [str(path) for stream in answer.json()["streams"] for path in stream["paths"]]
+        response = await http.get(url, headers={"Accept": "application/json"}, timeout=5)
+        paths = [str(path) for stream in response.json()["streams"] for path in stream["paths"]]
     except (httpx.HTTPError, ValueError, LookupError, TypeError):
         return ""
     close = difflib.get_close_matches(path, [_fill_pattern(each, path) for each in paths], n=1)
@@ -76,26 +98,26 @@ async def suggest_path(http: httpx.AsyncClient, url: str, path: str) -> str:
 
 
 def _fill_pattern(pattern: str, path: str) -> str:
-    """/records/{topic} with what stands in this path at the place of its parameters."""
-    steps = path.split("/")
+    """Return a pattern whose parameters have the values that a path has in their place."""
+    segments = path.split("/")
     return "/".join(
-        steps[n] if step.startswith("{") and n < len(steps) else step
-        for n, step in enumerate(pattern.split("/"))
+        segments[n] if segment.startswith("{") and n < len(segments) else segment
+        for n, segment in enumerate(pattern.split("/"))
     )
 
 
 def _parse_detail(body: bytes) -> str:
     try:
-        told = json.loads(body)
+        problem = json.loads(body)
     except ValueError:
         return ""
-    if not isinstance(told, dict):
+    if not isinstance(problem, dict):
         return ""
-    return str(told.get("detail") or told.get("title") or "")
+    return str(problem.get("detail") or problem.get("title") or "")
 
 
 def _get_reason_phrase(status: int) -> str:
     try:
         return HTTPStatus(status).phrase
     except ValueError:
-        return "an answer that is no stream"
+        return "the response is not a stream"

@@ -1,4 +1,4 @@
-"""Server-sent events read as WHATWG HTML 9.2.6 says, from bytes cut anywhere."""
+"""Parse server-sent events (WHATWG HTML 9.2.6) from chunks of bytes that may end anywhere."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ _LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
 class EventReader:
-    """The events of one connection. retry: seconds, the last `retry:` there was."""
+    """The parser of one connection. `SseSource` creates one for each.
+
+    Attributes:
+        retry: The last `retry:` of the stream, in seconds; None if there was none.
+    """
 
     def __init__(self) -> None:
         self.retry: float | None = None
@@ -23,17 +27,19 @@ class EventReader:
         self._id: str | None = None
 
     def feed(self, chunk: bytes) -> list[StreamEvent]:
-        """The events that became whole by these bytes."""
-        items: list[StreamEvent] = []
+        """Return the events that are complete with these bytes."""
+        events: list[StreamEvent] = []
         for line in self._split_lines(chunk):
             if line:
                 self._parse_field(line)
                 continue
             if self._data:
-                items.append(StreamEvent(self._name or "message", b"\n".join(self._data), self._id))
+                events.append(
+                    StreamEvent(self._name or "message", b"\n".join(self._data), self._id)
+                )
                 self._id = None
             self._name, self._data = "", []
-        return items
+        return events
 
     def _split_lines(self, chunk: bytes) -> list[bytes]:
         text = self._buffer + chunk
@@ -48,7 +54,7 @@ class EventReader:
             self._after_cr = False
         if b"\r" in text:
             *lines, self._buffer = _LINE_END.split(text)
-            self._after_cr = text.endswith(b"\r")
+            self._after_cr = text.endswith(b"\r")  # an LF in the next chunk belongs to it
         else:
             *lines, self._buffer = text.split(b"\n")
         return lines

@@ -1,7 +1,7 @@
-"""A stream followed over all its connections: printed, counted, and gone on with exactly.
+"""Follow a stream over many connections: print its records, count them, keep the position.
 
-The position moves once what came before it is written. So it is what to start from again,
-whatever ends this process.
+The position advances only after everything before it was written to the output. So it is right to
+start from, however this process ends.
 """
 
 from __future__ import annotations
@@ -19,16 +19,28 @@ from .reconnect import ReconnectBackoff
 from .source import RECORD_EVENTS, ConnectionLost, StreamEvent, StreamSource
 from .status import StatusReporter, describe_gap
 
-FINAL_REASONS = {"until": None, "offset-out-of-range": "Kafka has not what comes next any more"}
-MISSING_RECORD_CODES = ("value-not-text", "value-invalid")  # an `error` in place of a record
+# Reasons of `end` after which there is nothing to reconnect for, with the error if it is one.
+FINAL_REASONS = {"until": None, "offset-out-of-range": "Kafka no longer has the next record"}
+MISSING_RECORD_CODES = ("value-not-text", "value-invalid")  # of an `error` instead of a record
 
 
 class StreamFollower:
-    """position: where to begin, None for where the query says; moves on.
-    count:    so many records and then the end.
-    strict:   a record that will not come is a failure, and the position stays before it.
-    absent:   what to say if there is no stream at first; None to wait for one, as long as the
-              server answers at all.
+    """The run of one stream from its start to its end. `run.run_tail` creates one.
+
+    Attributes:
+        position: Where the next connection starts; None for where the query says.
+        remaining: How many more records are wanted; None for all.
+
+    Args:
+        source: The stream.
+        printer: Formats its records.
+        output: Where they are written.
+        notes: Where everything else is reported.
+        position: The initial position.
+        count: How many records are wanted; None for all.
+        strict: A gap or a missing record is an error, and the position stays before it.
+        absent_message: The error if the first connection fails. None: it is one only if the server
+            was not reached, and otherwise the follower tries again.
     """
 
     def __init__(
@@ -52,12 +64,17 @@ class StreamFollower:
         self._strict = strict
         self._absent_message = absent_message
         self._reconnects = ReconnectBackoff()
-        self._was_opened = False
-        self._lines = bytearray()
-        self._reached_position = position
+        self._was_opened = False  # a connection has delivered something
+        self._lines = bytearray()  # formatted, and not written yet
+        self._reached_position = position  # after the last event of `_lines`
 
     async def run(self) -> None:
-        """Return when the stream is at its end. Raises GatewayError, Closed."""
+        """Return when the stream has ended.
+
+        Raises:
+            GatewayError: The stream cannot be followed.
+            OutputClosed: Nobody reads the output.
+        """
         while True:
             try:
                 if await self._follow_connection():
@@ -69,15 +86,24 @@ class StreamFollower:
                 await asyncio.sleep(wait)
 
     def _raise_if_never_opened(self, lost: ConnectionLost) -> None:
-        """A wrong address is a mistake to be told, not to be tried for ever."""
+        """Fail if there was never a stream: the address is probably wrong.
+
+        Raises:
+            GatewayError: There was none, and there is no reason to wait for it.
+        """
         if self._was_opened or (lost.was_reached and self._absent_message is None):
             return
-        what = self._absent_message or f"{lost}; is it running there?"
-        raise GatewayError(f"no stream from {self._source.display_name}: {what}") from lost
+        reason = self._absent_message or f"{lost}; is it running there?"
+        raise GatewayError(f"no stream from {self._source.display_name}: {reason}") from lost
 
     async def _follow_connection(self) -> bool:
-        items = self._source.iter_events(self.position, self.remaining)
-        async with contextlib.aclosing(items) as batches:
+        """Follow one connection and return whether the stream has ended.
+
+        Raises:
+            ConnectionLost: The connection has ended, and the stream has not.
+        """
+        events = self._source.iter_events(self.position, self.remaining)
+        async with contextlib.aclosing(events) as batches:
             async for batch in batches:
                 self._was_opened = True
                 self._reconnects.reset()
@@ -86,40 +112,47 @@ class StreamFollower:
         raise ConnectionLost("the connection was closed")
 
     async def _handle_batch(self, batch: list[StreamEvent]) -> bool:
-        """True at the end."""
-        for item in batch:
-            if item.name in RECORD_EVENTS:
-                self._lines += self._printer.format_line(item)
+        """Print and count events, and return whether the stream has ended."""
+        for event in batch:
+            if event.name in RECORD_EVENTS:
+                self._lines += self._printer.format_line(event)
                 if self.remaining is not None:
                     self.remaining -= 1
-            elif item.name != "position":
+            elif event.name != "position":
                 await self._flush_lines()
-                if self._handle_control_event(item):
+                if self._handle_control_event(event):
                     return True
-            self._reached_position = item.position or self._reached_position
+            self._reached_position = event.position or self._reached_position
             if self.remaining == 0:
                 break
         await self._flush_lines()
         return self.remaining == 0
 
     async def _flush_lines(self) -> None:
+        """Write what was formatted; the position follows only when that is done."""
         lines, self._lines = bytes(self._lines), bytearray()
         await self._output.write(lines)
         self.position = self._reached_position
 
-    def _handle_control_event(self, item: StreamEvent) -> bool:
-        told = _parse_object(item.data)
-        if self._strict and item.name == "gap":
-            raise GatewayError(f"{describe_gap(told)}; without --strict it is passed over")
-        if self._strict and item.name == "error" and told.get("code") in MISSING_RECORD_CODES:
-            raise GatewayError(f"{told.get('message')}")
-        self._notes.report_event(item, told)
-        if item.name == "begin":
-            self._printer.start_stream(list(told.get("partitions") or ()))
-        return item.name == "end" and self._handle_end(told, item.position)
+    def _handle_control_event(self, event: StreamEvent) -> bool:
+        """Report a control event, and return whether the stream has ended."""
+        data = _parse_object(event.data)
+        if self._strict and event.name == "gap":
+            raise GatewayError(f"{describe_gap(data)}; without --strict it is skipped")
+        if self._strict and event.name == "error" and data.get("code") in MISSING_RECORD_CODES:
+            raise GatewayError(f"{data.get('message')}")
+        self._notes.report_event(event, data)
+        if event.name == "begin":
+            self._printer.start_stream(list(data.get("partitions") or ()))
+        return event.name == "end" and self._handle_end(data, event.position)
 
     def _handle_end(self, data: dict[str, Any], position: str | None) -> bool:
-        """Raises Lost if the stream goes on elsewhere or later."""
+        """Handle `end`, and return True if it is the end of the stream.
+
+        Raises:
+            ConnectionLost: The stream can be continued by another connection.
+            GatewayError: It cannot.
+        """
         reason = str(data.get("reason"))
         self.position = self._reached_position = position or self._reached_position
         if reason not in FINAL_REASONS:
@@ -131,7 +164,7 @@ class StreamFollower:
 
 def _parse_object(data: bytes) -> dict[str, Any]:
     try:
-        told = json.loads(data)
+        value = json.loads(data)
     except ValueError:
-        told = None
-    return told if isinstance(told, dict) else {"data": data.decode(errors="replace")}
+        value = None
+    return value if isinstance(value, dict) else {"data": data.decode(errors="replace")}

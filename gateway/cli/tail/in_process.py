@@ -1,6 +1,6 @@
-"""Topics followed without a gateway in between: one with a single route, in this process.
+"""Follow topics by a gateway with a single route that runs in this process.
 
-What it says is what a gateway elsewhere would say, to the byte, resume tokens included.
+Its events are those of any other gateway, byte for byte, resume tokens included.
 """
 
 from __future__ import annotations
@@ -26,56 +26,70 @@ ROUTE_OPTIONS = {"format": "envelope", "clientFilters": True, "clientFields": Tr
 
 
 def build_settings(topics: Sequence[str], servers: Sequence[str], file: Path | None) -> Settings:
-    """One route of these topics. file: a configuration whose Kafka it is.
+    """Return settings with one route that serves these topics.
 
-    Raises ConfigError for the file, GatewayError for the servers.
+    Args:
+        topics: The topics.
+        servers: The brokers; ignored if there is a file.
+        file: A configuration whose Kafka is used; None for none.
+
+    Raises:
+        ConfigError: The file is wrong.
+        GatewayError: The servers are wrong, or the file has no Kafka for these topics.
     """
     route = {"when": [{"path": STREAM_PATH}], "with": {"topics": list(topics), **ROUTE_OPTIONS}}
-    text = {
+    document = {
         "name": "tail",
         "kafka": {"servers": list(servers), "topics": [{"name": name} for name in topics]},
         "routes": [route],
     }
     try:
-        made = config.loads(json.dumps(text))
+        settings = config.loads(json.dumps(document))
     except ConfigError as exc:
         reason = exc.problems[0].split(": ", 1)[-1]
         raise GatewayError(f"--servers {','.join(servers)}: {reason}") from None
     if file is None:
-        return made
+        return settings
     kafka = load_kafka(file, topics)
-    known = tuple(kafka.find_topic(name) or Topic(name=name) for name in topics)
-    kafka = kafka.model_copy(update={"topics": known, "bootstrap": ()})
-    return made.model_copy(update={"kafka": kafka})
+    configured = tuple(kafka.find_topic(name) or Topic(name=name) for name in topics)
+    kafka = kafka.model_copy(update={"topics": configured, "bootstrap": ()})
+    return settings.model_copy(update={"kafka": kafka})
 
 
 @contextlib.asynccontextmanager
 async def serve_in_process(settings: Settings) -> AsyncIterator[httpx.AsyncBaseTransport]:
-    """The way to a gateway that exists as long as the block."""
+    """Run a gateway while the block runs, and yield the transport to it."""
     app = create_app(settings)
     async with app.router.lifespan_context(app):
         yield InProcessTransport(app)
 
 
 class InProcessTransport(httpx.AsyncBaseTransport):
-    """Requests to an ASGI application, whose answers come as they are made (httpx's own waits
-    for their end)."""
+    """An httpx transport to an ASGI application that delivers a response while it is sent.
+
+    httpx's `ASGITransport` waits for the end of the response, which a stream does not have.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        answer = _ResponseStream(self._app, _build_scope(request))
+        """Send a request and return its response when that has started; the body follows.
+
+        Raises:
+            httpx.ReadError: The application failed before it.
+        """
+        stream = _ResponseStream(self._app, _build_scope(request))
         try:
-            start = await answer.next_message()
+            start = await stream.next_message()
         except BaseException:
-            await answer.aclose()
+            await stream.aclose()
             raise
-        return httpx.Response(start["status"], headers=start["headers"], stream=answer)
+        return httpx.Response(start["status"], headers=start["headers"], stream=stream)
 
 
 class _ResponseStream(httpx.AsyncByteStream):
-    """The application runs at most one message ahead of its reader."""
+    """A response of the application, which runs at most one message ahead of the reader."""
 
     def __init__(self, app: ASGIApp, scope: dict[str, Any]) -> None:
         self._messages: asyncio.Queue[Message] = asyncio.Queue(1)
@@ -85,16 +99,21 @@ class _ResponseStream(httpx.AsyncByteStream):
         await app(scope, _receive_nothing, self._messages.put)
 
     async def next_message(self) -> Message:
-        """Raises ReadError if the application ended, or failed, instead of a message."""
-        getting = asyncio.create_task(self._messages.get())
+        """Return the next ASGI message of the application.
+
+        Raises:
+            httpx.ReadError: The application has ended or failed instead.
+        """
+        get = asyncio.create_task(self._messages.get())
         try:
-            await asyncio.wait({getting, self._task}, return_when=asyncio.FIRST_COMPLETED)
-            if getting.done() or not self._messages.empty():
-                return await getting
+            await asyncio.wait({get, self._task}, return_when=asyncio.FIRST_COMPLETED)
+            # The last message may be in the queue when the application has ended.
+            if get.done() or not self._messages.empty():
+                return await get
         finally:
-            getting.cancel()
-        failed = self._task.exception()
-        raise httpx.ReadError(str(failed or "the stream ended")) from failed
+            get.cancel()
+        failure = self._task.exception()
+        raise httpx.ReadError(str(failure or "the stream ended")) from failure
 
     async def __aiter__(self) -> AsyncGenerator[bytes, None]:
         while True:
@@ -105,12 +124,13 @@ class _ResponseStream(httpx.AsyncByteStream):
                 return
 
     async def aclose(self) -> None:
+        """End the application's task; it sees that the client has left."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
 
 async def _receive_nothing() -> Message:
-    """It is asked whether the client is gone; then its task is cancelled."""
+    """Wait for ever: the request has no body, and its task is cancelled when the client leaves."""
     return await asyncio.Future[Message]()
 
 

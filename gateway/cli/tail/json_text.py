@@ -1,4 +1,7 @@
-"""JSON taken apart without reading it: the members' own text, to the last digit."""
+"""Split JSON into the texts of its members or elements.
+
+The texts are those of the input, so that numbers keep all digits and strings their escapes.
+"""
 
 from __future__ import annotations
 
@@ -10,34 +13,42 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 
 
 def split_members(text: str) -> dict[str, str]:
-    """The members of an object, each as its text. ValueError if it is none."""
-    found: dict[str, str] = {}
+    """Return the members of an object by name, each as its text.
+
+    Raises:
+        ValueError: The text is not a JSON object.
+    """
+    members: dict[str, str] = {}
     at = _skip_whitespace(text, _skip_bracket(text, "{"))
     while text[at] != "}":
         name, end = _DECODER.raw_decode(text, at)
         at = _skip_whitespace(text, _skip_whitespace(text, end) + 1)  # the colon
         _, end = _DECODER.raw_decode(text, at)
-        found[str(name)] = text[at:end]
+        members[str(name)] = text[at:end]
         at = _skip_comma(text, end)
-    return found
+    return members
 
 
 def split_elements(text: str) -> list[str]:
-    """The elements of an array, each as its text. ValueError if it is none."""
-    found: list[str] = []
+    """Return the elements of an array, each as its text.
+
+    Raises:
+        ValueError: The text is not a JSON array.
+    """
+    elements: list[str] = []
     at = _skip_whitespace(text, _skip_bracket(text, "["))
     while text[at] != "]":
         _, end = _DECODER.raw_decode(text, at)
-        found.append(text[at:end])
+        elements.append(text[at:end])
         at = _skip_comma(text, end)
-    return found
+    return elements
 
 
 def _skip_bracket(text: str, bracket: str) -> int:
-    json.loads(text)  # what follows may rely on it
+    json.loads(text)  # what follows relies on valid JSON
     at = _skip_whitespace(text, 0)
     if text[at] != bracket:
-        raise ValueError(f"not what begins with {bracket}")
+        raise ValueError(f"the text does not begin with {bracket}")
     return at + 1
 
 
@@ -48,5 +59,5 @@ def _skip_comma(text: str, end: int) -> int:
 
 def _skip_whitespace(text: str, at: int) -> int:
     match = _SPACE.match(text, at)
-    assert match is not None  # it matches the empty text, too
+    assert match is not None  # the pattern also matches the empty text
     return match.end()

@@ -1,4 +1,4 @@
-"""Standard output that blocks nobody, and says when its reader has gone away."""
+"""Write to standard output without blocking the event loop, and notice when its reader ends."""
 
 from __future__ import annotations
 
@@ -7,25 +7,32 @@ import os
 import select
 import stat
 
-PIPE_BUF = 4096  # bytes; a pipe that is writable takes so many at once (POSIX)
+PIPE_BUF = 4096  # bytes that a writable pipe accepts without blocking (POSIX)
 
 
 class OutputClosed(Exception):
-    """Nobody reads any more, as after `| head`."""
+    """The reader of the output has ended, as after `| head`."""
 
 
 class OutputWriter:
-    """Writes to a descriptor that others may share: it is left blocking, and written to only
-    when it is ready, so that ^C and the network are never kept waiting by a full pipe."""
+    """The writer of a file descriptor.
+
+    Other processes may share the descriptor, so it is not set to non-blocking. Instead it is
+    written to only when it is ready, so that a full pipe never delays ^C or the network.
+    """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        kind = os.fstat(fd).st_mode
-        self._is_pipe = stat.S_ISFIFO(kind)
-        self._must_poll = self._is_pipe or stat.S_ISSOCK(kind) or os.isatty(fd)
+        mode = os.fstat(fd).st_mode
+        self._is_pipe = stat.S_ISFIFO(mode)
+        self._must_poll = self._is_pipe or stat.S_ISSOCK(mode) or os.isatty(fd)
 
     async def write(self, data: bytes) -> None:
-        """Raises Closed."""
+        """Write all data.
+
+        Raises:
+            OutputClosed: The reader has ended.
+        """
         view = memoryview(data)
         try:
             while view:
@@ -39,11 +46,10 @@ class OutputWriter:
             raise OutputClosed from None
 
     async def wait_closed(self) -> None:
-        """Return when the reader has gone, also with nothing to write. Only pipes tell."""
+        """Return when the reader of a pipe has ended; never if the output is not a pipe."""
         if self._is_pipe:
-            await self._wait_ready(
-                for_read=True
-            )  # the writing end of a pipe is readable in error only
+            # The writing end of a pipe becomes readable only by an error.
+            await self._wait_ready(for_read=True)
         else:
             await asyncio.get_running_loop().create_future()
 

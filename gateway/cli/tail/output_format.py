@@ -1,4 +1,7 @@
-"""The names of the formats that lines of output have; see `printing`."""
+"""Name the formats of records on standard output.
+
+A module of its own, so that `--help` does not import what formats them (see `printer`).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ from enum import StrEnum
 
 
 class OutputFormat(StrEnum):
+    """The values of `--format`."""
+
     PRETTY = "pretty"
     JSON = "json"
     VALUE = "value"

@@ -1,4 +1,4 @@
-"""A position kept in a file, for the next start."""
+"""Keep a position in a file, for the next start."""
 
 from __future__ import annotations
 
@@ -12,15 +12,22 @@ _TOKEN = re.compile(r"[!-~]+")
 
 
 class PositionFile:
-    """The file is replaced as a whole: whoever reads it finds the old position or the new one."""
+    """The file of a position. It is replaced as a whole, so it always has a complete position.
+
+    Attributes:
+        path: The file.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._stored: str | None = None
 
     def read(self) -> str | None:
-        """None if there is none yet. Raises GatewayError if what is there is no position, and
-        where none could be kept."""
+        """Return the position; None if there is no file yet, or it is empty.
+
+        Raises:
+            GatewayError: The file has no position, or none can be written later.
+        """
         if not os.access(self.path.parent, os.W_OK):
             raise GatewayError(f"cannot keep a position in {self.path.parent}; it is not writable")
         try:
@@ -28,24 +35,30 @@ class PositionFile:
         except FileNotFoundError:
             return None
         except (OSError, UnicodeDecodeError) as exc:
-            raise GatewayError(f"cannot read the position of {self.path}: {exc}") from exc
+            raise GatewayError(f"cannot read the position in {self.path}: {exc}") from exc
         if text and not _TOKEN.fullmatch(text):
-            raise GatewayError(f"{self.path} holds no position; name another file, or delete it")
+            raise GatewayError(
+                f"{self.path} does not hold a position; name another file, or delete it"
+            )
         self._stored = text or None
         return self._stored
 
     def write(self, position: str | None) -> None:
-        """Raises GatewayError if it cannot be written."""
+        """Replace the position, if it has changed; None is ignored.
+
+        Raises:
+            GatewayError: The file cannot be written.
+        """
         if position is None or position == self._stored:
             return
-        beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
-            with beside.open("w") as file:
+            with temporary.open("w") as file:
                 file.write(position + "\n")
                 file.flush()
                 os.fsync(file.fileno())
-            beside.replace(self.path)
+            temporary.replace(self.path)
         except OSError as exc:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise GatewayError(f"cannot keep the position in {self.path}: {exc.strerror}") from exc
         self._stored = position

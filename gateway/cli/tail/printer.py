@@ -1,9 +1,10 @@
-"""Records as lines of standard output.
+"""Format records as lines of standard output.
 
-pretty: for people. Time, place, key and value of an `envelope`; of any other format the value.
-json:   for jq. One JSON a line, the same line that the stream has as NDJSON.
-value:  for whoever wants the values, to the byte; a tombstone has none. An `envelope` is
-        unpacked; whatever else the route makes of a record is the value.
+pretty: For people. Time, partition:offset, key and value of the format `envelope`; of other formats
+        the whole event.
+json:   For jq. One JSON value per line: the line that the stream has as NDJSON.
+value:  Only the values, byte for byte; a tombstone has none. An `envelope` is unpacked; with other
+        formats, the whole event is the value.
 """
 
 from __future__ import annotations
@@ -25,7 +26,13 @@ _LINE_BREAKS = bytes.maketrans(b"\r\n", b"  ")
 
 
 class Printer:
-    """tty: the lines are for a terminal; nothing it would obey is passed on."""
+    """The formatter of a stream's records.
+
+    Args:
+        style: The format.
+        tty: The output is a terminal: escape what it would take as a command.
+        colours: The colours to use.
+    """
 
     def __init__(self, style: OutputFormat, *, tty: bool, colours: Colours = NO_COLOURS) -> None:
         lines = {
@@ -39,10 +46,14 @@ class Printer:
         self._topics: frozenset[str] = frozenset()
 
     def start_stream(self, topics: list[str]) -> None:
-        """Of the stream that follows: what looks like an envelope of these is one."""
+        """Begin a stream of these topics.
+
+        Only an event that names one of them is taken for an envelope: records may look like one.
+        """
         self._topics = frozenset(topics)
 
     def format_line(self, event: StreamEvent) -> bytes:
+        """Return the line of a record with its end; empty for a tombstone in the format `value`."""
         line = self._format(event)
         if self._tty and line:
             return escape_controls(line.decode(errors="replace"), allowed="\n\t").encode()
@@ -57,23 +68,23 @@ class Printer:
             orjson.loads(event.data)
         except orjson.JSONDecodeError:
             return orjson.dumps(event.data.decode(errors="replace")) + b"\n"
-        return event.data.translate(_LINE_BREAKS) + b"\n"  # within its strings there is none
+        return event.data.translate(_LINE_BREAKS) + b"\n"  # JSON strings contain no line breaks
 
     def _format_value(self, event: StreamEvent) -> bytes:
-        told = self._parse_envelope(event)
-        if told is not None:
-            value = told["value"]
+        envelope = self._parse_envelope(event)
+        if envelope is not None:
+            value = envelope["value"]
             return b"" if value is None else _decode_value(value) + b"\n"
         return b"" if event.name == "delete" else event.data + b"\n"
 
     def _format_pretty(self, event: StreamEvent) -> bytes:
-        told = self._parse_envelope(event)
-        if told is not None:
-            value = told["value"]
+        envelope = self._parse_envelope(event)
+        if envelope is not None:
+            value = envelope["value"]
             parts = [
-                self._paint_time(told["timestamp"]),
-                self._paint_offset(told),
-                self._paint_text(told["key"], "-"),
+                self._paint_time(envelope["timestamp"]),
+                self._paint_offset(envelope),
+                self._paint_text(envelope["key"], "-"),
             ]
             parts.append(self._paint_deleted() if value is None else self._paint_value(value))
         elif event.name == "delete":
@@ -86,7 +97,7 @@ class Printer:
     # parts of a pretty line
 
     def _paint_time(self, timestamp: int) -> str:
-        """As clocks here show it; dashes for a record without a time."""
+        """Return a timestamp in local time; dashes for a record without one."""
         try:
             at = datetime.fromtimestamp(timestamp / 1000) if timestamp >= 0 else None
         except (ValueError, OverflowError, OSError):  # past the year 9999
@@ -103,7 +114,7 @@ class Printer:
         )
 
     def _paint_text(self, value: str | dict[str, str] | None, placeholder: str) -> str:
-        """By the envelope's rule: text, or bytes as base64."""
+        """Return a key or value of an envelope: text, or an object with bytes in base64."""
         if value is None:
             return paint(placeholder, "dim", self._colours)
         if isinstance(value, dict):
@@ -126,10 +137,11 @@ class Printer:
         if not event.data.startswith(b'{"topic":'):
             return None
         try:
-            told = orjson.loads(event.data)
+            value = orjson.loads(event.data)
         except orjson.JSONDecodeError:
             return None
-        return told if told.keys() == _ENVELOPE_KEYS and told["topic"] in self._topics else None
+        is_envelope = value.keys() == _ENVELOPE_KEYS and value["topic"] in self._topics
+        return value if is_envelope else None
 
 
 def _decode_value(value: str | dict[str, str]) -> bytes:

@@ -1,7 +1,8 @@
-"""When to connect again.
+"""Compute how long to wait before the next connection.
 
-First after what the server asked for (`retry:`), then twice as long each time, drawn at random
-below that so that many clients do not come at once. `Retry-After` is never undercut.
+The first delay is the one that the server asks for (`retry:`). It doubles with each failed attempt,
+with jitter, so that many clients do not reconnect at the same time. A delay is never shorter than
+`Retry-After`.
 """
 
 from __future__ import annotations
@@ -10,27 +11,39 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gateway.core.backoff import BackoffPolicy
+
 INITIAL_DELAY_S, MAX_DELAY_S = 1.0, 30.0  # seconds
 
 
 @dataclass
 class ReconnectBackoff:
-    """failures: attempts since a stream was last open. random: draws from [0, 1)."""
+    """The delays of one stream.
+
+    Attributes:
+        random: Returns a random number from 0 (inclusive) to 1 (exclusive).
+        failures: The number of attempts since the stream was last open.
+    """
 
     random: Callable[[], float] = random.random
     failures: int = 0
 
     def reset(self) -> None:
+        """Record that the stream is open."""
         self.failures = 0
 
     def next_delay(self, retry: float | None, retry_after: float | None) -> float:
-        """Seconds until the next attempt. retry: as told in the stream; after: as told by an
-        answer that was none."""
+        """Return the seconds until the next attempt, and count it.
+
+        Args:
+            retry: The `retry:` of the stream in seconds; None if there was none.
+            retry_after: The `Retry-After` of a response that was not a stream, in seconds; or None.
+        """
         first = INITIAL_DELAY_S if retry is None else retry
         if self.failures == 0:
-            wait = first
+            delay = first
         else:
-            bound = min(MAX_DELAY_S, max(first, 0.1) * 2.0 ** min(self.failures, 16))
-            wait = bound * (0.5 + 0.5 * self.random())
+            policy = BackoffPolicy(2 * max(first, 0.1), MAX_DELAY_S)
+            delay = policy.compute_delay(self.failures, self.random)
         self.failures += 1
-        return max(wait, retry_after or 0.0)
+        return max(delay, retry_after or 0.0)

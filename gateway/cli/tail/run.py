@@ -1,4 +1,4 @@
-"""One `gateway tail`, from its options to its exit code."""
+"""Run `gateway tail`: choose the source, follow it, keep the position, handle signals."""
 
 from __future__ import annotations
 
@@ -27,13 +27,25 @@ from .target import Target
 from .terminal import select_colours
 
 SAVE_INTERVAL_S = 1.0  # seconds between two writes of the position
-MAX_PRINTED_POSITION_CHARS = 4096  # characters of a position that may be shown
-NO_KAFKA_MESSAGE = "this Kafka does not answer, or refuses us; see --servers and --config"
+MAX_PRINTED_POSITION_CHARS = 4096  # a longer position is not printed for --from
+NO_KAFKA_MESSAGE = "this Kafka does not answer or refuses access; see --servers and --config"
 
 
 @dataclass(frozen=True)
 class TailOptions:
-    """servers, config: where topics are. cacert: a file. insecure: no certificate is checked."""
+    """The options of the command, apart from what to follow.
+
+    Attributes:
+        servers: The brokers of topics.
+        config: A configuration whose Kafka is used instead of `servers`.
+        style: The format of records; None for pretty on a terminal, else json.
+        quiet: Report nothing on stderr but errors.
+        strict: A gap is an error.
+        position: The file of the position.
+        headers: Headers of every request.
+        cacert: A file with the only authorities to trust.
+        insecure: Accept any certificate.
+    """
 
     servers: Sequence[str] = ()
     config: Path | None = None
@@ -47,20 +59,27 @@ class TailOptions:
 
 
 def run_tail(target: Target, options: TailOptions) -> None:
-    """Follow it until its end, until standard output is closed, or SIGTERM.
+    """Follow a target until it ends, standard output is closed, or SIGTERM arrives.
 
-    Raises GatewayError, and KeyboardInterrupt after saying how to go on.
+    Args:
+        target: What to follow.
+        options: How to follow it.
+
+    Raises:
+        GatewayError: It cannot be followed.
+        KeyboardInterrupt: ^C was pressed; how to continue has been reported.
     """
     asyncio.run(_TailSession(target, options).run())
 
 
 class _TailSession:
+    """The run of one command."""
+
     def __init__(self, target: Target, options: TailOptions) -> None:
         self._target = target
         self._options = options
         self._notes = StatusReporter(quiet=options.quiet, colours=select_colours(sys.stderr))
         self._position_file = PositionFile(options.position) if options.position else None
-        self._is_ending = False
 
     async def run(self) -> None:
         query = self._target.query
@@ -82,10 +101,10 @@ class _TailSession:
             await self._follow(follower, output)
 
     async def _follow(self, follower: StreamFollower, output: OutputWriter) -> None:
-        """The position is kept whatever happens."""
+        """Run the follower until one of the tasks ends; save the position in any case."""
         tasks = [
-            asyncio.ensure_future(work)
-            for work in (
+            asyncio.ensure_future(coro)
+            for coro in (
                 follower.run(),
                 output.wait_closed(),
                 self._save_position_periodically(follower),
@@ -119,12 +138,14 @@ class _TailSession:
     def _report_how_to_resume(self, position: str | None) -> None:
         if self._position_file is not None:
             self._notes.report(
-                f"the same command goes on here, from the position in {self._position_file.path}"
+                f"to go on here, run the same command; {self._position_file.path} has the position"
             )
         elif position is not None and len(position) <= MAX_PRINTED_POSITION_CHARS:
             self._notes.report(f"to go on here: --from {position}")
         elif position is not None:
-            self._notes.report("to go on where it stopped, use --position FILE from the start")
+            self._notes.report(
+                "the position is too long to print; to go on where it stopped, use --position FILE"
+            )
 
     # sources
 
@@ -160,25 +181,31 @@ class _TailSession:
         options, topics = self._options, self._target.topics
         settings = build_settings(topics, options.servers, options.config)
         target = replace(self._target, scheme="http", location="in-process", path=STREAM_PATH)
-        shown = ",".join(settings.clusters[""].servers)
+        display_name = ",".join(settings.clusters[""].servers)
         if options.quiet:
             logging.getLogger().addHandler(logging.NullHandler())
-        logging.getLogger("aiokafka").addHandler(logging.NullHandler())  # ours are enough
+        logging.getLogger("aiokafka").addHandler(
+            logging.NullHandler()
+        )  # the gateway reports the same
         logging.getLogger("gateway.kafka.client.outages").addFilter(_is_not_topic_error)
         async with serve_in_process(settings) as transport:
-            source = SseSource(target, headers={}, transport=transport, display_name=shown)
+            source = SseSource(target, headers={}, transport=transport, display_name=display_name)
             try:
                 yield source
             finally:
                 await source.close()
 
     def _create_ssl_context(self) -> ssl.SSLContext:
-        """Of the system's certificates, or those of the file alone."""
+        """Return a context that trusts the system's authorities, or only those of --cacert.
+
+        Raises:
+            GatewayError: The file has no certificates.
+        """
         cacert = self._options.cacert
         try:
             context = ssl.create_default_context(cafile=str(cacert) if cacert else None)
         except (OSError, ssl.SSLError) as exc:
-            raise GatewayError(f"--cacert {cacert}: no certificates in PEM ({exc})") from exc
+            raise GatewayError(f"--cacert {cacert}: it has no certificates in PEM ({exc})") from exc
         if self._options.insecure:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
@@ -186,5 +213,5 @@ class _TailSession:
 
 
 def _is_not_topic_error(record: logging.LogRecord) -> bool:
-    """Return whether a line of the log says more than the answer of the stream does."""
+    """Return False for log lines about a topic: the response of the stream says the same."""
     return getattr(record, "cause", None) not in (Cause.UNKNOWN_TOPIC, Cause.DENIED)

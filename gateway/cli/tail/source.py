@@ -1,4 +1,4 @@
-"""What a stream brings, whatever carries it, and how it may end."""
+"""Define what all sources of a stream have in common: events, and how a connection ends."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ from typing import NamedTuple, Protocol
 
 from gateway.errors import GatewayError
 
-RECORD_EVENTS = ("message", "delete")
+RECORD_EVENTS = ("message", "delete")  # the names of events that are records
 
 
 class StreamEvent(NamedTuple):
-    """One event. name: `message`, `delete`, or a control event's. data: of a record what the
-    route's format makes of it, else JSON. position: after it, where it says so."""
+    """One event.
+
+    Attributes:
+        name: `message`, `delete`, or the name of a control event.
+        data: A record in the route's format; JSON for other events.
+        position: The position after the event; None if it has none.
+    """
 
     name: str
     data: bytes
@@ -20,10 +25,11 @@ class StreamEvent(NamedTuple):
 
 
 class StreamSource(Protocol):
-    """A stream that can be connected to again and again.
+    """A stream that can be connected to many times.
 
-    retry: seconds after which to come back, as the server said last; None if it did not.
-    shown: where that is, for messages.
+    Attributes:
+        retry: The last `retry:` of the server, in seconds; None if there was none.
+        display_name: Where the stream is, for messages; without credentials.
     """
 
     retry: float | None
@@ -32,24 +38,33 @@ class StreamSource(Protocol):
     def iter_events(
         self, position: str | None, remaining: int | None
     ) -> AsyncGenerator[list[StreamEvent], None]:
-        """One connection, from this position on; `left`: so many records are wanted at most.
+        """Connect, and yield events in batches until the connection ends.
 
-        Raises Refused if there is no use in trying again, Lost when it is over otherwise.
+        Args:
+            position: Where to start; None for where the query says.
+            remaining: How many records are wanted at most; None for all.
+
+        Raises:
+            StreamRefused: Another attempt would not help.
+            ConnectionLost: The connection has ended otherwise.
         """
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Close what the connections share."""
+        ...
 
 
 class StreamRefused(GatewayError):
-    """The server will not give this stream; asking again would not help."""
+    """The server refuses this stream, and another attempt would not help."""
 
 
 class ConnectionLost(Exception):
-    """A connection is over.
+    """A connection has ended, or could not be established.
 
-    after:    seconds to wait at least, if the server said so (Retry-After).
-    answered: the server was there; else the address may be wrong.
+    Attributes:
+        retry_after: Seconds to wait at least (`Retry-After`); None if the server does not say.
+        was_reached: The server answered; if not, the address may be wrong.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A stream by server-sent events."""
+"""Follow a stream over server-sent events."""
 
 from __future__ import annotations
 
@@ -12,13 +12,21 @@ from .event_reader import EventReader
 from .source import ConnectionLost, StreamEvent, StreamRefused
 from .target import Target
 
-CONNECT_TIMEOUT_S = 10.0  # seconds
-IDLE_TIMEOUT_S = 60.0  # seconds; the gateway writes every 15 unless a route says otherwise
-MAX_ERROR_BODY_BYTES = 64 * 1024  # bytes of an error that are read
+CONNECT_TIMEOUT_S = 10.0
+IDLE_TIMEOUT_S = 60.0  # four heartbeats of a route with the default interval
+MAX_ERROR_BODY_BYTES = 64 * 1024  # reading an error response stops after so many
 
 
 class SseSource:
-    """headers: on every request. transport: another way than the network."""
+    """A `StreamSource` over SSE.
+
+    Args:
+        target: The stream.
+        headers: Headers of every request.
+        tls: The TLS context; True for httpx's default.
+        transport: A transport other than the network, for a gateway in this process.
+        display_name: Where the stream is, for messages; by default its host.
+    """
 
     def __init__(
         self,
@@ -41,40 +49,57 @@ class SseSource:
         )
 
     async def close(self) -> None:
+        """Close the HTTP client."""
         await self._http.aclose()
 
     async def iter_events(
         self, position: str | None, remaining: int | None
     ) -> AsyncGenerator[list[StreamEvent], None]:
+        """Connect, and yield events; see `StreamSource`.
+
+        `remaining` is not used, because SSE has no credit.
+
+        Raises:
+            StreamRefused: Another attempt would not help.
+            ConnectionLost: The connection has ended otherwise.
+        """
         url = self._target.build_url(self._target.query.encode(position))
-        own = {"Accept": "text/event-stream", "Cache-Control": "no-store"}
+        headers = {"Accept": "text/event-stream", "Cache-Control": "no-store"}
         if position is not None:
-            own["Last-Event-ID"] = position
+            headers["Last-Event-ID"] = position
         reader = EventReader()
         try:
-            async with self._http.stream("GET", url, headers=own) as answer:
-                await self._check_response(answer)
-                async for chunk in answer.aiter_raw():
-                    items = reader.feed(chunk)
+            async with self._http.stream("GET", url, headers=headers) as response:
+                await self._check_response(response)
+                async for chunk in response.aiter_raw():
+                    events = reader.feed(chunk)
                     self.retry = reader.retry if reader.retry is not None else self.retry
-                    if items:
-                        yield items
+                    if events:
+                        yield events
         except httpx.ReadTimeout:
-            raise ConnectionLost(f"nothing heard for {IDLE_TIMEOUT_S:.0f} s") from None
+            raise ConnectionLost(f"nothing received for {IDLE_TIMEOUT_S:.0f} s") from None
         except httpx.TransportError as exc:
-            away = isinstance(exc, httpx.ConnectError | httpx.ConnectTimeout | httpx.ProxyError)
-            raise ConnectionLost(describe_cause(exc), was_reached=not away) from exc
-        except httpx.RequestError as exc:  # redirects without end
+            unreachable = isinstance(
+                exc, httpx.ConnectError | httpx.ConnectTimeout | httpx.ProxyError
+            )
+            raise ConnectionLost(describe_cause(exc), was_reached=not unreachable) from exc
+        except httpx.RequestError as exc:  # such as too many redirects
             raise StreamRefused(f"{self.display_name}: {exc}") from exc
         raise ConnectionLost("the connection was closed")
 
     async def _check_response(self, response: httpx.Response) -> None:
-        kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if response.status_code == 200 and kind == "text/event-stream":
+        """Check that a response is a stream of events.
+
+        Raises:
+            StreamRefused: It is not, and another attempt would not help.
+            ConnectionLost: It is an error that may pass.
+        """
+        media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if response.status_code == 200 and media_type == "text/event-stream":
             return
         if response.status_code == 200:
             raise StreamRefused(
-                f"{response.url.path} answers with {kind or 'something'}, not with a stream"
+                f"{response.url.path} answers with {media_type or 'something'}, not with a stream"
                 + await suggest_path(
                     self._http, self._target.build_url(path="/"), self._target.path
                 )

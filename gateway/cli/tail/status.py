@@ -1,4 +1,4 @@
-"""What is no record, as lines of standard error."""
+"""Report on standard error what happens to a stream, apart from its records."""
 
 from __future__ import annotations
 
@@ -10,15 +10,23 @@ from typing import Any
 from .source import StreamEvent
 from .terminal import Colours, escape_controls, paint
 
-MAX_SHOWN_PARTITIONS = 8
+MAX_SHOWN_PARTITIONS = 8  # pending partitions that are named
 
 
 class StatusReporter:
+    """The writer of lines to standard error.
+
+    Args:
+        quiet: Write nothing.
+        colours: The colours to use.
+    """
+
     def __init__(self, *, quiet: bool, colours: Colours) -> None:
         self._quiet = quiet
         self._colours = colours
 
     def report(self, text: str, tone: str = "dim") -> None:
+        """Write a line; its colour is that of the tone. Failures to write are ignored."""
         if not self._quiet:
             with contextlib.suppress(OSError):
                 print(
@@ -26,14 +34,19 @@ class StatusReporter:
                 )
 
     def report_event(self, event: StreamEvent, data: dict[str, Any]) -> None:
-        """A control event; `position` is silent."""
+        """Write a line about a control event, except `position` and `end`.
+
+        Args:
+            event: The event.
+            data: Its parsed data.
+        """
         match event.name:
             case "begin":
                 self.report(_describe_begin(data))
             case "ready":
-                about = " (found by time)" if data.get("resolved") == "approximate" else ""
+                note = " (found by time)" if data.get("resolved") == "approximate" else ""
                 self.report(
-                    f"{_format_partition(data)} is ready at {data.get('offset')}{about}", "good"
+                    f"{_format_partition(data)} is ready at {data.get('offset')}{note}", "good"
                 )
             case "gap":
                 self.report(describe_gap(data), "warn")
@@ -46,8 +59,9 @@ class StatusReporter:
 
 
 def describe_gap(data: dict[str, Any]) -> str:
+    """Return the text about a gap event with this data."""
     if data.get("topic") is None:
-        return f"gap: what was missed is not known ({data.get('reason')})"
+        return f"gap: it is not known what was missed ({data.get('reason')})"
     span = f"from offset {data.get('from')} to {data.get('to')}"
     return f"gap in {_format_partition(data)} {span} ({data.get('reason')})"
 
@@ -60,11 +74,8 @@ def _describe_begin(data: dict[str, Any]) -> str:
     pending = [_format_partition(each) for each in data.get("pending") or ()]
     if not pending:
         return f"following {topics}"
-    more = (
-        ""
-        if len(pending) <= MAX_SHOWN_PARTITIONS
-        else f" and {len(pending) - MAX_SHOWN_PARTITIONS} more"
-    )
+    unnamed = len(pending) - MAX_SHOWN_PARTITIONS
+    more = f" and {unnamed} more" if unnamed > 0 else ""
     return f"following {topics}; not ready yet: {', '.join(pending[:MAX_SHOWN_PARTITIONS])}{more}"
 
 

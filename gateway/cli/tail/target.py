@@ -1,7 +1,7 @@
-"""What is followed: an address, or topics, and what is asked of it.
+"""Parse what to follow: the URL of a stream, or names of topics.
 
-`from`, `until` and `lastEventId` of an address count as if they were given as options: they
-hold for the beginning, not for every reconnect.
+The parameters `from`, `until` and `lastEventId` of a URL mean the same as the options: they say
+where the first connection starts, not where every reconnect does.
 """
 
 from __future__ import annotations
@@ -13,17 +13,22 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _TOPICS = re.compile(r"[A-Za-z0-9._-]{1,249}(,[A-Za-z0-9._-]{1,249})*")
-_POSITION = re.compile(r"[A-Za-z0-9_-]{24,}")  # longer than any time without a colon
+_POSITION = re.compile(
+    r"[A-Za-z0-9_-]{24,}"
+)  # a resume token: longer than any time without a colon
 _COUNT = re.compile(r"[0-9]{1,12}")
 
 
 @dataclass(frozen=True)
 class StreamQuery:
-    """Where to begin and to end, and what is let through.
+    """Where to start and to end, and which records to select.
 
-    origin:   live, earliest, a time. position: a resume token, which beats it.
-    until:    latest or a time. count: so many records.
-    rest:     of the address, and `filter` and `fields`.
+    Attributes:
+        start: `live`, `earliest` or a time; None for the route's default.
+        position: A resume token, which overrides `start`.
+        until: `latest` or a time; None to follow for ever.
+        count: How many records to follow; None for all.
+        other_parameters: Other parameters of the URL, with those of `with_selection`.
     """
 
     start: str | None = None
@@ -34,14 +39,15 @@ class StreamQuery:
 
     @classmethod
     def parse(cls, text: str) -> Self:
+        """Parse the query of a URL."""
         pairs = parse_qsl(text, keep_blank_values=True)
         own = {name: value for name, value in pairs if name in ("from", "until", "lastEventId")}
-        rest = tuple((name, value) for name, value in pairs if name not in own)
-        read = cls(other_parameters=rest).with_start(own.get("from")).with_end(own.get("until"))
-        return replace(read, position=own.get("lastEventId") or read.position)
+        others = tuple((name, value) for name, value in pairs if name not in own)
+        query = cls(other_parameters=others).with_start(own.get("from")).with_end(own.get("until"))
+        return replace(query, position=own.get("lastEventId") or query.position)
 
     def with_start(self, text: str | None) -> Self:
-        """From a time, or from a position, as it was printed at ^C."""
+        """Return the query with another start: a time, or a position as ^C prints it."""
         if not text:
             return self
         if _POSITION.fullmatch(text):
@@ -49,7 +55,7 @@ class StreamQuery:
         return replace(self, start=text, position=None)
 
     def with_end(self, text: str | None) -> Self:
-        """At a time, or after so many records."""
+        """Return the query with another end: a time, or a number of records."""
         if not text:
             return self
         if _COUNT.fullmatch(text):
@@ -57,12 +63,18 @@ class StreamQuery:
         return replace(self, until=text, count=None)
 
     def with_selection(self, filters: list[str], fields: str | None) -> Self:
-        more = [("filter", each) for each in filters]
-        more += [("fields", fields)] if fields else []
-        return replace(self, other_parameters=(*self.other_parameters, *more))
+        """Return the query with filters and fields added."""
+        added = [("filter", each) for each in filters]
+        added += [("fields", fields)] if fields else []
+        return replace(self, other_parameters=(*self.other_parameters, *added))
 
     def encode(self, position: str | None, **own: str) -> str:
-        """For a connection; with a position, where to begin is not asked for any more."""
+        """Return the query string of a connection.
+
+        Args:
+            position: Where the connection starts, sent elsewhere; `start` is then left out.
+            **own: Further parameters.
+        """
         pairs = [*self.other_parameters, *own.items()]
         if self.start and position is None:
             pairs.append(("from", self.start))
@@ -73,10 +85,14 @@ class StreamQuery:
 
 @dataclass(frozen=True)
 class Target:
-    """scheme: http, https, ws, wss; empty for topics.
+    """What to follow.
 
-    place:  host and port as written, or the topics. path: of the stream.
-    socket: path of the WebSocket that many streams share, if it is to be one.
+    Attributes:
+        scheme: `http`, `https`, `ws` or `wss`; empty for topics.
+        location: Host and port as written, with credentials if there are any; or the topics.
+        path: The path of the stream.
+        socket_path: The path of a WebSocket that many streams share; None for one of its own.
+        query: Where to start and to end.
     """
 
     scheme: str
@@ -87,7 +103,11 @@ class Target:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises ValueError that says how to write it."""
+        """Parse a URL, or topics separated by commas.
+
+        Raises:
+            ValueError: It is neither; the message says how to write it.
+        """
         scheme = _SCHEME.match(text)
         if scheme is None:
             return cls("", cls._check_topics(text))
@@ -105,7 +125,7 @@ class Target:
             query = StreamQuery.parse(stream.query)
             return cls(parts.scheme, parts.netloc, stream.path, parts.path or "/ws", query)
         if parts.path == "/ws":
-            raise ValueError("/ws is for many streams; name one: /ws#/events/orders")
+            raise ValueError("/ws is shared by many streams; name one: /ws#/events/orders")
         return cls(
             parts.scheme, parts.netloc, parts.path or "/", None, StreamQuery.parse(parts.query)
         )
@@ -118,12 +138,14 @@ class Target:
 
     @property
     def topics(self) -> list[str]:
+        """The names of the topics; only without a scheme."""
         return self.location.split(",")
 
     def build_url(self, query: str = "", path: str | None = None) -> str:
+        """Return the URL of the stream, with this query; or of another path on its host."""
         return urlunsplit((self.scheme, self.location, path or self.path, query, ""))
 
     @property
     def display_name(self) -> str:
-        """Where that is, without credentials."""
+        """The location without credentials, for messages."""
         return self.location.rpartition("@")[2]

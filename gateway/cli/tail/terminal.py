@@ -1,8 +1,8 @@
-"""What may be shown on a terminal.
+"""Make text safe for a terminal, and colour it.
 
-Records hold what anyone wrote. A terminal obeys control characters (it can be made to lie, to
-answer, to change its title), and the marks of writing direction reorder what is read. Both are
-shown as JSON would escape them, so that JSON stays JSON.
+Anyone may have written a record. Control characters can make a terminal hide text, send input or
+change its title, and bidirectional marks reorder what is read. Both are replaced by JSON's escapes,
+so that JSON stays JSON.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ _JSON_TOKEN = re.compile(
 )
 
 Colours = Mapping[str, str]
+"""The SGR parameters of ECMA-48, by tone."""
+
 COLOURS: Colours = {
     "key": "34",
     "text": "32",
@@ -37,25 +39,35 @@ NO_COLOURS: Colours = {}
 
 
 def escape_controls(text: str, allowed: str = "") -> str:
-    """Without a character that a terminal obeys; keep: those that it may."""
+    """Return a text whose control characters are replaced by JSON's escapes.
+
+    Args:
+        text: The text.
+        allowed: Control characters to keep.
+    """
     return _CONTROL_CHARACTERS.sub(
         lambda m: m[0] if m[0] in allowed else f"\\u{ord(m[0]):04x}", text
     )
 
 
 def paint(text: str, tone: str, colours: Colours) -> str:
+    """Return a text in the colour of a tone; unchanged if there is none."""
     code = colours.get(tone)
     return f"\x1b[{code}m{text}\x1b[0m" if code and text else text
 
 
 def paint_json(text: str, colours: Colours) -> str:
-    """JSON, safe already, with its strings, names, numbers and words told apart."""
+    """Return JSON whose names, strings, numbers and words have colours. It must be escaped."""
     if not colours:
         return text
     return _JSON_TOKEN.sub(lambda m: paint(m[0], m.lastgroup or "", colours), text)
 
 
 def select_colours(stream: IO[Any], environ: Mapping[str, str] = os.environ) -> Colours:
-    """Colours for a terminal that has them, unless NO_COLOR is set (https://no-color.org)."""
+    """Return the colours for an output.
+
+    There are none if it is not a terminal, if that has no colours, or if NO_COLOR is set
+    (https://no-color.org).
+    """
     wanted = stream.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
     return COLOURS if wanted else NO_COLOURS

@@ -1,4 +1,4 @@
-"""A stream by WebSocket: on its own path, or as one of many on /ws."""
+"""Follow a stream over a WebSocket: on its own path, or as one of many on /ws."""
 
 from __future__ import annotations
 
@@ -19,12 +19,20 @@ from .sse import CONNECT_TIMEOUT_S, IDLE_TIMEOUT_S
 from .target import Target
 from .terminal import escape_controls
 
-SUBSCRIPTION_ID = "tail"
-KAFKA_UNAVAILABLE = "kafka-unavailable"
-IGNORED_MESSAGES = ("produced", "renewed", "pong")
+SUBSCRIPTION_ID = "tail"  # any text; there is one subscription on the socket
+KAFKA_UNAVAILABLE = "kafka-unavailable"  # the only error code after which to try again
+IGNORED_MESSAGES = ("produced", "renewed", "pong")  # they are not part of the stream
 
 
 class WebSocketSource:
+    """A `StreamSource` over WebSocket.
+
+    Args:
+        target: The stream.
+        headers: Headers of every handshake.
+        tls: The TLS context; None for `ws://`.
+    """
+
     def __init__(
         self, target: Target, *, headers: Mapping[str, str], tls: ssl.SSLContext | None
     ) -> None:
@@ -35,25 +43,32 @@ class WebSocketSource:
         self._tls = tls
 
     async def close(self) -> None:
-        pass
+        """Do nothing: connections share nothing."""
 
     async def iter_events(
         self, position: str | None, remaining: int | None
     ) -> AsyncGenerator[list[StreamEvent], None]:
-        """With `left` the server is given that much credit: a message of records ends where the
-        last one that is wanted does, and so does its position."""
-        began = False
+        """Connect, and yield events; see `StreamSource`.
+
+        `remaining` is sent as credit. A message of records has one position for all of them, and
+        with credit it ends with the last record that is wanted, so that the position fits.
+
+        Raises:
+            StreamRefused: Another attempt would not help.
+            ConnectionLost: The connection has ended otherwise.
+        """
+        has_begun = False
         try:
             async with self._connect(position, remaining) as socket:
                 if self._target.socket_path is not None:
                     await socket.send(self._build_subscribe_message(position, remaining))
                 while True:
-                    items = parse_message(await self._receive_message(socket))
-                    began = began or any(item.name == "begin" for item in items)
-                    if not began:
-                        _raise_on_error(items)
-                    if items:
-                        yield items
+                    events = parse_message(await self._receive_message(socket))
+                    has_begun = has_begun or any(event.name == "begin" for event in events)
+                    if not has_begun:
+                        _raise_on_error(events)
+                    if events:
+                        yield events
         except InvalidStatus as exc:
             raise await self._build_error(exc) from None
         except ConnectionClosed as exc:
@@ -67,9 +82,9 @@ class WebSocketSource:
             ) from exc
 
     def _connect(self, position: str | None, remaining: int | None) -> connect:
-        own = {"lastEventId": position} if position else {}
-        own |= {"credit": str(remaining)} if remaining is not None else {}
-        url = self._target.build_url(self._target.query.encode(position, **own))
+        parameters = {"lastEventId": position} if position else {}
+        parameters |= {"credit": str(remaining)} if remaining is not None else {}
+        url = self._target.build_url(self._target.query.encode(position, **parameters))
         if self._target.socket_path is not None:
             url = self._target.build_url(path=self._target.socket_path)
         return connect(
@@ -77,10 +92,10 @@ class WebSocketSource:
             ssl=self._tls,
             additional_headers=self._headers,
             subprotocols=[Subprotocol("gateway.v1")],
-            max_size=None,  # a message holds as many records as the server saw fit
+            max_size=None,  # the server decides how many records a message has
             open_timeout=CONNECT_TIMEOUT_S,
             close_timeout=1,
-            ping_interval=None,  # whoever does not read what comes does not see the pong either
+            ping_interval=None,  # a pong behind unread messages would come too late: see below
         )
 
     def _build_subscribe_message(self, position: str | None, remaining: int | None) -> str:
@@ -94,7 +109,14 @@ class WebSocketSource:
         return json.dumps(message)
 
     async def _receive_message(self, socket: ClientConnection) -> str:
-        """Half of the silence is waited for by itself, the other half for an answer."""
+        """Return the next message.
+
+        After half of the idle timeout without one, a message `ping` asks the server for an answer.
+
+        Raises:
+            ConnectionLost: Nothing arrived within the idle timeout.
+            StreamRefused: The message is binary, which a gateway never sends.
+        """
         for _ in range(2):
             try:
                 async with asyncio.timeout(IDLE_TIMEOUT_S / 2):
@@ -107,58 +129,73 @@ class WebSocketSource:
                     f"{self.display_name} speaks another protocol: a binary message"
                 )
             return message
-        raise ConnectionLost(f"nothing heard for {IDLE_TIMEOUT_S:.0f} s")
+        raise ConnectionLost(f"nothing received for {IDLE_TIMEOUT_S:.0f} s")
 
     async def _build_error(self, exc: InvalidStatus) -> StreamRefused | ConnectionLost:
-        answer, hint = exc.response, ""
-        if answer.status_code == 404:
-            listed = httpx.URL(self._target.build_url(path="/")).copy_with(
+        """Return the error for a refused handshake."""
+        response, hint = exc.response, ""
+        if response.status_code == 404:
+            index_url = httpx.URL(self._target.build_url(path="/")).copy_with(
                 scheme=self._target.scheme.replace("ws", "http")
             )
             async with httpx.AsyncClient(headers=self._headers, verify=self._tls or True) as http:
-                hint = await suggest_path(http, str(listed), self._target.path)
-        return build_error(answer.status_code, answer.headers, bytes(answer.body or b""), hint=hint)
+                hint = await suggest_path(http, str(index_url), self._target.path)
+        return build_error(
+            response.status_code, response.headers, bytes(response.body or b""), hint=hint
+        )
 
 
 def parse_message(text: str) -> list[StreamEvent]:
-    """The items of one message. Raises Refused for what is no message of a gateway."""
+    """Return the events of one message.
+
+    Raises:
+        StreamRefused: It is not a message of a gateway.
+    """
     try:
-        told = split_members(text)
-        name = str(json.loads(told["type"]))
-        position = _decode_string(told.get("position"))
+        members = split_members(text)
+        name = str(json.loads(members["type"]))
+        position = _decode_string(members.get("position"))
         if name == "records":
-            return _parse_records(split_elements(told["records"]), position)
+            return _parse_records(split_elements(members["records"]), position)
         if name == "delete":
-            return [StreamEvent("delete", told["record"].encode(), position)]
+            return [StreamEvent("delete", members["record"].encode(), position)]
     except (KeyError, ValueError):
-        raise StreamRefused("it speaks another protocol: not a gateway's message") from None
+        raise StreamRefused("it speaks another protocol: this is not a gateway's message") from None
     return [] if name in IGNORED_MESSAGES else [StreamEvent(name, text.encode(), position)]
 
 
 def _parse_records(records: list[str], position: str | None) -> list[StreamEvent]:
-    """A JSON string stands for a value that is text, as the event of that value would."""
-    items = [
+    """Return records as events; the position belongs to the last one.
+
+    A record that is a JSON string stands for its text, as in the event that SSE has for it.
+    """
+    events = [
         StreamEvent("message", (json.loads(each) if each.startswith('"') else each).encode())
         for each in records
     ]
-    if items:
-        items[-1] = items[-1]._replace(position=position)
-    return items
+    if events:
+        events[-1] = events[-1]._replace(position=position)
+    return events
 
 
 def _decode_string(json_text: str | None) -> str | None:
-    found = None if json_text is None else json.loads(json_text)
-    return found if isinstance(found, str) else None
+    value = None if json_text is None else json.loads(json_text)
+    return value if isinstance(value, str) else None
 
 
-def _raise_on_error(items: list[StreamEvent]) -> None:
-    """An error before anything has begun is the answer to what was asked for."""
-    for item in items:
-        if item.name == "error":
-            told = json.loads(item.data)
-            what = f"{told.get('code')}: {told.get('message')}"
+def _raise_on_error(events: list[StreamEvent]) -> None:
+    """Raise the error among events before `begin`: it is the response to the subscription.
+
+    Raises:
+        ConnectionLost: Kafka is unavailable.
+        StreamRefused: The subscription is refused.
+    """
+    for event in events:
+        if event.name == "error":
+            error = json.loads(event.data)
+            text = escape_controls(f"{error.get('code')}: {error.get('message')}")
             raise (
-                ConnectionLost(escape_controls(what))
-                if told.get("code") == KAFKA_UNAVAILABLE
-                else StreamRefused(escape_controls(what))
+                ConnectionLost(text)
+                if error.get("code") == KAFKA_UNAVAILABLE
+                else StreamRefused(text)
             )

@@ -25,7 +25,6 @@ from .byte_counts import ByteSum, CountedBytes
 from .conflation import LatestOffsets, conflate
 from .ring_budget import RingBudget
 
-MAX_BYTES_WITHOUT_ID = 64 * 1024  # where ids come in batches: at most this much without one
 CHUNK_OVERHEAD_BYTES = 256  # bytes that a chunk costs beside its data
 MAX_FOLLOWERS_WITHOUT_RING = 4  # followers for whom nothing is held that they all have
 
@@ -159,6 +158,8 @@ class Channel:
         on_publish: Asks the broadcaster to write to those others; None while there is none.
         has_sent_id: An id was published since `announce_position` last ran or the owner reset it.
     """
+
+    MAX_BYTES_WITHOUT_ID = 64 * 1024  # where ids come in batches: at most this much without one
 
     # Each client with a filter of its own has a channel to itself: with slots an idle one takes
     # 0.2 KB.
@@ -456,8 +457,8 @@ class Channel:
             self._bytes_without_id += len(event.payload)
             # The text at the end of the update covers all that the view does not show as well.
             token_text = text if n == len(events) - 1 else event.token_text
-            # Half of the bound, since the next text may still be TOKEN_INTERVAL_BYTES away.
-            if token_text is not None and self._bytes_without_id >= MAX_BYTES_WITHOUT_ID // 2:
+            # Half of the bound, since the next text may still be `Tail.TOKEN_INTERVAL_BYTES` away.
+            if token_text is not None and self._bytes_without_id >= self.MAX_BYTES_WITHOUT_ID // 2:
                 self._last_token_text, self._bytes_without_id = token_text, 0
             else:
                 token_text = None

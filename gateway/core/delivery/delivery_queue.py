@@ -28,6 +28,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from gateway.core.backoff import BackoffPolicy
 from gateway.core.log.record import Record, TopicPartition
 
 from .batch import (
@@ -390,9 +391,9 @@ class DeliveryQueue:
         if not attempts:
             self._failures += 1
         rules = self.rules
-        exponent = min((attempts or self._failures) - 1, 32)  # 2.0 ** 1024 would overflow
-        delay = min(rules.max_delay, rules.first_delay * 2**exponent)
-        self._retry_at = now + max(min_delay, delay * (0.5 + 0.5 * rules.random()))
+        policy = BackoffPolicy(rules.first_delay, rules.max_delay)
+        delay = policy.compute_delay(attempts or self._failures, rules.random)
+        self._retry_at = now + max(min_delay, delay)
         self._drop_leaving(batch)
 
     def _set_problem(self, reason: str, now: float) -> None:

@@ -24,6 +24,7 @@ from enum import Enum
 from math import inf
 from uuid import UUID
 
+from gateway.core.error_code import COORDINATOR_MOVED_ERRORS, ErrorCode
 from gateway.core.log.record import TopicPartition
 from gateway.core.log.recovery import Backoff, Cause
 
@@ -31,7 +32,6 @@ from .assignor import MemberSubscription, assign
 from .classic_requests import (
     FATAL_ERRORS,
     RETRIABLE_ERRORS,
-    GroupErrorCode,
     HeartbeatRequest,
     JoinRequest,
     JoinResponse,
@@ -62,7 +62,6 @@ METADATA_WAIT_S = 2.0  # seconds that a leader waits for metadata of a topic, wh
 FIRST_HEARTBEAT_S = 0.1
 SUBSCRIPTION_CHANGED, TOPICS_CHANGED = "the subscription changed", "the topics changed"
 _RETRY_BOUNDS_S = (0.1, 2.0)  # seconds until the first retry, and until later ones at most
-_COORDINATOR_ERRORS = (GroupErrorCode.COORDINATOR_NOT_AVAILABLE, GroupErrorCode.NOT_COORDINATOR)
 
 
 class _Phase(Enum):
@@ -373,16 +372,16 @@ class ClassicMember:
             self.next_request_at = now + self._refusal_backoff.next_delay(Cause.DENIED)
             return [*events, MembershipFailed(error, RETRIABLE_ERRORS[error], is_final=False)]
         # KIP-394: the first join gets a member id only, with which to join again at once.
-        if error == GroupErrorCode.MEMBER_ID_REQUIRED and isinstance(response, JoinResponse):
+        if error == ErrorCode.MEMBER_ID_REQUIRED and isinstance(response, JoinResponse):
             self._member_id, self.next_request_at = response.member_id, now
             return []
-        if error == GroupErrorCode.REBALANCE_IN_PROGRESS and self._phase is not _Phase.JOIN:
+        if error == ErrorCode.REBALANCE_IN_PROGRESS and self._phase is not _Phase.JOIN:
             return self._on_rebalance(now)
-        if error in (GroupErrorCode.UNKNOWN_MEMBER_ID, GroupErrorCode.ILLEGAL_GENERATION):
+        if error in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION):
             return self._on_unknown_member(error, now)
         events = self._expire_session(now)
         self.next_request_at = now + self._backoff.next_delay(Cause.CONNECTION)
-        return [*events, CoordinatorMoved()] if error in _COORDINATOR_ERRORS else events
+        return [*events, CoordinatorMoved()] if error in COORDINATOR_MOVED_ERRORS else events
 
     def _on_rebalance(self, now: float) -> list[MemberEvent]:
         """Join again, as the group rebalances, after what is being revoked was released.
@@ -402,7 +401,7 @@ class ClassicMember:
         """Lose everything and join again, at once the first time."""
         is_repeated = self._owned_generation == NO_GENERATION and self._generation == NO_GENERATION
         reason = "the coordinator does not know the member"
-        if error == GroupErrorCode.ILLEGAL_GENERATION:
+        if error == ErrorCode.ILLEGAL_GENERATION:
             reason = "the group went on without the member"
         else:
             self._member_id = ""

@@ -8,34 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import NamedTuple
 
+from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
 
 from .assignor import GroupAssignment, MemberSubscription
 from .member import GroupRequest, MemberIdentity
 
 ASSIGNOR_NAME = "cooperative-sticky"  # the name by which Java and librdkafka know it
-
-
-class GroupErrorCode(IntEnum):
-    """Kafka's error codes that mean something of their own to a member."""
-
-    COORDINATOR_LOAD_IN_PROGRESS = 14
-    COORDINATOR_NOT_AVAILABLE = 15
-    NOT_COORDINATOR = 16
-    ILLEGAL_GENERATION = 22
-    INCONSISTENT_GROUP_PROTOCOL = 23
-    INVALID_GROUP_ID = 24
-    UNKNOWN_MEMBER_ID = 25
-    INVALID_SESSION_TIMEOUT = 26
-    REBALANCE_IN_PROGRESS = 27
-    GROUP_AUTHORIZATION_FAILED = 30
-    UNSUPPORTED_VERSION = 35
-    MEMBER_ID_REQUIRED = 79
-    GROUP_MAX_SIZE_REACHED = 81
-    FENCED_INSTANCE_ID = 82
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,23 +115,23 @@ class LeaveResponse(NamedTuple):
 
 # Errors that end a membership: nothing but another configuration of this process helps.
 FATAL_ERRORS: Mapping[int, str] = {
-    GroupErrorCode.INVALID_GROUP_ID: "the broker does not accept this group's name",
+    ErrorCode.INVALID_GROUP_ID: "the broker does not accept this group's name",
     # Joining again would take the id back from the other member, and so fence that one.
-    GroupErrorCode.FENCED_INSTANCE_ID: "another member has taken this instance id",
+    ErrorCode.FENCED_INSTANCE_ID: "another member has taken this instance id",
 }
 # Errors that keep a member out until other members of the group or the operators change something.
 RETRIABLE_ERRORS: Mapping[int, str] = {
-    GroupErrorCode.INCONSISTENT_GROUP_PROTOCOL: (
+    ErrorCode.INCONSISTENT_GROUP_PROTOCOL: (
         f"the group's other members do not support the assignor {ASSIGNOR_NAME}; "
         "configure it there as well, or use another group"
     ),
-    GroupErrorCode.INVALID_SESSION_TIMEOUT: (
+    ErrorCode.INVALID_SESSION_TIMEOUT: (
         "the session timeout is outside the broker's group.min.session.timeout.ms to "
         "group.max.session.timeout.ms"
     ),
-    GroupErrorCode.GROUP_AUTHORIZATION_FAILED: (
+    ErrorCode.GROUP_AUTHORIZATION_FAILED: (
         "the gateway may not read with this group; grant it READ"
     ),
-    GroupErrorCode.UNSUPPORTED_VERSION: "the broker does not know this kind of membership",
-    GroupErrorCode.GROUP_MAX_SIZE_REACHED: "the group is full (the broker's group.max.size)",
+    ErrorCode.UNSUPPORTED_VERSION: "the broker does not know this kind of membership",
+    ErrorCode.GROUP_MAX_SIZE_REACHED: "the group is full (the broker's group.max.size)",
 }

@@ -25,6 +25,8 @@ from math import inf
 from typing import NamedTuple
 from uuid import UUID
 
+from gateway.core.backoff import BackoffPolicy
+from gateway.core.error_code import COORDINATOR_MOVED_ERRORS, ErrorCode
 from gateway.core.log.record import TopicPartition
 from gateway.core.log.recovery import Backoff, Cause
 
@@ -43,31 +45,31 @@ from .member import (
 )
 
 JOIN_EPOCH, LEAVE_EPOCH, LEAVE_STATIC_EPOCH = 0, -1, -2  # KIP-848's epochs with a special meaning
-MIN_RETRY_S = 0.1  # seconds until the first retry
-MAX_RETRY_S = 2.0  # seconds until the later ones, at most
+MAX_RETRY_S = 2.0
+RETRY_BACKOFF = BackoffPolicy(0.1, MAX_RETRY_S)
 
-COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR = 14, 15, 16
-UNKNOWN_MEMBER_ID, FENCED_MEMBER_EPOCH = 25, 110
-UNRELEASED_INSTANCE_ID = 111
-GROUP_ID_NOT_FOUND = 69
 # Errors that end a membership: they depend on what this process asks for, and on nothing else.
 FATAL_ERRORS: Mapping[int, str] = {
-    24: "its name is not valid",
-    42: "the broker finds the request invalid",
-    112: "the broker does not have the assignor",
+    ErrorCode.INVALID_GROUP_ID: "its name is not valid",
+    ErrorCode.INVALID_REQUEST: "the broker finds the request invalid",
+    ErrorCode.UNSUPPORTED_ASSIGNOR: "the broker does not have the assignor",
 }
 # Errors whose reason others may remove while this process goes on as it is.
 RETRIABLE_ERRORS: Mapping[int, str] = {
-    23: "the group's members speak another protocol",
-    29: "the gateway may not describe one of its topics; grant it DESCRIBE",
-    30: "the gateway may not read with it; grant it READ",
+    ErrorCode.INCONSISTENT_GROUP_PROTOCOL: "the group's members speak another protocol",
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED: (
+        "the gateway may not describe one of its topics; grant it DESCRIBE"
+    ),
+    ErrorCode.GROUP_AUTHORIZATION_FAILED: "the gateway may not read with it; grant it READ",
     # An older broker during an upgrade, or a cluster whose feature group.version is still 0.
-    35: "the broker does not speak its protocol in our version",
-    GROUP_ID_NOT_FOUND: "it is of another type and cannot be changed now",
-    81: "it has as many members as it may (the broker's group.consumer.max.size)",
+    ErrorCode.UNSUPPORTED_VERSION: "the broker does not speak its protocol in our version",
+    ErrorCode.GROUP_ID_NOT_FOUND: "it is of another type and cannot be changed now",
+    ErrorCode.GROUP_MAX_SIZE_REACHED: (
+        "it has as many members as it may (the broker's group.consumer.max.size)"
+    ),
     # Joining again takes nothing from the other member: the answer is UNRELEASED_INSTANCE_ID until
     # that one has left.
-    82: "another member took this one's instance id",
+    ErrorCode.FENCED_INSTANCE_ID: "another member took this one's instance id",
 }
 
 TopicIdPartition = tuple[UUID, int]  # a partition of a topic, and not of another with the same name
@@ -385,11 +387,10 @@ class ConsumerMember:
         """Act on a heartbeat that was answered with an error."""
         error = response.error
         # A group whose members have all expired is deleted; only joining creates it again.
-        is_group_deleted = error == GROUP_ID_NOT_FOUND and heartbeat.epoch > JOIN_EPOCH
-        if is_group_deleted or error in (UNKNOWN_MEMBER_ID, FENCED_MEMBER_EPOCH):
-            reason = (
-                "fenced" if error == FENCED_MEMBER_EPOCH else "the coordinator forgot the member"
-            )
+        is_group_deleted = error == ErrorCode.GROUP_ID_NOT_FOUND and heartbeat.epoch > JOIN_EPOCH
+        is_fenced = error == ErrorCode.FENCED_MEMBER_EPOCH
+        if is_fenced or is_group_deleted or error == ErrorCode.UNKNOWN_MEMBER_ID:
+            reason = "fenced" if is_fenced else "the coordinator forgot the member"
             events = self._lose_partitions(f"{reason}: {response.message or error}")
             # At once the first time, later with delays: a member that is fenced again and again
             # must not load the coordinator.
@@ -414,7 +415,7 @@ class ConsumerMember:
                 ),
             ]
         self._needs_full_heartbeat, self.next_request_at = True, now + self._next_retry_delay()
-        return [CoordinatorMoved()] if error in (COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR) else []
+        return [CoordinatorMoved()] if error in COORDINATOR_MOVED_ERRORS else []
 
     def _lose_partitions(self, reason: str) -> list[MemberEvent]:
         """Lose all that is owned, and join again from the start."""
@@ -429,10 +430,9 @@ class ConsumerMember:
         return [PartitionsLost(self._to_topic_partitions(lost), reason)] if lost else []
 
     def _next_retry_delay(self) -> float:
-        """Return the seconds until the next retry, with exponential backoff and jitter."""
+        """Count a failure, and return the seconds until the next retry."""
         self._failures += 1
-        bound = min(MAX_RETRY_S, MIN_RETRY_S * 2.0 ** min(self._failures - 1, 8))
-        return bound * (0.5 + 0.5 * self.random())
+        return RETRY_BACKOFF.compute_delay(self._failures, self.random)
 
     def _to_topic_partition(self, partition: TopicIdPartition) -> TopicPartition:
         return TopicPartition(self._topic_names[partition[0]], partition[1])

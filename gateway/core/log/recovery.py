@@ -2,8 +2,7 @@
 
 Delays have full jitter (each is drawn between 0 and a bound that grows) per partition or broker,
 because a thousand partitions that lost one leader must not all retry at the same moment. Sources:
-Kafka's error codes (protocol guide), KIP-320 for leader epochs, and "Exponential Backoff And
-Jitter", Marc Brooker, 2015.
+Kafka's error codes (protocol guide), and KIP-320 for leader epochs.
 """
 
 from __future__ import annotations
@@ -11,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, StrEnum
+
+from gateway.core.backoff import BackoffPolicy
+from gateway.core.error_code import ErrorCode
 
 
 class Cause(StrEnum):
@@ -99,26 +101,25 @@ RECOVERY_RULES: dict[Cause, RecoveryRule] = {
     ),
 }
 
-# Kafka's error codes, https://kafka.apache.org/protocol#protocol_error_codes
 CAUSE_BY_ERROR_CODE: dict[int, Cause] = {
-    1: Cause.OUT_OF_RANGE,  # OFFSET_OUT_OF_RANGE
-    2: Cause.CORRUPT,  # CORRUPT_MESSAGE
-    3: Cause.UNKNOWN_TOPIC,  # UNKNOWN_TOPIC_OR_PARTITION
-    5: Cause.NO_LEADER,  # LEADER_NOT_AVAILABLE
-    6: Cause.NOT_LEADER,  # NOT_LEADER_OR_FOLLOWER
-    7: Cause.TIMEOUT,  # REQUEST_TIMED_OUT
-    9: Cause.NO_LEADER,  # REPLICA_NOT_AVAILABLE
-    13: Cause.CONNECTION,  # NETWORK_EXCEPTION
-    29: Cause.DENIED,  # TOPIC_AUTHORIZATION_FAILED
-    31: Cause.DENIED,  # CLUSTER_AUTHORIZATION_FAILED
-    56: Cause.STORAGE,  # KAFKA_STORAGE_ERROR
-    58: Cause.AUTHENTICATION,  # SASL_AUTHENTICATION_FAILED
-    74: Cause.NOT_LEADER,  # FENCED_LEADER_EPOCH
-    75: Cause.NOT_LEADER,  # UNKNOWN_LEADER_EPOCH
-    76: Cause.UNEXPECTED,  # UNSUPPORTED_COMPRESSION_TYPE
-    78: Cause.NO_LEADER,  # OFFSET_NOT_AVAILABLE: the new leader is catching up
-    100: Cause.UNKNOWN_TOPIC,  # UNKNOWN_TOPIC_ID
-    103: Cause.UNKNOWN_TOPIC,  # INCONSISTENT_TOPIC_ID
+    ErrorCode.OFFSET_OUT_OF_RANGE: Cause.OUT_OF_RANGE,
+    ErrorCode.CORRUPT_MESSAGE: Cause.CORRUPT,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: Cause.UNKNOWN_TOPIC,
+    ErrorCode.LEADER_NOT_AVAILABLE: Cause.NO_LEADER,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER: Cause.NOT_LEADER,
+    ErrorCode.REQUEST_TIMED_OUT: Cause.TIMEOUT,
+    ErrorCode.REPLICA_NOT_AVAILABLE: Cause.NO_LEADER,
+    ErrorCode.NETWORK_EXCEPTION: Cause.CONNECTION,
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED: Cause.DENIED,
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED: Cause.DENIED,
+    ErrorCode.KAFKA_STORAGE_ERROR: Cause.STORAGE,
+    ErrorCode.SASL_AUTHENTICATION_FAILED: Cause.AUTHENTICATION,
+    ErrorCode.FENCED_LEADER_EPOCH: Cause.NOT_LEADER,
+    ErrorCode.UNKNOWN_LEADER_EPOCH: Cause.NOT_LEADER,
+    ErrorCode.UNSUPPORTED_COMPRESSION_TYPE: Cause.UNEXPECTED,
+    ErrorCode.OFFSET_NOT_AVAILABLE: Cause.NO_LEADER,  # the new leader is catching up
+    ErrorCode.UNKNOWN_TOPIC_ID: Cause.UNKNOWN_TOPIC,
+    ErrorCode.INCONSISTENT_TOPIC_ID: Cause.UNKNOWN_TOPIC,
 }
 
 
@@ -162,8 +163,7 @@ class Backoff:
         self.attempts += 1
         if self.attempts == 1 and rule.first_delay == 0.0:
             return 0.0
-        # The exponent is bounded, because 2.0 ** 1024 raises OverflowError.
-        bound = min(high, low * rule.factor ** min(self.attempts - 1, 32))
+        policy = BackoffPolicy(low, high, jitter=1.0, factor=rule.factor)
         # Nobody gains from a quick retry of what an operator has to mend, so these causes wait
         # for at least their whole lower bound, the others for half of it.
         shortest = (
@@ -171,7 +171,7 @@ class Backoff:
             if rule.action in (RecoveryAction.REPORT, RecoveryAction.WATCH_METADATA)
             else 0.5 * low
         )
-        return max(shortest, bound * self.random())
+        return max(shortest, policy.compute_delay(self.attempts, self.random))
 
     def reset(self) -> None:
         """Start over after a success."""

@@ -18,26 +18,72 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, NamedTuple, TypeVar
 
+from gateway.core.error_code import ErrorCode
+
 T = TypeVar("T")
 
 MAX_BATCH_BYTES = 512 * 1024  # bytes of records; brokers take batches up to 1 MiB by default
 DELIVERY_TIMEOUT_S = 120.0  # seconds; Java's delivery.timeout.ms
 SEQUENCE_COUNT = 1 << 31  # sequence numbers wrap to 0
 
-DUPLICATE_SEQUENCE_NUMBER = 46  # it was appended before; Kafka forgot where
+# The answers that mean that Kafka has the batch. DUPLICATE_SEQUENCE_NUMBER: it was appended before,
+# and Kafka forgot where.
+WRITTEN_CODES = frozenset({ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER})
 # Refused before anything is appended, because of one record of possibly several in the batch.
-RECORD_ERRORS = frozenset({2, 10, 18, 32, 87})  # corrupt, too large (twice), timestamp, invalid
-# The broker does not know the producer id, or expects another epoch or sequence of it:
-# OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH, INVALID_PRODUCER_ID_MAPPING,
-# UNKNOWN_PRODUCER_ID, PRODUCER_FENCED.
-UNKNOWN_PRODUCER_ERRORS = frozenset({45, 47, 49, 59, 90})
+RECORD_ERRORS = frozenset(
+    {
+        ErrorCode.CORRUPT_MESSAGE,
+        ErrorCode.MESSAGE_TOO_LARGE,
+        ErrorCode.RECORD_LIST_TOO_LARGE,
+        ErrorCode.INVALID_TIMESTAMP,
+        ErrorCode.INVALID_RECORD,
+    }
+)
+# The broker does not know the producer id, or expects another epoch or sequence of it.
+UNKNOWN_PRODUCER_ERRORS = frozenset(
+    {
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+        ErrorCode.UNKNOWN_PRODUCER_ID,
+        ErrorCode.PRODUCER_FENCED,
+    }
+)
 # To be tried again. Most of them may also come after an append: a leader that is deposed while it
 # waits for its replicas answers NOT_LEADER_OR_FOLLOWER.
-RETRIABLE_ERRORS = frozenset({3, 5, 6, 7, 8, 9, 13, 14, 15, 19, 20, 56, 72, 74, 75, 78, 89, 100})
+RETRIABLE_ERRORS = frozenset(
+    {
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.BROKER_NOT_AVAILABLE,
+        ErrorCode.REPLICA_NOT_AVAILABLE,
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.LISTENER_NOT_FOUND,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.OFFSET_NOT_AVAILABLE,
+        ErrorCode.THROTTLING_QUOTA_EXCEEDED,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+    }
+)
 # NOT_ENOUGH_REPLICAS and THROTTLING_QUOTA_EXCEEDED come before an append. After one, a broker
 # answers UNKNOWN_TOPIC_OR_PARTITION or UNKNOWN_TOPIC_ID only where the topic was deleted, and the
 # batch with it. So a batch for a topic that is gone is not in doubt.
-NOT_APPENDED_ERRORS = frozenset({3, 19, 89, 100})
+NOT_APPENDED_ERRORS = frozenset(
+    {
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.THROTTLING_QUOTA_EXCEEDED,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+    }
+)
 
 
 class WriteStatus(Enum):
@@ -149,7 +195,7 @@ class Outbox(Generic[T]):
             code: Kafka's error code; 0 for success.
             now: The current time in seconds.
         """
-        if code in (0, DUPLICATE_SEQUENCE_NUMBER):
+        if code in WRITTEN_CODES:
             self.sequence = (self.sequence + len(self._in_flight)) % SEQUENCE_COUNT
             return self._settle(WriteStatus.WRITTEN)
         if code in RETRIABLE_ERRORS:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 
 from gateway.config import Kafka, Topic
+from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
 from gateway.core.log.recovery import Cause
 from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError, UnknownTopic
@@ -18,7 +19,6 @@ from gateway.telemetry.log_context import create_detached_task
 from .shared_reads import SharedReads
 
 PROBE_TIMEOUT_S = 1.0  # seconds to wait for brokers to say whether a topic may be read
-TOPIC_AUTHORIZATION_FAILED = 29
 _PROBE_OFFSET = 1 << 62  # no log has this offset: the answer has an error, never records
 
 
@@ -186,14 +186,12 @@ class TopicOpener:
     async def _check_access(self, name: str) -> None:
         """Raise if a topic that is being read has been deleted or forbidden since."""
         topic_metadata = self.cluster.get_topic(name)
-        if topic_metadata is not None and topic_metadata.error not in (
-            0,
-            TOPIC_AUTHORIZATION_FAILED,
-        ):
+        error = topic_metadata.error if topic_metadata is not None else 0
+        # Mostly there is no error, and to look the member up takes 0.16 us of a connect.
+        is_denied = bool(error) and error == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        if error and not is_denied:
             await self.cluster.describe_topic(name)
-        if self._is_denied(name) or (
-            topic_metadata is not None and topic_metadata.error == TOPIC_AUTHORIZATION_FAILED
-        ):
+        if is_denied or self._is_denied(name):
             raise AccessDenied(
                 f"the gateway may not read {name}; allow it DESCRIBE and READ", topic=name
             )
@@ -264,7 +262,7 @@ class TopicOpener:
             raise
         except KafkaError:
             return None
-        if responses[tp].error_code == TOPIC_AUTHORIZATION_FAILED:
+        if responses[tp].error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
             raise AccessDenied(
                 f"the gateway may not read {tp.topic}; allow it READ", topic=tp.topic
             )

@@ -22,7 +22,7 @@ from gateway.core.produce.idempotency import (
 from gateway.errors import AccessDenied, KafkaError, PartitionFailed
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.offsets import EARLIEST, LATEST
-from gateway.kafka.fetch.scan import fetch_offset, iter_scan
+from gateway.kafka.fetch.bounded_read import fetch_offset, iter_uncommitted
 from gateway.telemetry import traceparent
 
 KEY_HEADER = "idempotency-key"
@@ -114,10 +114,10 @@ class IdempotencyLog:
             self._next_offset, self._topic_id = None, topic_id
         end = await fetch_offset(self._cluster, self._tp, LATEST)
         self._next_offset = start = await self._find_start(end)
-        async for records, next_offset in iter_scan(self._cluster, self._tp, start, end):
-            for record in records:
+        async for read in iter_uncommitted(self._cluster, self._tp, start, end):
+            for record in read.records:
                 self._learn_key(record)
-            self._next_offset = next_offset
+            self._next_offset = read.next_offset
 
     async def _find_start(self, end: int) -> int:
         """Return the offset to read from: what is not known yet of the window.

@@ -27,6 +27,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 
+from gateway.core.error_code import TOO_LARGE_ERRORS
 from gateway.core.log.record import TopicPartition
 from gateway.core.produce.idempotency import IdempotencyKey, RecordLocation
 from gateway.errors import BrokerUnavailable, PartitionFailed, RequestError
@@ -46,7 +47,6 @@ from .publisher import Publisher
 RESULT_GRACE_S = 0.25
 MAX_KEY_BYTES = 64 * 1024  # bytes; hashing one takes 6 ms of the loop (murmur2 in Python)
 MAX_IDEMPOTENCY_KEY_CHARS = 256
-TOO_LARGE_CODES = frozenset({10, 18})  # Kafka's MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE
 
 
 class RecordWriter:
@@ -273,7 +273,7 @@ def _check_limits(key: bytes | None, headers: Headers, idempotency_key: str | No
 
 def _build_refusal(exc: PartitionFailed) -> RequestError:
     """Return the error for a record that Kafka refused."""
-    if exc.code in TOO_LARGE_CODES:
+    if exc.code in TOO_LARGE_ERRORS:
         detail = f"the record is larger than topic '{exc.topic}' takes; send a smaller one"
         return RequestError(413, "Content too large", detail)
     detail = (

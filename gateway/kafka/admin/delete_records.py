@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gateway.core.error_code import AUTHORIZATION_ERRORS
 from gateway.core.log.record import TopicPartition
 from gateway.errors import AccessDenied, BrokerUnavailable, PartitionFailed
 from gateway.kafka.client.cluster import Cluster
@@ -13,8 +14,6 @@ from gateway.kafka.client.connections import ConnectionRole
 from gateway.kafka.protocol.codec import FieldReader, FieldWriter, group_by_topic
 from gateway.kafka.protocol.requests import KafkaRequest, VersionRange
 
-# Error codes: TOPIC_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED
-AUTHORIZATION_ERRORS = frozenset({29, 31})
 TIMEOUT_MS = 10_000  # until the replicas have deleted the records
 
 

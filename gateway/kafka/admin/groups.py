@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
+from gateway.core.error_code import AUTHORIZATION_ERRORS, COORDINATOR_ERRORS, ErrorCode
 from gateway.core.log.record import TopicPartition
 from gateway.errors import (
     AccessDenied,
@@ -26,7 +27,6 @@ from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.connections import ConnectionRole, Connections
 from gateway.kafka.client.offsets import LATEST, READ_UNCOMMITTED, OffsetAndTimestamp, list_offsets
 from gateway.kafka.protocol.group_admin_messages import (
-    GROUP_ID_NOT_FOUND,
     ConsumerGroupDescribeRequest,
     DeleteGroupsRequest,
     DescribeGroupsRequest,
@@ -47,15 +47,18 @@ log = logging.getLogger(__name__)
 
 COORDINATOR_TIMEOUT_S = 15.0  # while a coordinator moves or loads, requests are repeated for this
 _RETRY_DELAY_S = 0.1  # between two of these requests
-# COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR
-_COORDINATOR_ERRORS = frozenset({14, 15, 16})
-# TOPIC_AUTHORIZATION_FAILED, GROUP_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED
-_AUTHORIZATION_ERRORS = frozenset({29, 30, 31})
-_UNKNOWN_TOPIC_OR_PARTITION = 3
-# ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, REBALANCE_IN_PROGRESS, NON_EMPTY_GROUP,
-# GROUP_SUBSCRIBED_TO_TOPIC, FENCED_MEMBER_EPOCH, STALE_MEMBER_EPOCH. The gateway commits here
-# without being a member, so the first three and the last two also mean that there are members.
-_GROUP_IN_USE_ERRORS = frozenset({22, 25, 27, 68, 86, 110, 113})
+_GROUP_IN_USE_ERRORS = frozenset(
+    {
+        ErrorCode.NON_EMPTY_GROUP,
+        ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC,
+        # The gateway commits here without being a member, so these mean that there are members.
+        ErrorCode.ILLEGAL_GENERATION,
+        ErrorCode.UNKNOWN_MEMBER_ID,
+        ErrorCode.REBALANCE_IN_PROGRESS,
+        ErrorCode.FENCED_MEMBER_EPOCH,
+        ErrorCode.STALE_MEMBER_EPOCH,
+    }
+)
 
 R = TypeVar("R")
 
@@ -128,7 +131,7 @@ async def describe_group(cluster: Cluster, group: str) -> GroupDescription:
         description = await _send_to_coordinator(
             cluster, group, ConsumerGroupDescribeRequest(group)
         )
-        if description.error != GROUP_ID_NOT_FOUND:
+        if description.error != ErrorCode.GROUP_ID_NOT_FOUND:
             _raise_for_errors(group, [description.error])
             return description
     description = await _send_to_coordinator(cluster, group, DescribeGroupsRequest(group))
@@ -190,7 +193,7 @@ async def set_offsets(cluster: Cluster, group: str, offsets: Mapping[TopicPartit
         cluster, group, OffsetCommitRequest(group, committed, NO_MEMBER, {})
     )
     for tp, error in response.errors.items():
-        if error == _UNKNOWN_TOPIC_OR_PARTITION:
+        if error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             raise UnknownTopic(f"there is no partition {tp}", topic=tp.topic)
     _raise_for_errors(group, response.errors.values())
 
@@ -246,7 +249,7 @@ async def _send_to_coordinator(cluster: Cluster, group: str, request: KafkaReque
     while True:
         try:
             response = await cluster.coordinators.send(group, request)
-            if not _collect_errors(response) & _COORDINATOR_ERRORS or now() >= deadline:
+            if not _collect_errors(response) & COORDINATOR_ERRORS or now() >= deadline:
                 return response
             cluster.coordinators.forget(group)
         except BrokerUnavailable:
@@ -266,14 +269,18 @@ def _raise_for_errors(group: str, errors: Iterable[int]) -> None:
     error = next((code for code in errors if code), 0)
     if not error:
         return
-    if error in _AUTHORIZATION_ERRORS:
+    if error in AUTHORIZATION_ERRORS:
         raise AccessDenied(f"the gateway may not do that with the group {group}; allow it")
-    if error in _COORDINATOR_ERRORS:
+    if error in COORDINATOR_ERRORS:
         raise BrokerUnavailable(f"the group {group} has no coordinator now", retry_after=1.0)
     if error in _GROUP_IN_USE_ERRORS:
         message = f"the group {group} has members; stop them first"
         raise GroupInUse(message, group=group, code=error)
-    reason = "there is no group" if error == GROUP_ID_NOT_FOUND else f"error {error} of the group"
+    reason = (
+        "there is no group"
+        if error == ErrorCode.GROUP_ID_NOT_FOUND
+        else f"error {error} of the group"
+    )
     raise GroupFailed(f"{reason} {group}", group=group, code=error)
 
 

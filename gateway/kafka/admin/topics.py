@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gateway.core.error_code import AUTHORIZATION_ERRORS, ErrorCode
 from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.connections import ConnectionRole
 from gateway.kafka.protocol.topic_messages import BROKER_DEFAULT, CreateTopicsRequest
 
-# Error codes
-TOPIC_ALREADY_EXISTS = 36
-NOT_CONTROLLER = 41
-# TOPIC_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED
-AUTHORIZATION_ERRORS = frozenset({29, 31})
-RETRIABLE_ERRORS = frozenset({7, NOT_CONTROLLER})  # 7: REQUEST_TIMED_OUT
+RETRIABLE_ERRORS = frozenset({ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_CONTROLLER})
 
 
 async def create_topic(
@@ -49,7 +45,7 @@ async def create_topic(
         response = await cluster.connections.send(node, ConnectionRole.CONTROL, request)
         if not response.error:
             return True
-        if response.error == TOPIC_ALREADY_EXISTS:
+        if response.error == ErrorCode.TOPIC_ALREADY_EXISTS:
             return False
         if response.error in AUTHORIZATION_ERRORS:
             message = f"the gateway may not create the topic {topic}; create it, or allow CREATE"

@@ -49,7 +49,7 @@ class Brokers:
         self._connections = connections
         self._bootstrap = tuple(-1 - index for index in range(len(bootstrap)))
         self._hedge_delay = hedge_delay
-        self._failed_at: dict[int, float] = {}  # loop time of the last failure, by node
+        self._failed_at: dict[int, float] = {}  # loop time of the last failure of known brokers
         # The node that each request under way was sent to. Requests that lost against a hedge stay
         # here until they are done.
         self._in_flight: dict[asyncio.Task[MetadataResponse], int] = {}
@@ -148,6 +148,10 @@ class Brokers:
     def _apply_response(self, response: MetadataResponse) -> None:
         self.cluster_id = response.cluster_id
         self.by_node = {broker.node: broker for broker in response.brokers}
+        # A broker that left and comes back is another process, and ids may be new ones each time.
+        self._failed_at = {
+            node: failed_at for node, failed_at in self._failed_at.items() if node in self.by_node
+        }
         self._connections.update_addresses(
             {broker.node: (broker.host, broker.port) for broker in response.brokers}
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TypeVar
 
+from gateway.core.error_code import ErrorCode
 from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError
 from gateway.kafka.protocol.group_messages import FindCoordinatorRequest
 from gateway.kafka.protocol.requests import KafkaRequest
@@ -21,7 +22,6 @@ from .metadata import Metadata
 
 R = TypeVar("R")
 
-GROUP_AUTHORIZATION_FAILED = 30
 MAX_CACHED_GROUPS = 10_000  # above this the coordinator that was found first is forgotten
 _LOOKUP_RETRY_S = 0.1  # the `retry_after` of a failed lookup
 
@@ -143,7 +143,7 @@ class Coordinators:
             except BrokerUnavailable as exc:
                 failure = exc
                 continue
-            if response.error == GROUP_AUTHORIZATION_FAILED:
+            if response.error == ErrorCode.GROUP_AUTHORIZATION_FAILED:
                 raise AccessDenied(f"the gateway may not use the group {group}; allow it READ")
             if not response.error:
                 # The coordinator may be a broker that the last metadata answer did not have yet.

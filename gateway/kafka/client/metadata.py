@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from gateway.core.error_code import UNKNOWN_TOPIC_ERRORS, ErrorCode
 from gateway.core.log.record import TopicPartition
 from gateway.core.log.recovery import Cause
 from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError, UnknownTopic
@@ -27,12 +28,10 @@ from gateway.telemetry.log_context import create_detached_task
 from .brokers import Brokers
 from .connections import Connections
 from .failures import is_caller_cancelled
-from .metadata_changes import TOPIC_AUTHORIZATION_FAILED, LeaderChange, TopicChange, compare_topics
+from .metadata_changes import LeaderChange, TopicChange, compare_topics
 from .outages import Outages
 from .topic_names import TopicNames
 
-UNKNOWN_TOPIC_OR_PARTITION = 3
-INVALID_TOPIC = 17
 # The interval between refreshes doubles from the first to the second while they follow each other.
 _MIN_REFRESH_INTERVAL_S = 0.02
 _MAX_REFRESH_INTERVAL_S = 0.25
@@ -298,12 +297,12 @@ class Metadata:
                     raise
                 break  # nobody is left to contradict the one that says it does not exist
             described = response.topics.get(topic, _build_unknown_topic(topic))
-            if described.error == TOPIC_AUTHORIZATION_FAILED:
+            if described.error == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
                 raise AccessDenied(
                     f"the gateway may not describe {topic}; allow it DESCRIBE and READ",
                     topic=topic,
                 )
-            if described.error not in (UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC):
+            if described.error not in UNKNOWN_TOPIC_ERRORS:
                 return described
             missing_at.add(node)
             if self._is_confirmed_missing(missing_at):
@@ -415,7 +414,7 @@ class Metadata:
             watched = self._topics[answer.name] = _WatchedTopic(
                 TopicMetadata(answer.name, None, 0, {})
             )
-        if answer.error in (UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC):
+        if answer.error in UNKNOWN_TOPIC_ERRORS:
             self._mark_missing(watched, node)
         elif answer.topic_id is None or answer.topic_id not in watched.retired_ids:
             watched.missing_at.clear()
@@ -428,10 +427,12 @@ class Metadata:
     def _mark_missing(self, watched: _WatchedTopic, node: int) -> None:
         watched.missing_at.add(node)
         known = watched.metadata
-        if known.error == UNKNOWN_TOPIC_OR_PARTITION:
+        if known.error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             return  # listeners know already
         if self._is_confirmed_missing(watched.missing_at):
-            watched.metadata = known._replace(error=UNKNOWN_TOPIC_OR_PARTITION, partitions={})
+            watched.metadata = known._replace(
+                error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, partitions={}
+            )
             self._notify_listeners(TopicChange(watched.metadata, is_deleted=True))
         else:
             self._wake.set()  # ask another broker soon
@@ -448,7 +449,7 @@ class Metadata:
 
 
 def _build_unknown_topic(name: str) -> TopicMetadata:
-    return TopicMetadata(name, None, UNKNOWN_TOPIC_OR_PARTITION, {})
+    return TopicMetadata(name, None, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, {})
 
 
 def _consume_exception(task: asyncio.Task[None]) -> None:

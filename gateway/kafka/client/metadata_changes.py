@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from gateway.core.error_code import ErrorCode
 from gateway.kafka.protocol.requests import PartitionMetadata, TopicMetadata
-
-TOPIC_AUTHORIZATION_FAILED = 29
 
 
 class LeaderChange(NamedTuple):
@@ -71,10 +70,10 @@ def compare_topics(known: TopicMetadata, answer: TopicMetadata) -> TopicChange:
     Returns:
         The changes; its `topic` is what is known from now on.
     """
-    if answer.error == TOPIC_AUTHORIZATION_FAILED:
+    if answer.error == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
         return TopicChange(
-            known._replace(error=TOPIC_AUTHORIZATION_FAILED),
-            is_denied=known.error != TOPIC_AUTHORIZATION_FAILED,
+            known._replace(error=ErrorCode.TOPIC_AUTHORIZATION_FAILED),
+            is_denied=known.error != ErrorCode.TOPIC_AUTHORIZATION_FAILED,
         )
     restored = known.error != 0
     # Brokers before Kafka 2.8 send no topic ids, and a recreated topic cannot be noticed.

@@ -12,14 +12,9 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from gateway.core.error_code import ErrorCode, code_from_error
 from gateway.core.log.record import TopicPartition
-from gateway.errors import (
-    AccessDenied,
-    AuthenticationFailed,
-    BrokerUnavailable,
-    KafkaError,
-    UnknownTopic,
-)
+from gateway.errors import KafkaError
 from gateway.kafka.protocol.offset_messages import (
     EpochQuery,
     ListOffsetsRequest,
@@ -32,15 +27,6 @@ from .connections import ConnectionRole, Connections
 # The timestamps of ListOffsets that stand for an end of the log.
 LATEST = -1
 EARLIEST = -2
-
-# Error codes
-UNKNOWN_SERVER_ERROR = -1
-UNKNOWN_TOPIC_OR_PARTITION = 3
-LEADER_NOT_AVAILABLE = 5
-REQUEST_TIMED_OUT = 7
-NETWORK_EXCEPTION = 13
-TOPIC_AUTHORIZATION_FAILED = 29
-SASL_AUTHENTICATION_FAILED = 58
 
 # Isolation levels: with READ_COMMITTED a log ends at its last stable offset.
 READ_UNCOMMITTED = 0
@@ -182,14 +168,14 @@ async def _query_leaders(
     for tp, value in values.items():
         leader = cluster.leader_for_partition(tp)
         if leader is None:
-            results[tp] = LEADER_NOT_AVAILABLE
+            results[tp] = ErrorCode.LEADER_NOT_AVAILABLE
         else:
             node, epoch = leader
             queries_by_node.setdefault(node, {})[tp] = create_query(value, epoch)
 
     async def query_leader(node: int, queries: dict[TopicPartition, A]) -> None:
         answers: dict[TopicPartition, T | int] = {}
-        code = UNKNOWN_SERVER_ERROR
+        code: int = ErrorCode.UNKNOWN_SERVER_ERROR
         try:
             answers = await send_queries(node, queries)
         except KafkaError as exc:
@@ -202,20 +188,3 @@ async def _query_leaders(
         for node, queries in queries_by_node.items():
             group.create_task(query_leader(node, queries))
     return results
-
-
-def code_from_error(error: KafkaError) -> int:
-    """Return Kafka's error code for an error that kept a request from being answered."""
-    match error:
-        case BrokerUnavailable(timeout=True):
-            return REQUEST_TIMED_OUT
-        case BrokerUnavailable():
-            return NETWORK_EXCEPTION
-        case AuthenticationFailed():
-            return SASL_AUTHENTICATION_FAILED
-        case AccessDenied():
-            return TOPIC_AUTHORIZATION_FAILED
-        case UnknownTopic():
-            return UNKNOWN_TOPIC_OR_PARTITION
-        case _:
-            return UNKNOWN_SERVER_ERROR

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gateway.core.error_code import code_from_error
 from gateway.core.log.recovery import cause_from_code
 from gateway.errors import KafkaError
 
 from .failures import unwrap_error
-from .offsets import code_from_error
 
 log = logging.getLogger(__name__)
 

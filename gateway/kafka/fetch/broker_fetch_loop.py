@@ -21,6 +21,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import Protocol
 
+from gateway.core.error_code import code_from_error
 from gateway.core.log import partition_reader as core
 from gateway.core.log.partition_reader import FetchCommand, PartitionReader
 from gateway.core.log.position import NO_EPOCH
@@ -29,7 +30,7 @@ from gateway.core.log.recovery import RECOVERY_RULES, Cause, RecoveryAction, cau
 from gateway.errors import AuthenticationFailed, BrokerUnavailable, KafkaError
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.connections import ConnectionRole
-from gateway.kafka.client.offsets import READ_COMMITTED, READ_UNCOMMITTED, code_from_error
+from gateway.kafka.client.offsets import READ_COMMITTED, READ_UNCOMMITTED
 from gateway.kafka.client.outages import format_topic_label
 from gateway.kafka.protocol.fetch_messages import FetchedPartition
 from gateway.telemetry.counts import FetchCounts

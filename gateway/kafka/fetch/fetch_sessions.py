@@ -12,14 +12,15 @@ from dataclasses import dataclass, field
 from typing import Self
 from uuid import UUID
 
+from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
 from gateway.kafka.protocol.fetch_messages import FetchTarget, ForgottenPartition
 
 SESSION_ERRORS = frozenset(
     {
-        70,  # FETCH_SESSION_ID_NOT_FOUND
-        71,  # INVALID_FETCH_SESSION_EPOCH
-        106,  # FETCH_SESSION_TOPIC_ID_ERROR
+        ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
+        ErrorCode.INVALID_FETCH_SESSION_EPOCH,
+        ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
     }
 )
 _NO_SESSION_EPOCH = -1  # a full fetch, of which the broker remembers nothing

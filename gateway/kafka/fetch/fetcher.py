@@ -19,6 +19,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
+from gateway.core.error_code import UNKNOWN_TOPIC_ERRORS, ErrorCode
 from gateway.core.log.partition_reader import (
     Command,
     EpochEndCommand,
@@ -32,7 +33,7 @@ from gateway.errors import KafkaError, RegistryUnavailable
 from gateway.kafka.client import offsets
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.connections import ConnectionRole
-from gateway.kafka.client.metadata_changes import TOPIC_AUTHORIZATION_FAILED, TopicChange
+from gateway.kafka.client.metadata_changes import TopicChange
 from gateway.telemetry.counts import FetchCounts
 from gateway.telemetry.log_context import create_detached_task
 
@@ -47,7 +48,6 @@ Deliver = Callable[[PartitionReader, Sequence[Entry]], None]
 MOCK_MAX_WAIT_S = 0.01  # see `Fetcher.max_wait`
 # Causes that lie with a broker, so they end for all of its partitions at once.
 BROKER_CAUSES = frozenset({Cause.CONNECTION, Cause.TIMEOUT, Cause.AUTHENTICATION})
-_UNKNOWN_TOPIC_CODES = (3, 17)  # UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION
 
 
 async def _skip_pause() -> None:
@@ -384,14 +384,13 @@ class Fetcher:
         topic = self.cluster.get_topic(reader.tp.topic)
         if topic is None:
             return
-        if topic.error == TOPIC_AUTHORIZATION_FAILED or topic.error in _UNKNOWN_TOPIC_CODES:
+        is_denied = topic.error == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        if is_denied or topic.error in UNKNOWN_TOPIC_ERRORS:
             # Without a leader nothing is asked for. The next metadata that has the topic, or grants
             # it, brings the leader back.
             self.release(partition_fetch)
             reader.on_leader_change(None, reader.leader_epoch, now)
-            cause = (
-                Cause.DENIED if topic.error == TOPIC_AUTHORIZATION_FAILED else Cause.UNKNOWN_TOPIC
-            )
+            cause = Cause.DENIED if is_denied else Cause.UNKNOWN_TOPIC
             self.deliver_entries(partition_fetch, reader.on_error(cause, now))
             return
         previous = (reader.leader, reader.leader_epoch, partition_fetch.topic_id)

@@ -18,6 +18,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol, TypeAlias
 
+from gateway.core.error_code import AUTHORIZATION_ERRORS, code_from_error
 from gateway.core.group.member import (
     CoordinatorMoved,
     GroupMembership,
@@ -37,7 +38,6 @@ from gateway.errors import AccessDenied, AuthenticationFailed, GroupFailed, Kafk
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.failures import unwrap_error
 from gateway.kafka.client.metadata_changes import TopicChange
-from gateway.kafka.client.offsets import code_from_error
 from gateway.kafka.client.outages import REPEAT_INTERVAL_S
 from gateway.telemetry.log_context import create_detached_task
 
@@ -46,7 +46,6 @@ from .member_options import MemberOptions, build_request
 log = logging.getLogger(__name__)
 
 RETRY_DELAY_S = 0.2  # seconds before a retry, where no failure says how long to wait
-DENIED_CODES = frozenset({29, 30})  # TOPIC_AUTHORIZATION_FAILED, GROUP_AUTHORIZATION_FAILED
 LEAVE_TIMEOUT_S = 2.0  # seconds for which a leaving member waits for the coordinator's response
 # Seconds between metadata requests for a topic that so far only the coordinator knows.
 RESOLVE_INTERVAL_S = 0.25
@@ -385,7 +384,7 @@ def label_cause(failure: KafkaError) -> str:
     """Return the kind of a failure, as the log names it."""
     if not isinstance(failure, GroupFailed):
         return cause_from_code(code_from_error(failure))
-    return Cause.DENIED if failure.code in DENIED_CODES else f"kafka-error-{failure.code}"
+    return Cause.DENIED if failure.code in AUTHORIZATION_ERRORS else f"kafka-error-{failure.code}"
 
 
 def _format_partitions(tps: Collection[TopicPartition]) -> str:

@@ -8,10 +8,13 @@ brings, without the partitions that the same heartbeat took away.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
+from gateway.core.backoff import BackoffPolicy
+from gateway.core.error_code import AUTHORIZATION_ERRORS, COORDINATOR_ERRORS, ErrorCode
 from gateway.core.group.member import MemberIdentity
 from gateway.core.log.record import TopicPartition
 from gateway.errors import (
@@ -31,23 +34,38 @@ from gateway.kafka.protocol.group_messages import (
 )
 
 COMMIT_TIMEOUT_S = 30.0
-_RETRY_DELAYS_S = (0.05, 1.0)  # the first delay between attempts, and the longest
+_RETRY_BACKOFF = BackoffPolicy(0.05, 1.0)
 
-# COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR
-_COORDINATOR_MOVED_CODES = {14, 15, 16}
-_STALE_MEMBER_CODES = {22, 27, 113}  # ILLEGAL_GENERATION, REBALANCE_IN_PROGRESS, STALE_MEMBER_EPOCH
-_FENCED_MEMBER_CODES = {25, 82, 110}  # UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, FENCED_MEMBER_EPOCH
-# UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID: the coordinator does not know
-# the topic yet, or not any more.
-_UNKNOWN_TOPIC_CODES = {3, 100, 103}
-_RETRIABLE_CODES = {7, 88} | _UNKNOWN_TOPIC_CODES  # REQUEST_TIMED_OUT, UNSTABLE_OFFSET_COMMIT
 UNKNOWN_TOPIC_TIMEOUT_S = 2.0  # after this a topic that the coordinator does not know is deleted
-_DENIED_CODES = {29, 30}  # TOPIC_AUTHORIZATION_FAILED, GROUP_AUTHORIZATION_FAILED
+
+_STALE_MEMBER_ERRORS = {
+    ErrorCode.ILLEGAL_GENERATION,
+    ErrorCode.REBALANCE_IN_PROGRESS,
+    ErrorCode.STALE_MEMBER_EPOCH,
+}
+_FENCED_MEMBER_ERRORS = {
+    ErrorCode.UNKNOWN_MEMBER_ID,
+    ErrorCode.FENCED_INSTANCE_ID,
+    ErrorCode.FENCED_MEMBER_EPOCH,
+}
+# The coordinator does not know the topic yet, or not any more.
+_UNKNOWN_TOPIC_ERRORS = {
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ErrorCode.UNKNOWN_TOPIC_ID,
+    ErrorCode.INCONSISTENT_TOPIC_ID,
+}
+_RETRIABLE_ERRORS = {
+    *COORDINATOR_ERRORS,
+    *_STALE_MEMBER_ERRORS,
+    *_UNKNOWN_TOPIC_ERRORS,
+    ErrorCode.REQUEST_TIMED_OUT,
+    ErrorCode.UNSTABLE_OFFSET_COMMIT,
+}
 
 
 async def _wait_without_member(timeout_s: float) -> None:
     """Wait in place of a heartbeat, for consumers without a member."""
-    await asyncio.sleep(min(timeout_s, _RETRY_DELAYS_S[0]))
+    await asyncio.sleep(min(timeout_s, _RETRY_BACKOFF.first_delay))
 
 
 class _UnknownTopics:
@@ -124,7 +142,7 @@ class GroupOffsets:
         """
         pending = dict(offsets)
         deadline, not_owned = self._compute_deadline(timeout_s), set[TopicPartition]()
-        delay, failure = _RETRY_DELAYS_S[0], BrokerUnavailable("no answer in time", timeout=True)
+        failures, failure = 0, BrokerUnavailable("no answer in time", timeout=True)
         unknown = _UnknownTopics(self.group)
         while pending:
             not_owned |= self._drop_unowned(pending)
@@ -135,17 +153,17 @@ class GroupOffsets:
                 response = await self.coordinators.send(self.group, request)
                 errors = {tp: response.errors.get(tp, 0) for tp in pending}
             except BrokerUnavailable as exc:
-                errors, failure = dict.fromkeys(pending, 7), exc  # as REQUEST_TIMED_OUT
+                errors, failure = dict.fromkeys(pending, ErrorCode.REQUEST_TIMED_OUT), exc
             pending = {tp: offset for tp, offset in pending.items() if errors[tp]}
-            unknown.update({tp.topic for tp in pending if errors[tp] in _UNKNOWN_TOPIC_CODES})
+            unknown.update({tp.topic for tp in pending if errors[tp] in _UNKNOWN_TOPIC_ERRORS})
             if pending:
                 # Only once nothing else is left, so that the other offsets are committed first.
-                if {errors[tp] for tp in pending} <= _UNKNOWN_TOPIC_CODES:
+                if {errors[tp] for tp in pending} <= _UNKNOWN_TOPIC_ERRORS:
                     unknown.raise_if_expired()
+                failures += 1
                 await self._prepare_retry(
-                    {errors[tp] for tp in pending}, pending, deadline, delay, failure
+                    {errors[tp] for tp in pending}, pending, deadline, failures, failure
                 )
-                delay = min(delay * 2, _RETRY_DELAYS_S[1])
         if not_owned:
             names = ", ".join(map(str, sorted(not_owned)))
             raise NotOwned(f"not this member's (any more): {names}")
@@ -167,7 +185,7 @@ class GroupOffsets:
             GroupFailed: The coordinator refuses for another reason.
             BrokerUnavailable: The coordinator did not answer in time.
         """
-        deadline, delay = self._compute_deadline(timeout_s), _RETRY_DELAYS_S[0]
+        deadline, failures = self._compute_deadline(timeout_s), 0
         failure = BrokerUnavailable("no answer in time", timeout=True)
         while True:
             try:
@@ -175,7 +193,7 @@ class GroupOffsets:
                     self.group, OffsetFetchRequest(self.group, tps)
                 )
             except BrokerUnavailable as exc:
-                failure, errors = exc, {7}  # as REQUEST_TIMED_OUT
+                failure, errors = exc, {int(ErrorCode.REQUEST_TIMED_OUT)}
             else:
                 offsets = response.offsets
                 errors = {response.error} | {e for e in offsets.values() if isinstance(e, int)}
@@ -186,8 +204,8 @@ class GroupOffsets:
                         for tp, offset in offsets.items()
                         if isinstance(offset, OffsetAndMetadata)
                     }
-            await self._prepare_retry(errors, tps or (), deadline, delay, failure)
-            delay = min(delay * 2, _RETRY_DELAYS_S[1])
+            failures += 1
+            await self._prepare_retry(errors, tps or (), deadline, failures, failure)
 
     def _build_commit_request(
         self,
@@ -220,7 +238,7 @@ class GroupOffsets:
         errors: Collection[int],
         tps: Collection[TopicPartition],
         deadline: float,
-        delay: float,
+        failures: int,
         failure: KafkaError,
     ) -> None:
         """Wait and prepare for the next attempt, or raise if none can succeed.
@@ -229,29 +247,31 @@ class GroupOffsets:
             errors: The error codes of the last attempt.
             tps: The partitions that it was for.
             deadline: When to give up, in seconds of the event loop's clock.
-            delay: How many seconds to wait, unless a heartbeat is waited for.
+            failures: How many attempts failed in a row. The wait grows with them, unless a
+                heartbeat is waited for.
             failure: What to raise at the deadline.
         """
         errors, names = set(errors), ", ".join(map(str, sorted(tps)))
         now = asyncio.get_running_loop().time()
-        if errors & _FENCED_MEMBER_CODES:
+        if errors & _FENCED_MEMBER_ERRORS:
             # The heartbeat lets the member learn at once that it was fenced, and join again.
             await self.heartbeat_soon(0.0)
             raise NotOwned(f"the group {self.group} went on without this member; {names} are lost")
-        if errors & _DENIED_CODES:
+        if errors & AUTHORIZATION_ERRORS:
             raise AccessDenied(f"the gateway may not read {names} with the group {self.group}")
-        if fatal := errors - _COORDINATOR_MOVED_CODES - _STALE_MEMBER_CODES - _RETRIABLE_CODES:
+        if fatal := errors - _RETRIABLE_ERRORS:
             code = min(fatal)
             message = f"offsets of {names} in the group {self.group}: error {code}"
             raise GroupFailed(message, group=self.group, code=code)
         if now >= deadline:
             raise failure
-        if errors & _COORDINATOR_MOVED_CODES:
+        if errors & COORDINATOR_ERRORS:
             self.coordinators.forget(self.group)
         # A stale epoch is cured by the heartbeat that brings the new one, and by nothing else.
-        if errors & _STALE_MEMBER_CODES:
+        if errors & _STALE_MEMBER_ERRORS:
             await self.heartbeat_soon(deadline - now)
         else:
+            delay = _RETRY_BACKOFF.compute_delay(failures, random.random)
             await asyncio.sleep(min(delay, deadline - now))
 
     @staticmethod

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal
 
+from gateway.core.error_code import ErrorCode
 from gateway.core.group.classic_member import ClassicMember
 from gateway.core.group.consumer_member import ConsumerMember
 from gateway.core.group.member import GroupMembership, GroupRequest
@@ -22,7 +23,6 @@ from gateway.kafka.protocol.group_messages import ConsumerGroupHeartbeatRequest
 from gateway.kafka.protocol.requests import KafkaRequest
 
 ProtocolName = Literal["auto", "consumer", "classic"]
-UNSUPPORTED_VERSION = 35
 # Of the classic protocol; a third of the session timeout if that is less. As Java's consumer.
 MAX_HEARTBEAT_INTERVAL_S = 3.0
 
@@ -85,7 +85,7 @@ class MemberOptions:
         raise GroupFailed(
             f"the coordinator of {group} does not speak KIP-848; use the classic protocol",
             group=group,
-            code=UNSUPPORTED_VERSION,
+            code=ErrorCode.UNSUPPORTED_VERSION,
         )
 
 

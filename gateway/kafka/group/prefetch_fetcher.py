@@ -19,6 +19,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.core.error_code import ErrorCode, code_from_error
 from gateway.core.group.partition_state import EARLIEST, PartitionState
 from gateway.core.log.record import Gap, TopicPartition
 from gateway.core.log.recovery import (
@@ -30,7 +31,7 @@ from gateway.core.log.recovery import (
 )
 from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError, PartitionFailed
 from gateway.kafka.client.cluster import Cluster
-from gateway.kafka.client.offsets import READ_COMMITTED, OffsetAndTimestamp, code_from_error
+from gateway.kafka.client.offsets import READ_COMMITTED, OffsetAndTimestamp
 from gateway.kafka.fetch.batches import BULK_SLICE_RECORDS, iter_slices
 from gateway.kafka.fetch.decoding import DecodedSlice, RecordSetDecoder
 from gateway.kafka.fetch.fetch import fetch_on_connection
@@ -39,7 +40,6 @@ from gateway.telemetry.log_context import create_detached_task
 
 log = logging.getLogger(__name__)
 
-OUT_OF_RANGE = 1  # OFFSET_OUT_OF_RANGE
 REPLICA_LEASE_S = 300.0  # seconds for which a nearer replica is read (KIP-392)
 MAX_CORRUPT_TRIES = 3  # fetches of a damaged batch before the partition is stopped
 # What is kept of one fetch once it is decompressed: this many times `partition_bytes`.
@@ -406,7 +406,8 @@ class PrefetchFetcher:
             state.failures += 1
             state.back_off(Cause.CORRUPT, asyncio.get_running_loop().time())
             if state.failures >= MAX_CORRUPT_TRIES:
-                self._stop_partition(state, f"is damaged: {decoded.error}; seek past it", code=2)
+                detail = f"is damaged: {decoded.error}; seek past it"
+                self._stop_partition(state, detail, ErrorCode.CORRUPT_MESSAGE)
             return
         state.add_fetched(decoded.entries, decoded.next_offset, decoded.last_epoch)
         self.failures.pop(tp, None)
@@ -416,10 +417,10 @@ class PrefetchFetcher:
         # A follower may be behind, so its errors prove nothing: ask the leader first.
         if state.preferred_replica is not None:
             state.preferred_replica = None
-        elif code == OUT_OF_RANGE and state.records:
+        elif code == ErrorCode.OFFSET_OUT_OF_RANGE and state.records:
             # A reset would drop the buffered records: first let polls return them.
             state.is_drained = True
-        elif code == OUT_OF_RANGE:
+        elif code == ErrorCode.OFFSET_OUT_OF_RANGE:
             missing = state.fetch_offset  # read before `reset` clears it
             self.reset_position(state, self.out_of_range_reset)
             state.missing_offset = missing
@@ -440,7 +441,9 @@ class PrefetchFetcher:
         ):
             self._start_refresh(f"{state.tp}: {cause}")
 
-    def _stop_partition(self, state: PartitionState, detail: str, code: int = OUT_OF_RANGE) -> None:
+    def _stop_partition(
+        self, state: PartitionState, detail: str, code: int = ErrorCode.OFFSET_OUT_OF_RANGE
+    ) -> None:
         """Read nothing more of a partition until a seek; polls raise the failure."""
         state.is_stopped = True
         topic, partition = state.tp

@@ -9,11 +9,11 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
+from gateway.core.error_code import AUTHORIZATION_ERRORS
 from gateway.core.log.record import TopicPartition
 from gateway.core.produce.outbox import Outbox
 from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError, PartitionFailed
 
-DENIED_CODES = frozenset({29, 31})  # TOPIC_ and CLUSTER_AUTHORIZATION_FAILED
 RECORD_OVERHEAD_BYTES = 64  # about how many bytes a record takes besides its content
 
 Headers = Sequence[tuple[str, bytes | None]]
@@ -161,7 +161,7 @@ def encode_batch(
 
 def build_refused_error(tp: TopicPartition, code: int) -> KafkaError:
     """Return the exception for a record that Kafka refused, with Kafka's error code."""
-    if code in DENIED_CODES:
+    if code in AUTHORIZATION_ERRORS:
         return AccessDenied(
             f"the gateway may not write to {tp.topic}; allow it WRITE", topic=tp.topic
         )

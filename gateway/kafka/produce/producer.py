@@ -24,6 +24,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.core.error_code import AUTHORIZATION_ERRORS, ErrorCode, code_from_error
 from gateway.core.log.record import TopicPartition
 from gateway.core.log.recovery import (
     RECOVERY_RULES,
@@ -36,7 +37,6 @@ from gateway.core.produce.outbox import Outbox, WriteOutcome, WriteStatus
 from gateway.errors import BrokerUnavailable, KafkaError
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.connections import BrokerConnection, ConnectionRole
-from gateway.kafka.client.offsets import LEADER_NOT_AVAILABLE, UNKNOWN_SERVER_ERROR, code_from_error
 from gateway.kafka.protocol.produce_messages import (
     AppendResult,
     InitProducerIdRequest,
@@ -47,7 +47,6 @@ from gateway.telemetry.log_context import create_detached_task
 
 from .pending_records import (
     CODEC_IDS,
-    DENIED_CODES,
     RECORD_OVERHEAD_BYTES,
     Compression,
     Headers,
@@ -70,6 +69,8 @@ REPLICATION_TIMEOUT_SHARE = 0.8  # of the request timeout: the broker gives up f
 REFRESH_ACTIONS = frozenset(
     {RecoveryAction.REFRESH, RecoveryAction.RECONNECT, RecoveryAction.WATCH_METADATA}
 )
+# For a batch that the broker does not mention in its answer.
+_NO_RESULT = AppendResult(ErrorCode.UNKNOWN_SERVER_ERROR, -1)
 
 
 @dataclass(slots=True, eq=False)
@@ -299,7 +300,9 @@ class Producer:
                 leader = self._cluster.leader_for_partition(queue.tp)
                 if leader is None:
                     self._schedule_retry(queue, Cause.NO_LEADER, "it has no leader", now)
-                    self._apply_outcome(queue, queue.outbox.on_not_sent(now), LEADER_NOT_AVAILABLE)
+                    self._apply_outcome(
+                        queue, queue.outbox.on_not_sent(now), ErrorCode.LEADER_NOT_AVAILABLE
+                    )
                 elif leader[0] not in self._busy_nodes:
                     nodes.setdefault(leader[0], []).append(queue)
         return nodes
@@ -352,7 +355,9 @@ class Producer:
                 self._schedule_retry(
                     queue, Cause.UNEXPECTED, "the gateway failed; its log says why", now
                 )
-                self._apply_outcome(queue, queue.outbox.on_no_response(now), UNKNOWN_SERVER_ERROR)
+                self._apply_outcome(
+                    queue, queue.outbox.on_no_response(now), ErrorCode.UNKNOWN_SERVER_ERROR
+                )
         finally:
             self._busy_nodes.discard(node)
             for queue in due:
@@ -366,7 +371,7 @@ class Producer:
         unknown, concerns no other partition.
         """
         response = await self._cluster.connections.send_on(connection, InitProducerIdRequest())
-        if response.error in DENIED_CODES:
+        if response.error in AUTHORIZATION_ERRORS:
             self._apply_outcome(queue, queue.outbox.reject_waiting(), response.error)
         elif response.error:
             now = asyncio.get_running_loop().time()
@@ -399,9 +404,7 @@ class Producer:
                 self._apply_outcome(queue, queue.outbox.on_no_response(now), code_from_error(exc))
             return
         for queue, _ in batches:
-            self._on_partition_response(
-                queue, response.partitions.get(queue.tp, AppendResult(UNKNOWN_SERVER_ERROR, -1))
-            )
+            self._on_partition_response(queue, response.partitions.get(queue.tp, _NO_RESULT))
 
     def _on_partition_response(self, queue: _PartitionQueue, appended: AppendResult) -> None:
         """Apply the broker's answer about the batch of one partition."""

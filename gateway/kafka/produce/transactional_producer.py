@@ -20,12 +20,17 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
+from gateway.core.error_code import (
+    AUTHORIZATION_ERRORS,
+    COORDINATOR_ERRORS,
+    COORDINATOR_MOVED_ERRORS,
+    ErrorCode,
+)
 from gateway.core.log.record import TopicPartition
 from gateway.core.produce.outbox import ProducerIdAndEpoch
 from gateway.errors import AccessDenied, BrokerUnavailable, Fenced, KafkaError, PartitionFailed
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.connections import ConnectionRole
-from gateway.kafka.client.coordinators import GROUP_AUTHORIZATION_FAILED as GROUP_DENIED
 from gateway.kafka.protocol.group_messages import FindCoordinatorRequest
 from gateway.kafka.protocol.produce_messages import (
     AppendResult,
@@ -51,18 +56,21 @@ RETRY_TIMEOUT_S = 30.0  # seconds for which one request is repeated while Kafka 
 RETRY_DELAY_S = 0.02  # short: usually the markers of the last transaction are being written
 TRANSACTION_KEY_TYPE = 1  # FindCoordinator for a transactional id
 
-INVALID_TXN_STATE = 48
-# INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED
-FENCED_CODES = frozenset({47, INVALID_TXN_STATE, 49, 90})
-# CONCURRENT_TRANSACTIONS, COORDINATOR_LOAD_IN_PROGRESS, UNKNOWN_TOPIC_OR_PARTITION (new topics)
-RETRIABLE_CODES = frozenset({51, 14, 3})
-COORDINATOR_MOVED_CODES = frozenset({15, 16})  # COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR
-TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
-# TOPIC_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED, and those of group and transactional id
-DENIED = frozenset({29, 31, GROUP_DENIED, TRANSACTIONAL_ID_AUTHORIZATION_FAILED})
-DUPLICATE_SEQUENCE_NUMBER = 46  # the broker has the batch, but does not say where
-LEADER_CHANGED_CODES = frozenset({5, 6})  # LEADER_NOT_AVAILABLE, NOT_LEADER_OR_FOLLOWER
-OPERATION_NOT_ATTEMPTED = 55  # another partition of the request failed
+FENCED_ERRORS = frozenset(
+    {
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        ErrorCode.INVALID_TXN_STATE,
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+        ErrorCode.PRODUCER_FENCED,
+    }
+)
+RETRIABLE_ERRORS = COORDINATOR_ERRORS | {
+    ErrorCode.CONCURRENT_TRANSACTIONS,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,  # of a new topic
+}
+LEADER_CHANGED_ERRORS = frozenset(
+    {ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.NOT_LEADER_OR_FOLLOWER}
+)
 
 
 class TransactionRecord(NamedTuple):
@@ -196,7 +204,7 @@ class TransactionalProducer:
 
         def get_error(response: TransactionResponse) -> int:
             # Kafka checks id and epoch before the state, so the id is ours and nothing was open.
-            return 0 if response.error == INVALID_TXN_STATE else response.error
+            return 0 if response.error == ErrorCode.INVALID_TXN_STATE else response.error
 
         try:
             await self._send_to_coordinator(
@@ -243,7 +251,7 @@ class TransactionalProducer:
 
         async def attempt() -> int:
             error = _find_reason((await coordinators.send(request.group, request)).errors)
-            if error in COORDINATOR_MOVED_CODES:
+            if error in COORDINATOR_MOVED_ERRORS:
                 coordinators.forget(request.group)
             return error
 
@@ -280,10 +288,13 @@ class TransactionalProducer:
             if leader is None:
                 raise BrokerUnavailable(f"{tp} has no leader", retry_after=RETRY_DELAY_S)
             response = await connections.send(leader[0], ConnectionRole.PRODUCE, request)
-            error, offset = response.partitions.get(tp, AppendResult(-1, -1))
-            if error in LEADER_CHANGED_CODES:
+            error, offset = response.partitions.get(
+                tp, AppendResult(ErrorCode.UNKNOWN_SERVER_ERROR, -1)
+            )
+            if error in LEADER_CHANGED_ERRORS:
                 raise BrokerUnavailable(f"{tp} is led by another broker", retry_after=RETRY_DELAY_S)
-            return 0 if error == DUPLICATE_SEQUENCE_NUMBER else error
+            # A duplicate: the broker has the batch, but does not say where.
+            return 0 if error == ErrorCode.DUPLICATE_SEQUENCE_NUMBER else error
 
         await self._retry_until_done(attempt, f"{tp}")
         return offset
@@ -315,7 +326,7 @@ class TransactionalProducer:
                 self._coordinator_node = None
                 raise
             error = get_error(response)
-            if error in COORDINATOR_MOVED_CODES:
+            if error in COORDINATOR_MOVED_ERRORS:
                 self._coordinator_node = None
             responses.append(response)
             return error
@@ -344,7 +355,7 @@ class TransactionalProducer:
                 error = await attempt()
                 if not error:
                     return
-                if error not in RETRIABLE_CODES | COORDINATOR_MOVED_CODES:
+                if error not in RETRIABLE_ERRORS:
                     raise self._build_error(error, operation)
                 reason = f"Kafka answers code {error}"
             except BrokerUnavailable as exc:
@@ -365,10 +376,12 @@ class TransactionalProducer:
 
     def _build_error(self, error: int, operation: str) -> KafkaError:
         """Return the exception for an error code that does not pass."""
-        if error in FENCED_CODES:
+        if error in FENCED_ERRORS:
             return Fenced(f"another producer writes as {self.id} by now (code {error})")
-        if error in DENIED:
-            denied = self.id if error == TRANSACTIONAL_ID_AUTHORIZATION_FAILED else operation
+        if error in AUTHORIZATION_ERRORS:
+            denied = (
+                self.id if error == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED else operation
+            )
             return AccessDenied(f"the gateway may not write in a transaction: {denied}; allow it")
         # An operation is either the name of a request or, as here, a partition ("orders-3").
         topic, _, partition = operation.rpartition("-")
@@ -393,7 +406,7 @@ class TransactionalProducer:
             except BrokerUnavailable as exc:
                 failure = str(exc)
                 continue
-            if response.error in DENIED:
+            if response.error in AUTHORIZATION_ERRORS:
                 raise self._build_error(response.error, "FindCoordinator")
             if not response.error:
                 connections.update_addresses({response.node: (response.host, response.port)})
@@ -409,8 +422,8 @@ def _find_reason(errors: Mapping[TopicPartition, int]) -> int:
     says that another one has the reason.
     """
     codes = [code for code in errors.values() if code]
-    reasons = [code for code in codes if code != OPERATION_NOT_ATTEMPTED] or codes
-    final = [code for code in reasons if code not in RETRIABLE_CODES | COORDINATOR_MOVED_CODES]
+    reasons = [code for code in codes if code != ErrorCode.OPERATION_NOT_ATTEMPTED] or codes
+    final = [code for code in reasons if code not in RETRIABLE_ERRORS]
     return (final or reasons or [0])[0]
 
 

@@ -7,13 +7,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
 
 from .codec import FieldReader, FieldWriter, group_by_topic, read_partition_errors
 from .consumer_protocol import decode_assignment
 from .requests import KafkaRequest, VersionRange
-
-GROUP_ID_NOT_FOUND = 69
 
 
 class GroupListing(NamedTuple):
@@ -161,7 +160,7 @@ class DescribeGroupsRequest(KafkaRequest[GroupDescription]):
         assignor = read.string() or ""
         members = tuple(self._read_member(read, version) for _ in range(read.array()))
         if state == "Dead" and not error:
-            error = GROUP_ID_NOT_FOUND
+            error = ErrorCode.GROUP_ID_NOT_FOUND
         return GroupDescription(throttle, error, message, name, "classic", state, assignor, members)
 
     @staticmethod

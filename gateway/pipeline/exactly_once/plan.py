@@ -13,8 +13,10 @@ first epoch, and again to change N:
    begins from now on reads this plan and stops.
 3. It fences the transactional id of every old writer. A writer that had begun can no longer commit.
 4. It reads and verifies the ledger again. Nobody can change the entries any more. If none is of
-   this epoch, N changes with the next generation. Otherwise this epoch is finished with the old N,
-   and the change is tried again in the next epoch.
+   this epoch, N changes to the wanted number. Otherwise this epoch is finished with the N of its
+   entries, and the change is tried again in the next epoch. That N may be another one than the
+   plan's: a process that runs by a copy of the checkpoint may have finished this epoch and changed
+   the plan for the next one. If N changes, the plan is written with the next generation.
 
 The ledger also names the job's owner: the query (the id of the checkpoint) that writes its rows. A
 new checkpoint (of a first run, of `--fresh` or of a restored copy) becomes the owner before its
@@ -30,7 +32,7 @@ has no rows again). This module does no I/O: `PlanChange` says what to do, and `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from gateway.errors import CheckpointRefused
@@ -71,7 +73,7 @@ class PlanSuperseded(Exception):
 
 
 def verify_entries(
-    entries: Iterable[LedgerEntry], epoch: int, get_digest: Callable[[int], str]
+    entries: Collection[LedgerEntry], epoch: int, get_digest: Callable[[int], str]
 ) -> None:
     """Verify that the batches in the ledger are those of the checkpoint.
 
@@ -83,7 +85,8 @@ def verify_entries(
 
     Raises:
         CheckpointRefused: They are other batches, because the checkpoint was put back to another
-            state.
+            state. Or the batch was divided among two numbers of writers, as earlier versions of
+            this module could do, so that nobody can say which rows are missing.
     """
     for entry in entries:
         # An entry of this very epoch is normal: the epoch was interrupted, or its commit file is
@@ -95,6 +98,11 @@ def verify_entries(
                 f"were written (the ledger is at batch {entry.epoch}): the checkpoint was put back "
                 "to another state; start again with --fresh, or put back the one that wrote them"
             )
+    if len(counts := {entry.writers for entry in entries if entry.epoch == epoch}) > 1:
+        raise CheckpointRefused(
+            f"rows of batch {epoch} were written by {min(counts)} and by {max(counts)} writers, so "
+            "some may be there twice and others not at all; start again with --fresh"
+        )
 
 
 def verify_owner(owner: str | None, query_id: str, plan: WriterPlan | None) -> None:
@@ -118,21 +126,23 @@ def verify_owner(owner: str | None, query_id: str, plan: WriterPlan | None) -> N
     )
 
 
-def must_write(entry: LedgerEntry | None, epoch: int, digest: str = "") -> bool:
+def must_write(entry: LedgerEntry | None, epoch: int, writers: int, digest: str = "") -> bool:
     """Return whether a writer must still write its rows of an epoch.
 
     Args:
         entry: The last entry of the writer, or None if it has none.
         epoch: The number of the epoch.
+        writers: The number of writers that the rows are divided among.
         digest: `Checkpoint.compute_digest` of the epoch.
 
     Raises:
-        CheckpointRefused: The entry is of another batch (see `verify_entries`). The driver verified
-            all entries before this writer began, so this is only a safeguard.
+        CheckpointRefused: The entry is of another batch, or of another number of writers (see
+            `verify_entries`). The driver verified all entries before this writer began, so this is
+            only a safeguard.
     """
     if entry is None or entry.epoch < epoch:
         return True
-    verify_entries([entry], epoch, lambda _: digest)
+    verify_entries([entry, LedgerEntry(epoch, writers)], epoch, lambda _: digest)
     return False
 
 
@@ -178,12 +188,16 @@ class PlanChange:
         """Return the plan for this epoch.
 
         Args:
-            entries: The last entries of all writers, read after those of the old plan were fenced.
+            entries: The last entries of all writers, read after those of the old plan were fenced,
+                and verified by `verify_entries`.
         """
         fencing_plan = self.fencing_plan
-        # Once one writer has committed rows of this epoch, the others must get the rows that the
-        # old number of writers gives them. Otherwise rows would be lost or repeated.
-        has_begun = any(entry.epoch >= self.epoch for entry in entries)
-        if fencing_plan.writers == self.writers or has_begun:
+        # Once one writer has committed rows of this epoch, the others must get the rows that its
+        # number of writers gives them. Otherwise rows would be lost or repeated. The entries say
+        # that number, not the plan, which may already have been changed for a later epoch.
+        writers = next(
+            (entry.writers for entry in entries if entry.epoch == self.epoch), self.writers
+        )
+        if fencing_plan.writers == writers:
             return fencing_plan
-        return WriterPlan(fencing_plan.generation + 1, self.writers, self.driver_id)
+        return WriterPlan(fencing_plan.generation + 1, writers, self.driver_id)

@@ -44,8 +44,9 @@ class TransactionInterrupted(PipelineUnavailable):
         super().__init__(f"{RETRY_MARKER} {transactional_id}: {error}")
 
 
-# The keys are the transactional id, the generation of the plan, and the cluster's servers.
-_producers: dict[tuple[Any, ...], LedgerProducer] = {}
+# The keys are the transactional id, the generation of the plan, and the cluster's servers. The
+# values have the last epoch that the producer was given for.
+_producers: dict[tuple[Any, ...], tuple[LedgerProducer, int]] = {}
 _current_process: tuple[int, str] = (0, "")  # the process id and the name
 
 
@@ -63,28 +64,41 @@ def get_process_name() -> str:
 
 
 def get_producer(
-    transactional_id: str, client_config: Mapping[str, Any], generation: int
+    transactional_id: str, client_config: Mapping[str, Any], generation: int, epoch: int
 ) -> LedgerProducer | None:
-    """Return the producer that this process keeps for a transactional id, if there is one.
+    """Return the producer that this process keeps for a transactional id, if it has one to use.
 
     Args:
         transactional_id: The transactional id.
         client_config: librdkafka's properties of the cluster.
         generation: The generation of the plan. A producer of an earlier one is not returned.
+        epoch: The epoch to write. A producer is returned once for an epoch. When Spark repeats a
+            task, the producer may have committed it, and the caller has to read the ledger.
     """
     get_process_name()  # drops the producers of the parent process after a fork
-    return _producers.get((transactional_id, generation, _get_bootstrap_servers(client_config)))
+    key = transactional_id, generation, _get_bootstrap_servers(client_config)
+    producer, last_epoch = _producers.get(key, (None, epoch))
+    if producer is None or last_epoch >= epoch:
+        return None
+    _producers[key] = producer, epoch
+    return producer
 
 
 def store_producer(
-    producer: LedgerProducer, client_config: Mapping[str, Any], generation: int
+    producer: LedgerProducer, client_config: Mapping[str, Any], generation: int, epoch: int
 ) -> None:
-    """Keep a producer for the next batch, in place of any with the same transactional id."""
+    """Keep a producer for the next batch, in place of any with the same transactional id.
+
+    Args:
+        producer: The producer.
+        client_config: librdkafka's properties of the cluster.
+        generation: The generation of the plan.
+        epoch: The epoch that the producer is about to write.
+    """
     drop_producer(producer.transactional_id)
     get_process_name()
-    _producers[(producer.transactional_id, generation, _get_bootstrap_servers(client_config))] = (
-        producer
-    )
+    key = producer.transactional_id, generation, _get_bootstrap_servers(client_config)
+    _producers[key] = producer, epoch
 
 
 def drop_producer(transactional_id: str) -> None:

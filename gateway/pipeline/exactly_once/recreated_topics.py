@@ -152,8 +152,9 @@ class InputTopics:
         return None
 
 
-# By process id and the servers of a cluster. After a fork the clients of the parent are useless.
-_admin_clients: dict[tuple[int, str], Any] = {}
+# By process id and the properties of a cluster, as two inputs may read one with other credentials.
+# After a fork the clients of the parent are useless.
+_admin_clients: dict[tuple[int, frozenset[tuple[str, Any]]], Any] = {}
 
 
 def check_topics(read_topics: Iterable[ReadTopic]) -> None:
@@ -171,7 +172,7 @@ def check_topics(read_topics: Iterable[ReadTopic]) -> None:
     """
     requests = []
     for read_topic in read_topics:
-        key = os.getpid(), str(read_topic.client_config.get("bootstrap.servers"))
+        key = os.getpid(), frozenset(read_topic.client_config.items())
         if key not in _admin_clients:
             _admin_clients[key] = topics.create_admin_client(read_topic.client_config)
         future = topics.request_topic(_admin_clients[key], read_topic.topic.name)

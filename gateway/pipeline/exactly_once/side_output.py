@@ -203,10 +203,31 @@ class SideOutput:
         records = build_late_records(raw, late_rows, self.input_name)
         return self._write_rows("late", records, batches[-1].number)
 
-    def read_last_batch(self, kind: SideOutputKind) -> int:
-        """Return the number of the last batch whose records were written, or -1 for none."""
+    def read_last_batch(self, kind: SideOutputKind, epoch: int) -> int:
+        """Return the last batch whose records were written, and let no other process write more.
+
+        An earlier process that still runs may write the same batches, up to another last one. So
+        unless all were written, it is fenced, and the ledger is read again.
+
+        Args:
+            kind: Which records.
+            epoch: The last of the batches that are about to be written.
+
+        Returns:
+            The number of the batch, or -1 for none.
+
+        Raises:
+            PipelineError: Kafka does not answer, or refuses.
+        """
+        last_batch = self._read_last_entry(kind)
+        if last_batch < epoch:
+            self._get_writer(kind).prepare(epoch)
+            last_batch = self._read_last_entry(kind)
+        return last_batch
+
+    def _read_last_entry(self, kind: SideOutputKind) -> int:
         ledger, name = self._get_writer(kind).ledger, self._build_query_id(kind)
-        return max((each.epoch for each in ledger.read_entries(name)), default=-1)
+        return max((entry.epoch for entry in ledger.read_entries(name)), default=-1)
 
     def _read_records(self, batches: Sequence[BatchOffsets]) -> DataFrame | None:
         """Return the records of batches, or None if the batches have none of this topic."""

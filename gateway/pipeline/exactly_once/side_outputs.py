@@ -252,7 +252,8 @@ class SideOutputs:
         """
         pending = self._pending_batches
         if is_repeated and pending:
-            last_written = self._side_outputs[input_name].read_last_batch(kind)
+            last = pending[-1].batch.number
+            last_written = self._side_outputs[input_name].read_last_batch(kind, last)
             pending = [written for written in pending if written.batch.number > last_written]
         indexes = [
             i

@@ -153,14 +153,15 @@ class WriteTask:
     def _get_producer(self, writer: int) -> LedgerProducer | None:
         """Return a producer for this epoch, or None if the epoch has been written.
 
-        The ledger need not be read if this process made the writer's last commit and still has the
-        producer. Otherwise the ledger is read, after a new producer has fenced all others.
+        The ledger need not be read if this process made the writer's last commit, of an earlier
+        epoch, and still has the producer. Otherwise the ledger is read, after a new producer has
+        fenced all others.
         """
         transactional_id, client_config = f"{self.query_id}-{writer}", self.ledger.client_config
         generation = self.plan.generation
         is_last = self.processes_by_writer.get(writer) == producers.get_process_name()
         if is_last and (
-            kept := producers.get_producer(transactional_id, client_config, generation)
+            kept := producers.get_producer(transactional_id, client_config, generation, self.epoch)
         ):
             return kept
         producer = LedgerProducer(
@@ -171,9 +172,9 @@ class WriteTask:
         except KafkaException as error:
             raise TransactionInterrupted(transactional_id, error) from None
         verify_plan(plan or self.plan, self.plan)
-        if not must_write(entry, self.epoch, self.digest):
+        if not must_write(entry, self.epoch, self.plan.writers, self.digest):
             return None
-        producers.store_producer(producer, client_config, generation)
+        producers.store_producer(producer, client_config, generation, self.epoch)
         return producer
 
     def _split_by_size(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -33,9 +34,7 @@ if TYPE_CHECKING:
     ArrowFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 _HEADERS_DDL = "array<struct<key: string, value: binary>>"
-# Of this process: the event loop, and the codecs by the settings of their registry.
-_runner: asyncio.Runner | None = None
-_codecs_by_catalog: dict[str, Codecs] = {}
+_runner: asyncio.Runner | None = None  # the event loop of this process
 
 
 def has_schema(model: str) -> bool:
@@ -234,12 +233,12 @@ def _build_headers_type() -> pa.DataType:
     return pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
+@cache
 def _get_codecs(catalog: SchemaRegistry) -> Codecs:
-    # Each task unpickles settings of its own, so equal ones are found by their text.
-    key = repr(catalog)
-    if key not in _codecs_by_catalog:
-        _codecs_by_catalog[key] = Codecs(catalog)
-    return _codecs_by_catalog[key]
+    """Return the codecs of a registry, the same ones for equal settings in this process."""
+    # Each task unpickles settings of its own. They are compared by value, as their text has
+    # asterisks in place of a password.
+    return Codecs(catalog)
 
 
 def _run_coroutine(coroutine: Any) -> Any:

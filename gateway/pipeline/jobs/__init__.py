@@ -1,8 +1,19 @@
-"""What jobs do: functions from tables to a table, the same in batch and as streams.
+"""The types of jobs: functions from tables to a table, the same for batches and streams.
 
-Each module has `build(settings, tables) -> DataFrame`. `tables` are the inputs by their name (as
-`inputs` says them), watermarked where they are streams; the result's columns are what the job's
-settings promise. Nothing in here reads, writes, or knows which of the two it is in.
+There is one module for each type, with the type's name. `run.query` imports it and calls
+`build(settings, tables)`, which returns a DataFrame with the columns that the settings describe.
+`tables` has the inputs by the names of `get_inputs`, with watermarks if they are streams. Nothing
+here reads or writes topics. Start reading in `aggregate`.
+
+Each module also has:
+
+- `get_output_mode`: Spark's output mode for the job.
+- `check_job`: the problems of its settings. `gateway.pipeline.check` calls it, without Spark.
+- `check_realtime`: why it cannot run in real-time mode.
+- `select_late`, if rows can be late: which rows Spark drops. `gateway.pipeline.exactly_once` calls
+  it to write late records.
+
+`sessions` uses `session_processor`, `pieces` and `measures`; `sql` splits SQL into tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +25,7 @@ from gateway.config.sections.job import Input, Job, Output
 
 
 def get_inputs(job: Job) -> Mapping[str, Input]:
-    """The topics that a job reads as streams, by the names its function knows them by."""
+    """Return the inputs that a job reads as streams, by the names that `build` uses for them."""
     match job:
         case config.Join():
             return {"left": job.left, "right": job.right}
@@ -26,5 +37,5 @@ def get_inputs(job: Job) -> Mapping[str, Input]:
 
 
 def get_output(job: Job) -> Output | None:
-    """Where its rows go; None of a job that writes no topic."""
+    """Return the output of a job; None if it writes no topic."""
     return None if isinstance(job, config.Load) else getattr(job, "to", None)

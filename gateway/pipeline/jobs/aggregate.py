@@ -1,15 +1,15 @@
-"""`aggregate`: numbers of each window, or the most frequent values in it, or how many there are.
+"""Jobs of type `aggregate`: measures of each window, its most frequent values, or their number.
 
-Tumbling and sliding windows are Spark's own, aligned to 1970-01-01 UTC: [start, end). What a
-window keeps is bounded: one row for each `by` and, for `top` and an exact `distinct`, for each
-value, until the watermark passes its end.
+Tumbling and sliding windows are Spark's, aligned to 1970-01-01 UTC: [start, end). The state of a
+window is one row for each `by` and, with `top` and an exact `distinct`, one for each value. It is
+dropped when the watermark passes the end of the window.
 
-    top       two aggregations, one behind the other: the count of each (window, by, value), then
-              the k most frequent of each (window, by) by min_by(.., k), which holds no more than k
-    distinct  dropDuplicates of (window, by, value), then a count; or HyperLogLog++ of one buffer
+    top       two aggregations in a row: the count of each (window, by, value), then the k most
+              frequent values of each (window, by) with min_by(.., k), which keeps at most k
+    distinct  dropDuplicates of (window, by, value), then a count; or one HyperLogLog++ buffer
 
-Nulls are no values: `top` and `distinct` leave them out, by expressions and not by a filter, which
-Spark would push below the watermark: rows filtered there no longer end windows.
+`top` and `distinct` ignore nulls. They use expressions for that, because Spark would push a filter
+below the watermark, and rows that are filtered there no longer end windows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,15 @@ WINDOW_COLUMNS = ("start", "end")
 
 
 def build(settings: Aggregate, tables: Mapping[str, DataFrame]) -> DataFrame:
-    """Columns: start, end, those of `by`, and the measures, or `top`, or `distinct`."""
+    """Return the aggregates.
+
+    Args:
+        settings: The settings of the job.
+        tables: The input as `from`.
+
+    Returns:
+        The columns `start` and `end`, those of `by`, and the measures, or `top`, or `distinct`.
+    """
     from pyspark.sql import functions as F
 
     time, size, slide = settings.from_.time, *_format_window(settings)
@@ -47,37 +55,52 @@ def build(settings: Aggregate, tables: Mapping[str, DataFrame]) -> DataFrame:
 
 
 def get_output_mode(settings: Aggregate) -> Literal["append", "update"]:
+    """Return Spark's output mode for the job."""
     return "append" if settings.emit == "final" else "update"
 
 
 def check_realtime(settings: Aggregate) -> str | None:
-    """Of Spark 4.2.0: STREAMING_REAL_TIME_MODE.OPERATOR_OR_SINK_NOT_IN_ALLOWLIST
-    (HashAggregateExec, ShuffleExchangeExec, StateStoreSaveExec)."""
+    """Return why the job cannot run in real-time mode."""
+    # Spark 4.2.0 raises STREAMING_REAL_TIME_MODE.OPERATOR_OR_SINK_NOT_IN_ALLOWLIST for
+    # HashAggregateExec, ShuffleExchangeExec and StateStoreSaveExec.
     return "an aggregate keeps state; write a trigger such as 0s"
 
 
 def select_late(settings: Aggregate, events: DataFrame, watermark: datetime) -> DataFrame:
-    """The rows that no open window takes any more: of every window that holds them, the watermark
-    has passed the end. A row that is late for some of its sliding windows only is not among them.
+    """Return the rows that are late for all of their windows.
+
+    A row that is late for some of its sliding windows only is not among them.
+
+    Args:
+        settings: The settings of the job.
+        events: Rows of the input.
+        watermark: The watermark of the batch before theirs.
     """
     from pyspark.sql import functions as F
 
     size, slide = _format_window(settings)
-    newest = F.window(settings.from_.time, slide)["start"] + F.expr(f"INTERVAL {size}")
-    return events.where(newest <= F.lit(watermark))
+    # The last window of a row begins at the multiple of `slide` before the row.
+    last_end = F.window(settings.from_.time, slide)["start"] + F.expr(f"INTERVAL {size}")
+    return events.where(last_end <= F.lit(watermark))
 
 
 def check_job(settings: Aggregate, columns: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
-    """What Spark would refuse, or worse, do. columns: of "from", by their names."""
+    """Yield the problems of the settings: what Spark refuses, or does in another sense than meant.
+
+    Args:
+        settings: The settings of the job.
+        columns: The columns of each input and their types. If `from` is missing, its columns are
+            unknown and not checked.
+    """
     known = columns.get("from", {})
     yield from _check_column_names(settings)
     yield from _check_window(settings)
     yield from _check_updates(settings)
     yield from check_columns("by", settings.by, known)
     yield from check_columns("from.time", (settings.from_.time,), known)
-    for part in ("top", "distinct"):
-        if chosen := getattr(settings, part):
-            yield from check_columns(f"{part}.of", (chosen.of,), known)
+    for option in ("top", "distinct"):
+        if value := getattr(settings, option):
+            yield from check_columns(f"{option}.of", (value.of,), known)
     for column, sql in settings.measures.items():
         yield from check_columns(f"measures.{column}", iter_columns(sql), known)
 
@@ -87,10 +110,12 @@ def _build_top(top: Top, by: tuple[str, ...], windowed: DataFrame) -> DataFrame:
 
     keyed = windowed.select("__window", *by, F.col(top.of).alias("__value"))
     counted = keyed.groupBy("__window", *by, "__value").agg(F.count("__value").alias("__count"))
-    # min_by leaves out rows whose order is null; ties: the lesser value first
+    # min_by ignores rows whose order is null. Of equally frequent values the lesser comes first.
     order = "if(__value IS NULL, NULL, struct(-__count, __value))"
-    best = f"min_by(struct(__value AS value, __count AS count), {order}, {top.k})"
-    return counted.groupBy("__window", *by).agg(F.expr(f"coalesce({best}, array())").alias("top"))
+    top_values = f"min_by(struct(__value AS value, __count AS count), {order}, {top.k})"
+    return counted.groupBy("__window", *by).agg(
+        F.expr(f"coalesce({top_values}, array())").alias("top")
+    )
 
 
 def _build_distinct(distinct: Distinct, by: tuple[str, ...], windowed: DataFrame) -> DataFrame:
@@ -100,12 +125,13 @@ def _build_distinct(distinct: Distinct, by: tuple[str, ...], windowed: DataFrame
         count = F.approx_count_distinct(distinct.of, distinct.error)
         return windowed.groupBy("__window", *by).agg(count.alias("distinct"))
     keyed = windowed.select("__window", *by, F.col(distinct.of).alias("__value"))
-    # the window among the keys bounds the state, as of any group by window
-    different = keyed.dropDuplicates(["__window", *by, "__value"])
-    return different.groupBy("__window", *by).agg(F.count("__value").alias("distinct"))
+    # With the window among its keys, Spark drops the state of dropDuplicates by the watermark.
+    deduplicated = keyed.dropDuplicates(["__window", *by, "__value"])
+    return deduplicated.groupBy("__window", *by).agg(F.count("__value").alias("distinct"))
 
 
 def _format_window(settings: Aggregate) -> tuple[str, str]:
+    """Return the size and the slide of the windows as intervals of SQL."""
     size = settings.window.size
     slide = settings.window.slide or size
     return _format_interval(size), _format_interval(slide)
@@ -116,23 +142,25 @@ def _format_interval(seconds: float) -> str:
 
 
 def _check_column_names(settings: Aggregate) -> Iterator[str]:
-    given = [*settings.measures, *(part for part in ("top", "distinct") if getattr(settings, part))]
+    options = (option for option in ("top", "distinct") if getattr(settings, option))
+    result_columns = (*WINDOW_COLUMNS, *settings.measures, *options)
     for column in settings.by:
-        if column in (*WINDOW_COLUMNS, *given):
-            yield f"by: '{column}' is a column of the result already; rename it in fields"
+        if column in result_columns:
+            yield f"by: '{column}' is already a column of the result; rename it in fields"
     for column in settings.measures:
         if column in WINDOW_COLUMNS:
-            yield f"measures.{column}: it is a column of the result already; rename it"
+            yield f"measures.{column}: is already a column of the result; rename it"
 
 
 def _check_window(settings: Aggregate) -> Iterator[str]:
     size, slide = settings.window.size, settings.window.slide
     if slide is not None and slide > size:
-        yield f"window.slide ({slide:g}s) is longer than size ({size:g}s); what is between is lost"
+        problem = f"window.slide ({slide:g}s) is longer than size ({size:g}s)"
+        yield f"{problem}; events between two windows would be lost"
 
 
 def _check_updates(settings: Aggregate) -> Iterator[str]:
-    """Output modes of stateful operators in a row: Spark 4.2.0 refuses an aggregation behind an
-    aggregation in update mode; behind dropDuplicates it is allowed."""
+    # Spark 4.2.0 refuses two aggregations in a row in update mode (`top`). An aggregation after
+    # dropDuplicates (`distinct`) is allowed.
     if settings.top and settings.emit == "updates":
-        yield "top is told once a window has ended; write emit: final, or count by that column"
+        yield "top is written when a window has ended; write emit: final, or count by that column"

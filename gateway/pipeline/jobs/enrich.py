@@ -1,12 +1,14 @@
-"""Events with columns of a table: each event one row, with nulls where the table has no row.
+"""Jobs of type `enrich`: add columns of a table to events, with nulls if the table has no row.
 
-A table in Redis is looked up by the tasks, as keys are met (`tables.lookup`): nothing is loaded
-before the first batch. A small one is joined in each batch with what `tables.broadcast` holds at
-that time. Such a job runs batch by batch (`held` is not None): a plan of Spark's, made once, would
-read the files of its first day, and fail when they are replaced.
+If the table is in Redis, the tasks look up the keys of each batch (`tables.lookup`), and nothing is
+loaded before the first batch. A small table is joined as a whole with each batch, as
+`tables.broadcast` has it at that time. `create_batch_table` returns that table, and `run.query`
+then joins in a function for each batch: a join in the plan of a streaming query would read the
+table's files as of its start, and fail when they are replaced.
 
-Results may change when a batch is repeated after a crash: the table has gone on. Where it goes
-must not, or exactly once is lost: the output's key is made of columns of the event.
+A batch that is repeated after a crash may have other results, because the table has changed. The
+key of an output row must not change, because the row would go to another writer, and exactly-once
+delivery would be lost. So the key must consist of columns of the event.
 """
 
 from __future__ import annotations
@@ -28,12 +30,20 @@ if TYPE_CHECKING:
     from gateway.config.sections.pipelines import Enrich
 
 TABLE_INPUT = "table"
-"""What `build` knows the table that is held by."""
-_ROW_COLUMN = "_row"
+"""The name under which `build` gets the table of `create_batch_table`."""
+_ROW_COLUMN = "_row"  # the JSON of a row of the table, before it is parsed
 
 
 def build(settings: Enrich, tables: Mapping[str, DataFrame]) -> DataFrame:
-    """`from` with the columns of the table, or of `table` where it is held."""
+    """Return the events with the columns of the table.
+
+    Args:
+        settings: The settings of the job.
+        tables: The events as `from`, and the table as `TABLE_INPUT` unless it is in Redis.
+
+    Raises:
+        PipelineError: Events and table have columns of the same name.
+    """
     events = tables["from"].select(*_list_event_columns(settings, tables["from"].columns))
     if isinstance(settings.table, Redis):
         return _look_up_rows(settings, settings.table, events)
@@ -46,13 +56,14 @@ def create_batch_table(
     kafka_options: Mapping[str, str],
     client_config: Mapping[str, Any] | None = None,
 ) -> broadcast.RefreshedValue[DataFrame] | None:
-    """Return the table that each batch is to be joined with; None where tasks look it up.
+    """Return the table to join each batch with; None if tasks look up its rows.
 
     Args:
-        settings: The job's.
-        spark: A session.
-        kafka: Spark's options of the cluster of `from`.
-        client: librdkafka's properties of it, as of `broadcast.held`.
+        settings: The settings of the job.
+        spark: The session.
+        kafka_options: Spark's options for the cluster of `from`.
+        client_config: librdkafka's properties of that cluster, as for
+            `broadcast.create_refreshed_table`.
     """
     if isinstance(settings.table, Redis):
         return None
@@ -62,31 +73,36 @@ def create_batch_table(
 
 
 def get_output_mode(settings: Enrich) -> Literal["append", "update"]:
+    """Return Spark's output mode for the job."""
     return "append"
 
 
 def check_realtime(settings: Enrich) -> str | None:
+    """Return why the job cannot run in real-time mode."""
     if isinstance(settings.table, Broadcast):
         return "a table that is refreshed is joined batch by batch; use a trigger such as 0s"
-    return "lookups run in Python, which real-time mode does not; use a trigger such as 0s"
+    return "lookups run in Python, which real-time mode does not support; use a trigger such as 0s"
 
 
 def get_default_key_columns(settings: Enrich) -> tuple[str, ...]:
-    """Columns of the output's key where `to.key` names none."""
+    """Return the columns of the output's key if `to.key` names none."""
     return (settings.on,)
 
 
 def check_job(settings: Enrich, columns: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
-    """What cannot be right, with what to do; without Spark.
+    """Yield the problems of the settings, with what to do.
 
-    columns: of `from`, their types by name; not checked where they are unknown.
+    Args:
+        settings: The settings of the job.
+        columns: The columns of each input and their types. If `from` is missing, its columns are
+            unknown and not checked.
     """
     known = columns.get("from") or {}
     if known and settings.on not in known and settings.on not in RECORD_COLUMN_TYPES:
         yield f"on: from has no column '{settings.on}'; {suggest(settings.on, known)}"
     for name, kind in settings.table.fields.items():
-        if wrong := types.check_type(kind):
-            yield f"table.fields.{name}: {wrong}"
+        if message := types.check_type(kind):
+            yield f"table.fields.{name}: {message}"
         if name in _list_event_columns(settings, known):
             yield f"table.fields.{name}: from has a column of that name, too; rename one of them"
     if isinstance(settings.table, Redis):
@@ -100,9 +116,9 @@ def _check_redis(table: Redis) -> Iterable[str]:
     if not table.fields:
         yield "table.fields: is empty; name the columns of the table"
     if not table.url.startswith(("redis://", "rediss://", "unix://")):
-        yield "table.url: is no address of Redis; write such as redis://localhost:6379/0"
+        yield "table.url: is not a URL of Redis; write one such as redis://localhost:6379/0"
     if table.fallback is not None and not all(table.fallback.partition(":")):
-        yield f"table.fallback: '{table.fallback}' is no function; write module:function"
+        yield f"table.fallback: '{table.fallback}' is not a function; write module:function"
 
 
 def _check_broadcast(table: Broadcast) -> Iterable[str]:
@@ -112,21 +128,24 @@ def _check_broadcast(table: Broadcast) -> Iterable[str]:
         hint = suggest(table.key, ["_key", *table.fields])
         yield f"table.key: the topic has no column '{table.key}'; {hint}"
     if table.path is not None and table.key == "_key":
-        yield "table.key: files have no records' keys; name the column that is looked up"
+        yield "table.key: files have no record keys; name the column with the key"
 
 
 def _check_key(settings: Enrich, columns: Mapping[str, str]) -> Iterable[str]:
-    """Where a row goes is decided by the key; a batch that is repeated must decide the same."""
+    """Yield the problems of `to.key`; the module's docstring says why it has no table columns."""
     for name in settings.to.key:
         if name in settings.table.fields and settings.to.guarantee == "exactly-once":
-            what = f"to.key: '{name}' is of the table, which may change before a batch is repeated"
-            yield f"{what}; use columns of the event, or guarantee: at-least-once"
+            problem = f"'{name}' is of the table, and may change before a batch is repeated"
+            yield f"to.key: {problem}; use columns of the event, or guarantee: at-least-once"
         elif columns and name not in {**columns, **RECORD_COLUMN_TYPES, **settings.table.fields}:
             yield f"to.key: there is no column '{name}'; {suggest(name, columns)}"
 
 
 def _list_event_columns(settings: Enrich, columns: Iterable[str]) -> list[str]:
-    """Columns of the events that are told: not those of the record, unless they are named."""
+    """Return the columns of the events that are kept.
+
+    The columns of the record, such as `_offset`, are only kept if the job names them.
+    """
     named = {settings.on, *settings.to.key}
     return [name for name in columns if name not in RECORD_COLUMN_TYPES or name in named]
 
@@ -134,19 +153,20 @@ def _list_event_columns(settings: Enrich, columns: Iterable[str]) -> list[str]:
 def _look_up_rows(settings: Enrich, table: Redis, events: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
-    find = lookup.create_lookup_function(
+    look_up = lookup.create_lookup_function(
         lookup.LookupConfig.from_settings(table), settings.name, events.sparkSession
     )
-    found = events.withColumn(_ROW_COLUMN, find(F.col(settings.on).cast("string")))
-    return parse_json_column(found, _ROW_COLUMN, table.fields)
+    with_rows = events.withColumn(_ROW_COLUMN, look_up(F.col(settings.on).cast("string")))
+    return parse_json_column(with_rows, _ROW_COLUMN, table.fields)
 
 
 def _join_table(settings: Enrich, events: DataFrame, table: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
-    both = sorted({*events.columns} & ({*table.columns} - {broadcast.KEY_COLUMN}))
-    if both:
-        what = f"job {settings.name}: events and table both have {', '.join(both)}"
-        raise PipelineError(f"{what}; name the table's columns in table.fields")
+    # `check_job` cannot see this if the columns come from Parquet files or a schema.
+    shared = sorted({*events.columns} & ({*table.columns} - {broadcast.KEY_COLUMN}))
+    if shared:
+        problem = f"job {settings.name}: events and table both have {', '.join(shared)}"
+        raise PipelineError(f"{problem}; name the table's columns in table.fields")
     on = events[settings.on].cast("string") == table[broadcast.KEY_COLUMN]
     return events.join(F.broadcast(table), on, "left").drop(broadcast.KEY_COLUMN)

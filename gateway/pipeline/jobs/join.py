@@ -1,15 +1,16 @@
-"""Two streams, by key and time: orders with their payments, or without one when the bound passed.
+"""Jobs of type `join`: join two streams by key and time, such as orders with their payments.
 
-What stays in state: a left row until the watermark is `after` beyond it, a right one until it is
-`before` beyond. The watermark of both is the lower of the two: an idle side holds everything back.
-A record without a key (a null in a column of `on`) joins nothing and is given to nobody, but its
-time counts: send such heartbeats to both topics where nothing else comes, or the last rows wait.
+The state has a row of left until the watermark is `after` beyond it, and a row of right until the
+watermark is `before` beyond it. The watermark is the lower one of both sides, so an idle side holds
+back all results. A record without a key (with a null in a column of `on`) joins nothing and is not
+written, but its time counts: if a topic has no other records, send such heartbeats, because
+otherwise the last rows are never written.
 
-Salting. Rows of one hot key all go to one task. With `salt` those of left are spread over
-`buckets` tasks and those of right copied to each, for the keys that are hot only: left should be
-the larger side. Which keys are hot is part of what the state means: a row of left looks for its
-pairs in its own bucket, and pairs kept before their key was hot are in no bucket but the first. So
-the set is found once, before the first batch, and holds as long as the checkpoint.
+Salting: All rows of a hot key go to one task. With `salt`, the rows of left are distributed over
+`buckets` tasks and those of right are copied to each, for hot keys only; so left should be the
+larger side. The set of hot keys is part of the meaning of the state: a row of left finds its pairs
+in its own bucket only, and a row of right that was stored before its key became hot is in the first
+bucket only. So the set is determined once, before the first batch, and stored with the checkpoint.
 """
 
 from __future__ import annotations
@@ -36,10 +37,13 @@ _SIDE_COLUMN_PATTERN = re.compile(r"\b(left|right)\.([A-Za-z_][A-Za-z0-9_]*)")
 def build(
     settings: Join, tables: Mapping[str, DataFrame], hot_keys: Sequence[str] = ()
 ) -> DataFrame:
-    """Pairs of `left` and `right`, with kind left also those of left that stayed alone.
+    """Return the pairs of `left` and `right`, and with kind `left` the rows of left without a pair.
 
-    hot: texts of keys (`key_text`) that are spread where `salt.keys` is auto: the same ones as
-    long as the checkpoint lives.
+    Args:
+        settings: The settings of the job.
+        tables: The inputs as `left` and `right`.
+        hot_keys: The texts (as of `build_key_text`) of the keys that are salted if `salt.keys` is
+            `auto`. They must be the same for all runs with one checkpoint.
     """
     left, right = (
         _get_keyed_table(settings, "left", tables),
@@ -60,25 +64,35 @@ def build(
 
 
 def get_output_mode(settings: Join) -> Literal["append", "update"]:
+    """Return Spark's output mode for the job."""
     return "append"
 
 
 def check_realtime(settings: Join) -> str | None:
-    return "a join keeps state, which real-time mode of this Spark lacks; use a trigger such as 0s"
+    """Return why the job cannot run in real-time mode."""
+    return "a join keeps state, which real-time mode does not support; use a trigger such as 0s"
 
 
 def get_default_key_columns(settings: Join) -> tuple[str, ...]:
-    """Columns of the output's key where `to.key` names none: left's of `on`, if they are told."""
-    told = tuple(settings.on)
-    return told if not settings.select or set(told) <= settings.select.keys() else ()
+    """Return the columns of the output's key if `to.key` names none.
+
+    These are the columns of left in `on`, if all of them are in the result.
+    """
+    columns = tuple(settings.on)
+    return columns if not settings.select or set(columns) <= settings.select.keys() else ()
 
 
 def select_late(
     settings: Join, events: DataFrame, watermark: object, side: JoinSide = "left"
 ) -> DataFrame:
-    """The rows of one side that Spark drops as late.
+    """Return the rows of one side that Spark drops as late. Heartbeats are not among them.
 
-    watermark: a timestamp, of the batch before. An event of just that time is late.
+    Args:
+        settings: The settings of the job.
+        events: Rows of the side.
+        watermark: The watermark of the batch before theirs, a timestamp. A row with exactly that
+            time is late.
+        side: The side.
     """
     from pyspark.sql import functions as F
 
@@ -87,15 +101,22 @@ def select_late(
 
 
 def select_hot_keys(salt: Salt | None, detected: Sequence[str]) -> tuple[str, ...]:
-    """The keys that are spread: those that the settings list, else those found; sorted."""
+    """Return the sorted texts of the keys that are salted; nothing if all keys are, or none.
+
+    Args:
+        salt: The settings of salting; None for none.
+        detected: The keys that are salted if `salt.keys` is `auto`.
+    """
     if salt is None or salt.keys == "all":
         return ()
     return tuple(sorted(detected if salt.keys == "auto" else salt.keys))
 
 
 def build_key_text(columns: Sequence[str]) -> Column:
-    """A key as `salt.keys` and reports write it: one column as its text, several as a JSON array
-    of texts."""
+    """Return the text of a key, as `salt.keys` and reports have it.
+
+    This is the text of the column, or a JSON array of texts if the key has several columns.
+    """
     from pyspark.sql import functions as F
 
     texts = [F.col(column).cast("string") for column in columns]
@@ -103,9 +124,12 @@ def build_key_text(columns: Sequence[str]) -> Column:
 
 
 def check_job(settings: Join, columns: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
-    """What cannot be right, with what to do; without Spark.
+    """Yield the problems of the settings, with what to do.
 
-    columns: of each side, their types by name; a side that is unknown is not checked.
+    Args:
+        settings: The settings of the job.
+        columns: The columns of each side and their types. The columns of a side that is missing are
+            unknown and not checked.
     """
     sides = {"left": tuple(settings.on), "right": tuple(settings.on.values())}
     for side, keys in sides.items():
@@ -114,7 +138,7 @@ def check_job(settings: Join, columns: Mapping[str, Mapping[str, str]]) -> Itera
     yield from _check_times(settings, columns)
     yield from _check_key_types(settings, columns)
     for column, sql in settings.select.items():
-        yield from (f"select.{column}: {what}" for what in _check_select(sql, columns))
+        yield from (f"select.{column}: {problem}" for problem in _check_select(sql, columns))
 
 
 def _get_keyed_table(settings: Join, side: JoinSide, tables: Mapping[str, DataFrame]) -> DataFrame:
@@ -122,12 +146,13 @@ def _get_keyed_table(settings: Join, side: JoinSide, tables: Mapping[str, DataFr
 
 
 def _drop_keyless(settings: Join, side: JoinSide, table: DataFrame) -> DataFrame:
-    """Without heartbeats, whose time has counted.
+    """Return the rows with a key and a time, without heartbeats.
 
-    A filter that Spark may push below the watermark takes them away too early: the tail of the
-    stream is never told (4,977 of 500,000 orders in a trial). Spark makes such filters itself, of
-    what an inner join compares. It pushes none through one that is not deterministic, which the
-    second part, never true and not evaluated where the first is, makes of this one.
+    The filter must be above the watermark, so that the times of heartbeats count. If Spark pushes
+    it below, the last rows of a stream are never written (4,977 of 500,000 orders in a trial).
+    Spark also infers such filters (`IS NOT NULL`) from the condition of an inner join. It pushes
+    nothing through a filter that is not deterministic. So the condition has a second part that is
+    not deterministic, never true, and not evaluated if the first part is true.
     """
     from pyspark.sql import functions as F
 
@@ -136,11 +161,12 @@ def _drop_keyless(settings: Join, side: JoinSide, table: DataFrame) -> DataFrame
         if side == "left"
         else (settings.on.values(), settings.right.time)
     )
-    whole = _combine_conditions([f"{column} IS NOT NULL" for column in (*keys, time)])
-    return table.filter(whole | (F.spark_partition_id() < 0))
+    has_key = _combine_conditions([f"{column} IS NOT NULL" for column in (*keys, time)])
+    return table.filter(has_key | (F.spark_partition_id() < 0))
 
 
 def _build_time_bounds(settings: Join) -> list[str]:
+    """Return the conditions on the times of both sides; Spark derives from them what to drop."""
     left, right = f"left.{settings.left.time}", f"right.{settings.right.time}"
     return [
         f"{right} >= {left} - INTERVAL '{settings.before:.6f}' SECOND",
@@ -155,7 +181,10 @@ def _combine_conditions(conditions: Iterable[str]) -> Column:
 
 
 def _assign_bucket(settings: Join, salt: Salt, hot_keys: Sequence[str]) -> Column:
-    """The bucket of a row of left, the same whenever it is read again."""
+    """Return the bucket of a row of left.
+
+    It depends on the offset of the record, so that a repeated batch has the same buckets.
+    """
     from pyspark.sql import functions as F
 
     bucket = F.pmod(F.xxhash64("_partition", "_offset"), F.lit(salt.buckets)).cast("int")
@@ -163,13 +192,13 @@ def _assign_bucket(settings: Join, salt: Salt, hot_keys: Sequence[str]) -> Colum
 
 
 def _copy_to_buckets(settings: Join, salt: Salt, hot_keys: Sequence[str]) -> Column:
-    """All buckets that a row of right may be looked for in."""
+    """Return the buckets of a row of right, one row for each: all if its key is hot."""
     from pyspark.sql import functions as F
 
-    every = F.array(*(F.lit(bucket) for bucket in range(salt.buckets)))
-    first = F.array(F.lit(0))
+    all_buckets = F.array(*(F.lit(bucket) for bucket in range(salt.buckets)))
+    first_bucket = F.array(F.lit(0))
     is_hot = _is_hot(salt, list(settings.on.values()), hot_keys)
-    return F.explode(F.when(is_hot, every).otherwise(first))
+    return F.explode(F.when(is_hot, all_buckets).otherwise(first_bucket))
 
 
 def _is_hot(salt: Salt, columns: Sequence[str], hot_keys: Sequence[str]) -> Column:
@@ -181,6 +210,7 @@ def _is_hot(salt: Salt, columns: Sequence[str], hot_keys: Sequence[str]) -> Colu
 
 
 def _select_columns(settings: Join, tables: Mapping[str, DataFrame]) -> list[Column]:
+    """Return the columns of the result: those of `select`, or all, of left where both have one."""
     from pyspark.sql import functions as F
 
     if settings.select:
@@ -223,8 +253,9 @@ def _check_key_types(settings: Join, columns: Mapping[str, Mapping[str, str]]) -
     for of_left, of_right in settings.on.items():
         types = left.get(of_left), right.get(of_right)
         if None not in types and types[0] != types[1]:
-            what = f"'{of_left}' is {types[0]}, '{of_right}' {types[1]}"
-            yield f"on: {what}; give both one type"
+            yield (
+                f"on: '{of_left}' is {types[0]}, '{of_right}' {types[1]}; give both the same type"
+            )
 
 
 def _check_select(sql: str, columns: Mapping[str, Mapping[str, str]]) -> Iterable[str]:

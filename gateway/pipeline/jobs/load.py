@@ -1,10 +1,12 @@
-"""A compacted topic into Redis: each key's latest value as it is, and no key that has none.
+"""Jobs of type `load`: load a compacted topic into Redis.
 
-It runs batch by batch. A batch that is repeated writes the same again, so that at least once
-suffices; of a key with several records in a batch the one of the highest offset is written, by
-whichever task read it. A key is expected in one partition. How far the table is loaded stands
-beside it, after each batch: `<prefix>!loaded`, a hash of `topic:partition` to the next offset, and
-`at`, in ms since 1970.
+Redis then has the latest value of each key, and no keys whose latest value is a tombstone. A batch
+that is repeated writes the same values again, so at-least-once delivery suffices. If a batch has
+several records of a key, the one with the highest offset is written. All records of a key must be
+in one partition, because offsets of different partitions cannot be compared.
+
+After each batch, the hash `<prefix>!loaded` says how far the table is loaded: `topic:partition` has
+the next offset to load, and `at` the time in milliseconds since 1970.
 """
 
 from __future__ import annotations
@@ -29,68 +31,103 @@ if TYPE_CHECKING:
 
     from gateway.config.sections.pipelines import Load
 
+# Of the rows that `write_batches` returns: the next offset after each record that was written.
 _WRITTEN_SCHEMA = "topic string, partition int, next bigint"
 
 
 def build_input(settings: Load) -> Input:
-    """What it reads: values as they are, among them those that delete."""
+    """Return the input with values that are not parsed, among them tombstones."""
     return settings.from_.model_copy(update={"value": Fields(model="string"), "time": "_timestamp"})
 
 
 def build(settings: Load, tables: Mapping[str, DataFrame]) -> DataFrame:
-    """The latest record of each key of a batch: key, value, topic, partition, offset."""
+    """Return the latest record of each key in a batch.
+
+    Args:
+        settings: The settings of the job.
+        tables: The records of the batch as `from`.
+
+    Returns:
+        The columns `key`, `value`, `topic`, `partition` and `offset`.
+    """
     from pyspark.sql import functions as F
 
     key = F.col("_key").cast("string")
     rows = tables["from"].where(key.isNotNull() & (key != LOADED_KEY)).groupBy(key.alias("key"))
-    place = (F.col(f"_{name}").alias(name) for name in ("topic", "partition", "offset"))
-    last = rows.agg(F.max_by(F.struct("value", *place), "_offset").alias("last"))
+    origin = (F.col(f"_{name}").alias(name) for name in ("topic", "partition", "offset"))
+    last = rows.agg(F.max_by(F.struct("value", *origin), "_offset").alias("last"))
     return last.select("key", "last.*")
 
 
 class BatchLoader:
-    """For foreachBatch, with a stream of what `input` reads."""
+    """The function of `foreachBatch` that writes a batch into Redis.
+
+    `run.query` creates one for each query, on a stream that reads `build_input`.
+    """
 
     def __init__(self, settings: Load) -> None:
         self._settings, self._server = settings, RedisConfig.from_settings(settings.into)
 
     def __call__(self, rows: DataFrame, epoch: int) -> None:
-        """Write a batch. Raises PipelineError; waits while Redis is away."""
-        server = self._server
+        """Write a batch, and then how far the table is loaded. Wait while Redis does not answer.
+
+        Args:
+            rows: The records of the batch.
+            epoch: The number of the batch.
+
+        Raises:
+            PipelineError: Redis refuses, for example because the password is wrong.
+        """
+        server = self._server  # a local variable, so that only this is sent to the workers
 
         def write_partition(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             return write_batches(server, batches)
 
         latest = build(self._settings, {"from": rows})
-        found = latest.mapInArrow(write_partition, _WRITTEN_SCHEMA).groupBy("topic", "partition")
-        ends = found.agg({"next": "max"}).collect()
+        written = latest.mapInArrow(write_partition, _WRITTEN_SCHEMA).groupBy("topic", "partition")
+        ends = written.agg({"next": "max"}).collect()
         store_loaded_positions(
             server, {f"{topic}:{partition}": end for topic, partition, end in ends}
         )
 
 
 def get_output_mode(settings: Load) -> Literal["append", "update"]:
+    """Return Spark's output mode for the job."""
     return "append"
 
 
 def check_realtime(settings: Load) -> str | None:
+    """Return why the job cannot run in real-time mode."""
     return "a table is loaded batch by batch; use a trigger such as 0s"
 
 
 def check_job(settings: Load, columns: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
-    """What cannot be right, with what to do; without Spark."""
+    """Yield the problems of the settings, with what to do.
+
+    Args:
+        settings: The settings of the job.
+        columns: The columns of each input and their types, which are not checked.
+    """
     model = settings.from_.value.model
     if model not in ("json", "string"):
-        what = f"from.value.model: {model} is not what lookups read"
-        yield f"{what}; make JSON of it by a job of type query, and load its topic"
+        problem = f"from.value.model: lookups cannot read {model}"
+        yield f"{problem}; convert it to JSON with a job of type query, and load the output of that"
     if not settings.into.url.startswith(("redis://", "rediss://", "unix://")):
-        yield "into.url: is no address of Redis; write such as redis://localhost:6379/0"
+        yield "into.url: is not a URL of Redis; write one such as redis://localhost:6379/0"
 
 
 def write_batches(
     server: RedisConfig, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """The places behind the rows, which are written. In a worker."""
+    """Write rows into Redis, in one of Spark's Python workers.
+
+    Args:
+        server: Where the table is.
+        batches: Rows with the columns of `build`.
+
+    Yields:
+        Batches with the topic, the partition and the next offset of each row that was written.
+    """
     import pyarrow as pa
 
     redis = RedisTable(server)
@@ -98,14 +135,19 @@ def write_batches(
         keys, values, *_ = batch.columns
         rows = list(zip(decode_texts(keys), values.cast(pa.binary()).to_pylist(), strict=True))
         _retry_while_unavailable(server, lambda rows=rows: redis.store_rows(rows))
-        behind = pa.compute.add(batch["offset"], 1)
-        columns = [batch["topic"], batch["partition"], behind]
+        next_offsets = pa.compute.add(batch["offset"], 1)
+        columns = [batch["topic"], batch["partition"], next_offsets]
         yield pa.RecordBatch.from_arrays(columns, ["topic", "partition", "next"])
     redis.close()
 
 
 def store_loaded_positions(server: RedisConfig, positions: Mapping[str, int]) -> None:
-    """How far the table is loaded, for its readers."""
+    """Store in Redis how far the table is loaded, for those who read it.
+
+    Args:
+        server: Where the table is.
+        positions: The next offset to load by `topic:partition`.
+    """
     redis = RedisTable(server)
     if positions:
         _retry_while_unavailable(
@@ -115,11 +157,12 @@ def store_loaded_positions(server: RedisConfig, positions: Mapping[str, int]) ->
 
 
 def _retry_while_unavailable(server: RedisConfig, operation: Any) -> None:
-    waiting = OutageBackoff(f"Redis at {server.display_url}")
+    """Call a function until Redis answers."""
+    backoff = OutageBackoff(f"Redis at {server.display_url}")
     while True:
         try:
             operation()
         except RedisUnavailable as error:
-            waiting.wait_for_retry(error, "the batch waits")
+            backoff.wait_for_retry(error, "the batch waits")
         else:
-            return waiting.reset()
+            return backoff.reset()

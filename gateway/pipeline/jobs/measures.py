@@ -1,7 +1,8 @@
-"""Aggregates that merge: what of a measure's SQL can be kept where Spark's own aggregation is not.
+"""Parse measures, to find out which of them can be merged without Spark's aggregation.
 
-`first` and `last` are those by event time, and among equal times by partition and offset: what a
-replay reads in another order must come out the same.
+`session_processor` merges the measures of session pieces in Python. `first` and `last` go by event
+time, and for equal times by partition and offset, so that a replay that reads the events in another
+order has the same result.
 """
 
 from __future__ import annotations
@@ -13,13 +14,23 @@ from typing import NamedTuple
 from . import sql
 
 MERGEABLE_KINDS = ("count", "sum", "min", "max", "first", "last")
+"""The aggregates that can be merged."""
 ORDERED_KINDS = ("first", "last")
+"""The aggregates that depend on the order of events."""
 
 _CALL_PATTERN = re.compile(r"\s*([A-Za-z_]+)\s*\((.*)\)\s*", re.DOTALL)
 
 
 class Measure(NamedTuple):
-    """kind: one of KINDS, or None where only Spark can tell. argument: SQL, `*` for all rows."""
+    """A measure of a job.
+
+    Attributes:
+        name: The name of its column.
+        expression: Its SQL.
+        kind: One of `MERGEABLE_KINDS`, or None if the measure cannot be merged.
+        argument: The SQL of the aggregate's argument, `*` for all rows; the whole expression if
+            `kind` is None and it is not a single call.
+    """
 
     name: str
     expression: str
@@ -28,16 +39,26 @@ class Measure(NamedTuple):
 
     @property
     def is_ordered(self) -> bool:
+        """Whether the measure depends on the order of events."""
         return self.kind in ORDERED_KINDS
 
 
 def parse_measures(settings: Mapping[str, str]) -> tuple[Measure, ...]:
-    """In the order they are written in."""
+    """Return the measures in the order of the settings.
+
+    Args:
+        settings: The SQL of each measure, by name.
+    """
     return tuple(_parse_measure(name, text) for name, text in settings.items())
 
 
 def check_measures(settings: Mapping[str, str], columns: Mapping[str, str]) -> Iterable[str]:
-    """Columns that measures name and the input lacks. columns: nothing, if they are not known."""
+    """Yield a problem for each column of a measure that the input does not have.
+
+    Args:
+        settings: The SQL of each measure, by name.
+        columns: The columns of the input and their types; empty if they are unknown.
+    """
     for name, text in settings.items():
         yield from sql.check_columns(f"measures.{name}", sql.iter_columns(text), columns)
 
@@ -47,38 +68,49 @@ def _parse_measure(name: str, expression: str) -> Measure:
     if match is None or not _is_single_call(match[2]):
         return Measure(name, expression, None, expression)
     kind, argument = match[1].lower(), match[2].strip()
-    distinct = argument[:8].lower().strip() == "distinct"
-    several = any(word.text == "," for word in _iter_top_level_tokens(argument))
-    known = kind in MERGEABLE_KINDS and not distinct and not several and argument
-    return Measure(name, expression, kind if known else None, argument)
+    is_distinct = argument[:8].lower().strip() == "distinct"
+    has_several = any(token.text == "," for token in _iter_top_level_tokens(argument))
+    is_mergeable = kind in MERGEABLE_KINDS and not is_distinct and not has_several and argument
+    return Measure(name, expression, kind if is_mergeable else None, argument)
 
 
 def _is_single_call(arguments: str) -> bool:
-    """Does the bracket that the call opens close at its end? Not in `sum(a) / sum(b)`."""
+    """Return whether the first parenthesis of an expression is closed by its last one.
+
+    This is not so for `sum(a) / sum(b)`.
+
+    Args:
+        arguments: What is between these two parentheses.
+    """
     depth = 0
-    for word in sql.tokenize(arguments):
-        depth += (word.text == "(") - (word.text == ")")
+    for token in sql.tokenize(arguments):
+        depth += (token.text == "(") - (token.text == ")")
         if depth < 0:
             return False
     return depth == 0
 
 
 def _iter_top_level_tokens(argument: str) -> Iterable[sql.SqlToken]:
+    """Yield the tokens outside of parentheses."""
     depth = 0
-    for word in sql.tokenize(argument):
-        depth += (word.text == "(") - (word.text == ")")
+    for token in sql.tokenize(argument):
+        depth += (token.text == "(") - (token.text == ")")
         if depth == 0:
-            yield word
+            yield token
 
 
 def describe_unsupported_key(name: str) -> str:
-    """Return what is wrong with a column of a nested type in `by`."""
-    what = f"by: '{name}' is no plain value, which emit: updates and maxLength need"
-    return f"{what}; name a part of it in a job before, or take its to_json"
+    """Return the problem that a column of `by` has a nested type."""
+    problem = f"by: '{name}' is not a plain value, which emit: updates and maxLength need"
+    return f"{problem}; select a part of it in a job before this one, or convert it with to_json"
 
 
 def describe_unsupported_measure(measure: Measure, type_name: str) -> str:
-    """Return what is wrong with a measure whose values do not merge."""
-    what = f"no {measure.kind} of {type_name} is kept"
-    options = "with emit: updates and maxLength"
-    return f"measures.{measure.name}: {options} {what}; use a plain value, such as a part of it"
+    """Return the problem that the values of a measure cannot be merged.
+
+    Args:
+        measure: The measure.
+        type_name: The type of its values.
+    """
+    problem = f"emit: updates and maxLength do not support {measure.kind} of {type_name}"
+    return f"measures.{measure.name}: {problem}; use a plain value, such as a part of it"

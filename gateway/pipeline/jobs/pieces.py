@@ -1,14 +1,14 @@
-"""Sessions of many keys at once, as columns: what has been seen of them in pieces, and the cuts.
+"""Compute the sessions of many keys at once, as Arrow tables.
 
-A piece is what is known to stay together: an event, or many that lie in one session whatever still
-comes. Sessions are runs of pieces of a key, in the order of time, with pauses of at most the gap
-(one of exactly the gap does not end it: Spark's rule), cut where they would get longer than
-allowed: a session ends before the first event at or after its start + longest, which begins the
-next. The result is that of all events sorted, in whatever order and steps they came, as long as
-none comes that the watermark had passed.
+A piece is a set of events that stay in one session whatever events still come: a single event, or
+many. A session consists of the pieces of a key, in the order of time, with pauses of at most the
+gap. A pause of exactly the gap does not end it, as in Spark. If there is a maximal length, a
+session also ends before the first event at or after its start + the maximal length, and that event
+begins the next session. The result does not depend on the order of the events or on their batches,
+as long as no event comes that is older than the watermark.
 
-Times are microseconds since 1970. Arrow and numpy do the work, for all keys of a table in one go.
-Sans-I/O: no Spark in here.
+Times are microseconds since 1970. Arrow and numpy work on all keys of a table at once. This module
+does no I/O and does not use Spark; `session_processor` calls it.
 """
 
 from __future__ import annotations
@@ -28,16 +28,21 @@ IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
 MAX_WATERMARK_US = 2**62
-"""A watermark that has passed everything."""
+"""A watermark after all times, which closes all sessions."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionRules:
-    """schema: of pieces: keys `k0`..., start, end, events, those of ORDER where some measure is
-    the first or the last, and measures `m0`...
+    """The rules by which a job's sessions are computed.
 
-    measures: their kinds. gap, longest: microseconds; None: as long as it goes on.
-    updates: tell also of open sessions.
+    Attributes:
+        schema: The columns of pieces: keys `k0`, `k1` and so on, `start`, `end`, `events`, those of
+            `ORDER_COLUMNS` if a measure is `first` or `last`, and measures `m0`, `m1` and so on.
+        key_count: The number of key columns.
+        measure_kinds: The aggregate of each measure, one of `measures.MERGEABLE_KINDS`.
+        gap_us: The longest pause within a session, in microseconds.
+        max_length_us: The maximal length of a session, in microseconds; None for no limit.
+        emit_updates: Whether open sessions are emitted when they change.
     """
 
     schema: pa.Schema
@@ -49,16 +54,23 @@ class SessionRules:
 
     @property
     def has_order(self) -> bool:
+        """Whether pieces have the columns of `ORDER_COLUMNS`."""
         return "fp" in self.schema.names
 
 
 ORDER_COLUMNS = ("fp", "fo", "lp", "lo")
-"""Partition and offset of the first event and of the last."""
+"""The columns of pieces with partition and offset of the first event, and those of the last."""
 
 
 class SessionUpdate(NamedTuple):
-    """kept: pieces of open sessions. told: sessions, with a column `state`. due: the watermark at
-    which the next one closes, None if none is open."""
+    """The result of `update_sessions`.
+
+    Attributes:
+        open_pieces: The pieces of open sessions.
+        sessions: The sessions to emit, one piece each, with the column `state`: `open`, `closed`,
+            or `merged` for one whose start is no longer the start of a session.
+        next_close_us: The watermark at which the next session closes; None if none is open.
+    """
 
     open_pieces: pa.Table
     sessions: pa.Table
@@ -68,36 +80,52 @@ class SessionUpdate(NamedTuple):
 def update_sessions(
     open_pieces: pa.Table | None, events: pa.Table | None, rules: SessionRules, watermark_us: int
 ) -> SessionUpdate:
-    """What becomes of the pieces when these events have come, and the watermark is there.
+    """Add events to the open sessions, and close sessions by the watermark.
 
-    kept: of the step before; its sessions were told, where updates are told.
+    Args:
+        open_pieces: The `open_pieces` of the update before; None if there was none.
+        events: The new events as pieces; None for none.
+        rules: The rules of the sessions.
+        watermark_us: The current watermark.
+
+    Raises:
+        OverflowError: A sum is out of the range of its type.
     """
-    old = _SessionCut.from_pieces(
+    previous = _SessionCut.from_pieces(
         open_pieces if open_pieces is not None else rules.schema.empty_table(), rules
     )
-    come = events if events is not None else rules.schema.empty_table()
-    now = _SessionCut.from_pieces(pa.concat_tables([old.pieces, come]), rules)
-    sessions = now.merge_sessions(rules)
-    ends = _compute_closing_times(sessions, rules)
-    closed = ends <= watermark_us
-    told = [_select_with_state(sessions, closed, "closed")]
+    new_pieces = events if events is not None else rules.schema.empty_table()
+    # The previous pieces come first and in their order: `_SessionChanges.compare` relies on it.
+    current = _SessionCut.from_pieces(pa.concat_tables([previous.pieces, new_pieces]), rules)
+    sessions = current.merge_sessions(rules)
+    closing_times = _compute_closing_times(sessions, rules)
+    is_closed = closing_times <= watermark_us
+    emitted = [_select_with_state(sessions, is_closed, "closed")]
     if rules.emit_updates:
-        changes = _SessionChanges.compare(old, now)
-        before = old.merge_sessions(rules)
-        told = [
-            _select_with_state(before, changes.removed, "merged"),
-            *told,
-            _select_with_state(sessions, changes.changed & ~closed, "open"),
+        changes = _SessionChanges.compare(previous, current)
+        previous_sessions = previous.merge_sessions(rules)
+        emitted = [
+            _select_with_state(previous_sessions, changes.removed, "merged"),
+            *emitted,
+            _select_with_state(sessions, changes.changed & ~is_closed, "open"),
         ]
-    remaining = _select_open_pieces(now, sessions, closed, rules, watermark_us)
-    open_ends = ends[~closed]
-    due = int(open_ends.min()) if len(open_ends) else None
-    return SessionUpdate(remaining, pa.concat_tables(told), due)
+    remaining = _select_open_pieces(current, sessions, is_closed, rules, watermark_us)
+    open_times = closing_times[~is_closed]
+    next_close_us = int(open_times.min()) if len(open_times) else None
+    return SessionUpdate(remaining, pa.concat_tables(emitted), next_close_us)
 
 
 @dataclass(slots=True)
 class _SessionCut:
-    """pieces: by key and time. order: where each was before. number: of each piece's session."""
+    """Pieces that are sorted and divided into sessions.
+
+    Attributes:
+        pieces: The pieces, sorted by key and time.
+        sort_order: The index of each of these pieces in the table that was sorted.
+        key_ids: A number for the key of each piece.
+        session_ids: The number of each piece's session, from 0 in the order of the pieces.
+        session_starts: The index of the first piece of each session.
+    """
 
     pieces: pa.Table
     sort_order: IntArray
@@ -107,17 +135,19 @@ class _SessionCut:
 
     @classmethod
     def from_pieces(cls, pieces: pa.Table, rules: SessionRules) -> _SessionCut:
+        """Sort pieces and divide them into sessions."""
         ids = _compute_key_ids(pieces, rules.key_count)
-        within = [_to_int_array(pieces, name) for name in ("fo", "fp")] if rules.has_order else []
-        order = np.lexsort((*within, _to_int_array(pieces, "start"), ids))
+        # lexsort takes the least significant key first.
+        tie_keys = [_to_int_array(pieces, name) for name in ("fo", "fp")] if rules.has_order else []
+        order = np.lexsort((*tie_keys, _to_int_array(pieces, "start"), ids))
         pieces, ids = pieces.take(pa.array(order)), ids[order]
-        new = _find_session_starts(
+        is_start = _find_session_starts(
             ids, _to_int_array(pieces, "start"), _to_int_array(pieces, "end"), rules
         )
-        return cls(pieces, order, ids, np.cumsum(new) - 1, np.flatnonzero(new))
+        return cls(pieces, order, ids, np.cumsum(is_start) - 1, np.flatnonzero(is_start))
 
     def merge_sessions(self, rules: SessionRules) -> pa.Table:
-        """One piece a session."""
+        """Return one piece for each session, in their order."""
         if len(self.session_starts) == len(self.key_ids):
             return self.pieces
         last = self._find_last_pieces(rules)
@@ -129,16 +159,20 @@ class _SessionCut:
         lasts = firsts if last is None else self.pieces.take(pa.array(last))
         columns |= {name: lasts[name] for name in ("lp", "lo") if last is not None}
         merged = self._merge_measures(rules)
-        for at, kind in enumerate(rules.measure_kinds):
-            name = f"m{at}"
+        for index, kind in enumerate(rules.measure_kinds):
+            name = f"m{index}"
             columns[name] = {"last": lasts}.get(kind, firsts)[name]
             if name in merged.column_names:
                 columns[name] = merged[name]
-        filled = [columns.get(name, firsts[name]) for name in rules.schema.names]
-        return pa.table(filled, names=rules.schema.names).cast(rules.schema)
+        # All other columns are those of the first piece.
+        all_columns = [columns.get(name, firsts[name]) for name in rules.schema.names]
+        return pa.table(all_columns, names=rules.schema.names).cast(rules.schema)
 
     def _find_last_pieces(self, rules: SessionRules) -> IntArray | None:
-        """Of each session the piece that goes on longest."""
+        """Return the index of the piece with the last event of each session; None without order.
+
+        This need not be the last piece, which is the one that starts last.
+        """
         if not rules.has_order:
             return None
         names = ("lo", "lp", "end")
@@ -148,13 +182,13 @@ class _SessionCut:
         return np.asarray(order[np.append(self.session_starts[1:], len(order)) - 1])
 
     def _merge_measures(self, rules: SessionRules) -> pa.Table:
-        """Sums, least and greatest of each session, in the order of their numbers.
+        """Return the measures of each session that do not depend on the order of events.
 
-        As Spark's: a sum that overflows fails, and NaN is greater than any number.
+        As in Spark, a sum that overflows is an error, and NaN is greater than any number.
         """
         kinds = {
-            f"m{at}": kind
-            for at, kind in enumerate(rules.measure_kinds)
+            f"m{index}": kind
+            for index, kind in enumerate(rules.measure_kinds)
             if kind in _MERGE_FUNCTIONS
         }
         merged = [
@@ -164,23 +198,29 @@ class _SessionCut:
 
 
 _MERGE_FUNCTIONS = {"count": "sum", "sum": "sum", "min": "min", "max": "max"}
+"""Arrow's function that merges the values of an aggregate."""
 
 
 def _merge_values(values: pa.ChunkedArray, kind: str, session_ids: IntArray) -> pa.ChunkedArray:
-    """Merge the values of each number. Raises OverflowError: a sum is beyond its type."""
-    wanted, how = values.type, _MERGE_FUNCTIONS[kind]
-    if how == "sum" and _may_overflow(values):
-        scale = wanted.scale if pa.types.is_decimal(wanted) else 0
+    """Return the merged values of each session, in the order of the sessions.
+
+    Raises:
+        OverflowError: A sum is out of the range of its type.
+    """
+    value_type, function = values.type, _MERGE_FUNCTIONS[kind]
+    if function == "sum" and _may_overflow(values):
+        # Arrow's sums wrap around when they overflow. A decimal256 is wide enough, but slower.
+        scale = value_type.scale if pa.types.is_decimal(value_type) else 0
         values = values.cast(pa.decimal256(76, scale))
-    merged = _aggregate_values(values, how, session_ids)
-    if how == "max" and pa.types.is_floating(wanted):  # Arrow passes over NaN
-        nan = _aggregate_values(pa.compute.is_nan(values), "any", session_ids)
-        merged = pa.compute.if_else(nan, pa.scalar(float("nan"), wanted), merged)
+    merged = _aggregate_values(values, function, session_ids)
+    if function == "max" and pa.types.is_floating(value_type):  # Arrow ignores NaN
+        has_nan = _aggregate_values(pa.compute.is_nan(values), "any", session_ids)
+        merged = pa.compute.if_else(has_nan, pa.scalar(float("nan"), value_type), merged)
     try:
-        return merged.cast(wanted)
+        return merged.cast(value_type)
     except pa.ArrowInvalid as error:
-        what = f"the sum of a session is out of the range of {wanted}: {error}"
-        raise OverflowError(f"{what}; sum a wider type, such as decimal(38,0)") from None
+        problem = f"the sum of a session is out of the range of {value_type}: {error}"
+        raise OverflowError(f"{problem}; sum a wider type, such as decimal(38,0)") from None
 
 
 def _aggregate_values(
@@ -193,7 +233,7 @@ def _aggregate_values(
 
 
 def _may_overflow(values: pa.ChunkedArray) -> bool:
-    """Return whether a sum of these could: a bound that is cheap, and true of nearly all."""
+    """Return whether a sum of some of the values may overflow, by a cheap upper bound."""
     kind = values.type
     if pa.types.is_integer(kind):
         limit = 2**63
@@ -206,12 +246,16 @@ def _may_overflow(values: pa.ChunkedArray) -> bool:
 
 
 def find_unmergeable(rules: SessionRules) -> list[str]:
-    """Return the names of the keys and measures whose types cannot be told apart or merged."""
+    """Return the columns of keys that cannot be compared, and of measures that cannot be merged.
+
+    Args:
+        rules: The rules of the sessions.
+    """
     return [name for name in rules.schema.names if not _is_mergeable(name, rules)]
 
 
 def _is_mergeable(name: str, rules: SessionRules) -> bool:
-    """Asked of Arrow itself: it has a function for a type, or raises that it has none."""
+    # Arrow raises an error if it has no function for a type.
     values = pa.chunked_array([pa.nulls(1, rules.schema.field(name).type)])
     try:
         if name.startswith("k"):
@@ -227,46 +271,58 @@ def _is_mergeable(name: str, rules: SessionRules) -> bool:
 
 
 class _SessionChanges(NamedTuple):
-    """gone: of the sessions before, those whose start is no start any more. new: of those now,
-    those that were not the same before."""
+    """What changed between two updates.
+
+    Attributes:
+        removed: Which of the previous sessions have a start that is no longer one.
+        changed: Which of the current sessions are new, or have other pieces than before.
+    """
 
     removed: BoolArray
     changed: BoolArray
 
     @classmethod
     def compare(cls, previous: _SessionCut, current: _SessionCut) -> _SessionChanges:
+        """Return the changes between two cuts.
+
+        Args:
+            previous: The sessions of the update before.
+            current: The sessions of `previous.pieces` and then the new pieces.
+        """
         if not len(current.key_ids):
             return cls(np.zeros(0, bool), np.zeros(0, bool))
         count = len(previous.key_ids)
-        was = np.append(previous.session_ids, np.full(len(current.key_ids) - count, -1))[
+        # The previous session of each current piece; -1 for new pieces.
+        previous_ids = np.append(previous.session_ids, np.full(len(current.key_ids) - count, -1))[
             current.sort_order
         ]
-        least = np.minimum.reduceat(was, current.session_starts)
-        greatest = np.maximum.reduceat(was, current.session_starts)
+        min_ids = np.minimum.reduceat(previous_ids, current.session_starts)
+        max_ids = np.maximum.reduceat(previous_ids, current.session_starts)
         sizes = np.diff(np.append(current.session_starts, len(current.key_ids)))
-        before = np.append(
+        # The 0 at the end is what the id -1 selects.
+        previous_sizes = np.append(
             np.bincount(previous.session_ids, minlength=len(previous.session_starts)), 0
         )
-        same = (least == greatest) & (least >= 0) & (before[least] == sizes)
-        place = np.empty(len(current.key_ids), np.int64)
-        place[current.sort_order] = np.arange(
-            len(current.key_ids)
-        )  # of what was at i, where it is now
+        is_same = (min_ids == max_ids) & (min_ids >= 0) & (previous_sizes[min_ids] == sizes)
+        # The inverse of the sort order: where each piece of the concatenated table is now.
+        current_index = np.empty(len(current.key_ids), np.int64)
+        current_index[current.sort_order] = np.arange(len(current.key_ids))
         starts = _to_int_array(current.pieces, "start")
+        # The start of the current session that has the first piece of each previous session.
         new_start = starts[
-            current.session_starts[current.session_ids[place[previous.session_starts]]]
+            current.session_starts[current.session_ids[current_index[previous.session_starts]]]
         ]
         return cls(
-            _to_int_array(previous.pieces, "start")[previous.session_starts] != new_start, ~same
+            _to_int_array(previous.pieces, "start")[previous.session_starts] != new_start, ~is_same
         )
 
 
 def _compute_key_ids(pieces: pa.Table, key_count: int) -> IntArray:
-    """A number for each key; equal keys have equal numbers."""
+    """Return a number for the key of each piece; equal keys have equal numbers."""
     ids = np.zeros(len(pieces), np.int64)
-    for at in range(key_count):
-        column = pieces[f"k{at}"].combine_chunks()
-        if isinstance(column, pa.ChunkedArray):  # an empty one stays so
+    for index in range(key_count):
+        column = pieces[f"k{index}"].combine_chunks()
+        if isinstance(column, pa.ChunkedArray):  # some versions of Arrow do so if it is empty
             column = pa.concat_arrays(column.chunks) if column.num_chunks else column
         if not len(column):
             return ids
@@ -284,21 +340,25 @@ def _to_int_array(table: pa.Table, name: str) -> IntArray:
 def _find_session_starts(
     key_ids: IntArray, start: IntArray, end: IntArray, rules: SessionRules
 ) -> BoolArray:
-    """Where sessions begin."""
-    new = np.ones(len(key_ids), bool)
+    """Return which of the sorted pieces begin a session."""
+    is_start = np.ones(len(key_ids), bool)
     if len(key_ids):
-        new[1:] = key_ids[1:] != key_ids[:-1]
-        reach = _compute_reach(new, end)
-        new[1:] |= start[1:] - reach[:-1] > rules.gap_us
+        is_start[1:] = key_ids[1:] != key_ids[:-1]
+        reach = _compute_reach(is_start, end)
+        is_start[1:] |= start[1:] - reach[:-1] > rules.gap_us
         if rules.max_length_us is not None:
-            new[list(_iter_length_cuts(np.flatnonzero(new), start, rules.max_length_us))] = True
-    return new
+            cuts = _iter_length_cuts(np.flatnonzero(is_start), start, rules.max_length_us)
+            is_start[list(cuts)] = True
+    return is_start
 
 
 def _compute_reach(key_starts: BoolArray, end: IntArray) -> IntArray:
-    """How far the pieces of a key reach so far. An event may lie within the piece before it."""
+    """Return the latest end of the pieces of the same key up to each piece.
+
+    This is not always the end of the piece itself, because an event may be within the piece before.
+    """
     if (end[1:] >= end[:-1])[~key_starts[1:]].all():
-        return end  # as nearly always
+        return end  # the usual case, without pandas
     import pandas as pd
 
     return np.asarray(pd.Series(end).groupby(np.cumsum(key_starts)).cummax().to_numpy(), np.int64)
@@ -307,17 +367,23 @@ def _compute_reach(key_starts: BoolArray, end: IntArray) -> IntArray:
 def _iter_length_cuts(
     session_starts: IntArray, start: IntArray, max_length_us: int
 ) -> Iterator[int]:
-    """Where runs that are too long are cut. A loop: few are, and each cut moves the next."""
+    """Yield the indexes at which sessions that are too long must be cut.
+
+    This is a loop in Python, because few sessions are too long, and each cut depends on the one
+    before.
+    """
     ends = np.append(session_starts[1:], len(start))
-    long = start[ends - 1] - start[session_starts] >= max_length_us
-    for begin, end in zip(session_starts[long].tolist(), ends[long].tolist(), strict=True):
-        at = begin
-        while (at := at + int(np.searchsorted(start[at:end], start[at] + max_length_us))) < end:
-            yield at
+    is_long = start[ends - 1] - start[session_starts] >= max_length_us
+    for begin, end in zip(session_starts[is_long].tolist(), ends[is_long].tolist(), strict=True):
+        index = begin
+        while (
+            index := index + int(np.searchsorted(start[index:end], start[index] + max_length_us))
+        ) < end:
+            yield index
 
 
 def _compute_closing_times(sessions: pa.Table, rules: SessionRules) -> IntArray:
-    """From which watermark on nothing that comes can belong to it."""
+    """Return the watermark of each session from which on no event that comes belongs to it."""
     ends = _to_int_array(sessions, "end") + rules.gap_us
     if rules.max_length_us is None:
         return ends
@@ -325,41 +391,54 @@ def _compute_closing_times(sessions: pa.Table, rules: SessionRules) -> IntArray:
 
 
 def _select_open_pieces(
-    cut: _SessionCut, sessions: pa.Table, closed: BoolArray, rules: SessionRules, watermark_us: int
+    cut: _SessionCut,
+    sessions: pa.Table,
+    is_closed: BoolArray,
+    rules: SessionRules,
+    watermark_us: int,
 ) -> pa.Table:
-    """Pieces of the open sessions: one a session where no later event can move a cut into it.
+    """Return the pieces of open sessions, merged if no later event can move a cut into the session.
 
-    That is so where the session's start is behind the watermark; or where it ends less than
-    `longest` after all that a session with any of its pieces could begin with.
+    That is so in two cases: The session's start is not after the watermark, so it does not change
+    any more. Or the session ends less than the maximal length after the earliest start that a
+    session with any of its pieces can have. No event that comes is before the watermark, so this is
+    the watermark or the start of the key's first session, whichever is earlier.
     """
     start, end = _to_int_array(sessions, "start"), _to_int_array(sessions, "end")
-    whole = np.ones(len(sessions), bool)
+    can_merge = np.ones(len(sessions), bool)
     if rules.max_length_us is not None and len(sessions):
         ids = cut.key_ids[cut.session_starts]
-        first = np.append(True, ids[1:] != ids[:-1])
-        earliest = start[first][np.cumsum(first) - 1]
-        whole = (start <= watermark_us) | (
+        is_first = np.append(True, ids[1:] != ids[:-1])
+        earliest = start[is_first][np.cumsum(is_first) - 1]  # of the key's sessions
+        can_merge = (start <= watermark_us) | (
             end - np.minimum(earliest, watermark_us) < rules.max_length_us
         )
-    one = sessions.filter(pa.array(whole & ~closed))
-    if whole.all():
-        return one
-    return pa.concat_tables([one, cut.pieces.filter(pa.array((~whole & ~closed)[cut.session_ids]))])
+    merged = sessions.filter(pa.array(can_merge & ~is_closed))
+    if can_merge.all():
+        return merged
+    unmerged = cut.pieces.filter(pa.array((~can_merge & ~is_closed)[cut.session_ids]))
+    return pa.concat_tables([merged, unmerged])
 
 
 def _select_with_state(sessions: pa.Table, mask: BoolArray, state: str) -> pa.Table:
-    chosen = sessions.filter(pa.array(mask))
-    return chosen.append_column("state", pa.array([state] * len(chosen), pa.string()))
+    selected = sessions.filter(pa.array(mask))
+    return selected.append_column("state", pa.array([state] * len(selected), pa.string()))
 
 
 def build_piece_schema(
     keys: Sequence[pa.DataType], measures: Sequence[pa.DataType], has_order: bool
 ) -> pa.Schema:
-    """Of pieces."""
+    """Return the columns of pieces, as `SessionRules.schema` describes them.
+
+    Args:
+        keys: The types of the keys.
+        measures: The types of the measures.
+        has_order: Whether the columns of `ORDER_COLUMNS` are needed.
+    """
     order = [(name, pa.int64()) for name in ORDER_COLUMNS] if has_order else []
     return pa.schema([
-        *((f"k{at}", kind) for at, kind in enumerate(keys)),
+        *((f"k{index}", data_type) for index, data_type in enumerate(keys)),
         *((name, pa.int64()) for name in ("start", "end", "events")),
         *order,
-        *((f"m{at}", kind) for at, kind in enumerate(measures)),
+        *((f"m{index}", data_type) for index, data_type in enumerate(measures)),
     ])  # fmt: skip

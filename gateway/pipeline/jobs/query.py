@@ -1,16 +1,16 @@
-"""`query`: a SELECT over topics as tables.
+"""Jobs of type `query`: a SELECT with topics as tables.
 
-What streams can be asked: see Spark's guide ("Unsupported Operations"). Windows are
+Spark's guide lists what it does not support for streams ("Unsupported Operations"). Windows are
 `window(time, '1 minute')` and `session_window(time, '30 minutes')` in GROUP BY; two streams join
 on equal columns and a bound on their times.
 
-A WHERE takes nothing from the watermark: each table is handed over behind `observe`, which Spark
-pushes no filter through (through a filter, even one of `rand()`, it does). Otherwise windows would
-end only by rows that pass, and the last ones never. So the progress also counts what each table has
-given, as `read_<table>`.
+A WHERE must not be pushed below the watermark, because only rows that pass it would then end
+windows, and the last windows would never end. Spark pushes no filter through `observe`, so each
+table is wrapped in one. (It does push one through another filter, even one with `rand()`.) Thereby
+the progress also has the number of rows that each table has read, as `read_<table>`.
 
-Rows that a window or a join in the SQL takes no more are counted by Spark, but not told: which they
-are depends on the plan, so `late: topic` is refused.
+Spark counts the rows that are too late for a window or a join in the SQL. They are not written to
+a topic, because which rows they are depends on the plan; so `late: topic` is refused.
 """
 
 from __future__ import annotations
@@ -30,17 +30,24 @@ from .sql import SqlToken, check_columns, tokenize
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_views_lock = Lock()  # views belong to the session, which has other jobs
+_views_lock = Lock()  # jobs may share a session, and views belong to the session
 
 
 def build(settings: Query, tables: Mapping[str, DataFrame]) -> DataFrame:
-    """The query's columns. The tables have their names only while it is analysed, so jobs of one
-    session may call different topics the same."""
+    """Return the result of the query.
+
+    The tables have their names only while the query is analysed, so the jobs of a session may use
+    one name for different topics.
+
+    Args:
+        settings: The settings of the job.
+        tables: The inputs by the names of the tables.
+    """
     spark = next(iter(tables.values())).sparkSession
     with _views_lock:
         for name, table in tables.items():
-            held = table.isStreaming and settings.trigger != "realtime"
-            view = _observe_rows(name, table) if held else table
+            is_observed = table.isStreaming and settings.trigger != "realtime"
+            view = _observe_rows(name, table) if is_observed else table
             view.createOrReplaceTempView(f"`{name}`")
         try:
             return spark.sql(settings.sql)
@@ -50,31 +57,38 @@ def build(settings: Query, tables: Mapping[str, DataFrame]) -> DataFrame:
 
 
 def get_output_mode(settings: Query) -> Literal["append", "update"]:
-    """Real-time mode knows update only, which of a query without state is the same."""
+    """Return Spark's output mode for the job."""
+    # Real-time mode has update mode only. For queries without state both modes are the same.
     if settings.emit == "updates" or settings.trigger == "realtime":
         return "update"
     return "append"
 
 
 def check_realtime(settings: Query) -> str | None:
-    """Of Spark 4.2.0 only what needs no state, shuffle or Python runs in real time: columns, WHERE,
-    explode, UNION ALL."""
-    found = tokenize(settings.sql)
-    for word, after in zip(found, [*found[1:], SqlToken("sign", "")], strict=True):
-        if word.kind == "name" and word.folded_text in _STATEFUL_KEYWORDS:
-            return f"{word.text.upper()} keeps state; write a trigger such as 0s"
-        if word.kind == "name" and after.text == "(" and word.folded_text in _AGGREGATE_FUNCTIONS:
-            return f"{word.text}() keeps state; write a trigger such as 0s"
-        if word.folded_text == "union" and after.folded_text != "all":
-            return "UNION removes what is there twice, which keeps state; write UNION ALL"
+    """Return why the job cannot run in real-time mode; None if no reason is known.
+
+    Spark 4.2.0 only supports queries without state, shuffles and Python there: columns, WHERE,
+    explode and UNION ALL.
+    """
+    tokens = tokenize(settings.sql)
+    for token, after in zip(tokens, [*tokens[1:], SqlToken("sign", "")], strict=True):
+        if token.kind == "name" and token.folded_text in _STATEFUL_KEYWORDS:
+            return f"{token.text.upper()} keeps state; write a trigger such as 0s"
+        if token.kind == "name" and after.text == "(" and token.folded_text in _AGGREGATE_FUNCTIONS:
+            return f"{token.text}() keeps state; write a trigger such as 0s"
+        if token.folded_text == "union" and after.folded_text != "all":
+            return "UNION removes duplicates, which keeps state; write UNION ALL"
     return None
 
 
 def keeps_state(rows: DataFrame) -> bool:
     """Return whether Spark keeps state for a query, by its analysed plan.
 
-    What is not known to need none is taken to need some: then its SQL may not change under a
-    checkpoint.
+    A node of the plan that is not known to need no state counts as one with state. Then the SQL is
+    part of the checkpoint's definition and may not change.
+
+    Args:
+        rows: The result of `build`.
     """
     return _plan_keeps_state(rows._jdf.queryExecution().analyzed())
 
@@ -82,32 +96,39 @@ def keeps_state(rows: DataFrame) -> bool:
 def _plan_keeps_state(plan: Any) -> bool:
     if not plan.isStreaming():
         return False
-    name, children = plan.getClass().getSimpleName(), plan.children()
-    below = [children.apply(at) for at in range(children.size())]
-    if name == "Join":  # with a table that is no stream it keeps nothing
-        keeps = sum(each.isStreaming() for each in below) > 1
+    name, child_seq = plan.getClass().getSimpleName(), plan.children()
+    children = [child_seq.apply(index) for index in range(child_seq.size())]
+    if name == "Join":  # a join with a table that is not a stream has no state
+        has_state = sum(child.isStreaming() for child in children) > 1
     else:
-        keeps = name not in _STATELESS_NODES
-    return keeps or any(_plan_keeps_state(each) for each in below)
+        has_state = name not in _STATELESS_NODES
+    return has_state or any(_plan_keeps_state(child) for child in children)
 
 
 def check_job(settings: Query, columns: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
-    """What can be seen without Spark's parser: no SELECT, unknown tables and columns of tables, and
-    tables that nothing reads. columns: of each table."""
-    found = tokenize(settings.sql)
-    first = next((word.folded_text for word in found if word.text != "("), "")
+    """Yield the problems that can be found without Spark's parser.
+
+    These are SQL without SELECT, unknown tables and columns, and tables that are not read.
+
+    Args:
+        settings: The settings of the job.
+        columns: The columns of each table and their types. The columns of a table that is missing
+            are unknown and not checked.
+    """
+    tokens = tokenize(settings.sql)
+    first = next((token.folded_text for token in tokens if token.text != "("), "")
     if first not in ("select", "with", "from"):
         yield f"sql begins with {first.upper() or 'nothing'}; write a SELECT, WITH or FROM"
         return
-    if any(word.text == ";" for word in found[:-1]):
+    if any(token.text == ";" for token in tokens[:-1]):
         yield "sql has several statements; keep one SELECT, and add a job for each other"
         return
-    yield from _check_tables(settings, list(sql.iter_tables(found)))
+    yield from _check_tables(settings, list(sql.iter_tables(tokens)))
     for name, input in settings.tables.items():
         if "late" in input.model_fields_set and input.late == "topic":
-            what = "which rows of a query come late depends on its SQL, so they are counted only"
-            yield f"tables.{name}.late: {what}; remove it, or make it a job of type aggregate"
-    yield from _check_columns(settings, found, columns)
+            problem = "which rows of a query are late depends on its SQL, so they are only counted"
+            yield f"tables.{name}.late: {problem}; remove it, or use a job of type aggregate"
+    yield from _check_columns(settings, tokens, columns)
 
 
 _STATELESS_NODES = frozenset(
@@ -118,7 +139,7 @@ _STATELESS_NODES = frozenset(
     StreamingRelation StreamingRelationV2 SubqueryAlias Union View WithCTE""",
     )
 )
-"""Nodes of Spark's analysed plans, which of a stream keep nothing from batch to batch."""
+"""The nodes of Spark's analysed plans that keep no state between batches of a stream."""
 _STATEFUL_KEYWORDS = frozenset(
     re.findall(
         r"\w+",
@@ -140,6 +161,7 @@ _AGGREGATE_FUNCTIONS = frozenset(
 
 
 def _observe_rows(name: str, table: DataFrame) -> DataFrame:
+    """Return a table whose filters stay above its watermark, and whose rows are counted."""
     from pyspark.sql import functions as F
 
     return table.observe(f"read_{name}", F.count(F.lit(1)).alias("rows"))
@@ -159,14 +181,17 @@ def _check_tables(settings: Query, table_names: Sequence[str]) -> Iterator[str]:
 def _check_columns(
     settings: Query, tokens: Sequence[SqlToken], columns: Mapping[str, Mapping[str, str]]
 ) -> Iterator[str]:
-    """`table.column`, where the table goes by its own name; aliases are Spark's to resolve."""
+    """Yield the problems of `table.column`, for tables that are used by their own name.
+
+    Spark resolves aliases. A name of a table that is also an alias is not checked.
+    """
     known = {name.lower(): columns.get(name, {}) for name in settings.tables}
     aliases = {
         after.folded_text
-        for word, after in pairwise(tokens)
-        if word.folded_text == "as" or (word.is_name and word.folded_text in known)
+        for token, after in pairwise(tokens)
+        if token.folded_text == "as" or (token.is_name and token.folded_text in known)
     }
-    own = {name: of for name, of in known.items() if name not in aliases}
+    unaliased = {name: types for name, types in known.items() if name not in aliases}
     for table, dot, column in zip(tokens, tokens[1:], tokens[2:], strict=False):
-        if dot.text == "." and table.is_name and column.is_name and table.folded_text in own:
-            yield from check_columns("sql", [column.text], own[table.folded_text])
+        if dot.text == "." and table.is_name and column.is_name and table.folded_text in unaliased:
+            yield from check_columns("sql", [column.text], unaliased[table.folded_text])

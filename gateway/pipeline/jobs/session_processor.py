@@ -1,9 +1,11 @@
-"""Sessions that are told while they are open, or end after a longest: Python with state.
+"""Compute sessions in Python, with updates of open sessions or a maximal length.
 
-transformWithState costs about 1 ms for each group it is called with, most of it calls from Python
-to the JVM (implicit key, clocks, get, update, timer). So a group here is not a key but a bucket of
-them: `pieces` works on all of its keys at once, the state is one Arrow table a bucket, and a timer
-stands for whichever of its sessions closes next.
+`sessions` calls `build` if Spark's `session_window` does not suffice.
+
+A call of transformWithState takes about 1 ms for each group, mostly for calls from Python to the
+JVM (the key, the clocks, the state, the timer). So a group is not one key but a bucket of keys.
+`pieces` computes the sessions of all its keys at once, the state of a bucket is one Arrow table,
+and its timer is set for the session that closes next.
 """
 
 from __future__ import annotations
@@ -22,8 +24,14 @@ from gateway.config.sections.pipelines import Sessions
 from gateway.errors import PipelineError
 
 from . import measures
-from .pieces import MAX_WATERMARK_US, ORDER_COLUMNS, SessionRules, find_unmergeable, update_sessions
-from .pieces import build_piece_schema as pieces_of
+from .pieces import (
+    MAX_WATERMARK_US,
+    ORDER_COLUMNS,
+    SessionRules,
+    build_piece_schema,
+    find_unmergeable,
+    update_sessions,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -31,80 +39,127 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
 BUCKET_COUNT = 256
-"""Frozen in checkpoints. Of more state partitions than that the rest would idle."""
+"""The number of buckets. It must not change, because the state in checkpoints depends on it. If a
+job has more state partitions, some of them are empty."""
 
 
 def build(settings: Sessions, events: DataFrame) -> DataFrame:
-    """As `sessions.build`. In batch all sessions close."""
-    plan = _SessionColumns(settings, events)
-    pieces = plan.build_pieces(events)
+    """Return the sessions, as `sessions.build` does. If `events` is no stream, all are closed.
+
+    Args:
+        settings: The settings of the job.
+        events: The input.
+
+    Raises:
+        PipelineError: The type of a key or a measure cannot be merged.
+    """
+    columns = _SessionColumns(settings, events)
+    pieces = columns.build_pieces(events)
     if not events.isStreaming:
-        return pieces.groupBy("_bucket").applyInArrow(plan.session_function, plan.result_type)
+        return pieces.groupBy("_bucket").applyInArrow(columns.session_function, columns.result_type)
     return pieces.groupBy("_bucket").transformWithState(
-        statefulProcessor=SessionProcessor(plan.rules, tuple(plan.result_type.names)),
-        outputStructType=plan.result_type,
+        statefulProcessor=SessionProcessor(columns.rules, tuple(columns.result_type.names)),
+        outputStructType=columns.result_type,
         outputMode="update" if settings.emit == "updates" else "append",
         timeMode="eventTime",
     )
 
 
 class SessionProcessor(StatefulProcessor):
-    """Of one bucket. names: of the result's columns."""
+    """The processor of a task, which Spark calls with one bucket after the other.
+
+    Spark sets the bucket before each call, so `_state` is always that of the current bucket: the
+    pieces of its open sessions as an Arrow table, and its timer in milliseconds since 1970. A
+    bucket without open sessions has no state.
+    """
 
     def __init__(self, rules: SessionRules, names: tuple[str, ...]) -> None:
+        """Store the settings. Spark sends the processor to the workers.
+
+        Args:
+            rules: The rules of the sessions.
+            names: The names of the result's columns.
+        """
         self._rules = rules
         self._row_type = Row(*names)
 
     def init(self, handle: StatefulProcessorHandle) -> None:
+        """Prepare the state, once per task."""
         self._handle = handle
         self._state = handle.getValueState("sessions", "pieces binary, timer bigint")
 
     def handleInputRows(
         self, key: Any, rows: Iterator[Row], timerValues: TimerValues
     ) -> Iterator[Row]:
-        come = list(rows)
-        # by position for all rows at once: a Row looks for each name in the list of its fields
-        columns = dict(zip(come[0].__fields__, zip(*come, strict=True), strict=True))
+        """Yield the sessions that closed or changed by the events of a batch.
+
+        Args:
+            key: The number of the bucket.
+            rows: The bucket's pieces of the batch, at least one.
+            timerValues: Has the watermark.
+        """
+        row_list = list(rows)
+        # All values by their position: a Row finds a value by searching its list of names.
+        columns = dict(zip(row_list[0].__fields__, zip(*row_list, strict=True), strict=True))
         yield from self._advance(_build_piece_table(columns, self._rules), timerValues)
 
     def handleExpiredTimer(
         self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
     ) -> Iterator[Row]:
+        """Yield the sessions that closed because the watermark has passed the timer.
+
+        Args:
+            key: The number of the bucket.
+            timerValues: Has the watermark.
+            expiredTimerInfo: The timer.
+        """
         yield from self._advance(None, timerValues)
 
     def close(self) -> None:
-        pass
+        """Do nothing: there are no resources."""
 
     def _advance(self, events: pa.Table | None, timer_values: TimerValues) -> Iterator[Row]:
         watermark = timer_values.getCurrentWatermarkInMs()
-        held, timer = self._state.get() or (None, None)
-        kept = None if held is None else _deserialize_table(held)
-        done = update_sessions(kept, events, self._rules, watermark * 1000)
-        if done.next_close_us is None:
+        stored, timer = self._state.get() or (None, None)
+        open_pieces = None if stored is None else _deserialize_table(stored)
+        update = update_sessions(open_pieces, events, self._rules, watermark * 1000)
+        if update.next_close_us is None:
             self._state.clear()
         else:
             self._state.update(
                 (
-                    _serialize_table(done.open_pieces),
-                    self._schedule_timer(done.next_close_us, timer, watermark),
+                    _serialize_table(update.open_pieces),
+                    self._schedule_timer(update.next_close_us, timer, watermark),
                 )
             )
         yield from (
-            self._row_type(*values) for values in _iter_rows(done.sessions, len(self._row_type))
+            self._row_type(*values) for values in _iter_rows(update.sessions, len(self._row_type))
         )
 
     def _schedule_timer(self, close_us: int, timer_ms: int | None, watermark_ms: int) -> int:
-        """The timer that stands: one that fires too early is moved then, which saves two calls in
-        most batches, as sessions that go on move their ends."""
-        wanted = -(-close_us // 1000)
-        if timer_ms is not None and watermark_ms < timer_ms <= wanted:
+        """Return the timer of the bucket, and register a new one if that is needed.
+
+        A timer that is too early stays, and is replaced when it expires. Sessions that continue
+        close later in every batch, so this saves two calls of the JVM in most batches.
+        """
+        close_ms = -(-close_us // 1000)  # rounded up
+        if timer_ms is not None and watermark_ms < timer_ms <= close_ms:
             return timer_ms
-        self._handle.registerTimer(wanted)
-        return wanted
+        self._handle.registerTimer(close_ms)
+        return close_ms
 
 
 class _SessionColumns:
-    """Which columns there are, and of which types."""
+    """The columns of pieces and of the result, and their types.
+
+    `build` creates one for each query.
+
+    Attributes:
+        aggregate_fields: `events` and the measures.
+        has_order: Whether a measure depends on the order of events.
+        result_type: The type of the result's rows.
+        rules: The rules of the sessions.
+    """
 
     def __init__(self, settings: Sessions, events: DataFrame) -> None:
         self._settings = settings
@@ -121,85 +176,103 @@ class _SessionColumns:
                 *([StructField("state", StringType())] if settings.emit == "updates" else []),
             ]
         )
-        arrow = [
+        arrow_types = [
             to_arrow_type(field.dataType, timezone="UTC")
             for field in (*keys, *self.aggregate_fields)
         ]
-        longest = settings.max_length
+        measure_types = arrow_types[len(keys) + 1 :]  # without that of `events`
+        max_length = settings.max_length
         self.rules = SessionRules(
-            schema=pieces_of(arrow[: len(keys)], arrow[len(keys) + 1 :], self.has_order),
+            schema=build_piece_schema(arrow_types[: len(keys)], measure_types, self.has_order),
             key_count=len(keys),
             measure_kinds=tuple(measure.kind or "" for measure in self._measures),
             gap_us=round(settings.gap * 1_000_000),
-            max_length_us=None if longest is None else round(longest * 1_000_000),
+            max_length_us=None if max_length is None else round(max_length * 1_000_000),
             emit_updates=settings.emit == "updates",
         )
         self._check_types()
 
     def _check_types(self) -> None:
-        """Raise PipelineError for types that cannot be kept; those of expressions Spark knows."""
-        wrong = set(find_unmergeable(self.rules))
-        for at, name in enumerate(self._settings.by):
-            if f"k{at}" in wrong:
+        """Raise PipelineError for types that cannot be merged.
+
+        `sessions.check_job` does this earlier, but does not know the types of expressions.
+        """
+        unmergeable = set(find_unmergeable(self.rules))
+        for index, name in enumerate(self._settings.by):
+            if f"k{index}" in unmergeable:
                 raise PipelineError(
                     f"job {self._settings.name}: {measures.describe_unsupported_key(name)}"
                 )
-        for at, (measure, field) in enumerate(
+        for index, (measure, field) in enumerate(
             zip(self._measures, self.aggregate_fields[1:], strict=True)
         ):
-            if f"m{at}" in wrong:
-                what = measures.describe_unsupported_measure(measure, field.dataType.simpleString())
-                raise PipelineError(f"job {self._settings.name}: {what}")
+            if f"m{index}" in unmergeable:
+                type_name = field.dataType.simpleString()
+                problem = measures.describe_unsupported_measure(measure, type_name)
+                raise PipelineError(f"job {self._settings.name}: {problem}")
 
     def _analyze_aggregates(self, events: DataFrame) -> list[StructField]:
-        """Of events and of measures, as Spark's aggregates have them."""
-        counted = [F.count(F.lit(1)).alias("events")]
-        asked = [F.expr(measure.expression).alias(measure.name) for measure in self._measures]
-        found = events.groupBy().agg(*counted, *asked).schema
-        return [StructField(field.name, field.dataType) for field in found]
+        """Return `events` and the measures, with the types of Spark's aggregates."""
+        event_count = F.count(F.lit(1)).alias("events")
+        aggregates = [F.expr(measure.expression).alias(measure.name) for measure in self._measures]
+        schema = events.groupBy().agg(event_count, *aggregates).schema
+        return [StructField(field.name, field.dataType) for field in schema]
 
     def build_pieces(self, events: DataFrame) -> DataFrame:
-        """One of each event, without what repeats its start: each value handed to Python costs
-        about 1 us. Its time goes along for the watermark: Spark asks it of a column."""
+        """Return one piece for each event, with its bucket.
+
+        Columns that would repeat the start are left out (`_SINGLE_EVENT_COLUMNS`), because each
+        value that is passed to Python takes about 1 us. `_time` is there for Spark, which needs the
+        column of the watermark.
+        """
         settings, time = self._settings, F.col(self._settings.from_.time)
-        place = {"fp": "_partition", "fo": "_offset"} if self.has_order else {}
-        order = [F.col(column).cast("bigint").alias(name) for name, column in place.items()]
+        order_columns = {"fp": "_partition", "fo": "_offset"} if self.has_order else {}
+        order = [F.col(column).cast("bigint").alias(name) for name, column in order_columns.items()]
         values = zip(self._measures, self.aggregate_fields[1:], strict=True)
         keys = (_make_valid_text(F.col(name), events.schema[name].dataType) for name in settings.by)
         return events.where(time.isNotNull()).select(
             F.pmod(F.hash(*settings.by), F.lit(BUCKET_COUNT)).alias("_bucket"),
             time.alias("_time"),
-            *(key.alias(f"k{at}") for at, key in enumerate(keys)),
+            *(key.alias(f"k{index}") for index, key in enumerate(keys)),
             F.unix_micros(time.cast("timestamp")).alias("start"),
             *order,
-            *(_build_value(m, field).alias(f"m{at}") for at, (m, field) in enumerate(values)),
+            *(
+                _build_value(measure, field).alias(f"m{index}")
+                for index, (measure, field) in enumerate(values)
+            ),
         )
 
     @property
     def session_function(self) -> Any:
-        """Of a bucket's pieces, in batch, all sessions."""
+        """The function that computes all sessions of a bucket, if the input is no stream."""
+        # Local variables, because Spark sends the function to its workers.
         rules, result = self.rules, to_arrow_schema(self.result_type, timezone="UTC")
 
         def close_sessions(table: pa.Table) -> pa.Table:
             columns = dict(zip(table.column_names, table.columns, strict=True))
-            told = update_sessions(
+            sessions = update_sessions(
                 None, _build_piece_table(columns, rules), rules, MAX_WATERMARK_US
             ).sessions
-            return _select_result(told, len(result)).rename_columns(result.names).cast(result)
+            return _select_result(sessions, len(result)).rename_columns(result.names).cast(result)
 
         return close_sessions
 
 
 _SINGLE_EVENT_COLUMNS = {"end": "start", "lp": "fp", "lo": "fo"}
-"""The last event of a piece of one is its first."""
+"""The columns of a piece that equal another one if the piece is a single event."""
 
 
 def _build_piece_table(columns: Mapping[str, Any], rules: SessionRules) -> pa.Table:
-    """Of events: values by the names of `_Plan.pieces`."""
-    given = {**columns, "events": [1] * len(columns["start"])}
+    """Return the pieces of single events.
+
+    Args:
+        columns: The values of each column of `_SessionColumns.build_pieces`, by its name.
+        rules: The rules of the sessions.
+    """
+    all_columns = {**columns, "events": [1] * len(columns["start"])}
     arrays = [
-        _to_array(given[_SINGLE_EVENT_COLUMNS.get(each.name, each.name)], each.type)
-        for each in rules.schema
+        _to_array(all_columns[_SINGLE_EVENT_COLUMNS.get(field.name, field.name)], field.type)
+        for field in rules.schema
     ]
     return pa.table(arrays, schema=rules.schema)
 
@@ -213,26 +286,29 @@ def _to_array(values: Any, arrow_type: pa.DataType) -> Any:
 
 
 def _build_value(measure: measures.Measure, field: StructField) -> Any:
-    """What one event adds."""
+    """Return the value of a measure for a single event."""
     if measure.kind != "count":
         return _make_valid_text(F.expr(measure.argument).cast(field.dataType), field.dataType)
-    counts = F.lit(True) if measure.argument == "*" else F.expr(measure.argument).isNotNull()
-    return counts.cast("bigint")
+    is_counted = F.lit(True) if measure.argument == "*" else F.expr(measure.argument).isNotNull()
+    return is_counted.cast("bigint")
 
 
 def _make_valid_text(column: Column, data_type: DataType) -> Column:
-    """Return what a worker of Python can read: a text of Spark's may be any bytes."""
+    """Return a column that Python can read: a string of Spark may be any bytes."""
     return F.make_valid_utf8(column) if isinstance(data_type, StringType) else column
 
 
 def _select_result(sessions: pa.Table, width: int) -> pa.Table:
-    """Without what only merging needs."""
+    """Return the first `width` columns without those for merging, and `start` and `end` as times.
+
+    `state`, the last column, is left out if updates are not emitted.
+    """
     names = [name for name in sessions.column_names if name not in ORDER_COLUMNS][:width]
-    shown = sessions.select(names)
+    result = sessions.select(names)
     for name in ("start", "end"):
-        at = shown.schema.get_field_index(name)
-        shown = shown.set_column(at, name, shown[name].cast(pa.timestamp("us", "UTC")))
-    return shown
+        index = result.schema.get_field_index(name)
+        result = result.set_column(index, name, result[name].cast(pa.timestamp("us", "UTC")))
+    return result
 
 
 def _iter_rows(sessions: pa.Table, width: int) -> Iterator[tuple[Any, ...]]:

@@ -1,7 +1,8 @@
-"""What each key did until it paused.
+"""Jobs of type `sessions`: the events of each key until it pauses.
 
-`closed` sessions without a longest are Spark's session_window, which keeps one row an open session
-and runs in the JVM. It rejects update mode and knows no longest: those are `sessions_live`.
+With `emit: closed` and without `maxLength`, this is Spark's `session_window`, which keeps one row
+per open session and runs in the JVM. It has no update mode and no maximal length, so
+`session_processor` implements these in Python.
 
 `end` is the time of the last event, not the end of the pause after it.
 """
@@ -21,13 +22,21 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 RESULT_COLUMNS = ("start", "end", "events", "state")
-"""Columns of the result beside those of `by` and `measures`."""
+"""The columns of the result besides those of `by` and `measures`."""
 _NESTED_TYPES = ("array", "map", "struct", "variant")
 
 
 def build(settings: Sessions, tables: Mapping[str, DataFrame]) -> DataFrame:
-    """Columns: those of `by`, start, end (timestamps of the first and the last event), events,
-    measures, and state where updates are emitted."""
+    """Return the sessions.
+
+    Args:
+        settings: The settings of the job.
+        tables: The input as `from`.
+
+    Returns:
+        The columns of `by`, `start` and `end` (the times of the first and the last event),
+        `events` (their number), the measures, and `state` if updates are emitted.
+    """
     from pyspark.sql import functions as F
 
     from . import session_processor
@@ -40,7 +49,7 @@ def build(settings: Sessions, tables: Mapping[str, DataFrame]) -> DataFrame:
         F.count(F.lit(1)).alias("events"),
         *(_build_aggregate(m, settings) for m in _parse_measures(settings)),
     )
-    # Its end is the last event's time + gap: no aggregate of its own is kept for that.
+    # The window ends at the last event's time + gap, so no aggregate is needed for the time.
     last = F.col("_session.end") - F.expr(f"interval {_format_interval(settings.gap)}")
     return counted.select(
         *settings.by,
@@ -52,45 +61,56 @@ def build(settings: Sessions, tables: Mapping[str, DataFrame]) -> DataFrame:
 
 
 def needs_stateful_processor(settings: Sessions) -> bool:
-    """Is it more than Spark's own operator can do?"""
+    """Return whether Spark's `session_window` cannot do what the job needs."""
     return settings.emit == "updates" or settings.max_length is not None
 
 
 def get_output_mode(settings: Sessions) -> Literal["append", "update"]:
+    """Return Spark's output mode for the job."""
     return "update" if settings.emit == "updates" else "append"
 
 
 def check_realtime(settings: Sessions) -> str | None:
-    """Why not in real-time mode."""
-    return "sessions keep state, which Spark 4.2's real-time mode does not allow; use a duration"
+    """Return why the job cannot run in real-time mode."""
+    return "sessions keep state, which real-time mode does not support; use a trigger such as 0s"
 
 
 def check_job(settings: Sessions, columns: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
-    """What Spark would refuse, and what it would take in another sense than was meant. columns:
-    those of the input and their types; none where they are not known."""
+    """Yield the problems of the settings: what Spark refuses, or does in another sense than meant.
+
+    Args:
+        settings: The settings of the job.
+        columns: The columns of each input and their types. If `from` is missing, its columns are
+            unknown and not checked.
+    """
     known = columns.get("from", {})
     yield from sql.check_columns("by", settings.by, known)
     yield from sql.check_columns("from.time", [settings.from_.time], known)
     for name in settings.by:
         if name in RESULT_COLUMNS:
-            yield f"by: '{name}' is a column of sessions themselves; rename the field"
+            yield f"by: '{name}' is already a column of the result; rename the field"
     for name in settings.measures:
         if name in (*settings.by, *RESULT_COLUMNS):
-            yield f"measures.{name}: '{name}' is a column already; use another name"
+            yield f"measures.{name}: '{name}' is already a column of the result; use another name"
     yield from measures.check_measures(settings.measures, known)
     if needs_stateful_processor(settings):
         yield from _check_mergeable(settings)
         yield from _check_nested_types(settings, known)
     if settings.max_length is not None and settings.max_length < settings.gap:
-        yield "maxLength is below gap: each session ends before it could pause; make it longer"
+        yield "maxLength is shorter than gap, so no session would end by a pause; make it longer"
 
 
 def select_late(settings: Sessions, events: DataFrame, watermark: datetime | Column) -> DataFrame:
-    """Those of a batch that came too late, as Spark's operator drops them.
+    """Return the rows of a batch that Spark drops as late.
 
-    watermark: that of the batch before. Spark's own operator asks whether the event's own session
-    would be over (time + gap), the other one whether its time has passed. Spark's count of them may
-    be less: it counts events of one key and instant once, where they are read by one task.
+    For `session_window`, an event is late if a session of this event alone would be closed (its
+    time + gap); for `session_processor`, if the watermark has passed its time. Spark's own count
+    may be lower, because it counts events of one key and time that one task reads only once.
+
+    Args:
+        settings: The settings of the job.
+        events: Rows of the input.
+        watermark: The watermark of the batch before theirs.
     """
     from pyspark.sql import functions as F
 
@@ -101,23 +121,26 @@ def select_late(settings: Sessions, events: DataFrame, watermark: datetime | Col
 
 
 def _check_mergeable(settings: Sessions) -> Iterable[str]:
-    why = "emit: updates" if settings.emit == "updates" else "maxLength"
-    for each in _parse_measures(settings):
-        if each.kind is None:
+    option = "emit: updates" if settings.emit == "updates" else "maxLength"
+    for measure in _parse_measures(settings):
+        if measure.kind is None:
             allowed = ", ".join(f"{kind}(x)" for kind in measures.MERGEABLE_KINDS)
             yield (
-                f"measures.{each.name}: with {why} only {allowed} are kept, "
-                f"not {each.expression!r}; keep its parts, or leave out " + why
+                f"measures.{measure.name}: {option} supports only {allowed}, not "
+                f"{measure.expression!r}; split it into such measures, or remove {option}"
             )
 
 
 def _check_nested_types(settings: Sessions, columns: Mapping[str, str]) -> Iterable[str]:
-    """Columns of types that cannot be kept; of expressions Spark knows the type, at the start."""
+    """Yield the problems of columns whose types cannot be merged.
+
+    Only Spark knows the types of expressions: `session_processor` checks them when the job starts.
+    """
     nested = {name: kind for name, kind in columns.items() if kind.startswith(_NESTED_TYPES)}
     yield from (measures.describe_unsupported_key(name) for name in settings.by if name in nested)
-    for each in _parse_measures(settings):
-        if each.argument in nested and each.kind in ("sum", "min", "max"):
-            yield measures.describe_unsupported_measure(each, nested[each.argument])
+    for measure in _parse_measures(settings):
+        if measure.argument in nested and measure.kind in ("sum", "min", "max"):
+            yield measures.describe_unsupported_measure(measure, nested[measure.argument])
 
 
 def _parse_measures(settings: Sessions) -> tuple[measures.Measure, ...]:
@@ -125,14 +148,17 @@ def _parse_measures(settings: Sessions) -> tuple[measures.Measure, ...]:
 
 
 def _build_aggregate(measure: measures.Measure, settings: Sessions) -> Column:
-    """first and last are those of time: Spark's take whichever row comes first out of a shuffle."""
+    """Return the aggregate of a measure.
+
+    `first` and `last` go by time, because Spark's own depend on the order of rows after a shuffle.
+    """
     from pyspark.sql import functions as F
 
     if not measure.is_ordered:
         return F.expr(measure.expression).alias(measure.name)
-    by = {"first": F.min_by, "last": F.max_by}[measure.kind or ""]
-    place = F.struct(F.col(settings.from_.time), F.col("_partition"), F.col("_offset"))
-    return by(F.expr(measure.argument), place).alias(measure.name)
+    select_by = {"first": F.min_by, "last": F.max_by}[measure.kind or ""]
+    order = F.struct(F.col(settings.from_.time), F.col("_partition"), F.col("_offset"))
+    return select_by(F.expr(measure.argument), order).alias(measure.name)
 
 
 def _format_interval(seconds: float) -> str:

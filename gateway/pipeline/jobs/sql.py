@@ -1,8 +1,8 @@
-"""The little that is known of SQL without Spark: words, and which of them name tables and columns.
+"""Split SQL into tokens, and find the names of tables and columns among them, without Spark.
 
-Enough to tell an unknown name before a JVM has started; what passes here is parsed by Spark, and
-may still be refused there. Words are as Spark's lexer splits them: comments are gone, text in
-quotes is one word, and so is a name in backticks.
+This suffices to report an unknown name before a JVM has started. Spark parses the SQL later, and
+may refuse what passes here. The tokens are those of Spark's lexer: there are no comments, text in
+quotes is one token, and so is a name in backticks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from gateway.config.source.expression import suggest
 
 RECORD_COLUMNS = ("_key", "_topic", "_partition", "_offset", "_timestamp")
-"""What every input has beside its fields."""
+"""The columns of every input besides its fields."""
 
 _TOKEN_PATTERN = re.compile(
     r"""(?P<gap>\s+|--[^\n]*|/\*.*?\*/)
@@ -27,7 +27,8 @@ _TOKEN_PATTERN = re.compile(
     re.VERBOSE | re.DOTALL | re.IGNORECASE,
 )
 
-# Words of expressions that are no columns, without those that begin a call or a clause.
+# Names in expressions that are not columns. Functions are not among them: `iter_columns` knows them
+# by their parenthesis.
 _KEYWORDS = frozenset(
     re.findall(
         r"\w+",
@@ -44,61 +45,83 @@ _KEYWORDS = frozenset(
 
 
 class SqlToken(NamedTuple):
-    """kind: text, quoted, number, name or sign. folded: in small letters, unless it is text."""
+    """A token of SQL.
+
+    Attributes:
+        kind: `text` (a literal in quotes), `quoted` (a name in backticks), `number`, `name` (also
+            keywords and functions) or `sign`.
+        text: The text of the token, of a name in backticks without them.
+    """
 
     kind: str
     text: str
 
     @property
     def folded_text(self) -> str:
+        """The text in lower case, unless the token is quoted."""
         return self.text if self.kind in ("text", "quoted") else self.text.lower()
 
     @property
     def is_name(self) -> bool:
+        """Whether the token may be the name of a table or a column."""
         return self.kind in ("name", "quoted")
 
 
 def tokenize(sql: str) -> list[SqlToken]:
-    """In order, without blanks and comments."""
-    found = ((match.lastgroup or "", match) for match in _TOKEN_PATTERN.finditer(sql))
-    return [SqlToken(kind, match.group(kind)) for kind, match in found if kind != "gap"]
+    """Return the tokens of SQL in their order, without white space and comments."""
+    matches = ((match.lastgroup or "", match) for match in _TOKEN_PATTERN.finditer(sql))
+    return [SqlToken(kind, match.group(kind)) for kind, match in matches if kind != "gap"]
 
 
 def iter_columns(sql: str) -> Iterator[str]:
-    """The columns that an expression names, as far as that can be told: not what is called, not
-    the fields of a column (`a.b` names a), nor the parameters of a lambda."""
-    found = tokenize(sql)
-    bound = set(_iter_lambda_parameters(found))
-    for before, word, after in zip(
-        [_NO_TOKEN, *found], found, [*found[1:], _NO_TOKEN], strict=False
+    """Yield the names of the columns in an expression, as far as they can be recognized.
+
+    These are no functions, no fields of a column (`a.b` has the column `a`), and no parameters of a
+    lambda function.
+    """
+    tokens = tokenize(sql)
+    parameters = set(_iter_lambda_parameters(tokens))
+    for before, token, after in zip(
+        [_NO_TOKEN, *tokens], tokens, [*tokens[1:], _NO_TOKEN], strict=False
     ):
-        called = after.text in ("(", "->", "=>") or before.text in (".", "::")
-        keyword = word.kind == "name" and word.folded_text in _KEYWORDS
-        renamed = before.folded_text == "as"
-        if word.is_name and not called and not keyword and not renamed and word.text not in bound:
-            yield word.text
+        if (
+            not token.is_name
+            or after.text in ("(", "->", "=>")  # a function, or a parameter
+            or before.text in (".", "::")  # a field, or a type
+            or before.folded_text == "as"  # a type, or the name of the result
+            or (token.kind == "name" and token.folded_text in _KEYWORDS)
+            or token.text in parameters
+        ):
+            continue
+        yield token.text
 
 
 _NO_TOKEN = SqlToken("sign", "")
 
 
 def _iter_lambda_parameters(tokens: Sequence[SqlToken]) -> Iterator[str]:
-    for at, word in enumerate(tokens):
-        if word.text == "->":
-            before = reversed(tokens[:at])
-            if tokens[at - 1].is_name:
-                yield tokens[at - 1].text
-            elif tokens[at - 1].text == ")":
-                for each in before:
-                    if each.text == "(":
+    """Yield the names in `x -> ...` and `(x, y) -> ...`."""
+    for index, token in enumerate(tokens):
+        if token.text == "->":
+            before = reversed(tokens[:index])
+            if tokens[index - 1].is_name:
+                yield tokens[index - 1].text
+            elif tokens[index - 1].text == ")":
+                for parameter in before:
+                    if parameter.text == "(":
                         break
-                    if each.is_name:
-                        yield each.text
+                    if parameter.is_name:
+                        yield parameter.text
 
 
 def check_columns(option: str, names: Iterable[str], columns: Mapping[str, str]) -> Iterator[str]:
-    """A problem for each name that is no column. columns: what is known of them, nothing if
-    empty; Spark does not look at the case."""
+    """Yield a problem for each name that is not a column. Case does not count, as in Spark.
+
+    Args:
+        option: The option that has the names.
+        names: The names.
+        columns: The columns and their types. If it is empty, they are unknown and not checked.
+    """
     known = {*columns, *RECORD_COLUMNS}
     folded = {column.lower() for column in known}
     for name in dict.fromkeys(names):
@@ -107,27 +130,30 @@ def check_columns(option: str, names: Iterable[str], columns: Mapping[str, str])
 
 
 def iter_tables(tokens: Sequence[SqlToken]) -> Iterator[str]:
-    """The tables a query reads, by the name of one part: not those it defines in WITH, not
-    functions, not `catalog.schema.table`, which are tables of Spark's own."""
-    own = {name.lower() for name in _iter_cte_names(tokens)}
-    for at in _iter_table_indexes(tokens):
-        word, after = tokens[at], tokens[at + 1 : at + 2]
-        qualified = bool(after) and after[0].text in (".", "(")
-        special = not word.is_name or word.folded_text in ("lateral", "values")
-        if not (special or qualified or word.text.lower() in own):
-            yield word.text
+    """Yield the names of the tables that a query reads.
+
+    These are no tables that the query defines in WITH, no functions, and no names with several
+    parts (`catalog.schema.table`), which are tables that Spark knows.
+    """
+    cte_names = {name.lower() for name in _iter_cte_names(tokens)}
+    for index in _iter_table_indexes(tokens):
+        token, after = tokens[index], tokens[index + 1 : index + 2]
+        is_qualified = bool(after) and after[0].text in (".", "(")
+        is_special = not token.is_name or token.folded_text in ("lateral", "values")
+        if not (is_special or is_qualified or token.text.lower() in cte_names):
+            yield token.text
 
 
 def _iter_cte_names(tokens: Sequence[SqlToken]) -> Iterator[str]:
-    """`x AS (SELECT` and `x (a, b) AS (SELECT`, wherever they stand."""
-    for at, (word, after) in enumerate(pairwise(tokens)):
-        opens = [each.folded_text for each in tokens[at + 2 : at + 4]]
+    """Yield the names of common table expressions: `x AS (SELECT` and `x (a, b) AS (SELECT`."""
+    for index, (token, after) in enumerate(pairwise(tokens)):
+        following = [each.folded_text for each in tokens[index + 2 : index + 4]]
         if (
             after.folded_text == "as"
-            and opens[:1] == ["("]
-            and set(opens[1:]) & _QUERY_START_KEYWORDS
+            and following[:1] == ["("]
+            and set(following[1:]) & _QUERY_START_KEYWORDS
         ):
-            yield from _iter_cte_name(tokens[: at + 1], word)
+            yield from _iter_cte_name(tokens[: index + 1], token)
 
 
 _QUERY_START_KEYWORDS = frozenset(("select", "with", "from", "values", "("))
@@ -137,39 +163,43 @@ _FROM_END_KEYWORDS = frozenset(
 
 
 def _iter_cte_name(before: Sequence[SqlToken], token: SqlToken) -> Iterator[str]:
+    """Yield the name of the expression whose AS comes after `token`, the last of `before`."""
     if token.is_name:
         yield token.text
-    elif token.text == ")":
-        opened = max((at for at, each in enumerate(before) if each.text == "("), default=0)
-        if opened and before[opened - 1].is_name:
-            yield before[opened - 1].text
+    elif token.text == ")":  # of a list of columns
+        start = max((index for index, each in enumerate(before) if each.text == "("), default=0)
+        if start and before[start - 1].is_name:
+            yield before[start - 1].text
 
 
 def _iter_table_indexes(tokens: Sequence[SqlToken]) -> Iterator[int]:
-    """Where a name of a table is due: after FROM, JOIN, and the commas of a FROM."""
-    stack: list[tuple[bool, bool]] = []  # of each bracket: are we in a query, in its FROM
-    query, source = True, False
-    for at, word in enumerate(tokens):
-        before = tokens[at - 1].folded_text if at else ""
-        if word.text == "(":
-            stack.append((query, source))
-            inner = tokens[at + 1].folded_text if at + 1 < len(tokens) else ""
-            nested = source and before in ("from", "join", ",", "(")
-            query = inner in ("select", "with", "from") or nested
-            source = nested and inner not in ("select", "with", "from")
-            if source and inner != "(":
-                yield at + 1
-        elif word.text == ")" and stack:
-            query, source = stack.pop()
-        elif query and word.folded_text == "from" and before != "distinct":
-            source = True
-            yield from _iter_next_index(tokens, at)
-        elif query and (word.folded_text == "join" or (source and word.text == ",")):
-            yield from _iter_next_index(tokens, at)
-        elif word.kind == "name" and word.folded_text in _FROM_END_KEYWORDS:
-            source = False
+    """Yield the indexes of table names: after FROM, after JOIN, and after the commas of a FROM."""
+    # For the current parenthesis, and on the stack for those around it: whether it contains a
+    # query, and whether the token is in the FROM clause of that. `EXTRACT(DAY FROM at)` is none.
+    in_query, in_from = True, False
+    stack: list[tuple[bool, bool]] = []
+    for index, token in enumerate(tokens):
+        before = tokens[index - 1].folded_text if index else ""
+        if token.text == "(":
+            stack.append((in_query, in_from))
+            inner = tokens[index + 1].folded_text if index + 1 < len(tokens) else ""
+            is_table = in_from and before in ("from", "join", ",", "(")  # a subquery or a join
+            in_query = inner in ("select", "with", "from") or is_table
+            in_from = is_table and inner not in ("select", "with", "from")
+            if in_from and inner != "(":
+                yield index + 1
+        elif token.text == ")" and stack:
+            in_query, in_from = stack.pop()
+        elif in_query and token.folded_text == "from" and before != "distinct":
+            in_from = True
+            yield from _iter_next_index(tokens, index)
+        elif in_query and (token.folded_text == "join" or (in_from and token.text == ",")):
+            yield from _iter_next_index(tokens, index)
+        elif token.kind == "name" and token.folded_text in _FROM_END_KEYWORDS:
+            in_from = False
 
 
 def _iter_next_index(tokens: Sequence[SqlToken], index: int) -> Iterator[int]:
+    """Yield the next index, unless a parenthesis begins there or the tokens end."""
     if index + 1 < len(tokens) and tokens[index + 1].text != "(":
         yield index + 1

@@ -1,5 +1,7 @@
-"""Running jobs: a query of each, begun again where that may help.
+"""Run jobs: one query of Spark for each, started again after failures that may be temporary.
 
-`runner` is `gateway pipeline run`, `run` one job from start to end, `query` its running query,
-`failures` tells errors that may pass from final ones. Start with `runner`.
+`gateway pipeline run` calls `runner`, which runs all jobs of a process: start reading there. It
+has a `job_run` for each job, from its start to its end, and `query` starts the job's query.
+`output` encodes its rows, `dead_letters` names the topics of rows that are refused, and `failures`
+decides which errors may be temporary.
 """

@@ -1,14 +1,18 @@
-"""Dead letters of output rows: where rows go that their topic refuses, and with which headers."""
+"""Define the topic and the headers of dead letters: rows that their output topic refuses."""
 
 from __future__ import annotations
 
 ORIGIN_HEADER, REASON_HEADER = "X-Origin-Topic", "X-Reason"
+"""The headers with the topic that refused a row, and with the reason."""
 
 
 def get_dead_letter_topic(topic: str) -> str:
     """Return the topic for the rows that an output refuses.
 
-    It is the topic itself where that already has dead letters or late records.
+    This is the output itself if it is a topic of dead letters or late records.
+
+    Args:
+        topic: The output.
     """
     return topic if topic.endswith((".dlq", ".late")) else f"{topic}.dlq"
 
@@ -17,7 +21,7 @@ def build_dead_letter_headers(topic: str, reason: str) -> list[tuple[str, bytes]
     """Return the headers of a dead letter.
 
     Args:
-        output: The topic that the row was for.
-        reason: Why it is not there.
+        topic: The output that refused the row.
+        reason: Why it was refused.
     """
     return [(ORIGIN_HEADER, topic.encode()), (REASON_HEADER, reason.encode("utf-8", "replace"))]

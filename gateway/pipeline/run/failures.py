@@ -1,7 +1,7 @@
-"""Why a query ended: one line of it for people, and whether trying again may help.
+"""Find out why a query ended: the reason in one line, and whether another attempt may help.
 
-Spark wraps what happened in three or four exceptions, some with pages of plans and traces; of a
-Python function the cause is the last line of a trace within a message.
+Spark wraps the cause in three or four exceptions, some of which have pages of plans and stack
+traces. If a Python function failed, the cause is the last line of a traceback within a message.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from gateway.errors import PipelineError, PipelineUnavailable
 if TYPE_CHECKING:
     from confluent_kafka import KafkaException
 
-# Errors that another try meets again, by librdkafka's names and Java's, and what to do. All others
-# of librdkafka may pass, and those of Java and Spark that `_RETRIED` has.
+# Permanent errors, by their names in librdkafka and Java, and what to do. All other errors of
+# librdkafka may be temporary, and those of Java and Spark that match `_RETRIABLE_PATTERN`.
 _ADVICE_BY_ERRORS: Mapping[tuple[str, ...], str] = {
     (
         "MSG_SIZE_TOO_LARGE",
@@ -38,7 +38,7 @@ _ADVICE_BY_ERRORS: Mapping[tuple[str, ...], str] = {
         "allow the job's user to write by any transactional id"
     ),
     ("CLUSTER_AUTHORIZATION_FAILED", "ClusterAuthorizationException"): (
-        "allow the job's user to make topics, or make them yourself"
+        "allow the job's user to create topics, or create them yourself"
     ),
     ("GROUP_AUTHORIZATION_FAILED", "GroupAuthorizationException"): (
         "allow the job's user to read with any group"
@@ -64,14 +64,14 @@ _ADVICE_BY_ERRORS: Mapping[tuple[str, ...], str] = {
     ): "it needs a newer Kafka",
 }
 _ADVICE_BY_ERROR = {name: advice for names, advice in _ADVICE_BY_ERRORS.items() for name in names}
-# Of Spark's KAFKA_MALFORMED_RECORD_TIMESTAMP. Its cause, "long overflow", names no record.
+# Spark's KAFKA_MALFORMED_RECORD_TIMESTAMP. Its cause, "long overflow", does not name the record.
 _TIMESTAMP_PATTERN = re.compile(
     r"Record at topic (\S+) partition ([0-9]+) offset ([0-9]+) "
     r"has timestamp value (-?[0-9]+) that overflows"
 )
 _TIMESTAMP_ADVICE = (
-    "Spark's connector reads no batch with it: move the topic's start behind it with "
-    "kafka-delete-records.sh (a gap tells what was not read yet), and let the topic's "
+    "Spark's connector cannot read a batch with it: move the topic's start behind it with "
+    "kafka-delete-records.sh (a gap reports what was not read yet), and let the topic's "
     "message.timestamp.after.max.ms and .before.max.ms refuse such records"
 )
 _KAFKA_ERROR_PATTERN = re.compile(
@@ -90,73 +90,104 @@ _RETRIABLE_PATTERN = re.compile(
     r"|Failed to (?:create new|construct) Kafka\w*"
 )
 _TRACEBACK_PATTERN = re.compile(r"Traceback \(most recent call last\)")
+# The line of an exception in a traceback of Python, and in one of Java.
 _PYTHON_ERROR_PATTERN = re.compile(r"^([A-Za-z_][\w.]*): (.*)$", re.MULTILINE)
 _JAVA_CAUSE_PATTERN = re.compile(r"^(?:Caused by)?: ([A-Za-z_][\w.$]*)(?:: (.*))?$", re.MULTILINE)
+# Exceptions that only wrap a cause.
 _WRAPPER_PATTERN = re.compile(
     r"(StreamingQuery|Spark|ForeachBatchUserFunc|ForeachUserFunc|Execution|Py4J|Python)Exception$"
 )
-_CONDITION_PATTERN = re.compile(r"^\[[A-Z0-9_.]+\] ")
-MAX_REASON_CHARS = 400  # characters of a reason
+_CONDITION_PATTERN = re.compile(r"^\[[A-Z0-9_.]+\] ")  # Spark's error condition before a message
+MAX_REASON_CHARS = 400
 
 
 class QueryFailure(NamedTuple):
-    """reason: one line. transient: may it be over by itself?"""
+    """The failure of a query.
+
+    Attributes:
+        reason: Why it failed, in one line.
+        is_transient: Whether another attempt may succeed.
+    """
 
     reason: str
     is_transient: bool
 
 
 class ExceptionCause(NamedTuple):
-    """An exception of a chain. kind: its class."""
+    """An exception in a chain of causes.
+
+    Attributes:
+        class_name: Its class, of Java with the package.
+        message: Its message; empty if it has none.
+    """
 
     class_name: str
     message: str
 
 
 class UnreadableOffset(NamedTuple):
-    """A record that Spark's connector cannot read, as its timestamp in microseconds is no long."""
+    """A record that Spark's connector cannot read: its timestamp in microseconds exceeds 64 bits.
+
+    Attributes:
+        topic: The topic.
+        partition: The partition.
+        offset: The offset.
+        timestamp_ms: The timestamp of the record, in milliseconds since 1970.
+    """
 
     topic: str
     partition: int
     offset: int
-    timestamp_ms: int  # ms since 1970
+    timestamp_ms: int
 
     @property
     def reason(self) -> str:
-        """Return why a job ends by it, in one line."""
+        """The reason of a failure by this record, in one line."""
         place = f"topic {self.topic} partition {self.partition} offset {self.offset}"
-        said = f"Record at {place} has timestamp value {self.timestamp_ms} that overflows"
-        return f"{said}; {_TIMESTAMP_ADVICE}"
+        problem = f"Record at {place} has timestamp value {self.timestamp_ms} that overflows"
+        return f"{problem}; {_TIMESTAMP_ADVICE}"
 
 
 def find_unreadable(causes: Sequence[ExceptionCause]) -> UnreadableOffset | None:
-    """Return the record that a query ended by, if it was one that Spark's connector cannot read."""
-    for each in causes:
-        if found := _TIMESTAMP_PATTERN.search(each.message):
-            topic, *numbers = found.groups()
+    """Return the record that Spark's connector could not read, if that is why a query ended.
+
+    Args:
+        causes: The chain of causes.
+    """
+    for cause in causes:
+        if match := _TIMESTAMP_PATTERN.search(cause.message):
+            topic, *numbers = match.groups()
             return UnreadableOffset(topic, *map(int, numbers))
     return None
 
 
 def classify_causes(causes: Sequence[ExceptionCause]) -> QueryFailure:
-    """Of a chain of causes, the outermost first."""
-    texts = [f"{each.class_name}: {each.message}" for each in causes]
+    """Return the failure that a chain of causes means.
+
+    Args:
+        causes: The chain of causes, the outermost first.
+    """
+    texts = [f"{cause.class_name}: {cause.message}" for cause in causes]
     names = [
-        name for text in texts for found in _KAFKA_ERROR_PATTERN.findall(text) for name in found
+        name for text in texts for groups in _KAFKA_ERROR_PATTERN.findall(text) for name in groups
     ]
     if advice := next((_ADVICE_BY_ERROR[name] for name in names if name in _ADVICE_BY_ERROR), None):
         return QueryFailure(_truncate(f"{_format_reason(causes)}; {advice}"), False)
-    if found := find_unreadable(causes):
-        return QueryFailure(found.reason, False)
+    if unreadable := find_unreadable(causes):
+        return QueryFailure(unreadable.reason, False)
     return QueryFailure(
         _format_reason(causes), any(_RETRIABLE_PATTERN.search(text) for text in texts)
     )
 
 
 def build_kafka_error(operation: str, error: KafkaException) -> PipelineError:
-    """Return what to raise where Kafka did not do something: `what` and why.
+    """Return the error to raise if Kafka did not do something.
 
-    That is PipelineUnavailable where another try may help; else the message says what to do.
+    This is PipelineUnavailable if another attempt may help. Otherwise the message says what to do.
+
+    Args:
+        operation: What did not succeed, for the message.
+        error: The error of librdkafka.
     """
     cause = error.args[0]
     if advice := _ADVICE_BY_ERROR.get(cause.name()):
@@ -165,63 +196,82 @@ def build_kafka_error(operation: str, error: KafkaException) -> PipelineError:
 
 
 def list_query_causes(query: Any) -> list[ExceptionCause]:
-    """Of a StreamingQuery that ended; empty if nothing failed."""
-    held = query._jsq.exception()
-    if not held.isDefined():
+    """Return the chain of causes by which a StreamingQuery ended; empty if it did not fail.
+
+    Args:
+        query: The query, which has ended.
+    """
+    exception = query._jsq.exception()
+    if not exception.isDefined():
         return []
-    return _list_java_causes(held.get())
+    return _list_java_causes(exception.get())
 
 
 def list_causes(error: BaseException) -> list[ExceptionCause]:
-    """Return the causes of what was raised here: those of Java where Spark's JVM raised it, else
-    itself."""
+    """Return the chain of causes of an exception: those of Java if Spark's JVM raised it.
+
+    Args:
+        error: The exception, as Python raised it.
+
+    Returns:
+        The causes, the outermost first; the exception itself if it does not come from the JVM.
+    """
     java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     return _list_java_causes(java) or [ExceptionCause(type(error).__name__, str(error))]
 
 
 def explain_error(error: BaseException) -> str:
-    """Return one line of why something was raised here: of Java's exceptions their cause."""
-    found = list_causes(error)
+    """Return the reason of an exception in one line; of an exception of the JVM, its cause.
+
+    Args:
+        error: The exception, as Python raised it.
+    """
+    causes = list_causes(error)
     return (
-        _format_reason(found)
-        if "." in found[0].class_name
-        else _get_first_line(found[0].message) or found[0].class_name
+        _format_reason(causes)
+        if "." in causes[0].class_name  # a class of Java
+        else _get_first_line(causes[0].message) or causes[0].class_name
     )
 
 
 def _list_java_causes(error: Any) -> list[ExceptionCause]:
-    found: list[ExceptionCause] = []
-    while error is not None and len(found) < 20:
-        found.append(ExceptionCause(str(error.getClass().getName()), str(error.getMessage() or "")))
+    causes: list[ExceptionCause] = []
+    while error is not None and len(causes) < 20:  # causes may form a cycle
+        causes.append(
+            ExceptionCause(str(error.getClass().getName()), str(error.getMessage() or ""))
+        )
         error = error.getCause()
-    return found
+    return causes
 
 
 def _format_reason(causes: Sequence[ExceptionCause]) -> str:
-    """The innermost that says something of its own."""
-    for each in reversed(causes):
-        if _TRACEBACK_PATTERN.search(each.message):
-            raised = _PYTHON_ERROR_PATTERN.findall(each.message)
-            if raised:
-                kind, said = raised[-1]
-                if kind.endswith("Py4JJavaError"):  # its own text says which call it was, no more
-                    java = [
-                        ExceptionCause(*found)
-                        for found in _JAVA_CAUSE_PATTERN.findall(each.message)
+    """Return the first line of the innermost cause that is more than a wrapper."""
+    for cause in reversed(causes):
+        if _TRACEBACK_PATTERN.search(cause.message):
+            python_errors = _PYTHON_ERROR_PATTERN.findall(cause.message)
+            if python_errors:
+                name, text = python_errors[-1]
+                if name.endswith("Py4JJavaError"):  # its own text only names the method
+                    java_causes = [
+                        ExceptionCause(*match)
+                        for match in _JAVA_CAUSE_PATTERN.findall(cause.message)
                     ]
-                    return _format_reason(java or [ExceptionCause(kind, said)])
-                return _truncate(said if kind.startswith("gateway.errors.") else f"{kind}: {said}")
-        line = _get_first_line(each.message)
-        if line and not _WRAPPER_PATTERN.search(each.class_name):
-            return _truncate(f"{each.class_name.rpartition('.')[2]}: {line}")
+                    return _format_reason(java_causes or [ExceptionCause(name, text)])
+                return _truncate(text if name.startswith("gateway.errors.") else f"{name}: {text}")
+        line = _get_first_line(cause.message)
+        if line and not _WRAPPER_PATTERN.search(cause.class_name):
+            return _truncate(f"{cause.class_name.rpartition('.')[2]}: {line}")
     lines = [
-        _get_first_line(each.message) for each in reversed(causes) if _get_first_line(each.message)
+        _get_first_line(cause.message)
+        for cause in reversed(causes)
+        if _get_first_line(cause.message)
     ]
-    return _truncate(lines[0] if lines else "it ended without saying why")
+    return _truncate(lines[0] if lines else "the query ended without a reason")
 
 
 def _get_first_line(message: str) -> str:
-    line = next((each.strip() for each in message.splitlines() if each.strip()), "")
+    """Return the first line that is not empty, without Spark's error condition."""
+    line = next((line.strip() for line in message.splitlines() if line.strip()), "")
     return _CONDITION_PATTERN.sub("", line)
 
 
@@ -230,15 +280,20 @@ def _truncate(text: str) -> str:
 
 
 def clear_frames(error: BaseException) -> None:
-    """Let go of the local variables of the functions that an exception went through.
+    """Clear the local variables of the functions that an exception passed.
 
-    They hold on to what the functions had opened for as long as anybody holds on to the exception.
-    The exceptions that it was raised from are treated likewise. Traces can still be printed.
+    Otherwise everything that these functions have opened stays open as long as the exception is
+    referenced. This also applies to the exceptions that it was raised from. Tracebacks can still be
+    printed.
+
+    Args:
+        error: The exception.
     """
-    left, seen = [error], set[int]()
-    while left:
-        each = left.pop()
-        if id(each) not in seen:
-            seen.add(id(each))
-            traceback.clear_frames(each.__traceback__)
-            left += [other for other in (each.__cause__, each.__context__) if other is not None]
+    pending, seen = [error], set[int]()
+    while pending:
+        current = pending.pop()
+        if id(current) not in seen:
+            seen.add(id(current))
+            traceback.clear_frames(current.__traceback__)
+            related = (current.__cause__, current.__context__)
+            pending += [other for other in related if other is not None]

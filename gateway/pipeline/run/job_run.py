@@ -1,4 +1,4 @@
-"""One job from its start to its end: its query, begun again where that may help."""
+"""Run one job from its start to its end, and start its query again after some failures."""
 
 from __future__ import annotations
 
@@ -18,17 +18,26 @@ from .failures import ExceptionCause, QueryFailure, UnreadableOffset
 
 log = logging.getLogger(__name__)
 
-INITIAL_RETRY_DELAY_S, MAX_RETRY_DELAY_S = 1.0, 60.0  # s before trying again, doubled each time
-STEADY_AFTER_S = 60.0  # s that a query must have run for the next wait to be the first again
-MAX_SKIP_STARTS = (
-    2  # starts that it takes to pass over a record: one cuts its batch, one moves the next
-)
+INITIAL_RETRY_DELAY_S, MAX_RETRY_DELAY_S = 1.0, 60.0  # before another attempt, doubled each time
+STEADY_AFTER_S = 60.0  # a query that ran for so long resets the delay
+# Starts that it takes to skip a record: one ends its batch before it, and one moves the next batch
+# behind it.
+MAX_SKIP_STARTS = 2
 
 
 class JobRun:
-    """start: gives a StreamingQuery, or raises. clock: seconds of any monotonic one. finish: what
-    is left to be done once a query has ended by itself. have_inputs_changed: were its topics
-    recreated since it started? retire, waits, is_idle: as of `query`."""
+    """The run of a job: its query, and the attempts to start it again.
+
+    The runner creates one for each job and calls `poll` until `is_done`. There is at most one
+    query at a time, and none while the run waits for the next attempt or is done.
+
+    Attributes:
+        job: The settings of the job.
+        failure_reason: Why the job failed permanently; None if it did not.
+        is_done: Whether the job has ended.
+        has_damaged_state: Whether the last query ended because its state could not be read.
+        resources: What is closed when the job has ended.
+    """
 
     def __init__(
         self,
@@ -42,13 +51,26 @@ class JobRun:
         is_waiting: Callable[[Any], bool] = query.is_waiting,
         is_idle: Callable[[Any], bool] = query.is_idle,
     ) -> None:
+        """Prepare the run; the first `poll` starts the query.
+
+        Args:
+            job: The settings of the job.
+            start: Starts the query and returns its StreamingQuery, or raises.
+            clock: Returns the seconds of any monotonic clock.
+            finish: Does what remains to be done when a query has ended without failure.
+            have_inputs_changed: Returns whether a topic of the running query was recreated.
+            retire: As `query.retire_query`.
+            is_waiting: As `query.is_waiting`.
+            is_idle: As `query.is_idle`.
+        """
         self.job = job
-        self.failure_reason: str | None = None  # why it failed for good
+        self.failure_reason: str | None = None
         self.is_done = False
-        self.has_damaged_state = False  # did the last query end as its state could not be read?
-        self._record_to_skip: UnreadableOffset | None = None  # what the next start passes over
-        self._last_unreadable: UnreadableOffset | None = None  # what the last queries ended by
-        self._repeat_count = 0  # how many in a row ended by that
+        self.has_damaged_state = False
+        self._record_to_skip: UnreadableOffset | None = None  # by the next start
+        # The record by which the last queries ended, and how many of them in a row.
+        self._last_unreadable: UnreadableOffset | None = None
+        self._repeat_count = 0
         self._start, self._clock = start, clock
         self._finish = finish
         self._have_inputs_changed = have_inputs_changed
@@ -56,29 +78,34 @@ class JobRun:
         self._query: Any = None
         self._retry_at = self._started_at = clock()
         self._retry_delay_s = INITIAL_RETRY_DELAY_S
-        self.resources = ExitStack()  # what is let go with the job
+        self.resources = ExitStack()
 
     @property
     def is_waiting(self) -> bool:
-        """Is it between two tries?"""
+        """Whether the job waits for the next attempt to start its query."""
         return not self.is_done and self._query is None
 
     def poll(self) -> None:
-        """Begin what is due, and take note of what ended."""
+        """Start the query if that is due, and handle its end."""
         if self.is_done:
             return
         if self._query is None:
             if self._clock() >= self._retry_at:
                 self._try_start()
         elif not self._query.isActive:
-            chain = failures.list_query_causes(self._query)
+            causes = failures.list_query_causes(self._query)
             self._query = None
-            if (found := failures.find_unreadable(chain)) and self.job.trigger != "realtime":
-                self._restart_behind(found)
-            elif chain:
-                self.has_damaged_state = is_damage_error("\n".join(each.message for each in chain))
-                failure = failures.classify_causes(chain)
-                # The next start mends state, or says that it cannot.
+            unreadable = failures.find_unreadable(causes)
+            # The checkpoints of real-time mode are minutes apart: skipping would repeat all rows
+            # since the last one, so the record ends the job.
+            if unreadable and self.job.trigger != "realtime":
+                self._restart_behind(unreadable)
+            elif causes:
+                self.has_damaged_state = is_damage_error(
+                    "\n".join(cause.message for cause in causes)
+                )
+                failure = failures.classify_causes(causes)
+                # Damaged state is repaired by the next start, which fails if that is impossible.
                 self._on_failed(
                     failure._replace(is_transient=failure.is_transient or self.has_damaged_state)
                 )
@@ -90,21 +117,22 @@ class JobRun:
             self._on_failed(QueryFailure("a topic was recreated while the job read it", True))
 
     def mark_state_readable(self) -> None:
-        """Note that the state can be read again, though the rest of the start may still fail."""
+        """Record that the state was repaired, although the rest of the start may still fail."""
         self.has_damaged_state = False
 
     def take_record_to_skip(self) -> UnreadableOffset | None:
-        """Return the record that the next start passes over, if there is one; once.
+        """Return the record that the next start must skip, if there is one, and forget it.
 
-        If that start fails, the next query ends by the same record, and it is asked for again.
+        If that start fails, the next query ends by the same record, which is then returned again.
         """
-        found, self._record_to_skip = self._record_to_skip, None
-        return found
+        record, self._record_to_skip = self._record_to_skip, None
+        return record
 
     def retire(self) -> None:
-        """Begin no batch after the one under way. To be called until it is idle.
+        """Let the query begin no more batches. Call it until the query is idle.
 
-        Where batches end in Python they see to it themselves, unless none comes any more.
+        Batches that end in Python retire their query themselves (see `query.retires_itself`). Then
+        this only acts while the query waits, because no batch may follow.
         """
         if self._query is None or self.job.trigger == "realtime" or not self._query.isActive:
             return
@@ -112,26 +140,33 @@ class JobRun:
             self._retire(self._query)
 
     def is_idle(self) -> bool:
-        """Is no batch under way?"""
+        """Return whether no batch is running. In real-time mode this is always so."""
         if self._query is None or self.job.trigger == "realtime":
             return True
         return self._is_query_idle(self._query)
 
     def stop(self) -> None:
-        """Now, whatever is under way."""
+        """Stop the query now, even in the middle of a batch, and end the job."""
         if self._query is not None:
             self._query.stop()
         self._query = None
         self._close()
 
     def fail(self, reason: str) -> None:
-        """For good."""
+        """End the job as failed.
+
+        Args:
+            reason: Why it failed, in one line.
+        """
         self.failure_reason = reason
         log.error("job %s failed: %s", self.job.name, reason)
         self._close()
 
     def _can_stop(self) -> bool:
-        """Return whether no batch is cut off; one in Python looks at its topics by itself."""
+        """Return whether the query may be stopped to read recreated topics.
+
+        Batches that end in Python check their topics themselves, so they must not be interrupted.
+        """
         return not query.retires_itself(self.job) or self._is_query_waiting(self._query)
 
     def _try_start(self) -> None:
@@ -145,9 +180,9 @@ class JobRun:
             self._on_failed(classify_error(error))
 
     def _restart_behind(self, record: UnreadableOffset) -> None:
-        """Begin again behind a record that Spark cannot read: at once, unless that did not help."""
-        same = self._last_unreadable == record
-        self._repeat_count = self._repeat_count + 1 if same else 1
+        """Start again behind a record that Spark cannot read, at once unless that did not help."""
+        is_same = self._last_unreadable == record
+        self._repeat_count = self._repeat_count + 1 if is_same else 1
         self._record_to_skip = self._last_unreadable = record
         if self._repeat_count > MAX_SKIP_STARTS:
             self._on_failed(QueryFailure(record.reason, True))
@@ -181,11 +216,16 @@ class JobRun:
 
 
 def classify_error(error: Exception) -> QueryFailure:
-    """Of what was raised here: by us, or by Spark's JVM."""
+    """Return the failure that an exception means.
+
+    Args:
+        error: What was raised in Python, by this package or by Spark's JVM.
+    """
     if isinstance(error, GatewayError) and not isinstance(error, PipelineError):
-        known = f"{type(error).__name__}: {error}"
+        # With the name of the class, as the patterns of `failures` expect it.
+        text = f"{type(error).__name__}: {error}"
         return QueryFailure(
-            str(error), failures.classify_causes([ExceptionCause("", known)]).is_transient
+            str(error), failures.classify_causes([ExceptionCause("", text)]).is_transient
         )
     if isinstance(error, PipelineError):
         return QueryFailure(str(error), isinstance(error, PipelineUnavailable))

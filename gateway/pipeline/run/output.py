@@ -1,7 +1,7 @@
-"""Rows as records: a key, and a value that is the JSON of all columns.
+"""Encode rows as records: a key, and a value that is the JSON of all columns.
 
-Times are ISO 8601 with milliseconds and Z; columns without a value are nulls. Columns that begin
-with `_` are the record's they came from: they are no part of the value.
+Times are ISO 8601 with milliseconds and Z, and columns without a value are nulls. The columns of
+the record that a row comes from, such as `_offset`, are not part of the value.
 """
 
 from __future__ import annotations
@@ -28,18 +28,36 @@ def encode_rows(
     key_columns: Sequence[str],
     catalogs: Mapping[str, SchemaRegistry] | None = None,
 ) -> DataFrame:
-    """Columns `key` (null without any) and `value`; `headers` and `topic` are passed on."""
+    """Return rows as Spark's Kafka sink takes them.
+
+    Args:
+        rows: The rows of a job.
+        output: The output of the job.
+        key_columns: The columns of the key.
+        catalogs: The schema registries by name.
+
+    Returns:
+        The columns `key` (null without key columns) and `value`. Values with a schema are encoded
+        by it, as `schemas.encode_values` describes.
+    """
     from pyspark.sql import functions as F
 
     beside = [F.col(name[1:]) for name in ("_headers", "_to") if name in rows.columns]
     names = [name for name in rows.columns if name not in RECORD_COLUMN_TYPES]
     value = F.to_json(F.struct(*(F.col(f"`{name}`") for name in names)), _JSON_OPTIONS)
-    made = rows.select(build_key(rows, key_columns).alias("key"), value.alias("value"), *beside)
-    return schemas.encode_values(made, output, catalogs or {})
+    records = rows.select(build_key(rows, key_columns).alias("key"), value.alias("value"), *beside)
+    return schemas.encode_values(records, output, catalogs or {})
 
 
 def get_key_columns(job: Job) -> tuple[str, ...]:
-    """The columns of the output's key: those given, or what the job groups by."""
+    """Return the columns of the output's key: those of `to.key`, or those that the job groups by.
+
+    Args:
+        job: The job.
+
+    Returns:
+        The columns; none if records have no key.
+    """
     to = get_output(job)
     if to is not None and to.key:
         return to.key
@@ -54,25 +72,31 @@ def get_key_columns(job: Job) -> tuple[str, ...]:
 
 
 def build_key(rows: DataFrame, key_columns: Sequence[str]) -> Column:
-    """One column as its text, several as a JSON array."""
+    """Return the key of a record: the text of a single column, or a JSON array of several.
+
+    Args:
+        rows: The rows.
+        key_columns: The columns of the key; null is returned if there are none.
+    """
     from pyspark.sql import functions as F
 
     if not key_columns:
         return F.lit(None).cast("string")
     if len(key_columns) == 1:
-        kind = rows.schema[key_columns[0]].dataType.simpleString()
-        plain = kind in ("string", "binary") or kind.startswith("decimal")
-        text = F.col(f"`{key_columns[0]}`").cast("string") if plain else _build_json(key_columns[0])
-        return F.when(
-            F.col(f"`{key_columns[0]}`").isNotNull(),
-            F.trim(text, F.lit('"')) if not plain else text,
-        )
+        type_name = rows.schema[key_columns[0]].dataType.simpleString()
+        # A cast keeps strings that are not UTF-8, and all digits of decimals. Other types, such as
+        # timestamps, have the same text in the key as in the value.
+        is_cast = type_name in ("string", "binary") or type_name.startswith("decimal")
+        column = F.col(f"`{key_columns[0]}`")
+        text = column.cast("string") if is_cast else _build_json(key_columns[0])
+        return F.when(column.isNotNull(), text if is_cast else F.trim(text, F.lit('"')))
     return F.concat(F.lit("["), F.concat_ws(",", *map(_build_json, key_columns)), F.lit("]"))
 
 
 def _build_json(name: str) -> Column:
-    """The JSON of one column: {"k":...} without what is around it."""
+    """Return the JSON of one column."""
     from pyspark.sql import functions as F
 
-    whole = F.to_json(F.struct(F.col(f"`{name}`").alias("k")), _JSON_OPTIONS)
-    return F.substring(whole, F.lit(6), F.length(whole) - F.lit(6))
+    # to_json does not take plain values, so `{"k":` and `}` are cut off a struct.
+    json_object = F.to_json(F.struct(F.col(f"`{name}`").alias("k")), _JSON_OPTIONS)
+    return F.substring(json_object, F.lit(6), F.length(json_object) - F.lit(6))

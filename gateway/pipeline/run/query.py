@@ -1,4 +1,10 @@
-"""One job as a running query: its inputs, its function, its output."""
+"""Start a job as a query of Spark: read its inputs, call its module, and write its output.
+
+Jobs write in one of three ways. Rows of real-time mode, and those with `at-least-once` and without
+side outputs, go to Spark's Kafka sink. All other rows go through a function for each batch
+(`foreachBatch`): it calls `ExactlyOnceWriter`, or Spark's batch sink with `at-least-once`. `load`
+has its own function, which writes into Redis. Start reading in `start_query` and `_create_writer`.
+"""
 
 from __future__ import annotations
 
@@ -43,25 +49,29 @@ if TYPE_CHECKING:
     from .failures import UnreadableOffset
 
 REALTIME_CHECKPOINT_INTERVAL = "5 minutes"
-"""How often a query in real-time mode notes how far it is: what a restart may repeat."""
+"""The time between two checkpoints in real-time mode. A restart repeats what came since the last
+one."""
 
-_NO_DATA_MESSAGE = "Waiting for data to arrive"  # as Spark's status says it
-_MAX_STACK_FRAMES = 6  # of a thread that sleeps, above that of Spark's clock
+_NO_DATA_MESSAGE = "Waiting for data to arrive"  # in the status of a StreamingQuery
+# How many stack frames of a waiting thread are searched for the method of Spark's clock.
+_MAX_STACK_FRAMES = 6
 
 BatchFunction = Callable[["DataFrame", int], None]
+"""Writes a batch: its rows, and its number."""
 
-# By query: of its last start. Its function holds on to them until the JVM collects the query, which
-# may take half an hour.
+# The input topics of the last run of each query, by query id. Spark keeps references to a query's
+# function until the JVM collects the query, which may take half an hour. So the next start closes
+# the clients of Kafka.
 _topics_by_query: dict[str, InputTopics] = {}
 
 
 def import_job_module(job: Job) -> ModuleType:
-    """The room of its kind."""
+    """Return the module of `gateway.pipeline.jobs` for the type of a job."""
     return import_module(f"gateway.pipeline.jobs.{type(job).__name__.lower()}")
 
 
 def resolve_inputs(job: Job) -> Mapping[str, Input]:
-    """The inputs as they are read: a table that is loaded takes its values as they are."""
+    """Return the inputs of a job by name, as they are read: `load` does not parse values."""
     if isinstance(job, config.Load):
         from gateway.pipeline.jobs import load
 
@@ -82,21 +92,23 @@ def start_query(
 ) -> Any:
     """Start a job and return its StreamingQuery.
 
-    Args:
-        spark: A session of its own.
-        job: What is to be run.
-        settings: The clusters and catalogs that it names.
-        place: Its checkpoint.
-        again: Run only the batch that was begun last, for its state alone: its rows were written
-            (see `state.repair`).
-        ending: Once it is set, the query is retired at the end of its batch (see `retires_itself`).
-        unreadable: The record that the last run ended by, to be passed over.
-        inputs: The topics of its inputs, as of `input_topics`; None for those that are there now.
+    The clients of Kafka that the previous run of the query has opened are closed.
 
-    Whatever the last start of the same query has opened is closed.
+    Args:
+        spark: A session that only this job uses.
+        job: The settings of the job.
+        settings: The settings of the gateway, with clusters and catalogs.
+        job_checkpoint: The checkpoint of the job.
+        replay_state: Run only the batch that was begun last, to restore its state, and discard its
+            rows, which were written before (see `state.repair`).
+        stop_event: Once it is set, the query is retired at the end of its batch (see
+            `retires_itself`).
+        unreadable: The record by which the previous run ended, to be skipped; None for none.
+        input_topics: The topics of the inputs; None for those that exist now.
 
     Raises:
-        PipelineError: It cannot be run. What Spark says of a plan that it refuses is raised too.
+        PipelineError: The job cannot be run.
+        Exception: Spark refuses the plan.
     """
     close_clients(job_checkpoint.query_id)
     close_idle_connections(spark)
@@ -114,21 +126,27 @@ def start_query(
     }
 
     stop = stop_event or threading.Event()
-    known = _topics_by_query[job_checkpoint.query_id] = input_topics or create_input_topics(
+    topics = _topics_by_query[job_checkpoint.query_id] = input_topics or create_input_topics(
         job, settings
     )
 
     def prepare_inputs(rows: DataFrame) -> RewoundInputs:
+        """Edit the offsets in the checkpoint before Spark reads them."""
         sources = find_sources(rows)
-        rewound = _rewind_recreated(spark, job, job_checkpoint, sources, known.topics, replay_state)
-        # What it ended by may be of a topic whose offsets the checkpoint did not know.
-        topics = {rewound.topics[name].name for name in rewound.gaps}
-        if unreadable is not None and unreadable.topic not in topics:
-            _skip_unreadable(spark, job, settings, job_checkpoint, sources, unreadable, stop, known)
+        rewound = _rewind_recreated(
+            spark, job, job_checkpoint, sources, topics.topics, replay_state
+        )
+        # A topic that was just rewound is read from its beginning. If it has the record, the query
+        # ends by it again, and only then the checkpoint has offsets of this topic to edit.
+        rewound_topics = {rewound.topics[name].name for name in rewound.gaps}
+        if unreadable is not None and unreadable.topic not in rewound_topics:
+            _skip_unreadable(
+                spark, job, settings, job_checkpoint, sources, unreadable, stop, topics
+            )
         return rewound
 
     writer = _create_writer(
-        spark, job, settings, job_checkpoint, tables, replay_state, stop, known, prepare_inputs
+        spark, job, settings, job_checkpoint, tables, replay_state, stop, topics, prepare_inputs
     )
     writer = writer.queryName(job.name).option("checkpointLocation", job_checkpoint.location)
     query = writer.trigger(**({"once": True} if replay_state else _build_trigger(job))).start()
@@ -137,13 +155,14 @@ def start_query(
 
 
 def close_clients(query_id: str) -> None:
-    """Close the clients of Kafka that the last start of a query has opened.
+    """Close the clients of Kafka that the last run of a query has opened.
 
-    Spark's own consumers of the inputs stay in its cache, eight descriptors of the JVM for a start
-    with one partition, until they were unused for `spark.kafka.consumer.cache.timeout`, 5 minutes.
+    Spark's own consumers of the inputs stay in its cache until they are unused for
+    `spark.kafka.consumer.cache.timeout` (5 minutes). For an input with one partition, they have
+    eight file descriptors.
 
     Args:
-        query: The id of its checkpoint. It must have ended.
+        query_id: The id of the checkpoint. The query must have ended.
     """
     from gateway.pipeline.exactly_once import side_outputs
 
@@ -155,8 +174,13 @@ def close_clients(query_id: str) -> None:
 def create_input_topics(job: Job, settings: Settings) -> InputTopics:
     """Return the topics that a job reads, as they are now.
 
+    Args:
+        job: The settings of the job.
+        settings: The settings of the gateway, with the clusters.
+
     Raises:
-        PipelineError: Kafka does not answer, or refuses, or has not all of them.
+        TopicMissing: A topic does not exist.
+        PipelineError: Kafka does not answer, or refuses.
     """
     from gateway.pipeline.exactly_once.recreated_topics import InputTopics
 
@@ -171,22 +195,33 @@ def create_input_topics(job: Job, settings: Settings) -> InputTopics:
 def retire_query(query: Any) -> None:
     """Let a StreamingQuery begin no batch after the one whose rows are being written.
 
-    Between two batches that have records Spark is idle for microseconds, too short to stop it
-    there. This is what its `stop` does first; it then interrupts the batch. A batch that is still
-    being planned breaks itself off (4.2.0, `MicroBatchExecution.runBatch`); none of its rows were
-    written, and the next start begins it again.
+    Between two batches with records, Spark is idle for microseconds only, which is too short to
+    stop it there. This function does what Spark's `stop` does first, and does not interrupt the
+    batch, which is what `stop` does then. A batch that is still being planned ends by itself (Spark
+    4.2.0, `MicroBatchExecution.runBatch`): none of its rows were written, and the next start runs
+    it again.
+
+    Args:
+        query: The StreamingQuery.
     """
     state = query._jsq.streamingQuery().state()
-    now = state.get()
-    kind = now.getClass()
-    if kind.getSimpleName() == "ACTIVE$":
-        name = f"{kind.getPackageName()}.TERMINATED$"
-        ended = kind.getClassLoader().loadClass(name).getField("MODULE$").get(None)
-        state.compareAndSet(now, ended)
+    current = state.get()
+    java_class = current.getClass()
+    if java_class.getSimpleName() == "ACTIVE$":
+        # States are Scala objects. TERMINATED's class comes from the class loader of ACTIVE's.
+        name = f"{java_class.getPackageName()}.TERMINATED$"
+        terminated = java_class.getClassLoader().loadClass(name).getField("MODULE$").get(None)
+        state.compareAndSet(current, terminated)
 
 
 def retires_itself(job: Job) -> bool:
-    """Return whether batches of a job end in Python, where the query may be retired safely."""
+    """Return whether the batches of a job end in Python, and retire their query there.
+
+    At that point all rows of a batch are written.
+
+    Args:
+        job: The settings of the job.
+    """
     if isinstance(job, config.Load):
         return True
     if isinstance(job, config.Enrich) and isinstance(job.table, config.Broadcast):
@@ -197,14 +232,22 @@ def retires_itself(job: Job) -> bool:
 
 
 def is_waiting(query: Any) -> bool:
-    """Return whether a StreamingQuery has ended, or waits for its trigger or for records."""
+    """Return whether a StreamingQuery has ended, or waits for its trigger or for records.
+
+    Args:
+        query: The StreamingQuery.
+    """
     return is_idle(query) or query.status["message"] == _NO_DATA_MESSAGE
 
 
 def is_idle(query: Any) -> bool:
     """Return whether a StreamingQuery has ended, or waits for its trigger.
 
-    That is asked of its thread: its status says the same between two batches as after the last.
+    The stack of its thread shows that. Its status does not: it is the same between two batches and
+    after the last one.
+
+    Args:
+        query: The StreamingQuery.
     """
     thread = query._jsq.streamingQuery().queryExecutionThread()
     if not thread.isAlive():
@@ -236,9 +279,14 @@ def _create_writer(
     input_topics: InputTopics,
     prepare_inputs: Callable[[DataFrame], RewoundInputs],
 ) -> Any:
+    """Return the DataStreamWriter of a job. The module's docstring lists its kinds.
+
+    `prepare_inputs` is called once, with the table that Spark reads, because the order of its
+    sources is the order of the offsets in the checkpoint.
+    """
     mode = import_job_module(job).get_output_mode(job)
     to = get_output(job)
-    exact = to is not None and to.guarantee == "exactly-once"
+    is_exactly_once = to is not None and to.guarantee == "exactly-once"
 
     def write_each_batch(rows: DataFrame, batch: BatchFunction) -> Any:
         def run_batch(part: DataFrame, epoch: int) -> None:
@@ -248,10 +296,11 @@ def _create_writer(
                 else:
                     input_topics.check()
                     batch(part, epoch)
-                    if not exact:  # else it has been checked before the rows were committed
+                    # With exactly-once, the writers check before they commit.
+                    if not is_exactly_once:
                         input_topics.check()
             except Exception as error:
-                clear_frames(error)  # pyspark keeps it with this function, for as long as that
+                clear_frames(error)  # pyspark references the error as long as this function
                 raise
             if stop_event.is_set():
                 retire_query(spark.streams.get(job_checkpoint.query_id))
@@ -291,13 +340,17 @@ def _create_writer(
 def _update_query_definition(
     spark: SparkSession, job: config.Query, rows: DataFrame, job_checkpoint: JobCheckpoint
 ) -> None:
-    """What Spark's plan of a query says: `check` has no Spark to ask."""
+    """Store whether Spark's plan of a query keeps state. `check` cannot know it without Spark.
+
+    Raises:
+        PipelineError: The query keeps state, and the trigger is `realtime`.
+    """
     from gateway.pipeline.jobs.query import keeps_state
 
     stateful = keeps_state(rows)
     if stateful and job.trigger == "realtime":
-        what = f"job {job.name} keeps state, which real-time mode of this Spark lacks"
-        raise PipelineError(f"{what}; write a trigger such as 0s")
+        problem = f"job {job.name} keeps state, which real-time mode does not support"
+        raise PipelineError(f"{problem}; write a trigger such as 0s")
     update_definition(job_checkpoint, job, spark, is_stateful=stateful)
 
 
@@ -305,28 +358,28 @@ def _build_rows(
     job: Job, tables: Mapping[str, DataFrame], job_checkpoint: JobCheckpoint
 ) -> DataFrame:
     build = import_job_module(job).build
-    made: DataFrame = (
+    rows: DataFrame = (
         build(job, tables, job_checkpoint.hot_keys)
         if isinstance(job, config.Join)
         else build(job, tables)
     )
-    return made
+    return rows
 
 
 def _create_join_function(
     spark: SparkSession, job: config.Enrich, settings: Settings, write_batch: BatchFunction
 ) -> BatchFunction:
-    """A table that is held is joined batch by batch, as it is by then."""
+    """Return the function that joins a batch with the current table, and writes the result."""
     from gateway.pipeline.jobs import enrich
 
     kafka = find_cluster(settings.clusters, job.from_.kafka)
-    held = enrich.create_batch_table(
+    table = enrich.create_batch_table(
         job, spark, build_spark_options(kafka), build_client_config(kafka)
     )
-    assert held is not None
+    assert table is not None
 
     def join_batch(events: DataFrame, epoch: int) -> None:
-        rows = enrich.build(job, {"from": events, enrich.TABLE_INPUT: held.get_current()})
+        rows = enrich.build(job, {"from": events, enrich.TABLE_INPUT: table.get_current()})
         write_batch(
             records.encode_rows(rows, job.to, records.get_key_columns(job), settings.catalogs),
             epoch,
@@ -336,6 +389,7 @@ def _create_join_function(
 
 
 def _discard_rows(rows: DataFrame, _: int) -> None:
+    # The rows must be computed, because that is what restores the state.
     rows.write.format("noop").mode("overwrite").save()
 
 
@@ -349,18 +403,20 @@ def _create_batch_function(
     rewound_inputs: RewoundInputs,
     input_topics: InputTopics,
 ) -> BatchFunction:
-    """How encoded rows of a batch get into Kafka. What is beside them first: gaps, and what
-    batches before left out."""
+    """Return the function that writes the encoded rows of a batch into Kafka.
+
+    Side outputs are written before the rows.
+    """
     kafka = find_cluster(settings.clusters, output.kafka)
-    once = output.guarantee == "exactly-once"
+    is_exactly_once = output.guarantee == "exactly-once"
     append = _create_append_function(build_sink_options(output, kafka))
-    if not (once or _has_side_outputs(job)):
+    if not (is_exactly_once or _has_side_outputs(job)):
         rewound_inputs.log_gaps(job.name)
         return append
     side_outputs = _create_side_outputs(
         spark, job, output, settings, job_checkpoint, sources, rewound_inputs, input_topics
     )
-    if not once:
+    if not is_exactly_once:
 
         def write_at_least_once(rows: DataFrame, epoch: int) -> None:
             side_outputs.begin_batch(epoch)
@@ -382,7 +438,7 @@ def _create_batch_function(
     )
 
     def write_exactly_once(rows: DataFrame, epoch: int) -> None:
-        writer.prepare(epoch)  # a checkpoint that it refuses tells nothing beside its rows either
+        writer.prepare(epoch)  # first, so that a refused checkpoint writes no side outputs either
         side_outputs.begin_batch(epoch)
         writer(rows, epoch)
 
@@ -390,16 +446,20 @@ def _create_batch_function(
 
 
 def build_owner_name(job: Job, settings: Settings) -> str:
-    """Return what tells the jobs of an output apart: the name, and a digest of what they read.
+    """Return a name that distinguishes the jobs of an output: the job's, with a digest of inputs.
 
-    Jobs of one name that write to one topic may be of several gateways, each beside a cluster of
-    its own.
+    Several gateways, each with its own cluster, may have jobs of the same name that write to the
+    same topic.
+
+    Args:
+        job: The settings of the job.
+        settings: The settings of the gateway, with the clusters.
     """
-    places = sorted(
+    sources = sorted(
         [format_bootstrap_servers(find_cluster(settings.clusters, each.kafka)), each.topic]
         for each in resolve_inputs(job).values()
     )
-    digest = hashlib.sha256(json.dumps(places).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(json.dumps(sources).encode()).hexdigest()[:16]
     return f"{job.name}|{digest}"
 
 
@@ -411,19 +471,25 @@ def _create_append_function(options: Mapping[str, str]) -> BatchFunction:
 
 
 def _has_side_outputs(job: Job) -> bool:
-    """Does this job, at least once, tell what is beside its rows? It costs a callback of Python a
-    batch, so it has to be asked for."""
+    """Return whether a job with `at-least-once` has side outputs.
+
+    They need a call of Python in each batch, so they must be enabled by an option.
+    """
     return job.trigger != "realtime" and any(
         list_side_output_options(each) for each in resolve_inputs(job).values()
     )
 
 
 def list_side_output_options(input: Input) -> list[str]:
-    """Options that are set to have records of their own told."""
-    told = {"late": "topic", "on_invalid": "dead-letter", "on_data_loss": "gap"}
+    """Return the names of the options of an input that explicitly enable side outputs.
+
+    Args:
+        input: The settings of the input.
+    """
+    enabling = {"late": "topic", "on_invalid": "dead-letter", "on_data_loss": "gap"}
     return [
         name
-        for name, value in told.items()
+        for name, value in enabling.items()
         if name in input.model_fields_set and getattr(input, name) == value
     ]
 
@@ -473,29 +539,33 @@ def _skip_unreadable(
     stop_event: threading.Event,
     input_topics: InputTopics,
 ) -> None:
-    """Edit the checkpoint so that the query gets past a record. Raises PipelineError."""
+    """Edit the checkpoint so that the query skips a record. Raise PipelineError if it cannot."""
     from gateway.pipeline.unreadable import skip
     from gateway.pipeline.unreadable.dead_letters import DeadLetterSender
     from gateway.pipeline.unreadable.offsets import find_unfinished_batch
 
     def create_source(name: str, input: Input) -> skip.InputSource:
         to = get_output(job)
-        wanted = to is not None and input.on_invalid == "dead-letter"
-        letters = None
-        if to is not None and wanted and (to.guarantee == "exactly-once" or _has_side_outputs(job)):
-            letters = DeadLetterSender(
+        is_enabled = to is not None and input.on_invalid == "dead-letter"
+        dead_letters = None
+        if (
+            to is not None
+            and is_enabled
+            and (to.guarantee == "exactly-once" or _has_side_outputs(job))
+        ):
+            dead_letters = DeadLetterSender(
                 job_checkpoint.query_id, to, find_cluster(settings.clusters, to.kafka)
             )
         kafka = find_cluster(settings.clusters, input.kafka)
-        return skip.InputSource(input, kafka, input_topics.topics[name], letters)
+        return skip.InputSource(input, kafka, input_topics.topics[name], dead_letters)
 
     checkpoint = Checkpoint(job_checkpoint.location, spark)
     unfinished = find_unfinished_batch(
         open_files(job_checkpoint.location, spark), checkpoint, sources
     )
-    known = {name: create_source(name, each) for name, each in resolve_inputs(job).items()}
+    input_sources = {name: create_source(name, each) for name, each in resolve_inputs(job).items()}
     skip.skip_records(
-        job.name, known, unfinished, unreadable, stop_event, check_topics=input_topics.check
+        job.name, input_sources, unfinished, unreadable, stop_event, check_topics=input_topics.check
     )
 
 
@@ -507,29 +577,41 @@ def _rewind_recreated(
     topics: Mapping[str, TopicDescription],
     replay_state: bool,
 ) -> RewoundInputs:
-    """Let inputs whose topics were recreated be read from their begin. Raises PipelineError."""
+    """Edit the checkpoint so that recreated topics are read from their beginning.
+
+    Raises:
+        PipelineError: A topic was recreated, and its state or the job's settings do not allow that.
+    """
     from gateway.pipeline.exactly_once import recreated_topics
 
-    held = open_files(job_checkpoint.location, spark)
+    files = open_files(job_checkpoint.location, spark)
     gaps = {}
-    for name in recreated_topics.find_recreated(held, topics):
-        what = f"topic {topics[name].name} was recreated"
+    for name in recreated_topics.find_recreated(files, topics):
+        problem = f"topic {topics[name].name} was recreated"
         if replay_state:
-            what += ", and batches whose state is damaged had read the old one"
-            raise PipelineError(f"{what}; restore a backup, or start anew with --fresh")
+            problem += ", and batches whose state is damaged had read the old one"
+            raise PipelineError(f"{problem}; restore a backup, or use a new checkpoint (--fresh)")
         if resolve_inputs(job)[name].on_data_loss == "fail":
-            what += ", and not all of it had been read"
-            raise PipelineError(f"{what}; write onDataLoss: gap, or start anew with --fresh")
+            problem += ", and not all of it had been read"
+            raise PipelineError(
+                f"{problem}; write onDataLoss: gap, or use a new checkpoint (--fresh)"
+            )
         checkpoint = Checkpoint(job_checkpoint.location, spark)
-        gaps[name] = recreated_topics.rewind_input(held, checkpoint, sources, name, topics[name])
+        gaps[name] = recreated_topics.rewind_input(files, checkpoint, sources, name, topics[name])
+    # The ids of recreated topics are stored after their gaps are reported.
     if not (gaps or replay_state):
-        recreated_topics.store_topic_ids(held, topics)  # before Spark plans a batch
-    return recreated_topics.RewoundInputs(held, topics, gaps)
+        recreated_topics.store_topic_ids(files, topics)  # before Spark plans a batch
+    return recreated_topics.RewoundInputs(files, topics, gaps)
 
 
 def build_sink_options(output: Output, kafka: Kafka) -> dict[str, str]:
-    """Return the options of Spark's own sink for the rows of `output.encoded`."""
+    """Return the options of Spark's Kafka sink for the rows of `output.encode_rows`.
+
+    Args:
+        output: The settings of the output.
+        kafka: Its cluster.
+    """
     options = build_spark_options(kafka) | {"kafka.compression.type": "lz4"}
-    # Rows of a schema name their topic themselves: refused ones go to another, and the option
+    # Rows with a schema have a column `topic`, because refused rows go to another topic. The option
     # would override it.
     return options if schemas.has_schema(output.model) else options | {"topic": output.topic}

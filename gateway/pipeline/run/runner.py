@@ -1,7 +1,7 @@
-"""`gateway pipeline run`: jobs as queries of one Spark session, until they end or are ended.
+"""Run jobs for `gateway pipeline run`: queries in one Spark process, until all have ended.
 
-A job that fails ends alone, the others go on. SIGTERM and SIGINT end all after the batch that is
-under way, within a bound; what a batch has not finished by then is done by the next start.
+If a job fails, the others continue. SIGTERM and SIGINT end each job after its current batch, but
+after `STOP_TIMEOUT_S` at the latest. The next start repeats a batch that was not finished.
 """
 
 from __future__ import annotations
@@ -45,29 +45,39 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-STOP_TIMEOUT_S = 60.0  # s for batches to end once we are told to
-POLL_INTERVAL_S = 1.0  # s between two looks at the queries; to be told to end is heard at once
+STOP_TIMEOUT_S = 60.0  # for batches to end after a signal
+POLL_INTERVAL_S = 1.0  # between two checks of the queries; a signal ends the wait at once
 
 
 def run_jobs(settings: Settings, pipelines: Pipelines, jobs: Sequence[Job], *, fresh: bool) -> int:
-    """Run jobs until all have ended. fresh: with new checkpoints.
+    """Run jobs until all have ended, or a signal arrives.
 
-    0: all ended as they should, or we were told to end; 1: at least one failed, as the log says.
-    Raises PipelineError: Spark cannot be started.
+    Args:
+        settings: The settings of the gateway.
+        pipelines: The settings of its pipelines.
+        jobs: The jobs to run.
+        fresh: Whether to create new checkpoints.
+
+    Returns:
+        The exit code: 1 if at least one job failed, which the log explains, otherwise 0.
+
+    Raises:
+        PipelineError: Spark cannot be started.
     """
-    with stop_on_signals() as told, ExitStack() as stack:
+    with stop_on_signals() as stop_event, ExitStack() as stack:
         spark = create_session(pipelines.spark, f"gateway-{settings.name}")
         if not is_submitted():
             stack.callback(spark.stop)
-        install_signal_handlers(told)
-        runs = _create_runs(spark, settings, pipelines, jobs, stack, fresh, told)
+        install_signal_handlers(stop_event)  # again, because Spark installs one for SIGINT
+        runs = _create_runs(spark, settings, pipelines, jobs, stack, fresh, stop_event)
         try:
-            poll_runs(runs, told)
+            poll_runs(runs, stop_event)
         finally:
             stop_runs(runs)
-    failed = [each for each in runs if each.failure_reason is not None]
-    for each in failed:
-        log.error("job %s has failed: %s", each.job.name, each.failure_reason)
+    failed = [run for run in runs if run.failure_reason is not None]
+    # Logged again at the end, because the other jobs have logged much since.
+    for run in failed:
+        log.error("job %s has failed: %s", run.job.name, run.failure_reason)
     return 1 if failed else 0
 
 
@@ -82,15 +92,16 @@ def _create_runs(
 ) -> list[JobRun]:
     from gateway.pipeline.progress.listener import report_progress
 
-    told = stack.enter_context(
+    listener = stack.enter_context(
         report_progress(pipelines, jobs, _build_progress_client_config(settings))
     )
     sessions = {job.name: create_configured_session(spark, pipelines, job) for job in jobs}
-    for each in sessions.values():
-        told.watch_session(each)
+    for session in sessions.values():
+        listener.watch_session(session)
     stack.callback(damage.StateLogWatcher(spark).close)
-    with suppress(PipelineError):  # of Kafka that is away: each job says so, and waits
-        for job in jobs:  # all of them first: what one writes another may read
+    # If Kafka does not answer, each job logs that and waits when it starts.
+    with suppress(PipelineError):
+        for job in jobs:  # all outputs before a job starts, because it may read another's output
             _ensure_output_topics(settings, job)
         _warn_of_few_cores(spark, settings, jobs)
     return [
@@ -100,10 +111,16 @@ def _create_runs(
 
 
 def create_configured_session(spark: SparkSession, pipelines: Pipelines, job: Job) -> SparkSession:
-    """With what its state and its checkpoint want, and above all what the user does."""
-    place = build_checkpoint_conf(pipelines.checkpoints)
+    """Return a session for a job: settings of the user override those for its state.
+
+    Args:
+        spark: The session of the process.
+        pipelines: The settings of the pipelines.
+        job: The settings of the job.
+    """
+    checkpoint_conf = build_checkpoint_conf(pipelines.checkpoints)
     return create_job_session(
-        spark, {**place, **profiles.build_job_conf(job), **pipelines.spark.conf}
+        spark, {**checkpoint_conf, **profiles.build_job_conf(job), **pipelines.spark.conf}
     )
 
 
@@ -116,52 +133,58 @@ def _create_run(
     fresh: bool,
     stop_event: threading.Event,
 ) -> JobRun:
-    places: list[JobCheckpoint] = []  # a new version is begun once, not by each try
-    read: list[InputTopics] = []  # of the query that runs
+    """Return the run of a job, whose resources are closed with the job or the stack."""
+    # Empty before the first start. The checkpoint is prepared once, because otherwise each attempt
+    # would create a new version with `fresh`. The topics are those of the current query.
+    checkpoints: list[JobCheckpoint] = []
+    input_topics: list[InputTopics] = []
 
     def start_query() -> Any:
         _ensure_output_topics(settings, job)
-        _check_input_topics(settings, job, has_run=bool(read))
-        taken.acquire()
-        if not places:
-            hot = partial(_find_hot_keys, spark, settings, job)
-            places.append(
+        _check_input_topics(settings, job, has_run=bool(input_topics))
+        job_lease.acquire()
+        if not checkpoints:
+            find_hot_keys = partial(_find_hot_keys, spark, settings, job)
+            checkpoints.append(
                 prepare_checkpoint(
-                    pipelines.checkpoints, job, spark, fresh=fresh, find_hot_keys=hot
+                    pipelines.checkpoints, job, spark, fresh=fresh, find_hot_keys=find_hot_keys
                 )
             )
-        _recover_state(spark, settings, job, places[0], is_damaged=made.has_damaged_state)
-        made.mark_state_readable()
-        found = made.take_record_to_skip()
-        read[:] = [query.create_input_topics(job, settings)]
+        _recover_state(spark, settings, job, checkpoints[0], is_damaged=run.has_damaged_state)
+        run.mark_state_readable()
+        unreadable = run.take_record_to_skip()
+        input_topics[:] = [query.create_input_topics(job, settings)]
         return query.start_query(
             spark,
             job,
             settings,
-            places[0],
+            checkpoints[0],
             stop_event=stop_event,
-            unreadable=found,
-            input_topics=read[0],
+            unreadable=unreadable,
+            input_topics=input_topics[0],
         )
 
     def finish_query() -> None:
         from gateway.pipeline.exactly_once import side_outputs
 
-        side_outputs.finish(places[0].query_id)
+        side_outputs.finish(checkpoints[0].query_id)
 
     def close_queries() -> None:
-        for each in places:
-            query.close_clients(each.query_id)
+        for checkpoint in checkpoints:
+            query.close_clients(checkpoint.query_id)
 
-    made = JobRun(
-        job, start_query, finish=finish_query, have_inputs_changed=lambda: read[0].have_changed()
+    run = JobRun(
+        job,
+        start_query,
+        finish=finish_query,
+        have_inputs_changed=lambda: input_topics[0].have_changed(),
     )
-    taken = made.resources.enter_context(
+    job_lease = run.resources.enter_context(
         lease.Lease(f"{pipelines.checkpoints.rstrip('/')}/{job.name}", job.name)
     )
-    made.resources.callback(close_queries)
-    stack.callback(made.resources.close)
-    return made
+    run.resources.callback(close_queries)
+    stack.callback(run.resources.close)
+    return run
 
 
 def _recover_state(
@@ -172,8 +195,11 @@ def _recover_state(
     *,
     is_damaged: bool,
 ) -> None:
-    """State that a query could not read, before it is begun again."""
-    deep = integrity.create_content_check(spark._jvm) if is_damaged else None
+    """Repair the state of a job before its query starts.
+
+    Only if the last query could not read the state, the contents of its files are checked, too.
+    """
+    check_content = integrity.create_content_check(spark._jvm) if is_damaged else None
 
     def run_once() -> None:
         query.start_query(
@@ -185,7 +211,7 @@ def _recover_state(
         job.name,
         run_once,
         is_damaged=is_damaged,
-        check_content=deep,
+        check_content=check_content,
     )
 
 
@@ -204,26 +230,33 @@ def _ensure_output_topics(settings: Settings, job: Job) -> None:
     kafka = find_cluster(settings.clusters, to.kafka)
     known = topics.list_topics(kafka)
     topics.ensure_topic(kafka, to.topic, to.partitions, known)
-    if to.guarantee == "at-least-once" and has_schema(to.model):  # Spark's sink makes no topics
+    # Spark's sink creates no topics.
+    if to.guarantee == "at-least-once" and has_schema(to.model):
         topics.ensure_topic(kafka, get_dead_letter_topic(to.topic), None, known)
 
 
 def _check_input_topics(settings: Settings, job: Job, *, has_run: bool) -> None:
-    """Look whether the topics are there: Spark would say so after a minute.
+    """Check that the topics exist. Spark would report that only after a minute.
 
     Raises:
-        TopicMissing: One is not there that the job has read, and may be recreated.
-        PipelineError: One is not there.
+        TopicMissing: A topic does not exist that the job has read before. It may be recreated, so
+            the job waits for it.
+        PipelineError: A topic does not exist.
     """
     for each in query.resolve_inputs(job).values():
         if each.topic not in topics.list_topics(find_cluster(settings.clusters, each.kafka)):
             if has_run:
                 raise topics.TopicMissing(f"topic {each.topic} does not exist any more")
-            raise PipelineError(f"topic {each.topic} does not exist; make it, or correct its name")
+            raise PipelineError(
+                f"topic {each.topic} does not exist; create it, or correct its name"
+            )
 
 
 def _warn_of_few_cores(spark: SparkSession, settings: Settings, jobs: Sequence[Job]) -> None:
-    """Real-time mode runs a task for each partition all the time: fewer cores, and some wait."""
+    """Warn if jobs in real-time mode have more partitions than there are cores.
+
+    In real-time mode, a task runs for each partition all the time. Without a core, it waits.
+    """
     cores = int(spark.sparkContext.defaultParallelism)
     needed = 0
     for job in jobs:
@@ -232,47 +265,63 @@ def _warn_of_few_cores(spark: SparkSession, settings: Settings, jobs: Sequence[J
                 known = topics.list_topics(find_cluster(settings.clusters, each.kafka))
                 needed += known.get(each.topic, 0)
     if needed > cores:
-        what = "jobs in real-time mode need a core for each partition they read"
-        log.warning("%s: %d, and there are %d; set spark.master", what, needed, cores)
+        problem = "jobs in real-time mode need a core for each partition they read"
+        log.warning("%s: %d, and there are %d; set spark.master", problem, needed, cores)
 
 
 def poll_runs(runs: Sequence[JobRun], stop_event: threading.Event) -> None:
-    while not stop_event.is_set() and not all(each.is_done for each in runs):
-        for each in runs:
-            each.poll()
+    """Poll the runs until all are done, or the event is set.
+
+    Args:
+        runs: The runs of the jobs.
+        stop_event: Ends the wait at once.
+    """
+    while not stop_event.is_set() and not all(run.is_done for run in runs):
+        for run in runs:
+            run.poll()
         stop_event.wait(POLL_INTERVAL_S)
 
 
 def stop_runs(runs: Sequence[JobRun], timeout_s: float = STOP_TIMEOUT_S) -> None:
-    """Each after the batch that is under way; after so many seconds all the same."""
-    until = time.monotonic() + timeout_s
-    left = [each for each in runs if not each.is_done]
-    while left:
-        late = time.monotonic() >= until
-        for each in left:
-            each.retire()
-        for each in [each for each in left if late or each.is_idle()]:
-            each.stop()
-            left.remove(each)
-        time.sleep(0.005 if left else 0)
+    """Stop each run after its current batch, or when the time is over.
+
+    Args:
+        runs: The runs of the jobs.
+        timeout_s: How long batches may take, in seconds.
+    """
+    deadline = time.monotonic() + timeout_s
+    pending = [run for run in runs if not run.is_done]
+    while pending:
+        is_over = time.monotonic() >= deadline
+        for run in pending:
+            run.retire()
+        for run in [run for run in pending if is_over or run.is_idle()]:
+            run.stop()
+            pending.remove(run)
+        # Short, because a query with a short trigger is idle only for moments.
+        time.sleep(0.005 if pending else 0)
 
 
 @contextmanager
 def stop_on_signals() -> Iterator[threading.Event]:
-    """Set by SIGTERM and SIGINT; a second one ends without waiting."""
-    told = threading.Event()
+    """Yield an event that SIGTERM and SIGINT set. A second signal ends the process at once."""
+    stop_event = threading.Event()
     numbers = (signal.SIGTERM, signal.SIGINT)
-    before = {number: signal.getsignal(number) for number in numbers}
+    handlers = {number: signal.getsignal(number) for number in numbers}
     try:
-        install_signal_handlers(told)
-        yield told
+        install_signal_handlers(stop_event)
+        yield stop_event
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
 def install_signal_handlers(stop_event: threading.Event) -> None:
-    """Also after Spark has taken SIGINT for itself."""
+    """Install the handlers of `stop_on_signals`, also over those of Spark.
+
+    Args:
+        stop_event: The event that the first signal sets.
+    """
 
     def on_signal(number: int, _: object) -> None:
         if stop_event.is_set():
@@ -284,5 +333,5 @@ def install_signal_handlers(stop_event: threading.Event) -> None:
 
 
 def _build_progress_client_config(settings: Settings) -> dict[str, object]:
-    """Of the first cluster: progress goes there."""
+    """Return librdkafka's properties of the first cluster, to which progress is written."""
     return build_client_config(next(iter(settings.clusters.values())))

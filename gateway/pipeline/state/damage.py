@@ -80,13 +80,27 @@ def parse_line(line: str) -> LoggedDamage | None:
     return None
 
 
-# By run id. Runs are never removed: a query may end before its damage is read from the log.
-_jobs_by_run: dict[str, str] = {}
+# How many runs of each job are known. A query may end, and its job start again, before the damage
+# of the ended run is read from the log.
+RETAINED_RUNS = 100
+_jobs_by_run: dict[str, str] = {}  # by run id, the oldest run first
 
 
 def register_run(run_id: str, job: str) -> None:
-    """Attribute the damage that is logged for a run of a query to a job."""
+    """Attribute the damage that is logged for a run of a query to a job.
+
+    Only the latest `RETAINED_RUNS` runs of the job are kept. Runs of other jobs are not removed: a
+    job may run for months while another one starts again and again.
+    """
     _jobs_by_run[run_id] = job
+    runs = [run for run, known_job in _jobs_by_run.items() if known_job == job]
+    for run in runs[:-RETAINED_RUNS]:
+        del _jobs_by_run[run]
+
+
+def find_job(run_id: str) -> str | None:
+    """Return the job of a run, or None if the run is unknown or was too many runs ago."""
+    return _jobs_by_run.get(run_id)
 
 
 class StateLogWatcher:
@@ -144,10 +158,13 @@ class StateLogWatcher:
         A query loads its state before `register_run` is called for it.
         """
         pending = [*self._unreported, *damage]
-        self._unreported = [event for event in pending if event.run_id not in _jobs_by_run][-1000:]
+        unreported = []
         for event in pending:
-            if (job := _jobs_by_run.get(event.run_id)) is not None:
+            if (job := find_job(event.run_id)) is not None:
                 report_damage(job, event.file, event.description)
+            else:
+                unreported.append(event)
+        self._unreported = unreported[-1000:]
 
 
 def report_damage(job: str, file: str, description: str) -> None:

@@ -23,10 +23,11 @@ from gateway.config.sections.sidecar import Consumer as ConsumerSettings
 from gateway.config.sections.sidecar import Group
 from gateway.core.delivery.batch import DeadLetterRecord
 from gateway.core.delivery.verdict import UNEXPLAINED_REASON
+from gateway.core.error_code import ErrorCode, code_from_error
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import BrokerUnavailable, Fenced, KafkaError, UnknownTopic
 from gateway.formats.codec import SerializationFormat
-from gateway.kafka.fetch.committed_read import read_committed
+from gateway.kafka.fetch.bounded_read import read_committed
 from gateway.sidecar.backends import get_dead_letter_ext, get_group
 from gateway.sidecar.component import Component
 from gateway.sidecar.consumer.record_json import render_records, text_headers
@@ -254,7 +255,7 @@ class DeadLetterComponent(Component):
                 self._context.cluster, tp, offset, max_wait=0.0, max_bytes=1
             )
         except KafkaError as error:
-            if getattr(error, "code", None) != 1:  # OFFSET_OUT_OF_RANGE: after the end
+            if code_from_error(error) != ErrorCode.OFFSET_OUT_OF_RANGE:  # after the end
                 raise
             return None
         return next((record for record in batch.records if record.offset == offset), None)

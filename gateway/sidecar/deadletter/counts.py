@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from gateway.core.log.record import TopicPartition
 from gateway.kafka.client.cluster import Cluster
-from gateway.kafka.fetch.committed_read import fetch_log_bounds
+from gateway.kafka.fetch.bounded_read import fetch_log_bounds
 from gateway.kafka.group.group_offsets import GroupOffsets
 
 from .queue import DeadLetterQueue, QueuedDeadLetter

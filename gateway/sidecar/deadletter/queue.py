@@ -14,7 +14,7 @@ from typing import NamedTuple
 from gateway.core.delivery.batch import payload_size
 from gateway.core.log.record import Record, TopicPartition
 from gateway.kafka.client.cluster import Cluster
-from gateway.kafka.fetch.committed_read import fetch_log_bounds, read_committed
+from gateway.kafka.fetch.bounded_read import fetch_log_bounds, read_committed
 from gateway.kafka.group.group_offsets import GroupOffsets
 from gateway.kafka.protocol.group_messages import OffsetAndMetadata
 from gateway.sidecar.reactive.batch_encoder import get_ids

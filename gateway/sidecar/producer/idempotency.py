@@ -30,6 +30,7 @@ from uuid import UUID
 
 from gateway.config.sections.sidecar import Producer as Settings
 from gateway.core.delivery.claims import CLAIM_SLACK_S, Claim, ClaimResult, Claims
+from gateway.core.error_code import ErrorCode, code_from_error
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import (
     AccessDenied,
@@ -42,8 +43,7 @@ from gateway.errors import (
 from gateway.kafka.admin.topics import create_topic
 from gateway.kafka.client.offsets import LATEST, OffsetAndTimestamp
 from gateway.kafka.client.outages import format_topic_label
-from gateway.kafka.fetch.committed_read import OUT_OF_RANGE, read_committed
-from gateway.kafka.fetch.scan import fetch_offset
+from gateway.kafka.fetch.bounded_read import fetch_offset, read_committed
 from gateway.kafka.produce.transactional_producer import (
     TransactionalProducer,
     TransactionRecord,
@@ -501,7 +501,7 @@ class IdempotencyStore:
                 await asyncio.sleep(
                     DENIED_RETRY_DELAY_S if isinstance(exc, AccessDenied) else RETRY_DELAY_S
                 )
-                if isinstance(exc, PartitionFailed) and exc.code == OUT_OF_RANGE:
+                if code_from_error(exc) == ErrorCode.OFFSET_OUT_OF_RANGE:
                     return  # records expired unread, or the topic was replaced: start again
                 continue
             self._clear_failure(tp)

@@ -7,6 +7,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from gateway.core.error_code import ErrorCode
 from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError, PartitionFailed
 from gateway.kafka.produce.pending_records import ProducerRecord
 from gateway.sidecar.http.status import DEFAULT_RETRY_AFTER_S, build_json_response, build_status
@@ -24,14 +25,14 @@ from .encoding import (
 )
 
 # Kafka's error codes for a record that it refuses.
-CODES_BY_KAFKA_ERROR = {
-    2: INVALID,  # CORRUPT_MESSAGE
-    32: INVALID,  # INVALID_TIMESTAMP
-    87: INVALID,  # INVALID_RECORD
-    10: TOO_LARGE,  # MESSAGE_TOO_LARGE
-    18: TOO_LARGE,  # RECORD_LIST_TOO_LARGE
-    3: UNKNOWN_TOPIC,  # UNKNOWN_TOPIC_OR_PARTITION
-    17: UNKNOWN_TOPIC,  # INVALID_TOPIC_EXCEPTION
+CODES_BY_KAFKA_ERROR: dict[int, int] = {
+    ErrorCode.CORRUPT_MESSAGE: INVALID,
+    ErrorCode.INVALID_TIMESTAMP: INVALID,
+    ErrorCode.INVALID_RECORD: INVALID,
+    ErrorCode.MESSAGE_TOO_LARGE: TOO_LARGE,
+    ErrorCode.RECORD_LIST_TOO_LARGE: TOO_LARGE,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: UNKNOWN_TOPIC,
+    ErrorCode.INVALID_TOPIC_EXCEPTION: UNKNOWN_TOPIC,
 }
 WORDS_BY_STATUS = {
     INVALID: "INVALID_RECORDS",

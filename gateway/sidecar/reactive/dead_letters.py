@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from gateway.config.sections.sidecar import Group
 from gateway.core.delivery.batch import DeadLetterRecord
+from gateway.core.error_code import TOO_LARGE_ERRORS
 from gateway.errors import GatewayError, PartitionFailed
 from gateway.kafka.protocol.requests import TopicMetadata
 from gateway.kafka.protocol.topic_messages import BROKER_DEFAULT
@@ -18,7 +19,6 @@ from .batch_encoder import get_ids
 from .message import DeadLetterMessage
 
 WRITE_TIMEOUT_S = 10.0  # for Kafka to acknowledge one; then it is tried again
-TOO_LARGE_CODES = frozenset({10, 18})  # MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE
 # `max.message.bytes` of created topics. Dead letters are larger than the records, which may have
 # been compressed, and have further headers.
 MAX_MESSAGE_BYTES = 16 << 20
@@ -94,7 +94,7 @@ class DeadLetterWriter:
             try:
                 await self._produce(topic, message)
             except PartitionFailed as exc:
-                if exc.code not in TOO_LARGE_CODES:
+                if exc.code not in TOO_LARGE_ERRORS:
                     raise
                 # The record itself fit into its topic; its stack trace may be too much here.
                 await self._produce(topic, replace(message, stacktrace="(too long for the topic)"))

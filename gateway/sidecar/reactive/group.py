@@ -16,15 +16,15 @@ import httpx
 
 from gateway.config.sections.sidecar import Group as Settings
 from gateway.core.delivery.batch import SettledRecords
+from gateway.core.error_code import code_from_error
 from gateway.core.group.partition_state import LATEST
 from gateway.core.log.record import TopicPartition
 from gateway.core.log.recovery import cause_from_code
-from gateway.errors import AccessDenied, KafkaError, NotOwned, PartitionFailed
+from gateway.errors import AccessDenied, KafkaError, NotOwned
 from gateway.kafka.client.offsets import (
     READ_COMMITTED,
     READ_UNCOMMITTED,
     OffsetAndTimestamp,
-    code_from_error,
 )
 from gateway.kafka.group.consumer import GroupConsumer
 from gateway.sidecar.context import Context, audit_gap
@@ -178,10 +178,8 @@ class ReactiveGroup:
                 f"topic={tp.topic}" if isinstance(failure, AccessDenied) else f"partition={tp}"
             )
             label = f"group={self.name} {subject}"
-            code = (
-                failure.code if isinstance(failure, PartitionFailed) else code_from_error(failure)
-            )
-            outages.report_failure(label, cause_from_code(code), str(failure), group=self.name)
+            cause = cause_from_code(code_from_error(failure))
+            outages.report_failure(label, cause, str(failure), group=self.name)
             failing_labels.add(label)
         for label in self._unreadable_labels - failing_labels:
             outages.report_recovery(label, "does not fail any more")

@@ -23,7 +23,7 @@ from starlette.routing import Route
 
 from gateway.core.delivery.replay import Destination, Replay, ReplayState, Span
 from gateway.core.log.record import TopicPartition
-from gateway.kafka.fetch.committed_read import fetch_log_bounds, fetch_offsets_for_time
+from gateway.kafka.fetch.bounded_read import fetch_log_bounds, fetch_offsets_for_time
 from gateway.kafka.produce.transactional_producer import TransactionalProducer
 from gateway.kafka.protocol.requests import TopicMetadata
 from gateway.sidecar.backends import get_group

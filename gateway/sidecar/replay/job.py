@@ -20,7 +20,7 @@ from gateway.core.delivery.replay import Replay, ReplayState, Span
 from gateway.core.log.record import Record, TopicPartition
 from gateway.core.log.recovery import Backoff, Cause
 from gateway.errors import BrokerUnavailable, Fenced, GatewayError, KafkaError
-from gateway.kafka.fetch.committed_read import CommittedRead, read_committed
+from gateway.kafka.fetch.bounded_read import PartitionRead, read_committed
 from gateway.kafka.produce.transactional_producer import TransactionalProducer, TransactionRecord
 from gateway.kafka.protocol.requests import TopicMetadata
 from gateway.sidecar.context import Context
@@ -186,7 +186,7 @@ class ReplayJob:
             await self._deliver_records(replay, tp, span, batch, self._delivery)
 
     async def _copy_records(
-        self, replay: Replay, tp: TopicPartition, span: Span, committed_read: CommittedRead
+        self, replay: Replay, tp: TopicPartition, span: Span, committed_read: PartitionRead
     ) -> None:
         """Write copies of records, and the progress, in one transaction."""
         # A batch of Kafka may reach beyond the end of the span.
@@ -206,7 +206,7 @@ class ReplayJob:
         replay: Replay,
         tp: TopicPartition,
         span: Span,
-        committed_read: CommittedRead,
+        committed_read: PartitionRead,
         delivery: ReplayDelivery,
     ) -> None:
         """Deliver records to the back end, and write the progress after each answer."""

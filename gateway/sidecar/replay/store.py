@@ -16,9 +16,10 @@ from uuid import UUID
 import orjson
 
 from gateway.core.delivery.replay import Replay, Replays
+from gateway.core.error_code import ErrorCode, code_from_error
 from gateway.core.log.record import Record, TopicPartition
-from gateway.errors import BrokerUnavailable, KafkaError, PartitionFailed
-from gateway.kafka.fetch.committed_read import OUT_OF_RANGE, fetch_log_bounds, read_committed
+from gateway.errors import BrokerUnavailable, KafkaError
+from gateway.kafka.fetch.bounded_read import fetch_log_bounds, read_committed
 from gateway.kafka.produce.transactional_producer import TransactionalProducer, TransactionRecord
 from gateway.sidecar.context import Context
 from gateway.sidecar.topics import get_or_create_topic
@@ -69,7 +70,7 @@ class ReplayStore:
                     self._failing_since = asyncio.get_running_loop().time()
                 self._failure = str(error)
                 await asyncio.sleep(RETRY_DELAY_S)
-                if isinstance(error, PartitionFailed) and error.code == OUT_OF_RANGE:
+                if code_from_error(error) == ErrorCode.OFFSET_OUT_OF_RANGE:
                     self._next_offset = 0
 
     @property

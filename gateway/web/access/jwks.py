@@ -19,12 +19,13 @@ from typing import Any, Protocol
 from pydantic import ValidationError
 
 from gateway.config import Jwk, Jwks
+from gateway.core.backoff import BackoffPolicy
 
 from .external_http import ExternalHttp, ExternalHttpError
 
 MAX_JWKS_BYTES = 256 * 1024  # bytes of a JWKS; those of large issuers have 10 KB
 MAX_KEYS = 100  # keys of a JWKS that are looked at
-FIRST_RETRY_DELAY_S = 1.0  # seconds until the first retry, doubled up to `cooldown`
+FIRST_RETRY_DELAY_S = 2.0  # at most, until the first retry; doubled up to `cooldown`
 
 log = logging.getLogger(__name__)
 
@@ -233,10 +234,9 @@ class RemoteKeySource:
             keys = await self._request_keys()
         except (ExternalHttpError, ValueError) as exc:
             self._failures += 1
-            max_delay_s = min(
-                self._settings.cooldown, FIRST_RETRY_DELAY_S * 2 ** min(self._failures, 10)
-            )
-            self._next_fetch_at = self._clock() + random.uniform(max_delay_s / 2, max_delay_s)
+            policy = BackoffPolicy(FIRST_RETRY_DELAY_S, self._settings.cooldown)
+            delay = policy.compute_delay(self._failures, random.random)
+            self._next_fetch_at = self._clock() + delay
             if self._failures == 1:
                 log.warning("guard %s: no keys from its issuer: %s", self._guard_name, exc)
             return

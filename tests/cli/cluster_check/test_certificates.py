@@ -31,7 +31,7 @@ def test_a_pair_that_fits_is_told_until_when(house: CertificateAuthority):
     ("after", "state", "piece"),
     [
         (timedelta(days=80), FindingState.WARNING, "CN=web expires on"),
-        (timedelta(days=91), FindingState.FAILS, "CN=web is expired since"),
+        (timedelta(days=91), FindingState.FAILS, "CN=web expired on"),
         (timedelta(days=-2), FindingState.FAILS, "valid from"),
     ],
 )

@@ -35,7 +35,7 @@ def test_a_hint_is_for_what_was_not_found():
 @pytest.mark.parametrize("body", [b"", b"\xff", b"[]", b"{}", b'"x"', b"<html>"])
 def test_an_answer_without_a_detail_is_told_by_its_phrase(body):
     assert str(build_error(404, {}, body)) == "404: Not Found"
-    assert str(build_error(499, {}, body)) == "499: an answer that is no stream"
+    assert str(build_error(499, {}, body)) == "499: the response is not a stream"
 
 
 def test_a_detail_does_not_command_the_terminal():

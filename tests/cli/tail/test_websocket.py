@@ -186,5 +186,5 @@ async def test_silence_is_asked_about_and_then_lost(monkeypatch):
 
     async with served(handler) as url:
         _, over = await asyncio.wait_for(heard(source(f"{url}/o")), 30)
-    assert isinstance(over, ConnectionLost) and "nothing heard" in str(over)
+    assert isinstance(over, ConnectionLost) and "nothing received" in str(over)
     assert len(asked) >= 2 and asked[0] == {"type": "ping"}

@@ -14,11 +14,11 @@ from support.classic_group import (
     settle_group,
 )
 
+from gateway.core.error_code import ErrorCode
 from gateway.core.group.classic_member import FIRST_HEARTBEAT_S, METADATA_WAIT_S, ClassicMember
 from gateway.core.group.classic_requests import (
     FATAL_ERRORS,
     RETRIABLE_ERRORS,
-    GroupErrorCode,
     HeartbeatRequest,
     HeartbeatResponse,
     JoinRequest,
@@ -185,7 +185,7 @@ def test_the_elder_of_two_with_one_instance_id_is_fenced_for_good(group: Classic
     ask = elder.member.next_request(now)
     assert ask is not None
     lost, failed = elder.member.on_response(
-        ask, HeartbeatResponse(0, GroupErrorCode.FENCED_INSTANCE_ID), now
+        ask, HeartbeatResponse(0, ErrorCode.FENCED_INSTANCE_ID), now
     )
     assert isinstance(lost, PartitionsLost) and lost.tps == tps(0, 1, 2, 3)
     assert isinstance(failed, MembershipFailed) and failed.error == 82 and failed.is_final
@@ -223,7 +223,7 @@ def test_a_refusal_that_may_pass_is_tried_again_slowly(error: int):
         delays.append(one.next_request_at - now)
         now = one.next_request_at
         if (ask := one.next_request(now)) is not None:
-            one.on_response(ask, JoinResponse(0, GroupErrorCode.UNKNOWN_MEMBER_ID), now)
+            one.on_response(ask, JoinResponse(0, ErrorCode.UNKNOWN_MEMBER_ID), now)
             now = one.next_request_at
     assert delays == pytest.approx([5.0, 5.0, 10.0, 20.0, 30.0])  # the draws are 0.5
 
@@ -236,7 +236,7 @@ def test_a_member_whose_right_is_back_has_all_that_it_had(
     name = alone.member.identity.member_id
     ask = alone.member.next_request(now)
     assert ask is not None
-    refusal = HeartbeatResponse(0, GroupErrorCode.GROUP_AUTHORIZATION_FAILED)
+    refusal = HeartbeatResponse(0, ErrorCode.GROUP_AUTHORIZATION_FAILED)
     alone.apply_events(events := alone.member.on_response(ask, refusal, now))
     assert [type(event) for event in events] == [
         PartitionsLost,
@@ -251,7 +251,7 @@ def test_a_member_whose_right_is_back_has_all_that_it_had(
 
 @pytest.mark.parametrize(
     ("error", "name"),
-    [(GroupErrorCode.UNKNOWN_MEMBER_ID, ""), (GroupErrorCode.ILLEGAL_GENERATION, "member-0")],
+    [(ErrorCode.UNKNOWN_MEMBER_ID, ""), (ErrorCode.ILLEGAL_GENERATION, "member-0")],
 )
 def test_who_is_forgotten_has_lost_all_and_joins_anew(
     alone: MemberConnection, error: int, name: str
@@ -272,7 +272,7 @@ def test_who_is_forgotten_again_and_again_is_not_in_a_hurry():
     one = create_member()
     ask = one.next_request(0.0)
     assert ask is not None
-    one.on_response(ask, JoinResponse(0, GroupErrorCode.UNKNOWN_MEMBER_ID), 0.0)
+    one.on_response(ask, JoinResponse(0, ErrorCode.UNKNOWN_MEMBER_ID), 0.0)
     assert one.next_request(0.0) is None and 0.0 < one.next_request_at <= 2.0
 
 
@@ -280,9 +280,9 @@ def test_another_coordinator_is_looked_up_and_what_is_owned_stays(alone: MemberC
     now = alone.member.next_request_at
     ask = alone.member.next_request(now)
     assert ask is not None
-    assert alone.member.on_response(
-        ask, HeartbeatResponse(0, GroupErrorCode.NOT_COORDINATOR), now
-    ) == [CoordinatorMoved()]
+    assert alone.member.on_response(ask, HeartbeatResponse(0, ErrorCode.NOT_COORDINATOR), now) == [
+        CoordinatorMoved()
+    ]
     assert alone.member.owned == tps(0, 1, 2, 3)
     assert isinstance(alone.member.next_request(alone.member.next_request_at), HeartbeatRequest)
 
@@ -320,9 +320,7 @@ def test_a_rebalance_that_begins_before_the_assignment_is_told_is_joined(alone: 
     alone.member.on_response(join, JoinResponse(0, 0, 7, "", "another", "member-0"), 1.0)
     sync = alone.member.next_request(1.0)
     assert isinstance(sync, SyncRequest) and sync.assignment is None
-    events = alone.member.on_response(
-        sync, SyncResponse(0, GroupErrorCode.REBALANCE_IN_PROGRESS), 1.0
-    )
+    events = alone.member.on_response(sync, SyncResponse(0, ErrorCode.REBALANCE_IN_PROGRESS), 1.0)
     again = alone.member.next_request(1.0)
     assert not events and isinstance(again, JoinRequest)
     # The generation that gave it what it has, not the one whose assignment it never heard.
@@ -430,7 +428,7 @@ def test_an_answer_to_what_was_given_up_changes_nothing(alone: MemberConnection)
     assert stale is not None
     alone.member.on_no_response(stale, now, 0.0)
     assert not alone.member.on_response(
-        stale, HeartbeatResponse(0, GroupErrorCode.UNKNOWN_MEMBER_ID), now
+        stale, HeartbeatResponse(0, ErrorCode.UNKNOWN_MEMBER_ID), now
     )
     assert alone.member.owned == tps(0, 1, 2, 3)
 

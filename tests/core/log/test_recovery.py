@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core.error_code import ErrorCode
 from gateway.core.log.recovery import (
     CAUSE_BY_ERROR_CODE,
     RECOVERY_RULES,
@@ -20,7 +21,7 @@ def test_every_cause_has_a_rule_and_every_code_a_cause():
     assert set(RECOVERY_RULES) == set(Cause)
     assert set(CAUSE_BY_ERROR_CODE.values()) <= set(Cause)
     assert cause_from_code(12345) is Cause.UNEXPECTED
-    assert cause_from_code(1) is Cause.OUT_OF_RANGE
+    assert cause_from_code(ErrorCode.OFFSET_OUT_OF_RANGE) is Cause.OUT_OF_RANGE
 
 
 @given(CAUSE, st.floats(0, 1, exclude_max=True), st.floats(0.1, 10), st.integers(1, 2000))

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.core.error_code import ErrorCode
 from gateway.core.produce.outbox import Outbox, ProducerIdAndEpoch, WriteOutcome, WriteStatus
 
-TOO_LARGE, NOT_LEADER, NOT_ENOUGH, OUT_OF_ORDER, DENIED, DUPLICATE = 10, 6, 19, 45, 29, 46
-UNKNOWN_TOPIC = 3, 100
 ME = ProducerIdAndEpoch(7, 0)
 
 
@@ -41,7 +40,15 @@ def test_a_batch_is_cut_by_its_bytes_and_a_larger_item_goes_alone():
     assert sent == [["a", "b"], ["c"], ["large"], ["d"]]
 
 
-@pytest.mark.parametrize("answer", [NOT_LEADER, 7, 20, None])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        None,
+    ],
+)
 def test_a_batch_of_unknown_fate_goes_again_as_it_was(answer: int | None):
     box = build_outbox("a")
     box.next_batch()
@@ -54,7 +61,14 @@ def test_a_batch_of_unknown_fate_goes_again_as_it_was(answer: int | None):
     assert box.on_response(0, 1.0) == (WriteStatus.WRITTEN, ["a"])
 
 
-@pytest.mark.parametrize("answer", [NOT_ENOUGH, *UNKNOWN_TOPIC])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+    ],
+)
 def test_a_batch_refused_before_it_was_appended_may_be_withdrawn(answer: int):
     """A record for a topic that was deleted meanwhile was in doubt for two minutes."""
     box = build_outbox("a", "b")
@@ -68,7 +82,7 @@ def test_a_refused_batch_leaves_no_hole_in_the_sequence():
     """aiokafka's producer counts it, and the partition takes nothing any more."""
     box = build_outbox("a")
     box.next_batch()
-    assert box.on_response(TOO_LARGE, 0.0) == (WriteStatus.REJECTED, ["a"])
+    assert box.on_response(ErrorCode.MESSAGE_TOO_LARGE, 0.0) == (WriteStatus.REJECTED, ["a"])
     box.put("b", 10)
     assert (box.next_batch(), box.sequence, box.producer) == (["b"], 0, ME)
 
@@ -76,12 +90,12 @@ def test_a_refused_batch_leaves_no_hole_in_the_sequence():
 def test_of_a_batch_only_the_record_that_is_too_large_is_refused():
     box = build_outbox("a", "large", "c")
     box.next_batch()
-    assert box.on_response(TOO_LARGE, 0.0).status is WriteStatus.PENDING
+    assert box.on_response(ErrorCode.MESSAGE_TOO_LARGE, 0.0).status is WriteStatus.PENDING
     told = []
     while box:
         batch = box.next_batch()
         assert len(batch) == 1
-        told.append(box.on_response(TOO_LARGE if batch == ["large"] else 0, 0.0))
+        told.append(box.on_response(ErrorCode.MESSAGE_TOO_LARGE if batch == ["large"] else 0, 0.0))
     assert told == [
         (WriteStatus.WRITTEN, ["a"]),
         (WriteStatus.REJECTED, ["large"]),
@@ -95,7 +109,10 @@ def test_a_refusal_of_what_may_be_written_already_is_no_word_on_the_first_attemp
     box.next_batch()
     box.on_no_response(0.0)
     box.next_batch()
-    assert box.on_response(DENIED, 1.0) == (WriteStatus.UNKNOWN, ["a"])
+    assert box.on_response(ErrorCode.TOPIC_AUTHORIZATION_FAILED, 1.0) == (
+        WriteStatus.UNKNOWN,
+        ["a"],
+    )
     assert box.producer is None
 
 
@@ -107,7 +124,10 @@ def test_doubt_ends_with_the_batch_it_was_about():
     box.on_response(0, 1.0)
     box.put("b", 10)
     box.next_batch()
-    assert box.on_response(DENIED, 2.0) == (WriteStatus.REJECTED, ["b"])
+    assert box.on_response(ErrorCode.TOPIC_AUTHORIZATION_FAILED, 2.0) == (
+        WriteStatus.REJECTED,
+        ["b"],
+    )
 
 
 def test_a_batch_is_given_up_when_nobody_said_what_became_of_it_for_long():
@@ -128,7 +148,9 @@ def test_what_was_never_sent_is_not_given_up():
 def test_a_stranger_introduces_itself_again():
     box = build_outbox("a")
     box.next_batch()
-    assert box.on_response(OUT_OF_ORDER, 0.0).status is WriteStatus.PENDING
+    assert (
+        box.on_response(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, 0.0).status is WriteStatus.PENDING
+    )
     assert box.producer is None
     box.set_producer(ProducerIdAndEpoch(8, 0))
     assert (box.next_batch(), box.sequence) == (["a"], 0)
@@ -137,7 +159,7 @@ def test_a_stranger_introduces_itself_again():
 def test_a_duplicate_is_written():
     box = build_outbox("a")
     box.next_batch()
-    assert box.on_response(DUPLICATE, 0.0) == (WriteStatus.WRITTEN, ["a"])
+    assert box.on_response(ErrorCode.DUPLICATE_SEQUENCE_NUMBER, 0.0) == (WriteStatus.WRITTEN, ["a"])
 
 
 def test_the_sequence_wraps():
@@ -168,9 +190,9 @@ class PartitionLog:
         if self.last_batches.get(producer) == (sequence, len(batch)):
             return 0
         if self.next_sequences.get(producer, sequence) != sequence:
-            return OUT_OF_ORDER
+            return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
         if any(item % 7 == 0 for item in batch):
-            return TOO_LARGE
+            return ErrorCode.MESSAGE_TOO_LARGE
         self.items += batch
         self.next_sequences[producer] = sequence + len(batch)
         self.last_batches[producer] = sequence, len(batch)
@@ -181,11 +203,13 @@ FAULTS: dict[str, Callable[[PartitionLog, int, int, Sequence[int]], int | None]]
     "right": lambda log, *batch: log.append_batch(*batch),
     "the request is lost": lambda log, *batch: None,
     "the answer is lost": lambda log, *batch: (log.append_batch(*batch), None)[1],
-    "deposed after the append": lambda log, *batch: log.append_batch(*batch) or NOT_LEADER,
-    "deposed before": lambda log, *batch: NOT_LEADER,
-    "too few replicas": lambda log, *batch: NOT_ENOUGH,
-    "denied": lambda log, *batch: DENIED,
-    "a stranger": lambda log, *batch: OUT_OF_ORDER,
+    "deposed after the append": lambda log, *batch: (
+        log.append_batch(*batch) or ErrorCode.NOT_LEADER_OR_FOLLOWER
+    ),
+    "deposed before": lambda log, *batch: ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    "too few replicas": lambda log, *batch: ErrorCode.NOT_ENOUGH_REPLICAS,
+    "denied": lambda log, *batch: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    "a stranger": lambda log, *batch: ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
 }
 
 

@@ -5,10 +5,12 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
+from support.kafka_proxy import ApiKey
 from support.records import RecordToSend, open_transaction, produce_records
 from support.topic_reads import open_cluster
 from support.waiting import wait_until
 
+from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
 from gateway.core.produce.idempotency import (
     IdempotencyKey,
@@ -118,8 +120,10 @@ async def test_what_cannot_be_read_for_a_while_is_read_then(one, monkeypatch):
     monkeypatch.setattr(seen, "RETRY_DELAY_S", 0.01)
     await produce_records(one.bootstrap, "t", [build_keyed_record("1")])
     async with running_log(one.bootstrap) as (_, log, once):
-        one.fail(2, 5, 6)
-        one.fail(1, 6, 13)
+        one.fail(
+            ApiKey.LIST_OFFSETS, ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.NOT_LEADER_OR_FOLLOWER
+        )
+        one.fail(ApiKey.FETCH, ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.NETWORK_EXCEPTION)
         await log.catch_up()
         assert lookup_written(once, "1") == RecordLocation(0, 0)
 

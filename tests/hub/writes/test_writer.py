@@ -13,6 +13,7 @@ from support.kafka_proxy import ApiKey, KafkaProxy
 from support.topic_reads import open_cluster, read_entries
 from support.waiting import wait_until
 
+from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import AccessDenied, BrokerUnavailable, KeyReused, RequestError, UnknownTopic
 from gateway.hub.writes import idempotency_log as seen
@@ -150,7 +151,7 @@ async def test_what_a_client_leaves_behind_is_written_and_remembered(one):
 
 async def test_a_refused_record_does_not_use_its_key_up(one):
     async with running_publisher(one.bootstrap) as publisher:
-        one.fail(ApiKey.PRODUCE, 10)
+        one.fail(ApiKey.PRODUCE, ErrorCode.MESSAGE_TOO_LARGE)
         with pytest.raises(RequestError, match="larger than topic 't' takes") as refused:
             await RecordWriter(publisher).send("t", None, b"large", idempotency_key="1")
         assert refused.value.status == 413
@@ -160,7 +161,10 @@ async def test_a_refused_record_does_not_use_its_key_up(one):
 
 @pytest.mark.parametrize(
     ("code", "error", "said"),
-    [(87, RequestError, "a compacted one wants a key"), (29, AccessDenied, "allow it WRITE")],
+    [
+        (ErrorCode.INVALID_RECORD, RequestError, "a compacted one wants a key"),
+        (ErrorCode.TOPIC_AUTHORIZATION_FAILED, AccessDenied, "allow it WRITE"),
+    ],
 )
 async def test_what_kafka_refuses_is_told_with_what_to_do(one, code, error, said):
     one.fail(ApiKey.PRODUCE, code)
@@ -228,7 +232,7 @@ async def test_where_the_log_cannot_be_read_nothing_with_a_key_is_written(one, m
     monkeypatch.setattr(seen, "RETRY_DELAY_S", 0.01)
     async with running_publisher(one.bootstrap, timeout_s=1.0) as publisher:
         await RecordWriter(publisher).send("t", None, b"0")
-        one.fail(ApiKey.LIST_OFFSETS, *[5] * 1000)
+        one.fail(ApiKey.LIST_OFFSETS, *[ErrorCode.LEADER_NOT_AVAILABLE] * 1000)
         with pytest.raises(BrokerUnavailable, match="nothing was written to t") as away:
             await RecordWriter(publisher).send("t", None, b"v", idempotency_key="1")
         assert not away.value.timeout
@@ -238,7 +242,7 @@ async def test_where_the_log_cannot_be_read_nothing_with_a_key_is_written(one, m
 
 
 async def test_a_gateway_that_may_not_read_says_so(one):
-    one.fail(ApiKey.LIST_OFFSETS, 29)
+    one.fail(ApiKey.LIST_OFFSETS, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     async with running_publisher(one.bootstrap) as publisher:
         with pytest.raises(AccessDenied, match="allow it READ"):
             await RecordWriter(publisher).send("t", None, b"v", idempotency_key="1")
@@ -285,9 +289,8 @@ async def test_a_repeat_of_what_kafka_did_not_answer_is_the_first_one(kafka, top
     """The same gateway joins it; one that is started in its place finds it in the log."""
     name = topic()
     async with KafkaProxy.wrap_cluster(kafka.bootstrap_servers) as proxy:
-        held = proxy.inject_error(
-            ApiKey.PRODUCE, 7
-        )  # it is written, and Kafka says it does not know
+        # It is written, and Kafka says that it does not know.
+        held = proxy.inject_error(ApiKey.PRODUCE, ErrorCode.REQUEST_TIMED_OUT)
         async with running_publisher(proxy.bootstrap.split(","), timeout_s=1.0) as publisher:
             with pytest.raises(BrokerUnavailable) as cut:
                 await RecordWriter(publisher).send(name, None, b"v", idempotency_key="1")
@@ -297,7 +300,7 @@ async def test_a_repeat_of_what_kafka_did_not_answer_is_the_first_one(kafka, top
             joined = await RecordWriter(publisher).send(name, None, b"v", idempotency_key="1")
             assert joined == Produced(name, 0, 0, repeated=True)
 
-            held = proxy.inject_error(ApiKey.PRODUCE, 7)
+            held = proxy.inject_error(ApiKey.PRODUCE, ErrorCode.REQUEST_TIMED_OUT)
             with pytest.raises(BrokerUnavailable):
                 await RecordWriter(publisher).send(name, None, b"w", idempotency_key="2")
             assert held.hit_count
@@ -317,8 +320,9 @@ async def test_after_a_doubt_the_same_connection_looks_in_the_log_again(kafka, t
     ):
         writer = RecordWriter(publisher)
         await writer.send(name, None, b"0", idempotency_key="0")
-        proxy.inject_error(ApiKey.PRODUCE, 29, times=2)
-        proxy.inject_error(ApiKey.PRODUCE, 7, times=1)  # in place of the first 29
+        proxy.inject_error(ApiKey.PRODUCE, ErrorCode.TOPIC_AUTHORIZATION_FAILED, times=2)
+        # In place of the first of the two:
+        proxy.inject_error(ApiKey.PRODUCE, ErrorCode.REQUEST_TIMED_OUT, times=1)
         with pytest.raises(BrokerUnavailable, match="may have been written to, or not"):
             await writer.send(name, None, b"v", idempotency_key="1")
         again = await writer.send(name, None, b"v", idempotency_key="1")

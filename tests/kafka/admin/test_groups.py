@@ -14,6 +14,7 @@ from support.records import RecordToSend, produce_records
 from support.topic_reads import open_cluster
 from support.waiting import wait_until
 
+from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
 from gateway.errors import GroupFailed, GroupInUse, UnknownTopic
 from gateway.kafka.admin import groups as group_admin
@@ -126,7 +127,7 @@ async def test_what_is_deleted_is_gone(kafka, topic, group):
         await group_admin.delete_group(made, group)
         with pytest.raises(GroupFailed, match="there is no group") as refused:
             await group_admin.describe_group(made, group)
-        assert refused.value.code == 69
+        assert refused.value.code == ErrorCode.GROUP_ID_NOT_FOUND
         assert group not in {each.name for each in await group_admin.list_groups(made)}
 
 
@@ -184,7 +185,7 @@ async def test_older_brokers_describe_a_classic_group(kafka, topic, group, versi
         (found,) = answer.members
         assert found.owned == one.owned_partitions
         nobody = await made.coordinators.send(group, OldDescribeGroupsRequest(group + "-not"))
-        assert nobody.error == 69
+        assert nobody.error == ErrorCode.GROUP_ID_NOT_FOUND
 
 
 @pytest.mark.parametrize("version", range(3))
@@ -197,4 +198,5 @@ async def test_older_brokers_delete_a_group(kafka, topic, group, version: int):
     async with open_cluster(kafka.bootstrap, name) as made:
         await group_admin.set_offsets(made, group, {TopicPartition(name, 0): 0})
         assert (await made.coordinators.send(group, OldDeleteGroupsRequest(group))).error == 0
-        assert (await made.coordinators.send(group, OldDeleteGroupsRequest(group))).error == 69
+        repeated = await made.coordinators.send(group, OldDeleteGroupsRequest(group))
+        assert repeated.error == ErrorCode.GROUP_ID_NOT_FOUND

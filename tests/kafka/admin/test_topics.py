@@ -7,6 +7,7 @@ import uuid
 import pytest
 from support.brokers import KafkaCluster
 
+from gateway.core.error_code import ErrorCode
 from gateway.errors import KafkaError
 from gateway.kafka.admin.topics import create_topic
 from gateway.kafka.client.cluster import Cluster, ClusterSettings
@@ -57,4 +58,6 @@ def test_the_answer_of_each_version_is_read(version: int) -> None:
         out.tags()
     out.tags()
     request = CreateTopicsRequest("orders")
-    assert request.decode(version, bytes(out.data), 0) == CreateTopicsResponse(36, "there already")
+    assert request.decode(version, bytes(out.data), 0) == CreateTopicsResponse(
+        ErrorCode.TOPIC_ALREADY_EXISTS, "there already"
+    )

@@ -10,14 +10,13 @@ from support.topic_reads import build_targets, fetch_from_leaders, open_cluster
 from support.waiting import wait_until
 
 from gateway.config.sections.kafka import Kafka
+from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
 from gateway.errors import BrokerUnavailable, UnknownTopic
 from gateway.kafka.client.cluster import Cluster, ClusterSettings, parse_address
 from gateway.kafka.client.connections import ConnectionRole
 from gateway.kafka.client.metadata_changes import TopicChange
 from gateway.kafka.client.offsets import LATEST, OffsetAndTimestamp
-
-NOT_LEADER = 6
 
 
 @pytest.mark.parametrize(
@@ -127,11 +126,11 @@ async def test_an_unavailable_partition_is_told_by_code_and_found_after_a_refres
     await produce_records(embedded.bootstrap, "orders", [b"a"])
     tp = TopicPartition("orders", 0)
     async with open_cluster(embedded.bootstrap, "orders") as kafkas:
-        embedded.fail(ApiKey.FETCH, NOT_LEADER)
-        embedded.fail(ApiKey.LIST_OFFSETS, NOT_LEADER)
+        embedded.fail(ApiKey.FETCH, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        embedded.fail(ApiKey.LIST_OFFSETS, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         (answer,) = (await fetch_from_leaders(kafkas, build_targets(kafkas, "orders"))).values()
-        assert answer.error_code == NOT_LEADER
-        assert (await kafkas.list_offsets({tp: LATEST}))[tp] == NOT_LEADER
+        assert answer.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert (await kafkas.list_offsets({tp: LATEST}))[tp] == ErrorCode.NOT_LEADER_OR_FOLLOWER
         await kafkas.metadata.refresh("not leader")
         (answer,) = (await fetch_from_leaders(kafkas, build_targets(kafkas, "orders"))).values()
         assert answer.error_code == 0

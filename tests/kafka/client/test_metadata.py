@@ -7,6 +7,7 @@ from uuid import UUID
 import pytest
 from support.waiting import wait_until
 
+from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
 from gateway.errors import AccessDenied, BrokerUnavailable, UnknownTopic
 from gateway.kafka.client.connections import ConnectionRole
@@ -30,7 +31,7 @@ def build_topic_answer(leader: int = 1, epoch: int = 0, topic_id: UUID | None = 
 
 
 NO_SUCH = build_topic_answer(topic_id=None, error=3)
-DENIED = build_topic_answer(topic_id=None, error=29)
+DENIED = build_topic_answer(topic_id=None, error=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
 
 
 class FakeConnections:
@@ -199,6 +200,22 @@ async def test_a_broker_that_owes_an_answer_is_asked_after_one_that_failed_since
     kafka.answers[2] = build_topic_answer()
     await metadata.refresh("test")
     assert kafka.list_asked_nodes()[-1] == 2
+    await metadata.close()
+
+
+async def test_the_failures_of_a_broker_that_left_the_cluster_are_forgotten():
+    """They were kept for ever, one for each id that a broker ever had."""
+    kafka = FakeConnections(b1=AWAY, b2=build_topic_answer())
+    kafka.bootstrap_answer = build_topic_answer()
+    metadata, _ = running_metadata(kafka, hedge_delay=60.0)
+    await metadata.refresh("learn of the brokers")
+    await metadata.refresh("1 fails")
+    del kafka.answers[1]
+    await metadata.refresh("1 is not listed any more")
+    kafka.answers[1] = build_topic_answer()
+    await metadata.refresh("1 is listed again")
+    await metadata.refresh("1 is asked first, as if it had never failed")
+    assert kafka.list_asked_nodes() == [-1, 1, 2, 2, 2, 1]
     await metadata.close()
 
 

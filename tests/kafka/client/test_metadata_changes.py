@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from uuid import UUID
 
+from gateway.core.error_code import ErrorCode
 from gateway.kafka.client.metadata_changes import (
-    TOPIC_AUTHORIZATION_FAILED,
     LeaderChange,
     compare_topics,
 )
@@ -104,7 +104,7 @@ def test_another_id_is_another_topic_whatever_its_epochs():
 
 
 def test_denial_is_told_once_and_keeps_what_was_known():
-    denied = build_topic_answer(topic_id=None, error=TOPIC_AUTHORIZATION_FAILED)
+    denied = build_topic_answer(topic_id=None, error=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     change = compare_topics(build_topic_answer(build_partition_answer(1)), denied)
     assert change.is_denied
     assert change.topic.partitions == {0: build_partition_answer(1)}

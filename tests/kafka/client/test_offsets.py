@@ -7,7 +7,6 @@ from support.records import RecordToSend, open_transaction, produce_records
 from support.topic_reads import open_cluster
 
 from gateway.core.log.record import TopicPartition
-from gateway.errors import AccessDenied, AuthenticationFailed, BrokerUnavailable, KafkaError
 from gateway.kafka.client.connections import Connections
 from gateway.kafka.client.offsets import (
     EARLIEST,
@@ -15,7 +14,6 @@ from gateway.kafka.client.offsets import (
     READ_UNCOMMITTED,
     EpochEnd,
     OffsetAndTimestamp,
-    code_from_error,
     list_offsets,
 )
 
@@ -86,17 +84,6 @@ async def test_one_bad_broker_costs_only_its_own_partitions():
         listed = await list_offsets(led, dict.fromkeys(tps, LATEST))
         assert listed == {tps[0]: OffsetAndTimestamp(42, -1, 7), tps[1]: 7, tps[2]: 5}
         await led.connections.close()
-
-
-def test_failures_on_the_way_have_kafkas_codes():
-    errors = {
-        BrokerUnavailable("", timeout=True): 7,
-        BrokerUnavailable(""): 13,
-        AuthenticationFailed(""): 58,
-        AccessDenied(""): 29,
-        KafkaError(""): -1,
-    }
-    assert {error: code_from_error(error) for error in errors} == errors
 
 
 async def test_the_mock_clusters_ends_are_listed(embedded):

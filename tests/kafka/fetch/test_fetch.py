@@ -11,12 +11,11 @@ from support.records import RecordToSend, open_transaction, produce_records
 from support.topic_reads import build_targets, fetch_from_leaders, open_cluster, read_entries
 from support.waiting import wait_until
 
+from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import Record, Skip, TopicPartition
 from gateway.kafka.client.connections import ConnectionRole
 from gateway.kafka.fetch.batches import decode_record_set
 from gateway.kafka.fetch.fetch import FetchSession
-
-OUT_OF_RANGE, FENCED, UNKNOWN_EPOCH, UNKNOWN_ID, INCONSISTENT_ID = 1, 74, 75, 100, 103
 
 
 def get_values(read: list) -> list[bytes | None]:
@@ -145,9 +144,9 @@ async def test_offsets_out_of_range_are_told_for_their_partition_alone(kafka, to
     await asyncio.to_thread(kafka.admin.delete_records, name, {0: 3})
     async with open_cluster(kafka.bootstrap, name) as kafkas:
         below, fine = (await fetch_from_leaders(kafkas, build_targets(kafkas, name))).values()
-        assert (below.error_code, fine.error_code) == (OUT_OF_RANGE, 0)
+        assert (below.error_code, fine.error_code) == (ErrorCode.OFFSET_OUT_OF_RANGE, 0)
         at = await fetch_from_leaders(kafkas, build_targets(kafkas, name, {0: 3, 1: 99}))
-        assert [answer.error_code for answer in at.values()] == [0, OUT_OF_RANGE]
+        assert [answer.error_code for answer in at.values()] == [0, ErrorCode.OFFSET_OUT_OF_RANGE]
         assert at[TopicPartition(name, 0)].log_start_offset == 3
 
 
@@ -157,7 +156,7 @@ async def test_who_knows_another_leader_epoch_is_told(kafka, topic):
         (answer,) = (
             await fetch_from_leaders(kafkas, build_targets(kafkas, name, leader_epoch=9))
         ).values()
-        assert answer.error_code == UNKNOWN_EPOCH
+        assert answer.error_code == ErrorCode.UNKNOWN_LEADER_EPOCH
 
 
 async def test_a_log_that_ends_before_our_epoch_did_diverges(kafka, topic):
@@ -190,7 +189,7 @@ async def test_a_topic_made_anew_is_an_error_and_not_other_records(kafka, topic)
             lambda: kafkas.leader_for_partition(TopicPartition(name, 0)) is not None, "a leader"
         )
         (answer,) = (await fetch_from_leaders(kafkas, asked)).values()
-        assert answer.error_code in (UNKNOWN_ID, INCONSISTENT_ID)
+        assert answer.error_code in (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID)
         await kafkas.metadata.refresh("test")
         again = build_targets(kafkas, name)
         assert again != asked
@@ -216,7 +215,7 @@ async def test_an_unknown_id_is_an_error_of_its_partition(kafka, topic):
     async with open_cluster(kafka.bootstrap, name) as kafkas:
         asked = build_targets(kafkas, name, topic_id=UUID(int=5))
         (answer,) = (await fetch_from_leaders(kafkas, asked)).values()
-        assert answer.error_code == UNKNOWN_ID
+        assert answer.error_code == ErrorCode.UNKNOWN_TOPIC_ID
 
 
 async def test_at_most_max_bytes_come_of_a_partition_but_always_one_batch(kafka, topic):

@@ -12,6 +12,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from support.brokers import KafkaCluster
 from support.pipe import open_pipe
 
+from gateway.core.error_code import ErrorCode
 from gateway.errors import AccessDenied, BrokerUnavailable, GatewayError, KafkaError, UnknownTopic
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.kafka.produce import line_producer as module
@@ -19,7 +20,6 @@ from gateway.kafka.produce.line_format import LineFormat, ValueDigest
 from gateway.kafka.produce.line_producer import ProduceProgress, produce, produce_lines
 
 PRODUCE, INIT_PRODUCER_ID = 0, 22  # api keys
-TOPIC_AUTHORIZATION_FAILED, MESSAGE_TOO_LARGE, CLUSTER_AUTHORIZATION_FAILED = 29, 10, 31
 
 
 async def read_partitions(
@@ -125,8 +125,8 @@ async def test_what_stands_before_a_wrong_line_is_sent_and_counted(embedded):
 @pytest.mark.parametrize(
     ("code", "error", "said"),
     [
-        (TOPIC_AUTHORIZATION_FAILED, AccessDenied, "grant WRITE"),
-        (MESSAGE_TOO_LARGE, KafkaError, "max.message.bytes"),
+        (ErrorCode.TOPIC_AUTHORIZATION_FAILED, AccessDenied, "grant WRITE"),
+        (ErrorCode.MESSAGE_TOO_LARGE, KafkaError, "max.message.bytes"),
     ],
 )
 async def test_a_refused_batch_is_told_and_not_counted(embedded, code, error, said):
@@ -140,7 +140,7 @@ async def test_a_refused_batch_is_told_and_not_counted(embedded, code, error, sa
 
 async def test_a_principal_that_may_write_nothing_is_told_before_anything_is_read(embedded):
     embedded.create_topic("t")
-    embedded.fail(INIT_PRODUCER_ID, CLUSTER_AUTHORIZATION_FAILED)
+    embedded.fail(INIT_PRODUCER_ID, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     with pytest.raises(AccessDenied, match="grant WRITE"):
         await produce("t", io.BytesIO(b"x"), servers=embedded.bootstrap)
 

@@ -13,6 +13,7 @@ from support.kafka_proxy import ApiKey, KafkaProxy
 from support.topic_reads import open_cluster, read_entries
 from support.waiting import wait_until
 
+from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import AccessDenied, BrokerUnavailable, PartitionFailed
 from gateway.kafka.client.cluster import Cluster
@@ -142,9 +143,9 @@ async def test_what_cannot_be_a_record_is_told_at_once_and_harms_no_other(one):
 @pytest.mark.parametrize(
     ("api", "code", "error"),
     [
-        (ApiKey.PRODUCE, 29, AccessDenied),
-        (ApiKey.INIT_PRODUCER_ID, 31, AccessDenied),
-        (ApiKey.PRODUCE, 87, PartitionFailed),
+        (ApiKey.PRODUCE, ErrorCode.TOPIC_AUTHORIZATION_FAILED, AccessDenied),
+        (ApiKey.INIT_PRODUCER_ID, ErrorCode.CLUSTER_AUTHORIZATION_FAILED, AccessDenied),
+        (ApiKey.PRODUCE, ErrorCode.INVALID_RECORD, PartitionFailed),
     ],
 )
 async def test_a_refused_record_is_told_and_the_next_one_written(one, api, code, error):
@@ -156,7 +157,18 @@ async def test_a_refused_record_is_told_and_the_next_one_written(one, api, code,
         assert [record.value for record in await read_log(kafkas, T)] == [b"next"]
 
 
-@pytest.mark.parametrize("code", [5, 6, 14, 19, 45, 59])
+@pytest.mark.parametrize(
+    "code",
+    [
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        ErrorCode.UNKNOWN_PRODUCER_ID,
+    ],
+    ids=lambda code: code.name,
+)
 async def test_errors_that_pass_are_not_told(one, code):
     one.fail(ApiKey.PRODUCE, code, code)
     async with running_producer(one.bootstrap, "t") as (kafkas, producer):
@@ -229,7 +241,7 @@ async def test_a_record_too_large_is_refused_alone_and_the_partition_goes_on(kaf
             return_exceptions=True,
         )
         assert isinstance(told[1], PartitionFailed)
-        assert told[1].code == 10
+        assert told[1].code == ErrorCode.MESSAGE_TOO_LARGE
         assert [told[0], told[2], await producer.send(tp, None, b"c", timeout_s=LONG)] == [0, 1, 2]
         assert [record.value for record in await read_log(kafkas, tp)] == [b"a", b"b", b"c"]
 
@@ -266,7 +278,7 @@ async def test_what_was_sent_is_not_given_up_with_its_time(kafka, topic):
         KafkaProxy.wrap_cluster(kafka.bootstrap_servers) as proxy,
         running_producer(proxy.bootstrap.split(","), name) as (kafkas, producer),
     ):
-        held = proxy.inject_error(ApiKey.PRODUCE, 7)
+        held = proxy.inject_error(ApiKey.PRODUCE, ErrorCode.REQUEST_TIMED_OUT)
         began = time.monotonic()
         future = producer.send(tp, None, b"v", timeout_s=0.2)
         await wait_until(lambda: held.hit_count >= 2 and time.monotonic() - began > 0.5)

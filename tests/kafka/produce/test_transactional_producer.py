@@ -12,6 +12,7 @@ from support.brokers import KafkaCluster
 from support.kafka_proxy import ApiKey, KafkaProxy, SeenRequest
 from support.oracle import read_records
 
+from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
 from gateway.errors import AccessDenied, Fenced, PartitionFailed
 from gateway.kafka.client.cluster import Cluster, ClusterSettings
@@ -100,7 +101,7 @@ async def test_a_record_that_is_refused_takes_all_others_with_it(
     await writer.start()
     await writer.commit([build_write(topic, b"after")])
 
-    assert failed.value.code == 10
+    assert failed.value.code == ErrorCode.MESSAGE_TOO_LARGE
     found = await read_records(kafka.bootstrap_servers, topic, min_records=1)
     assert [each.value for each in found] == [b"after"]
 

@@ -8,6 +8,7 @@ import pytest
 from support.group_members import wait_for_coordinator
 from support.topic_reads import open_cluster
 
+from gateway.core.error_code import ErrorCode
 from gateway.core.group.consumer_member import ConsumerHeartbeatRequest
 from gateway.core.log.record import TopicPartition
 from gateway.kafka.client.connections import ConnectionRole
@@ -77,4 +78,4 @@ async def test_an_offset_of_a_topic_that_was_deleted_is_not_taken_for_its_succes
         ids = {name: uuid.uuid4()}
         request = OffsetCommitRequest(group, {tp: OffsetAndMetadata(7)}, NO_MEMBER, ids)
         answer = await made.coordinators.send(group, request)
-        assert answer.errors == {tp: 100}  # UNKNOWN_TOPIC_ID
+        assert answer.errors == {tp: ErrorCode.UNKNOWN_TOPIC_ID}

@@ -44,7 +44,7 @@ class Told:
         self.looked: list[list[int]] = []
         self.sent, self.entry = -1, {}  # type: int, dict[str, Any]
 
-    def read_last_batch(self, kind: str) -> int:
+    def read_last_batch(self, kind: str, epoch: int) -> int:
         return self.sent
 
     def write_late(self, batches: Sequence[BatchOffsets], _: Any) -> int:

@@ -3,9 +3,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+from confluent_kafka import KafkaException
+from support.brokers import KafkaCluster
+
 from gateway.pipeline.checkpoint.checkpoint import Checkpoint, Sources
 from gateway.pipeline.exactly_once.gaps import InputGap
 from gateway.pipeline.exactly_once.recreated_topics import (
+    InputTopics,
+    check_topics,
     find_recreated,
     rewind_input,
     store_topic_ids,
@@ -120,3 +126,15 @@ def test_a_batch_of_a_topic_that_was_recreated_since_cannot_be_done_again(tmp_pa
         held.write(f"commits/{number}", b"v1\n{}")
     rewind_input(held, checkpoint, SOURCES, "us", NEW["us"])
     assert [is_rewound(held, number) for number in range(2)] == [False, True]
+
+
+def test_topics_are_asked_for_with_the_credentials_of_their_own_input(kafka: KafkaCluster):
+    """Inputs of one cluster shared the client of the first, whatever user they named."""
+    client_config = {"bootstrap.servers": kafka.bootstrap_servers}
+    inputs = InputTopics({"from": (client_config, kafka.create_unique_topic())})
+    inputs.close()
+    check_topics(inputs.read_topics)
+    (read_topic,) = inputs.read_topics
+    other = read_topic._replace(client_config={**client_config, "sasl.mechanisms": "none such"})
+    with pytest.raises(KafkaException, match=r"sasl\.mechanisms|none such"):
+        check_topics([other])

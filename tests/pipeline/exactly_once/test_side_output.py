@@ -4,10 +4,16 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from support.brokers import KafkaCluster
 
+from gateway.config import Kafka
+from gateway.config.sections.job import Input, Output
 from gateway.core.log.record import TopicPartition
-from gateway.pipeline.checkpoint.checkpoint import BatchOffsets
+from gateway.pipeline.checkpoint.checkpoint import BatchOffsets, Checkpoint
+from gateway.pipeline.exactly_once.ledger import ledger_topic, open_ledger, writer_key
+from gateway.pipeline.exactly_once.producers import LedgerProducer, TransactionInterrupted
 from gateway.pipeline.exactly_once.side_output import (
+    SideOutput,
     add_watermarks,
     build_late_records,
     build_side_records,
@@ -44,6 +50,45 @@ def test_batches_that_read_a_topic_before_it_was_recreated_are_left_out():
     assert [each.number for each in drop_rewound(batches)] == [3, 4]
     assert drop_rewound(batches[2:]) == batches[2:]
     assert list(drop_rewound(batches[:2])) == []
+
+
+def test_a_process_that_still_runs_writes_no_late_records_once_another_has_asked_how_far_it_was(
+    kafka: KafkaCluster,
+):
+    """It committed the late records of batch 3 after the next process had read that there were
+    none, and that one wrote batches 3 and 4 together: those of batch 3 were there twice."""
+    cluster, topic = Kafka(servers=[kafka.bootstrap_servers]), kafka.create_unique_topic()
+    ledger = open_ledger(topic, 1, 30.0, {"bootstrap.servers": kafka.bootstrap_servers})
+
+    def start_process() -> SideOutput:
+        job_input = Input.model_validate({"topic": "clicks"})
+        none = Checkpoint("/nowhere")  # its batches have no digests
+        to = Output(topic=topic)
+        return SideOutput(None, topic, "from", job_input, cluster, to, cluster, none, {})
+
+    name = f"{topic}/late//clicks/from"
+
+    def create_producer() -> LedgerProducer:
+        return LedgerProducer(f"{name}-0", ledger.client_config, ledger.topic, 30.0)
+
+    def commit(producer: LedgerProducer, epoch: int) -> None:
+        place = ledger.topic, ledger.writer_partition(0), writer_key(name, 0)
+        producer.write_entry(*place, {"epoch": epoch, "writers": 1})
+        producer.commit()
+
+    try:
+        assert start_process().read_last_batch("late", 3) == -1
+        running = create_producer()
+        running.begin()
+        assert start_process().read_last_batch("late", 4) == -1
+        with pytest.raises(TransactionInterrupted):
+            commit(running, 3)
+        following = create_producer()
+        following.begin()
+        commit(following, 4)
+        assert start_process().read_last_batch("late", 4) == 4
+    finally:
+        kafka.admin.delete_topic(ledger_topic(topic))
 
 
 @pytest.mark.needs("java17")

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pyarrow as pa
 from support.brokers import KafkaCluster
 from support.pipelines import OutputTopic
 
+from gateway.pipeline.exactly_once import producers
 from gateway.pipeline.exactly_once.ledger import open_ledger
 from gateway.pipeline.exactly_once.plan import WriterPlan
 from gateway.pipeline.exactly_once.task import WriteTask
@@ -26,5 +29,24 @@ def test_a_key_of_any_bytes_is_written_as_it_is(kafka: KafkaCluster):
             ("ä".encode(), b"2"),
             (None, b"3"),
         }
+    finally:
+        output.close()
+
+
+def test_a_task_that_spark_repeats_in_the_same_process_writes_its_rows_once(kafka: KafkaCluster):
+    """The process had the writer's last producer, so it did not ask the ledger, and committed the
+    rows again. Spark repeats a task whose result it has lost."""
+    topic = kafka.create_unique_topic(partitions=1)
+    ledger = open_ledger(topic, 1, 30.0, {"bootstrap.servers": kafka.bootstrap_servers})
+    rows = [pa.RecordBatch.from_pydict({"key": ["k"], "value": ["v"]})]
+    plan = WriterPlan(generation=0, writers=1)
+    first = WriteTask(topic, topic, ledger, plan, 0, "m", 30.0, {}, 1 << 20, f"{topic}.dlq")
+    assert first.write(0, rows).written
+    second = replace(first, epoch=1, processes_by_writer={0: producers.get_process_name()})
+    assert second.write(0, rows).written
+    assert not second.write(0, rows).written
+    output = OutputTopic(kafka.bootstrap, topic, 1)
+    try:
+        assert output.read_committed() == {(b"k", b"v"): 2}
     finally:
         output.close()

@@ -49,11 +49,13 @@ def checkpoint(directory: Path, *ends: int) -> Checkpoint:
     return Checkpoint(str(directory))
 
 
-def commit(ledger: Ledger, query: str, number: int, epoch: int, held: Checkpoint) -> None:
+def commit(
+    ledger: Ledger, query: str, number: int, epoch: int, held: Checkpoint, writers: int = WRITERS
+) -> None:
     """The entry that a writer leaves with its rows of a batch."""
     producer = LedgerProducer(f"{query}-{number}", ledger.client_config, ledger.topic, 10.0)
     producer.begin()
-    value = {"epoch": epoch, "writers": WRITERS, "mark": held.compute_digest(epoch)}
+    value = {"epoch": epoch, "writers": writers, "mark": held.compute_digest(epoch)}
     producer.write_entry(
         ledger.topic, ledger.writer_partition(number), writer_key(query, number), value
     )
@@ -96,6 +98,25 @@ def test_the_number_of_writers_changes_with_the_first_batch_that_nobody_has_begu
     again = writer(fewer, query, ledger, held)
     for epoch, writers in enumerate([WRITERS, 1]):
         again.prepare(epoch)
+        plan = ledger.read_plan(query)
+        assert plan is not None and plan.writers == writers
+
+
+def test_a_batch_keeps_its_number_of_writers_after_a_copy_has_changed_it_for_the_next(
+    output: Output, query: str, ledger: Ledger, tmp_path: Path
+):
+    """The batch was repeated with the number of the plan, and rows were written again by a writer
+    that had no entry."""
+    held, copy = checkpoint(tmp_path / "held", 10), checkpoint(tmp_path / "copy", 10, 20)
+    one = Output.model_validate({"topic": output.topic, "writers": 1})
+    writer(one, query, ledger, copy).prepare(0)
+    commit(ledger, query, 0, 0, copy, writers=1)
+    writer(output, query, ledger, copy).prepare(1)
+    plan = ledger.read_plan(query)
+    assert plan is not None and plan.writers == WRITERS
+    behind = writer(output, query, ledger, held)
+    for epoch, writers in enumerate([1, WRITERS]):
+        behind.prepare(epoch)
         plan = ledger.read_plan(query)
         assert plan is not None and plan.writers == writers
 

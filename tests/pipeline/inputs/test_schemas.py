@@ -159,3 +159,23 @@ async def test_a_schema_that_is_missing_ends_the_job(spark):
         rows = encode_rows(spark.sql(PRICES), to, ("id",), given)
         with pytest.raises(Exception, match="the registry has no subject 'none-value'"):
             await asyncio.to_thread(rows.collect)
+
+
+async def test_registries_that_differ_in_their_password_only_are_asked_each_with_its_own(spark):
+    """Settings print passwords as asterisks and were told apart by their text: rows of one job
+    were encoded with the connection and the schemas of another."""
+    registry = FakeRegistry(username="gateway", password="right")
+    registry.register_schema("out-value", PRICE)
+    to = Output(topic="out", model="avro", catalog="r")
+    async with running_app(registry.app) as url:
+
+        def encode(password: str) -> int:
+            settings = {"type": "schema-registry", "url": [url], "username": "gateway"}
+            catalogs = {"r": SchemaRegistry(**settings, password=password)}
+            prices = spark.sql(PRICES).where("id IN ('good', 'last')").coalesce(1)
+            return len(encode_rows(prices, to, ("id",), catalogs).collect())
+
+        assert await asyncio.to_thread(encode, "right") == 2
+        with pytest.raises(Exception, match="401"):
+            await asyncio.to_thread(encode, "wrong")
+        assert await asyncio.to_thread(encode, "right") == 2

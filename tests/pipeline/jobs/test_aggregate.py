@@ -236,8 +236,8 @@ def test_columns_that_the_input_lacks_are_told_with_the_nearest() -> None:
 def test_what_spark_would_refuse_or_lose_is_told_before() -> None:
     top = settings(emit="updates", top={"of": "page"}, window={"size": "1s", "slide": "2s"})
     assert list(aggregate.check_job(top, {})) == [
-        "window.slide (2s) is longer than size (1s); what is between is lost",
-        "top is told once a window has ended; write emit: final, or count by that column",
+        "window.slide (2s) is longer than size (1s); events between two windows would be lost",
+        "top is written when a window has ended; write emit: final, or count by that column",
     ]
     taken = settings(by=["start"], measures={"end": "count(*)"})
     assert [problem.split(":")[0] for problem in aggregate.check_job(taken, {})] == [

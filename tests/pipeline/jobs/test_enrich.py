@@ -235,13 +235,13 @@ def test_a_broadcast_table_has_a_key_and_columns():
     assert of_topic(fields={"name": "string"}) == []
     assert "the topic has no column 'nam'" in of_topic(fields={"name": "string"}, key="nam")[0]
     of_files = problems(settings({"kind": "broadcast", "path": "p"}))
-    assert "files have no records' keys" in of_files[0]
+    assert "files have no record keys" in of_files[0]
 
 
 def test_where_a_row_goes_is_not_up_to_the_table():
     """Repeated after a crash with another value, it would go to another writer: lost or twice."""
     once = settings(in_redis(), to={"topic": "t", "key": ["tier"]})
-    assert "'tier' is of the table, which may change" in problems(once)[0]
+    assert "'tier' is of the table, and may change" in problems(once)[0]
     often = {"topic": "t", "key": ["tier"], "guarantee": "at-least-once"}
     assert problems(settings(in_redis(), to=often)) == []
     assert (

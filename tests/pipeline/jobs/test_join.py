@@ -288,7 +288,7 @@ def test_a_job_that_fits_its_inputs_has_no_problems() -> None:
         ({"on": {"order": "ordr"}}, "on: right has no column 'ordr'; did you mean 'order'?"),
         (
             {"on": {"amount": "order"}},
-            "on: 'amount' is double, 'order' string; give both one type",
+            "on: 'amount' is double, 'order' string; give both the same type",
         ),
         (
             {"select": {"x": "coalesce(right.paiment, 0)"}},

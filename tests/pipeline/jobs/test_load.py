@@ -84,9 +84,9 @@ def test_values_are_read_as_they_are():
 def test_what_lookups_could_not_read_is_told():
     assert list(load.check_job(settings(), {})) == []
     avro = settings(value={"model": "avro", "catalog": "c"})
-    assert "avro is not what lookups read" in next(iter(load.check_job(avro, {})))
+    assert "lookups cannot read avro" in next(iter(load.check_job(avro, {})))
     elsewhere = settings("http://there")
-    assert "into.url: is no address of Redis" in next(iter(load.check_job(elsewhere, {})))
+    assert "into.url: is not a URL of Redis" in next(iter(load.check_job(elsewhere, {})))
 
 
 def test_keys_of_any_bytes_are_loaded_and_looked_up(spark: Any, redis_server: RedisServer):

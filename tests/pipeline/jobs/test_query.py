@@ -128,7 +128,7 @@ def test_late_rows_of_a_query_are_not_promised() -> None:
     """`late: topic` of a query with windows was taken, and nothing was ever sent."""
     tables = {"orders": {"topic": "orders", "late": "topic"}}
     (found,) = query.check_job(settings("SELECT 1 FROM orders", tables=tables), {})
-    assert found.startswith("tables.orders.late: which rows of a query come late")
+    assert found.startswith("tables.orders.late: which rows of a query are late")
     skipped = {"orders": {"topic": "orders", "late": "skip"}}
     assert not list(query.check_job(settings("SELECT 1 FROM orders", tables=skipped), {}))
 

@@ -271,7 +271,7 @@ def test_what_the_input_lacks_is_told_with_the_nearest_name():
 
 def test_names_of_sessions_own_columns_are_not_given_twice():
     assert problems(measures={"end": "max(amount)"}) == [
-        "measures.end: 'end' is a column already; use another name"
+        "measures.end: 'end' is already a column of the result; use another name"
     ]
     assert "rename the field" in problems({}, by=["start"])[0]
 
@@ -283,11 +283,11 @@ def test_names_of_sessions_own_columns_are_not_given_twice():
 def test_measures_that_only_spark_can_keep_are_refused_where_sessions_are_live(text):
     assert problems(measures={"m": text}) == []
     assert "only count(x), sum(x)" in problems(measures={"m": text}, emit="updates")[0]
-    assert "with maxLength only" in problems(measures={"m": text}, maxLength="8h")[0]
+    assert "maxLength supports only" in problems(measures={"m": text}, maxLength="8h")[0]
 
 
 def test_a_longest_below_the_gap_is_refused():
-    assert "maxLength is below gap" in problems(maxLength="5m")[0]
+    assert "maxLength is shorter than gap" in problems(maxLength="5m")[0]
 
 
 def test_updates_are_told_in_update_mode_and_never_in_real_time():
@@ -303,11 +303,11 @@ def test_measures_and_keys_of_types_that_do_not_merge_are_refused(spark: Any) ->
     columns = {"from": kinds}
     given = {"measures": {"best": "max(place)"}, "by": ["place"]}
     by, best = job.check_job(settings(**given, emit="updates"), columns)
-    assert by.startswith("by: 'place' is no plain value")
-    assert "measures.best: with emit: updates and maxLength no max of struct<x: int>" in best
+    assert by.startswith("by: 'place' is not a plain value")
+    assert "measures.best: emit: updates and maxLength do not support max of struct<x: int>" in best
     assert not list(job.check_job(settings(**given), columns))
     events = table(spark, [Event("ann", NOON, 1)])
     only_spark_knows = settings(measures={"best": "max(struct(amount, user))"}, maxLength="1h")
     assert not list(job.check_job(only_spark_knows, columns))
-    with pytest.raises(PipelineError, match=r"measures.best: .*no max of struct<amount:int,user:s"):
+    with pytest.raises(PipelineError, match=r"best: .*support max of struct<amount:int,user:s"):
         job.build(only_spark_knows, {"from": events})

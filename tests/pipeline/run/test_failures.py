@@ -121,7 +121,7 @@ def test_a_reason_is_never_pages():
         len(classify_causes([ExceptionCause("java.lang.X", "y" * 10_000)]).reason)
         == MAX_REASON_CHARS
     )
-    assert classify_causes([]).reason == "it ended without saying why"
+    assert classify_causes([]).reason == "the query ended without a reason"
     assert classify_causes([STREAM]).reason.startswith("Query [id = 1, runId = 2] terminated")
 
 

@@ -68,3 +68,14 @@ def test_a_store_that_has_not_been_written_yet_is_not_damaged() -> None:
 )
 def test_all_else_is_no_damage(text: str) -> None:
     assert damage.parse_line(text) is None
+
+
+def test_the_runs_of_a_job_that_starts_again_and_again_are_forgotten_but_the_latest() -> None:
+    """Every run was kept for as long as the process lived."""
+    damage.register_run("steady-run", "steady")
+    runs = [f"run-{number}" for number in range(3 * damage.RETAINED_RUNS)]
+    for run in runs:
+        damage.register_run(run, "restless")
+    known = [run for run in runs if damage.find_job(run) == "restless"]
+    assert known == runs[-damage.RETAINED_RUNS :]
+    assert damage.find_job("steady-run") == "steady"

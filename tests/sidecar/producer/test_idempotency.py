@@ -15,6 +15,7 @@ from support.dead_letters import read_committed
 from support.waiting import wait_until
 
 from gateway.config.sections.sidecar import Idempotency, Producer
+from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
 from gateway.errors import PartitionFailed
 from gateway.kafka.client.cluster import Cluster, ClusterSettings
@@ -193,7 +194,9 @@ async def test_a_claim_that_was_taken_over_is_not_released_by_its_former_owner(
     ) -> tuple[bytes, WrittenOffsets]:
         if not refused.is_set():
             await refused.wait()
-            raise PartitionFailed("it is too large", topic=name, partition=0, code=10)
+            raise PartitionFailed(
+                "it is too large", topic=name, partition=0, code=ErrorCode.MESSAGE_TOO_LARGE
+            )
         return await one.build_work(b"k")(by, result)
 
     async with (

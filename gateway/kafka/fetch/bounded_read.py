@@ -1,0 +1,296 @@
+"""Read a bounded range of one partition, from its leader.
+
+For callers that read at their own pace without being consumers: `read_committed` serves the
+sidecar's dead letters and replays, `iter_uncommitted` finds records that were written lately (such
+as idempotency keys) while another transaction is still open. A log that is followed for clients is
+read by `fetcher` instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import NamedTuple
+
+from gateway.core.error_code import ErrorCode
+from gateway.core.log.record import Gap, Record, TopicPartition
+from gateway.errors import BrokerUnavailable, PartitionFailed
+from gateway.kafka.client.cluster import Cluster
+from gateway.kafka.client.connections import BrokerConnection, ConnectionRole
+from gateway.kafka.client.offsets import (
+    EARLIEST,
+    LATEST,
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+    OffsetAndTimestamp,
+)
+
+from .batches import gather_slices
+from .decoding import DecodedSlice, RecordSetDecoder
+from .fetch import FetchedPartition, FetchTarget, fetch_on_connection
+
+MAX_FETCH_BYTES = 1 << 20
+MAX_WAIT_S = 0.1  # the wait applies only at the end of the log: existing records come at once
+_LEADER_CHANGED_ERRORS = frozenset(
+    {
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.OFFSET_NOT_AVAILABLE,
+    }
+)
+_LOOKUP_RETRIABLE_ERRORS = _LEADER_CHANGED_ERRORS | {
+    ErrorCode.REQUEST_TIMED_OUT,
+    ErrorCode.NETWORK_EXCEPTION,
+}
+
+
+class PartitionRead(NamedTuple):
+    """What one read brought.
+
+    Attributes:
+        records: Records from the requested offset on, in offset order.
+        next_offset: Where to go on reading.
+        lost_until: The first offset that the log still has, if that is after the requested one;
+            None otherwise.
+    """
+
+    records: Sequence[Record]
+    next_offset: int
+    lost_until: int | None = None
+
+
+async def read_committed(
+    cluster: Cluster,
+    tp: TopicPartition,
+    start: int,
+    *,
+    max_wait: float = MAX_WAIT_S,
+    max_bytes: int = MAX_FETCH_BYTES,
+) -> PartitionRead:
+    """Return the committed records from an offset on, as many as one fetch brings.
+
+    Records of aborted transactions are left out. The topic must be watched (`Cluster.metadata`),
+    otherwise its leader is not known.
+
+    Args:
+        cluster: The cluster.
+        tp: The partition.
+        start: The offset of the first record.
+        max_wait: For how many seconds the broker may wait for a record.
+        max_bytes: The most bytes of the response, compressed; at least one batch comes.
+
+    Returns:
+        The records. If there are none and `next_offset` is `start`, the log has no more, or a
+        transaction is still open there.
+
+    Raises:
+        PartitionFailed: The partition cannot be read, is damaged, or ends before `start`.
+        BrokerUnavailable: The leader is unknown, away or has changed; try again.
+    """
+    node, target = _build_target(cluster, tp, start, max_bytes)
+    async with cluster.connections.borrow_spare(node) as connection:
+        fetched = await _fetch(cluster, connection, tp, target, READ_COMMITTED, max_wait)
+    if fetched.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
+        return await _handle_out_of_range(cluster, tp, start)
+    decoded = await _decode(cluster, tp, start, fetched)
+    gaps = [entry for entry in decoded.entries if isinstance(entry, Gap)]
+    if gaps:
+        where = f"from {gaps[0].offset} to {gaps[0].next_offset}"
+        raise _build_partition_failed(tp, f"is damaged {where}", ErrorCode.CORRUPT_MESSAGE)
+    return _build_read(decoded)
+
+
+async def iter_uncommitted(
+    cluster: Cluster, tp: TopicPartition, start: int, end: int
+) -> AsyncIterator[PartitionRead]:
+    """Yield the records from `start` on, at least up to `end`, also those of open transactions.
+
+    The last read may go beyond `end`, as batches come whole. Records that are damaged are left out.
+
+    Args:
+        cluster: The cluster.
+        tp: The partition; its topic must be watched.
+        start: The first offset.
+        end: Reading stops once all offsets before it were read.
+
+    Raises:
+        PartitionFailed: The partition cannot be read, or `start` is not in its log.
+        BrokerUnavailable: The leader is unknown, away or has changed; try again.
+    """
+    while start < end:
+        node, target = _build_target(cluster, tp, start, MAX_FETCH_BYTES)
+        # No connection of its own: the range has been written, so the broker rarely waits.
+        connection = await cluster.connections.connect(node, ConnectionRole.CATCHUP)
+        fetched = await _fetch(cluster, connection, tp, target, READ_UNCOMMITTED, MAX_WAIT_S)
+        read = _build_read(await _decode(cluster, tp, start, fetched))
+        start = read.next_offset
+        yield read
+
+
+async def fetch_offset(cluster: Cluster, tp: TopicPartition, spec: int) -> int:
+    """Return an offset of a partition's log. Records of open transactions count.
+
+    Args:
+        cluster: The cluster.
+        tp: The partition; its topic must be watched.
+        spec: LATEST, EARLIEST, or milliseconds since 1970 for the first record that is not older.
+
+    Returns:
+        The offset; -1 if there is no such record.
+
+    Raises:
+        PartitionFailed: The partition cannot be read.
+        BrokerUnavailable: The leader is unknown, away or has changed; try again.
+    """
+    result = (await cluster.list_offsets({tp: spec}, READ_UNCOMMITTED))[tp]
+    return _require_offset(tp, result).offset
+
+
+async def fetch_log_bounds(
+    cluster: Cluster, tps: Sequence[TopicPartition]
+) -> dict[TopicPartition, range]:
+    """Return the first offset of each log and the offset after its last record.
+
+    Records of open transactions count.
+
+    Args:
+        cluster: The cluster.
+        tps: The partitions; their topics must be watched.
+
+    Returns:
+        A range for each partition: `start` is its log start offset, `stop` its high watermark.
+
+    Raises:
+        PartitionFailed: A partition cannot be read.
+        BrokerUnavailable: A leader is unknown, away or has changed; try again.
+    """
+    bounds = {}
+    starts = await cluster.list_offsets(dict.fromkeys(tps, EARLIEST), READ_UNCOMMITTED)
+    ends = await cluster.list_offsets(dict.fromkeys(tps, LATEST), READ_UNCOMMITTED)
+    for tp in tps:
+        bounds[tp] = range(
+            _require_offset(tp, starts[tp]).offset, _require_offset(tp, ends[tp]).offset
+        )
+    return bounds
+
+
+async def fetch_offsets_for_time(
+    cluster: Cluster, tps: Sequence[TopicPartition], timestamp: int
+) -> dict[TopicPartition, int]:
+    """Return the offset of the first record that is not older than a timestamp.
+
+    Args:
+        cluster: The cluster.
+        tps: The partitions; their topics must be watched.
+        timestamp: Milliseconds since 1970.
+
+    Returns:
+        An offset for each partition; -1 if it has no such record.
+
+    Raises:
+        PartitionFailed: A partition cannot be read.
+        BrokerUnavailable: A leader is unknown, away or has changed; try again.
+    """
+    results = await cluster.list_offsets(dict.fromkeys(tps, timestamp), READ_UNCOMMITTED)
+    return {tp: _require_offset(tp, result).offset for tp, result in results.items()}
+
+
+def _build_target(
+    cluster: Cluster, tp: TopicPartition, start: int, max_bytes: int
+) -> tuple[int, FetchTarget]:
+    """Return the leader of a partition, and what to fetch from it."""
+    leader, known = cluster.leader_for_partition(tp), cluster.get_topic(tp.topic)
+    if leader is None or known is None:
+        raise BrokerUnavailable(f"{tp} has no leader", retry_after=0.2)
+    node, epoch = leader
+    return node, FetchTarget(start, epoch, known.topic_id, max_bytes=max_bytes)
+
+
+async def _fetch(
+    cluster: Cluster,
+    connection: BrokerConnection,
+    tp: TopicPartition,
+    target: FetchTarget,
+    isolation: int,
+    max_wait: float,
+) -> FetchedPartition:
+    responses = await fetch_on_connection(
+        cluster.connections,
+        connection,
+        {tp: target},
+        max_wait=max_wait,
+        min_bytes=1,
+        max_bytes=target.max_bytes,
+        isolation=isolation,
+        rack="",  # no rack: a nearer replica may be behind
+    )
+    return responses[tp]
+
+
+async def _decode(
+    cluster: Cluster, tp: TopicPartition, start: int, fetched: FetchedPartition
+) -> DecodedSlice:
+    """Decode what was fetched, or raise the exception for its error code."""
+    if fetched.error_code:
+        raise await _build_read_error(cluster, tp, fetched.error_code)
+    decoding = RecordSetDecoder(
+        tp,
+        fetched.records,
+        start,
+        aborted=fetched.aborted_transactions,  # with READ_UNCOMMITTED brokers name none
+        high_watermark=fetched.high_watermark,
+    )
+    decoded = await gather_slices(decoding, cluster.inflation)
+    if decoded.next_offset == start and decoded.error:
+        raise _build_partition_failed(tp, f"is damaged: {decoded.error}", ErrorCode.CORRUPT_MESSAGE)
+    return decoded
+
+
+def _build_read(decoded: DecodedSlice) -> PartitionRead:
+    records = [entry for entry in decoded.entries if isinstance(entry, Record)]
+    return PartitionRead(records, decoded.next_offset)
+
+
+async def _handle_out_of_range(cluster: Cluster, tp: TopicPartition, start: int) -> PartitionRead:
+    """Find out why an offset is out of range: records were deleted, or the log is too short."""
+    log = (await fetch_log_bounds(cluster, [tp]))[tp]
+    if start < log.start:
+        return PartitionRead([], log.start, lost_until=log.start)
+    if start > log.stop:
+        raise _build_partition_failed(
+            tp,
+            f"ends at {log.stop}, before {start}; was the topic created again?",
+            ErrorCode.OFFSET_OUT_OF_RANGE,
+        )
+    # The offset is in the log after all: the broker that answered was behind. Try again there.
+    return PartitionRead([], start)
+
+
+async def _build_read_error(
+    cluster: Cluster, tp: TopicPartition, code: int
+) -> PartitionFailed | BrokerUnavailable:
+    """Return the exception for an error code of Fetch, after asking for metadata.
+
+    Metadata is refreshed before the caller learns of the error, so that its next attempt goes to
+    the new leader.
+    """
+    await cluster.metadata.refresh(f"{tp}: code {code}")
+    if code in _LEADER_CHANGED_ERRORS:
+        return BrokerUnavailable(f"{tp} is led by another broker", retry_after=0.2)
+    return _build_partition_failed(tp, f"cannot be read (code {code})", code)
+
+
+def _require_offset(tp: TopicPartition, result: OffsetAndTimestamp | int) -> OffsetAndTimestamp:
+    """Return the result of ListOffsets, or raise the exception for its error code."""
+    if isinstance(result, OffsetAndTimestamp):
+        return result
+    if result in _LOOKUP_RETRIABLE_ERRORS:
+        raise BrokerUnavailable(
+            f"{tp} cannot be asked for offsets now (code {result})", retry_after=0.2
+        )
+    raise _build_partition_failed(tp, f"cannot be read (code {result})", result)
+
+
+def _build_partition_failed(tp: TopicPartition, detail: str, code: int) -> PartitionFailed:
+    return PartitionFailed(f"{tp} {detail}", topic=tp.topic, partition=tp.partition, code=code)

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.core.backoff import BackoffPolicy
+
+
+def test_the_longest_delay_doubles_with_each_failure_up_to_the_limit():
+    policy = BackoffPolicy(0.5, 3.0, jitter=0.0)
+    assert [policy.compute_delay(failures, lambda: 0.9) for failures in range(1, 6)] == [
+        0.5, 1.0, 2.0, 3.0, 3.0,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("jitter", "shortest"), [(0.0, 4.0), (0.5, 2.0), (1.0, 0.0)])
+def test_jitter_is_the_share_of_a_delay_that_is_random(jitter: float, shortest: float):
+    policy = BackoffPolicy(1.0, 60.0, jitter)
+    assert policy.compute_delay(3, lambda: 0.0) == shortest
+    assert policy.compute_delay(3, lambda: 1.0) == 4.0
+
+
+@given(st.floats(0.0, 1.0), st.floats(0, 1, exclude_max=True), st.integers(1, 5000))
+def test_no_number_of_failures_exceeds_the_limit_or_shortens_the_delay(
+    jitter: float, drawn: float, failures: int
+):
+    """2.0 ** 1024 raises OverflowError: a back end that is away for a day must not reach it."""
+    policy = BackoffPolicy(0.1, 5.0, jitter)
+    delays = [policy.compute_delay(failures + more, lambda: drawn) for more in range(3)]
+    assert all(0.0 <= delay <= 5.0 for delay in delays)
+    assert all(earlier <= later for earlier, later in pairwise(delays))
