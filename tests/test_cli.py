@@ -144,6 +144,8 @@ def test_a_misspelt_word_is_answered_with_the_nearest(arguments, said):
         ["run"],
         ["run", "-c", "no-such.yaml"],
         ["run", "-c", __file__, "--debug", "kafak"],
+        ["run", "-c", __file__, "--debug", "kafka", "--debug", "kafka.fecth"],
+        ["sidecar", "-c", __file__, "--debug", "pipeline"],
         ["check"],
         ["check", "no-such.yaml"],
         ["demo", "--port", "70000"],

@@ -49,6 +49,8 @@ def bash(script: str, home: Path) -> str:
         ("gateway tail orders --from ", ["live", "earliest", "-5m"]),
         ("gateway tail orders --format ", ["pretty", "json", "value"]),
         ("gateway check --sch", ["--schema"]),
+        ("gateway run --debug kafka.f", ["kafka.fetch"]),
+        ("gateway sidecar --debug hub.", ["hub.fanout", "hub.reads"]),
         ("gateway token ", ["decode"]),
         ("gateway token decode --t", ["--topic"]),
     ],

@@ -26,8 +26,8 @@ from .digits import (
 )
 from .token_parser import MAX_TOKEN_CHARS, SIGNED_VERSION, VERSION, read_token_topic
 
-# Characters of a token in which a changed one is searched for; 0.2 s at this length.
-MAX_SEARCHED_CHARS = 1024
+# Characters of a token in which a changed one is searched for; 0.4 s at this length.
+MAX_SEARCHED_CHARS = 4096
 MIN_TOKEN_CHARS = 1 + DIGEST_WIDTH + ISSUED_WIDTH + DIGEST_WIDTH + 1 + CRC_WIDTH
 
 

@@ -89,7 +89,7 @@ def test_other_damage_is_described(token: str, described: str):
 
 
 def test_a_token_too_long_for_the_search_is_described_by_its_checksum():
-    many = TopicPositions("orders", "id", [10**10] * 200, [1] * 200)
+    many = TopicPositions("orders", "id", [10**10] * 1000, [1] * 1000)
     token = seal_token(TokenWriter("cluster", [many]).to_text(), VIEW).decode()
     assert len(token) > MAX_SEARCHED_CHARS
     damaged = token[:100] + ("A" if token[100] != "A" else "B") + token[101:]
