@@ -168,6 +168,11 @@ class SharedCatchUp:
             subscription.end_reason = subscription.end_reason or self.subscription.end_reason
         self._drop_pieces()
 
+    def get_member_position(self, client: Client) -> ClientPosition:
+        """Return where a member stands: behind the last piece that it was sent."""
+        index = self._member_indexes[client] - self._first_index
+        return self._pieces[index - 1].position_after if index else self._start_position
+
     # what the leader sees: an outlet
 
     transport = None
