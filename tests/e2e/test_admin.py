@@ -24,10 +24,12 @@ from support.clients.wires import CLIENT_BY_WIRE, WireName, client_for_wire
 from support.gateways import GatewayProcess, build_config, running_gateway
 from support.multiplex import MultiplexClient
 from support.oracle import StreamOracle
+from support.records import produce_records
 from support.waiting import wait_until
 from support.workers import find_workers as workers_of
 from support.workers import running_workers, wait_for_workers
 
+from gateway.core.token.resume_token import parse_token
 from gateway.kafka.embedded import EmbeddedKafka
 
 kafka = embedded_kafka({"orders": 3, "stock": 3})
@@ -234,6 +236,41 @@ async def test_what_holds_up_a_stream_is_told_until_it_is_over(
         finally:
             kafka.up(1)
         await error_listed(http, held_up=False)
+
+
+async def test_a_stream_is_told_with_each_of_its_partitions(kafka: EmbeddedKafka):
+    async with running(config_of(kafka), 1) as gateway, AsyncExitStack() as stack:
+        client = await connected(stack, gateway, "sse", "/open/1?from=earliest")
+        http = await stack.enter_async_context(open_admin_api(gateway))
+        (written,) = await produce_records(kafka.bootstrap, "orders", [b"1"])
+        row = await described(http, written[0], "live", next_offset=written[1] + 1)
+        assert (row["topic"], row["lag"], row["cause"]) == ("orders", 0, None)
+        assert row["endOffset"] == row["nextOffset"]
+        await client.wait_for_events(lambda _: bool(named(client, "message")), within=WITHIN)
+        kafka.down(1)
+        try:
+            row = await described(http, written[0], "failing")
+            assert (row["nextOffset"], row["cause"]) == (written[1] + 1, "connection")
+        finally:
+            kafka.up(1)
+        await described(http, written[0], "live")
+
+
+async def described(
+    http: httpx.AsyncClient, partition: int, state: str, *, next_offset: int | None = None
+) -> dict[str, Any]:
+    """That partition of its only stream, once it is so; all of them agree with the position."""
+    async with asyncio.timeout(WITHIN):
+        while True:
+            (listed,) = await list_streams(http)
+            stream = (await http.get(f"/streams/{listed['id']}")).json()
+            (topic,) = parse_token(stream["position"]).topics
+            assert [row["nextOffset"] for row in stream["partitions"]] == topic.offsets
+            assert [row["partition"] for row in stream["partitions"]] == [0, 1, 2]
+            row = stream["partitions"][partition]
+            if row["state"] == state and next_offset in (None, row["nextOffset"]):
+                return row
+            await asyncio.sleep(0.05)
 
 
 async def error_listed(http: httpx.AsyncClient, *, held_up: bool) -> Any:
