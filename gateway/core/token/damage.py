@@ -26,7 +26,7 @@ from .digits import (
 )
 from .token_parser import MAX_TOKEN_CHARS, SIGNED_VERSION, VERSION, read_token_topic
 
-# Characters of a token in which a changed one is searched for; 0.4 s at this length.
+# Characters of a token in which a changed one is searched for; 0.3 s at this length.
 MAX_SEARCHED_CHARS = 4096
 MIN_TOKEN_CHARS = 1 + DIGEST_WIDTH + ISSUED_WIDTH + DIGEST_WIDTH + 1 + CRC_WIDTH
 
