@@ -11,21 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .debug_option import DebugOption
+from .options import ConfigFileOption
 
 if TYPE_CHECKING:
     from gateway.config import Settings
-
-ConfigFileOption = Annotated[
-    Path,
-    typer.Option(
-        "--config",
-        "-c",
-        metavar="FILE",
-        exists=True,
-        dir_okay=False,
-        help="The configuration, in YAML.",
-    ),
-]
 
 
 def run(

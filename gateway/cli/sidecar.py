@@ -10,7 +10,7 @@ import typer
 from gateway.errors import ConfigError
 
 from .debug_option import DebugOption
-from .run import ConfigFileOption
+from .options import ConfigFileOption
 
 if TYPE_CHECKING:
     from gateway.config import Settings

@@ -16,6 +16,7 @@ import typer
 from gateway.errors import TokenCorrupt, TokenForeign
 
 from .commands import format_exit_codes
+from .options import build_config_option
 
 if TYPE_CHECKING:
     from gateway.config import Settings
@@ -67,13 +68,8 @@ def decode(
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(
-            "--config",
-            "-c",
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            help="Take names of topics, and the secrets of signed tokens, from a configuration.",
+        build_config_option(
+            "Take names of topics, and the secrets of signed tokens, from a configuration."
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
