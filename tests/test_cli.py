@@ -91,7 +91,7 @@ def test_the_help_of_every_command_has_an_example_and_the_exit_codes(path: tuple
     assert "Exit codes: 0 success, 1 " in options
 
 
-@pytest.mark.parametrize("group", [[], ["dlq"], ["pipeline"], ["replay"]])
+@pytest.mark.parametrize("group", [[], ["dlq"], ["pipeline"], ["replay"], ["token"]])
 def test_the_lists_of_commands_show_whole_sentences(group: list[str]):
     listed = gateway_with(*group, "--help").output.partition("Commands:")[2]
     assert listed and "..." not in listed
@@ -144,6 +144,8 @@ def test_a_misspelt_word_is_answered_with_the_nearest(arguments, said):
         ["run"],
         ["run", "-c", "no-such.yaml"],
         ["run", "-c", __file__, "--debug", "kafak"],
+        ["run", "-c", __file__, "--debug", "kafka", "--debug", "kafka.fecth"],
+        ["sidecar", "-c", __file__, "--debug", "pipeline"],
         ["check"],
         ["check", "no-such.yaml"],
         ["demo", "--port", "70000"],

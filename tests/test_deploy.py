@@ -25,7 +25,7 @@ from gateway.cli import EXIT_CONFIG_ERROR
 from gateway.config import Listen
 from gateway.core.token.resume_token import TokenWriter, TopicPositions, parse_token, seal_token
 from gateway.kafka.embedded import EmbeddedKafka
-from gateway.web.workers import supervisor as workers
+from gateway.web.workers.supervisor import Supervisor
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 EVENTS = {"Accept": "text/event-stream", "Connection": "close"}
@@ -202,7 +202,7 @@ def service() -> dict[str, list[str]]:
 def test_the_service_knows_a_wrong_configuration_and_waits_for_the_streams_to_end():
     options = service()
     assert options["RestartPreventExitStatus"] == [str(EXIT_CONFIG_ERROR)]
-    assert int(options["TimeoutStopSec"][0]) > Listen().drain_timeout + workers.KILL_GRACE_S
+    assert int(options["TimeoutStopSec"][0]) > Listen().drain_timeout + Supervisor.KILL_GRACE_S
 
 
 def test_the_dockerfile_copies_what_there_is_and_takes_the_versions_of_the_lock():

@@ -16,7 +16,7 @@ import typer
 
 from gateway.version import __version__
 
-from . import broker, check, demo, dlq, pipeline, produce, reload, replay, run, sidecar, tail
+from . import broker, check, demo, dlq, pipeline, produce, reload, replay, run, sidecar, tail, token
 from .commands import (
     EXIT_CONFIG_ERROR,
     EXIT_FAILURE,
@@ -51,6 +51,7 @@ for command, exit_codes in (
 app.add_typer(dlq.dlq, name="dlq")
 app.add_typer(pipeline.pipeline, name="pipeline")
 app.add_typer(replay.replay, name="replay")
+app.add_typer(token.token, name="token")
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,8 +13,16 @@ from gateway.errors import GatewayError
 if TYPE_CHECKING:
     from gateway.config import Kafka
 
+CONFIG_HELP = "The configuration, in YAML."
 DEFAULT_SERVERS = "localhost:9092"
 
+
+def build_config_option(help: str) -> Any:
+    """Return --config for `Annotated`: the file of a configuration, which must exist."""
+    return typer.Option("--config", "-c", metavar="FILE", exists=True, dir_okay=False, help=help)
+
+
+ConfigFileOption = Annotated[Path, build_config_option(CONFIG_HELP)]
 ServersOption = Annotated[
     str,
     typer.Option(
@@ -26,14 +34,7 @@ ServersOption = Annotated[
 ]
 KafkaConfigOption = Annotated[
     Path | None,
-    typer.Option(
-        "--config",
-        "-c",
-        metavar="FILE",
-        exists=True,
-        dir_okay=False,
-        help="Take servers, TLS and SASL from a gateway's configuration.",
-    ),
+    build_config_option("Take servers, TLS and SASL from a gateway's configuration."),
 ]
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from .commands import EXIT_FAILURE
-from .run import ConfigFileOption
+from .options import ConfigFileOption
 
 
 def reload(

@@ -9,7 +9,8 @@ import typer
 
 from gateway.errors import ConfigError
 
-from .run import LOGGER_NAMES, ConfigFileOption, check_logger_names
+from .debug_option import DebugOption
+from .options import ConfigFileOption
 
 if TYPE_CHECKING:
     from gateway.config import Settings
@@ -36,13 +37,7 @@ def sidecar(
             min=0, max=65535, metavar="N", help="Port, 0 for any free one; overrides listen.port."
         ),
     ] = None,
-    debug: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PACKAGE",
-            help=f"Log what a package does ({', '.join(LOGGER_NAMES)}); repeatable.",
-        ),
-    ] = None,
+    debug: DebugOption = None,
 ) -> None:
     """Serve Kafka over HTTP to a back end on the same host.
 
@@ -57,8 +52,6 @@ def sidecar(
     from gateway.web.app.server import serve
 
     from .sidecar_factory import create_standalone_sidecar
-
-    check_logger_names(debug or ())
 
     def load_settings() -> Settings:
         return build_standalone_settings(

@@ -23,17 +23,18 @@ from starlette.background import BackgroundTask
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from gateway.config.checks.guards import is_loopback
 from gateway.config.source.dump import dumps
 from gateway.config.source.expression import suggest
-from gateway.sidecar.http.body import read_body
 from gateway.sidecar.http.status import StatusError, build_json_response
 from gateway.telemetry import catalog, logs
 from gateway.telemetry.samples import MetricSamples
+from gateway.wire.host import get_requested_host
 
 from .chaos import ASSAULT_NAMES, ChaosMiddleware, ChaosMonkey
+from .component import Component
 from .context import Context
 from .groups import GroupEndpoints
 
@@ -50,7 +51,7 @@ CHAOS_DISABLED_MESSAGE = "the chaos monkey is locked up; set sidecar.admin.chaos
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-class AdminComponent:
+class AdminComponent(Component):
     """Serve the operations of /adm.
 
     Attributes:
@@ -62,14 +63,13 @@ class AdminComponent:
         settings = context.section.admin
         assert settings is not None
         self._context = context
-        self._spec = context.spec
         self._started = time.time()
         self.monkey = ChaosMonkey() if settings.chaos else None
-        self.middleware: Sequence[Middleware] = (
+        self.middleware = (
             [] if self.monkey is None else [Middleware(ChaosMiddleware, monkey=self.monkey)]
         )
         groups = GroupEndpoints(context)
-        self.routes: Sequence[BaseRoute] = [
+        self.routes = [
             self._create_route("GET", "/adm/server/info", self._get_info),
             self._create_route("GET", "/adm/logger", self._get_levels),
             self._create_route("POST", "/adm/logger", self._set_levels),
@@ -81,13 +81,6 @@ class AdminComponent:
             self._create_route("POST", "/adm/groups/{group}/offsets", groups.seek),
             self._create_route("DELETE", "/adm/shutdown", self._shutdown),
         ]
-
-    async def run(self) -> None:
-        """Return at once: nothing runs beside the requests."""
-        return None
-
-    async def check_ready(self) -> None:
-        """Do nothing: it depends on nothing of its own."""
 
     def collect_metrics(self, samples: MetricSamples) -> None:
         """Add the samples of the chaos monkey."""
@@ -177,8 +170,7 @@ class AdminComponent:
         return response
 
     async def _read_body(self, request: Request, operation: str) -> Any:
-        data = await read_body(request, MAX_BODY_BYTES)
-        return self._spec[operation].parse_body(data, request.headers.get("content-type"))
+        return await self._context.spec[operation].read_body(request, MAX_BODY_BYTES)
 
 
 def _is_local(request: Request) -> bool:
@@ -189,15 +181,8 @@ def _is_local(request: Request) -> bool:
     address = request.client.host if request.client else None
     if any(name in request.headers for name in PROXY_HEADERS):
         return False
-    return is_loopback(_get_hostname(request)) and (address is None or is_loopback(address))
-
-
-def _get_hostname(request: Request) -> str | None:
-    """Return the host that the client requested, or None if its header cannot be parsed."""
-    try:
-        return request.url.hostname
-    except ValueError:
-        return None
+    host = get_requested_host(request.scope)
+    return is_loopback(host) and (address is None or is_loopback(address))
 
 
 def _parse_configuration(text: str) -> Any:

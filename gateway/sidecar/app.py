@@ -11,7 +11,6 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from ipaddress import ip_address
 from typing import Any
 
 import orjson
@@ -44,6 +43,7 @@ from gateway.sidecar.v2 import media
 from gateway.sidecar.v2.dialect import CONFLUENT
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
+from gateway.wire.host import parse_host
 
 from .component import Component
 from .context import Context, DocumentLocks
@@ -158,7 +158,7 @@ class SidecarApplication:
                 *(
                     middleware
                     for component in self.components
-                    for middleware in getattr(component, "middleware", ())
+                    for middleware in component.middleware
                 ),
             ],
             exception_handlers=EXCEPTION_HANDLERS,
@@ -226,9 +226,7 @@ class SidecarApplication:
         missing = self.context.cluster.coordinators.stats.missing_records
         samples.add_counts(catalog.CONSUMER_MISSING_RECORDS, missing)
         for component in self.components:
-            collect = getattr(component, "collect_metrics", None)
-            if collect is not None:
-                collect(samples)
+            component.collect_metrics(samples)
 
     def drain(self) -> None:
         """Let long requests end: the server is about to stop."""
@@ -239,7 +237,7 @@ class OriginCheckMiddleware:
     """Refuse requests that a browser sends for a page.
 
     An unguarded sidecar on a loopback address also refuses a `Host` that is not this machine's.
-    That stops DNS rebinding, where a page's own host name is made to resolve to 127.0.0.1.
+    That stops DNS rebinding, where a page's own host name resolves to 127.0.0.1.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
@@ -312,15 +310,10 @@ class AuthenticationMiddleware:
         await self._app(scope, receive, send)
 
 
-def _is_local_host(host: str) -> bool:
-    """Return whether a `Host` header, with or without a port, names this machine."""
-    # `[::1]:8080`, `[::1]`, `localhost:8080` or `localhost.`
-    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
-    name = name.strip("[]").rstrip(".").lower()
-    try:
-        return ip_address(name).is_loopback
-    except ValueError:
-        return name == "localhost" or name.endswith(".localhost")
+def _is_local_host(value: str) -> bool:
+    """Return whether a `Host` header names this machine."""
+    name = parse_host(value)
+    return is_loopback(name) or name.endswith(".localhost")
 
 
 def _get_first_segment(path: str) -> str:

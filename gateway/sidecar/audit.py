@@ -17,27 +17,26 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from gateway.core.log.record import TopicPartition
-from gateway.errors import BrokerUnavailable, KafkaError, UnknownTopic
-from gateway.kafka.admin.topics import create_topic
+from gateway.errors import BrokerUnavailable, KafkaError
 from gateway.kafka.produce.partitioner import compute_partition
-from gateway.kafka.protocol.requests import TopicMetadata
 from gateway.sidecar.http.authorization import WRITE_SCOPE
-from gateway.sidecar.http.body import read_body
 from gateway.sidecar.http.ids import get_current_ids
 from gateway.sidecar.http.spec import create_invalid_request
 from gateway.sidecar.http.status import StatusError, build_json_response
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
 
-from .context import Context
+from .component import Component
+from .context import AuditEvent, Context
+from .topics import get_or_create_topic
 
 log = logging.getLogger(__name__)
 
@@ -52,24 +51,7 @@ MAX_BODY_BYTES = 1 << 20
 AuditRecord: TypeAlias = Mapping[str, Any]
 
 
-class PendingAuditRecord(NamedTuple):
-    """Hold what an audit record is made of.
-
-    Requests create it, where somebody waits, so the JSON is made later by the component's own task.
-    """
-
-    type: str
-    topic: str
-    partition: int
-    offset: int
-    key: bytes | None
-    correlation: str
-    traceability: str
-    error: str | None
-    at: float  # seconds since 1970
-
-
-class AuditComponent:
+class AuditComponent(Component):
     """Collect audit records and write them to where `audit.to` says.
 
     It replaces the context's `auditor` unless `audit.to` is `off`.
@@ -85,12 +67,12 @@ class AuditComponent:
         self._context = context
         self._settings = settings
         self._service = context.settings.name
-        self._queue: deque[PendingAuditRecord | AuditRecord] = deque()
+        self._queue: deque[AuditEvent | AuditRecord] = deque()
         self._has_records = asyncio.Event()
         self._drop_logged_at = float("-inf")
         self._failure: str | None = None  # why records wait; None while they are written
         self._operation = context.spec["auditActive"]
-        self.routes: Sequence[BaseRoute] = [
+        self.routes = [
             Route(
                 "/consumers/active/audit",
                 self._accept_records,
@@ -101,23 +83,9 @@ class AuditComponent:
         if settings.to != "off":
             context.auditor = self
 
-    def record_produced(
-        self, topic: str, partition: int, offset: int, key: bytes | None = None, *,
-        correlation: str = "", traceability: str = "", error: str | None = None,
-    ) -> None:  # fmt: skip
-        """Queue a record about a write; see `context.Auditor`."""
-        ids = (correlation, traceability, error, time.time())
-        self._enqueue(PendingAuditRecord("PRODUCER", topic, partition, offset, key, *ids))
-
-    def record_consumed(
-        self, topic: str, partition: int, offset: int, key: bytes | None = None, *,
-        reactive: bool = False, correlation: str = "", traceability: str = "",
-        error: str | None = None,
-    ) -> None:  # fmt: skip
-        """Queue a record about a read; see `context.Auditor`."""
-        audit_type = "REACTIVE_CONSUMER" if reactive else "ACTIVE_CONSUMER"
-        ids = (correlation, traceability, error, time.time())
-        self._enqueue(PendingAuditRecord(audit_type, topic, partition, offset, key, *ids))
+    def record(self, event: AuditEvent) -> None:
+        """Queue a record about an event. The JSON is built later, when nobody waits for it."""
+        self._enqueue(event)
 
     async def run(self) -> None:
         """Write queued records until cancelled, then what is left for a few seconds."""
@@ -131,14 +99,11 @@ class AuditComponent:
         finally:
             await self._drain()
 
-    async def check_ready(self) -> None:
-        """Do nothing: nothing waits for the audit."""
-
     def collect_metrics(self, samples: MetricSamples) -> None:
         """Add the samples of what became of audit records."""
         samples.add_counts(catalog.AUDIT_RECORDS, self.outcomes)
 
-    def _enqueue(self, entry: PendingAuditRecord | AuditRecord) -> bool:
+    def _enqueue(self, entry: AuditEvent | AuditRecord) -> bool:
         """Add a record to the queue, and return False if the queue is full."""
         if len(self._queue) >= MAX_QUEUED_RECORDS:
             self.outcomes["dropped"] += 1
@@ -177,10 +142,8 @@ class AuditComponent:
             self.outcomes["dropped"] += len(self._queue)
             log.warning("audit: %d records were dropped at the end", len(self._queue))
 
-    def _build_record(self, entry: PendingAuditRecord | AuditRecord) -> AuditRecord:
-        return (
-            _format_record(entry, self._service) if isinstance(entry, PendingAuditRecord) else entry
-        )
+    def _build_record(self, entry: AuditEvent | AuditRecord) -> AuditRecord:
+        return _format_event(entry, self._service) if isinstance(entry, AuditEvent) else entry
 
     async def _write_records(self, records: list[AuditRecord]) -> list[AuditRecord]:
         """Write records, and return those that are to be tried again."""
@@ -204,7 +167,7 @@ class AuditComponent:
 
     async def _write_to_topic(self, records: Sequence[AuditRecord]) -> list[AuditRecord]:
         """Write records to Kafka, and return those that Kafka may accept next time."""
-        topic = await self._get_or_create_topic()
+        topic = await get_or_create_topic(self._context, self._settings.topic, "audit records")
         sends = []
         for record in records:
             key = str(record.get("correlationId") or record["id"]).encode()
@@ -227,15 +190,6 @@ class AuditComponent:
                 self._note_written(1)
         return unwritten
 
-    async def _get_or_create_topic(self) -> TopicMetadata:
-        """Return the topic's metadata, and create the topic where it is missing."""
-        try:
-            return await self._context.get_topic(self._settings.topic)
-        except UnknownTopic:
-            if await create_topic(self._context.cluster, self._settings.topic):
-                log.info("audit: created the topic %s", self._settings.topic)
-            return await self._context.get_topic(self._settings.topic)
-
     def _note_failure(self, reason: str) -> None:
         """Remember why records wait, and log it once until one is written."""
         if self._failure is None:
@@ -250,8 +204,7 @@ class AuditComponent:
         """Accept audit records of a back end that has read by itself."""
         await self._context.authorize(request, WRITE_SCOPE)
         self._operation.parse_parameters(request)
-        data = await read_body(request, MAX_BODY_BYTES)
-        entries = self._operation.parse_body(data, request.headers.get("content-type"))
+        entries = await self._operation.read_body(request, MAX_BODY_BYTES)
         records = [_format_backend_record(entry, self._service) for entry in entries]
         for index, record in enumerate(records):
             _check_serializable(record, index)
@@ -264,23 +217,23 @@ class AuditComponent:
         return build_json_response({"accepted": len(records)}, 202)
 
 
-def _format_record(entry: PendingAuditRecord, service: str) -> AuditRecord:
+def _format_event(event: AuditEvent, service: str) -> AuditRecord:
     """Build an audit record as the contract has it; a key that is not UTF-8 becomes base64."""
-    key, key_format = _encode_key(entry.key)
+    key, key_format = _encode_key(event.key)
     return {
         "id": str(uuid.uuid4()),
         "serviceId": service,
-        "auditType": entry.type,
-        "topic": entry.topic,
-        "partition": entry.partition,
-        "offset": entry.offset,
-        "correlationId": entry.correlation,
-        "traceabilityId": entry.traceability,
+        "auditType": event.type,
+        "topic": event.tp.topic,
+        "partition": event.tp.partition,
+        "offset": event.offset,
+        "correlationId": event.correlation,
+        "traceabilityId": event.traceability,
         "key": key,
         **key_format,
-        "auditStatus": "SUCCESS" if entry.error is None else "FAILURE",
-        "stacktrace": entry.error,
-        "timestamp": _format_time(entry.at),
+        "auditStatus": "SUCCESS" if event.error is None else "FAILURE",
+        "stacktrace": event.error,
+        "timestamp": _format_time(event.time),
     }
 
 

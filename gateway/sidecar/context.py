@@ -1,24 +1,26 @@
 """Hold what every component of the sidecar is created with.
 
-A `Context` is made once by `app.SidecarApplication` and shared by all components. It has the
+A `Context` is created once by `app.SidecarApplication` and shared by all components. It has the
 settings, the connections to Kafka and the services that several components use.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 from uuid import UUID
 
 from gateway.config import Settings
 from gateway.config.sections.sidecar import Sidecar as Section
 from gateway.config.source.expression import suggest
 from gateway.core.log.record import TopicPartition
-from gateway.errors import AuthenticationFailed, BrokerUnavailable, KafkaError, UnknownTopic
+from gateway.errors import KafkaError, UnknownTopic
 from gateway.formats.codec import Codecs
 from gateway.kafka.client.cluster import Cluster
+from gateway.kafka.client.existing_topics import get_existing_topic, require_reachable
 from gateway.kafka.produce.producer import Producer
 from gateway.kafka.protocol.requests import TopicMetadata
 from gateway.sidecar.http.authorization import Authorizer
@@ -26,26 +28,39 @@ from gateway.sidecar.http.spec import Spec
 
 from .component import NotReady
 
+AuditType = Literal["PRODUCER", "ACTIVE_CONSUMER", "REACTIVE_CONSUMER"]
 
-class Auditor(Protocol):
-    """Take note of what was written and read, for auditors.
 
-    Both methods return at once, whatever becomes of the audit record. `error` is None for what went
-    well, else what went wrong.
+@dataclass(frozen=True, slots=True)
+class AuditEvent:
+    """Describe what became of one record that was written or read, for auditors.
+
+    Attributes:
+        type: Who wrote or read it: a producer, a client or a program, or a reactive group.
+        tp: The partition of the record.
+        offset: The offset of the record; -1 if it has none.
+        key: The key of the record.
+        correlation: The correlation id; empty if there is none.
+        traceability: The traceability id; empty if there is none.
+        error: What went wrong; None if nothing did.
+        time: When it happened, in seconds since 1970.
     """
 
-    def record_produced(
-        self, topic: str, partition: int, offset: int, key: bytes | None = None, *,
-        correlation: str = "", traceability: str = "", error: str | None = None,
-    ) -> None:  # fmt: skip
-        """Note that a record was written, or could not be."""
+    type: AuditType
+    tp: TopicPartition
+    offset: int
+    key: bytes | None = None
+    correlation: str = ""
+    traceability: str = ""
+    error: str | None = None
+    time: float = field(default_factory=time.time)
 
-    def record_consumed(
-        self, topic: str, partition: int, offset: int, key: bytes | None = None, *,
-        reactive: bool = False, correlation: str = "", traceability: str = "",
-        error: str | None = None,
-    ) -> None:  # fmt: skip
-        """Note that a record was read, by a reactive group or by a client's own request."""
+
+class Auditor(Protocol):
+    """Take note of what was written and read, for auditors."""
+
+    def record(self, event: AuditEvent) -> None:
+        """Note an event. It returns at once, whatever becomes of the audit record."""
 
 
 class DocumentLocks(Protocol):
@@ -66,29 +81,24 @@ class DocumentLocks(Protocol):
 class NullAuditor:
     """Discard audit records, where no audit is configured."""
 
-    def record_produced(self, *args: Any, **kwargs: Any) -> None:
+    def record(self, event: AuditEvent) -> None:
         """Do nothing."""
-        return None
-
-    def record_consumed(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing."""
-        return None
 
 
 def audit_gap(
-    auditor: Auditor, tp: TopicPartition, missing: int, next_offset: int, *, reactive: bool = False
+    auditor: Auditor, type: AuditType, tp: TopicPartition, missing: int, next_offset: int
 ) -> None:
     """Record for auditors that Kafka no longer has an offset that a group had still to read.
 
     Args:
         auditor: Where to record it.
+        type: Which kind of group it is.
         tp: The partition.
         missing: The first offset that is missing.
         next_offset: The offset at which the group goes on.
-        reactive: Whether the group is a reactive one.
     """
     error = f"Kafka does not have this offset any more; the group goes on at {next_offset}"
-    auditor.record_consumed(tp.topic, tp.partition, missing, reactive=reactive, error=error)
+    auditor.record(AuditEvent(type, tp, missing, error=error))
 
 
 @dataclass(eq=False)
@@ -145,13 +155,7 @@ class Context:
             BrokerUnavailable: Kafka is away.
             AuthenticationFailed: Kafka refuses the gateway's credentials.
         """
-        error = self.cluster.error
-        if error is not None:
-            # A new exception: the cluster's own would gather the tracebacks of all requests.
-            error_class = AuthenticationFailed if isinstance(error, AuthenticationFailed) else None
-            raise (error_class or BrokerUnavailable)(
-                str(error), retry_after=error.retry_after or 1.0
-            )
+        require_reachable(self.cluster)
 
     async def get_topic(self, name: str) -> TopicMetadata:
         """Return the metadata of a topic, and watch the topic from now on.
@@ -162,18 +166,10 @@ class Context:
             BrokerUnavailable: Kafka is away, or the topic has no partitions yet.
             AuthenticationFailed: Kafka refuses the gateway's credentials.
         """
-        topic = self.cluster.get_topic(name)
-        if topic is not None and topic.partitions and not topic.error:
-            return topic
-        self.require_kafka()
         try:
-            topic = await self.cluster.describe_topic(name)
+            return await get_existing_topic(self.cluster, name)
         except UnknownTopic as exc:
             raise UnknownTopic(await self._describe_unknown_topic(name), topic=name) from exc
-        self.cluster.metadata.watch(name, topic)
-        if not topic.partitions:
-            raise BrokerUnavailable(f"topic {name} has no partitions yet", retry_after=1.0)
-        return topic
 
     def is_current(self, name: str, topic_id: UUID | None) -> bool:
         """Return whether a watched topic exists and is still the one that had this id."""

@@ -14,7 +14,6 @@ from gateway.core.log.record import TopicPartition
 from gateway.errors import GroupFailed, GroupInUse
 from gateway.kafka.admin import groups as group_admin
 from gateway.kafka.client.offsets import EARLIEST, LATEST, READ_UNCOMMITTED, OffsetAndTimestamp
-from gateway.sidecar.http.body import read_body
 from gateway.sidecar.http.spec import create_invalid_request
 from gateway.sidecar.http.status import StatusError, build_json_response
 
@@ -60,9 +59,7 @@ class GroupEndpoints:
 
     async def seek(self, request: Request) -> Response:
         """Set the committed offsets of a group that has no members."""
-        data = await read_body(request, MAX_BODY_BYTES)
-        content_type = request.headers.get("content-type")
-        body = self._context.spec["seekGroup"].parse_body(data, content_type)
+        body = await self._context.spec["seekGroup"].read_body(request, MAX_BODY_BYTES)
         self._context.require_kafka()
         group, offsets = request.path_params["group"], await self._resolve_offsets(body["offsets"])
         async with _translate_errors(group):

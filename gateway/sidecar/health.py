@@ -1,6 +1,6 @@
 """Serve liveness and readiness of the sidecar, its components and its back end.
 
-All checks are made at the same time and answered within one timeout: a probe counts a late answer
+All checks run at the same time and answered within one timeout: a probe counts a late answer
 as a failure and learns nothing from it.
 """
 
@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping
 
 import httpx
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from gateway.config.types.units import format_duration
 from gateway.sidecar.http.status import NO_STORE_HEADERS, build_json_response, build_status
 
-from .component import NotReady
+from .component import Component, NotReady
 from .context import Context
 
 OK = "OK"
 
 
-class HealthComponent:
+class HealthComponent(Component):
     """Serve `GET /health/liveness` and `GET /health/readiness`."""
 
     def __init__(self, context: Context) -> None:
@@ -35,14 +35,7 @@ class HealthComponent:
             Route("/health/liveness", self._liveness, name="liveness"),
             Route("/health/readiness", self._readiness, name="readiness"),
         ]
-        self.routes: Sequence[BaseRoute] = routes if self._settings.enabled else []
-
-    async def run(self) -> None:
-        """Return at once: nothing runs beside the requests."""
-        return None
-
-    async def check_ready(self) -> None:
-        """Do nothing: it depends on nothing of its own."""
+        self.routes = routes if self._settings.enabled else []
 
     async def _liveness(self, request: Request) -> Response:
         return self._build_response({})

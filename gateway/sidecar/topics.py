@@ -1,20 +1,79 @@
-"""Look up topics and partitions that a client names.
+"""Look up topics and partitions that a client names, and create the sidecar's own topics.
 
-An unknown name is answered with the nearest one that exists.
+An unknown name of a client is answered with the nearest one that exists.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
 
 from gateway.core.log.record import TopicPartition
-from gateway.errors import UnknownTopic
+from gateway.errors import KafkaError, UnknownTopic
+from gateway.kafka.admin.topics import create_topic
+from gateway.kafka.produce.partitioner import compute_partition
 from gateway.kafka.protocol.requests import PartitionMetadata, TopicMetadata
+from gateway.kafka.protocol.topic_messages import BROKER_DEFAULT
 from gateway.sidecar.http.status import StatusError
 
 from .context import Context
 
+log = logging.getLogger(__name__)
+
 MAX_TOPIC_NAME_CHARS = 249  # Kafka's own limit (Topic.MAX_NAME_LENGTH)
+# How often, and after how many seconds, a topic that was just created is looked up again.
+CREATED_TOPIC_ATTEMPTS, CREATED_TOPIC_DELAY_S = 20, 0.1
+
+
+async def get_or_create_topic(
+    context: Context,
+    name: str,
+    purpose: str,
+    *,
+    partitions: int = BROKER_DEFAULT,
+    configs: Mapping[str, str] | None = None,
+) -> TopicMetadata:
+    """Return the metadata of a topic of the sidecar's own, and create the topic if it is missing.
+
+    Args:
+        context: What all components share.
+        name: The name of the topic.
+        purpose: What it is for, in the log: `audit records`.
+        partitions: The number of partitions that it is created with.
+        configs: The configs that it is created with.
+
+    Raises:
+        KafkaError: It cannot be created, or is not known soon after; see `Context.get_topic`.
+    """
+    try:
+        return await context.get_topic(name)
+    except UnknownTopic:
+        if await create_topic(context.cluster, name, partitions=partitions, configs=configs):
+            log.info("created the topic %s for %s", name, purpose)
+    for _ in range(CREATED_TOPIC_ATTEMPTS):
+        try:
+            return await context.get_topic(name)
+        except KafkaError:  # brokers learn about a new topic at different times
+            await asyncio.sleep(CREATED_TOPIC_DELAY_S)
+    return await context.get_topic(name)
+
+
+def choose_partition(topic: TopicMetadata, number: int, key: bytes | None) -> TopicPartition:
+    """Choose the partition for the copy of a record.
+
+    It is the one of the same number, if there is one, so that copies keep their order; else that of
+    the key.
+
+    Args:
+        topic: The topic of the copy.
+        number: The number of the record's own partition.
+        key: The key of the record.
+    """
+    if number not in topic.partitions:
+        count = len(topic.partitions)
+        number = number % count if key is None else compute_partition(key, count)
+    return TopicPartition(topic.name, number)
 
 
 async def describe_topic(context: Context, name: str) -> TopicMetadata:

@@ -2,5 +2,5 @@
 
 `sse`, `websocket` and `gzip` make the bytes that many clients share, `crc` the checksums of them.
 `gateway.hub.wires` calls these and decides what is encoded. `message_reader` parses what WebSocket
-clients send, for `gateway.web.websocket`.
+clients send, for `gateway.web.websocket`. `host` parses the field `Host` of requests.
 """

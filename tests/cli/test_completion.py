@@ -14,7 +14,8 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 def gateway(*, home: Path | str = "/nonexistent", **environment: str) -> str:
-    env = {"PATH": f"{SCRIPTS}:/usr/bin:/bin", "HOME": str(home), **environment}
+    path = os.environ.get("PYTHONPATH", "")  # so that the gateway under test is the one that runs
+    env = {"PATH": f"{SCRIPTS}:/usr/bin:/bin", "HOME": str(home), "PYTHONPATH": path, **environment}
     done = subprocess.run([SCRIPTS / "gateway"], env=env, capture_output=True, timeout=60)
     assert done.stderr == b""
     return done.stdout.decode()
@@ -48,6 +49,10 @@ def bash(script: str, home: Path) -> str:
         ("gateway tail orders --from ", ["live", "earliest", "-5m"]),
         ("gateway tail orders --format ", ["pretty", "json", "value"]),
         ("gateway check --sch", ["--schema"]),
+        ("gateway run --debug kafka.f", ["kafka.fetch"]),
+        ("gateway sidecar --debug hub.", ["hub.fanout", "hub.reads"]),
+        ("gateway token ", ["decode"]),
+        ("gateway token decode --t", ["--topic"]),
     ],
 )
 def test_commands_options_and_values_are_completed(shell: str, line: str, words: list[str]):

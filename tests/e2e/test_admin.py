@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 from support.admin_api import ADMIN_SECTION, list_streams, open_admin_api
 from support.brokers import embedded_kafka
 from support.certificates import CertificateAuthority
@@ -22,10 +24,12 @@ from support.clients.wires import CLIENT_BY_WIRE, WireName, client_for_wire
 from support.gateways import GatewayProcess, build_config, running_gateway
 from support.multiplex import MultiplexClient
 from support.oracle import StreamOracle
+from support.records import produce_records
 from support.waiting import wait_until
 from support.workers import find_workers as workers_of
 from support.workers import running_workers, wait_for_workers
 
+from gateway.core.token.resume_token import parse_token
 from gateway.kafka.embedded import EmbeddedKafka
 
 kafka = embedded_kafka({"orders": 3, "stock": 3})
@@ -71,6 +75,58 @@ async def running(config: Mapping[str, Any], workers: int) -> AsyncIterator[Gate
     started = running_gateway(config) if workers == 1 else running_workers(config, workers)
     async with started as gateway:
         yield gateway
+
+
+@contextmanager
+def running_for_module(kafka: EmbeddedKafka, workers: int) -> Iterator[GatewayProcess]:
+    with asyncio.Runner() as runner:
+        started = running(config_of(kafka), workers)
+        gateway = runner.run(started.__aenter__())
+        try:
+            yield gateway
+        finally:
+            runner.run(started.__aexit__(None, None, None))
+
+
+@pytest.fixture(scope="module")
+def gateway_of_1(kafka: EmbeddedKafka) -> Iterator[GatewayProcess]:
+    with running_for_module(kafka, 1) as gateway:
+        yield gateway
+
+
+@pytest.fixture(scope="module")
+def gateway_of_3(kafka: EmbeddedKafka) -> Iterator[GatewayProcess]:
+    with running_for_module(kafka, 3) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def workers() -> int:
+    """How many `gateway` has, where a test does not say so."""
+    return 1
+
+
+@pytest.fixture
+def shared_gateway(request: pytest.FixtureRequest, workers: int) -> GatewayProcess:
+    gateway: GatewayProcess = request.getfixturevalue(f"gateway_of_{workers}")
+    return gateway
+
+
+@pytest_asyncio.fixture
+async def gateway(shared_gateway: GatewayProcess) -> AsyncIterator[GatewayProcess]:
+    """Shared by the module; what operators forbade is allowed again after the test, and its streams
+    are gone."""
+    yield shared_gateway
+    async with open_admin_api(shared_gateway) as http:
+        for held in (await http.get("/revocations")).json()["revocations"]:
+            given = {name: held[name] for name in ("identity", "guard") if name in held}
+            assert (await http.delete("/revocations", params=given)).status_code == 200
+        for route, told in (await routes_of(http)).items():
+            if told["paused"]:
+                assert (await http.post(f"/routes{route}/resume")).status_code == 200
+        async with asyncio.timeout(WITHIN):
+            while await list_streams(http):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
 
 
 def named(client: RawClient, name: str) -> list[dict[str, Any]]:
@@ -128,9 +184,9 @@ async def routes_of(http: httpx.AsyncClient) -> dict[str, dict[str, Any]]:
 
 @every_number_of_workers
 async def test_every_stream_is_listed_whatever_its_wire_and_its_worker(
-    kafka: EmbeddedKafka, workers: int
+    gateway: GatewayProcess, workers: int
 ):
-    async with running(config_of(kafka), workers) as gateway, AsyncExitStack() as stack:
+    async with AsyncExitStack() as stack:
         for wire in CLIENT_BY_WIRE:
             for n in range(3):
                 await connected(stack, gateway, wire, f"/open/{n}?token=s3cret&n={n}")
@@ -167,8 +223,10 @@ def counted_off(streams: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{name: told for name, told in one.items() if name != "bytes"} for one in streams]
 
 
-async def test_what_holds_up_a_stream_is_told_until_it_is_over(kafka: EmbeddedKafka):
-    async with running(config_of(kafka), 1) as gateway, AsyncExitStack() as stack:
+async def test_what_holds_up_a_stream_is_told_until_it_is_over(
+    kafka: EmbeddedKafka, gateway: GatewayProcess
+):
+    async with AsyncExitStack() as stack:
         await connected(stack, gateway, "sse", "/open/1")
         http = await stack.enter_async_context(open_admin_api(gateway))
         kafka.down(1)
@@ -178,6 +236,41 @@ async def test_what_holds_up_a_stream_is_told_until_it_is_over(kafka: EmbeddedKa
         finally:
             kafka.up(1)
         await error_listed(http, held_up=False)
+
+
+async def test_a_stream_is_told_with_each_of_its_partitions(kafka: EmbeddedKafka):
+    async with running(config_of(kafka), 1) as gateway, AsyncExitStack() as stack:
+        client = await connected(stack, gateway, "sse", "/open/1?from=earliest")
+        http = await stack.enter_async_context(open_admin_api(gateway))
+        (written,) = await produce_records(kafka.bootstrap, "orders", [b"1"])
+        row = await described(http, written[0], "live", next_offset=written[1] + 1)
+        assert (row["topic"], row["lag"], row["cause"]) == ("orders", 0, None)
+        assert row["endOffset"] == row["nextOffset"]
+        await client.wait_for_events(lambda _: bool(named(client, "message")), within=WITHIN)
+        kafka.down(1)
+        try:
+            row = await described(http, written[0], "failing")
+            assert (row["nextOffset"], row["cause"]) == (written[1] + 1, "connection")
+        finally:
+            kafka.up(1)
+        await described(http, written[0], "live")
+
+
+async def described(
+    http: httpx.AsyncClient, partition: int, state: str, *, next_offset: int | None = None
+) -> dict[str, Any]:
+    """That partition of its only stream, once it is so; all of them agree with the position."""
+    async with asyncio.timeout(WITHIN):
+        while True:
+            (listed,) = await list_streams(http)
+            stream = (await http.get(f"/streams/{listed['id']}")).json()
+            (topic,) = parse_token(stream["position"]).topics
+            assert [row["nextOffset"] for row in stream["partitions"]] == topic.offsets
+            assert [row["partition"] for row in stream["partitions"]] == [0, 1, 2]
+            row = stream["partitions"][partition]
+            if row["state"] == state and next_offset in (None, row["nextOffset"]):
+                return row
+            await asyncio.sleep(0.05)
 
 
 async def error_listed(http: httpx.AsyncClient, *, held_up: bool) -> Any:
@@ -192,9 +285,10 @@ async def error_listed(http: httpx.AsyncClient, *, held_up: bool) -> Any:
 
 @each_wire_with_some_workers
 async def test_streams_are_ended_by_id_and_by_who_has_them_and_no_others(
-    kafka: EmbeddedKafka, wire: WireName, workers: int
+    gateway: GatewayProcess, wire: WireName, workers: int
 ):
-    async with running(config_of(kafka), workers) as gateway, AsyncExitStack() as stack:
+    before = len(gateway.log)
+    async with AsyncExitStack() as stack:
         ada = [await connected(stack, gateway, wire, "/kept", "ada") for _ in range(3)]
         bob = [await connected(stack, gateway, wire, "/kept", "bob") for _ in range(2)]
         http = await stack.enter_async_context(open_admin_api(gateway))
@@ -209,11 +303,11 @@ async def test_streams_are_ended_by_id_and_by_who_has_them_and_no_others(
         again = await http.delete(f"/streams/{first['id']}")
         assert again.status_code == 404
         assert again.headers["content-type"] == "application/problem+json"
-        assert "admin: disconnect identity='ada' guard='users' ended=3" in gateway.log
+        assert "admin: disconnect identity='ada' guard='users' ended=3" in gateway.log[before:]
 
 
-async def test_what_is_misspelt_ends_nothing(kafka: EmbeddedKafka):
-    async with running(config_of(kafka), 1) as gateway, AsyncExitStack() as stack:
+async def test_what_is_misspelt_ends_nothing(gateway: GatewayProcess):
+    async with AsyncExitStack() as stack:
         client = await connected(stack, gateway, "sse", "/open/1")
         http = await stack.enter_async_context(open_admin_api(gateway))
         for url in ("/streams", "/streams?identiy=ada", "/streams?route=/open/{id}&limit=1"):
@@ -268,9 +362,9 @@ async def test_from_other_machines_it_is_reached_by_tls_and_known_certificates_a
 
 
 async def test_a_page_in_a_browser_is_not_answered_nor_who_comes_by_another_name(
-    kafka: EmbeddedKafka,
+    gateway: GatewayProcess,
 ):
-    async with running(config_of(kafka), 1) as gateway, open_admin_api(gateway) as http:
+    async with open_admin_api(gateway) as http:
         assert (await http.get("/streams")).status_code == 200
         for headers in ({"Origin": "http://evil.example"}, {"Origin": "null"}):
             assert (await http.get("/streams", headers=headers)).status_code == 403
@@ -279,9 +373,8 @@ async def test_a_page_in_a_browser_is_not_answered_nor_who_comes_by_another_name
             assert (await http.get("/streams", headers={"Host": host})).status_code == 403
 
 
-async def test_clients_do_not_come_to_it_where_they_come_in(kafka: EmbeddedKafka):
+async def test_clients_do_not_come_to_it_where_they_come_in(gateway: GatewayProcess):
     async with (
-        running(config_of(kafka), 1) as gateway,
         httpx.AsyncClient(base_url=gateway.base_url, timeout=WITHIN, trust_env=False) as http,
     ):
         assert (await http.get("/streams")).status_code == 404
@@ -294,8 +387,8 @@ async def test_without_a_word_of_it_there_is_no_such_port(kafka: EmbeddedKafka):
         assert "admin on" not in gateway.log
 
 
-async def test_a_thousand_streams_are_listed_while_others_have_their_turn(kafka: EmbeddedKafka):
-    async with running(config_of(kafka), 1) as gateway, AsyncExitStack() as stack:
+async def test_a_thousand_streams_are_listed_while_others_have_their_turn(gateway: GatewayProcess):
+    async with AsyncExitStack() as stack:
         (host, port) = gateway.base_url.removeprefix("http://").split(":")
         for n in range(1000):
             reader, writer = await asyncio.open_connection(host, int(port))
@@ -316,9 +409,9 @@ async def test_a_thousand_streams_are_listed_while_others_have_their_turn(kafka:
 
 @each_wire_with_some_workers
 async def test_who_is_revoked_has_no_stream_and_gets_none_until_that_is_lifted(
-    kafka: EmbeddedKafka, wire: WireName, workers: int
+    gateway: GatewayProcess, wire: WireName, workers: int
 ):
-    async with running(config_of(kafka), workers) as gateway, AsyncExitStack() as stack:
+    async with AsyncExitStack() as stack:
         ada = [await connected(stack, gateway, wire, "/kept", "ada") for _ in range(3)]
         bob = await connected(stack, gateway, wire, "/kept", "bob")
         http = await stack.enter_async_context(open_admin_api(gateway))
@@ -342,9 +435,8 @@ async def test_who_is_revoked_has_no_stream_and_gets_none_until_that_is_lifted(
         assert len(named(bob, "begin")) == 1 and reasons(bob) == []
 
 
-async def test_a_revocation_holds_for_all_guards_and_until_its_time(kafka: EmbeddedKafka):
+async def test_a_revocation_holds_for_all_guards_and_until_its_time(gateway: GatewayProcess):
     async with (
-        running(config_of(kafka), 1) as gateway,
         open_admin_api(gateway) as http,
         client_of(gateway) as client,
     ):
@@ -364,13 +456,13 @@ async def test_a_revocation_holds_for_all_guards_and_until_its_time(kafka: Embed
         assert await status() == 200
 
 
-async def test_a_revocation_that_is_none_is_refused_with_what_to_say(kafka: EmbeddedKafka):
+async def test_a_revocation_that_is_none_is_refused_with_what_to_say(gateway: GatewayProcess):
     bodies = (
         "", "[]", "{}", '{"identity": ""}', '{"identity": 7}', '{"identity": "a", "gaurd": "x"}',
         '{"identity": "a", "until": "soon"}', '{"identity": "a", "until": "2030-01-01T00:00:00"}',
         '{"identity": "a", "until": -1}', '{"identity": "a", "guard": "usres"}',
     )  # fmt: skip
-    async with running(config_of(kafka), 1) as gateway, open_admin_api(gateway) as http:
+    async with open_admin_api(gateway) as http:
         for body in bodies:
             refused = await http.post("/revocations", content=body)
             assert refused.status_code == 400 and refused.json()["detail"], body
@@ -378,10 +470,9 @@ async def test_a_revocation_that_is_none_is_refused_with_what_to_say(kafka: Embe
 
 
 async def test_a_page_that_is_waited_for_is_not_shown_to_who_was_revoked_meanwhile(
-    kafka: EmbeddedKafka, oracle: StreamOracle
+    gateway: GatewayProcess, oracle: StreamOracle
 ):
     async with (
-        running(config_of(kafka), 1) as gateway,
         open_admin_api(gateway) as http,
         client_of(gateway) as client,
     ):
@@ -389,7 +480,8 @@ async def test_a_page_that_is_waited_for_is_not_shown_to_who_was_revoked_meanwhi
         waiting = asyncio.create_task(asked)
         await wait_until(lambda: gateway.connection_count > 0, "its connection", WITHIN)
         for _ in range(1000):
-            if 'gateway_clients{route="/kept"' in (await http.get("/metrics")).text:
+            figures = (await http.get("/metrics")).text
+            if re.search(r'^gateway_clients{route="/kept",wire="ndjson"} 1', figures, re.M):
                 break
             await asyncio.sleep(0.02)
         else:
@@ -404,9 +496,10 @@ async def test_a_page_that_is_waited_for_is_not_shown_to_who_was_revoked_meanwhi
 
 @each_wire_with_some_workers
 async def test_clients_of_a_paused_route_end_and_come_back_when_it_goes_on(
-    kafka: EmbeddedKafka, oracle: StreamOracle, wire: WireName, workers: int
+    gateway: GatewayProcess, oracle: StreamOracle, wire: WireName, workers: int
 ):
-    async with running(config_of(kafka), workers) as gateway, AsyncExitStack() as stack:
+    before = len(gateway.log)
+    async with AsyncExitStack() as stack:
         some = [await connected(stack, gateway, wire, f"/open/{n}") for n in range(3)]
         kept = await connected(stack, gateway, wire, "/kept", "ada")
         http = await stack.enter_async_context(open_admin_api(gateway))
@@ -434,7 +527,7 @@ async def test_clients_of_a_paused_route_end_and_come_back_when_it_goes_on(
         assert named(kept, "end") == [] and len(named(kept, "begin")) == 1
         assert (await http.post("/routes/open/{id}/resume")).status_code == 404
         assert (await http.post("/routes/opne/{id}/pause")).status_code == 404
-        assert "admin: pause route='/open/{id}' ended=3 by=anyone" in gateway.log
+        assert "admin: pause route='/open/{id}' ended=3 by=anyone" in gateway.log[before:]
 
 
 async def test_what_is_forbidden_holds_in_a_worker_that_is_started_later_and_after_a_reload(
@@ -519,8 +612,8 @@ async def test_the_command_says_what_came_of_it(kafka: EmbeddedKafka):
 
 
 @every_number_of_workers
-async def test_what_is_logged_is_changed_in_all_workers(kafka: EmbeddedKafka, workers: int):
-    async with running(config_of(kafka), workers) as gateway, open_admin_api(gateway) as http:
+async def test_what_is_logged_is_changed_in_all_workers(gateway: GatewayProcess, workers: int):
+    async with open_admin_api(gateway) as http:
         assert (await http.get("/levels")).json()["level"] == "info"
         for body in ({"level": "loud"}, {"levels": {"web": "loud"}}, {"lvel": "info"}, []):
             assert (await http.put("/levels", json=body)).status_code == 400
@@ -534,6 +627,7 @@ async def test_what_is_logged_is_changed_in_all_workers(kafka: EmbeddedKafka, wo
 
         for _ in range(3 * workers):
             assert await all_of_them()
+        assert (await http.put("/levels", json={"levels": {"web": "info"}})).status_code == 200
 
 
 async def test_it_has_the_figures_also_where_clients_may_not_have_them(kafka: EmbeddedKafka):
@@ -545,10 +639,9 @@ async def test_it_has_the_figures_also_where_clients_may_not_have_them(kafka: Em
 
 
 async def test_of_a_socket_of_many_streams_only_those_end_that_are_meant(
-    kafka: EmbeddedKafka, oracle: StreamOracle
+    gateway: GatewayProcess, oracle: StreamOracle
 ):
     async with AsyncExitStack() as stack:
-        gateway = await stack.enter_async_context(running(config_of(kafka), 1))
         http = await stack.enter_async_context(open_admin_api(gateway))
         socket = await stack.enter_async_context(
             MultiplexClient(gateway.base_url, additional_headers=bearer("ada"))

@@ -1,18 +1,22 @@
-"""How often somebody may try to be let in: each attempt counts, whatever the wire."""
+"""How often somebody may try to be let in: each attempt counts, whatever the wire.
+
+Attempts are counted by address, so each test comes from addresses of its own.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import pytest_asyncio
+import pytest
 from support.admin_api import ADMIN_SECTION, open_admin_api
 from support.brokers import embedded_kafka
-from support.gateways import GatewayProcess, build_config, running_gateway
+from support.gateways import GatewayProcess, build_config
 from support.in_process_gateway import running_in_process_gateway
 from support.multiplex import MultiplexClient
+from support.topic_gateway import run_gateway_sync
 from websockets.exceptions import ConnectionClosed
 
 from gateway.kafka.embedded import EmbeddedKafka
@@ -36,13 +40,13 @@ def config_of(kafka: EmbeddedKafka, **listen: Any) -> dict[str, Any]:
     return build_config(kafka.bootstrap, ["orders"], routes, guards=guards, listen=listen)
 
 
-@pytest_asyncio.fixture
-async def gateway(kafka: EmbeddedKafka) -> AsyncIterator[GatewayProcess]:
+@pytest.fixture(scope="module")
+def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayProcess]:
     shops = {"policy": "cross-origin", "allow": {"origins": [SHOP]}}
     limits = {"rate": "1/m", "burst": BURST}
     listen = {"forwarded": True, "limits": limits, "access-control": shops}
     admin = {**ADMIN_SECTION, "guarded": {"users": []}}
-    async with running_gateway({**config_of(kafka, **listen), "admin": admin}) as running:
+    with run_gateway_sync({**config_of(kafka, **listen), "admin": admin}) as running:
         yield running
 
 
@@ -72,14 +76,14 @@ async def test_each_request_counts_whatever_it_asks_for(gateway: GatewayProcess)
             ("OPTIONS", PATH, preflight, 200),
         ]
     ):
-        headers = {**headers, **of(f"192.0.2.{n + 1}")}
+        headers = {**headers, **of(f"192.0.2.{n}")}
         got = await statuses(gateway, method, path, headers)
         assert got == [status] * BURST + [429] * 10, (method, path)
 
 
 async def test_pages_health_and_unknown_paths_do_not_count(gateway: GatewayProcess):
     for path, status in (("/", 200), ("/health/live", 200), ("/nowhere", 404)):
-        assert set(await statuses(gateway, "GET", path, of("192.0.2.1"))) == {status}
+        assert set(await statuses(gateway, "GET", path, of("192.0.2.10"))) == {status}
 
 
 async def guess(url: str, address: str, guesses: int) -> MultiplexClient:
@@ -105,7 +109,7 @@ def tried(socket: MultiplexClient) -> int:
 
 async def test_nobody_guesses_tokens_on_sockets(gateway: GatewayProcess):
     """A socket could try 3,000 tokens in a second, since messages counted as nothing."""
-    sockets = [await guess(gateway.base_url, "192.0.2.1", 1500) for _ in range(3)]
+    sockets = [await guess(gateway.base_url, "192.0.2.11", 1500) for _ in range(3)]
     assert {socket.close_code for socket in sockets} <= {1008, 1013}
     assert 0 < sum(map(tried, sockets)) <= BURST
     errors = [each for each in sockets[-1].messages if each["type"] == "error"]
@@ -115,13 +119,13 @@ async def test_nobody_guesses_tokens_on_sockets(gateway: GatewayProcess):
 async def test_a_socket_that_tells_one_wrong_token_after_the_other_is_closed(kafka: EmbeddedKafka):
     """Also without a rate: what could be read and not be done never closed a socket."""
     async with running_in_process_gateway(config_of(kafka)) as (url, _):
-        socket = await guess(url, "192.0.2.1", 200)
+        socket = await guess(url, "192.0.2.12", 200)
     assert (socket.close_code, tried(socket)) == (1008, 16)
 
 
 async def test_a_produce_with_a_wrong_token_is_an_attempt(gateway: GatewayProcess):
     """A record asks guards as a subscription does; it counted as nothing either."""
-    async with MultiplexClient(gateway.base_url, additional_headers=of("192.0.2.1")) as socket:
+    async with MultiplexClient(gateway.base_url, additional_headers=of("192.0.2.13")) as socket:
         for n in range(1000):
             try:
                 await socket.send_message("token", jwt=f"wrong-{n}")
@@ -133,7 +137,7 @@ async def test_a_produce_with_a_wrong_token_is_an_attempt(gateway: GatewayProces
 
 
 async def test_a_page_may_open_all_its_streams_and_renew_its_token(gateway: GatewayProcess):
-    headers = of("192.0.2.1", "token-of-ada")
+    headers = of("192.0.2.14", "token-of-ada")
     async with MultiplexClient(gateway.base_url, additional_headers=headers) as socket:
         for n in range(100):
             await socket.send_message("subscribe", id=f"{n}", path=PATH)
@@ -145,7 +149,7 @@ async def test_a_page_may_open_all_its_streams_and_renew_its_token(gateway: Gate
 
 
 async def test_one_who_asks_beyond_the_rate_is_told_when_to_come_back(gateway: GatewayProcess):
-    headers = of("192.0.2.1", "token-of-ada")
+    headers = of("192.0.2.15", "token-of-ada")
     async with MultiplexClient(gateway.base_url, additional_headers=headers) as socket:
         await socket.subscribe("a", PATH)
         for _ in range(200):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import pytest
-import pytest_asyncio
 from support.admin_api import ADMIN_SECTION, list_streams, open_admin_api
 from support.brokers import embedded_kafka
-from support.gateways import GatewayProcess, build_config, running_gateway
+from support.gateways import GatewayProcess, build_config
 from support.raw_http import RawConnection
 from support.records import produce_records
+from support.topic_gateway import run_gateway_sync
 
 from gateway.kafka.embedded import EmbeddedKafka
 
@@ -23,8 +23,8 @@ EVENTS = b"Accept: text/event-stream\r\n"
 LINES = b"Accept: application/x-ndjson\r\n"
 
 
-@pytest_asyncio.fixture
-async def gateway(kafka: EmbeddedKafka) -> AsyncIterator[GatewayProcess]:
+@pytest.fixture(scope="module")
+def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayProcess]:
     routes: list[dict[str, Any]] = [
         {"when": [{"path": "/orders"}], "with": {"topic": "orders"}},
         {"when": [{"path": "/ask"}], "with": {
@@ -32,7 +32,7 @@ async def gateway(kafka: EmbeddedKafka) -> AsyncIterator[GatewayProcess]:
         }},
     ]  # fmt: skip
     config = build_config(kafka.bootstrap, ["orders", "replies"], routes, admin=ADMIN_SECTION)
-    async with running_gateway(config) as running:
+    with run_gateway_sync(config) as running:
         yield running
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Any
 
+import pytest
+from support.brokers import embedded_kafka
 from support.clients.fast_reconnect import FastReconnectClient
 from support.clients.raw import RawClient
 from support.clients.wires import WireName, client_for_wire, every_wire
-from support.gateways import GatewayProcess, build_config, running_gateway
+from support.gateways import GatewayProcess
 from support.latest_values import build_known_table, build_written_table, parse_envelopes
 from support.records import RecordToSend, produce_records
+from support.topic_gateway import TopicNames, build_topic_config, run_gateway_sync, topic_fixture
 from support.waiting import wait_until
 
 from gateway.kafka.embedded import EmbeddedKafka
@@ -24,18 +26,18 @@ KEYS = 5
 ROUNDS = 40
 
 
-@asynccontextmanager
-async def serving(
-    servers: Sequence[str], interval: str, **options: Any
-) -> AsyncIterator[GatewayProcess]:
-    def target(**more: Any) -> dict[str, Any]:
-        return {"topic": "prices", "format": "envelope", **options, **more}
+kafka = embedded_kafka()
+topic = topic_fixture()
+INTERVALS = ("50ms", "1s", "2s", "60s")
+ROUTES: dict[str, dict[str, Any]] = {
+    "all": {"format": "envelope"},
+    **{each: {"format": "envelope", "interval": each} for each in INTERVALS},
+}
 
-    routes = [
-        {"when": [{"path": "/steps"}], "with": target(interval=interval)},
-        {"when": [{"path": "/all"}], "with": target()},
-    ]
-    async with running_gateway(build_config(servers, ["prices"], routes)) as gateway:
+
+@pytest.fixture(scope="module")
+def gateway(kafka: EmbeddedKafka, names: TopicNames) -> Iterator[GatewayProcess]:
+    with run_gateway_sync(build_topic_config(",".join(kafka.bootstrap), names, ROUTES)) as gateway:
         yield gateway
 
 
@@ -65,19 +67,18 @@ def has_all(client: RawClient, sent: Sequence[RecordToSend]) -> Any:
 
 @every_wire
 async def test_a_flush_has_the_latest_of_each_key_and_all_without_one(
-    embedded: EmbeddedKafka, wire: WireName
+    kafka: EmbeddedKafka, gateway: GatewayProcess, topic: Callable[..., str], wire: WireName
 ):
-    embedded.create_topic("prices", PARTITIONS)
+    prices = topic(PARTITIONS)
     async with (
-        serving(embedded.bootstrap, "1s") as gateway,
-        client_for_wire(wire, FastReconnectClient)(f"{gateway.base_url}/steps") as client,
-        client_for_wire(wire, FastReconnectClient)(f"{gateway.base_url}/all") as whole,
+        client_for_wire(wire, FastReconnectClient)(f"{gateway.base_url}/1s/{prices}") as client,
+        client_for_wire(wire, FastReconnectClient)(f"{gateway.base_url}/all/{prices}") as whole,
     ):
         await begun(client, whole)
         sent = [row(k, n) for n in range(ROUNDS) for k in range(KEYS)]
         sent += [RecordToSend(b"%d" % n, None, n % PARTITIONS) for n in range(ROUNDS)]
         sent += [RecordToSend(None, b"k0", 0)]
-        await produce_records(embedded.bootstrap, "prices", sent)
+        await produce_records(kafka.bootstrap, prices, sent)
         await wait_until(
             has_all(client, sent), lambda: f"the latest: {client.describe_state()}", WITHIN
         )
@@ -88,15 +89,16 @@ async def test_a_flush_has_the_latest_of_each_key_and_all_without_one(
         assert len(parse_envelopes(client.events)) - ROUNDS < KEYS * ROUNDS / 2
 
 
-async def test_only_the_last_event_of_a_flush_has_an_id(embedded: EmbeddedKafka):
-    embedded.create_topic("prices", PARTITIONS)
+async def test_only_the_last_event_of_a_flush_has_an_id(
+    kafka: EmbeddedKafka, gateway: GatewayProcess, topic: Callable[..., str]
+):
+    prices = topic(PARTITIONS)
     async with (
-        serving(embedded.bootstrap, "2s") as gateway,
-        RawClient(f"{gateway.base_url}/steps") as client,
+        RawClient(f"{gateway.base_url}/2s/{prices}") as client,
     ):
         await begun(client)
         sent = [row(k, n) for n in range(3) for k in range(KEYS)]
-        await produce_records(embedded.bootstrap, "prices", sent)
+        await produce_records(kafka.bootstrap, prices, sent)
         await wait_until(has_all(client, sent), "the latest", WITHIN)
         blocks = [b for b in client.body.split(b"\n\n") if b.startswith(b"data:")]
         ids = [b"\nid:" in block for block in blocks]
@@ -108,13 +110,12 @@ async def test_only_the_last_event_of_a_flush_has_an_id(embedded: EmbeddedKafka)
 
 @every_wire
 async def test_one_that_is_cut_anywhere_knows_the_latest_in_the_end(
-    embedded: EmbeddedKafka, wire: WireName
+    kafka: EmbeddedKafka, gateway: GatewayProcess, topic: Callable[..., str], wire: WireName
 ):
-    embedded.create_topic("prices", PARTITIONS)
+    prices = topic(PARTITIONS)
     random = Random(7)
     async with (
-        serving(embedded.bootstrap, "50ms") as gateway,
-        client_for_wire(wire, FastReconnectClient)(f"{gateway.base_url}/steps") as client,
+        client_for_wire(wire, FastReconnectClient)(f"{gateway.base_url}/50ms/{prices}") as client,
     ):
         await begun(client)
         sent: list[RecordToSend] = []
@@ -123,7 +124,7 @@ async def test_one_that_is_cut_anywhere_knows_the_latest_in_the_end(
             more += [RecordToSend(b"%d" % n, None, n % PARTITIONS)]
             if n % 5 == 0:
                 more += [RecordToSend(None, b"k%d" % (n % KEYS), n % KEYS % PARTITIONS)]
-            await produce_records(embedded.bootstrap, "prices", more)
+            await produce_records(kafka.bootstrap, prices, more)
             sent += more
             if n % 4 == 0:
                 client.cut_after(random.randrange(1, 2000), reset=n % 8 == 0)
@@ -136,20 +137,21 @@ async def test_one_that_is_cut_anywhere_knows_the_latest_in_the_end(
 
 
 async def test_clients_of_the_same_topic_with_and_without_an_interval_do_not_disturb_each_other(
-    embedded: EmbeddedKafka,
+    kafka: EmbeddedKafka,
+    gateway: GatewayProcess,
+    topic: Callable[..., str],
 ):
     """A long interval holds nobody up: not who comes, and not who has none."""
-    embedded.create_topic("prices", PARTITIONS)
+    prices = topic(PARTITIONS)
     async with (
-        serving(embedded.bootstrap, "60s") as gateway,
-        RawClient(f"{gateway.base_url}/steps") as first,
-        RawClient(f"{gateway.base_url}/all") as whole,
+        RawClient(f"{gateway.base_url}/60s/{prices}") as first,
+        RawClient(f"{gateway.base_url}/all/{prices}") as whole,
     ):
         await begun(first, whole)
         sent = [row(1, n) for n in range(10)]
         for each in sent:
-            await produce_records(embedded.bootstrap, "prices", [each])
+            await produce_records(kafka.bootstrap, prices, [each])
         await wait_until(lambda: len(parse_envelopes(whole.events)) == 10, "all of it", WITHIN)
-        async with RawClient(f"{gateway.base_url}/steps") as late:
+        async with RawClient(f"{gateway.base_url}/60s/{prices}") as late:
             await begun(late)
         assert len(parse_envelopes(first.events)) < 10

@@ -92,9 +92,7 @@ async def test_a_stream_is_exact_over_cuts_at_any_byte(
         await client.wait_for_events(complete(oracle), WITHIN)
         for times, count in enumerate((1, 700, 5000), 2):
             client.cut_after(count)
-            while (
-                client.proxy._bytes_until_cut is not None
-            ):  # an EventSource's bytes are compressed
+            while client.proxy.is_cut_pending:  # an EventSource's bytes are compressed
                 await oracle.produce_records(TOPIC, 60)
             await client.wait_until_live(times)
         await client.wait_for_events(complete(oracle), WITHIN)

@@ -143,7 +143,7 @@ async def down_after_data(client: SseClient) -> None:
     """A connection was made and cut: the budget of the proxy, or of the raw client, is spent."""
     spent = client if isinstance(client, RawClient) else client.proxy
     await wait_until(
-        lambda: spent._bytes_until_cut is None and (client.reconnects_itself or client.is_ended),
+        lambda: not spent.is_cut_pending and (client.reconnects_itself or client.is_ended),
         client.describe_state,
     )
 

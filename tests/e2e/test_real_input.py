@@ -159,7 +159,7 @@ async def test_twelve_partitions_come_out_whole_over_many_cuts(
         while not has_ended(client):
             client.cut_after(2_000_000 + 12_345 * cuts)
             await client.wait_for_events(
-                lambda _: client._bytes_until_cut is None or has_ended(client), WITHIN
+                lambda _: not client.is_cut_pending or has_ended(client), WITHIN
             )
             cuts += 1
         for event in client.events:

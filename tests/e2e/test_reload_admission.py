@@ -6,21 +6,21 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
-from os import kill
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from support.app_server import running_app
 from support.brokers import embedded_kafka
 from support.clients.raw import RawClient
-from support.gateways import GatewayProcess, build_config, create_http_client, running_gateway
+from support.gateways import GatewayProcess, build_config, create_http_client
 from support.multiplex import MultiplexClient
 from support.records import RecordToSend, produce_records
+from support.topic_gateway import run_gateway_sync
 from support.waiting import wait_until
 
 from gateway.kafka.embedded import EmbeddedKafka
@@ -29,6 +29,7 @@ kafka = embedded_kafka({"orders": 1, "secret": 1})
 
 WITHIN = 60.0
 RELOADED = "configuration reloaded"
+Reload = Callable[[], Awaitable[None]]
 COOKIE = {"cookie": "sid=1"}
 
 
@@ -70,23 +71,32 @@ def configuration(kafka: EmbeddedKafka, door: str, *, after: bool) -> dict[str, 
     return build_config(kafka.bootstrap, ["orders", "secret"], routes, guards=guards)
 
 
-@asynccontextmanager
-async def reloading(kafka: EmbeddedKafka) -> AsyncIterator[tuple[GatewayProcess, Any]]:
-    """A gateway, and what takes over the other configuration while a guard is being asked."""
+@pytest.fixture(scope="module")
+def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayProcess]:
+    with run_gateway_sync(configuration(kafka, "http://127.0.0.1:9", after=False)) as gateway:
+        yield gateway
+
+
+@pytest_asyncio.fixture
+async def reload(kafka: EmbeddedKafka, gateway: GatewayProcess) -> AsyncIterator[Reload]:
+    """What takes over the other configuration while a guard is being asked."""
     door = Door()
-    async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(running_app(door))
-        before, after = (configuration(kafka, url, after=each) for each in (False, True))
-        gateway = await stack.enter_async_context(running_gateway(before))
+    async with running_app(door) as url:
+        await take_over(gateway, configuration(kafka, url, after=False))
 
         async def reload() -> None:
             await wait_until(lambda: door.asked, "the guard", WITHIN)
-            gateway.write_config(after)
-            kill(gateway.pid, signal.SIGHUP)
-            await wait_until(lambda: RELOADED in gateway.log, gateway.read_log_tail, WITHIN)
+            await take_over(gateway, configuration(kafka, url, after=True))
             door.open.set()
 
-        yield gateway, reload
+        yield reload
+
+
+async def take_over(gateway: GatewayProcess, config: Mapping[str, Any]) -> None:
+    before = gateway.log.count(RELOADED)
+    gateway.write_config(config)
+    gateway.send_signal(signal.SIGHUP)
+    await wait_until(lambda: gateway.log.count(RELOADED) > before, gateway.read_log_tail, WITHIN)
 
 
 def sitting(gateway: GatewayProcess, path: str = "/ws") -> MultiplexClient:
@@ -98,11 +108,13 @@ def said(socket: MultiplexClient, id: str) -> Mapping[str, Any] | None:
     return next((each for each in socket.messages if each.get("id") == id), None)
 
 
-async def test_a_change_is_admitted_again(kafka: EmbeddedKafka):
+async def test_a_change_is_admitted_again(
+    kafka: EmbeddedKafka, gateway: GatewayProcess, reload: Reload
+):
     """Granted by the guards of the old route, the stream was moved to the new one: whoever asked
     in time was shown what the new one asks another role for."""
     await produce_records(kafka.bootstrap, "secret", [RecordToSend(b"hidden", b"k")])
-    async with reloading(kafka) as (gateway, reload), sitting(gateway) as socket:
+    async with sitting(gateway) as socket:
         await socket.subscribe("a", "/hall")
         await socket.send_message("change", id="a", path="/room?from=earliest")
         await reload()
@@ -113,10 +125,10 @@ async def test_a_change_is_admitted_again(kafka: EmbeddedKafka):
         assert not any(each.get("changed") for each in socket.messages)
 
 
-async def test_a_subscription_is_admitted_again(kafka: EmbeddedKafka):
+async def test_a_subscription_is_admitted_again(gateway: GatewayProcess, reload: Reload):
     """It was shown what the old route had, and no reload told it to end: it was not among the
     streams yet."""
-    async with reloading(kafka) as (gateway, reload), sitting(gateway) as socket:
+    async with sitting(gateway) as socket:
         await socket.send_message("subscribe", id="a", path="/room")
         await reload()
         await socket.wait_until(lambda: said(socket, "a") is not None)
@@ -125,9 +137,11 @@ async def test_a_subscription_is_admitted_again(kafka: EmbeddedKafka):
 
 
 @pytest.mark.parametrize("accept", ["text/event-stream", "application/x-ndjson"])
-async def test_a_stream_over_http_is_admitted_again(kafka: EmbeddedKafka, accept: str):
+async def test_a_stream_over_http_is_admitted_again(
+    gateway: GatewayProcess, reload: Reload, accept: str
+):
     """As a subscription."""
-    async with reloading(kafka) as (gateway, reload), create_http_client(gateway) as http:
+    async with create_http_client(gateway) as http:
         headers = {**COOKIE, "accept": accept}
 
         async def status() -> int:
@@ -139,25 +153,24 @@ async def test_a_stream_over_http_is_admitted_again(kafka: EmbeddedKafka, accept
         assert await asking == 403
 
 
-async def test_a_socket_of_a_route_is_admitted_again(kafka: EmbeddedKafka):
+async def test_a_socket_of_a_route_is_admitted_again(gateway: GatewayProcess, reload: Reload):
     """As a subscription."""
-    async with reloading(kafka) as (gateway, reload):
 
-        async def opened() -> bool:
-            try:
-                async with sitting(gateway, "/room"):
-                    return True
-            except Exception:
-                return False
+    async def opened() -> bool:
+        try:
+            async with sitting(gateway, "/room"):
+                return True
+        except Exception:
+            return False
 
-        asking = asyncio.create_task(opened())
-        await reload()
-        assert not await asking
+    asking = asyncio.create_task(opened())
+    await reload()
+    assert not await asking
 
 
-async def test_what_is_written_is_admitted_again(kafka: EmbeddedKafka):
+async def test_what_is_written_is_admitted_again(gateway: GatewayProcess, reload: Reload):
     """By HTTP and by WebSocket it went where the old route wrote, by its guards."""
-    async with reloading(kafka) as (gateway, reload), create_http_client(gateway) as http:
+    async with create_http_client(gateway) as http:
         async with sitting(gateway) as socket:
             asking = asyncio.create_task(http.post("/room", content=b"late", headers=COOKIE))
             await socket.send_message("produce", id="p", path="/room", value="late")
@@ -173,23 +186,22 @@ async def test_what_is_written_is_admitted_again(kafka: EmbeddedKafka):
 
 
 async def test_a_body_that_comes_behind_the_reload_is_not_written_by_what_was_before(
-    kafka: EmbeddedKafka,
+    gateway: GatewayProcess, reload: Reload
 ):
     """Its client was admitted with the head of the request, and could take its time."""
-    async with reloading(kafka) as (gateway, reload):
-        came = asyncio.Event()
+    came = asyncio.Event()
 
-        async def body() -> AsyncIterator[bytes]:
-            yield b"be"
-            await came.wait()
-            yield b"hind"
+    async def body() -> AsyncIterator[bytes]:
+        yield b"be"
+        await came.wait()
+        yield b"hind"
 
-        async with httpx.AsyncClient(base_url=gateway.base_url, trust_env=False) as http:
-            asking = asyncio.create_task(http.post("/room", content=body(), headers=COOKIE))
-            await reload()
-            came.set()
-            assert (await asking).status_code == 403
-        async with RawClient(f"{gateway.base_url}/hall?from=earliest&until=latest") as client:
-            await client.wait_for_events(lambda _: any(e["event"] == "end" for e in client.events))
-            values = [json.loads(e["data"]).get("value") for e in client.events]
-            assert "behind" not in values
+    async with httpx.AsyncClient(base_url=gateway.base_url, trust_env=False) as http:
+        asking = asyncio.create_task(http.post("/room", content=body(), headers=COOKIE))
+        await reload()
+        came.set()
+        assert (await asking).status_code == 403
+    async with RawClient(f"{gateway.base_url}/hall?from=earliest&until=latest") as client:
+        await client.wait_for_events(lambda _: any(e["event"] == "end" for e in client.events))
+        values = [json.loads(e["data"]).get("value") for e in client.events]
+        assert "behind" not in values

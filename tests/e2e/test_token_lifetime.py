@@ -5,18 +5,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
-import pytest_asyncio
 from support.admin_api import ADMIN_SECTION, list_streams, open_admin_api
 from support.brokers import embedded_kafka
 from support.clients.raw import RawClient
-from support.gateways import GatewayProcess, build_config, running_gateway
+from support.gateways import GatewayProcess, build_config
 from support.issuer import TokenIssuer
 from support.multiplex import MultiplexClient
+from support.topic_gateway import run_gateway_sync
 
 from gateway.kafka.embedded import EmbeddedKafka
 
@@ -27,8 +27,8 @@ WITHIN = 60.0
 LIFETIME_S = 2
 
 
-@pytest_asyncio.fixture
-async def gateway(kafka: EmbeddedKafka) -> AsyncIterator[GatewayProcess]:
+@pytest.fixture(scope="module")
+def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayProcess]:
     own = {"type": "jwt", "keys": ISSUER.jwks, "challenge": "0s"}
     guards = {
         "plain": own,
@@ -40,7 +40,7 @@ async def gateway(kafka: EmbeddedKafka) -> AsyncIterator[GatewayProcess]:
         for name in guards
     ]
     config = build_config(kafka.bootstrap, ["orders"], routes, guards=guards, admin=ADMIN_SECTION)
-    async with running_gateway(config) as running:
+    with run_gateway_sync(config) as running:
         yield running
 
 

@@ -102,7 +102,7 @@ def build_reader() -> PartitionReader:
 
 def collect_partition_figures(one: PartitionReader) -> MetricSamples:
     figures = MetricSamples()
-    hubs._collect_partition(one, 0.0, figures)
+    hubs.collect_partition_metrics(one, 0.0, figures)
     return figures
 
 

@@ -10,9 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from gateway.core.client.slow_client import SlowClientPolicy
 from gateway.core.client.subscription import Subscription
-from gateway.core.log import tail
 from gateway.core.log.partition_reader import OutOfRangePolicy
 from gateway.core.log.record import Ready
+from gateway.core.log.tail import Tail
 
 from .client import ModelClient
 from .oracle import BrokenPromise, Oracle
@@ -23,6 +23,10 @@ POLICIES = list(OutOfRangePolicy)
 SLOW_POLICIES = list(SlowClientPolicy)
 CLIENT_COUNT = 4
 MAX_QUIET_ROUNDS = 80  # rounds in which everything must have arrived; and one more for each record
+
+
+class LongTokenTail(Tail):
+    MAX_EXACT_TOKEN_CHARS = 0
 
 
 class World:
@@ -42,6 +46,7 @@ class World:
         self.random = random.Random(seed).random
         self.now = 10.0
         self.policy, self.ring, self.cache = policy, ring, cache
+        self.tail_class = LongTokenTail if batch else Tail
         self.kafka = SimulatedBrokers(partitions)
         self.replicas = [Replica(self, 0), Replica(self, 1)]
         self.clients = [
@@ -55,11 +60,6 @@ class World:
         self.oracles = [
             Oracle(self.kafka, [None, KEY][c.view], skips, conflates) for c in self.clients
         ]
-        self._exact = tail.MAX_EXACT_TOKEN_CHARS
-        tail.MAX_EXACT_TOKEN_CHARS = 0 if batch else self._exact
-
-    def close(self) -> None:
-        tail.MAX_EXACT_TOKEN_CHARS = self._exact
 
     # Kafka
 
@@ -388,7 +388,4 @@ class Machine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if self.world is not None:
-            try:
-                self.world.quiesce()
-            finally:
-                self.world.close()
+            self.world.quiesce()

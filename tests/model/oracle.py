@@ -270,7 +270,11 @@ class Oracle:
         self.saved_state = last_event_id, dict(self.positions), len(self.seen_serials)
 
     def _check_claimed_offset(self, p: int, stand: ClientPosition, offset: int) -> None:
-        """A client that comes back with this id gets nothing twice, and misses nothing."""
+        """A client that comes back with this id gets nothing twice, and misses nothing.
+
+        An id may pass a record that a later one of its key replaced: the last one of them is either
+        behind the id, and comes then, or is found here.
+        """
         if stand.offset is None or offset == stand.offset:
             return
         if offset < stand.offset:
@@ -284,7 +288,11 @@ class Oracle:
             and not stand.is_fresh
         ):
             for slot in partition.slots[stand.offset : offset]:
-                if slot.serial > stand.begin_serial and self.should_deliver(slot):
+                if (
+                    slot.serial > stand.begin_serial
+                    and self.should_deliver(slot)
+                    and not self._is_newer(slot)
+                ):
                     raise BrokenPromise(f"partition {p}: the id says {offset}, past {slot.value!r}")
 
     # the end

@@ -32,7 +32,6 @@ from gateway.core.log.partition_reader import (
 from gateway.core.log.position import NO_EPOCH, RETIRED_EPOCH, UNVERIFIED_LINEAGE, PartitionPosition
 from gateway.core.log.record import Entry, Fault, Gap, GapReason, Ready, Record, TopicPartition
 from gateway.core.log.recovery import Backoff, Cause
-from gateway.core.log.tail import Tail
 from gateway.core.token.resume_token import parse_token
 from gateway.wire.crc import Crc32Sum
 
@@ -115,7 +114,7 @@ class Replica:
         logs = [
             self._open_partition(TopicPartition(TOPIC, p)) for p in range(self._count_partitions())
         ]
-        self.tail = Tail("cluster", logs, {TOPIC: self.metadata.topic_id})
+        self.tail = world.tail_class("cluster", logs, {TOPIC: self.metadata.topic_id})
         fails = [TOPIC] if self.policy is OutOfRangePolicy.FAIL else []
         encoder, size = ModelEncoder(), world.ring
         self.channels = [

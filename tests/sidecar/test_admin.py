@@ -52,11 +52,11 @@ async def test_the_server_says_what_it_is_and_no_secret(kafka):
     async with running_sidecar(kafka.bootstrap, **sections) as http:
         await wait_until_ready(http)
         answer = await http.get("/adm/server/info")
-        told = answer.json()
-        assert (told["name"], told["version"]) == ("test", __version__)
-        assert told["sections"] == ["admin", "health", "ksqldb"]
-        assert told["kafka"]["reachable"] is True
-        assert told["configuration"]["sidecar"]["ksqldb"]["username"] == "me"
+        info = answer.json()
+        assert (info["name"], info["version"]) == ("test", __version__)
+        assert info["sections"] == ["admin", "health", "ksqldb"]
+        assert info["kafka"]["reachable"] is True
+        assert info["configuration"]["sidecar"]["ksqldb"]["username"] == "me"
         assert "s3cret" not in answer.text
 
 
@@ -84,7 +84,7 @@ async def test_levels_of_modules_are_changed_while_it_runs(kafka, levels):
         ({"name": "ROOT", "level": "debug"}, "array"),
     ],
 )
-async def test_a_wrong_level_changes_nothing_and_is_told(kafka, levels, wanted, hint):
+async def test_an_invalid_level_is_an_error_and_changes_nothing(kafka, levels, wanted, hint):
     async with running_sidecar(kafka.bootstrap, admin={}) as http:
         before = (await http.get("/adm/logger")).json()
         answer = await http.post("/adm/logger", json=wanted)
@@ -104,7 +104,7 @@ async def test_assaults_are_shown_and_set_by_our_names_and_light_4js(kafka):
     async with running_sidecar(kafka.bootstrap, admin={"chaos": True}) as http:
         shown = (await http.get("/adm/chaosmonkey")).json()
         assert shown.keys() == {"latency", "exception", "kill-connection"}
-        assert not any(each["enabled"] for each in shown.values())
+        assert not any(item["enabled"] for item in shown.values())
         name = "com.networknt.chaos.LatencyAssaultHandler"
         await http.post(f"/adm/chaosmonkey/{name}", json={"level": 7, "latencyRangeEnd": 2000})
         answer = await http.get("/adm/chaosmonkey/latency")
@@ -134,7 +134,7 @@ async def test_without_a_guard_neither_pages_nor_foreign_names_nor_proxies_are_l
             assert answer.status_code in (400, 403), (method, path)
 
 
-async def test_with_a_guard_only_who_has_the_scope_admin_is_let_in(kafka):
+async def test_with_a_guard_only_the_scope_admin_is_admitted(kafka):
     async with running_sidecar(
         kafka.bootstrap, guards=GUARDS, guarded={"users": []}, admin={"chaos": True}
     ) as http:
@@ -150,7 +150,7 @@ async def test_with_a_guard_only_who_has_the_scope_admin_is_let_in(kafka):
         await wait_until_ready(http)  # who asks for health is not asked
 
 
-async def test_the_sidecar_ends_in_order_when_it_is_told_to(kafka):
+async def test_shutdown_ends_the_sidecar_in_order(kafka):
     config = build_config(kafka.bootstrap, [], [], sidecar={"admin": {}})
     async with running_gateway(config, command=COMMAND) as gateway:
         async with httpx.AsyncClient(base_url=gateway.base_url, trust_env=False) as http:

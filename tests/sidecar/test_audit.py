@@ -9,8 +9,10 @@ from support.oracle import read_records
 from support.sidecars import running_sidecar
 from support.waiting import wait_until
 
+from gateway.core.log.record import TopicPartition
 from gateway.sidecar import audit
 from gateway.sidecar.audit import AuditComponent
+from gateway.sidecar.context import AuditEvent
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
 
@@ -19,7 +21,7 @@ kafka = embedded_kafka({"sidecar-audit": 3, "orders": 1})
 
 async def test_records_of_back_ends_are_in_the_topic_in_the_contracts_form(kafka):
     async with running_sidecar(kafka.bootstrap, audit={}) as http:
-        given = [
+        entries = [
             {"topic": "orders", "partition": 0, "offset": 7, "key": "k", "correlationId": "c1"},
             {
                 "record": {"topic": "orders", "partition": 0, "offset": 8, "key": "l"},
@@ -28,20 +30,20 @@ async def test_records_of_back_ends_are_in_the_topic_in_the_contracts_form(kafka
             },
         ]
         ids = {"X-Correlation-Id": "c2", "X-Traceability-Id": "t2"}
-        answer = await http.post("/consumers/active/audit", json=given, headers=ids)
+        answer = await http.post("/consumers/active/audit", json=entries, headers=ids)
         assert (answer.status_code, answer.json()) == (202, {"accepted": 2})
         records = await read_records(",".join(kafka.bootstrap), "sidecar-audit", min_records=2)
-    told = [json.loads(each.value or b"") for each in records]
-    found = {each["offset"]: each for each in told}
-    assert found[7]["auditStatus"] == "SUCCESS"
-    assert found[7]["correlationId"] == "c1"
-    wanted = {
+    audit_records = [json.loads(record.value or b"") for record in records]
+    by_offset = {entry["offset"]: entry for entry in audit_records}
+    assert by_offset[7]["auditStatus"] == "SUCCESS"
+    assert by_offset[7]["correlationId"] == "c1"
+    expected = {
         **{"serviceId": "test", "auditType": "ACTIVE_CONSUMER", "topic": "orders"},
         **{"partition": 0, "offset": 8, "key": "l", "auditStatus": "FAILURE"},
         **{"stacktrace": "it broke", "correlationId": "c2", "traceabilityId": "t2"},
     }
-    assert {name: found[8][name] for name in wanted} == wanted
-    assert found[8].keys() == wanted.keys() | {"id", "timestamp"}
+    assert {name: by_offset[8][name] for name in expected} == expected
+    assert by_offset[8].keys() == expected.keys() | {"id", "timestamp"}
 
 
 async def test_a_request_that_is_no_audit_is_refused(kafka):
@@ -70,7 +72,7 @@ async def test_a_file_has_a_record_a_line(kafka, tmp_path):
         await wait_until(
             lambda: file.exists() and len(file.read_text().splitlines()) == 2, "two lines"
         )
-    assert [json.loads(each)["offset"] for each in file.read_text().splitlines()] == [1, 2]
+    assert [json.loads(line)["offset"] for line in file.read_text().splitlines()] == [1, 2]
 
 
 class FakeContext:
@@ -90,7 +92,7 @@ async def test_nobody_waits_for_an_audit_and_what_is_too_much_is_counted(monkeyp
     monkeypatch.setattr(audit, "MAX_QUEUED_RECORDS", 3)
     audits = AuditComponent(FakeContext())  # type: ignore[arg-type]
     for offset in range(5):
-        audits.record_produced("orders", 0, offset, b"\xff\xfe", error=None)
+        audits.record(AuditEvent("PRODUCER", TopicPartition("orders", 0), offset, b"\xff\xfe"))
     assert audits.outcomes == {"dropped": 2}
     assert caplog.text.count("were dropped") == 1
     caplog.set_level("INFO")
@@ -98,10 +100,10 @@ async def test_nobody_waits_for_an_audit_and_what_is_too_much_is_counted(monkeyp
     await wait_until(lambda: audits.outcomes["written"] == 3, "those that were waiting")
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    lines = [each for each in caplog.messages if each.startswith("audit {")]
-    told = [json.loads(each.removeprefix("audit ")) for each in lines]
-    assert [each["offset"] for each in told] == [0, 1, 2]
-    assert (told[0]["key"], told[0]["keyFormat"]) == ("//4=", "binary")
+    lines = [message for message in caplog.messages if message.startswith("audit {")]
+    audit_records = [json.loads(line.removeprefix("audit ")) for line in lines]
+    assert [entry["offset"] for entry in audit_records] == [0, 1, 2]
+    assert (audit_records[0]["key"], audit_records[0]["keyFormat"]) == ("//4=", "binary")
     figures = MetricSamples()
     audits.collect_metrics(figures)
     assert figures[catalog.AUDIT_RECORDS] == {("dropped",): 2, ("written",): 3}
@@ -117,9 +119,9 @@ async def test_what_waits_at_the_end_is_still_handed_on(tmp_path):
     running = asyncio.create_task(audits.run())
     await asyncio.sleep(0)
     for offset in range(1200):
-        audits.record_consumed("orders", 0, offset, reactive=True)
+        audits.record(AuditEvent("REACTIVE_CONSUMER", TopicPartition("orders", 0), offset))
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    told = [json.loads(each) for each in (tmp_path / "audit.log").read_text().splitlines()]
-    assert [each["offset"] for each in told] == list(range(1200))
-    assert {each["auditType"] for each in told} == {"REACTIVE_CONSUMER"}
+    audit_records = [json.loads(line) for line in (tmp_path / "audit.log").read_text().splitlines()]
+    assert [entry["offset"] for entry in audit_records] == list(range(1200))
+    assert {entry["auditType"] for entry in audit_records} == {"REACTIVE_CONSUMER"}

@@ -8,7 +8,7 @@ from support.sidecars import running_sidecar, wait_until_ready
 from support.waiting import wait_until
 
 
-async def test_the_topic_is_made_where_it_is_missing_and_nothing_is_lost_meanwhile(kafka):
+async def test_a_missing_topic_is_created_and_no_record_is_lost(kafka):
     name = f"audit-{uuid.uuid4().hex[:12]}"
     kafka._topics.append(name)  # goes with the test
     async with running_sidecar(kafka.bootstrap, audit={"topic": name}) as http:
@@ -18,5 +18,5 @@ async def test_the_topic_is_made_where_it_is_missing_and_nothing_is_lost_meanwhi
             assert answer.status_code == 202
         await wait_until(lambda: kafka.admin.topic_exists(name), "the topic", 60, interval_s=0.1)
         records = await read_records(",".join(kafka.bootstrap), name, min_records=3, timeout_s=60)
-    told = sorted(json.loads(each.value or b"")["offset"] for each in records)
-    assert told == [0, 1, 2]
+    offsets = sorted(json.loads(record.value or b"")["offset"] for record in records)
+    assert offsets == [0, 1, 2]

@@ -39,7 +39,7 @@ OPERATIONS = [
     (method.upper(), path) for path, item in PATHS.items() for method in METHODS if method in item
 ]
 OPEN = ("/health/", "/docs", "/openapi.json")  # for anybody
-GUARDED = [each for each in OPERATIONS if not each[1].startswith(OPEN)]
+GUARDED = [operation for operation in OPERATIONS if not operation[1].startswith(OPEN)]
 JSON = {"content-type": "application/json"}
 V2 = {"content-type": "application/vnd.kafka.json.v2+json"}
 WRONG: list[dict[str, Any]] = [
@@ -74,7 +74,7 @@ async def test_there_are_operations():
 
 
 @pytest.mark.parametrize(("method", "path"), GUARDED)
-async def test_a_stranger_is_told_so_whatever_is_wrong(
+async def test_an_unknown_client_gets_401_whatever_is_wrong(
     http: httpx.AsyncClient, method: str, path: str
 ):
     """`GET /replays/ID` said 404 to a stranger, and some POSTs 400: what there is, and what a
@@ -89,7 +89,7 @@ async def test_a_stranger_is_told_so_whatever_is_wrong(
 
 
 @pytest.mark.parametrize(("method", "path"), GUARDED)
-async def test_a_client_without_the_scope_is_told_so_whatever_is_wrong(
+async def test_a_client_without_the_scope_gets_403_whatever_is_wrong(
     http: httpx.AsyncClient, method: str, path: str
 ):
     """As for a stranger; 404 for what is not there told it what is."""

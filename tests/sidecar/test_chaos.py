@@ -91,7 +91,7 @@ async def test_requests_that_wait_go_on_when_latency_is_switched_off():
     await wait_until(lambda: monkey.assault_counts["latency"] == 3)
     monkey.set_assault("exception", {"level": 1})
     await asyncio.sleep(0)
-    assert not any(each.done() for each in waiting), "another assault is none of theirs"
+    assert not any(item.done() for item in waiting), "another assault is none of theirs"
     monkey.set_assault("latency", {"enabled": False})
     async with asyncio.timeout(10):
         await asyncio.gather(*waiting)

@@ -39,7 +39,7 @@ class DeadLetterSetting:
         write_dead_letters(self.kafka, self.topic, numbers, group or self.group)
 
     def list_delivered(self) -> list[int]:
-        return [each["value"]["n"] for call in self.backend.calls for each in call["records"]]
+        return [record["value"]["n"] for call in self.backend.calls for record in call["records"]]
 
     async def request_redelivery(self, **params: Any) -> dict[str, Any]:
         answer = await self.http.get(REACTIVE_PATH, params=params)
@@ -78,23 +78,25 @@ async def test_what_is_processed_is_done_with_and_what_fails_goes_behind_the_oth
     first = await setting.request_redelivery()
 
     assert (first["processed"], first["returned"], first["parked"]) == (4, 2, 0)
-    failed = [each for each in first["records"] if not each["processed"]]
-    assert {each["stacktrace"] for each in failed} == {"Boom: line 1"}
+    failed = [record for record in first["records"] if not record["processed"]]
+    assert {item["stacktrace"] for item in failed} == {"Boom: line 1"}
     call = setting.backend.calls[0]
-    assert {each["topic"] for each in call["records"]} == {setting.topic}
+    assert {record["topic"] for record in call["records"]} == {setting.topic}
     assert call["headers"]["x-consumer-group"] == setting.group
     setting.backend.set_orders()
     second = await setting.request_redelivery(group=setting.group, topic=setting.topic)
-    assert [each["retries"] for each in second["records"]] == [2, 2]
+    assert [record["retries"] for record in second["records"]] == [2, 2]
     assert second["processed"] == 2
     third = await setting.request_redelivery()
     assert third["records"] == []
     assert sorted(setting.list_delivered()) == [1, 2, 3, 3, 4, 5, 6, 6]
     back = [
-        each for each in setting.read_letters() if get_header(each, "X-Dead-Letter-Retries") == b"1"
+        letter
+        for letter in setting.read_letters()
+        if get_header(letter, "X-Dead-Letter-Retries") == b"1"
     ]
-    assert sorted(json.loads(each.value())["n"] for each in back) == [3, 6]
-    assert all(each.headers()[:2] == [("h", b"1"), ("h", None)] for each in back)
+    assert sorted(json.loads(item.value())["n"] for item in back) == [3, 6]
+    assert all(item.headers()[:2] == [("h", b"1"), ("h", None)] for item in back)
 
 
 async def test_at_the_last_retry_what_fails_is_passed_over_and_stays_in_its_topic(setting):
@@ -121,8 +123,8 @@ async def test_nothing_changes_while_the_back_end_is_away(setting):
 async def test_the_one_that_the_back_end_stumbles_over_does_not_keep_the_others(setting):
     setting.write_sealed([1, 2, 3, 4])
     setting.backend.set_orders(stumble=[3])
-    told = await setting.request_redelivery()
-    assert (told["processed"], told["returned"]) == (3, 1)
+    result = await setting.request_redelivery()
+    assert (result["processed"], result["returned"]) == (3, 1)
     setting.backend.set_orders(stumble=[3], well=False)
     answer = await setting.http.get(REACTIVE_PATH)
     assert answer.status_code == 503, answer.text
@@ -133,28 +135,28 @@ async def test_letters_of_other_groups_are_passed_over(setting):
     setting.write_sealed([1, 2], group="another")
     setting.write_sealed([3])
     assert [
-        each["record"]["offset"] for each in (await setting.request_redelivery())["records"]
+        record["record"]["offset"] for record in (await setting.request_redelivery())["records"]
     ] == [3]
     assert (await setting.request_redelivery())["records"] == []
 
 
-async def test_a_program_gets_them_until_it_has_said_that_it_is_through(setting):
+async def test_a_program_gets_dead_letters_until_it_has_committed_them(setting):
     setting.write_sealed([1, 2, 3])
     asked = {"group": setting.group, "topic": setting.topic, "valueFormat": "json"}
     first = (await setting.http.get(ACTIVE_PATH, params=asked)).json()
     again = (await setting.http.get(ACTIVE_PATH, params={**asked, "maxRecords": 1})).json()
-    assert sorted(each["value"]["n"] for each in first) == [1, 2, 3]
+    assert sorted(item["value"]["n"] for item in first) == [1, 2, 3]
     assert again == first[:1]
-    one = next(each for each in first if each["value"]["n"] == 1)
+    one = next(item for item in first if item["value"]["n"] == 1)
     assert (one["topic"], one["partition"], one["offset"]) == (setting.topic, 1, 1)
     assert (one["stacktrace"], one["retries"], one["group"]) == ("Boom", 0, setting.group)
     assert one["headers"] == {"h": ["1", None]}
-    offsets = [each["deadLetter"] for each in first if each["partition"] == 1]
+    offsets = [item["deadLetter"] for item in first if item["partition"] == 1]
     body = {"group": setting.group, "topic": setting.topic, "offsets": offsets}
     answer = await setting.http.post(f"{ACTIVE_PATH}/offsets", json=body)
     assert answer.status_code == 204, answer.text
     left = (await setting.http.get(ACTIVE_PATH, params=asked)).json()
-    assert [each["value"]["n"] for each in left] == [2]
+    assert [item["value"]["n"] for item in left] == [2]
 
 
 async def test_what_a_program_hands_in_is_the_record_as_kafka_has_it(setting):

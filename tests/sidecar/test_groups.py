@@ -26,21 +26,23 @@ async def test_operators_see_how_far_behind_a_group_is_and_move_it_while_nobody_
     place = {"topic": name, "partition": 0}
     async with (
         running_sidecar(kafka.bootstrap, admin={}) as http,
-        open_cluster(kafka.bootstrap, name) as made,
+        open_cluster(kafka.bootstrap, name) as cluster,
     ):
         await wait_until_ready(http)
         await produce_records(kafka.bootstrap, name, [RecordToSend(b"x", partition=0)] * 10)
-        async with running_member(made, group, [name], auto_offset_reset="earliest") as one:
+        async with running_member(cluster, group, [name], auto_offset_reset="earliest") as one:
             await wait_until(
                 lambda: len(one.records) >= 10 and len(one.owned_partitions) == 2, timeout_s=60
             )
             await one.consumer.commit()
-            told = (await http.get(f"/adm/groups/{group}/lag")).json()
-            assert told["lag"] == 0
-            assert {each["partition"]: each["end"] for each in told["partitions"]} == {0: 10, 1: 0}
-            assert all(each["owner"] for each in told["partitions"])
+            body = (await http.get(f"/adm/groups/{group}/lag")).json()
+            assert body["lag"] == 0
+            assert {
+                partition["partition"]: partition["end"] for partition in body["partitions"]
+            } == {0: 10, 1: 0}
+            assert all(partition["owner"] for partition in body["partitions"])
             listed = (await http.get("/adm/groups")).json()
-            assert group in [each["group"] for each in listed]
+            assert group in [item["group"] for item in listed]
             answer = await seek_group(http, group, **place, offset=3)
             assert (answer.status_code, answer.json()["code"]) == (409, "GROUP_IN_USE")
 
@@ -55,12 +57,12 @@ async def test_operators_see_how_far_behind_a_group_is_and_move_it_while_nobody_
             assert answer.status_code == 200, answer.text
             assert answer.json()["offsets"] == [{**place, "offset": offset}]
         await seek_group(http, group, **place, offset=4)
-        told = (await http.get(f"/adm/groups/{group}/lag")).json()
-        found = {each["partition"]: each for each in told["partitions"]}
+        body = (await http.get(f"/adm/groups/{group}/lag")).json()
+        found = {partition["partition"]: partition for partition in body["partitions"]}
         assert (found[0]["committed"], found[0]["lag"], found[0]["owner"]) == (4, 6, None)
-        async with running_member(made, group, [name]) as one:
+        async with running_member(cluster, group, [name]) as one:
             await wait_until(lambda: len(one.records) >= 6, timeout_s=60)
-            offsets = [each.offset for each in one.records if each.tp == zero]
+            offsets = [record.offset for record in one.records if record.tp == zero]
             assert offsets == [4, 5, 6, 7, 8, 9]
 
         answer = await http.get(f"/adm/groups/{group}x/lag")

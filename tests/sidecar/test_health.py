@@ -55,9 +55,9 @@ async def test_the_back_end_is_asked_where_that_is_wished(kafka):
         back_end.status = 500
         answer = await http.get("/health/readiness")
         assert answer.status_code == 503
-        told = answer.json()
-        assert told["checks"] == {"kafka": "OK", "downstream": f"{url}/alive answers 500"}
-        assert (told["result"], told["code"]) == ("ERROR", "NOT_READY")
+        body = answer.json()
+        assert body["checks"] == {"kafka": "OK", "downstream": f"{url}/alive answers 500"}
+        assert (body["result"], body["code"]) == ("ERROR", "NOT_READY")
         assert (await http.get("/health/liveness")).json()["result"] == "OK"
 
 
@@ -69,7 +69,7 @@ async def test_a_back_end_that_says_nothing_is_not_waited_for(kafka):
         assert answer.json()["checks"]["downstream"] == "no answer within 50ms"
 
 
-async def test_a_kafka_that_was_never_reached_is_named():
+async def test_readiness_reports_a_kafka_that_was_never_reached():
     async with TcpProxy() as proxy:
         await proxy.refuse()
         async with running_sidecar(proxy.address) as http:

@@ -46,10 +46,10 @@ def iter_rows() -> Iterator[tuple[list[str], list[str]]]:
             yield head, cells
 
 
-def test_every_test_that_is_named_is_there():
-    named = [each for each in CODE if each.startswith("tests/")]
-    assert len(named) > 60
-    for path in named:
+def test_every_test_in_the_readme_exists():
+    mentioned = [text for text in CODE if text.startswith("tests/")]
+    assert len(mentioned) > 60
+    for path in mentioned:
         assert (ROOT / path).is_file(), path
 
 
@@ -76,8 +76,8 @@ def test_every_link_leads_somewhere():
 def is_option(model: Any, way: list[str]) -> bool:
     """Is it one of a section, through lists and optional sections?"""
     for step in way:
-        fields = {each.alias or name: each for name, each in model.model_fields.items()}
-        fields |= {_to_camel_case(name): each for name, each in model.model_fields.items()}
+        fields = {item.alias or name: item for name, item in model.model_fields.items()}
+        fields |= {_to_camel_case(name): item for name, item in model.model_fields.items()}
         if step not in fields:
             return False
         model = next(iter(_iter_models(fields[step].annotation)), BaseModel)
@@ -86,7 +86,7 @@ def is_option(model: Any, way: list[str]) -> bool:
 
 def _to_camel_case(name: str) -> str:
     first, *rest = name.split("_")
-    return first + "".join(each.title() for each in rest)
+    return first + "".join(item.title() for item in rest)
 
 
 def _iter_models(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -116,9 +116,9 @@ def is_section_key(text: str) -> bool:
 
 @pytest.mark.parametrize(
     "key",
-    sorted({each for each in CODE if KEY.fullmatch(each) and is_section_key(each)}),
+    sorted({entry for entry in CODE if KEY.fullmatch(entry) and is_section_key(entry)}),
 )
-def test_every_key_that_is_named_is_an_option(key: str):
+def test_every_key_in_the_readme_is_an_option(key: str):
     assert is_key(key), f"there is no option {key}"
 
 
@@ -130,20 +130,22 @@ def test_every_option_of_a_group_is_in_its_table():
     (head,) = {
         head[0] for head, _ in iter_rows() if head[0].startswith("key (of `sidecar.reactive")
     }
-    rows = " ".join(cells[0] for each, cells in iter_rows() if each[0] == head)
-    named = set(re.findall(r"\w+", rows))
-    assert set(list_group_options()) - named == {"autoOffsetReset", "isolation"} - named
+    rows = " ".join(cells[0] for row, cells in iter_rows() if row[0] == head)
+    mentioned = set(re.findall(r"\w+", rows))
+    assert set(list_group_options()) - mentioned == {"autoOffsetReset", "isolation"} - mentioned
     for name in ("autoOffsetReset", "isolation"):
         assert name in README
 
 
-def test_every_section_and_its_options_are_named():
+def test_the_readme_has_every_section_and_option():
     whole = set(re.findall(r"\w+", " ".join(CODE)))
     lacking = set()
     for name, field in Section.model_fields.items():
         models = _iter_models(field.annotation)
-        options = [name, *(each for model in models for each in model.model_fields)]
-        lacking |= {f"{name}: {each}" for each in map(_to_camel_case, options) if each not in whole}
+        options = [name, *(item for model in models for item in model.model_fields)]
+        lacking |= {
+            f"{name}: {option}" for option in map(_to_camel_case, options) if option not in whole
+        }
     assert not lacking
 
 
@@ -164,8 +166,8 @@ sidecar:
 def iter_defaults(value: Any, way: str = "") -> Iterator[tuple[str, str]]:
     """Each option's, as it is written in a file."""
     if isinstance(value, dict):
-        for name, each in value.items():
-            yield from iter_defaults(each, f"{way}.{name}")
+        for name, item in value.items():
+            yield from iter_defaults(item, f"{way}.{name}")
     elif isinstance(value, list) and value and isinstance(value[0], dict):
         yield from iter_defaults(value[0], way)
     else:
@@ -179,9 +181,9 @@ def test_the_defaults_in_tables_are_those_of_the_options():
     for head, cells in iter_rows():
         if "default" in head:
             keys = re.findall(r"`([^`]+)`", cells[head[1].startswith("key")])
-            said = [each.strip(" `") for each in cells[head.index("default")].split(",")]
-            if len(said) == len(keys) and not any(" " in each or not each for each in said):
-                for key, default in zip(keys, said, strict=True):
+            defaults = [cell.strip(" `") for cell in cells[head.index("default")].split(",")]
+            if len(defaults) == len(keys) and not any(" " in word or not word for word in defaults):
+                for key, default in zip(keys, defaults, strict=True):
                     found = {value for name, value in known if f".{name}".endswith(f".{key}")}
                     assert not found or default in found, f"{key}: {found}"
                     compared += bool(found)
@@ -189,17 +191,17 @@ def test_the_defaults_in_tables_are_those_of_the_options():
 
 
 def test_every_key_of_a_values_file_is_in_its_table():
-    named: set[str] = set()
+    mentioned: set[str] = set()
     for head, cells in iter_rows():
         if head == ["key", "ours"]:
             first = ""
             for key in re.findall(r"`([^`]+)`", cells[0]):
                 first = key.partition(".")[0] if not key.startswith(".") else first
-                named.add(first + key if key.startswith(".") else key)
-    assert named == set(values_file.VALUE_KEYS)
+                mentioned.add(first + key if key.startswith(".") else key)
+    assert mentioned == set(values_file.VALUE_KEYS)
 
 
-def test_every_endpoint_that_is_served_is_named():
+def test_the_readme_has_every_endpoint():
     for path, item in EVERY.document["paths"].items():
         for method in METHODS:
             if method in item:
@@ -214,7 +216,7 @@ def is_named(path: str) -> bool:
     return f"`/{last}`" in README and re.search(rf"{re.escape(parent)}(?!\w)", README) is not None
 
 
-def test_every_metric_that_is_named_is_one():
+def test_every_metric_in_the_readme_exists():
     known = {metric.exposed_name for metric in METRICS}
-    named = set(re.findall(r"\bgateway_\w+", README))
-    assert named and named <= known
+    mentioned = set(re.findall(r"\bgateway_\w+", README))
+    assert mentioned and mentioned <= known

@@ -88,10 +88,10 @@ async def test_copies_are_what_the_records_were_and_say_where_they_are_from(kafk
 
     assert (done["state"], done["records"], done["progress"]) == ("done", 100, 1.0)
     assert done["delivery"] == "exactly-once"
-    assert [each["id"] for each in listed] == [begun["id"]]
+    assert [item["id"] for item in listed] == [begun["id"]]
     before, after = read_committed(kafka, source, 2), read_committed(kafka, target, 2)
     assert len(after) == 100
-    of = {(each.partition(), each.offset()): each for each in before}
+    of = {(item.partition(), item.offset()): item for item in before}
     for copy in after:
         place = (
             int(get_header(copy, "X-Replay-Partition")),
@@ -120,12 +120,12 @@ async def test_a_stretch_is_replayed_from_one_offset_to_before_another(kafka, se
         assert (await wait_until_over(http, backwards["id"]))["records"] == 0
 
     offsets = sorted(
-        int(get_header(each, "X-Replay-Offset")) for each in read_committed(kafka, target, 3)
+        int(get_header(record, "X-Replay-Offset")) for record in read_committed(kafka, target, 3)
     )
     assert offsets == list(range(10, 20))
 
 
-async def test_what_retention_took_is_told(kafka, section):
+async def test_a_replay_reports_what_retention_deleted(kafka, section):
     source, target = kafka.create_unique_topic(), kafka.create_unique_topic()
     fill_topic(kafka, source, 30)
     kafka.admin.delete_records(source, {0: 12})
@@ -168,10 +168,10 @@ async def test_what_makes_no_sense_is_refused_with_what_to_do(kafka, section):
     }
     async with running_sidecar(kafka.bootstrap, replay=section) as http:
         await wait_until_over(http, (await start_replay(http, body))["id"])
-        for said, given in wrong.items():
-            answer = await http.post("/replays", json=given)
-            assert answer.status_code == 400, (given, answer.text)
-            assert said in answer.text, (given, answer.text)
+        for problem, fields in wrong.items():
+            answer = await http.post("/replays", json=fields)
+            assert answer.status_code == 400, (fields, answer.text)
+            assert problem in answer.text, (fields, answer.text)
         unknown = await http.post("/replays", json={**body, "topic": f"{source}x"})
         assert (unknown.status_code, unknown.json()["code"]) == (404, "UNKNOWN_TOPIC")
         assert (await http.get("/replays/nope")).status_code == 404
@@ -214,14 +214,14 @@ async def test_copies_are_there_once_when_owners_are_killed_at_any_moment(kafka,
     assert (done["state"], done["records"]) == ("done", count)
     copies = read_committed(kafka, target, 3)
     times = Counter(
-        (get_header(each, "X-Replay-Partition"), get_header(each, "X-Replay-Offset"))
-        for each in copies
+        (get_header(copy, "X-Replay-Partition"), get_header(copy, "X-Replay-Offset"))
+        for copy in copies
     )
     assert len(times) == count
     assert set(times.values()) == {1}
     for partition in range(3):
-        of = [each for each in copies if each.partition() == partition]
-        offsets = [int(get_header(each, "X-Replay-Offset")) for each in of]
+        of = [copy for copy in copies if copy.partition() == partition]
+        offsets = [int(get_header(item, "X-Replay-Offset")) for item in of]
         assert offsets == sorted(offsets)
 
 
@@ -242,7 +242,7 @@ async def _wait_for_new_owner(gateway: GatewayProcess, id: str, owners: set[str]
             await asyncio.sleep(0.02)
 
 
-async def test_a_cancelled_one_writes_nothing_more_whoever_was_asked(kafka, two):
+async def test_a_cancelled_replay_writes_nothing_more_from_any_sidecar(kafka, two):
     source, target = kafka.create_unique_topic(), kafka.create_unique_topic()
     fill_topic(kafka, source, 60_000, size=300)
     one, other = two
@@ -298,11 +298,11 @@ async def test_a_back_end_gets_them_in_batches_and_what_fails_is_a_dead_letter(k
         assert done["delivery"] == "at-least-once"
         calls = backend.calls
         assert {call["headers"]["x-replay-id"] for call in calls} == {begun["id"]}
-        seen = [each["value"]["n"] for call in calls for each in call["records"]]
+        seen = [record["value"]["n"] for call in calls for record in call["records"]]
         assert seen == list(range(50, 100))
         assert calls[0]["records"][0]["headers"]["X-Replay-Offset"] == "50"
     letters = read_committed(kafka, f"{source}.dlq")
-    assert [json.loads(each.value())["n"] for each in letters] == [50, 60, 70, 80, 90]
+    assert [json.loads(letter.value())["n"] for letter in letters] == [50, 60, 70, 80, 90]
 
 
 async def test_a_back_end_misses_none_when_the_owner_is_killed(kafka, section):
@@ -331,7 +331,7 @@ async def test_a_back_end_misses_none_when_the_owner_is_killed(kafka, section):
             async with create_http_client(other) as http:
                 await wait_until_ready(http)
                 done = await wait_until_over(http, id)
-        seen = [each["value"]["n"] for call in backend.calls for each in call["records"]]
+        seen = [record["value"]["n"] for call in backend.calls for record in call["records"]]
     assert done["state"] == "done"
     assert set(seen) == set(range(count))
     back = [at for at in range(1, len(seen)) if seen[at] <= seen[at - 1]]
@@ -369,13 +369,13 @@ async def test_a_topic_that_is_compacted_meanwhile_is_replayed_as_far_as_it_is_t
                 while True:
                     write([(count + 5, "roll")])
                     left = await asyncio.to_thread(read_committed, kafka, source)
-                    there = {each.offset() for each in left if each.offset() < count}
+                    there = {item.offset() for item in left if item.offset() < count}
                     if len(there) == 50:
                         break
                     await asyncio.sleep(0.2)
             backend.set_orders()
             done = await wait_until_over(http, id)
-        times = Counter(each["offset"] for each in backend.processed_records)
+        times = Counter(record["offset"] for record in backend.processed_records)
     read_before = range(min(set(range(count)) - times.keys()))
     assert done["state"] == "done"
     assert set(times.values()) == {1}

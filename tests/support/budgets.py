@@ -74,6 +74,15 @@ def measure_turns(work: Callable[[], object], target: float = 0.0) -> float:
 
 def measure_peak_memory(work: Callable[[], object]) -> int:
     """Return the bytes that a call holds at its peak beyond what was held before it."""
+    return _measure_memory(work)[1]
+
+
+def measure_held_memory(work: Callable[[], object]) -> int:
+    """Return the bytes that are held after a call, its result aside, beyond those before it."""
+    return _measure_memory(work)[0]
+
+
+def _measure_memory(work: Callable[[], object]) -> tuple[int, int]:
     traced = tracemalloc.is_tracing()
     if not traced:
         tracemalloc.start()
@@ -83,7 +92,8 @@ def measure_peak_memory(work: Callable[[], object]) -> int:
         result = work()
         _, peak = tracemalloc.get_traced_memory()
         del result
-        return peak - before
+        held, _ = tracemalloc.get_traced_memory()
+        return held - before, peak - before
     finally:
         if not traced:
             tracemalloc.stop()

@@ -28,7 +28,7 @@ def write_dead_letters(
             json.dumps({"n": number}).encode(), (("h", b"1"), ("h", None)), group, "Boom", "c", "",
         )  # fmt: skip
         producer.produce(
-            letter.default_topic,
+            f"{letter.origin.topic}.dlq",
             letter.value,
             letter.key,
             origin.partition,

@@ -191,6 +191,10 @@ class StreamOracle:
         """Values of aborted transactions: must not arrive."""
         self._aborted_values.update(aborted_values)
 
+    def discard_aborted(self, values: Iterable[bytes]) -> None:
+        """Values that were committed after all."""
+        self._aborted_values.difference_update(values)
+
     def mark_recreated(self, topic: str) -> None:
         """The topic was deleted and made anew: what is written from now on is another log."""
         for tp in [tp for tp in self._logs if tp.topic == topic]:
@@ -338,9 +342,7 @@ class OracleTransaction:
 
     async def commit(self) -> None:
         await self._transaction.commit()
-        self._oracle._aborted_values.difference_update(
-            acked.value or b"" for acked in self._sent_records
-        )
+        self._oracle.discard_aborted(acked.value or b"" for acked in self._sent_records)
         self._oracle.add_acked(self._sent_records)
 
     async def abort(self) -> None:

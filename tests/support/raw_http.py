@@ -96,7 +96,7 @@ class RawConnection:
         while answer.status < 200:
             answer = self.read_head()
         if answer.status not in (204, 304):
-            answer.body = self._read_body(answer.headers)
+            answer.body = self.read_body(answer.headers)
         return answer
 
     def read_last_response(self) -> RawResponse:
@@ -113,7 +113,7 @@ class RawConnection:
             pass
         assert not self._buffer, self._buffer[:300]
 
-    def _read_body(self, headers: Mapping[str, str]) -> bytes:
+    def read_body(self, headers: Mapping[str, str]) -> bytes:
         if headers.get("transfer-encoding") != "chunked":
             return self.read_exactly(int(headers["content-length"]))
         body = b""

@@ -63,11 +63,13 @@ class TextEncoder(PerEventEncoder):
 class KeyedTopic:
     """Two partitions, and a gateway that has read them up to where its logs stand.
 
-    steps: its tail moves when it is told to, and its views are conflated.
+    tail: the class of its tail.
+    is_stepped: the tail moves when it is told to, and its views are conflated.
     """
 
     def __init__(
         self,
+        tail: type[Tail] = Tail,
         *,
         is_stepped: bool = False,
         max_ring_bytes: int = 1 << 20,
@@ -75,7 +77,7 @@ class KeyedTopic:
     ) -> None:
         self.written_records: dict[TopicPartition, list[Record]] = {tp: [] for tp in PARTITIONS}
         self.logs = {tp: PartitionLog(tp, max_log_bytes, 60.0) for tp in PARTITIONS}
-        self.tail = Tail("cluster", self.logs.values(), {"prices": "id"}, is_conflated=is_stepped)
+        self.tail = tail("cluster", self.logs.values(), {"prices": "id"}, is_conflated=is_stepped)
         self.channel = Channel(
             self.tail,
             b"view-",

@@ -158,6 +158,11 @@ class TcpProxy:
         for link in list(self._links):
             link.abort_both()
 
+    @property
+    def is_cut_pending(self) -> bool:
+        """Whether the bytes that `cut_after` allowed are not delivered yet."""
+        return self._bytes_until_cut is not None
+
     def cut_after(self, count: int) -> None:
         """Deliver exactly `count` more bytes to clients, then `cut`."""
         self._bytes_until_cut = count

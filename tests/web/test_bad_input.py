@@ -67,7 +67,7 @@ class SseStream:
         self.wire = wire
         wire.send_bytes(request)
         self.head = wire.read_head()
-        assert self.head.status == 200, (self.head, wire._read_body(self.head.headers))
+        assert self.head.status == 200, (self.head, wire.read_body(self.head.headers))
         assert self.head.headers["content-type"].startswith("text/event-stream")
         self._parser = SseParser()
         self._events: list[SseEvent] = []

@@ -3,13 +3,13 @@ from __future__ import annotations
 import itertools
 import random
 from collections import defaultdict
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
 import psutil
 import pytest
 
-from gateway.web.demo import sources
 from gateway.web.demo.sources import CUSTOMERS, STATUSES, HostMetrics, generate_orders
 
 
@@ -59,12 +59,16 @@ def test_the_hosts_figures_come_as_one_record_a_group_keyed_by_its_name():
 
 def test_rates_are_bytes_a_second_since_the_sample_before(monkeypatch: pytest.MonkeyPatch):
     clock = iter([100.0, 102.0, 103.0])
-    bytes_so_far = iter([1000, 5000, 4000])
+    disk_bytes, network_bytes = iter([1000, 5000, 4000]), iter([1000, 5000, 4000])
 
-    def read_counters() -> dict[str, int]:
-        return dict.fromkeys(("read", "written", "received", "sent"), next(bytes_so_far))
+    def read_disk() -> Any:
+        return SimpleNamespace(read_bytes=(read := next(disk_bytes)), write_bytes=read)
 
-    monkeypatch.setattr(sources, "_read_counters", read_counters)
+    def read_network() -> Any:
+        return SimpleNamespace(bytes_recv=(read := next(network_bytes)), bytes_sent=read)
+
+    monkeypatch.setattr(psutil, "disk_io_counters", read_disk)
+    monkeypatch.setattr(psutil, "net_io_counters", read_network)
     metrics = HostMetrics(clock=lambda: next(clock))
     network = orjson.loads(metrics.sample_metrics()[3][1])
     assert (network["received"], network["sent"], network["at"]) == (2000, 2000, 102_000)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gateway.cli.commands import EXIT_FAILURE, format_exit_codes
-from gateway.cli.run import ConfigFileOption
+from gateway.cli.options import ConfigFileOption
 
 if TYPE_CHECKING:
     from pathlib import Path

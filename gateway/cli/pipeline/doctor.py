@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gateway.cli.commands import EXIT_FAILURE
+from gateway.cli.options import CONFIG_HELP, build_config_option
 from gateway.errors import PipelineError
 
 from .completion import complete_job
@@ -29,17 +30,7 @@ def doctor(
             autocompletion=complete_job,
         ),
     ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            "--config",
-            "-c",
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            help="The configuration, in YAML.",
-        ),
-    ] = None,
+    config: Annotated[Path | None, build_config_option(CONFIG_HELP)] = None,
     source_file: Annotated[
         Path | None,
         typer.Option(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gateway.cli.run import ConfigFileOption
+from gateway.cli.options import ConfigFileOption
 from gateway.errors import PipelineError
 
 from .completion import complete_job, complete_job_or_all

@@ -27,8 +27,6 @@ from .chunk_ring import ChunkRing
 from .conflation import LatestOffsets, conflate
 from .ring_budget import RingBudget
 
-MAX_BYTES_WITHOUT_ID = 64 * 1024  # where ids come in batches: at most this much without one
-
 
 class Encoder(Protocol):
     """What turns entries into bytes on one kind of wire."""
@@ -67,6 +65,8 @@ class Channel(ChunkRing):
         total: The sum over all chunks ever published; None on wires that count nothing.
         has_sent_id: An id was published since `announce_position` last ran or the owner reset it.
     """
+
+    MAX_BYTES_WITHOUT_ID = 64 * 1024  # where ids come in batches: at most this much without one
 
     __slots__ = (
         "_bytes_without_id",
@@ -256,8 +256,8 @@ class Channel(ChunkRing):
             self._bytes_without_id += len(event.payload)
             # The text at the end of the update covers all that the view does not show as well.
             token_text = text if n == len(events) - 1 else event.token_text
-            # Half of the bound, since the next text may still be TOKEN_INTERVAL_BYTES away.
-            if token_text is not None and self._bytes_without_id >= MAX_BYTES_WITHOUT_ID // 2:
+            # Half of the bound, since the next text may still be `Tail.TOKEN_INTERVAL_BYTES` away.
+            if token_text is not None and self._bytes_without_id >= self.MAX_BYTES_WITHOUT_ID // 2:
                 self._last_token_text, self._bytes_without_id = token_text, 0
             else:
                 token_text = None

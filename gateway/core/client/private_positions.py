@@ -42,10 +42,13 @@ class PrivatePositions(dict[TopicPartition, PartitionPosition]):
     def detach(self, tp: TopicPartition, position: PartitionPosition) -> None:
         """Read a partition privately from where the shared cursor was.
 
-        If that was pending, the position is where the shared read has begun since.
+        If that was pending, the position is where the shared read has begun since. A pending
+        position that came with a token stays pending: it is of an earlier time than the shared read
+        here may be, and is resolved as of that time.
         """
         log = self._cursor.channel.tail.logs.get(tp)
-        if position.is_pending and log is not None:
+        is_shared = position.lineage != UNVERIFIED_LINEAGE
+        if position.is_pending and is_shared and log is not None:
             position = log.initial_position or position
         self.put(tp, position)
 

@@ -16,9 +16,6 @@ from gateway.core.log.record import Record, TopicPartition
 
 from .table_snapshot import TableSnapshot
 
-MAX_BLOCK_BYTES = 64 * 1024  # bytes of a block
-MAX_BLOCK_ENTRIES = 4096  # entries that are looked at for a block
-
 
 class SnapshotBlock(NamedTuple):
     """A part of a table snapshot on the wire.
@@ -51,6 +48,9 @@ class SnapshotBlocks:
         bytes: The size of all blocks so far.
     """
 
+    MAX_BLOCK_BYTES = 64 * 1024
+    MAX_BLOCK_ENTRIES = 4096  # entries that are looked at for a block
+
     def __init__(self, channel: Channel) -> None:
         # Not the channel itself: the snapshot refers to it weakly, as the key of these blocks.
         self.bytes = 0
@@ -79,11 +79,11 @@ class SnapshotBlocks:
         return block
 
     def _encode_block(self, snapshot: TableSnapshot, first: int, offset: int) -> SnapshotBlock:
-        bytes_left = MAX_BLOCK_BYTES
+        bytes_left = self.MAX_BLOCK_BYTES
         events: list[ChannelEvent] = []
         records, index = 0, first
         next_offset, epoch = offset, snapshot.end_position.epoch
-        for entry in islice(snapshot.entries, first, first + MAX_BLOCK_ENTRIES):
+        for entry in islice(snapshot.entries, first, first + self.MAX_BLOCK_ENTRIES):
             index += 1
             next_offset, epoch = entry.next_offset, entry.epoch
             if type(entry) is not Record or self._accepts is None or self._accepts(entry):

@@ -20,11 +20,6 @@ from .position import NO_EPOCH, RETIRED_EPOCH, UNVERIFIED_LINEAGE, PartitionPosi
 from .readiness import Readiness
 from .record import REWIND_REASONS, Entry, Fault, Gap, GapReason, Ready, TopicPartition
 
-# Long tokens are not sent with every event but now and then ("ids come in batches"): they are
-# written after this many bytes of entries, so that a channel can choose among them.
-TOKEN_INTERVAL_BYTES = 8 * 1024
-MAX_EXACT_TOKEN_CHARS = 512  # characters; tokens that are longer come in batches
-
 _tuple_new = tuple.__new__  # not through the named tuple: records are encoded 1.13 times as fast
 
 
@@ -93,6 +88,11 @@ class Tail:
         readers: The clients that read some partitions privately; they register themselves.
     """
 
+    # Long tokens are not sent with every event but now and then ("ids come in batches"): they are
+    # written after this many bytes of entries, so that a channel can choose among them.
+    TOKEN_INTERVAL_BYTES = 8 * 1024
+    MAX_EXACT_TOKEN_CHARS = 512  # characters; tokens that are longer come in batches
+
     def __init__(
         self,
         cluster: str,
@@ -134,7 +134,7 @@ class Tail:
     @property
     def has_exact_tokens(self) -> bool:
         """Return whether tokens are short enough to be sent with every event."""
-        return len(self._writer.to_text()) <= MAX_EXACT_TOKEN_CHARS
+        return len(self._writer.to_text()) <= self.MAX_EXACT_TOKEN_CHARS
 
     @property
     def oldest_seq(self) -> int:
@@ -217,7 +217,7 @@ class Tail:
             if (
                 not (is_exact or self.is_conflated)
                 and (bytes_since_text := bytes_since_text + estimate_entry_size(entry))
-                >= TOKEN_INTERVAL_BYTES
+                >= self.TOKEN_INTERVAL_BYTES
             ):
                 text, bytes_since_text = self._writer.to_text(), 0
             items.append(_tuple_new(TailEntry, (entry, text)))

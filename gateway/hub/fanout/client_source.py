@@ -58,6 +58,9 @@ class CatchUpMembership(Protocol):
     def take_piece(self, source: ClientSource) -> bytes | None:
         """Return the client's next piece; None if it is no member any more."""
 
+    def get_member_position(self, source: ClientSource) -> ClientPosition:
+        """Return where the client stands."""
+
     def release_member(self, source: ClientSource) -> None:
         """Let the client go on by itself."""
 
@@ -275,6 +278,12 @@ class ClientSource:
         return ClientPosition(
             self.subscription.get_position(), self._backfill.topic_ids if self._backfill else {}
         )
+
+    def get_delivered_position(self) -> Position:
+        """Return where it stands, also while a shared catch-up reads for it."""
+        catch_up = self.shared_catch_up
+        position = self.get_position() if catch_up is None else catch_up.get_member_position(self)
+        return position.position
 
     def resume(self, position: ClientPosition, cursor: int | None = None) -> None:
         """Leave a shared catch-up and go on from a position.

@@ -162,6 +162,11 @@ class SharedCatchUp:
             subscription.end(end_reason)
         self._drop_pieces()
 
+    def get_member_position(self, source: ClientSource) -> ClientPosition:
+        """Return where a member stands: behind the last piece that it was sent."""
+        index = self._member_indexes[source] - self._first_index
+        return self._pieces[index - 1].position_after if index else self._start_position
+
     # what the leader reads
 
     @property

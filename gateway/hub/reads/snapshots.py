@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from contextvars import Context
 from typing import TYPE_CHECKING
 
+from gateway.background_tasks import BackgroundTasks
 from gateway.config import Topic
 from gateway.core.client.snapshot_blocks import SnapshotBlock, SnapshotBlocks
 from gateway.core.client.subscription import Subscription
@@ -19,7 +21,6 @@ from gateway.core.log.position import PartitionPosition
 from gateway.core.log.record import Entry, TopicPartition
 from gateway.errors import KafkaError
 from gateway.kafka.client.cluster import Cluster
-from gateway.telemetry.log_context import create_detached_task
 
 from .backfill_reader import BackfillReader
 from .shared_reads import SharedReads
@@ -64,13 +65,11 @@ class Snapshots:
         self.ends = StableEnds(cluster)
         self._cluster = cluster
         self._checked_topics: set[str] = set()
-        self._check_tasks: set[asyncio.Task[None]] = set()
+        self._check_tasks = BackgroundTasks(log)
 
     async def close(self) -> None:
         """Cancel what is under way."""
-        for task in self._check_tasks:
-            task.cancel()
-        await asyncio.gather(*self._check_tasks, return_exceptions=True)
+        await self._check_tasks.close()
         await self.ends.close()
 
     def check_cleanup_policies(self, topics: Iterable[str]) -> None:
@@ -81,9 +80,9 @@ class Snapshots:
         """
         for topic in set(topics) - self._checked_topics:
             self._checked_topics.add(topic)
-            task = create_detached_task(self._check_cleanup_policy(topic))
-            self._check_tasks.add(task)
-            task.add_done_callback(self._check_tasks.discard)
+            self._check_tasks.start(
+                self._check_cleanup_policy(topic), f"the check of {topic}", context=Context()
+            )
 
     async def _check_cleanup_policy(self, topic: str) -> None:
         try:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gateway.core.log.record import TopicPartition
 from gateway.core.produce.idempotency import IdempotencyKey, IdempotencyWindow
-from gateway.errors import AuthenticationFailed, BrokerUnavailable, InvalidRecord
+from gateway.errors import InvalidRecord
 from gateway.kafka.client.cluster import Cluster
+from gateway.kafka.client.existing_topics import get_existing_topic, require_reachable
 from gateway.kafka.produce.partitioner import compute_partition
 from gateway.kafka.produce.producer import Producer
 from gateway.kafka.protocol.requests import TopicMetadata
@@ -146,19 +147,9 @@ class Publisher:
             BrokerUnavailable: The cluster cannot be reached, or the topic has no partitions yet.
             AuthenticationFailed: The brokers refuse the gateway's credentials.
         """
-        error = self.cluster.error
-        if error is not None:  # accept no record that cannot be sent
-            error_type = AuthenticationFailed if isinstance(error, AuthenticationFailed) else None
-            raise (error_type or BrokerUnavailable)(
-                str(error), retry_after=error.retry_after or 1.0
-            )
-        metadata = self.cluster.get_topic(name)
-        if metadata is None or metadata.error or not metadata.partitions:
-            metadata = await self.cluster.describe_topic(name)
-            self.cluster.metadata.watch(name, metadata)
-        if not metadata.partitions:
-            raise BrokerUnavailable(f"topic {name} has no partitions yet", retry_after=1.0)
-        return metadata
+        # Even if the topic is known: no record is accepted that cannot be sent.
+        require_reachable(self.cluster)
+        return await get_existing_topic(self.cluster, name)
 
     def choose_partition(self, topic: TopicMetadata, write: PendingWrite) -> TopicPartition:
         """Return the partition that a record goes to.

@@ -49,7 +49,7 @@ _FENCED_MEMBER_ERRORS = {
     ErrorCode.FENCED_MEMBER_EPOCH,
 }
 # The coordinator does not know the topic yet, or not any more.
-_UNKNOWN_TOPIC_ERRORS = {
+_UNRESOLVED_TOPIC_ERRORS = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     ErrorCode.UNKNOWN_TOPIC_ID,
     ErrorCode.INCONSISTENT_TOPIC_ID,
@@ -57,7 +57,7 @@ _UNKNOWN_TOPIC_ERRORS = {
 _RETRIABLE_ERRORS = {
     *COORDINATOR_ERRORS,
     *_STALE_MEMBER_ERRORS,
-    *_UNKNOWN_TOPIC_ERRORS,
+    *_UNRESOLVED_TOPIC_ERRORS,
     ErrorCode.REQUEST_TIMED_OUT,
     ErrorCode.UNSTABLE_OFFSET_COMMIT,
 }
@@ -155,10 +155,10 @@ class GroupOffsets:
             except BrokerUnavailable as exc:
                 errors, failure = dict.fromkeys(pending, ErrorCode.REQUEST_TIMED_OUT), exc
             pending = {tp: offset for tp, offset in pending.items() if errors[tp]}
-            unknown.update({tp.topic for tp in pending if errors[tp] in _UNKNOWN_TOPIC_ERRORS})
+            unknown.update({tp.topic for tp in pending if errors[tp] in _UNRESOLVED_TOPIC_ERRORS})
             if pending:
                 # Only once nothing else is left, so that the other offsets are committed first.
-                if {errors[tp] for tp in pending} <= _UNKNOWN_TOPIC_ERRORS:
+                if {errors[tp] for tp in pending} <= _UNRESOLVED_TOPIC_ERRORS:
                     unknown.raise_if_expired()
                 failures += 1
                 await self._prepare_retry(

@@ -19,10 +19,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
+from gateway.core.delivery.batch import payload_size
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import GatewayError
 from gateway.kafka.protocol.group_messages import OffsetAndMetadata
-from gateway.sidecar.context import Context, NullAuditor
+from gateway.sidecar.component import Component
+from gateway.sidecar.context import AuditEvent, Context, NullAuditor
 from gateway.sidecar.http.authorization import READ_SCOPE, WRITE_SCOPE
 from gateway.sidecar.http.body import read_body
 from gateway.sidecar.http.ids import CORRELATION_HEADER, TRACEABILITY_HEADER
@@ -62,7 +64,7 @@ DialectHandler = Callable[[Request, Dialect], Awaitable[Response]]
 InstanceHandler = Callable[[Request, Dialect, ConsumerInstance], Awaitable[Response]]
 
 
-class ConsumerComponent:
+class ConsumerComponent(Component):
     """Serve the operations on consumer instances, and own the instances of this process."""
 
     def __init__(self, context: Context) -> None:
@@ -75,7 +77,7 @@ class ConsumerComponent:
         self._byte_counts: Counter[str] = Counter()  # of keys and values, by topic
         self._poll_counts: Counter[str] = Counter()  # by outcome: records, empty, left
         bind = self._create_instance_endpoint
-        self.routes: Sequence[BaseRoute] = [
+        self.routes = [
             TrailingSlashRoute(f"{INSTANCE_PATH}/records", bind(self._poll, READ_SCOPE), "GET"),
             TrailingSlashRoute(f"{INSTANCE_PATH}/offsets", bind(self._commit, WRITE_SCOPE), "POST"),
             TrailingSlashRoute(
@@ -123,12 +125,6 @@ class ConsumerComponent:
     async def run(self) -> None:
         """Run until cancelled: expire idle instances, and at the end close all."""
         await self._instances.run()
-
-    async def check_ready(self) -> None:
-        """Do nothing: Kafka is checked for all components together.
-
-        An instance that cannot join its group says so to the client that polls it.
-        """
 
     def collect_metrics(self, samples: MetricSamples) -> None:
         """Add the samples of instances, polls and records."""
@@ -411,18 +407,15 @@ class ConsumerComponent:
         for topic in {record.tp.topic for record in records}:
             topic_records = [record for record in records if record.tp.topic == topic]
             self._record_counts[topic] += len(topic_records)
-            self._byte_counts[topic] += sum(
-                len(record.key or b"") + len(record.value or b"") for record in topic_records
-            )
+            self._byte_counts[topic] += sum(map(payload_size, topic_records))
         if isinstance(self._context.auditor, NullAuditor):
             return
         for record in records:
             headers = {name: (value or b"").decode("latin-1") for name, value in record.headers}
-            self._context.auditor.record_consumed(
-                *record.tp, record.offset, record.key,
-                correlation=headers.get(CORRELATION_HEADER, ""),
-                traceability=headers.get(TRACEABILITY_HEADER, ""),
-            )  # fmt: skip
+            ids = headers.get(CORRELATION_HEADER, ""), headers.get(TRACEABILITY_HEADER, "")
+            self._context.auditor.record(
+                AuditEvent("ACTIVE_CONSUMER", record.tp, record.offset, record.key, *ids)
+            )
 
 
 class AlreadySentResponse(Response):

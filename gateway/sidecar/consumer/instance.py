@@ -236,7 +236,7 @@ class ConsumerInstance:
             isolation=self.options.isolation,
             max_partition_bytes=settings.max_partition_fetch_bytes,
             max_fetch_bytes=settings.fetch_max_bytes,
-            on_gap=partial(audit_gap, self._auditor),
+            on_gap=partial(audit_gap, self._auditor, "ACTIVE_CONSUMER"),
         )
 
     def _require_consumer(self) -> GroupConsumer:
@@ -444,7 +444,7 @@ class ConsumerInstance:
     async def committed(
         self, tps: Collection[TopicPartition]
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return the committed offsets of the group, whoever committed them."""
+        """Return the committed offsets of the group, by this instance or any other member."""
         return await GroupOffsets(self._cluster.coordinators, self.group).committed(tps)
 
     def _list_uncommitted(self, consumer: GroupConsumer) -> dict[TopicPartition, OffsetAndMetadata]:

@@ -16,6 +16,7 @@ from gateway.config.sections.sidecar import Consumer
 from gateway.errors import FormatError
 from gateway.formats.codec import SerializationFormat
 from gateway.sidecar.http.spec import create_invalid_request
+from gateway.sidecar.topics import MAX_TOPIC_NAME_CHARS
 
 Reset: TypeAlias = Literal["latest", "earliest", "none"]
 Isolation: TypeAlias = Literal["read_committed", "read_uncommitted"]
@@ -24,7 +25,6 @@ NAME_PATTERN = re.compile(r"[A-Za-z0-9._~-]{1,200}")
 MAX_PATTERN_CHARS = 200
 REPEAT_OPERATORS = ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT")  # names in `re._constants`
 MAX_REPETITIONS = 3  # without a bound, in one pattern
-MAX_TOPIC_NAME_CHARS = 249  # Kafka's own limit
 # In how many ways a pattern may be tried on a name: each unbounded repetition takes 0 to 249
 # characters.
 MAX_MATCH_PATHS = (MAX_TOPIC_NAME_CHARS + 1) ** MAX_REPETITIONS

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from gateway.background_tasks import BackgroundTasks
 from gateway.config.sections.sidecar import Consumer
 from gateway.config.types.units import format_duration
 from gateway.kafka.client.cluster import Cluster
@@ -91,7 +92,7 @@ class ConsumerInstances:
         self._instances: OrderedDict[InstanceKey, ConsumerInstance] = OrderedDict()
         self._last_used: dict[InstanceKey, float] = {}  # in seconds of the event loop's clock
         self._ended_instances = EndedInstances()
-        self._tasks: set[asyncio.Future[None]] = set()
+        self._tasks = BackgroundTasks(log)
         self._leave_slots = asyncio.Semaphore(MAX_CONCURRENT_LEAVES)
         self._ended_since_trim = 0
 
@@ -173,7 +174,7 @@ class ConsumerInstances:
         Args:
             instance: The instance.
             reason: `deleted`, `expired` or `closed`. Only `deleted` commits what was returned last:
-                that client has said that it is done.
+                that client has declared that it is done.
         """
         if self._unregister(instance, reason):
             await self._end_instance(instance, reason)
@@ -203,7 +204,7 @@ class ConsumerInstances:
         finally:
             for instance in list(self._instances.values()):
                 self._remove_in_background(instance, "closed")
-            await asyncio.gather(*self._tasks)
+            await self._tasks.wait()
 
     def _expire_idle(self) -> float:
         """End instances that are idle, and return the seconds until the next one may be."""
@@ -222,18 +223,11 @@ class ConsumerInstances:
     def _remove_in_background(self, instance: ConsumerInstance, reason: str) -> None:
         """End an instance in a task: a group that is slow to leave must not hold up others."""
         if self._unregister(instance, reason):
-            task = asyncio.ensure_future(self._end_and_log(instance, reason))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            name = f"group {instance.group}: the end of instance {instance.name}"
+            task = self._tasks.start(self._end_instance(instance, reason), name)
             task.add_done_callback(self._trim_after_many)
 
-    async def _end_and_log(self, instance: ConsumerInstance, reason: str) -> None:
-        try:
-            await self._end_instance(instance, reason)
-        except Exception:
-            log.exception("group %s: instance %s could not be ended", instance.group, instance.name)
-
-    def _trim_after_many(self, task: asyncio.Future[None]) -> None:
+    def _trim_after_many(self, task: asyncio.Task[None]) -> None:
         """Give memory back to the system after the last of many instances has ended."""
         self._ended_since_trim += 1
         if not self._tasks and self._ended_since_trim >= MIN_TRIMMED_INSTANCES:

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
 
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import PartitionFailed
 from gateway.formats.codec import SerializationFormat
 from gateway.kafka.group.consumer import GroupConsumer
+from gateway.sidecar.component import Component
 from gateway.sidecar.context import Context
 from gateway.sidecar.http.authorization import READ_SCOPE
 from gateway.sidecar.http.status import StatusError, build_error_headers, build_json_response
@@ -47,7 +47,7 @@ class OffsetOutOfRange(StatusError):
         self.log_start_offset, self.log_end_offset = first, last
 
 
-class Stateless:
+class Stateless(Component):
     """Serve reads by offset; a consumer is created for each request."""
 
     def __init__(self, context: Context) -> None:
@@ -56,15 +56,7 @@ class Stateless:
         self._context = context
         self._settings = settings
         path = "/topics/{topic}/partitions/{partition}/records"
-        self.routes: Sequence[BaseRoute] = [
-            TrailingSlashRoute(path, create_endpoint(self._get_records), "GET")
-        ]
-
-    async def run(self) -> None:
-        """Return at once: nothing runs beside the requests."""
-
-    async def check_ready(self) -> None:
-        """Do nothing: Kafka is checked for all components together."""
+        self.routes = [TrailingSlashRoute(path, create_endpoint(self._get_records), "GET")]
 
     async def _get_records(self, request: Request) -> Response:
         await self._context.authorize(request, READ_SCOPE, [request.path_params["topic"]])

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
-import httpx
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from gateway.config.sections.sidecar import Consumer as ConsumerSettings
 from gateway.config.sections.sidecar import Group
@@ -30,13 +29,13 @@ from gateway.errors import BrokerUnavailable, Fenced, KafkaError, UnknownTopic
 from gateway.formats.codec import SerializationFormat
 from gateway.kafka.fetch.bounded_read import read_committed
 from gateway.sidecar.backends import get_dead_letter_ext, get_group
+from gateway.sidecar.component import Component
 from gateway.sidecar.consumer.record_json import render_records, text_headers
-from gateway.sidecar.context import Context
+from gateway.sidecar.context import AuditEvent, Context
 from gateway.sidecar.http.authorization import READ_SCOPE, WRITE_SCOPE
-from gateway.sidecar.http.body import read_body
 from gateway.sidecar.http.spec import create_invalid_request
 from gateway.sidecar.http.status import StatusError, build_json_response
-from gateway.sidecar.reactive.backend import BackendClient
+from gateway.sidecar.reactive.backend import BackendClient, create_http_client
 from gateway.sidecar.reactive.batch_encoder import BatchEncoder
 from gateway.sidecar.reactive.dead_letters import DeadLetterWriter
 from gateway.sidecar.reactive.message import DeadLetterMessage
@@ -51,16 +50,15 @@ MAX_BODY_BYTES = 4 << 20
 Parameters: TypeAlias = Mapping[str, Any]
 
 
-class DeadLetterComponent:
+class DeadLetterComponent(Component):
     """Serve `/consumers/deadLetter`."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._outcomes: Counter[str] = Counter()
         self._locks: dict[tuple[str, str], asyncio.Lock] = {}  # of retries, by group and topic
-        # The back end is in the same pod, so proxies of the environment are ignored.
-        self._client = httpx.AsyncClient(trust_env=False, timeout=None, follow_redirects=False)
-        self.routes: Sequence[BaseRoute] = [
+        self._client = create_http_client()
+        self.routes = [
             Route("/consumers/deadLetter/reactive", self._retry, methods=["GET"]),
             Route("/consumers/deadLetter/active", self._list_letters, methods=["GET"]),
             Route("/consumers/deadLetter/active", self._accept_letters, methods=["POST"]),
@@ -73,9 +71,6 @@ class DeadLetterComponent:
             await asyncio.Event().wait()
         finally:
             await self._client.aclose()
-
-    async def check_ready(self) -> None:
-        """Do nothing: nothing happens before it is requested."""
 
     def collect_metrics(self, samples: MetricSamples) -> None:
         """Add the samples of what became of dead letters."""
@@ -179,8 +174,7 @@ class DeadLetterComponent:
     async def _commit(self, request: Request) -> Response:
         """Commit dead letters by their places in Kafka."""
         await self._context.authorize(request, READ_SCOPE)
-        operation = self._context.spec["commitDeadLetters"]
-        body = operation.parse_body(*await self._read_body(request))
+        body = await self._context.spec["commitDeadLetters"].read_body(request, MAX_BODY_BYTES)
         queue = await self._open_queue(request, body["group"], body["topic"])
         topic = await self._context.get_topic(queue.topic)
         offsets: dict[TopicPartition, int] = {}
@@ -201,7 +195,7 @@ class DeadLetterComponent:
         """Write records that a program could not process as dead letters."""
         await self._context.authorize(request, WRITE_SCOPE)
         operation = self._context.spec["writeDeadLetters"]
-        entries = operation.parse_body(*await self._read_body(request))
+        entries = await operation.read_body(request, MAX_BODY_BYTES)
         parameters = operation.parse_parameters(request)
         items = [entry for entry in entries if not entry.get("processed", False)]
         topics = sorted({item["record"]["topic"] for item in items})
@@ -225,10 +219,10 @@ class DeadLetterComponent:
         self._outcomes["written"] += len(dead)
         for dead_letter in dead:
             record = dead_letter.record
-            self._context.auditor.record_consumed(
-                record.tp.topic, record.tp.partition, record.offset, record.key,
-                error=dead_letter.reason,
-            )  # fmt: skip
+            place = record.tp, record.offset, record.key
+            self._context.auditor.record(
+                AuditEvent("ACTIVE_CONSUMER", *place, error=dead_letter.reason)
+            )
         return build_json_response({"written": len(dead), "processed": len(entries) - len(items)})
 
     async def _resolve_record(self, item: Parameters, index: int) -> Record:
@@ -306,14 +300,10 @@ class DeadLetterComponent:
             await self._context.get_topic(name)
         except UnknownTopic:
             if origin in (await self._context.cluster.list_topics()):
-                problem = f"{origin} has no dead letters; {name} is made with the first of them"
+                problem = f"{origin} has no dead letters; {name} is created with the first of them"
                 raise UnknownTopic(problem, topic=name) from None
             raise
         return DeadLetterQueue(self._context.cluster, name, group, ext)
-
-    @staticmethod
-    async def _read_body(request: Request) -> tuple[bytes, str | None]:
-        return await read_body(request, MAX_BODY_BYTES), request.headers.get("content-type")
 
 
 def _format_result(queue: DeadLetterQueue, result: RetryResult, remaining: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from gateway.core.delivery.batch import payload_size
 from gateway.core.log.record import Record, TopicPartition
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.fetch.bounded_read import fetch_log_bounds, read_committed
@@ -159,7 +160,7 @@ class DeadLetterQueue:
         async for dead_letters, offsets_after in self.iter_letters(ranges):
             for dead_letter in dead_letters:
                 record = dead_letter.record
-                remaining_bytes -= len(record.key or b"") + len(record.value or b"")
+                remaining_bytes -= payload_size(record)
                 if len(taken) >= max_records or (taken and remaining_bytes < 0):
                     return taken, next_offsets
                 taken.append(dead_letter)

@@ -26,13 +26,12 @@ from gateway.core.delivery.verdict import (
 from gateway.errors import RegistryUnavailable
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.produce.transactional_producer import TransactionalProducer, TransactionRecord
-from gateway.sidecar.context import Auditor, Context
+from gateway.sidecar.context import AuditEvent, Auditor, Context
 from gateway.sidecar.http.ids import get_current_ids
 from gateway.sidecar.reactive.backend import BackendClient
 from gateway.sidecar.reactive.batch_encoder import BatchEncoder
-from gateway.sidecar.reactive.dead_letters import choose_partition
-from gateway.sidecar.reactive.lane_runner import GROUP_HEADER
-from gateway.sidecar.reactive.message import RETRIES_HEADER
+from gateway.sidecar.reactive.message import GROUP_HEADER, RETRIES_HEADER
+from gateway.sidecar.topics import choose_partition
 
 from .queue import DeadLetterQueue, NextOffsets, QueuedDeadLetter
 
@@ -195,10 +194,11 @@ class DeadLetterRetry:
         if retried.outcome == RETURNED:
             return
         message = retried.queued.message
-        self._auditor.record_consumed(
-            message.origin.topic, message.origin.partition, message.offset, message.key,
-            reactive=True, correlation=message.correlation_id,
-            traceability=message.traceability_id, error=retried.reason or None,
+        self._auditor.record(
+            AuditEvent(
+                "REACTIVE_CONSUMER", message.origin, message.offset, message.key,
+                message.correlation_id, message.traceability_id, retried.reason or None,
+            )
         )  # fmt: skip
 
 
@@ -239,7 +239,8 @@ class DeadLetterCopier:
 
     async def _build_write(self, queued: QueuedDeadLetter) -> TransactionRecord:
         message, origin = queued.message, queued.message.origin
-        tp = choose_partition(await self._context.get_topic(origin.topic), message)
+        topic = await self._context.get_topic(origin.topic)
+        tp = choose_partition(topic, origin.partition, message.key)
         kept = [header for header in message.headers if header[0] != RETRIES_HEADER]
         headers = [*kept, (RETRIES_HEADER, str(message.retries + 1).encode())]
         return TransactionRecord(tp, message.key, message.value, headers, message.timestamp)

@@ -42,5 +42,5 @@ class Authorizer(Protocol):
 async def allow_anyone(
     request: Request, scope: str, topics: Sequence[str] = (), group: str | None = None
 ) -> str:
-    """Allow everything to whoever reaches the port."""
+    """Allow everything to every client that reaches the port."""
     return ""

@@ -23,6 +23,7 @@ from starlette.requests import Request
 
 from gateway.config.source.expression import find_closest
 
+from .body import read_body
 from .integers import build_normalizer, resolve_reference
 from .status import StatusError
 
@@ -98,7 +99,6 @@ class Validator:
     """Validate values against one compiled schema."""
 
     def __init__(self, document: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
-        self._document = document
         self._validator = jsonschema_rs.Draft202012Validator(
             {**schema, "components": document["components"]}
         )
@@ -225,6 +225,19 @@ class ApiOperation:
         value = self.parse_json(data, content_type)
         self.validate_body(value)
         return value
+
+    async def read_body(self, request: Request, max_bytes: int) -> Any:
+        """Read the body of a request, parse it as JSON and validate it.
+
+        Args:
+            request: The request, whose body was not read before.
+            max_bytes: How large the body may be, in bytes.
+
+        Raises:
+            StatusError: As of `body.read_body` and `parse_body`.
+        """
+        data = await read_body(request, max_bytes)
+        return self.parse_body(data, request.headers.get("content-type"))
 
     def validate_body(self, value: Any) -> None:
         """Validate a body that was parsed; null counts as no body.

@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from gateway.sidecar.component import NotReady
+from gateway.sidecar.component import Component, NotReady
 from gateway.sidecar.context import Context
 from gateway.sidecar.http.authorization import READ_SCOPE
-from gateway.sidecar.http.body import read_body
 from gateway.sidecar.http.status import (
     NO_STORE_HEADERS,
     StatusError,
@@ -49,7 +48,7 @@ PUSH_TIMEOUT_MS = 10_000
 DEFAULT_PUSH_ROWS = 1000
 
 
-class KsqldbComponent:
+class KsqldbComponent(Component):
     """Serve `POST /ksqldb/active`, and own the configured queries.
 
     Attributes:
@@ -73,7 +72,7 @@ class KsqldbComponent:
             PushQuery(self._ksql, query, query.backend or settings.backend, settings.reconnect)
             for query in settings.queries
         ]
-        self.routes: Sequence[BaseRoute] = [
+        self.routes = [
             Route("/ksqldb/active", self._run_query, methods=["POST"], name="ksqldbActive")
         ]
 
@@ -107,8 +106,7 @@ class KsqldbComponent:
         """Run the query of a request, which ends with the response."""
         await self._context.authorize(request, READ_SCOPE)
         parameters = self._operation.parse_parameters(request)
-        data = await read_body(request, MAX_BODY_BYTES)
-        body = self._operation.parse_body(data, request.headers.get("content-type"))
+        body = await self._operation.read_body(request, MAX_BODY_BYTES)
         query = _parse_query(body)
         is_push = body.get("queryType", "pull") == "push"
         # The query is left when the stack is closed: here for an array, by the response for lines.

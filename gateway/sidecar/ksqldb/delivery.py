@@ -31,7 +31,7 @@ PostBatch = Callable[[bytes, str], Awaitable[BackendResponse | BackendUnavailabl
 class RowBatcher:
     """Collect rows into batches, between the reader of a query and its delivery.
 
-    It holds at most one batch and one row: `put` waits then, and with it whoever reads the query.
+    It holds at most one batch and one row: `put` waits then, and with it the reader of the query.
 
     Args:
         rows: At most so many rows in a batch.

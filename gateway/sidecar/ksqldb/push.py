@@ -20,7 +20,7 @@ from gateway.config.sections.ksqldb import KsqlQuery, RowsBackend
 from gateway.core.delivery.verdict import BackendUnavailable
 from gateway.core.log.recovery import Backoff, Cause
 from gateway.sidecar.http.ids import CORRELATION_HEADER
-from gateway.sidecar.reactive.backend import BackendResponse, post_json
+from gateway.sidecar.reactive.backend import BackendResponse, create_http_client, post_json
 
 from .client import KsqlClient, KsqlUnavailable, build_query
 from .delivery import RowBatcher, RowDelivery
@@ -63,8 +63,7 @@ class PushQuery:
         """Run until cancelled; a pull query until its rows are delivered."""
         limits = self.settings.batch
         batches = RowBatcher(limits.rows, limits.size, limits.linger)
-        # `post_json` has the timeout.
-        self._client = httpx.AsyncClient(timeout=None, trust_env=False)
+        self._client = create_http_client()
         async with self._client, asyncio.TaskGroup() as group:
             group.create_task(self.delivery.run(batches))
             await self._run_queries(batches)

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from gateway.errors import KafkaError
 from gateway.formats import exact_numbers
@@ -24,7 +24,8 @@ from gateway.kafka.produce.transactional_producer import (
     WrittenOffsets,
 )
 from gateway.kafka.protocol.requests import TopicMetadata
-from gateway.sidecar.context import Context, NullAuditor
+from gateway.sidecar.component import Component
+from gateway.sidecar.context import AuditEvent, Context, NullAuditor
 from gateway.sidecar.http import body
 from gateway.sidecar.http.authorization import WRITE_SCOPE
 from gateway.sidecar.http.ids import RequestIds, get_current_ids
@@ -44,7 +45,7 @@ from .transactions import (
 NDJSON = "application/x-ndjson"
 
 
-class ProducerComponent:
+class ProducerComponent(Component):
     """Write records of requests to Kafka.
 
     Other modules of the package, and the dialect of v2, use its public attributes and methods.
@@ -68,7 +69,7 @@ class ProducerComponent:
         self.transaction_pool = TransactionPool(context, section.transaction_timeout)
         self.idempotency = IdempotencyStore(context, section, self.transaction_pool)
         self._operation = context.spec["postData"]
-        self.routes: Sequence[BaseRoute] = [
+        self.routes = [
             Route("/producers/{topic}", self.produce_records, methods=["POST"], name="producers"),
         ]
 
@@ -101,7 +102,7 @@ class ProducerComponent:
         topic_metadata = await self.context.get_topic(topic)
         ids = get_current_ids()
         encodings = self.parse_encodings(topic, fields)
-        # JSON values are written with the digits that the client sent; orjson made floats of them.
+        # JSON values are written with the digits that the client sent, not as floats of orjson.
         exact_numbers.keep_exact_numbers(data, fields["records"], map_formats(encodings))
         encoded = await self.encoder.encode(topic_metadata, fields["records"], encodings, ids)
         if "Idempotency-Key" in parameters:
@@ -204,13 +205,13 @@ class ProducerComponent:
         if isinstance(auditor, NullAuditor):
             return
         for item, result in zip(encoded.items, results, strict=True):
-            is_written = isinstance(result, int)
+            offset, error = (result, None) if isinstance(result, int) else (-1, str(result))
             ids = RequestIds.from_record(item.headers)
-            auditor.record_produced(
-                item.tp.topic, item.tp.partition, result if isinstance(result, int) else -1,
-                item.key, correlation=ids.correlation, traceability=ids.traceability,
-                error=None if is_written else str(result),
-            )  # fmt: skip
+            auditor.record(
+                AuditEvent(
+                    "PRODUCER", item.tp, offset, item.key, ids.correlation, ids.traceability, error
+                )
+            )
 
     async def _produce_stream(self, request: Request, parameters: Mapping[str, Any]) -> Response:
         """Build the response that reads and writes a stream of lines."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
+from gateway.background_tasks import BackgroundTasks
 from gateway.core.log.record import TopicPartition
 from gateway.errors import BrokerUnavailable, KafkaError, PartitionFailed
 from gateway.kafka.produce.pending_records import ProducerRecord
@@ -21,11 +23,12 @@ from gateway.sidecar.context import Context
 from .encoding import EncodedRecords
 from .outcome import NotWritten
 
+log = logging.getLogger(__name__)
+
 # Kafka forgets a transactional id that is not used (transactional.id.expiration.ms, 7 days).
 MAX_IDLE_S = 3600.0  # after which an id is not used again
 
 T = TypeVar("T")
-BuildWrites = Callable[[WrittenOffsets], Sequence[TransactionRecord]]
 
 
 class TransactionPool:
@@ -44,7 +47,7 @@ class TransactionPool:
         self._timeout = timeout
         # Since when each is idle, in seconds of the monotonic clock; the last one is used first.
         self._idle: list[tuple[float, TransactionalProducer]] = []
-        self._background_tasks: set[asyncio.Task[Any]] = set()
+        self._background_tasks = BackgroundTasks(log)
 
     async def acquire(self) -> TransactionalProducer:
         """Return a started producer with an id that nobody else uses.
@@ -73,17 +76,11 @@ class TransactionPool:
 
     def run_in_background(self, coro: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run a coroutine to its end, whatever happens to the request that started it."""
-        task = asyncio.create_task(coro)
-        self._background_tasks.add(task)
-        task.add_done_callback(self._background_tasks.discard)
-        return task
+        return self._background_tasks.start(coro, "the end of a transaction")
 
     async def close(self) -> None:
         """Wait a second for what was started in the background, then cancel it."""
-        if self._background_tasks:
-            await asyncio.wait(self._background_tasks, timeout=1.0)
-        for task in self._background_tasks:
-            task.cancel()
+        await self._background_tasks.close(1.0)
         self._idle.clear()
 
     async def write(self, encoded: EncodedRecords, timeout_s: float) -> list[int | KafkaError]:

@@ -23,6 +23,16 @@ MAX_RETRY_AFTER_S = 3600.0  # a longer Retry-After counts as this
 HEALTH_TIMEOUT_S = 5.0  # for the response to a health check
 
 
+def create_http_client() -> httpx.AsyncClient:
+    """Create the HTTP client for back ends, which its creator closes.
+
+    The back end is in the same pod, so proxies of the environment are ignored. There may be as many
+    connections as there are callers. `post_json` has the timeouts.
+    """
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    return httpx.AsyncClient(trust_env=False, limits=limits, timeout=None, follow_redirects=False)
+
+
 class BackendClient:
     """Send batches to one back end, and ask for its health.
 

@@ -8,27 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import httpx
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from gateway.config.source.expression import suggest
 from gateway.core.log.record import TopicPartition
 from gateway.errors import NotOwned
-from gateway.kafka.client.offsets import READ_COMMITTED, READ_UNCOMMITTED, OffsetAndTimestamp
-from gateway.sidecar.component import NotReady
+from gateway.sidecar.component import Component, NotReady
 from gateway.sidecar.context import Context
 from gateway.sidecar.http.authorization import READ_SCOPE
-from gateway.sidecar.http.body import read_body
 from gateway.sidecar.http.status import StatusError, build_json_response
 from gateway.sidecar.supervision import run_supervised
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
 
+from .backend import create_http_client
 from .group import ReactiveGroup
 from .state import describe_group
 
@@ -40,7 +38,7 @@ LIST_OFFSETS_TIMEOUT_S = 5.0  # for Kafka to answer
 OFFSET_SPECS: Mapping[str, int] = {"beginning": -2, "end": -1}  # as timestamps of ListOffsets
 
 
-class ReactiveComponent:
+class ReactiveComponent(Component):
     """Own the reactive groups of this process, and the HTTP client that they share.
 
     Attributes:
@@ -51,16 +49,11 @@ class ReactiveComponent:
         settings = context.section.reactive
         assert settings is not None
         self._context = context
-        # As many connections as there are lanes. The back end is in the same pod, so proxies of
-        # the environment are ignored. `backend.post_json` has the timeouts.
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        self._client = httpx.AsyncClient(
-            trust_env=False, limits=limits, timeout=None, follow_redirects=False
-        )
+        self._client = create_http_client()
         self.groups = {
             group.group: ReactiveGroup(context, group, self._client) for group in settings.groups
         }
-        self.routes: Sequence[BaseRoute] = [
+        self.routes = [
             Route("/reactive", self._list, methods=["GET"]),
             Route("/reactive/{group}", self._get_state, methods=["GET"]),
             Route("/reactive/{group}/pause", self._pause, methods=["POST"]),
@@ -140,10 +133,7 @@ class ReactiveComponent:
 
     async def _seek(self, request: Request) -> Response:
         group = await self._authorize_group(request)
-        data = await read_body(request, MAX_BODY_BYTES)
-        body = self._context.spec["seekReactive"].parse_body(
-            data, request.headers.get("content-type")
-        )
+        body = await self._context.spec["seekReactive"].read_body(request, MAX_BODY_BYTES)
         offsets = await self._resolve_offsets(group, body)
         try:
             await group.seek(offsets)
@@ -215,18 +205,7 @@ class ReactiveComponent:
         self, group: ReactiveGroup, specs: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
         """Ask Kafka for offsets by timestamp, as the group's isolation sees them."""
-        is_read_committed = group.settings.isolation == "read_committed"
-        isolation = READ_COMMITTED if is_read_committed else READ_UNCOMMITTED
-        if not specs:
-            return {}
-        answers = await self._context.cluster.list_offsets(
-            specs, isolation, timeout=LIST_OFFSETS_TIMEOUT_S
-        )
-        offsets = {
-            tp: answer.offset
-            for tp, answer in answers.items()
-            if isinstance(answer, OffsetAndTimestamp)
-        }
+        offsets = await group.list_offsets(specs, LIST_OFFSETS_TIMEOUT_S) if specs else {}
         for tp in specs.keys() - offsets.keys():
             problem = f"the offsets of {tp} are not known now"
             raise StatusError(409, f"{problem}; try again, or correct its name")

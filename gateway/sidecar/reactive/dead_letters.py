@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
+from gateway.config.sections.sidecar import Group
 from gateway.core.delivery.batch import DeadLetterRecord
 from gateway.core.error_code import TOO_LARGE_ERRORS
-from gateway.core.log.record import TopicPartition
-from gateway.errors import GatewayError, KafkaError, PartitionFailed, UnknownTopic
-from gateway.kafka.admin.topics import create_topic
-from gateway.kafka.produce.partitioner import compute_partition
+from gateway.errors import GatewayError, PartitionFailed
 from gateway.kafka.protocol.requests import TopicMetadata
+from gateway.kafka.protocol.topic_messages import BROKER_DEFAULT
 from gateway.sidecar.context import Context
+from gateway.sidecar.topics import choose_partition, get_or_create_topic
 
 from .batch_encoder import get_ids
 from .message import DeadLetterMessage
-
-log = logging.getLogger(__name__)
 
 WRITE_TIMEOUT_S = 10.0  # for Kafka to acknowledge one; then it is tried again
 # `max.message.bytes` of created topics. Dead letters are larger than the records, which may have
@@ -42,6 +39,12 @@ class DeadLetterWriter:
         self._group = group
         self._ext = ext
         self._create = create
+
+    @classmethod
+    def from_group(cls, context: Context, settings: Group) -> DeadLetterWriter:
+        """Create the writer of a configured group."""
+        ext = settings.dead_letter_topic_ext
+        return cls(context, settings.group, ext, create=settings.dead_letter_make)
 
     async def write(
         self, dead: Sequence[DeadLetterRecord]
@@ -100,38 +103,21 @@ class DeadLetterWriter:
         return ""
 
     async def _produce(self, topic: TopicMetadata, message: DeadLetterMessage) -> None:
-        tp = choose_partition(topic, message)
+        tp = choose_partition(topic, message.origin.partition, message.key)
         await self._context.producer.send(
             tp, message.key, message.value, message.to_headers(), timeout_s=WRITE_TIMEOUT_S
         )
 
     async def _get_or_create_topic(self, origin: str) -> TopicMetadata:
         name = origin + self._ext
-        try:
+        if not self._create:
             return await self._context.get_topic(name)
-        except UnknownTopic:
-            if not self._create:
-                raise
         origin_topic = self._context.cluster.get_topic(origin)
-        count = len(origin_topic.partitions) if origin_topic is not None else -1
-        configs = {"max.message.bytes": str(MAX_MESSAGE_BYTES)}
-        if await create_topic(self._context.cluster, name, partitions=count or -1, configs=configs):
-            log.info("created the topic %s for dead letters, %s partitions", name, count)
-        for _ in range(20):
-            try:
-                return await self._context.get_topic(name)
-            except KafkaError:  # brokers learn about a new topic at different times
-                await asyncio.sleep(0.1)
-        return await self._context.get_topic(name)
-
-
-def choose_partition(topic: TopicMetadata, message: DeadLetterMessage) -> TopicPartition:
-    """Choose the partition of a dead letter.
-
-    It is the one with the number of the record's partition, if there is one, so that dead letters
-    keep their order.
-    """
-    count, number = len(topic.partitions), message.origin.partition
-    if number not in topic.partitions:
-        number = number % count if message.key is None else compute_partition(message.key, count)
-    return TopicPartition(topic.name, number)
+        count = 0 if origin_topic is None else len(origin_topic.partitions)
+        return await get_or_create_topic(
+            self._context,
+            name,
+            "dead letters",
+            partitions=count or BROKER_DEFAULT,
+            configs={"max.message.bytes": str(MAX_MESSAGE_BYTES)},
+        )

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 POLL_TIMEOUT_S = 5.0  # for a poll without records
 RETRY_DELAY_S = 1.0  # before a group that cannot be read is tried again
-LIST_OFFSETS_TIMEOUT_S = 2.0  # for Kafka to answer; without the ends, no lag is known
+END_OFFSETS_TIMEOUT_S = 2.0  # for Kafka to answer; without the ends, no lag is known
 COMMIT_TIMEOUT_S = 5.0  # for the commit of revoked partitions, on top of revokeTimeout
 
 
@@ -125,22 +125,20 @@ class ReactiveGroup:
             max_partition_bytes=settings.max_partition_fetch_bytes,
             max_fetch_bytes=settings.fetch_max_bytes,
             prefetch=True,
-            on_gap=partial(audit_gap, self._context.auditor, reactive=True),
+            on_gap=partial(audit_gap, self._context.auditor, "REACTIVE_CONSUMER"),
         )
 
     def _create_lane_context(self) -> LaneContext:
-        settings, context = self.settings, self._context
+        settings = self.settings
         return LaneContext(
             self.name,
             BackendClient(self._client, settings.backend, accept_empty=settings.accept_empty),
-            BatchEncoder(context.codecs, context.section, settings),
-            DeadLetterWriter(
-                context, self.name, settings.dead_letter_topic_ext, create=settings.dead_letter_make
-            ),
+            BatchEncoder(self._context.codecs, self._context.section, settings),
+            DeadLetterWriter.from_group(self._context, settings),
             self.committer,
             self._on_settled,
             self.counts,
-            context.cluster.outages,
+            self._context.cluster.outages,
         )
 
     # Reading
@@ -261,15 +259,29 @@ class ReactiveGroup:
 
     async def fetch_end_offsets(self, tps: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the end offsets of these partitions, as far as Kafka answers in time."""
-        is_read_committed = self.settings.isolation == "read_committed"
-        isolation = READ_COMMITTED if is_read_committed else READ_UNCOMMITTED
-        specs = dict.fromkeys(tps, LATEST)
         try:
-            answers = await self._context.cluster.list_offsets(
-                specs, isolation, timeout=LIST_OFFSETS_TIMEOUT_S
-            )
+            return await self.list_offsets(dict.fromkeys(tps, LATEST), END_OFFSETS_TIMEOUT_S)
         except KafkaError:
             return {}
+
+    async def list_offsets(
+        self, specs: Mapping[TopicPartition, int], timeout_s: float
+    ) -> dict[TopicPartition, int]:
+        """Look up offsets by timestamp, as the group's isolation sees them.
+
+        Args:
+            specs: A timestamp of ListOffsets for each partition.
+            timeout_s: How long to wait for Kafka, in seconds.
+
+        Returns:
+            The offsets of the partitions of which Kafka knows them now.
+
+        Raises:
+            KafkaError: Kafka cannot be asked.
+        """
+        is_read_committed = self.settings.isolation == "read_committed"
+        isolation = READ_COMMITTED if is_read_committed else READ_UNCOMMITTED
+        answers = await self._context.cluster.list_offsets(specs, isolation, timeout=timeout_s)
         return {
             tp: answer.offset
             for tp, answer in answers.items()

@@ -29,7 +29,7 @@ from gateway.core.delivery.verdict import (
 from gateway.core.log.record import TopicPartition
 from gateway.errors import RegistryUnavailable
 from gateway.kafka.client.outages import Outages
-from gateway.sidecar.context import Auditor, NullAuditor
+from gateway.sidecar.context import AuditEvent, Auditor, NullAuditor
 from gateway.sidecar.http.ids import RequestIds
 from gateway.telemetry.histogram import Histogram
 from gateway.telemetry.log_context import log_context
@@ -37,11 +37,11 @@ from gateway.telemetry.log_context import log_context
 from .backend import BackendClient
 from .batch_encoder import BatchEncoder, get_ids
 from .dead_letters import DeadLetterWriter
+from .message import GROUP_HEADER
 from .offset_committer import OffsetCommitter
 
 log = logging.getLogger(__name__)
 
-GROUP_HEADER = "X-Consumer-Group"
 # Of batches in metrics, by the verdict.
 _LABELS = {BatchResults: "answered", BackendUnavailable: "away", SuspectBatch: "suspect"}
 
@@ -308,11 +308,8 @@ def audit_settled(auditor: Auditor, settled: SettledRecords) -> None:
         *outcomes,
         *((dead_letter.record, dead_letter.reason) for dead_letter in settled.dead_letters),
     ]:
-        correlation, traceability = get_ids(record)
-        auditor.record_consumed(
-            record.tp.topic, record.tp.partition, record.offset, record.key,
-            reactive=True, correlation=correlation, traceability=traceability, error=error,
-        )  # fmt: skip
+        place = record.tp, record.offset, record.key
+        auditor.record(AuditEvent("REACTIVE_CONSUMER", *place, *get_ids(record), error))
 
 
 def _now() -> float:

@@ -1,7 +1,7 @@
 """Represent a dead letter: a record that could not be processed, as it is in `<topic>.dlq`.
 
 Key, value and headers are those of the record, byte for byte, including repeated headers. What
-became of it is in further headers after them, so that whoever reads the dead letter has the record
+became of it is in further headers after them, so that a reader of the dead letter has the record
 as it was, even if its own headers have the same names. The first three names are those that other
 projects use.
 """
@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.core.log.record import Record, TopicPartition
-
-DEFAULT_EXT = ".dlq"
+from gateway.sidecar.http.ids import CORRELATION_HEADER, TRACEABILITY_HEADER
 
 # The headers after the record's own, in this order; all are UTF-8 text.
 # The last header of this name is the first of ours: all before it are the record's.
@@ -23,8 +22,6 @@ ORIGIN_OFFSET_HEADER = "X-Origin-Offset"
 ORIGIN_TIMESTAMP_HEADER = "X-Origin-Timestamp"  # of the record, in milliseconds since 1970
 GROUP_HEADER = "X-Consumer-Group"  # the group that could not process it
 RETRIES_HEADER = "X-Dead-Letter-Retries"  # how often it was retried as a dead letter
-CORRELATION_HEADER = "X-Correlation-Id"
-TRACEABILITY_HEADER = "X-Traceability-Id"  # left out where the record has none
 STACKTRACE_HEADER = "StackTrace"
 
 MAX_STACKTRACE_CHARS = 8192  # it must not make the record too large for Kafka
@@ -61,11 +58,6 @@ class DeadLetterMessage:
     correlation_id: str = ""
     traceability_id: str = ""
     retries: int = 0
-
-    @property
-    def default_topic(self) -> str:
-        """Return the topic of the dead letters of its topic, where no other is configured."""
-        return self.origin.topic + DEFAULT_EXT
 
     def to_headers(self) -> list[tuple[str, bytes | None]]:
         """Return the headers of its record in Kafka: those of the original, then further ones."""

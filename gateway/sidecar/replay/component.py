@@ -12,15 +12,14 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-import httpx
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from gateway.core.delivery.replay import Destination, Replay, ReplayState, Span
 from gateway.core.log.record import TopicPartition
@@ -28,12 +27,12 @@ from gateway.kafka.fetch.bounded_read import fetch_log_bounds, fetch_offsets_for
 from gateway.kafka.produce.transactional_producer import TransactionalProducer
 from gateway.kafka.protocol.requests import TopicMetadata
 from gateway.sidecar.backends import get_group
-from gateway.sidecar.component import NotReady
+from gateway.sidecar.component import Component, NotReady
 from gateway.sidecar.context import Context
 from gateway.sidecar.http.authorization import READ_SCOPE, WRITE_SCOPE
-from gateway.sidecar.http.body import read_body
 from gateway.sidecar.http.spec import create_invalid_request
 from gateway.sidecar.http.status import StatusError, build_json_response
+from gateway.sidecar.reactive.backend import create_http_client
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
 
@@ -51,7 +50,7 @@ LOAD_TIMEOUT_S = 5.0  # for a request to wait until a sidecar that has just star
 TAKEOVER_INTERVAL_S = 0.5  # between two checks for replays that nobody works on
 
 
-class ReplayComponent:
+class ReplayComponent(Component):
     """Serve `/replays`, and own the jobs of this process."""
 
     def __init__(self, context: Context) -> None:
@@ -62,9 +61,8 @@ class ReplayComponent:
         # Distinguishes processes, also those that a restart in the same container replaced.
         self._owner = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._jobs: dict[str, tuple[ReplayJob, asyncio.Task[None]]] = {}
-        # The back end is in the same pod, so proxies of the environment are ignored.
-        self._client = httpx.AsyncClient(trust_env=False, timeout=None, follow_redirects=False)
-        self.routes: Sequence[BaseRoute] = [
+        self._client = create_http_client()
+        self.routes = [
             Route("/replays", self._create_replay, methods=["POST"]),
             Route("/replays", self._list, methods=["GET"]),
             Route("/replays/{id}", self._get_replay, methods=["GET"]),
@@ -160,9 +158,7 @@ class ReplayComponent:
     async def _create_replay(self, request: Request) -> Response:
         """Write a new replay, and start its job here unless there are too many."""
         await self._context.authorize(request, READ_SCOPE)
-        data = await read_body(request, MAX_BODY_BYTES)
-        operation = self._context.spec["startReplay"]
-        fields = operation.parse_body(data, request.headers.get("content-type"))
+        fields = await self._context.spec["startReplay"].read_body(request, MAX_BODY_BYTES)
         # 1.0 is an integer to JSON Schema, and a float to Python.
         body: dict[str, Any] = {
             name: int(value) if isinstance(value, float) else value
@@ -179,7 +175,7 @@ class ReplayComponent:
         await self._wait_until_loaded()
         transactions = self._store.create_transactions(replay.id)
         await transactions.start()
-        if len(self._jobs) < MAX_JOBS:  # otherwise whoever has capacity takes it
+        if len(self._jobs) < MAX_JOBS:  # otherwise a sidecar with capacity takes it
             replay = replay.with_owner(self._owner, replay.created)
         await transactions.commit([self._store.build_write(replay)])
         if replay.owner:

@@ -89,12 +89,7 @@ class BackendReplayDelivery:
             settings.group,
             self._back_end,
             BatchEncoder(context.codecs, context.section, settings),
-            DeadLetterWriter(
-                context,
-                settings.group,
-                settings.dead_letter_topic_ext,
-                create=settings.dead_letter_make,
-            ),
+            DeadLetterWriter.from_group(context, settings),
             OffsetCommitter(settings.group, _skip_commit),
             self._on_settled,
         )

@@ -1,8 +1,8 @@
 """Work on one replay until it is done or belongs to another process.
 
 With a topic as the destination, the copies and the progress are written in one transaction, so each
-record is copied exactly once, whoever goes on after a crash. With a back end, records that were
-sent and whose outcome is not written yet are sent again.
+record is copied exactly once, whichever process goes on after a crash. With a back end, records
+that were sent and whose outcome is not written yet are sent again.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
+from gateway.core.delivery.batch import payload_size
 from gateway.core.delivery.replay import Replay, ReplayState, Span
 from gateway.core.log.record import Record, TopicPartition
 from gateway.core.log.recovery import Backoff, Cause
 from gateway.errors import BrokerUnavailable, Fenced, GatewayError, KafkaError
 from gateway.kafka.fetch.bounded_read import PartitionRead, read_committed
-from gateway.kafka.produce.partitioner import compute_partition
 from gateway.kafka.produce.transactional_producer import TransactionalProducer, TransactionRecord
 from gateway.kafka.protocol.requests import TopicMetadata
 from gateway.sidecar.context import Context
+from gateway.sidecar.topics import choose_partition
 
 from .store import ReplayStore
 
@@ -192,7 +193,10 @@ class ReplayJob:
         records = [record for record in committed_read.records if record.offset < span.end]
         target = await self._context.get_topic(replay.target)
         writes = [build_copy(self.id, record, target) for record in records]
-        next_offset, size = min(committed_read.next_offset, span.end), sum(map(_size, records))
+        next_offset, size = (
+            min(committed_read.next_offset, span.end),
+            sum(map(payload_size, records)),
+        )
         await self._save(
             replay.with_progress(tp.partition, next_offset, len(records), size, _now()), writes
         )
@@ -220,7 +224,7 @@ class ReplayJob:
                 replay = replace(replay, error=result.reason)
                 await self._send_heartbeat(replay)
                 continue
-            next_offset, size = settled[-1].next_offset, sum(map(_size, settled))
+            next_offset, size = settled[-1].next_offset, sum(map(payload_size, settled))
             replay = replay.with_progress(
                 tp.partition, next_offset, len(settled), size, _now(), result.dead_letters
             )
@@ -247,7 +251,7 @@ class ReplayJob:
         await self._end(ReplayState.FAILED, reason)
 
     async def _end(self, state: ReplayState, reason: str = "") -> None:
-        """End the replay; if that fails, whoever takes it over meets the same error."""
+        """End the replay; if that fails, the process that takes it over meets the same error."""
         try:
             await end_replay(self._store, self._transactions, self.id, state, reason)
         except KafkaError as error:
@@ -261,7 +265,7 @@ async def end_replay(
     state: ReplayState,
     reason: str = "",
 ) -> Replay | None:
-    """End a replay, and fence whoever works on it.
+    """End a replay, and fence the process that works on it.
 
     Args:
         store: The state of all replays.
@@ -303,20 +307,10 @@ def build_origin_headers(id: str, record: Record) -> Headers:
 
 
 def build_copy(id: str, record: Record, target: TopicMetadata) -> TransactionRecord:
-    """Build the copy of a record for a topic.
-
-    It is for the partition of the same number if there is one, else for that of its key.
-    """
-    count, number = len(target.partitions), record.tp.partition
-    if number not in target.partitions:
-        number = number % count if record.key is None else compute_partition(record.key, count)
+    """Build the copy of a record for a topic, for the partition of `choose_partition`."""
+    tp = choose_partition(target, record.tp.partition, record.key)
     headers = (*record.headers, *build_origin_headers(id, record))
-    tp = TopicPartition(target.name, number)
     return TransactionRecord(tp, record.key, record.value, headers, record.timestamp)
-
-
-def _size(record: Record) -> int:
-    return len(record.key or b"") + len(record.value or b"")
 
 
 def _now() -> int:

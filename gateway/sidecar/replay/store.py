@@ -18,12 +18,11 @@ import orjson
 from gateway.core.delivery.replay import Replay, Replays
 from gateway.core.error_code import ErrorCode, code_from_error
 from gateway.core.log.record import Record, TopicPartition
-from gateway.errors import BrokerUnavailable, KafkaError, UnknownTopic
-from gateway.kafka.admin.topics import create_topic
+from gateway.errors import BrokerUnavailable, KafkaError
 from gateway.kafka.fetch.bounded_read import fetch_log_bounds, read_committed
 from gateway.kafka.produce.transactional_producer import TransactionalProducer, TransactionRecord
-from gateway.kafka.protocol.requests import TopicMetadata
 from gateway.sidecar.context import Context
+from gateway.sidecar.topics import get_or_create_topic
 
 log = logging.getLogger(__name__)
 
@@ -88,29 +87,15 @@ class ReplayStore:
 
     async def _open_topic(self) -> None:
         """Find the topic, or create it, and note where it ends."""
-        try:
-            topic = await self._context.get_topic(self.tp.topic)
-        except UnknownTopic:
-            if await create_topic(
-                self._context.cluster, self.tp.topic, partitions=1, configs=TOPIC_CONFIGS
-            ):
-                log.info("created the topic %s for replays", self.tp.topic)
-            topic = await self._wait_for_topic()
+        topic = await get_or_create_topic(
+            self._context, self.tp.topic, "replays", partitions=1, configs=TOPIC_CONFIGS
+        )
         if topic.topic_id != self._topic_id:
             self._topic_id, self._next_offset = topic.topic_id, 0
         if self._initial_end is None:
             self._initial_end = (await fetch_log_bounds(self._context.cluster, [self.tp]))[
                 self.tp
             ].stop
-
-    async def _wait_for_topic(self) -> TopicMetadata:
-        """Return a topic that was just created; brokers learn about it at different times."""
-        for _ in range(20):
-            try:
-                return await self._context.get_topic(self.tp.topic)
-            except KafkaError:
-                await asyncio.sleep(RETRY_DELAY_S / 5)
-        return await self._context.get_topic(self.tp.topic)
 
     async def _read_records(self) -> None:
         """Read and apply the next records."""

@@ -52,7 +52,7 @@ class ConfluentDialect:
         """Build a response whose content type names the format, if the client accepts that."""
         format = _get_format(instance)
         content_type = negotiate_content_type(request)
-        # A client that accepts the dialect's types is told the format; plain JSON stays that.
+        # A client that accepts the dialect's types learns the format; plain JSON stays that.
         return set_content_type(
             build_json_response(body),
             media.build_media_type(format) if content_type == media.KAFKA_V2_TYPE else content_type,

@@ -13,12 +13,12 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
 
 from gateway.errors import FormatError
 from gateway.formats import exact_numbers
 from gateway.formats.codec import SchemaSelector, SerializationFormat
 from gateway.formats.plain import encode_plain
+from gateway.sidecar.component import Component
 from gateway.sidecar.consumer.dialect import TrailingSlashRoute
 from gateway.sidecar.context import Context
 from gateway.sidecar.http.authorization import WRITE_SCOPE
@@ -44,7 +44,7 @@ from .errors import RETRIABLE, to_unprocessable
 NON_RETRIABLE_CODE, RETRIABLE_CODE = 1, 2
 
 
-class Writing:
+class Writing(Component):
     """Serve the requests that write records, with the means of the producer component."""
 
     def __init__(self, context: Context) -> None:
@@ -54,16 +54,10 @@ class Writing:
         self._producers = producers
         self._operation = context.spec["produceV2"]
         partition_path = "/topics/{topic}/partitions/{partition}"
-        self.routes: Sequence[BaseRoute] = [
+        self.routes = [
             TrailingSlashRoute("/topics/{topic}", create_endpoint(self._produce), "POST"),
             TrailingSlashRoute(partition_path, create_endpoint(self._produce), "POST"),
         ]
-
-    async def run(self) -> None:
-        """Return at once: nothing runs beside the requests."""
-
-    async def check_ready(self) -> None:
-        """Do nothing: Kafka is checked for all components together."""
 
     async def _produce(self, request: Request) -> Response:
         topic = request.path_params["topic"]
@@ -87,7 +81,7 @@ class Writing:
         except StatusError as exc:
             raise to_unprocessable(exc) from None
         encodings = [_parse_encoding(body, name, format) for name in ("key", "value")]
-        # JSON values are written with the digits that the client sent; orjson made floats of them.
+        # JSON values are written with the digits that the client sent, not as floats of orjson.
         exact_numbers.keep_exact_numbers(data, records, map_formats(encodings))
         encoded = await self._encode_records(topic, records, encodings)
         # Items are in the order of the records here, as a record that cannot be encoded has raised.

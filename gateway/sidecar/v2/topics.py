@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
 
 from gateway.core.log.record import TopicPartition
 from gateway.errors import BrokerUnavailable
@@ -15,6 +13,7 @@ from gateway.kafka.client.connections import ConnectionRole
 from gateway.kafka.client.offsets import EARLIEST, LATEST, READ_COMMITTED, OffsetAndTimestamp
 from gateway.kafka.protocol.config_messages import DescribeConfigsRequest
 from gateway.kafka.protocol.requests import PartitionMetadata
+from gateway.sidecar.component import Component
 from gateway.sidecar.consumer.dialect import TrailingSlashRoute
 from gateway.sidecar.context import Context
 from gateway.sidecar.http.authorization import READ_SCOPE
@@ -24,13 +23,13 @@ from .dialect import CONFLUENT
 from .endpoints import create_endpoint, parse_partition
 
 
-class Topics:
+class Topics(Component):
     """Serve the requests for what there is in Kafka."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         partition_path = "/topics/{topic}/partitions/{partition}"
-        self.routes: Sequence[BaseRoute] = [
+        self.routes = [
             TrailingSlashRoute("/topics", create_endpoint(self._list_topics), "GET"),
             TrailingSlashRoute("/topics/{topic}", create_endpoint(self._get_topic), "GET"),
             TrailingSlashRoute(
@@ -42,12 +41,6 @@ class Topics:
             ),
             TrailingSlashRoute("/brokers", create_endpoint(self._list_brokers), "GET"),
         ]
-
-    async def run(self) -> None:
-        """Return at once: nothing runs beside the requests."""
-
-    async def check_ready(self) -> None:
-        """Do nothing: Kafka is checked for all components together."""
 
     async def _list_topics(self, request: Request) -> Response:
         """Answer with all topics but Kafka's internal ones, as Java's clients list them."""

@@ -75,7 +75,7 @@ class Guards:
             guarded_sections.append(settings.sidecar.guarded)
         for name in sorted({name for guarded in guarded_sections for name in guarded}):
             if name not in self._guards:
-                self._guards[name] = self._create_guard(name, settings)
+                self._guards[name] = self.create_guard(name, settings)
         return changed
 
     async def __call__(
@@ -157,7 +157,7 @@ class Guards:
         except NotGranted:
             raise original_error from None
 
-    def _create_guard(self, name: str, settings: Settings) -> Guard:
+    def create_guard(self, name: str, settings: Settings) -> Guard:
         """Create a guard, importing its module only now: cryptography takes a tenth of a second."""
         section, realm = settings.guards[name], settings.name
         if isinstance(section, Jwt):

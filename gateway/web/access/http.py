@@ -39,8 +39,6 @@ from .grant import Grant
 from .guard import AccessRequest
 from .guard_errors import GuardErrors
 
-MAX_CACHED_DECISIONS = 10_000  # decisions
-
 _TOKEN_PATTERN = re.compile(r"[\x21-\x7e]+")  # tokens that cannot add a header or another value
 
 log = logging.getLogger(__name__)
@@ -70,6 +68,8 @@ class HttpGuard:
         is_renewable: Whether the application is asked about the token of a `token` message.
         errors: Builds the errors of this guard.
     """
+
+    MAX_CACHED_DECISIONS = 10_000
 
     def __init__(self, name: str, settings: Http, realm: str, external_http: ExternalHttp) -> None:
         """Create the guard.
@@ -183,7 +183,7 @@ class HttpGuard:
             until = min(until, decision.expires)
         self._cache[digest] = until, decision
         self._cache.move_to_end(digest)
-        if len(self._cache) > MAX_CACHED_DECISIONS:
+        if len(self._cache) > self.MAX_CACHED_DECISIONS:
             self._cache.popitem(last=False)
 
     def _parse_response(self, status: int, body: bytes) -> Grant | DeniedStatus:

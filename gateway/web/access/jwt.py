@@ -34,7 +34,6 @@ from .guard import AccessRequest
 from .guard_errors import GuardErrors
 from .jwks import KeySet, KeySource, KeysUnavailable
 
-MAX_CACHED_TOKENS = 10_000  # tokens
 MAX_TOKEN_CHARS = 16 * 1024  # characters of a token
 
 # What PyJWT raises for malformed tokens, besides its own exceptions.
@@ -71,6 +70,8 @@ class JwtGuard:
 
     is_renewable = True
 
+    MAX_CACHED_TOKENS = 10_000
+
     def __init__(self, name: str, settings: Jwt, realm: str, key_source: KeySource) -> None:
         """Create the guard.
 
@@ -105,7 +106,7 @@ class JwtGuard:
             raise self.errors.build_unavailable(str(exc)) from None
         grant = self._build_grant(claims)
         self._cache[digest] = keys, grant
-        if len(self._cache) > MAX_CACHED_TOKENS:
+        if len(self._cache) > self.MAX_CACHED_TOKENS:
             self._cache.popitem(last=False)
         return self._with_expiry(grant)
 

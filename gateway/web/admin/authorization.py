@@ -19,6 +19,7 @@ from gateway.errors import RequestError
 from gateway.web.access import Granted
 from gateway.web.access.guards import Guards
 from gateway.web.routing.limits import Limits, get_client_address
+from gateway.wire.host import get_requested_host
 
 log = logging.getLogger(__name__)
 
@@ -74,17 +75,9 @@ class OperatorAuthorizer:
                 raise RequestError(429, "Busy", RATE_LIMITED_MESSAGE, retry_after=wait)
         granted = await self._guards.admit_operator(request)
         # Without guards, a request for any other host name may come from a page by DNS rebinding.
-        if not granted and not is_loopback(_get_hostname(request)):
+        if not granted and not is_loopback(get_requested_host(request.scope)):
             raise RequestError(403, "Forbidden", HOST_REFUSED_MESSAGE)
         return granted
-
-
-def _get_hostname(request: Request) -> str | None:
-    """Return the host that was requested; None if it cannot be parsed."""
-    try:
-        return request.url.hostname
-    except ValueError:
-        return None
 
 
 def log_action(request: Request, action: str, **details: Any) -> None:

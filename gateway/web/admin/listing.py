@@ -8,15 +8,20 @@ between: 10,000 streams are listed in 100 slices of 1 ms.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
+from gateway.core.client.subscription import Subscription
+from gateway.core.log.position import Position
+from gateway.core.log.record import TopicPartition
 from gateway.core.log.tail import Tail
 from gateway.errors import RequestError
+from gateway.hub.fanout.client import Client
 from gateway.hub.fanout.lag_scan import LagScan
+from gateway.hub.reads.shared_reads import SharedRead
 from gateway.telemetry.redaction import redact_url
 from gateway.web.http.tcp_info import get_acknowledged_bytes
 from gateway.web.routing.match import get_route_name
@@ -24,6 +29,7 @@ from gateway.web.routing.routes import Routes
 from gateway.web.streams.open_streams import OpenStream
 from gateway.web.workers.bus import Bus
 
+from .partitions import describe_partitions
 from .stream_filter import StreamFilter
 
 MAX_SCANNED_STREAMS, MAX_LISTED_STREAMS = 2000, 100  # streams per request on the bus
@@ -127,7 +133,7 @@ class StreamListing:
         return StreamListPage(streams, None, missing)
 
     async def get_stream(self, id: str) -> dict[str, Any]:
-        """Return a stream as JSON, with its topics and position.
+        """Return a stream as JSON, with its topics, its position and its partitions.
 
         Args:
             id: The id of the stream, as in the list.
@@ -213,15 +219,22 @@ class StreamListing:
         return {"streams": rows, "next": None}
 
     def _handle_get(self, worker: int, data: tuple[str, int]) -> dict[str, Any] | None:
-        """Return one stream, with its topics and position; None if it is not open."""
+        """Return one stream, with its topics and partitions; None if it is not open."""
         stream = self._find_stream(*data)
         if stream is None:
             return None
         row = self._build_row(stream, LagScan().measure_lag, self._describe_error)
         client = stream.client
         if client is not None:
-            row["topics"] = sorted(client.subscription.channel.tail.topic_ids)
-            row["position"] = client.subscription.token.decode()
+            subscription, position = client.subscription, client.source.get_delivered_position()
+            row["topics"] = sorted(subscription.channel.tail.topic_ids)
+            row["position"] = _build_token(subscription, position).decode()
+            row["partitions"] = describe_partitions(
+                position,
+                self._get_shared_reads(client),
+                subscription.end_offsets,
+                asyncio.get_running_loop().time(),
+            )
         return row
 
     def _handle_end(self, worker: int, data: tuple[Sequence[Any], str]) -> int:
@@ -239,6 +252,12 @@ class StreamListing:
     def _find_stream(self, instance_id: str, number: int) -> OpenStream | None:
         registry = self._routes.stream_registry
         return registry.get(number) if instance_id == registry.instance_id else None
+
+    def _get_shared_reads(self, client: Client) -> Mapping[TopicPartition, SharedRead]:
+        """Return the shared reads of a client's cluster."""
+        if client.view is None:
+            return {}
+        return self._routes.hubs.get_hub(client.view.cluster).shared_reads.by_partition
 
     def _describe_error(self, cluster: str, tail: Tail) -> dict[str, str] | None:
         """Return why a partition of a tail cannot be read now; None if all can."""
@@ -292,6 +311,16 @@ class StreamListing:
         # A client that catches up with nothing left to read is as good as live.
         row["state"] = LIVE_STATE if state in (None, "catching-up") and not row["behind"] else state
         return row
+
+
+def _build_token(subscription: Subscription, position: Position) -> bytes:
+    """Return the id of a subscription that stands at a position."""
+    writer = subscription.channel.tail.create_token_writer(position)
+    if subscription.resolve_since is not None and any(
+        place.is_pending for place in position.values()
+    ):
+        writer.set_issued(subscription.resolve_since)
+    return subscription.channel.build_token(writer.to_text())
 
 
 def build_unknown_stream(id: str) -> RequestError:

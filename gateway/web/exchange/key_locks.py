@@ -20,7 +20,6 @@ from gateway.web.workers.bus import Bus, SupervisorUnavailable
 from gateway.web.workers.relay import Relay
 
 BUS_TOPIC = "turns"
-BUS_TIMEOUT_S = 1.0  # seconds for the supervisor to answer
 RETRY_DELAY_RANGE_S = (0.005, 0.1)  # the first and the longest delay between two requests
 
 
@@ -30,6 +29,8 @@ class KeyLocks:
     Created by `web/app/app.py` where there are several workers. The supervisor grants the locks
     (`serve_key_locks`). When the worker joins the bus again, it reports the keys that it holds.
     """
+
+    BUS_TIMEOUT_S = 1.0  # seconds for the supervisor to answer
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -55,9 +56,9 @@ class KeyLocks:
         self._held_keys.add(key)
         granted = True
         try:
-            if await self._bus.wait_until_linked(BUS_TIMEOUT_S):
+            if await self._bus.wait_until_linked(self.BUS_TIMEOUT_S):
                 granted = await self._bus.call_supervisor(
-                    BUS_TOPIC, {"take": key}, timeout_s=BUS_TIMEOUT_S
+                    BUS_TOPIC, {"take": key}, timeout_s=self.BUS_TIMEOUT_S
                 )
         except SupervisorUnavailable:
             pass

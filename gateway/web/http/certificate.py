@@ -29,7 +29,6 @@ from gateway.telemetry.samples import MetricSamples
 
 log = logging.getLogger(__name__)
 
-CHECK_INTERVAL_S = 2.0  # seconds from one check of the files to the next
 
 FileStamps: TypeAlias = Sequence[tuple[int, int, int] | None]
 """The modification time in ns, size and inode of each file; None for one that is not there."""
@@ -45,6 +44,8 @@ class TlsContext:
         context: The context to give to the server. It stays the same object across reloads.
         expires_at: When the certificate expires, in seconds since 1970.
     """
+
+    CHECK_INTERVAL_S = 2.0  # seconds from one check of the files to the next
 
     def __init__(self, settings: ListenTls) -> None:
         """Read the certificate.
@@ -107,7 +108,7 @@ class TlsContext:
     async def watch(self) -> None:
         """Reload whenever a file is replaced or changed, until cancelled."""
         while True:
-            await asyncio.sleep(CHECK_INTERVAL_S)
+            await asyncio.sleep(self.CHECK_INTERVAL_S)
             if await asyncio.to_thread(read_file_stamps, self._settings) != self._file_stamps:
                 self.reload()
 

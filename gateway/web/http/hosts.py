@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.config.checks.guards import is_loopback
 from gateway.config.sections.listen import Listen
 from gateway.errors import RequestError
+from gateway.wire.host import normalize_host, parse_host
 
 from .problems import build_problem
 
@@ -38,7 +39,7 @@ def get_allowed_names(listen: Listen) -> frozenset[str] | None:
     """
     if "*" in listen.hosts or not (listen.hosts or is_loopback(listen.host)):
         return None
-    return frozenset(_normalize_name(name) for name in (*listen.hosts, listen.host))
+    return frozenset(normalize_host(name) for name in (*listen.hosts, listen.host))
 
 
 class HostCheckMiddleware:
@@ -79,7 +80,7 @@ class HostCheckMiddleware:
         await self._app(scope, receive, send)
 
     def _is_allowed(self, host: str, scope: Scope) -> bool:
-        name = _normalize_name(_strip_port(host))
+        name = parse_host(host)
         if name in self._allowed_names or name.endswith(".localhost"):
             # Both bounds limit what a client can make us remember, by any number of ports.
             if len(self._known_hosts) < MAX_KNOWN_HOSTS and len(host) <= MAX_NAME_CHARS:
@@ -103,14 +104,3 @@ def _get_host(scope: Scope) -> bytes:
         if name == b"host":
             return bytes(value)
     return b""
-
-
-def _strip_port(host: str) -> str:
-    """Return a host without its port. The last colon may belong to an IPv6 address."""
-    name, colon, port = host.rpartition(":")
-    return name if colon and not port.endswith("]") else host
-
-
-def _normalize_name(name: str) -> str:
-    """Return a name without the brackets of IPv6 and the dot of the DNS root, in lower case."""
-    return name.strip("[]").rstrip(".").lower()

@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
+from gateway.background_tasks import BackgroundTasks
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
 from gateway.web.routing.connection_counts import LimitKind
@@ -89,7 +90,7 @@ class TlsListener:
         self._port = port
         self._is_proxy = is_proxy
         self._timeout_s = timeout_s
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._handshakes = BackgroundTasks(log)
         self._retry_timer: asyncio.TimerHandle | None = None
         self.pending_handshakes = 0
         self.refused_counts: Counter[str] = Counter()
@@ -107,13 +108,11 @@ class TlsListener:
         if self._retry_timer is not None:
             self._retry_timer.cancel()
         self._loop.remove_reader(self._listening_socket.fileno())
-        for task in self._tasks:
-            task.cancel()
+        self._handshakes.cancel()
 
     async def wait_closed(self) -> None:
         """Wait until every TLS handshake has ended."""
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._handshakes.wait()
 
     def collect_metrics(self, figures: MetricSamples) -> None:
         """Add the handshake metrics of this port."""
@@ -139,9 +138,7 @@ class TlsListener:
                 return
             connection.setblocking(False)
             address = peer[0] if isinstance(peer, tuple) else ""  # none on a Unix socket
-            task = self._loop.create_task(self._run_handshake(connection, address))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._handshakes.start(self._run_handshake(connection, address), "a TLS handshake")
 
     async def _run_handshake(self, connection: socket.socket, address: str) -> None:
         """Complete the handshake of an accepted socket, or close it."""

@@ -33,7 +33,6 @@ from .connection_counts import TOTAL_KEY, ConnectionCounts, LimitKind, LimitRefu
 log = logging.getLogger(__name__)
 
 BUS_TOPIC = "limits"
-BUS_TIMEOUT_S = 1.0  # seconds for the supervisor to answer
 RETRY_AFTER_RANGE_S = (3.0, 10.0)  # seconds, at random, until a refused client may try again
 
 _REFUSALS = {
@@ -117,6 +116,8 @@ class Limits:
     several workers share the limits, the supervisor's counts decide, and `_own_counts` decide only
     while it does not answer.
     """
+
+    BUS_TIMEOUT_S = 1.0  # seconds for the supervisor to answer
 
     def __init__(self, settings: Settings, bus: Bus) -> None:
         """Create the limits.
@@ -271,7 +272,7 @@ class Limits:
         """Send messages until nothing is left; what comes up meanwhile goes with the next one."""
         try:
             while self._pending_requests or self._released_keys:
-                is_linked = await self._bus.wait_until_linked(BUS_TIMEOUT_S)
+                is_linked = await self._bus.wait_until_linked(self.BUS_TIMEOUT_S)
                 requests, self._pending_requests = self._pending_requests, []
                 released, self._released_keys = dict(self._released_keys), Counter()
                 message = {"gone": released, "take": [keys for keys, _ in requests]}
@@ -288,7 +289,7 @@ class Limits:
         """
         try:
             answers: list[list[Any]] = await self._bus.call_supervisor(
-                BUS_TOPIC, message, timeout_s=BUS_TIMEOUT_S
+                BUS_TOPIC, message, timeout_s=self.BUS_TIMEOUT_S
             )
         except SupervisorUnavailable as exc:
             log.warning("this worker admits its share of connections by itself: %s", exc)

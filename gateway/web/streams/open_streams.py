@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 from starlette.exceptions import HTTPException
 
+from gateway.background_tasks import BackgroundTasks
 from gateway.config import Route
 from gateway.core.client.slow_client import SlowClientPolicy
 from gateway.errors import GatewayError, KafkaError, RequestError, UnknownTopic
@@ -356,7 +357,7 @@ class StreamRegistry:
         self._last_number = 0
         self.find_error: Callable[[Match], RoutePaused | AccessRevoked | None] = lambda match: None
         self._by_renewal_name: dict[str, OpenStream] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks(log)
 
     def __iter__(self) -> Iterator[OpenStream]:
         """Iterate over the streams that are open now, also if some close meanwhile."""
@@ -406,21 +407,11 @@ class StreamRegistry:
         try:
             await asyncio.Event().wait()
         finally:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._tasks.close()
 
     def start_task(self, coro: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine for which nobody waits. An error is logged."""
-        task = asyncio.create_task(coro)
-        self._tasks.add(task)
-        task.add_done_callback(self._on_task_done)
-
-    def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            log.error("a stream could not go on", exc_info=error)
+        self._tasks.start(coro, "a change of streams")
 
     async def apply_reload(
         self, changed_guards: Set[str], changed_topics: Set[ClusterTopic]

@@ -57,6 +57,11 @@ class PingScheduler:
         self._count = 0
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def is_running(self) -> bool:
+        """Return whether the timer runs."""
+        return self._timer is not None
+
     def add(self, target: PingTarget) -> None:
         """Ping a connection from now on."""
         self._last_slot = (self._last_slot + 1) % SLOT_COUNT

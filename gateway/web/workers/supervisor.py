@@ -24,7 +24,7 @@ import socket
 import sys
 import tempfile
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,12 +49,8 @@ from .sockets import bind_additional, bind_shared, format_url, refuse_exposed_si
 log = logging.getLogger(__name__)
 
 STEADY_AFTER_S = 30.0  # uptime in seconds after which earlier crashes no longer count
-# Seconds before a worker that crashed twice is restarted, and one that keeps crashing, at most.
-RESTART_DELAY_S, MAX_RESTART_DELAY_S = 0.4, 5.0
-KILL_GRACE_S = 10.0  # seconds beyond `drainTimeout` until a worker that does not end is killed
 EXIT_FAILURE = 1
 LENGTH_BYTES = 4  # bytes that hold the length of a message to a worker
-WORKER_COMMAND = (sys.executable, "-m", f"{__package__}.worker")
 
 
 class WorkerSpec(NamedTuple):
@@ -147,6 +143,11 @@ class Supervisor:
     Created by `supervise`, one per host; it owns the relay and the listening sockets.
     """
 
+    WORKER_COMMAND = (sys.executable, "-m", f"{__package__}.worker")
+    # Seconds before a worker that crashed twice is restarted, and one that keeps crashing, at most.
+    RESTART_DELAY_S, MAX_RESTART_DELAY_S = 0.4, 5.0
+    KILL_GRACE_S = 10.0  # seconds beyond `drainTimeout` until a worker that does not end is killed
+
     def __init__(
         self,
         settings: Settings,
@@ -182,6 +183,11 @@ class Supervisor:
         self._exit_status = 0
         self._stop_event = asyncio.Event()
 
+    @property
+    def workers(self) -> Sequence[WorkerProcess]:
+        """Return the workers, by their numbers."""
+        return self._workers
+
     async def run(self) -> int:
         """Run the workers until SIGTERM or SIGINT; return the exit status."""
         loop = asyncio.get_running_loop()
@@ -197,7 +203,9 @@ class Supervisor:
         tasks = [asyncio.create_task(self._run_worker(worker)) for worker in self._workers]
         try:
             await self._stop_event.wait()
-            await asyncio.wait(tasks, timeout=self._settings.listen.drain_timeout + KILL_GRACE_S)
+            await asyncio.wait(
+                tasks, timeout=self._settings.listen.drain_timeout + self.KILL_GRACE_S
+            )
             self._kill_workers()
             await asyncio.gather(*tasks)
         finally:
@@ -287,7 +295,7 @@ class Supervisor:
             self._get_blocklist(), self._co_hosted_app_factory,
         )  # fmt: skip
         worker.process = await asyncio.create_subprocess_exec(
-            *WORKER_COMMAND, str(worker.number),
+            *self.WORKER_COMMAND, str(worker.number),
             stdin=PIPE, pass_fds=[fd for fd in (spec.listening_fd, spec.admin_fd) if fd >= 0],
             # In the terminal's process group, ^C would reach the worker, too. Together with the
             # supervisor's SIGTERM that would be two signals, and it would end without draining.
@@ -302,7 +310,7 @@ class Supervisor:
     async def _back_off(self, worker: WorkerProcess, status: int, uptime_s: float) -> None:
         """Wait before a worker that crashed is restarted: not at all after its first crash."""
         worker.crashes = 1 if uptime_s > STEADY_AFTER_S else worker.crashes + 1
-        policy = BackoffPolicy(RESTART_DELAY_S, MAX_RESTART_DELAY_S)
+        policy = BackoffPolicy(self.RESTART_DELAY_S, self.MAX_RESTART_DELAY_S)
         retries = worker.crashes - 1
         delay = policy.compute_delay(retries, random.random) if retries else 0.0
         log.error(

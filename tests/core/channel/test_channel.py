@@ -2,13 +2,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
 from support.per_event_encoder import PerEventEncoder
 
 from gateway.core.channel.channel import Channel
 from gateway.core.channel.chunk_ring import MAX_FOLLOWERS_WITHOUT_RING
 from gateway.core.channel.ring_budget import RingBudget
-from gateway.core.log import tail as tails
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.position import PartitionPosition, Position
 from gateway.core.log.record import Entry, Ready, Record, Skip, TopicPartition
@@ -50,11 +48,11 @@ def record(tp: TopicPartition, offset: int, size: int = 1) -> Record:
     return Record(tp, offset, 0, 0, b"odd" if offset % 2 else b"even", b"v" * size)
 
 
-def build_tail() -> Tail:
+def build_tail(kind: type[Tail] = Tail) -> Tail:
     logs = [PartitionLog(tp, 1 << 20, 60.0) for tp in (A, B)]
     for log in logs:
         log.open(0, 0)
-    return Tail("cluster", logs, {"orders": "id"})
+    return kind("cluster", logs, {"orders": "id"})
 
 
 def publish_entries(tail: Tail, channel: Channel, *entries: Entry) -> bytes:
@@ -95,9 +93,12 @@ def test_a_cohort_gets_the_same_events_without_its_partitions_and_ids_of_its_own
     assert channel.get_cohort_data(channel.get_chunk(0), own, ("key",), None) is data
 
 
-def test_long_ids_do_not_go_with_every_event(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tails, "MAX_EXACT_TOKEN_CHARS", 0)
-    tail = build_tail()
+class LongTokenTail(Tail):
+    MAX_EXACT_TOKEN_CHARS = 0
+
+
+def test_long_ids_do_not_go_with_every_event():
+    tail = build_tail(LongTokenTail)
     channel = Channel(tail, b"view-", OffsetEncoder())
     assert publish_entries(tail, channel, record(A, 0), record(A, 1)) == b"0\n1\n"
     chunk = channel.announce_position()

@@ -2,18 +2,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.filter_strategies import filter_lists, records
 from support.per_event_encoder import PerEventEncoder
 
-from gateway.core.channel import channel as channels
 from gateway.core.channel.channel import Channel
 from gateway.core.channel.dispatcher import MAX_UPDATES, ChannelDispatcher
 from gateway.core.channel.filters import Filter, Filters
 from gateway.core.channel.ring_budget import RingBudget
-from gateway.core.log import tail as tails
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.position import PartitionPosition, Position
 from gateway.core.log.record import (
@@ -67,11 +64,23 @@ class FakeFollower:
         self.fallen_position = position
 
 
-def build_tail() -> Tail:
+class FrequentTokenTail(Tail):
+    TOKEN_INTERVAL_BYTES = 300
+
+
+class LongTokenTail(FrequentTokenTail):
+    MAX_EXACT_TOKEN_CHARS = 0
+
+
+class FrequentIdChannel(Channel):
+    MAX_BYTES_WITHOUT_ID = 30
+
+
+def build_tail(kind: type[Tail] = Tail) -> Tail:
     logs = [PartitionLog(tp, 1 << 20, 60.0) for tp in (A, B)]
     for log in logs:
         log.open(0, 0)
-    return Tail("cluster", logs, {"orders": "id"})
+    return kind("cluster", logs, {"orders": "id"})
 
 
 def add_follower(channel: Channel) -> Channel:
@@ -79,11 +88,14 @@ def add_follower(channel: Channel) -> Channel:
     return channel
 
 
-def build_channel(tail: Tail, filters: Filters, encoder: RecordingEncoder | None = None) -> Channel:
+def build_channel(
+    tail: Tail,
+    filters: Filters,
+    encoder: RecordingEncoder | None = None,
+    kind: type[Channel] = Channel,
+) -> Channel:
     accepts = filters.matches if filters.filters else None
-    made = Channel(
-        tail, b"view-", encoder or RecordingEncoder(), accepts, failing_topics=["orders"]
-    )
+    made = kind(tail, b"view-", encoder or RecordingEncoder(), accepts, failing_topics=["orders"])
     return add_follower(made)
 
 
@@ -130,32 +142,30 @@ def test_what_a_channel_is_told_is_what_it_sees_when_it_looks_at_every_entry_its
     filters: list[Filters], turns: list[list[Entry]], exact: bool
 ):
     """Bytes, ids, and whether it ends; where ids come in batches too."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tails, "MAX_EXACT_TOKEN_CHARS", 512 if exact else 0)
-        patch.setattr(tails, "TOKEN_INTERVAL_BYTES", 300)
-        patch.setattr(channels, "MAX_BYTES_WITHOUT_ID", 30)
-        tail = build_tail()
-        spread = ChannelDispatcher(tail)
-        encoders = [RecordingEncoder(), RecordingEncoder(encodes_ready=False)]
-        pairs = []
-        for n, each in enumerate(filters):
-            pairs.append([build_channel(tail, each, encoders[n % 2]) for _ in range(2)])
-            spread.add(pairs[-1][0], each)
-        nexts = {A: 0, B: 0}
-        for entries in turns:
-            turn = tail.apply_entries(assign_offsets(entries, nexts), 1)
-            told = spread.publish(turn)
-            for mine, other in pairs:
-                chunk, seen = other.publish(turn), told.count(mine)
-                assert seen == (chunk is not None)
-                if chunk is not None:
-                    made = mine.get_chunk(mine.next_seq - 1)
-                    assert made.data == chunk.data
-                    assert (made.ending_partitions, made.is_only_ready) == (
-                        chunk.ending_partitions,
-                        chunk.is_only_ready,
-                    )
-                    assert made.events == chunk.events
+    tail = build_tail(FrequentTokenTail if exact else LongTokenTail)
+    spread = ChannelDispatcher(tail)
+    encoders = [RecordingEncoder(), RecordingEncoder(encodes_ready=False)]
+    pairs = []
+    for n, each in enumerate(filters):
+        pairs.append(
+            [build_channel(tail, each, encoders[n % 2], FrequentIdChannel) for _ in range(2)]
+        )
+        spread.add(pairs[-1][0], each)
+    nexts = {A: 0, B: 0}
+    for entries in turns:
+        turn = tail.apply_entries(assign_offsets(entries, nexts), 1)
+        told = spread.publish(turn)
+        for mine, other in pairs:
+            chunk, seen = other.publish(turn), told.count(mine)
+            assert seen == (chunk is not None)
+            if chunk is not None:
+                made = mine.get_chunk(mine.next_seq - 1)
+                assert made.data == chunk.data
+                assert (made.ending_partitions, made.is_only_ready) == (
+                    chunk.ending_partitions,
+                    chunk.is_only_ready,
+                )
+                assert made.events == chunk.events
 
 
 def test_a_record_is_encoded_once_for_all_who_see_it_and_for_nobody_else_at_all():

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import pytest
 from support.snapshot_model import PARTITIONS, KeyedTopic, SnapshotClient
 
 from gateway.core.channel.channel import Channel
-from gateway.core.client import snapshot_blocks as blocks
 from gateway.core.client.snapshot_blocks import SnapshotBlocks
 from gateway.core.log.record import Record
 
@@ -32,12 +30,15 @@ def test_what_one_client_was_brought_the_next_one_is_brought_too():
     assert made.bytes == len(block.data)
 
 
-def test_blocks_follow_each_other_whatever_their_size(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(blocks, "MAX_BLOCK_BYTES", 30)
+class SmallBlocks(SnapshotBlocks):
+    MAX_BLOCK_BYTES = 30
+
+
+def test_blocks_follow_each_other_whatever_their_size():
     topic = build_topic(10)
     topic.write_record(0, b"k0", None)
     edition = topic.build_edition(A)
-    made, at, count = SnapshotBlocks.for_channel(edition, topic.channel), 0, 0
+    made, at, count = SmallBlocks.for_channel(edition, topic.channel), 0, 0
     while (block := made.get_block(edition, at)) is not None:
         at, count = block.next_offset, count + block.records
     assert (at, count) == (11, 9)

@@ -455,3 +455,19 @@ def test_one_that_goes_on_reads_a_partition_that_came_meanwhile_from_its_first_r
     ]
     gateway.append_records(new, 1)
     assert take_lines(sub) == ["record 2 1 -> 2 0 2"]
+
+
+def test_a_pending_position_of_a_token_is_still_to_be_resolved_after_a_shared_catch_up():
+    """It was taken to be where the shared read had begun: what came before was lost, and came
+    twice if the client's own start was found meanwhile."""
+    gateway = TailFixture()
+    pending = PartitionPosition(None, NO_EPOCH, UNVERIFIED_LINEAGE)
+    sub = gateway.subscribe((A, pending), resolve_since=1)
+    position = sub.get_position()
+    sub.detach()
+    gateway.append_records(A, 0, 1, 2)
+    sub.reattach(position)
+    assert get_reader(sub).list_unverified() == [(A, pending)]
+    assert take_lines(sub) == []
+    get_reader(sub).on_verified(A, PartitionPosition(1))
+    assert take_lines(sub) == ["record 0 1 -> 2 0", "record 0 2 -> 3 0"]

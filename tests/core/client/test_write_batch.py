@@ -1,15 +1,14 @@
 from __future__ import annotations
 
-import pytest
 from support.snapshot_model import PARTITIONS, KeyedTopic
 
 from gateway.core.client.private_positions import PrivatePositions
 from gateway.core.client.shared_cursor import SharedCursor
 from gateway.core.client.terms import SubscriptionTerms
 from gateway.core.client.write_batch import WriteBatch
-from gateway.core.log import tail
 from gateway.core.log.position import PartitionPosition
 from gateway.core.log.record import Gap, GapReason, Skip
+from gateway.core.log.tail import Tail
 
 A, B = PARTITIONS
 
@@ -17,8 +16,8 @@ A, B = PARTITIONS
 class BatchFixture:
     """A portion of a client that reads the first partition alone, and its three records."""
 
-    def __init__(self, **terms: int) -> None:
-        topic = KeyedTopic()
+    def __init__(self, tail: type[Tail] = Tail, **terms: int) -> None:
+        topic = KeyedTopic(tail)
         self.records = [topic.write_record(0, b"a") for _ in range(3)]
         self.cursor = SharedCursor(topic.channel, SubscriptionTerms(**terms))  # type: ignore[arg-type]
         self.positions = PrivatePositions(self.cursor)
@@ -50,9 +49,12 @@ def test_of_a_flush_the_last_event_has_the_id_past_what_is_not_seen():
     assert made.encode_lines() == ["record 0 0", "record 0 1 -> 3 0"]
 
 
-def test_where_ids_come_in_batches_one_comes_behind_it_all(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tail, "MAX_EXACT_TOKEN_CHARS", 0)
-    made = BatchFixture()
+class LongTokenTail(Tail):
+    MAX_EXACT_TOKEN_CHARS = 0
+
+
+def test_where_ids_come_in_batches_one_comes_behind_it_all():
+    made = BatchFixture(LongTokenTail)
     made.add_records(0, 1)
     assert made.encode_lines() == ["record 0 0", "record 0 1", "position -> 2 0"]
 

@@ -128,6 +128,29 @@ async def test_one_that_takes_nothing_holds_up_nobody_and_loses_nothing(
     await wait_until(lambda: have_all_values([*outlets, stuck], 0, MISSED + 1))
 
 
+async def test_each_member_stands_behind_what_it_was_sent(monkeypatch: pytest.MonkeyPatch):
+    """A member does not follow the channel, so its own subscription does not know where it is."""
+    monkeypatch.setattr(client_source, "MAX_TAKE_BYTES", 500)
+    first = await build_first_client(max_ring_bytes=200)
+    outlets = [FakeOutlet(), FakeOutlet(), FakeOutlet(capacity=600), FakeOutlet(capacity=1500)]
+    attach_late_clients(first, outlets, 100)
+
+    def get_offsets() -> list[int | None]:
+        return [outlet.client.source.get_delivered_position()[TP].offset for outlet in outlets]
+
+    while not have_all_values(outlets[:2], 100, MISSED):
+        assert get_offsets() == [100 + len(outlet.values) for outlet in outlets]
+        await asyncio.sleep(0)
+    for value in range(MISSED, MISSED + 50):  # the ring drops what followed the members' join
+        write_records(first, b"%d" % value)
+        await asyncio.sleep(0)
+    await wait_until(lambda: have_all_values(outlets[:2], 100, MISSED + 50))
+    assert get_offsets() == [100 + len(outlet.values) for outlet in outlets]
+    stuck = outlets[2:]
+    assert all(0 < len(outlet.values) < MISSED - 100 for outlet in stuck)
+    assert all(outlet.client.source.shared_catch_up is not None for outlet in stuck)
+
+
 async def test_who_is_told_to_end_ends_where_it_stands(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(client_source, "MAX_TAKE_BYTES", 500)
     first = await build_first_client()

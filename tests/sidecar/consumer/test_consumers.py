@@ -49,8 +49,8 @@ async def test_an_instance_is_its_makers_and_reading_needs_its_scope(kafka):
             return answer.status_code
 
         alice = {"authorization": "Bearer a"}
-        made = await http.post("/consumers/g", json={"name": "mine"}, headers=alice)
-        assert made.status_code == 200
+        created = await http.post("/consumers/g", json={"name": "mine"}, headers=alice)
+        assert created.status_code == 200
         assert (await http.post("/consumers/g", json={})).status_code == 401
         mine = "/consumers/g/instances/mine"
         assert await request_status("GET", f"{mine}/subscriptions", "a") == 200
@@ -62,7 +62,7 @@ async def test_an_instance_is_its_makers_and_reading_needs_its_scope(kafka):
         assert await request_status("DELETE", mine, "a") == 204
 
 
-async def test_while_kafka_is_away_it_is_said_so_with_a_time_to_try_again(kafka):
+async def test_while_kafka_is_unreachable_a_request_gets_a_retry_time(kafka):
     nowhere = "127.0.0.1:1"
     async with running_sidecar(nowhere, consumer={}) as http:
         instance = await ConsumerInstance.create_instance(http)
@@ -100,5 +100,5 @@ async def test_a_long_poll_ends_with_the_sidecar(kafka):
         await asyncio.sleep(0)
         assert await gateway.stop() == 0
         answers = await asyncio.gather(long, stateless)
-        assert [each.status_code for each in answers] == [200, 200]
-        assert [each.json() for each in answers] == [[], []]
+        assert [answer.status_code for answer in answers] == [200, 200]
+        assert [answer.json() for answer in answers] == [[], []]

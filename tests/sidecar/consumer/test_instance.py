@@ -118,5 +118,5 @@ def test_an_instance_whose_group_was_denied_for_a_while_is_polled_as_before(
 
     run_in_virtual_time(play())
     for label in ("group=g ", "commits of group=g instance=one "):
-        told = [each for each in caplog.messages if each.startswith(label)]
-        assert len(told) == 2 and "cause=access-denied: " in told[0], told
+        messages = [message for message in caplog.messages if message.startswith(label)]
+        assert len(messages) == 2 and "cause=access-denied: " in messages[0], messages

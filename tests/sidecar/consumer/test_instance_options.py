@@ -25,7 +25,7 @@ def test_a_field_means_the_same_in_every_spelling(body):
     )
 
 
-def test_what_is_not_said_is_as_the_section_has_it():
+def test_missing_options_are_those_of_the_section():
     wishes = InstanceOptions.from_body(
         {"format": None, "name": None}, Consumer(autoOffsetReset="none")
     )
@@ -63,7 +63,7 @@ def test_times_are_milliseconds_and_bounded_and_minus_one_is_no_minimum():
         {"autoOffsetReset": "begin"},
     ],
 )
-def test_what_is_wrong_is_named(body):
+def test_the_error_names_the_invalid_field(body):
     (field,) = body
     with pytest.raises(StatusError, match=field):
         InstanceOptions.from_body(body, Consumer())

@@ -25,7 +25,7 @@ def add_instance(instances: ConsumerInstances, name: str = "", identity: str = "
     return instances.add("g", wishes, dialect="contract", identity=identity).name
 
 
-async def test_a_name_is_taken_once_and_made_where_there_is_none():
+async def test_a_name_is_unique_and_generated_if_missing():
     instances = build_instances()
     assert add_instance(instances, "mine") == "mine"
     with pytest.raises(StatusError, match="mine") as taken:
@@ -44,7 +44,7 @@ async def test_there_are_no_more_than_there_may_be():
     add_instance(instances)
 
 
-async def test_an_instance_is_found_only_by_whom_it_was_made_for():
+async def test_an_instance_is_found_only_by_its_own_client():
     instances = build_instances()
     add_instance(instances, "mine", identity="alice")
     assert instances.get("g", "mine", "alice").name == "mine"
@@ -53,7 +53,7 @@ async def test_an_instance_is_found_only_by_whom_it_was_made_for():
     assert unknown.value.status == 404
 
 
-async def test_who_comes_late_hears_why():
+async def test_a_late_request_gets_the_reason():
     instances, others = build_instances(), build_instances()
     name = add_instance(instances)
     await instances.remove(instances.get("g", name))

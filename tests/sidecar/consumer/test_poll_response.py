@@ -63,7 +63,7 @@ class FakeConnection:
 
     @property
     def body(self) -> bytes:
-        return b"".join(each.get("body", b"") for each in self.sent)
+        return b"".join(item.get("body", b"") for item in self.sent)
 
 
 async def deliver_records(
@@ -98,7 +98,7 @@ async def test_records_for_a_client_that_is_gone_go_back():
     for gone_at in (0, 1, 2, 3):
         connection = FakeConnection(gone_at)
         assert (await deliver_records(connection)).calls == ["given back", "False"], gone_at
-        assert all(each.get("more_body", True) for each in connection.sent), "no whole answer"
+        assert all(item.get("more_body", True) for item in connection.sent), "no whole answer"
 
 
 async def test_records_that_cannot_be_shown_go_back_and_the_client_hears_why():

@@ -46,7 +46,7 @@ async def test_null_is_null_and_no_bytes_are_empty_text_in_every_format():
         assert "error" not in shown_one
 
 
-async def test_what_cannot_be_read_is_told_and_given_in_base64():
+async def test_unreadable_data_is_returned_in_base64_with_the_reason():
     for format in (
         SerializationFormat.JSON,
         SerializationFormat.STRING,

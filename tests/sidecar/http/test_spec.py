@@ -44,7 +44,7 @@ def test_the_contract_has_its_operations_and_schemas():
 
 
 @pytest.mark.parametrize(
-    ("path", "method", "asked"), OPERATIONS, ids=lambda each: each if isinstance(each, str) else ""
+    ("path", "method", "asked"), OPERATIONS, ids=lambda part: part if isinstance(part, str) else ""
 )
 def test_each_operation_of_the_contract_is_there_with_its_parameters_and_answers(
     path: str, method: str, asked: Any
@@ -53,12 +53,14 @@ def test_each_operation_of_the_contract_is_there_with_its_parameters_and_answers
     ours = item[method]
     assert ours["operationId"] == asked["operationId"]
     shared = [*item.get("parameters", ()), *ours.get("parameters", ())]
-    parameters = {(each["name"], each["in"]): each for each in map(resolve_schema, shared)}
-    known = {(each["name"], each["in"]) for each in asked.get("parameters", ())}
+    parameters = {(entry["name"], entry["in"]): entry for entry in map(resolve_schema, shared)}
+    known = {(parameter["name"], parameter["in"]) for parameter in asked.get("parameters", ())}
     assert known <= parameters.keys()
-    needed = {place for place, each in parameters.items() if each.get("required")}
+    needed = {place for place, entry in parameters.items() if entry.get("required")}
     assert needed <= {
-        (each["name"], each["in"]) for each in asked.get("parameters", ()) if each.get("required")
+        (parameter["name"], parameter["in"])
+        for parameter in asked.get("parameters", ())
+        if parameter.get("required")
     }
     assert asked.get("responses", {}).keys() <= ours["responses"].keys()
     assert asked["security"][0]["kafka_auth"] == ours["security"][0]["kafka_auth"]
@@ -69,7 +71,7 @@ def test_each_operation_of_the_contract_is_there_with_its_parameters_and_answers
 
 
 @pytest.mark.parametrize(
-    ("path", "method", "asked"), OPERATIONS, ids=lambda each: each if isinstance(each, str) else ""
+    ("path", "method", "asked"), OPERATIONS, ids=lambda part: part if isinstance(part, str) else ""
 )
 def test_what_the_contract_answers_and_asks_for_is_still_that(path: str, method: str, asked: Any):
     """Answers have its schemas, among others; parameters take what it lets them be; and each
@@ -82,14 +84,14 @@ def test_what_the_contract_answers_and_asks_for_is_still_that(path: str, method:
             found = resolve_schema(ours["responses"][status])["content"][kind]["schema"]
             assert has_schema(found, content["schema"]), f"{method} {path} {status}"
     shared = [*item.get("parameters", ()), *ours.get("parameters", ())]
-    parameters = {each["name"]: each["schema"] for each in map(resolve_schema, shared)}
-    for each in asked.get("parameters", ()):
+    parameters = {schema["name"]: schema["schema"] for schema in map(resolve_schema, shared)}
+    for parameter in asked.get("parameters", ()):
         validator = jsonschema.Draft202012Validator(
-            {**parameters[each["name"]], "components": SERVED["components"]}
+            {**parameters[parameter["name"]], "components": SERVED["components"]}
         )
-        kind = each["schema"].get("type")
-        for value in each["schema"].get("enum", [{"string": "orders", "integer": 1000}[kind]]):
-            assert validator.is_valid(value), (each["name"], value)
+        kind = parameter["schema"].get("type")
+        for value in parameter["schema"].get("enum", [{"string": "orders", "integer": 1000}[kind]]):
+            assert validator.is_valid(value), (parameter["name"], value)
 
 
 def has_schema(ours: Any, contract_schema: Any) -> bool:
@@ -97,12 +99,12 @@ def has_schema(ours: Any, contract_schema: Any) -> bool:
     if "$ref" in contract_schema and ours.get("$ref") != contract_schema["$ref"]:
         inner = [*ours.get("anyOf", ()), *ours.get("allOf", ())]
         inner += [resolve_schema(ours)] if "$ref" in ours else []
-        return any(has_schema(each, contract_schema) for each in inner)
+        return any(has_schema(item, contract_schema) for item in inner)
     if "items" in contract_schema:
         arrays = [ours, *ours.get("anyOf", ())]
         return any(
-            "items" in each and has_schema(each["items"], contract_schema["items"])
-            for each in arrays
+            "items" in array and has_schema(array["items"], contract_schema["items"])
+            for array in arrays
         )
     return True
 
@@ -152,7 +154,7 @@ def parse_body(operation: str, text: bytes, kind: str | None = "application/json
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         (b"{}", 'the body: "records" is a required property'),
         (b"", "the body: is empty"),
@@ -166,8 +168,8 @@ def parse_body(operation: str, text: bytes, kind: str | None = "application/json
         (b'{"records": [NaN]}', "the body: is not JSON"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place(text: bytes, said: str | None):
-    if said is None:
+def test_the_error_has_the_place_in_the_body(text: bytes, expected: str | None):
+    if expected is None:
         assert (
             parse_body("postData", text)["recrods"] == []
         )  # both are there: no slip of the finger
@@ -175,7 +177,7 @@ def test_what_is_wrong_is_told_with_its_place(text: bytes, said: str | None):
     with pytest.raises(StatusError) as refused:
         parse_body("postData", text)
     assert refused.value.status == 400
-    assert str(refused.value).startswith(said)
+    assert str(refused.value).startswith(expected)
 
 
 def test_a_body_that_is_no_json_by_its_own_word_is_refused():
@@ -187,10 +189,10 @@ def test_a_body_that_is_no_json_by_its_own_word_is_refused():
 
 def test_null_where_a_body_is_needed_is_refused_in_either_dialect():
     """In that of Confluent it was a 500."""
-    for said, refuse in ((400, EVERY["assignPartitions"].parse_body), (422, _parse_v2)):
+    for expected, refuse in ((400, EVERY["assignPartitions"].parse_body), (422, _parse_v2)):
         with pytest.raises(StatusError) as refused:
             refuse(b"null")
-        assert refused.value.status == said
+        assert refused.value.status == expected
     assert CONFLUENT.parse_body(EVERY["createConsumerInstanceInGroup"], b"null", None) is None
 
 
@@ -207,19 +209,19 @@ def build_request(query: str = "", headers: Any = (), **path: str) -> Request:
     )  # fmt: skip
 
 
-def test_parameters_are_typed_and_a_slip_of_the_finger_is_told():
+def test_parameters_are_converted_and_a_typing_error_is_refused():
     asked = EVERY["postData"].parse_parameters(
         build_request("keyFormat=json&other=1", [(b"idempotency-key", b"k")], topic="t")
     )
     assert asked == {"topic": "t", "keyFormat": "json", "Idempotency-Key": "k"}
-    for query, said in (
+    for query, expected in (
         ("keyFormat=jsn", "query keyFormat: "),
         ("keyFormt=json", "query keyFormt: did you mean 'keyFormat'?"),
         ("keyFormat=json&keyFormat=json", "query keyFormat: is given more than once"),
     ):
         with pytest.raises(StatusError) as refused:
             EVERY["postData"].parse_parameters(build_request(query, topic="t"))
-        assert str(refused.value).startswith(said)
+        assert str(refused.value).startswith(expected)
 
 
 def test_the_page_has_every_operation_and_no_script():

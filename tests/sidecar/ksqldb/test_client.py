@@ -54,7 +54,7 @@ async def test_over_tls_http2_is_agreed_on_by_alpn(tmp_path):
         assert ksqldb.requests[0].http_version == "2"
 
 
-async def test_a_certificate_nobody_trusts_is_told_as_such(tmp_path):
+async def test_an_untrusted_certificate_is_an_error_that_says_so(tmp_path):
     async with running_ksqldb(
         certificate=CertificateAuthority(tmp_path).issue_certificate("ksqldb")
     ) as ksqldb:
@@ -75,7 +75,11 @@ async def test_a_server_without_query_stream_is_asked_by_query_and_then_at_once(
             async with ksql.stream(build_query(SELECT, {"a.b": 1}, table_scan=True)) as answer:
                 assert get_names([row async for row in answer]) == ["a"]
                 assert answer.final_message == "Limit Reached"
-        assert [each.path for each in ksqldb.requests] == ["/query-stream", "/query", "/query"]
+        assert [request.path for request in ksqldb.requests] == [
+            "/query-stream",
+            "/query",
+            "/query",
+        ]
         assert ksqldb.requests[1].body == {
             "ksql": f"{SELECT};",
             "streamsProperties": {"a.b": 1, "ksql.query.pull.table.scan.enabled": True},
@@ -88,7 +92,7 @@ async def test_a_server_without_http2_is_asked_by_query():
         ksqldb.end_query()
         async with KsqlClient(ksqldb.url).stream(build_query(SELECT)) as answer:
             assert get_names([row async for row in answer]) == ["a"]
-        assert [each.path for each in ksqldb.requests] == ["/query"]
+        assert [request.path for request in ksqldb.requests] == ["/query"]
 
 
 async def test_rows_in_one_json_array_are_read_as_they_come():
@@ -128,8 +132,12 @@ async def test_a_connection_cut_in_a_row_is_no_end_of_the_rows():
 
 async def test_an_error_instead_of_an_answer_has_its_code():
     async with running_ksqldb() as ksqldb:
-        told = {"@type": "statement_error", "error_code": 40001, "message": "ORDERS does not exist"}
-        ksqldb.error_response = 400, told
+        error = {
+            "@type": "statement_error",
+            "error_code": 40001,
+            "message": "ORDERS does not exist",
+        }
+        ksqldb.error_response = 400, error
         with pytest.raises(KsqlError, match="ORDERS does not exist") as raised:
             async with KsqlClient(ksqldb.url).stream(build_query(SELECT)):
                 pass

@@ -103,7 +103,7 @@ async def test_what_goes_wrong_behind_the_first_line_is_the_last_line(kafka):
     ("status", "code", "answered"),
     [(400, 40001, 400), (401, 40100, 503), (403, 40301, 403), (500, 50000, 503)],
 )
-async def test_errors_of_ksqldb_are_told_with_their_codes(kafka, status, code, answered):
+async def test_errors_of_ksqldb_keep_their_codes(kafka, status, code, answered):
     async with running_pair(kafka) as (http, ksqldb):
         ksqldb.error_response = status, {"error_code": code, "message": "ORDERS does not exist"}
         answer = await http.post("/ksqldb/active", json={"query": SELECT})
@@ -144,7 +144,7 @@ class FakeBackEnd:
 
 def count_queries(ksqldb: FakeKsqldb) -> int:
     """How often a query was, once there is no other left that could take its rows."""
-    asked = sum(each.path == "/query-stream" for each in ksqldb.requests)
+    asked = sum(request.path == "/query-stream" for request in ksqldb.requests)
     return asked if ksqldb.open_query_count == 1 else 0
 
 
@@ -262,7 +262,7 @@ async def test_a_row_that_cannot_be_handed_on_is_passed_over_and_counted(kafka, 
             scrape = (await http.get("/metrics")).text
         assert 'gateway_ksqldb_query_begun_total{query="orders"} 1' in scrape
         assert 'gateway_ksqldb_rows_total{query="orders",outcome="dropped"} 3' in scrape
-    logged = [each for each in caplog.records if "ksql" in each.name and each.levelname == "ERROR"]
+    logged = [line for line in caplog.records if "ksql" in line.name and line.levelname == "ERROR"]
     assert len(logged) == 1
 
 
@@ -279,7 +279,7 @@ async def test_digits_of_rows_are_handed_on_as_they_came(kafka):
         assert digits in sent
 
 
-async def test_an_error_behind_rows_is_told_while_the_server_is_silent(kafka):
+async def test_an_error_after_rows_is_reported_while_the_server_is_silent(kafka):
     """It was held until the next piece, and the query was said to run."""
     back_end = FakeBackEnd()
     async with running_ksqldb() as ksqldb, running_app(back_end) as url:
@@ -313,7 +313,10 @@ async def test_a_configured_pull_query_is_asked_once(kafka):
         async with running_sidecar(kafka.bootstrap, ksqldb=options) as http:
             await wait_until(lambda: get_names(back_end.received_rows) == ["a"], "the row")
             await wait_until_ready(http)
-            assert len([each for each in ksqldb.requests if each.path == "/query-stream"]) == 1
+            assert (
+                len([request for request in ksqldb.requests if request.path == "/query-stream"])
+                == 1
+            )
 
 
 async def test_a_scrape_has_the_queries_and_what_became_of_their_rows(kafka):

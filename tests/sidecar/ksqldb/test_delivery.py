@@ -93,7 +93,7 @@ async def test_a_row_that_is_refused_is_found_and_the_others_are_delivered_in_or
     assert back_end.batches.count([5]) == 3
 
 
-async def test_who_reads_the_query_waits_while_the_back_end_does_not_take():
+async def test_the_reader_of_the_query_waits_while_the_back_end_does_not_answer():
     batches = RowBatcher(2, 1000, linger=30.0)
     await batches.put(b"1")
     await batches.put(b"2")

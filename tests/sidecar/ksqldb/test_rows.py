@@ -24,11 +24,11 @@ OLD = {"header": {"queryId": "q1", "schema": "`ID` BIGINT, `NAME` STRING"}}
 
 def _encode_body(form: str, rows: list[list[Any]]) -> bytes:
     if form == "lines":
-        return b"".join(json.dumps(each).encode() + b"\n" for each in [HEADER, *rows])
+        return b"".join(json.dumps(row).encode() + b"\n" for row in [HEADER, *rows])
     if form == "array":
         return json.dumps([HEADER, *rows]).encode()
-    told = [OLD, *({"row": {"columns": each}} for each in rows), {"finalMessage": "done"}]
-    return ("[" + ",\n".join(json.dumps(each) for each in told) + "]\n").encode()
+    lines = [OLD, *({"row": {"columns": row}} for row in rows), {"finalMessage": "done"}]
+    return ("[" + ",\n".join(json.dumps(entry) for entry in lines) + "]\n").encode()
 
 
 def _read_in_pieces(reading: ResponseParser, body: bytes, cuts: list[int]) -> list[dict[str, Any]]:
@@ -46,7 +46,7 @@ values = st.lists(st.tuples(st.integers(-(2**31), 2**31), st.text() | st.none())
 @given(values=values, cuts=st.lists(st.integers(0, 500)))
 def test_however_it_is_cut_the_rows_are_the_same(form, values, cuts):
     reading = ResponseParser()
-    rows = _read_in_pieces(reading, _encode_body(form, [list(each) for each in values]), cuts)
+    rows = _read_in_pieces(reading, _encode_body(form, [list(value) for value in values]), cuts)
     assert rows == [{"ID": id, "NAME": name} for id, name in values]
     assert reading.columns is not None
     assert reading.columns.query_id == "q1"
@@ -102,10 +102,10 @@ numbers = st.from_regex(
 
 
 @pytest.mark.parametrize("form", ["lines", "array", "old"])
-@given(each=st.lists(numbers, min_size=2, max_size=2), nested=st.booleans())
-def test_numbers_keep_their_digits(form, each, nested):
+@given(written=st.lists(numbers, min_size=2, max_size=2), nested=st.booleans())
+def test_numbers_keep_their_digits(form, written, nested):
     """12345678901234567890.123456789 was handed on as 1.2345678901234567e+19."""
-    values = [f'{{"deep":[{number}]}}' if nested else number for number in each]
+    values = [f'{{"deep":[{number}]}}' if nested else number for number in written]
     body = _encode_body(form, [[100001, 100002]]).decode()
     for place, value in zip(["100001", "100002"], values, strict=True):
         body = body.replace(place, value)
@@ -174,7 +174,7 @@ def test_what_a_newer_server_may_add_is_passed_over():
 
 
 @pytest.mark.parametrize("body", [b"[[1]]\n", b"<html>\n", b'{"columnNames":["A"]}\n[1,2]\n'])
-def test_what_is_no_answer_of_ksqldb_is_said(body):
+def test_a_response_that_is_not_of_ksqldb_is_an_error(body):
     with pytest.raises(KsqlProtocolError):
         reading = ResponseParser()
         reading.feed(body)

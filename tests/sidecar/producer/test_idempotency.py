@@ -44,13 +44,13 @@ class FakeCluster:
         return SimpleNamespace(name=name, error=0, topic_id=None)
 
     async def list_offsets(self, specs: Mapping[TopicPartition, int]) -> dict[TopicPartition, Any]:
-        told = {
+        results = {
             tp: OffsetAndTimestamp(self.end_offsets[tp.partition] if spec == LATEST else -1, -1, 0)
             for tp, spec in specs.items()
         }
         for number in self.end_offsets:
             self.end_offsets[number] += 1
-        return told
+        return results
 
 
 async def test_a_claim_that_is_written_while_it_looks_where_to_begin_is_read():
@@ -134,18 +134,18 @@ async def running_replica(
     section = Producer.model_validate({"timeout": timeout, "idempotency": idempotency})
     async with Cluster(ClusterSettings(kafka.bootstrap, metadata_max_age=max_age)) as cluster:
         cluster.metadata.watch(name, await cluster.describe_topic(name))
-        made = LedgerReplica(cluster, section, name)
-        made.resume_reading()
+        replica = LedgerReplica(cluster, section, name)
+        replica.resume_reading()
         try:
-            yield made
+            yield replica
         finally:
-            await made.pause_reading()
-            await made.transactors.close()
-            await made.writer.close(0.0)
+            await replica.pause_reading()
+            await replica.transactors.close()
+            await replica.writer.close(0.0)
 
 
 def read_values(kafka: Any, topic: str) -> list[bytes]:
-    return sorted(each.value() for each in read_committed(kafka, topic))
+    return sorted(record.value() for record in read_committed(kafka, topic))
 
 
 def get_partitions(cluster: Cluster, topic: str) -> Mapping[int, Any]:
@@ -164,8 +164,8 @@ async def write_by_two_with_partitions_added(kafka: Any, topic: Any, used: int, 
         async with running_replica(kafka, name, log, partitions=used) as two:
             await wait_until(lambda: len(get_partitions(one.cluster, log)) == more)
             await wait_until(one.ledger._is_current)
-            told = [(await two.write_once(key), await one.write_once(key)) for key in keys]
-    assert told == [(False, True)] * 12
+            results = [(await two.write_once(key), await one.write_once(key)) for key in keys]
+    assert results == [(False, True)] * 12
     assert read_values(kafka, name) == sorted([b"first", *(key.encode() for key in keys)])
 
 
@@ -181,7 +181,7 @@ async def test_a_replica_uses_the_partitions_that_were_missing_once_they_are_add
     await write_by_two_with_partitions_added(kafka, topic, used=8, more=8)
 
 
-async def test_a_claim_that_was_taken_over_is_not_released_by_whoever_had_it(
+async def test_a_claim_that_was_taken_over_is_not_released_by_its_former_owner(
     kafka: Any, topic: Any
 ):
     """The first is refused, and slow to undo that. By the time that it released its claim another
@@ -223,17 +223,17 @@ async def test_a_claim_that_was_taken_over_is_not_released_by_whoever_had_it(
         third = asyncio.create_task(one.write_once("k"))
         await asyncio.wait([third], timeout=0.5)
         go_on.set()
-        told = await asyncio.gather(first, second, third, return_exceptions=True)
+        results = await asyncio.gather(first, second, third, return_exceptions=True)
     assert read_values(kafka, name) == [b"k"]
-    assert not any(isinstance(each, BaseException) for each in told), told
+    assert not any(isinstance(entry, BaseException) for entry in results), results
 
 
 async def test_a_key_is_free_once_its_records_were_refused(kafka: Any, topic: Any):
     name, log = topic(configs={"max.message.bytes": "1000"}), topic(2)
     async with running_replica(kafka, name, log) as one, running_replica(kafka, name, log) as two:
-        for each in (one, two):
+        for item in (one, two):
             with pytest.raises(PartitionFailed):
-                await each.ledger.run_once("k", b"d" * 16, each.build_work(b"x" * 5000))
+                await item.ledger.run_once("k", b"d" * 16, item.build_work(b"x" * 5000))
         assert not await one.write_once("k")
     assert read_values(kafka, name) == [b"k"]
 
@@ -265,7 +265,7 @@ async def test_a_claim_is_not_taken_over_by_what_was_read_of_a_topic_that_is_gon
             await wait_until(lambda: claims)
             owner.cancel()
             await asyncio.gather(owner, return_exceptions=True)
-        late = [claim.expires_at for each in claims.values() for claim in each.values()]
+        late = [claim.expires_at for item in claims.values() for claim in item.values()]
         await wait_until(lambda: time.time() > max(late))
         await one.pause_reading()
         await recreate_topic(kafka, log)
@@ -278,7 +278,7 @@ async def test_a_claim_is_not_taken_over_by_what_was_read_of_a_topic_that_is_gon
     assert read_values(kafka, name).count(b"k") == 1
 
 
-async def test_a_claim_is_written_once_while_a_topic_made_anew_is_not_read_yet(
+async def test_a_claim_is_written_once_while_a_recreated_topic_is_not_read_yet(
     kafka: Any, topic: Any
 ):
     """It was written over and over, since it seemed to be read already."""
@@ -293,8 +293,8 @@ async def test_a_claim_is_written_once_while_a_topic_made_anew_is_not_read_yet(
         await asyncio.wait([written], timeout=0.5)
         one.resume_reading()
         assert not await written
-        claims = [each for each in read_committed(kafka, log, 2) if len(each.key()) > 16]
-        assert len([each for each in claims if each.value() is not None]) <= 2
+        claims = [record for record in read_committed(kafka, log, 2) if len(record.key()) > 16]
+        assert len([claim for claim in claims if claim.value() is not None]) <= 2
     assert read_values(kafka, name).count(b"k") == 1
 
 

@@ -128,12 +128,12 @@ async def test_a_record_has_its_partition_time_headers_and_ids(kafka, http, name
     assert answer.headers["traceparent"] == trace
 
 
-async def test_ids_that_a_request_does_not_bring_are_made_and_told(kafka, http, name):
+async def test_missing_ids_are_generated_and_returned(kafka, http, name):
     answers = [await post_records(http, name, {"partition": 0}) for _ in range(2)]
-    told = [answer.headers["X-Correlation-Id"] for answer in answers]
-    assert len({*told}) == 2
+    result = [answer.headers["X-Correlation-Id"] for answer in answers]
+    assert len({*result}) == 2
     found = [dict(message.headers())["X-Correlation-Id"] for message in read_written(kafka, name)]
-    assert found == [each.encode() for each in told]
+    assert found == [entry.encode() for entry in result]
 
 
 async def test_an_id_that_a_record_gives_itself_is_not_given_again(kafka, http, name):
@@ -163,22 +163,24 @@ async def test_a_record_without_a_key_keeps_its_headers(kafka, http, name):
 
 async def test_keys_decide_as_everywhere_in_kafka_and_keyless_ones_stay_together(kafka, http, name):
     keys = [f"key-{n}" for n in range(20)]
-    told = (await post_records(http, name, *({"key": key} for key in keys))).json()["offsets"]
-    assert [each["partition"] for each in told] == [compute_partition(k.encode(), 3) for k in keys]
-    told = (await post_records(http, name, *({"value": "eA=="} for _ in range(9)))).json()[
+    result = (await post_records(http, name, *({"key": key} for key in keys))).json()["offsets"]
+    assert [entry["partition"] for entry in result] == [
+        compute_partition(k.encode(), 3) for k in keys
+    ]
+    result = (await post_records(http, name, *({"value": "eA=="} for _ in range(9)))).json()[
         "offsets"
     ]
-    assert len({each["partition"] for each in told}) == 1
+    assert len({entry["partition"] for entry in result}) == 1
 
 
-async def test_some_of_many_may_fail_and_each_is_told_in_its_place(kafka, http, name):
+async def test_some_records_may_fail_and_results_are_in_request_order(kafka, http, name):
     answer = await post_records(
         http, name, {"value": "!"}, {"value": "YQ==", "partition": 1}, {"partition": 3}
     )
     assert answer.status_code == 207
-    told = answer.json()
-    assert told["requestStatus"] == "PARTIAL"
-    first, second, third = told["offsets"]
+    result = answer.json()
+    assert result["requestStatus"] == "PARTIAL"
+    first, second, third = result["offsets"]
     assert first["errorCode"] == 400
     assert first["error"].startswith("records[0].value: the value is not base64")
     assert second == {"partition": 1, "offset": 0}
@@ -188,10 +190,10 @@ async def test_some_of_many_may_fail_and_each_is_told_in_its_place(kafka, http, 
 async def test_what_is_all_the_callers_fault_says_so(http, name):
     answer = await post_records(http, name, {"key": 7}, {"key": {}})
     assert answer.status_code == 400
-    told = answer.json()
-    assert (told["statusCode"], told["code"]) == (400, "INVALID_RECORDS")
-    assert [each["errorCode"] for each in told["offsets"]] == [400, 400]
-    assert told["requestStatus"] == "FAILED"
+    result = answer.json()
+    assert (result["statusCode"], result["code"]) == (400, "INVALID_RECORDS")
+    assert [offset["errorCode"] for offset in result["offsets"]] == [400, 400]
+    assert result["requestStatus"] == "FAILED"
 
 
 async def test_nothing_is_written_of_a_request_that_is_none(kafka, http, name):
@@ -206,7 +208,7 @@ async def test_no_records_are_fine(http, name):
     assert (answer.status_code, answer.json()["offsets"]) == (200, [])
 
 
-async def test_a_topic_that_is_unknown_is_told_with_the_nearest(kafka, http):
+async def test_an_unknown_topic_is_an_error_with_the_nearest_name(kafka, http):
     kafka.create_topic("payments", 1)
     answer = await post_records(http, "paymets", {})
     assert answer.status_code == 404
@@ -296,10 +298,10 @@ async def test_a_body_of_another_kind_is_refused(http, name):
     assert (await http.post(f"/producers/{name}", content=b"x", headers=headers)).status_code == 415
 
 
-async def test_what_is_served_is_told_to_programs_and_people(http):
-    told = (await http.get("/openapi.json")).json()
-    assert told["openapi"].startswith("3.1")
-    assert "/producers/{topic}" in told["paths"]
+async def test_the_api_is_described_as_openapi_and_as_a_page(http):
+    result = (await http.get("/openapi.json")).json()
+    assert result["openapi"].startswith("3.1")
+    assert "/producers/{topic}" in result["paths"]
     page = await http.get("/docs", headers={"Sec-Fetch-Site": "none"})
     assert page.headers["content-type"].startswith("text/html")
     assert "script-src" not in page.headers["content-security-policy"]
@@ -328,8 +330,8 @@ async def test_each_line_is_answered_in_its_turn(kafka, http, name):
         for n in range(500):
             yield b'{"partition":0,"value":"%d"}\n' % n
 
-    told = await post_lines(http, name, iter_content(), "?valueFormat=string")
-    assert told == [{"partition": 0, "offset": n} for n in range(500)]
+    result = await post_lines(http, name, iter_content(), "?valueFormat=string")
+    assert result == [{"partition": 0, "offset": n} for n in range(500)]
     assert [message.value() for message in read_written(kafka, name)] == [
         b"%d" % n for n in range(500)
     ]
@@ -337,11 +339,11 @@ async def test_each_line_is_answered_in_its_turn(kafka, http, name):
 
 async def test_a_line_that_is_no_record_harms_no_other(http, name):
     content = b'{"partition":0}\nnope\n\n{"partition":-1}\n{"key":1}\n{"partition":0}'
-    told = await post_lines(http, name, content)
-    assert [each.get("offset", each.get("error", "")[:7]) for each in told] == [
+    result = await post_lines(http, name, content)
+    assert [entry.get("offset", entry.get("error", "")[:7]) for entry in result] == [
         0, "line 2:", "line 4:", "line 5:", 1,
     ]  # fmt: skip
-    assert "record.key: format string takes text" in told[3]["error"]
+    assert "record.key: format string takes text" in result[3]["error"]
 
 
 async def test_a_result_comes_as_soon_as_it_is_known(http, name):
@@ -354,7 +356,7 @@ async def test_a_result_comes_as_soon_as_it_is_known(http, name):
         assert b"0\r\n\r\n" in await reader.read()
 
 
-async def test_who_does_not_read_what_became_of_its_lines_is_not_read_from(kafka, name):
+async def test_a_client_that_does_not_read_results_is_not_read_from(kafka, name):
     """Else all that it sends would be kept here, or all that it is told. Others go on, and it is
     gone when it goes."""
     async with running_sidecar(kafka.bootstrap, producer={"streamed": 100}) as http:
@@ -397,30 +399,30 @@ async def test_a_line_that_is_too_long_ends_it_when_those_before_are_written(
                 writer.write(build_chunk(good * 2 + long))
                 for offset in (first, first + 1):
                     assert json.loads(await read_json_line(reader))["offset"] == offset
-                told = json.loads(await read_json_line(reader))
-                assert told["errorCode"] == 413
-                assert told["error"].startswith("line 3 is over 1000 bytes")
+                result = json.loads(await read_json_line(reader))
+                assert result["errorCode"] == 413
+                assert result["error"].startswith("line 3 is over 1000 bytes")
                 assert b"0\r\n\r\n" in await reader.read()
         assert len(read_written(kafka, name)) == 4
 
 
-async def test_a_request_that_is_silent_for_long_is_ended_and_told_so(monkeypatch, http, name):
+async def test_a_request_that_is_silent_too_long_ends_with_an_error(monkeypatch, http, name):
     monkeypatch.setattr("gateway.sidecar.producer.ndjson.IDLE_TIMEOUT_S", 0.5)
     monkeypatch.setattr("gateway.sidecar.producer.ndjson.LINGER_S", 0.1)
     async with open_ndjson_request(http, name) as (reader, writer):
         writer.write(build_chunk(b'{"partition":0}\n{"parti'))
         assert json.loads(await read_json_line(reader))["offset"] == 0
-        told = json.loads(await read_json_line(reader))
-        assert told["errorCode"] == 408
-        assert told["error"].startswith("nothing came for 0.5 s")
+        result = json.loads(await read_json_line(reader))
+        assert result["errorCode"] == 408
+        assert result["error"].startswith("nothing came for 0.5 s")
         assert b"0\r\n\r\n" in await reader.read()
 
 
 async def test_a_sidecar_that_ends_says_after_which_line_to_go_on(kafka, name):
     """What was taken is written and told; who reads nothing of that does not hold it up."""
-    made = build_config(kafka.bootstrap, [], [], sidecar={"producer": {"streamed": 100}})
+    config = build_config(kafka.bootstrap, [], [], sidecar={"producer": {"streamed": 100}})
     async with (
-        running_gateway({**made, "listen": {"drainTimeout": "3s"}}) as gateway,
+        running_gateway({**config, "listen": {"drainTimeout": "3s"}}) as gateway,
         create_http_client(gateway) as http,
         open_ndjson_request(http, name) as (reader, writer),
         open_ndjson_request(http, name) as (_, stuck),
@@ -431,9 +433,9 @@ async def test_a_sidecar_that_ends_says_after_which_line_to_go_on(kafka, name):
         for offset in range(2):
             assert json.loads(await read_json_line(reader))["offset"] == offset
         ending = asyncio.create_task(gateway.stop())
-        told = json.loads(await read_json_line(reader))
-        assert told["errorCode"] == 503
-        assert "go on after line 2 with another one" in told["error"]
+        result = json.loads(await read_json_line(reader))
+        assert result["errorCode"] == 503
+        assert "go on after line 2 with another one" in result["error"]
         assert b"0\r\n\r\n" in await reader.read()
         assert await ending == 0
     assert sum(message.partition() == 0 for message in read_written(kafka, name)) == 2

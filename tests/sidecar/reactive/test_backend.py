@@ -58,8 +58,8 @@ async def test_a_batch_is_posted_with_its_headers(client: httpx.AsyncClient):
         return Response(GOOD)
 
     async with running_backend(reply) as url:
-        said = await build_back_end(client, url).post(b'["batch"]', SENT, {"X-One": "1"})
-    assert said == BatchResults([RecordResult(True)])
+        verdict = await build_back_end(client, url).post(b'["batch"]', SENT, {"X-One": "1"})
+    assert verdict == BatchResults([RecordResult(True)])
     assert seen == [(b'["batch"]', "application/json", "1")]
 
 
@@ -80,13 +80,13 @@ async def test_one_that_is_late_or_drips_or_breaks_off_is_away(client: httpx.Asy
 
     for reply in (drip_answer, answer_late):
         async with running_backend(reply) as url:
-            said = await build_back_end(client, url).post(b"[]", SENT)
-        assert isinstance(said, BackendUnavailable) and said.is_late, (
+            verdict = await build_back_end(client, url).post(b"[]", SENT)
+        assert isinstance(verdict, BackendUnavailable) and verdict.is_late, (
             "each piece came in time, the answer did not"
         )
-    said = await build_back_end(client, url).post(b"[]", SENT)
-    assert isinstance(said, BackendUnavailable) and not said.is_late
-    assert "is not there" in said.reason
+    verdict = await build_back_end(client, url).post(b"[]", SENT)
+    assert isinstance(verdict, BackendUnavailable) and not verdict.is_late
+    assert "is not there" in verdict.reason
 
 
 async def test_one_that_cuts_the_connection_is_away(client: httpx.AsyncClient):
@@ -99,8 +99,8 @@ async def test_one_that_cuts_the_connection_is_away(client: httpx.AsyncClient):
     server = await asyncio.start_server(cut_connection, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        said = await build_back_end(client, f"http://127.0.0.1:{port}").post(b"[]", SENT)
-    assert isinstance(said, BackendUnavailable) and "broke off" in said.reason
+        verdict = await build_back_end(client, f"http://127.0.0.1:{port}").post(b"[]", SENT)
+    assert isinstance(verdict, BackendUnavailable) and "broke off" in verdict.reason
 
 
 async def test_it_is_asked_again_when_it_says(client: httpx.AsyncClient):
@@ -120,8 +120,8 @@ async def test_how_long_it_wants_to_be_left_alone_is_bounded(client: httpx.Async
         return Response("busy", 503, {"Retry-After": "1" * 400})
 
     async with running_backend(busy) as url:
-        said = await post_json(client, httpx.URL(url).join("/kafka/records"), b"[]", {}, 10.0)
-    assert said == (503, 3600.0, b"busy")
+        response = await post_json(client, httpx.URL(url).join("/kafka/records"), b"[]", {}, 10.0)
+    assert response == (503, 3600.0, b"busy")
 
 
 async def test_a_redirect_is_not_followed(client: httpx.AsyncClient):

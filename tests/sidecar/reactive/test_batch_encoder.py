@@ -27,10 +27,10 @@ def build_writer(topics: dict[str, Any] | None = None, **options: Any) -> BatchE
     return BatchEncoder(Codecs(None), section, group)
 
 
-async def write_json(made: BatchEncoder, *records: Record) -> list[dict[str, Any]]:
-    said = await made.encode(records)
-    assert not said.unreadable
-    found: list[dict[str, Any]] = orjson.loads(said.body)
+async def write_json(encoder: BatchEncoder, *records: Record) -> list[dict[str, Any]]:
+    batch = await encoder.encode(records)
+    assert not batch.unreadable
+    found: list[dict[str, Any]] = orjson.loads(batch.body)
     return found
 
 
@@ -45,11 +45,11 @@ async def test_keys_and_values_are_in_the_formats_of_the_group_or_of_their_topic
 
 
 async def test_json_stays_as_it_is_written_however_deep_it_is():
-    made = build_writer(valueFormat="json")
+    encoder = build_writer(valueFormat="json")
     deep = b"[" * 900 + b"]" * 900
     for text in (b'{"n": 123456789012345678901234567890}', b"1.10", b'{"a":1,"a":2}', deep):
-        said = await made.encode([record(b"k", text)])
-        assert b'"value":' + text in said.body
+        batch = await encoder.encode([record(b"k", text)])
+        assert b'"value":' + text in batch.body
 
 
 async def test_a_tombstone_is_null_and_no_bytes_are_the_empty_string():
@@ -64,7 +64,7 @@ async def test_headers_that_repeat_are_a_list_and_bytes_that_are_no_text_are_bas
     assert one["headers"] == {"a": ["1", None, "3"], "b": {"base64": "/w=="}, "c": None}
 
 
-async def test_ids_are_those_of_the_record_or_made_of_its_place():
+async def test_ids_are_those_of_the_record_or_derived_from_its_place():
     brings = record(b"k", b"v", ("x-correlation-id", b"c"), ("X-Traceability-Id", b"t"))
     (one,) = await write_json(build_writer(), brings)
     assert (one["correlationId"], one["traceabilityId"]) == ("c", "t")
@@ -75,14 +75,14 @@ async def test_ids_are_those_of_the_record_or_made_of_its_place():
     assert get_ids(other)[0] != first["correlationId"]
 
 
-async def test_what_cannot_be_read_is_left_out_and_said():
-    said = await build_writer(valueFormat="json").encode(
+async def test_unreadable_records_are_left_out_with_the_reason():
+    batch = await build_writer(valueFormat="json").encode(
         [record(b"a", b"1"), record(b"b", b"{"), record(b"\xff", b"2"), record(b"d", b"3")]
     )
-    assert [each["key"] for each in orjson.loads(said.body)] == ["a", "d"]
-    assert [each.key for each in said.sent] == [b"a", b"d"]
-    assert "not JSON" in said.unreadable[1]
-    assert "not UTF-8" in said.unreadable[2]
+    assert [item["key"] for item in orjson.loads(batch.body)] == ["a", "d"]
+    assert [item.key for item in batch.sent] == [b"a", b"d"]
+    assert "not JSON" in batch.unreadable[1]
+    assert "not UTF-8" in batch.unreadable[2]
 
 
 async def test_records_with_a_schema_are_shown_once_the_registry_was_asked():
@@ -93,16 +93,16 @@ async def test_records_with_a_schema_are_shown_once_the_registry_was_asked():
     async with running_app(registry.app) as url:
         codecs = Codecs(SchemaRegistry.model_validate({"type": "schema-registry", "url": url}))
         group = Group.model_validate({"group": "g", "topics": ["orders"], "valueFormat": "avro"})
-        made = BatchEncoder(codecs, Sidecar(), group)
+        encoder = BatchEncoder(codecs, Sidecar(), group)
         try:
             registry.error_status = 503
             with pytest.raises(RegistryUnavailable):
-                await made.encode([record(b"k", good)])
+                await encoder.encode([record(b"k", good)])
             registry.error_status = None
-            said = await made.encode(
+            batch = await encoder.encode(
                 [record(b"a", good), record(b"b", b"\0\0\0\0\x63\x02"), record(b"c", b"x")]
             )
         finally:
             await codecs.close()
-    assert [each["value"] for each in orjson.loads(said.body)] == [{"n": 1}]
-    assert said.unreadable.keys() == {1, 2}
+    assert [item["value"] for item in orjson.loads(batch.body)] == [{"n": 1}]
+    assert batch.unreadable.keys() == {1, 2}

@@ -34,18 +34,18 @@ class FakeContext:
     def send(
         self, tp: TopicPartition, key: bytes | None, value: bytes | None, headers: Any, **_: Any
     ) -> asyncio.Future[int]:
-        said: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         if sum(len(text or b"") for _, text in headers) > self.max_header_bytes:
             why = PartitionFailed(
                 "too large", topic=tp.topic, partition=tp.partition, code=MESSAGE_TOO_LARGE
             )
-            said.set_exception(why)
+            future.set_exception(why)
         elif (error := self.errors_by_value.get(value or b"")) is not None:
-            said.set_exception(error)
+            future.set_exception(error)
         else:
             self.sent_records.append((tp, value, dict(headers)))
-            said.set_result(len(self.sent_records))
-        return said
+            future.set_result(len(self.sent_records))
+        return future
 
 
 def build_dead_letters(kafka: FakeContext) -> DeadLetterWriter:
@@ -65,7 +65,7 @@ async def test_letters_keep_their_order_and_their_partitions_number():
     kafka = FakeContext()
     several = [build_dead_letter(str(n).encode(), n % 3) for n in range(9)]
     assert await build_dead_letters(kafka).write(several) == ([], "")
-    assert [value for _, value, _ in kafka.sent_records] == [each.record.value for each in several]
+    assert [value for _, value, _ in kafka.sent_records] == [item.record.value for item in several]
     assert {(tp, int(value or b"") % 3) for tp, value, _ in kafka.sent_records} == {
         (TopicPartition("orders.dlq", n), n) for n in range(3)
     }
@@ -79,7 +79,7 @@ async def test_where_there_are_fewer_partitions_the_key_decides():
     assert [tp.partition for tp, _, _ in kafka.sent_records] == [compute_partition(b"k", 2), 5 % 2]
 
 
-async def test_those_that_kafka_does_not_take_are_left_and_said():
+async def test_dead_letters_that_kafka_refuses_are_returned_with_the_reason():
     kafka = FakeContext()
     kafka.errors_by_value[b"b"] = BrokerUnavailable("no leader")
     one, two, three = build_dead_letter(b"a"), build_dead_letter(b"b"), build_dead_letter(b"c")
@@ -103,8 +103,8 @@ async def test_a_stack_trace_that_makes_a_record_too_large_is_left_out():
         [],
         "",
     )
-    ((_, _, said),) = kafka.sent_records
-    assert said["StackTrace"] == b"(too long for the topic)"
+    ((_, _, headers),) = kafka.sent_records
+    assert headers["StackTrace"] == b"(too long for the topic)"
     left, why = await build_dead_letters(FakeContext(max_header_bytes=10)).write(
         [build_dead_letter(b"a")]
     )

@@ -50,13 +50,15 @@ class FakeSurroundings:
     async def encode(self, records: Sequence[Record]) -> EncodedBatch:
         if self.write_error is not None:
             raise self.write_error
-        sent = [each for index, each in enumerate(records) if index not in self.unreadable_reasons]
+        sent = [
+            record for index, record in enumerate(records) if index not in self.unreadable_reasons
+        ]
         return EncodedBatch(b"[]", sent, self.unreadable_reasons)
 
     async def post(
         self, body: bytes, sent: Sequence[Record], headers: Mapping[str, str]
     ) -> Verdict:
-        self.sent_offsets.append([each.offset for each in sent])
+        self.sent_offsets.append([item.offset for item in sent])
         try:
             await self.may_answer.wait()
         except asyncio.CancelledError:
@@ -76,12 +78,12 @@ async def running_runner(around: FakeSurroundings, **rules: Any) -> AsyncIterato
     points = OffsetCommitter("g", around.commit)
     double: Any = around
     works = LaneContext("g", double, double, double, points, around.settled_steps.append)
-    made = LaneRunner(
-        DeliveryRules(first_delay=0.01, max_delay=0.02, **rules), works, lambda runner: None
+    runner = LaneRunner(
+        DeliveryRules(first_delay=0.01, max_delay=0.02, **rules), works, lambda _: None
     )
-    running = [asyncio.create_task(made.run()), asyncio.create_task(points.run())]
+    running = [asyncio.create_task(runner.run()), asyncio.create_task(points.run())]
     try:
-        yield made
+        yield runner
     finally:
         for task in running:
             task.cancel()
@@ -89,7 +91,7 @@ async def running_runner(around: FakeSurroundings, **rules: Any) -> AsyncIterato
 
 
 def give_records(runner: LaneRunner, *records: Record) -> None:
-    runner.tps |= {each.tp for each in records}
+    runner.tps |= {record.tp for record in records}
     runner.lane.put(records)
     runner.wake()
 
@@ -143,7 +145,7 @@ async def test_a_request_that_nobody_waits_for_is_cancelled_and_nothing_of_it_co
     assert len(around.settled_steps) == 1
 
 
-async def test_who_releases_partitions_hears_when_nothing_of_theirs_is_under_way():
+async def test_releasing_partitions_waits_until_none_of_their_records_is_in_flight():
     around = FakeSurroundings()
     around.may_answer.clear()
     async with running_runner(around, max_records=1) as runner:
@@ -171,7 +173,7 @@ async def test_a_record_at_fault_waits_while_the_back_end_is_ill():
     assert around.dead_letters == [DeadLetterRecord(record(A, 0), "500")]
 
 
-async def test_a_back_end_that_words_its_refusals_differently_is_told_once(caplog):
+async def test_an_outage_whose_messages_differ_is_logged_once(caplog):
     """Each change of the text was another line."""
     caplog.set_level(logging.INFO)
     around = FakeSurroundings()

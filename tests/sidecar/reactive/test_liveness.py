@@ -71,7 +71,7 @@ def test_a_paused_group_that_fails_and_begins_again_stays_paused(
 
 @pytest.mark.parametrize("refusal", ["login", "right"])
 @pytest.mark.parametrize("protocol", ["consumer", "classic"])
-def test_an_outage_is_told_once_once_a_minute_and_when_it_is_over(
+def test_an_outage_is_logged_once_then_every_minute_and_at_its_end(
     protocol: str, refusal: str, caplog: pytest.LogCaptureFixture
 ):
     """Each change of the text was told, such as when the next attempt is: three lines in 28 s."""
@@ -102,6 +102,6 @@ def test_an_outage_is_told_once_once_a_minute_and_when_it_is_over(
 
     run_in_virtual_time(play())
     assert [failing for _, failing in states] == [False, True, False, False], states
-    told = [each for each in caplog.messages if each.startswith("group=g ")]
-    assert len(told) == 2, told
-    assert "cause=" in told[0] and "can be used again after" in told[1]
+    messages = [message for message in caplog.messages if message.startswith("group=g ")]
+    assert len(messages) == 2, messages
+    assert "cause=" in messages[0] and "can be used again after" in messages[1]

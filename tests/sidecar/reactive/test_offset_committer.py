@@ -47,7 +47,7 @@ async def test_the_latest_points_are_committed_one_commit_at_a_time():
     running.cancel()
 
 
-async def test_while_nothing_can_be_committed_it_is_said_and_kept():
+async def test_while_commits_fail_offsets_are_kept_and_the_failure_is_reported():
     kafka = FakeCommit()
     points = OffsetCommitter("g", kafka)
     kafka.error = BrokerUnavailable("no coordinator")
@@ -97,7 +97,7 @@ async def test_what_is_noted_again_after_a_loss_is_committed_again():
     assert (kafka.commits, points.committed(A)) == ([{A: 6}, {A: 6}], 6)
 
 
-async def test_who_gives_up_partitions_commits_theirs_only():
+async def test_giving_up_partitions_commits_only_their_offsets():
     kafka = FakeCommit()
     points = OffsetCommitter("g", kafka)
     points.enqueue({A: 1, B: 1})

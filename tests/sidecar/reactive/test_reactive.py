@@ -53,8 +53,8 @@ async def get_state(http: httpx.AsyncClient, group: dict[str, Any]) -> dict[str,
 async def wait_for_state(http: httpx.AsyncClient, group: dict[str, Any], **wanted: Any) -> None:
     async with asyncio.timeout(60):
         while True:
-            said = await get_state(http, group)
-            if all(said[name] == value for name, value in wanted.items()):
+            state = await get_state(http, group)
+            if all(state[name] == value for name, value in wanted.items()):
                 return
             await asyncio.sleep(0.05)
 
@@ -62,8 +62,8 @@ async def wait_for_state(http: httpx.AsyncClient, group: dict[str, Any], **wante
 async def wait_for_lane(http: httpx.AsyncClient, group: dict[str, Any], **wanted: Any) -> None:
     async with asyncio.timeout(60):
         while True:
-            said = (await get_state(http, group))["lanes"]
-            if any(all(lane[name] == value for name, value in wanted.items()) for lane in said):
+            state = (await get_state(http, group))["lanes"]
+            if any(all(lane[name] == value for name, value in wanted.items()) for lane in state):
                 return
             await asyncio.sleep(0.05)
 
@@ -77,8 +77,8 @@ async def wait_for_owner(http: httpx.AsyncClient, group: dict[str, Any]) -> None
 async def wait_until_held_up(http: httpx.AsyncClient, group: dict[str, Any], pattern: str) -> None:
     async with asyncio.timeout(60):
         while True:
-            said = (await get_state(http, group))["lanes"]
-            if any(re.search(pattern, lane["heldUpBy"] or "") for lane in said):
+            state = (await get_state(http, group))["lanes"]
+            if any(re.search(pattern, lane["heldUpBy"] or "") for lane in state):
                 return
             await asyncio.sleep(0.05)
 
@@ -91,7 +91,7 @@ async def test_records_come_in_batches_whole_and_are_committed(world: ReactiveWo
         await world.wait_until_settled()
         await wait_for_state(http, group, lag=0, processed=250, state="RUNNING")
         answer = await http.get("/reactive")
-        assert [each["group"] for each in answer.json()] == [group["group"]]
+        assert [item["group"] for item in answer.json()] == [group["group"]]
     assert await world.fetch_committed(group["group"]) == 250
     world.check_order()
     assert world.count_repeated() == 0
@@ -99,7 +99,9 @@ async def test_records_come_in_batches_whole_and_are_committed(world: ReactiveWo
     assert all(len(call["records"]) <= 100 for call in calls)
     assert len(calls) < 60, "they come in batches"
     assert calls[0]["headers"]["x-consumer-group"] == group["group"]
-    first = next(each for each in world.backend.processed_records if each["value"] == {"n": 0})
+    first = next(
+        record for record in world.backend.processed_records if record["value"] == {"n": 0}
+    )
     assert first == {
         "topic": world.topic,
         "partition": first["partition"],
@@ -127,7 +129,7 @@ async def test_failed_records_are_dead_letters_as_they_were_with_why(world: Reac
     dead = await world.read_dead_letters()
     assert len(dead) == 12
     world.check_order()
-    by_value = {each.value: each for each in dead}
+    by_value = {dead_letter.value: dead_letter for dead_letter in dead}
     tenth = by_value[b'{"n": 10}']
     assert tenth.key == b"k3"
     assert list(tenth.headers[:3]) == [("tag", b"a"), ("tag", b"b"), ("n", b"10")]
@@ -159,8 +161,8 @@ async def test_a_back_end_that_is_away_costs_no_record(world: ReactiveWorld):
         world.backend.kill()
         world.write_records(10)
         await wait_until_held_up(http, group, "is not there")
-        said = await get_state(http, group)
-        assert said["lag"] == 10
+        state = await get_state(http, group)
+        assert state["lag"] == 10
         await world.backend.start()
         await world.wait_until_settled()
         await wait_for_state(http, group, lag=0, deadLetters=0)
@@ -181,7 +183,7 @@ async def test_a_batch_that_the_back_end_stumbles_over_is_taken_apart_while_it_i
         await world.wait_until_settled()
         await wait_for_state(http, group, lag=0)
     dead = await world.read_dead_letters()
-    assert sorted(each.value or b"" for each in dead) == [b'{"n": 17}', b'{"n": 42}']
+    assert sorted(dead_letter.value or b"" for dead_letter in dead) == [b'{"n": 17}', b'{"n": 42}']
     assert "500: boom" in dead[0].header_texts["StackTrace"]
     world.check_order()
     assert set(get_numbers(world.backend.processed_records)) == set(range(60)) - {17, 42}
@@ -219,7 +221,7 @@ async def test_without_a_dead_letter_topic_the_lane_holds_and_says_so(world: Rea
     assert len(await world.read_dead_letters()) == 2
 
 
-async def test_a_dead_letter_topic_that_is_deleted_is_made_again(world: ReactiveWorld):
+async def test_a_deleted_dead_letter_topic_is_created_again(world: ReactiveWorld):
     """The letter on its way was in doubt for two minutes, and the lane stood for as long."""
     world.backend.set_orders(fail=10)
     group = build_settings(world.backend, world.topic)
@@ -251,7 +253,7 @@ async def test_a_group_is_paused_resumed_and_sent_back_over_http(world: Reactive
         again = world.kafka.admin.get_high_watermark(world.topic, 0) - 2
         await wait_for_state(http, group, lag=0, processed=40 + again)
         answer = await http.post(f"{path}/seek", json={"to": "beginning"})
-        assert {each["offset"] for each in answer.json()["offsets"]} == {0}
+        assert {offset["offset"] for offset in answer.json()["offsets"]} == {0}
         await wait_for_state(http, group, lag=0, processed=80 + again)
         late = {"timestamps": [{**place, "timestamp": 1 << 45}]}
         answer = await http.post(f"{path}/seek", json=late)
@@ -276,11 +278,11 @@ async def test_a_seek_while_the_back_end_is_away_leaves_no_lane_standing(world: 
         await wait_until_held_up(http, group, "says 503")
         path = f"/reactive/{group['group']}/seek"
         assert (await http.post(path, json={"to": "beginning"})).status_code == 200
-        said = await get_state(http, group)
+        state = await get_state(http, group)
         world.backend.set_orders()
         await wait_for_state(http, group, lag=0, processed=60)
         assert {lane["heldUpBy"] for lane in (await get_state(http, group))["lanes"]} == {None}
-    assert len(said["partitions"]) == 3
+    assert len(state["partitions"]) == 3
     world.check_order()
 
 
@@ -306,9 +308,7 @@ async def test_a_rebalance_while_the_back_end_is_away_leaves_no_lane_standing(
 
 
 @pytest.mark.parametrize("protocol", ["consumer", "classic"])
-async def test_a_topic_that_is_made_anew_is_read_from_its_start(
-    world: ReactiveWorld, protocol: str
-):
+async def test_a_recreated_topic_is_read_from_its_start(world: ReactiveWorld, protocol: str):
     """With the classic protocol it was never read again, with a lag of 0 at first."""
     group = build_settings(world.backend, world.topic, groupProtocol=protocol)
     world.write_records(30)
@@ -331,7 +331,9 @@ async def test_an_answer_that_names_its_records_in_part_gives_up_none_of_the_oth
     world.write_records(12)
     async with running_group(world, group) as http:
         await wait_for_state(http, group, lag=0, processed=10, deadLetters=2)
-        assert sorted(int(each.header_texts["n"]) for each in await world.read_dead_letters()) == [
+        assert sorted(
+            int(dead_letter.header_texts["n"]) for dead_letter in await world.read_dead_letters()
+        ) == [
             0,
             10,
         ]
@@ -354,7 +356,7 @@ async def test_a_lane_that_stands_still_makes_the_sidecar_unready(world: Reactiv
         await wait_until_ready(http)
 
 
-async def test_an_unknown_group_is_told_the_nearest(world: ReactiveWorld):
+async def test_an_unknown_group_is_an_error_with_the_nearest_name(world: ReactiveWorld):
     group = build_settings(world.backend, world.topic, group="billing")
     async with running_group(world, group) as http:
         answer = await http.get("/reactive/biling")
@@ -370,12 +372,13 @@ async def test_lanes_work_beside_each_other_and_one_that_waits_holds_up_no_other
     world.backend.set_orders(delay=0.2)
     async with running_group(world, group) as http:
         await wait_for_state(http, group, lag=0, processed=210)
-        said = await get_state(http, group)
-        assert [lane["partitions"] for lane in said["lanes"]] == [1, 1, 1]
+        state = await get_state(http, group)
+        assert [lane["partitions"] for lane in state["lanes"]] == [1, 1, 1]
     world.check_order()
     assert world.count_repeated() == 0
     assert all(
-        len({each["partition"] for each in call["records"]}) == 1 for call in world.backend.calls
+        len({record["partition"] for record in call["records"]}) == 1
+        for call in world.backend.calls
     )
 
 
@@ -427,13 +430,13 @@ async def test_topics_are_found_by_a_pattern_and_what_became_of_records_is_audit
         await wait_for_state(http, group, lag=0, processed=18, deadLetters=2)
         await wait_until(lambda: file.exists() and file.read_text().count("\n") == 20, "audit", 60)
     audited = [json.loads(line) for line in file.read_text().splitlines()]
-    assert {each["auditType"] for each in audited} == {"REACTIVE_CONSUMER"}
-    failed = [each for each in audited if each.get("stacktrace")]
+    assert {event["auditType"] for event in audited} == {"REACTIVE_CONSUMER"}
+    failed = [event for event in audited if event.get("stacktrace")]
     assert len(failed) == 2
-    assert all(len(each["correlationId"]) == 36 for each in audited)
+    assert all(len(event["correlationId"]) == 36 for event in audited)
 
 
-async def test_a_lane_that_does_not_move_is_said_to_be_stuck_and_its_member_stays(
+async def test_a_lane_that_does_not_move_is_reported_as_stuck_and_its_member_stays(
     world: ReactiveWorld, caplog: pytest.LogCaptureFixture
 ):
     world.backend.set_orders(say=503)
@@ -442,14 +445,14 @@ async def test_a_lane_that_does_not_move_is_said_to_be_stuck_and_its_member_stay
     async with running_group(world, group) as http:
         await wait_for_lane(http, group, stuck=True)
         await wait_until(lambda: "a lane has not moved" in caplog.text, "the line", 60)
-        said = await get_state(http, group)
-        assert (said["state"], len(said["partitions"])) == ("RUNNING", 3)
+        state = await get_state(http, group)
+        assert (state["state"], len(state["partitions"])) == ("RUNNING", 3)
         world.backend.set_orders()
         await wait_for_state(http, group, lag=0, deadLetters=0)
         assert not any(lane["stuck"] for lane in (await get_state(http, group))["lanes"])
 
 
-async def test_who_may_see_a_group_may_not_pause_it(world: ReactiveWorld):
+async def test_the_right_to_read_a_group_does_not_include_pausing_it(world: ReactiveWorld):
     group = build_settings(world.backend, world.topic)
     path = f"/reactive/{group['group']}"
     config = {"guarded": {"users": []}, "reactive": {"groups": group}}

@@ -32,8 +32,8 @@ from gateway.sidecar.v2.errors import (
     ],
 )
 def test_an_error_has_the_dialects_number(error, status, code):
-    said, body = build_error_body(error)
-    assert (said, body["error_code"]) == (status, code)
+    actual_status, body = build_error_body(error)
+    assert (actual_status, body["error_code"]) == (status, code)
     assert "secret" not in body["message"]
 
 

@@ -93,6 +93,11 @@ class RawClient(SseClient):
         self._should_reset = reset
         self._bytes_until_cut = count
 
+    @property
+    def is_cut_pending(self) -> bool:
+        """Whether the bytes that `cut_after` allowed are not read yet."""
+        return self._bytes_until_cut is not None
+
     def stop_reading(self) -> None:
         """Stop reading: a slow client."""
         self._is_reading.clear()

@@ -9,7 +9,7 @@ from support.access_requests import build_connection, build_route
 from gateway.config import Route, Settings
 from gateway.errors import GuardUnavailable, NotGranted, RequestError
 from gateway.web.access import Grant, Granted, allow_anyone
-from gateway.web.access.guard import AccessRequest
+from gateway.web.access.guard import AccessRequest, Guard
 from gateway.web.access.guard_errors import GuardErrors
 from gateway.web.access.guards import Guards
 
@@ -47,15 +47,28 @@ SESSION = {
 MACHINE = {"m1": build_grant("machines", "sensor")}
 
 
+class FakeGuards(Guards):
+    def create_guard(self, name: str, settings: Settings) -> Guard:
+        known = {"jwt0": JWT, "session": SESSION, "machines": MACHINE}[name]
+        return FakeGuard(name, known, renewable=name != "machines")
+
+
 def build_guards(own: Any = allow_anyone) -> Guards:
-    settings = Settings.model_validate({"kafka": {"servers": ["a:1"]}})
-    made = Guards(settings, own)
-    made._guards = {
-        "jwt0": FakeGuard("jwt0", JWT),
-        "session": FakeGuard("session", SESSION),
-        "machines": FakeGuard("machines", MACHINE, renewable=False),
-    }
-    return made
+    names = ("jwt0", "session", "machines")
+    settings = Settings.model_validate(
+        {
+            "kafka": {"servers": ["a:1"], "topics": [{"name": "orders"}]},
+            "guards": {name: {"type": "http", "url": "http://127.0.0.1:9/"} for name in names},
+            "routes": [
+                {
+                    "when": [{"path": "/a"}],
+                    "guarded": {name: [] for name in names},
+                    "with": {"topic": "orders"},
+                }
+            ],
+        }
+    )
+    return FakeGuards(settings, own)
 
 
 async def request_grant(
@@ -181,8 +194,15 @@ async def test_only_guards_that_a_route_names_are_made():
             ],
         }
     )
-    made = Guards(settings, allow_anyone)
-    assert set(made._guards) == {"used"}
+    created: list[str] = []
+
+    class RecordingGuards(Guards):
+        def create_guard(self, name: str, settings: Settings) -> Guard:
+            created.append(name)
+            return super().create_guard(name, settings)
+
+    made = RecordingGuards(settings, allow_anyone)
+    assert created == ["used"]
     with pytest.raises(GuardUnavailable):
         await made(settings.routes[0], {}, build_connection(("Cookie", "a=b")), None)
     with pytest.raises(NotGranted):

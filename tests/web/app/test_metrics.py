@@ -19,10 +19,11 @@ from gateway.config import Settings
 from gateway.core.log.partition_reader import OffsetStart, OutOfRangePolicy, PartitionReader
 from gateway.core.log.record import TopicPartition
 from gateway.core.log.recovery import Backoff
-from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.hubs import Hubs
+from gateway.hub.metrics import collect_partition_metrics
 from gateway.kafka.client.cluster import Cluster, ClusterSettings
 from gateway.telemetry import catalog
+from gateway.telemetry.samples import MetricSamples
 from gateway.web.app.metrics import BUS_TOPIC, Metrics
 from gateway.web.routing.limits import Limits
 from gateway.web.workers.bus import Bus
@@ -30,12 +31,24 @@ from gateway.web.workers.bus import Bus
 KAFKA = {"kafka": {"servers": ["127.0.0.1:9"], "topics": [{"name": "orders"}]}}
 
 
-def build_metrics(bus: Bus | None = None, **options: Any) -> Metrics:
-    """Of a gateway that nobody started. options: of telemetry.metrics."""
+class FakeMetrics(Metrics):
+    """Of a gateway that nobody started.
+
+    Attributes:
+        clients: Those of the route /a over SSE.
+    """
+
+    def __init__(self, hubs: Hubs, settings: Settings, limits: Limits, bus: Bus) -> None:
+        super().__init__(hubs, settings, limits, bus)
+        self.clients = hubs.get_hub("").traffics.get_counts("/a", "sse")
+
+
+def build_metrics(bus: Bus | None = None, **options: Any) -> FakeMetrics:
+    """options: of telemetry.metrics."""
     settings = Settings.model_validate({**KAFKA, "telemetry": {"metrics": options}})
     hubs = Hubs({"": Cluster(ClusterSettings.from_config(settings.kafka))}, settings)
     bus = bus or Bus()
-    return Metrics(hubs, settings, Limits(settings.listen.limits, bus), bus)
+    return FakeMetrics(hubs, settings, Limits(settings.listen.limits, bus), bus)
 
 
 async def scrape_metrics(made: Metrics, accept: str = "") -> dict[str, Any]:
@@ -62,8 +75,7 @@ async def test_one_scrape_is_of_all_workers_and_says_who_is_missing():
         several = [build_metrics(bus) for bus in made.buses]
         await made.start()
         for number, each in enumerate(several, 1):
-            traffic = each._hubs.get_hub("").traffics.get_counts("/a", "sse")
-            traffic.opened, traffic.untimed = 10 * number, 100
+            each.clients.opened, each.clients.untimed = 10 * number, 100
         found = await scrape_metrics(several[1])
         assert get_values(found["gateway_clients"]) == {("/a", "sse"): 60}
         assert get_values(found["gateway_deliveries"]) == {("/a", "sse"): 300}
@@ -98,7 +110,7 @@ async def test_openmetrics_is_for_who_asks_for_it():
 async def test_figures_are_sent_where_they_are_configured_to_be():
     with running_collector() as back:
         made = build_metrics(otlp=back.url, interval="1s")
-        made._hubs.get_hub("").traffics.get_counts("/a", "sse").opened = 7
+        made.clients.opened = 7
         running = asyncio.create_task(made.run())
         try:
             await wait_until(
@@ -128,7 +140,7 @@ async def test_figures_go_to_influxdb_and_by_otlp_at_their_own_intervals():
     with running_collector() as back, running_influx_receiver() as influx:
         told = {"url": influx.url, "bucket": "figures", "interval": "1s"}
         made = build_metrics(otlp=back.url, interval="1s", influx=told)
-        made._hubs.get_hub("").traffics.get_counts("/a", "sse").opened = 7
+        made.clients.opened = 7
         running = asyncio.create_task(made.run())
         labels = {"route": "/a", "wire": "sse"}
         try:
@@ -161,16 +173,16 @@ def build_reader(partition: int) -> PartitionReader:
     return made
 
 
-async def test_a_thousand_partitions_are_told_without_holding_the_loop(monkeypatch):
+async def test_a_thousand_partitions_are_told_without_holding_the_loop():
     """No time is asserted: that there are turns for others in between is."""
-    from gateway.hub import metrics as hubs
 
-    def read_partitions(hub: Hub, figures: Any) -> None:
+    def collect_partitions(samples: MetricSamples) -> None:
         now = time.monotonic()
         for partition in range(1000):
-            hubs._collect_partition(build_reader(partition), now, figures)
+            collect_partition_metrics(build_reader(partition), now, samples)
 
-    monkeypatch.setattr(hubs, "collect_hub_metrics", read_partitions)
+    made = build_metrics()
+    made.collectors.append(collect_partitions)
     turns = 0
 
     async def count_turns() -> None:
@@ -181,7 +193,7 @@ async def test_a_thousand_partitions_are_told_without_holding_the_loop(monkeypat
 
     beside = asyncio.create_task(count_turns())
     try:
-        found = await scrape_metrics(build_metrics())
+        found = await scrape_metrics(made)
     finally:
         beside.cancel()
     assert get_values(found["gateway_partition_lag_records"])[("orders", "999")] == 999

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
 from support.waiting import wait_until
 from support.worker_buses import WorkerBuses, worker_buses
 
@@ -12,9 +11,11 @@ from gateway.web.exchange.key_locks import KeyLocks, serve_key_locks
 ADA, BOB = IdempotencyKey("orders", "/orders", "ada"), IdempotencyKey("orders", "/orders", "bob")
 
 
-async def build_shared_locks(made: WorkerBuses) -> tuple[dict[IdempotencyKey, int], list[KeyLocks]]:
+async def build_shared_locks(
+    made: WorkerBuses, kind: type[KeyLocks] = KeyLocks
+) -> tuple[dict[IdempotencyKey, int], list[KeyLocks]]:
     holders = serve_key_locks(made.relay)
-    turns = [KeyLocks(bus) for bus in made.buses]
+    turns = [kind(bus) for bus in made.buses]
     await made.start()
     return holders, turns
 
@@ -82,10 +83,13 @@ async def test_who_gives_what_another_has_takes_nothing_away():
         assert holders == {ADA: 1, BOB: 2}
 
 
-async def test_without_the_supervisor_nobody_waits_for_long(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("gateway.web.exchange.key_locks.BUS_TIMEOUT_S", 0.1)
+class ImpatientKeyLocks(KeyLocks):
+    BUS_TIMEOUT_S = 0.1
+
+
+async def test_without_the_supervisor_nobody_waits_for_long():
     async with worker_buses(2) as made:
-        _, (one, other) = await build_shared_locks(made)
+        _, (one, other) = await build_shared_locks(made, ImpatientKeyLocks)
         await made.relay.close()
         await wait_until(lambda: not any(bus.is_linked for bus in made.buses))
         assert await one.acquire(ADA) is False and await other.acquire(ADA) is False

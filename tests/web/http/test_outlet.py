@@ -123,7 +123,7 @@ class OutletApp:
         client.outlet = take_over(scope, client)
         if client.outlet is not None:
             self.clients[name] = client
-            plain = client.outlet._transport.get_extra_info("socket")
+            plain = client.outlet.transport.get_extra_info("socket")
             self.descriptors.append(plain.fileno())
             assert take_over(scope, client) is None  # it is gone
             if kind == "fail":
@@ -921,8 +921,8 @@ async def write_randomly(clients: dict[str, OutletClient], seed: int) -> None:
                 continue
             if dice < 0.03:
                 outlet.finish(LAST)
-            elif not outlet._transport.is_closing():
-                outlet._transport.close() if dice < 0.04 else outlet._transport.abort()
+            elif not outlet.transport.is_closing():
+                outlet.transport.close() if dice < 0.04 else outlet.transport.abort()
         await asyncio.sleep(0)
 
 

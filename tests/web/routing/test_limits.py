@@ -25,8 +25,8 @@ def build_granted(identity: str, guard: str = "users") -> Granted:
     return Granted([Grant(guard, identity), Grant("second", "another")])
 
 
-def build_limits(bus: Bus, **settings: Any) -> Limits:
-    return Limits(Settings.model_validate(settings), bus)
+def build_limits(bus: Bus, kind: type[Limits] = Limits, **settings: Any) -> Limits:
+    return kind(Settings.model_validate(settings), bus)
 
 
 @pytest.mark.parametrize(
@@ -139,10 +139,10 @@ async def test_an_address_comes_so_often_and_not_more():
 
 
 async def build_shared_limits(
-    made: WorkerBuses, **settings: Any
+    made: WorkerBuses, kind: type[Limits] = Limits, **settings: Any
 ) -> tuple[ConnectionCounts, list[Limits]]:
     ledger = serve_limits(made.relay, Settings.model_validate(settings))
-    gates = [build_limits(bus, **settings) for bus in made.buses]
+    gates = [build_limits(bus, kind, **settings) for bus in made.buses]
     await made.start()
     return ledger, gates
 
@@ -269,10 +269,15 @@ async def test_who_goes_away_while_it_is_let_in_is_not_counted(moment: str):
         assert len(await enter_all(gates, 4)) == 1
 
 
-async def test_without_the_supervisor_each_admits_its_share(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("gateway.web.routing.limits.BUS_TIMEOUT_S", 0.2)
+class ImpatientLimits(Limits):
+    BUS_TIMEOUT_S = 0.2
+
+
+async def test_without_the_supervisor_each_admits_its_share():
     async with worker_buses(3) as made:
-        _, gates = await build_shared_limits(made, connections=9, perAddress=6, rate="6/h")
+        _, gates = await build_shared_limits(
+            made, ImpatientLimits, connections=9, perAddress=6, rate="6/h"
+        )
         await made.relay.close()
         await wait_until(lambda: not any(bus.is_linked for bus in made.buses))
         for gate in gates:
@@ -282,10 +287,9 @@ async def test_without_the_supervisor_each_admits_its_share(monkeypatch: pytest.
             assert len(await list_admitted(*asked)) == 2
 
 
-async def test_a_supervisor_that_hangs_holds_up_nobody_for_long(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("gateway.web.routing.limits.BUS_TIMEOUT_S", 0.2)
+async def test_a_supervisor_that_hangs_holds_up_nobody_for_long():
     async with worker_buses(2) as made:
-        ledger, gates = await build_shared_limits(made, connections=4)
+        ledger, gates = await build_shared_limits(made, ImpatientLimits, connections=4)
         # it counts them, and does not say so
         made.relay._links[1].send = lambda *message: None  # type: ignore[method-assign]
         assert len(await enter_all(gates[:1], 3)) == 2

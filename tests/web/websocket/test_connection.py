@@ -4,8 +4,10 @@ end, is in `test_protocol`, as a client sees it."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
+import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
@@ -51,9 +53,14 @@ class ConnectionPair:
     """A peer, and the socket of its client."""
 
     def __init__(
-        self, peer: WebSocketConnection, client: socket.socket, connections: set[Any]
+        self, transport: asyncio.Transport, client: socket.socket, kind: type[WebSocketConnection]
     ) -> None:
-        self.peer, self.client, self.connections = peer, client, connections
+        loop = asyncio.get_running_loop()
+        self.client = client
+        self.connections: set[Any] = set()
+        self.reader = MessageReader()
+        self.ping_scheduler = PingScheduler(loop, kind.PING_INTERVAL_S)
+        self.peer = kind(transport, self.reader, self.ping_scheduler, self.connections)
 
     def read_available(self) -> bytes:
         """What came so far, and was not heard yet."""
@@ -90,14 +97,13 @@ async def open_pair(
     ours, client = socket.socketpair()
     client.setblocking(False)
     transport, _ = await loop.create_connection(asyncio.Protocol, sock=ours)
-    connections: set[Any] = set()
-    peer = kind(transport, MessageReader(), PingScheduler(loop, kind.PING_INTERVAL_S), connections)
+    made = ConnectionPair(transport, client, kind)
     try:
-        yield ConnectionPair(peer, client, connections)
+        yield made
     finally:
         transport.abort()
         client.close()
-        await wait_until(lambda: not connections, "the end of the connection")
+        await wait_until(lambda: not made.connections, "the end of the connection")
 
 
 Test = Callable[[ConnectionPair], Coroutine[Any, Any, None]]
@@ -123,7 +129,7 @@ def on_both_loops(test: Test) -> Callable[[str], None]:
 @on_both_loops
 async def test_what_comes_before_somebody_listens_is_heard_then(line: ConnectionPair):
     line.client.send(build_frame(OPCODE_TEXT, b"early"))
-    await wait_until(lambda: line.peer._reader.buffered_bytes)
+    await wait_until(lambda: line.reader.buffered_bytes)
     ear = RecordingListener()
     line.peer.set_listener(ear)
     await wait_until(lambda: ear.messages == ["early"])
@@ -136,7 +142,7 @@ async def test_no_more_than_a_slice_is_held_for_nobody(line: ConnectionPair):
     with pytest.raises(TimeoutError):
         for _ in range(1000):
             await asyncio.to_thread(line.client.sendall, build_frame(OPCODE_TEXT, b"a" * 60_000))
-    assert line.peer._reader.buffered_bytes <= 512 * 1024
+    assert line.reader.buffered_bytes <= 512 * 1024
     ear = RecordingListener()
     line.peer.set_listener(ear)
     await wait_until(lambda: ear.messages)
@@ -219,16 +225,15 @@ async def test_what_is_in_the_transport_at_the_handover_goes_first(line: Connect
     client.setblocking(False)
     transport, _ = await loop.create_connection(asyncio.Protocol, sock=ours)
     transport.write(b"x" * 4_000_000)
-    connections: set[Any] = set()
-    peer = WebSocketConnection(transport, MessageReader(), PingScheduler(loop, 60.0), connections)
+    other = ConnectionPair(transport, client, WebSocketConnection)
+    peer = other.peer
     assert peer.full
-    other = ConnectionPair(peer, client, connections)
     peer.write(b"end")
     assert (await other.read_exactly(4_000_003)).endswith(b"xend")
     await wait_until(lambda: not peer.full)
     transport.abort()
     client.close()
-    await wait_until(lambda: not connections)
+    await wait_until(lambda: not other.connections)
 
 
 @on_both_loops
@@ -252,13 +257,15 @@ async def test_a_descriptor_is_not_written_to_once_its_connection_is_closing(lin
 
 @on_both_loops
 async def test_pings_are_answered_and_to_who_reads_nothing_the_latest_only(line: ConnectionPair):
-    line.peer.set_listener(RecordingListener())
+    ear = RecordingListener()
+    line.peer.set_listener(ear)
     line.client.send(build_frame(OPCODE_PING, b"first"))
     await wait_until(lambda: line.read_available() == websocket.encode_pong(b"first"))
     size = await line.fill_buffers()
     before = line.peer.transport.get_write_buffer_size()
-    line.client.send(b"".join(build_frame(OPCODE_PING, b"%d" % n) for n in range(100)))
-    await wait_until(lambda: line.peer._pending_pong == websocket.encode_pong(b"99"))
+    pings = b"".join(build_frame(OPCODE_PING, b"%d" % n) for n in range(100))
+    line.client.send(pings + build_frame(OPCODE_TEXT, b"behind them"))
+    await wait_until(lambda: ear.messages == ["behind them"])
     assert line.peer.transport.get_write_buffer_size() == before
     data = await line.read_exactly(size + 4)
     assert data[size:] == websocket.encode_pong(b"99")
@@ -279,13 +286,13 @@ async def test_a_ping_is_due_each_round_and_one_without_an_answer_ends_it(line: 
     ear = RecordingListener()
     line.peer.set_listener(ear)
     assert get_ping(line, 100.0) == websocket.encode_ping(b" 100")
-    line.client.send(build_frame(OPCODE_PONG, b" 100"))
-    await wait_until(lambda: line.peer._ping_payload is None)
+    line.client.send(build_frame(OPCODE_PONG, b" 100") + build_frame(OPCODE_TEXT))
+    await wait_until(lambda: len(ear.messages) == 1)
     assert get_ping(line, 120.0) == websocket.encode_ping(b" 120")
     line.client.send(
         build_frame(OPCODE_PONG, b" 100") + build_frame(OPCODE_TEXT)
     )  # of another ping
-    await wait_until(lambda: ear.messages)
+    await wait_until(lambda: len(ear.messages) == 2)
     assert get_ping(line, 130.0) == b"", "sooner than an answer is due"
     assert get_ping(line, 140.0) == websocket.encode_close(1011, "a ping was not answered")
     assert ear.closings == [(1011, "a ping was not answered")]
@@ -295,16 +302,16 @@ async def test_a_ping_is_due_each_round_and_one_without_an_answer_ends_it(line: 
 async def test_who_does_not_read_or_is_not_read_is_not_blamed(line: ConnectionPair):
     ear = RecordingListener(max_messages=1)
     line.peer.set_listener(ear)
-    assert get_ping(line, 100.0)
+    now = asyncio.get_running_loop().time()  # by which it is known when the client took something
+    assert get_ping(line, now - 100.0)
     size = await line.fill_buffers()
-    size -= len(get_ping(line, 200.0))  # full
+    size -= len(get_ping(line, now - 50.0))  # full
     await line.read_exactly(size)
     await wait_until(lambda: not line.peer.full)
-    line.peer._drained_at = 250.0
-    assert get_ping(line, 300.0) == websocket.encode_ping(b" 300"), "it took something since"
-    line.client.send(build_frame(OPCODE_TEXT) + build_frame(OPCODE_PONG, b" 300"))
+    assert get_ping(line, now + 50.0), "it took something since"
+    line.client.send(build_frame(OPCODE_TEXT) + build_frame(OPCODE_PONG, b"%4d" % (now + 50.0)))
     await wait_until(lambda: ear.is_busy and not line.peer.transport.is_reading())
-    assert get_ping(line, 400.0) == websocket.encode_ping(b" 400"), "its pong may be there unread"
+    assert get_ping(line, now + 150.0), "its pong may be there unread"
     assert not line.peer.closed
 
 
@@ -336,13 +343,16 @@ async def test_a_client_that_vanishes_is_told_as_such(line: ConnectionPair):
 
 @on_both_loops
 async def test_nothing_of_a_lost_connection_is_held(line: ConnectionPair):
-    line.peer.set_listener(RecordingListener())
+    ear = RecordingListener()
+    line.peer.set_listener(ear)
     line.peer.shutdown()
     line.client.close()
     await wait_until(lambda: not line.connections)
-    pulse = line.peer._ping_scheduler
-    assert pulse._timer is None and not any(pulse._slots)
-    assert line.peer._timer is line.peer._listener is None
+    assert not line.ping_scheduler.is_running
+    is_held = weakref.ref(ear)
+    del ear
+    gc.collect()
+    assert is_held() is None
 
 
 def test_an_idle_connection_has_no_dictionary():

@@ -45,15 +45,15 @@ async def test_those_that_come_at_once_are_spread_over_the_round():
 async def test_no_timer_runs_for_nobody():
     pulse = PingScheduler(asyncio.get_running_loop(), 60.0)
     first, second = FakePingTarget(), FakePingTarget()
-    assert pulse._timer is None
+    assert not pulse.is_running
     for heart in (first, second):
         pulse.add(heart)
-    assert pulse._timer is not None
+    assert pulse.is_running
     pulse.discard(first)
     pulse.discard(first)  # who is gone already changes nothing
-    assert pulse._timer is not None
+    assert pulse.is_running
     pulse.discard(second)
-    assert pulse._timer is None
+    assert not pulse.is_running
 
 
 async def test_one_may_go_while_another_is_visited():
@@ -71,4 +71,4 @@ async def test_one_may_go_while_another_is_visited():
     for heart in (*hearts, last):
         pulse.add(heart)
     await wait_until(lambda: last.pings)
-    assert pulse._timer is None
+    assert not pulse.is_running

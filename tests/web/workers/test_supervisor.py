@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -16,7 +17,6 @@ import pytest
 from support.waiting import wait_until
 
 from gateway.config import Settings
-from gateway.web.workers import supervisor as workers
 from gateway.web.workers.sockets import bind_shared
 from gateway.web.workers.supervisor import Supervisor, private_folder
 
@@ -74,11 +74,14 @@ class RunningSupervisor:
 
 @asynccontextmanager
 async def start_supervisor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int = 3, **acts: int
+    tmp_path: Path, kind: type[Supervisor] = Supervisor, count: int = 3, **acts: int
 ) -> AsyncIterator[RunningSupervisor]:
     program, log = tmp_path / "worker.py", tmp_path / "log"
     program.write_text(PROGRAM.format(acts=acts, log=str(log)))
-    monkeypatch.setattr(workers, "WORKER_COMMAND", (sys.executable, str(program)))
+
+    class FakeWorkersSupervisor(kind):  # type: ignore[misc, valid-type]
+        WORKER_COMMAND = (sys.executable, str(program))
+
     settings = Settings.model_validate(
         {
             "listen": {"port": 0, "workers": count, "drainTimeout": "100ms"},
@@ -88,7 +91,8 @@ async def start_supervisor(
     sockets = bind_shared("127.0.0.1", 0, count)
     before = set(psutil.Process().children())  # brokers of other tests, perhaps
     with private_folder() as folder:
-        running = RunningSupervisor(Supervisor(settings, frozenset(), sockets, folder / "bus"), log)
+        supervisor = FakeWorkersSupervisor(settings, frozenset(), sockets, folder / "bus")
+        running = RunningSupervisor(supervisor, log)
         try:
             yield running
         finally:
@@ -98,36 +102,38 @@ async def start_supervisor(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_told_to_end_it_ends_all_with_status_0(tmp_path, monkeypatch, number):
-    async with start_supervisor(tmp_path, monkeypatch) as running:
+async def test_told_to_end_it_ends_all_with_status_0(tmp_path, number):
+    async with start_supervisor(tmp_path) as running:
         await running.wait_for_start()
         assert await running.terminate(number) == 0
 
 
-async def test_one_that_ended_badly_is_told_by_the_status(tmp_path, monkeypatch):
-    async with start_supervisor(tmp_path, monkeypatch, status=3) as running:
+async def test_one_that_ended_badly_is_told_by_the_status(tmp_path):
+    async with start_supervisor(tmp_path, status=3) as running:
         await running.wait_for_start()
         assert await running.terminate() == 1
 
 
-async def test_one_that_does_not_end_is_killed_and_the_status_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(workers, "KILL_GRACE_S", 0.5)
-    async with start_supervisor(tmp_path, monkeypatch, deaf=2) as running:
+class ImpatientSupervisor(Supervisor):
+    KILL_GRACE_S = 0.5
+    MAX_RESTART_DELAY_S = 0.4
+
+
+async def test_one_that_does_not_end_is_killed_and_the_status_says_so(tmp_path):
+    async with start_supervisor(tmp_path, ImpatientSupervisor, deaf=2) as running:
         await running.wait_for_start()
         assert await running.terminate() == 1
 
 
-async def test_what_ends_the_first_at_its_start_ends_all_with_its_status(tmp_path, monkeypatch):
+async def test_what_ends_the_first_at_its_start_ends_all_with_its_status(tmp_path):
     """A wrong configuration is not put right by trying again."""
-    async with start_supervisor(tmp_path, monkeypatch, ends=78) as running:
+    async with start_supervisor(tmp_path, ends=78) as running:
         async with asyncio.timeout(60):
             assert await running.run_task == 78
 
 
-async def test_one_that_crashed_is_started_again_at_once_and_the_others_go_on(
-    tmp_path, monkeypatch
-):
-    async with start_supervisor(tmp_path, monkeypatch) as running:
+async def test_one_that_crashed_is_started_again_at_once_and_the_others_go_on(tmp_path):
+    async with start_supervisor(tmp_path) as running:
         await running.wait_for_start()
         for _ in range(2):  # and once more, later
             before = running.list_pids(2)
@@ -137,15 +143,12 @@ async def test_one_that_crashed_is_started_again_at_once_and_the_others_go_on(
         assert await running.terminate() == 0
 
 
-async def test_one_that_crashes_again_and_again_is_started_less_and_less_often(
-    tmp_path, monkeypatch, caplog
-):
+async def test_one_that_crashes_again_and_again_is_started_less_and_less_often(tmp_path, caplog):
     """Its socket is closed meanwhile: clients that connect go to the others, not into a queue
     that nobody serves."""
-    monkeypatch.setattr(workers, "MAX_RESTART_DELAY_S", 0.4)
-    async with start_supervisor(tmp_path, monkeypatch, crashes=1) as running:
+    async with start_supervisor(tmp_path, ImpatientSupervisor, crashes=1) as running:
         await running.wait_for_start()
-        worker = running.supervisor._workers[0]
+        worker = running.supervisor.workers[0]
         await wait_until(lambda: worker.listening_socket is None, "its socket is closed", 60, 0)
         await wait_until(lambda: len(running.list_pids(1)) > 4, "it is started again", 60)
         assert len(running.list_pids(2)) == 1
@@ -156,16 +159,16 @@ async def test_one_that_crashes_again_and_again_is_started_less_and_less_often(
 
 
 async def test_it_is_told_to_end_while_one_waits_to_be_started_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(workers.random, "uniform", lambda low, high: 600.0 if high else 0.0)
-    async with start_supervisor(tmp_path, monkeypatch, crashes=1) as running:
-        worker = running.supervisor._workers[0]
+    monkeypatch.setattr(random, "uniform", lambda low, high: 600.0 if high else 0.0)
+    async with start_supervisor(tmp_path, crashes=1) as running:
+        worker = running.supervisor.workers[0]
         await wait_until(lambda: worker.crashes > 1, "it waits", 60)
         assert await running.terminate() == 0
 
 
-async def test_a_key_pressed_in_the_terminal_reaches_the_supervisor_alone(tmp_path, monkeypatch):
+async def test_a_key_pressed_in_the_terminal_reaches_the_supervisor_alone(tmp_path):
     """^C means: drain. Heard twice, from the terminal too, it would mean: at once."""
-    async with start_supervisor(tmp_path, monkeypatch) as running:
+    async with start_supervisor(tmp_path) as running:
         await running.wait_for_start()
         groups = {os.getpgid(running.list_pids(n)[-1]) for n in (1, 2, 3)}
         assert os.getpgid(0) not in groups

@@ -1,0 +1,67 @@
+"""Run coroutines that nobody waits for, so that none is lost and no error of theirs is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from contextvars import Context
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class BackgroundTasks:
+    """The background tasks of one owner, which closes them.
+
+    The event loop has only weak references to tasks, so each is held here until it has ended. The
+    error of a task is logged.
+
+    Args:
+        log: The logger of the owner.
+    """
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def start(
+        self, coro: Coroutine[Any, Any, T], name: str, *, context: Context | None = None
+    ) -> asyncio.Task[T]:
+        """Start a task.
+
+        Args:
+            coro: The work. Errors that somebody expects are handled within it.
+            name: What it is called in the log, such as `a TLS handshake`.
+            context: The context variables of the task; None for a copy of the current ones.
+        """
+        task = asyncio.get_running_loop().create_task(coro, name=name, context=context)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_done)
+        return task
+
+    def cancel(self) -> None:
+        """Cancel all tasks, without waiting for them to end."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def wait(self, timeout_s: float | None = None) -> None:
+        """Wait until all tasks have ended, or until the time is over, in seconds."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
+
+    async def close(self, grace_s: float = 0.0) -> None:
+        """Cancel the tasks that have not ended after so many seconds, and wait for their end."""
+        if grace_s:
+            await self.wait(grace_s)
+        self.cancel()
+        await self.wait()
+
+    def _on_done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._log.error("%s failed", task.get_name(), exc_info=error)

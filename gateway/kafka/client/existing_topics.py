@@ -1,0 +1,42 @@
+"""Get the metadata of a topic for a writer, which must not create the topic by asking for it."""
+
+from __future__ import annotations
+
+from gateway.errors import AuthenticationFailed, BrokerUnavailable
+from gateway.kafka.protocol.requests import TopicMetadata
+
+from .cluster import Cluster
+
+
+def require_reachable(cluster: Cluster) -> None:
+    """Check that the cluster can be reached, so that nothing is accepted that cannot be sent.
+
+    Raises:
+        BrokerUnavailable: The cluster cannot be reached.
+        AuthenticationFailed: The brokers refuse the gateway's credentials.
+    """
+    error = cluster.error
+    if error is not None:
+        # A new exception: the cluster's own would gather the tracebacks of all requests.
+        error_type = AuthenticationFailed if isinstance(error, AuthenticationFailed) else None
+        raise (error_type or BrokerUnavailable)(str(error), retry_after=error.retry_after or 1.0)
+
+
+async def get_existing_topic(cluster: Cluster, name: str) -> TopicMetadata:
+    """Return the metadata of a topic that exists, and watch it from now on.
+
+    Raises:
+        UnknownTopic: The topic does not exist.
+        AccessDenied: The brokers do not let the gateway see the topic.
+        BrokerUnavailable: The cluster cannot be reached, or the topic has no partitions yet.
+        AuthenticationFailed: The brokers refuse the gateway's credentials.
+    """
+    topic = cluster.get_topic(name)
+    if topic is not None and topic.partitions and not topic.error:
+        return topic
+    require_reachable(cluster)
+    topic = await cluster.describe_topic(name)
+    cluster.metadata.watch(name, topic)
+    if not topic.partitions:
+        raise BrokerUnavailable(f"topic {name} has no partitions yet", retry_after=1.0)
+    return topic

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import weakref
+from contextvars import Context, ContextVar
+
+import pytest
+
+from gateway.background_tasks import BackgroundTasks
+
+log = logging.getLogger("gateway.test")
+variable: ContextVar[str] = ContextVar("variable", default="unset")
+
+
+async def wait_for_ever() -> None:
+    await asyncio.Event().wait()
+
+
+async def fail(message: str) -> None:
+    raise ValueError(message)
+
+
+async def test_a_task_is_held_until_it_has_ended():
+    tasks, futures = BackgroundTasks(log), list[weakref.ref[asyncio.Future[None]]]()
+
+    async def wait_for_future() -> None:
+        # Only the task refers to this future, and only the future to the task.
+        future = asyncio.get_running_loop().create_future()
+        futures.append(weakref.ref(future))
+        await future
+
+    tasks.start(wait_for_future(), "a test")
+    await asyncio.sleep(0)
+    gc.collect()
+    future = futures[0]()
+    assert future is not None, "the task was collected"
+    future.set_result(None)
+    await tasks.wait()
+    assert len(tasks) == 0
+
+
+async def test_the_result_of_a_task_can_be_awaited():
+    async def return_seven() -> int:
+        return 7
+
+    assert await BackgroundTasks(log).start(return_seven(), "a test") == 7
+
+
+async def test_an_error_is_logged_with_the_name_of_the_task(caplog: pytest.LogCaptureFixture):
+    tasks = BackgroundTasks(log)
+    tasks.start(fail("no such thing"), "the end of an instance")
+    await tasks.wait()
+    await asyncio.sleep(0)
+    (line,) = caplog.records
+    assert (line.name, line.levelname) == ("gateway.test", "ERROR")
+    assert line.getMessage() == "the end of an instance failed"
+    assert line.exc_info is not None and "no such thing" in str(line.exc_info[1])
+
+
+async def test_closing_cancels_what_still_runs_and_logs_nothing(caplog: pytest.LogCaptureFixture):
+    tasks = BackgroundTasks(log)
+    task = tasks.start(wait_for_ever(), "a test")
+    await tasks.close()
+    assert task.cancelled()
+    assert not len(tasks) and not caplog.records
+
+
+async def test_closing_lets_tasks_end_within_the_time_that_they_are_given():
+    tasks = BackgroundTasks(log)
+    short, long = tasks.start(asyncio.sleep(0.01), "short"), tasks.start(wait_for_ever(), "long")
+    await tasks.close(0.1)
+    assert (short.cancelled(), long.cancelled()) == (False, True)
+
+
+async def test_cancelled_tasks_are_waited_for():
+    tasks, is_clean = BackgroundTasks(log), asyncio.Event()
+
+    async def clean_up_slowly() -> None:
+        try:
+            await wait_for_ever()
+        finally:
+            await asyncio.sleep(0.01)
+            is_clean.set()
+
+    tasks.start(clean_up_slowly(), "a test")
+    await asyncio.sleep(0)
+    tasks.cancel()
+    assert not is_clean.is_set()
+    await tasks.wait()
+    assert is_clean.is_set()
+
+
+async def test_a_task_may_have_a_context_of_its_own():
+    async def read_variable() -> str:
+        return variable.get()
+
+    variable.set("set")
+    tasks = BackgroundTasks(log)
+    assert await tasks.start(read_variable(), "a copy") == "set"
+    assert await tasks.start(read_variable(), "its own", context=Context()) == "unset"
