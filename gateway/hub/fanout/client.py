@@ -19,7 +19,6 @@ from gateway.core.client.slow_client import SlowClientPolicy
 from gateway.core.client.throttle import Throttle
 from gateway.core.log.record import TopicPartition
 from gateway.hub.reads.services import ReadServices
-from gateway.telemetry.traffic import CATCHING_UP, NO_CREDIT, SLOW, THROTTLED
 
 from .broadcaster import Broadcaster
 from .client_source import END_CHANGED, END_EXPIRED, END_LEFT, CatchUpRegistry, ClientSource
@@ -263,15 +262,12 @@ class Client:
         """Return why it may not have all that was published; None while rounds write to it."""
         if self.push is not None and self.push.is_live:
             return None
-        if self.push is not None and self.push.is_full:
-            return SLOW
-        if self.subscription.credit != 0:
-            return CATCHING_UP
-        return NO_CREDIT if self.source.credit == 0 else THROTTLED
+        return self.source.find_state(is_full=self.push is not None and self.push.is_full)
 
     def grant_credit(self, records: int) -> None:
         """Let a client that asked for a limit be sent so many more records."""
-        self.source.grant_credit(records)
+        (self.source.rate_limiter or self.subscription).grant_credit(records)
+        self.subscription.wake()
 
     def apply_route_settings(self, heartbeat: float, slow: SlowClientPolicy) -> None:
         """Apply what its route says after a reload.
@@ -327,7 +323,7 @@ class Client:
     def end(self, reason: str) -> None:
         """End the stream with an `end` event; the first reason counts."""
         self.subscription.end(reason)
-        self.source.wake()
+        self.subscription.wake()
         if self._ready_waiter is not None and not self._ready_waiter.done():
             self._ready_waiter.set_result(None)
 

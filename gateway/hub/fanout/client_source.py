@@ -9,6 +9,7 @@ Kafka, or from a `SharedCatchUp`, which reads for several clients.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -22,9 +23,12 @@ from gateway.hub.reads.services import ReadServices
 from gateway.hub.reads.stream_start import StreamStart
 from gateway.hub.wires.wire import Wire
 from gateway.telemetry.log_context import log_context
+from gateway.telemetry.traffic import CATCHING_UP, NO_CREDIT, SLOW, THROTTLED
 
 from .rate_limiter import RateLimiter
 from .shared_tail import SharedTail
+from .state_log import LIVE, StateLog
+from .state_log import log as state_logger
 
 MAX_TAKE_BYTES = 64 * 1024  # bytes that are taken from a subscription at once
 
@@ -87,19 +91,21 @@ class ClientSource:
         subscription: Its cursor, which it owns.
         wire: How its bytes are encoded.
         start: Where it begins, with its resume token verified.
-        number: Its number among all streams of the process, for logs.
+        number: Its number among all streams of the process, for logs; 0 for a source without a
+            client, whose states are not logged.
 
     Attributes:
         subscription: Its cursor.
         shared_tail: The tail of its topics.
         shared_catch_up: The shared catch-up that it is a member of; None for none.
         rate_limiter: What `maxRate` lets it be sent; None for no limit.
-        number: Its number among all streams of the process.
+        number: Its number among all streams of the process; 0 without a client.
     """
 
     __slots__ = (
         "_backfill",
         "_services",
+        "_state_log",
         "_wire",
         "number",
         "rate_limiter",
@@ -125,6 +131,7 @@ class ClientSource:
         self._services = services
         self._wire = wire
         self._backfill: Backfill | None = None
+        self._state_log: StateLog | None = None  # created when it first logs
         if start.token is not None or start.since is not None or subscription.private_positions:
             self._backfill = self._create_backfill(start)
 
@@ -152,7 +159,8 @@ class ClientSource:
         # Partitions that only its token knows of are pending, too, for this client only.
         logs = self.shared_tail.tail.logs
         unknown = [tp for tp in subscription.private_positions if tp not in logs]
-        data = self._build_begin_data(sorted([*pending, *unknown]))
+        pending = sorted([*pending, *unknown])
+        data = self._build_begin_data(pending)
         if is_continuation:
             data["changed"] = True
         first = self._wire.encode_begin(
@@ -165,6 +173,11 @@ class ClientSource:
         self._count_private(first)
         if self._backfill is not None:
             self.shared_catch_up = catch_ups.join(self)
+        if state_logger.isEnabledFor(logging.DEBUG) and self.number:
+            state_log = self._get_state_log()
+            state_log.log_begin(data["topics"], pending, subscription.private_positions)
+            if self.shared_catch_up is not None:
+                state_log.log_joined()
         self._start_backfill()
         return first
 
@@ -202,7 +215,7 @@ class ClientSource:
         if self.rate_limiter is None:
             data = subscription.take(MAX_TAKE_BYTES, time.time())
         else:
-            data = self.rate_limiter.take(subscription, MAX_TAKE_BYTES, self.wake)
+            data = self.rate_limiter.take(subscription, MAX_TAKE_BYTES, self._wake)
         subscription.traffic.bytes += len(data)
         self._start_backfill()
         return data
@@ -233,19 +246,41 @@ class ClientSource:
         self.subscription.traffic.bytes += len(data)
         return data
 
-    def wake(self) -> None:
-        """Let what delivers the bytes look for more soon."""
-        self.subscription.wake()
-
     @property
     def credit(self) -> int | None:
         """Return how many more records the client has asked for; None for any number."""
         return self.subscription.credit if self.rate_limiter is None else self.rate_limiter.credit
 
-    def grant_credit(self, records: int) -> None:
-        """Let a client that asked for a limit be sent so many more records."""
-        (self.rate_limiter or self.subscription).grant_credit(records)
-        self.wake()
+    def find_state(self, *, is_full: bool) -> str:
+        """Return why it may not have all that was published, if rounds do not write to it.
+
+        Args:
+            is_full: Its outlet waits for the other side.
+        """
+        if is_full:
+            return SLOW
+        if self.subscription.credit != 0:
+            return CATCHING_UP
+        return NO_CREDIT if self.credit == 0 else THROTTLED
+
+    def log_changes(self, *, is_full: bool = False) -> None:
+        """Log how its state differs from the last line that it logged.
+
+        Callers ask first whether lines are logged (`state_log.log`).
+
+        Args:
+            is_full: Its outlet waits for the other side.
+        """
+        if not self.number:
+            return
+        state, subscription = self.find_state(is_full=is_full), self.subscription
+        if self.shared_catch_up is not None:  # its subscription is not up to date meanwhile
+            self._get_state_log().log_waiting(state)
+            return
+        has_all = subscription.next_seq == subscription.channel.next_seq
+        if state == CATCHING_UP and has_all and subscription.private_reader is None:
+            state = LIVE
+        self._get_state_log().log_state(state, subscription)
 
     def close(self, *, keep_position: bool = False) -> None:
         """Stop reading for the client, and following its channel. It may be called again.
@@ -274,16 +309,15 @@ class ClientSource:
         return None if token is None else token.max_age
 
     def get_position(self) -> ClientPosition:
-        """Return where it stands, for `resume` of this client or of others that began with it."""
+        """Return where it stands, also while a shared catch-up reads for it.
+
+        Clients that began with this one can `resume` from it, too.
+        """
+        if self.shared_catch_up is not None:
+            return self.shared_catch_up.get_member_position(self)
         return ClientPosition(
             self.subscription.get_position(), self._backfill.topic_ids if self._backfill else {}
         )
-
-    def get_delivered_position(self) -> Position:
-        """Return where it stands, also while a shared catch-up reads for it."""
-        catch_up = self.shared_catch_up
-        position = self.get_position() if catch_up is None else catch_up.get_member_position(self)
-        return position.position
 
     def resume(self, position: ClientPosition, cursor: int | None = None) -> None:
         """Leave a shared catch-up and go on from a position.
@@ -293,10 +327,14 @@ class ClientSource:
             cursor: The number of the channel's chunk that follows the position; None if the
                 position is not one of the channel's.
         """
-        self.shared_catch_up = None
+        left, self.shared_catch_up = self.shared_catch_up, None
         self.subscription.reattach(position.position, cursor)
         if self._backfill is not None:
             self._backfill.topic_ids = position.topic_ids
+        if left is not None and state_logger.isEnabledFor(logging.DEBUG):
+            has_ended = self.subscription.end_reason or left.subscription.end_reason
+            cause = "ended" if has_ended else SLOW if cursor is None else "caught-up"
+            self._get_state_log().log_left(cause, self.subscription.private_positions)
 
     def create_twin(self) -> ClientSource:
         """Create a source without a client that starts from the same position as this one.
@@ -321,7 +359,10 @@ class ClientSource:
     # reading
 
     def _create_backfill(self, start: StreamStart) -> Backfill:
-        return Backfill(self._services, self.shared_tail, self.subscription, self.wake, start)
+        return Backfill(self._services, self.shared_tail, self.subscription, self._wake, start)
+
+    def _wake(self) -> None:
+        self.subscription.wake()  # not bound earlier: what delivers the bytes sets it later
 
     def _start_backfill(self) -> None:
         """Start reading from Kafka what the private reader is missing."""
@@ -334,4 +375,12 @@ class ClientSource:
 
     def log_context(self) -> log_context:
         """Return the log context of this client: its route and its number."""
-        return log_context(route=self.subscription.traffic.route or None, stream=self.number)
+        return log_context(**self._build_log_ids())
+
+    def _build_log_ids(self) -> dict[str, Any]:
+        return {"route": self.subscription.traffic.route or None, "stream": self.number}
+
+    def _get_state_log(self) -> StateLog:
+        if self._state_log is None:
+            self._state_log = StateLog(self._build_log_ids())
+        return self._state_log

@@ -60,6 +60,7 @@ from .rate_limiter import RateLimiter
 from .received_bytes import received_bytes
 from .shared_catch_up import SharedCatchUps
 from .shared_tail import SharedTail
+from .state_log import log as state_logger
 from .stepped_tail import SteppedTail
 from .view import View
 
@@ -536,10 +537,14 @@ class Hub:
             interval = max(MIN_HEARTBEAT_CHECK_S, shortest / 4)
             await asyncio.sleep(min(MAX_HEARTBEAT_CHECK_S, interval))
             now = asyncio.get_running_loop().time()
-            scan = LagScan()
+            scan, logs_states = LagScan(), state_logger.isEnabledFor(logging.DEBUG)
             for n, client in enumerate(list(self.clients)):
                 try:
                     client.check_heartbeat(now)
+                    # A client that takes nothing pushes nothing, and would not log that it falls
+                    # out of the ring.
+                    if logs_states and client.push is not None and client in self.clients:
+                        client.source.log_changes(is_full=client.push.is_full)
                     # The check may have ended and closed it.
                     if client.state is not None and client in self.clients:
                         scan.add_client(client)

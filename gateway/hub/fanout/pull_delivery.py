@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol
 
 from .client_source import END_CHANGED, END_EXPIRED, ClientSource
+from .state_log import log as state_logger
 
 
 class PulledClient(Protocol):
@@ -76,6 +78,8 @@ class PullDelivery:
                 (kind, event_data), self._event = self._event, None
                 return source.encode_event(kind, event_data)
             data = source.take()
+            if state_logger.isEnabledFor(logging.DEBUG):
+                source.log_changes()
             if data:
                 return data
             elif subscription.end_reason:

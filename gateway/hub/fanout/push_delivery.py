@@ -10,12 +10,14 @@ the client's own: what it is sent while it catches up, heartbeats and the end. I
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from .broadcaster import Broadcaster, ReceiverGroup
 from .client_source import END_CHANGED, ClientSource
 from .outlet import Outlet
+from .state_log import log as state_logger
 
 
 class PushDelivery:
@@ -107,8 +109,9 @@ class PushDelivery:
             else:
                 outlet.finish(self._source.encode_end(subscription.end_reason))
             self._on_ended()
-        elif outlet.full:
-            return  # `on_drained` wakes it
+            return
+        if outlet.full:
+            pass  # `on_drained` wakes it
         elif data or subscription.has_more:
             self.wake()
         elif (
@@ -118,6 +121,8 @@ class PushDelivery:
             and not subscription.channel.failing_topics
         ):
             self._join_group()
+        if state_logger.isEnabledFor(logging.DEBUG):
+            self._source.log_changes(is_full=outlet.full)
 
     def _join_group(self) -> None:
         """Let rounds write to this client: it has everything that was published."""
@@ -130,6 +135,8 @@ class PushDelivery:
             # Again it has to hear of each chunk itself. Something may be there already.
             self.subscription.channel.followers_to_wake.add(self.subscription)
             self.wake()
+            if state_logger.isEnabledFor(logging.DEBUG):
+                self._source.log_changes(is_full=self.outlet.full)
 
     def write_event(self, kind: str, data: Mapping[str, Any]) -> None:
         """Write an event; it follows whatever waits in the outlet already.

@@ -207,7 +207,7 @@ class SharedCatchUp:
     def wake(self) -> None:
         """Wake all members."""
         for member in self._member_indexes:
-            member.wake()
+            member.subscription.wake()
 
     # maintenance
 
@@ -233,7 +233,7 @@ class SharedCatchUp:
                 if index == self._first_index
             ]:
                 self.release_member(source)
-                source.wake()
+                source.subscription.wake()
             self._full_since = None
         return bool(self._member_indexes) or now - self.last_joined_at < JOIN_WINDOW_S
 

@@ -45,7 +45,7 @@ def expire_rate_window(client: Client) -> None:
     assert allowance is not None and allowance._timer is not None
     allowance.close()
     allowance.throttle._sent.clear()
-    client.source.wake()
+    client.subscription.wake()
 
 
 @pytest.mark.parametrize("at_once", [True, False])

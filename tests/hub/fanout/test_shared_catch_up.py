@@ -136,7 +136,7 @@ async def test_each_member_stands_behind_what_it_was_sent(monkeypatch: pytest.Mo
     attach_late_clients(first, outlets, 100)
 
     def get_offsets() -> list[int | None]:
-        return [outlet.client.source.get_delivered_position()[TP].offset for outlet in outlets]
+        return [outlet.client.source.get_position().position[TP].offset for outlet in outlets]
 
     while not have_all_values(outlets[:2], 100, MISSED):
         assert get_offsets() == [100 + len(outlet.values) for outlet in outlets]

@@ -1,0 +1,148 @@
+"""Log each change of a client's state at debug: why it does not have all that was published.
+
+The lines have the client's route and number as their context. `state` is one of the words that
+metrics and the admin API use, or `live`:
+
+    stream began topics=orders pending=orders-2
+    stream reads privately partitions=orders-0@12 cause=start
+    stream joined shared catch-up
+    stream left shared catch-up cause=caught-up
+    stream follows again partitions=orders-0
+    stream state=slow
+
+Callers ask `log.isEnabledFor` before they describe a state, and only where one may have changed: a
+client whose connection is full and drained thousands of times a second is not slowed down by more
+than that question. Nothing is asked for each client of a round.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Mapping
+
+from gateway.core.client.subscription import Subscription
+from gateway.core.log.position import UNVERIFIED_LINEAGE, PartitionPosition, Position
+from gateway.core.log.record import TopicPartition
+from gateway.telemetry.log_context import log_context
+from gateway.telemetry.traffic import NO_CREDIT, SLOW, THROTTLED
+
+log = logging.getLogger(__name__)
+
+LIVE = "live"
+MAX_LISTED_PARTITIONS = 20  # partitions that a line names; the others are counted
+
+
+class StateLog:
+    """Log what changed about one client since the last line.
+
+    Its `ClientSource` creates it when it first logs, which may be long after BEGIN: levels change
+    at run time. The first look then logs the present state.
+
+    Args:
+        context: Adds the client's route and number to its lines.
+    """
+
+    __slots__ = ("_context", "_private_partitions", "_state")
+
+    def __init__(self, context: Mapping[str, object]) -> None:
+        self._context = context
+        self._state = ""
+        self._private_partitions: Collection[TopicPartition] = ()
+
+    def log_begin(
+        self, topics: Iterable[str], pending: Iterable[TopicPartition], private: Position
+    ) -> None:
+        """Log that the client began.
+
+        Args:
+            topics: Its topics.
+            pending: The partitions that its BEGIN calls pending.
+            private: Where it stands in the partitions that it reads privately.
+        """
+        self._write(f"began topics={','.join(topics)} pending={_list_partitions(pending)}")
+        self._log_private(private, "start")
+
+    def log_joined(self) -> None:
+        """Log that a shared catch-up reads for the client from now on."""
+        self._write("joined shared catch-up")
+
+    def log_left(self, cause: str, private: Position) -> None:
+        """Log that the client reads for itself again.
+
+        Args:
+            cause: Why it left the shared catch-up.
+            private: Where it stands in the partitions that it reads privately.
+        """
+        self._write(f"left shared catch-up cause={cause}")
+        self._log_private(private, "left-catch-up")
+
+    def log_state(self, state: str, subscription: Subscription) -> None:
+        """Log how the client's state and its private reading differ from the last line.
+
+        Args:
+            state: The state, as metrics have it, or `LIVE`.
+            subscription: The client's subscription, which no shared catch-up reads for.
+        """
+        private = subscription.private_positions
+        self._log_private(private, self._find_cause(subscription))
+        self.log_waiting(state)
+
+    def log_waiting(self, state: str) -> None:
+        """Log the state alone, if it is not that of the last line."""
+        if state != self._state:
+            self._state = state
+            self._write(f"state={state}")
+
+    def _log_private(self, private: Position, cause: str) -> None:
+        before = self._private_partitions
+        if private.keys() == before:
+            return
+        self._private_partitions = frozenset(private)
+        detached = {tp: private[tp] for tp in sorted(private.keys() - before)}
+        attached = sorted(set(before) - private.keys())
+        if detached:
+            self._write(f"reads privately partitions={_list_positions(detached)} cause={cause}")
+        if attached:
+            self._write(f"follows again partitions={_list_partitions(attached)}")
+
+    def _find_cause(self, subscription: Subscription) -> str:
+        """Return why a client that had begun reads partitions privately.
+
+        The core does not say. It follows from the state until now: a client that waits for its
+        connection or for credit falls out of the ring for that.
+        """
+        if self._state in (SLOW, NO_CREDIT, THROTTLED):
+            return self._state
+        if subscription.is_bounded:
+            return "until"
+        if subscription.credit is not None:  # too little for a whole chunk
+            return NO_CREDIT
+        unverified = [
+            position.lineage == UNVERIFIED_LINEAGE
+            for position in subscription.private_positions.values()
+        ]
+        return "token" if unverified and all(unverified) else "ring-dropped"
+
+    def _write(self, text: str) -> None:
+        with log_context(**self._context):
+            log.debug("stream %s", text)
+
+
+def _list_partitions(partitions: Iterable[TopicPartition]) -> str:
+    return _join([str(tp) for tp in partitions])
+
+
+def _list_positions(positions: Mapping[TopicPartition, PartitionPosition]) -> str:
+    return _join(
+        [
+            f"{tp}@{'pending' if position.offset is None else position.offset}"
+            for tp, position in positions.items()
+        ]
+    )
+
+
+def _join(names: list[str]) -> str:
+    """Return names as one value of a line; `none` for no names."""
+    listed = ",".join(names[:MAX_LISTED_PARTITIONS]) or "none"
+    more = len(names) - MAX_LISTED_PARTITIONS
+    return f"{listed},+{more}" if more > 0 else listed
