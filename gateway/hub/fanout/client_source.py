@@ -374,11 +374,14 @@ class ClientSource:
             self._backfill.start_missing()
 
     def log_context(self) -> log_context:
-        """Return the log context of this client: its route and its number."""
+        """Return the log context of this client: its route, and its number if it has one."""
         return log_context(**self._build_log_ids())
 
     def _build_log_ids(self) -> dict[str, Any]:
-        return {"route": self.subscription.traffic.route or None, "stream": self.number}
+        return {
+            "route": self.subscription.traffic.route or None,
+            "stream": self.number or None,  # the leader of a shared catch-up is no stream
+        }
 
     def _get_state_log(self) -> StateLog:
         if self._state_log is None:

@@ -243,6 +243,11 @@ class Backfill:
         self, tp: TopicPartition, position: PartitionPosition, gap: Gap | None = None
     ) -> None:
         """Tell the private reader what became of a position, as its `on_verified`."""
+        if log.isEnabledFor(logging.DEBUG):  # the context of the task names the client
+            log.debug(
+                "position verified offset=%s gap=%s topic=%s partition=%d",
+                position.offset, "none" if gap is None else gap.reason, *tp, extra=tp._asdict(),
+            )  # fmt: skip
         self._subscription.ensure_private_reader().on_verified(tp, position, gap)
 
     async def _limit_start(self, tp: TopicPartition, start: int) -> int:

@@ -12,6 +12,7 @@ do not block the loop. The rest follows in the next turn.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -40,6 +41,8 @@ from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.metadata_changes import TopicChange
 from gateway.kafka.fetch.fetcher import Fetcher
 from gateway.kafka.fetch.topic_model import TopicModel, get_no_model
+
+log = logging.getLogger(__name__)
 
 READINESS_REFRESH_S = 0.02  # seconds from one look at all partitions of a tail to the next
 MAX_FLUSH_S = 0.008  # seconds of one flush, as estimated from earlier ones
@@ -153,6 +156,8 @@ class SharedReads:
 
     def close_topic(self, topic: str) -> None:
         """Stop reading a topic, which no tail has any more."""
+        if topic in self.by_topic:
+            log.debug("topic closed topic=%s", topic, extra={"topic": topic})
         for read in self.by_topic.pop(topic, ()):
             self.fetcher.remove_partition(read.log.tp)
             del self.by_partition[read.log.tp]
@@ -204,6 +209,7 @@ class SharedReads:
         for tp, reader in readers:
             if reader.is_ready and now - reader.last_response_at > STALE_S:
                 reader.is_ready = False
+                _log_partition(tp, "pending cause=silent leader=%s", reader.leader)
             if reader.is_ready:
                 shared_tail.tail.readiness.mark_ready(tp)
             else:
@@ -353,16 +359,21 @@ class SharedReads:
         read = self.by_partition.get(reader.tp)
         return DEFAULT_ENTRY_S if read is None else read.estimate_entry_s()
 
-    def _append_to_log(self, log: PartitionLog, entry: Entry, now: float) -> None:
+    def _append_to_log(self, partition_log: PartitionLog, entry: Entry, now: float) -> None:
+        tp = partition_log.tp
         if type(entry) is Ready:
-            if log.next_offset is None:  # else the partition is ready again: the log goes on
-                log.open(entry.next_offset, entry.epoch)
-        elif type(entry) is not Fault and log.next_offset is not None:
-            log.append(entry, now)
+            if partition_log.next_offset is None:  # else it is ready again: the log goes on
+                partition_log.open(entry.next_offset, entry.epoch)
+            start = "approximate" if entry.approximate else "exact"
+            _log_partition(tp, "ready offset=%d start=%s", entry.next_offset, start)
+        elif type(entry) is Fault:
+            _log_partition(tp, "pending cause=%s", entry.cause)
+        elif partition_log.next_offset is not None:
+            partition_log.append(entry, now)
             if type(entry) is Gap:
-                self.fetcher.reads.count_gap(
-                    log.tp.topic, entry.reason, entry.next_offset - entry.offset
-                )
+                offset, end = entry.offset, entry.next_offset
+                self.fetcher.reads.count_gap(tp.topic, entry.reason, end - offset)
+                _log_partition(tp, "gap reason=%s from=%d to=%d", entry.reason, offset, end)
 
     def _on_entries(self, reader: PartitionReader, entries: Sequence[Entry]) -> None:
         """Take what a reader delivered, and schedule a flush if none is."""
@@ -390,8 +401,8 @@ class SharedReads:
         if read is None:
             topic = self._get_topic_settings(tp.topic)
             reader = create_reader(tp, start or self._build_live_start(tp, topic), topic)
-            log = PartitionLog(tp, topic.cache.bytes, topic.cache.age)
-            read = self.by_partition[tp] = SharedRead(reader, log)
+            partition_log = PartitionLog(tp, topic.cache.bytes, topic.cache.age)
+            read = self.by_partition[tp] = SharedRead(reader, partition_log)
             self.by_topic.setdefault(tp.topic, []).append(read)
             if topic.transforms:
                 self._transformers.setdefault(tp.topic, Transformer(topic.transforms))
@@ -431,6 +442,9 @@ class SharedReads:
             return
         for shared_tail in tails:
             shared_tail.tail.set_topic_id(name, str(change.topic.topic_id or ""))
+        if change.is_recreated:  # until the gap of each partition, positions are of the old topic
+            for read in self.by_topic.get(name, ()):
+                _log_partition(read.log.tp, "retired cause=recreated")
         start = self._unknown_topics.pop(name, None) if change.topic.partitions else None
         for partition in change.topic.partitions:
             tp = TopicPartition(name, partition)
@@ -444,6 +458,13 @@ class SharedReads:
                 )
                 if start is not None:
                     self._mark_pending(shared_tail.tail, read)
+
+
+def _log_partition(tp: TopicPartition, text: str, *values: object) -> None:
+    """Log a change of a partition at debug; it is called for no record."""
+    if log.isEnabledFor(logging.DEBUG):
+        text = f"partition {text} topic=%s partition=%d"
+        log.debug(text, *values, tp.topic, tp.partition, extra=tp._asdict())
 
 
 def create_reader(tp: TopicPartition, start: Start, topic: Topic) -> PartitionReader:

@@ -493,6 +493,7 @@ class BrokerFetchLoop:
         previous_cause = partition_fetch.reader.cause
         entries = partition_fetch.reader.on_fetch(fetched, now)
         if previous_cause is not None:
+            partition_fetch.log_state()
             self._note_resumed(partition_fetch.reader.tp, previous_cause)
             self._fetcher.mark_newcomer(partition_fetch)
             if previous_cause is Cause.DENIED:

@@ -144,10 +144,11 @@ class Fetcher:
         self.remove_partition(reader.tp)
         now = self.now()
         partition_fetch = self.partition_fetches[reader.tp] = self.idle_fetches[reader.tp] = (
-            PartitionFetch(reader, read_committed, now, now)
+            PartitionFetch(reader, read_committed, now, now, role=self._role)
         )
         self.mark_newcomer(partition_fetch)
         self._apply_metadata(partition_fetch)
+        partition_fetch.log_state()
         self.wake_loops()
 
     def remove_partition(self, tp: TopicPartition) -> None:
@@ -263,6 +264,7 @@ class Fetcher:
             cause,
             extra={**partition_fetch.reader.tp._asdict(), "cause": cause},
         )
+        partition_fetch.log_state()
         self.deliver_entries(partition_fetch, entries)
         self.wake_loops()
 
@@ -354,6 +356,7 @@ class Fetcher:
     def _on_metadata_change(self, change: TopicChange) -> None:
         for partition_fetch in self._find_affected(change):
             self._apply_metadata(partition_fetch)
+            partition_fetch.log_state()
         self.wake_loops()
 
     def _find_affected(self, change: TopicChange) -> list[PartitionFetch]:
@@ -462,6 +465,7 @@ class Fetcher:
             command = reader.next_command(now)
             if command is None or isinstance(command, FetchCommand) or reader.leader is None:
                 continue
+            partition_fetch.log_state()
             # The end of an epoch has no isolation; it is grouped with the usual one.
             is_stable = partition_fetch.read_committed and (
                 isinstance(command, EpochEndCommand) or command.is_stable
@@ -485,6 +489,7 @@ class Fetcher:
             if partition_fetch is not None and isinstance(result, offsets.OffsetAndTimestamp):
                 offset = None if result.offset < 0 else result.offset
                 entries = partition_fetch.reader.on_list_offsets(offset, result.epoch, self.now())
+                partition_fetch.log_state()
                 self.deliver_entries(partition_fetch, entries)
         self.wake_loops()
 
@@ -502,6 +507,7 @@ class Fetcher:
             if partition_fetch is not None and isinstance(result, offsets.EpochEnd):
                 reader = partition_fetch.reader
                 entries = reader.on_epoch_end(result.epoch, result.end_offset, self.now())
+                partition_fetch.log_state()
                 self.deliver_entries(partition_fetch, entries)
         self.wake_loops()
 

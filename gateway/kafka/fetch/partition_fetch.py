@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -9,7 +10,10 @@ from uuid import UUID
 
 from gateway.core.log.partition_reader import PartitionReader
 from gateway.core.log.position import NO_EPOCH
+from gateway.kafka.client.connections import ConnectionRole
 from gateway.kafka.protocol.fetch_messages import MAX_PARTITION_BYTES, FetchTarget
+
+log = logging.getLogger(__name__)
 
 _tuple_new = tuple.__new__  # 0.2 us less than `FetchTarget(...)`
 
@@ -38,6 +42,7 @@ class PartitionFetch:
         failures: How many fetches in a row brought a batch that makes no sense.
         is_waiting: It has not been ready since it was added.
         want: What was last put into a fetch session for it.
+        role: What it is read for: the tail, or a catch-up.
     """
 
     reader: PartitionReader
@@ -51,6 +56,8 @@ class PartitionFetch:
     failures: int = 0
     is_waiting: bool = True
     want: FetchTarget | None = None
+    role: ConnectionRole = ConnectionRole.TAIL
+    _logged_state: tuple[object, ...] = ()
 
     def choose_node(self, now: float) -> int | None:
         """Return the broker to fetch from: the nearer replica, the leader, or None."""
@@ -74,3 +81,24 @@ class PartitionFetch:
             fields = (offset, epoch, self.topic_id, MAX_PARTITION_BYTES, NO_EPOCH)
             want = self.want = _tuple_new(FetchTarget, fields)
         return want
+
+    def log_state(self) -> None:
+        """Log the reader's state at debug, if it is not that of the last line.
+
+        It is called where the state may have changed: when the partition is added, after lookups,
+        errors and changes of metadata, but not after a fetch that only brings records.
+        """
+        if not log.isEnabledFor(logging.DEBUG):
+            return
+        reader = self.reader
+        state = reader.state, reader.cause, reader.leader, reader.leader_epoch, reader.topic_id
+        if state != self._logged_state:
+            self._logged_state, tp, offset = state, reader.tp, reader.position.offset
+            log.debug(
+                "partition state=%s cause=%s leader=%s epoch=%d offset=%s role=%s "
+                "topic=%s partition=%d",
+                reader.state.value, str(reader.cause or "none"),
+                "none" if reader.leader is None else reader.leader, reader.leader_epoch,
+                "none" if offset is None else offset, self.role, tp.topic, tp.partition,
+                extra=tp._asdict(),
+            )  # fmt: skip

@@ -25,7 +25,7 @@ from gateway.hub.wires.sse import SseWire
 from gateway.kafka.embedded import EmbeddedKafka
 
 VIEW = View(("orders",), Filters(), "value", "error")
-LOGGER = "gateway.hub.fanout"
+LOGGER = "gateway.hub"
 
 
 class OrdersHub:
@@ -114,6 +114,9 @@ async def test_each_change_of_a_client_is_a_line_with_its_cause(embedded: Embedd
     assert lines_of(witness, lines) == [
         "began topics=orders pending=none", "state=live", "ended reason=left"
     ]  # fmt: skip
+    assert "position verified offset=0 gap=none topic=orders partition=0" in lines_of(
+        others[0], lines
+    )
     assert {line.ids["stream"] for line in lines if line.text.startswith("stream ")} == {
         each.number for each in (witness, *others, client)
     }, "the leader of a shared catch-up is no client"

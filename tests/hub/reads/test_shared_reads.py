@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from support.log_lines import collect_lines
 from support.records import RecordToSend, produce_records
 from support.topic_reads import open_cluster
 from support.waiting import wait_until
@@ -15,7 +16,7 @@ from gateway.config import Topic
 from gateway.core.channel.channel import Channel
 from gateway.core.channel.filters import Filters
 from gateway.core.client.subscription import Subscription
-from gateway.core.log.record import Ready, Record, TopicPartition
+from gateway.core.log.record import Fault, Gap, GapReason, Ready, Record, TopicPartition
 from gateway.core.log.tail import Tail
 from gateway.formats import create_format
 from gateway.hub.fanout import broadcaster as pump
@@ -258,3 +259,29 @@ async def test_a_partition_not_heard_of_for_a_while_counts_as_pending(embedded: 
         shared.refreshed_at -= 60
         feeds.refresh_readiness(shared)
         assert shared.tail.readiness.list_pending() == [ONE]
+
+
+async def test_each_change_that_clients_see_of_a_partition_is_a_line(embedded: EmbeddedKafka):
+    embedded.create_topic("orders", 2)
+    with collect_lines("gateway.hub.reads") as lines:
+        async with running_feeds(embedded) as (feeds, shared, _):
+            feeds.fetcher.remove_partition(ONE)  # only the test delivers entries from here on
+            reader = feeds.by_partition[ONE].reader
+            gap = Gap(ONE, 1, 5, 0, GapReason.RETENTION)
+            feeds._on_entries(reader, [record(ONE, 0), gap, Fault(ONE, 5, 5, 0, "unknown-topic")])
+            await asyncio.sleep(0)
+            reader.last_response_at -= 60
+            shared.refreshed_at -= 60
+            feeds.refresh_readiness(shared)
+            feeds._on_entries(reader, [Ready(ONE, 5, 5, 0), record(ONE, 5)])
+            await asyncio.sleep(0)
+            feeds.close_topic("orders")
+    texts = [line.text for line in lines if "partition=0" not in line.text]
+    assert texts == [
+        "partition ready offset=0 start=exact topic=orders partition=1",
+        "partition gap reason=retention from=1 to=5 topic=orders partition=1",
+        "partition pending cause=unknown-topic topic=orders partition=1",
+        "partition pending cause=silent leader=1 topic=orders partition=1",
+        "partition ready offset=5 start=exact topic=orders partition=1",
+        "topic closed topic=orders",
+    ]

@@ -9,10 +9,16 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
+from support.log_lines import LogLine, collect_lines
 from support.record_sets import BatchRecord, build_batch
 from support.waiting import wait_until
 
-from gateway.core.log.partition_reader import OffsetStart, OutOfRangePolicy, PartitionReader
+from gateway.core.log.partition_reader import (
+    LiveStart,
+    OffsetStart,
+    OutOfRangePolicy,
+    PartitionReader,
+)
 from gateway.core.log.position import NO_EPOCH
 from gateway.core.log.record import Entry, Gap, Ready, Record, TopicPartition
 from gateway.core.log.recovery import Backoff
@@ -75,6 +81,7 @@ class ScriptedCluster:
         self.fetches: list[PendingFetch] = []
         self.epoch_requests: list[dict[TopicPartition, int]] = []
         self.refresh_reasons: list[str] = []
+        self.log_end, self.epoch_end = 10, 100
         self._listeners: list[Callable[[TopicChange], None]] = []
 
     def add_listener(self, listener: Callable[[TopicChange], None]) -> Callable[[], None]:
@@ -105,6 +112,11 @@ class ScriptedCluster:
                 TopicChange(self.topic_answer, leader_changes={index: LeaderChange(before, after)})
             )
 
+    def recreate_topic(self, topic_id: UUID) -> None:
+        self.topic_answer = self.topic_answer._replace(topic_id=topic_id)
+        for listener in self._listeners:
+            listener(TopicChange(self.topic_answer, is_recreated=True))
+
     async def fetch(
         self,
         node: int,
@@ -121,7 +133,12 @@ class ScriptedCluster:
         self, epochs: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, offsets.EpochEnd]:
         self.epoch_requests.append(dict(epochs))
-        return {at: offsets.EpochEnd(epoch, 100) for at, epoch in epochs.items()}
+        return {at: offsets.EpochEnd(epoch, self.epoch_end) for at, epoch in epochs.items()}
+
+    async def list_offsets(
+        self, timestamps: Mapping[TopicPartition, int], isolation: int
+    ) -> dict[TopicPartition, offsets.OffsetAndTimestamp]:
+        return {at: offsets.OffsetAndTimestamp(self.log_end, -1, 0) for at in timestamps}
 
     async def wait_for_fetch(
         self, node: int = NODE, role: ConnectionRole = ConnectionRole.TAIL
@@ -389,3 +406,51 @@ async def test_a_partition_that_is_read_does_not_bring_back_what_fails_for_anoth
         await wait_until(lambda: scene.list_partitions(Record) == [0], "it is read")
         assert scene.readers[1].retry_at <= scene.fetcher.now()
         assert scene.readers[2].retry_at == due
+
+
+def list_states(lines: Iterable[LogLine]) -> list[str]:
+    """The lines about the state of a partition, without what is the same in each."""
+    known = " role=tail topic=orders partition=0"
+    return [
+        line.text.removeprefix("partition ").removesuffix(known)
+        for line in lines
+        if line.text.startswith("partition state=")
+    ]
+
+
+async def test_each_change_of_a_partition_is_a_line_with_its_cause():
+    now = asyncio.get_running_loop().time()
+    live = PartitionReader(
+        tp(0), LiveStart(0, now), OutOfRangePolicy.EARLIEST, Backoff(1.0, lambda: 0.5)
+    )
+    with collect_lines("gateway.kafka.fetch") as lines:
+        async with running_fetcher(0) as scene:
+            kafka = scene.kafka
+            kafka.topic_answer.partitions[0] = partition()
+            scene.fetcher.add_partition(live)
+            for offset in (10, 11):  # records alone are no change
+                await kafka.answer_fetch(0, offset=offset)
+            denied = FetchedPartition(29, -1, -1, -1, records=b"")
+            (await kafka.wait_for_fetch()).answer_future.set_result({tp(0): denied})
+            await wait_until(lambda: live.cause is not None)
+            live.retry_now(scene.fetcher.now())
+            scene.fetcher.wake_loops()
+            await kafka.answer_fetch(0, offset=12)
+            await wait_until(lambda: live.position.offset == 13)
+            kafka.move_leader(0, partition(-1))
+            kafka.epoch_end = 12
+            kafka.move_leader(0, partition(OTHER, 1))
+            await wait_until(lambda: live.position.offset == 12)
+            kafka.recreate_topic(UUID(int=77))
+            await wait_until(lambda: live.position.offset == 0)
+    assert list_states(lines) == [
+        "state=resolving cause=none leader=1 epoch=0 offset=none",
+        "state=streaming cause=none leader=1 epoch=0 offset=10",
+        "state=streaming cause=access-denied leader=1 epoch=0 offset=12",
+        "state=streaming cause=none leader=1 epoch=0 offset=13",
+        "state=streaming cause=no-leader leader=none epoch=0 offset=13",
+        "state=streaming cause=no-leader leader=2 epoch=1 offset=13",
+        "state=validating cause=no-leader leader=2 epoch=1 offset=13",
+        "state=streaming cause=no-leader leader=2 epoch=1 offset=12",
+        "state=streaming cause=no-leader leader=2 epoch=1 offset=0",
+    ]
