@@ -399,11 +399,23 @@ def test_every_code_of_an_error_over_websocket_is_in_its_table():
 def test_the_phrases_to_grep_for_are_those_of_the_log():
     source = "".join(path.read_text() for path in (ROOT / "gateway" / "kafka").rglob("*.py"))
     phrases = [row[0].strip("`") for row in table("When a partition is late") if " " in row[0]]
-    assert len(phrases) == 7
+    assert len(phrases) == 8
     for phrase in phrases:
         what, caused, _ = phrase.partition(" cause=")
         begins = what.partition("=")[0] if caused else phrase  # the rest is filled in
         assert f'"{begins}' in source, phrase
+
+
+def test_the_lines_about_clients_are_those_of_the_log():
+    hub_folder = SOURCE / "hub"
+    words = (SOURCE / "telemetry" / "traffic.py").read_text()
+    source = words + "".join(path.read_text() for path in hub_folder.rglob("*.py"))
+    rows = table("When a client does not get its records")
+    phrases = [phrase for row in rows for phrase in re.findall(r"`([^`]+)`", row[0])]
+    assert len(phrases) == 16
+    for phrase in phrases:
+        begins = re.sub(r"^(stream |partition )?(state=)?", "", phrase)  # the rest is filled in
+        assert re.search(rf'"{begins}\b', source), phrase
 
 
 def test_the_sizes_of_ids_are_what_is_said():
