@@ -7,14 +7,7 @@ from typing import Annotated
 
 import typer
 
-# The packages that log in a process that serves. A name covers the packages within it.
-COMPONENTS = (
-    "api", "formats", "hub", "hub.fanout", "hub.reads", "kafka", "kafka.admin", "kafka.client",
-    "kafka.fetch", "kafka.group", "kafka.produce", "sidecar", "sidecar.consumer", "sidecar.http",
-    "sidecar.ksqldb", "sidecar.producer", "sidecar.reactive", "sidecar.replay", "sidecar.v2",
-    "telemetry", "web", "web.access", "web.admin", "web.app", "web.exchange", "web.http",
-    "web.routing", "web.streams", "web.websocket", "web.workers",
-)  # fmt: skip
+from gateway.telemetry.logs import COMPONENTS
 
 
 def _validate_components(names: Sequence[str] | None) -> Sequence[str] | None:

@@ -21,6 +21,14 @@ from .log_context import get_log_context
 from .redaction import redact_text
 
 LEVELS = ("debug", "info", "warning", "error")
+# Packages that log in a process that serves. A name covers the packages within it.
+COMPONENTS = (
+    "api", "formats", "hub", "hub.fanout", "hub.reads", "kafka", "kafka.admin", "kafka.client",
+    "kafka.fetch", "kafka.group", "kafka.produce", "sidecar", "sidecar.consumer", "sidecar.http",
+    "sidecar.ksqldb", "sidecar.producer", "sidecar.reactive", "sidecar.replay", "sidecar.v2",
+    "telemetry", "web", "web.access", "web.admin", "web.app", "web.exchange", "web.http",
+    "web.routing", "web.streams", "web.websocket", "web.workers",
+)  # fmt: skip
 LIBRARIES = ("aiokafka", "httpx", "uvicorn", "opentelemetry")  # other names: our packages
 DEFAULT_LIBRARY_LEVELS = {
     "aiokafka": "warning",
@@ -52,7 +60,8 @@ def configure(
     Args:
         format: `console` for text, `json` for one object per line.
         level: The level of everything that `levels` does not name.
-        levels: Levels by package of the gateway (`kafka`) or library (`aiokafka`).
+        levels: Levels by component (`kafka`, `kafka.fetch`) or library (`aiokafka`). The longest
+            name that covers a logger decides.
         worker: The number of this worker, added to every line; None if there is one process.
         stream: Where lines go; stderr by default.
 
@@ -69,11 +78,11 @@ def configure(
 
 
 def set_levels(level: str, levels: Mapping[str, str]) -> None:
-    """Change the levels. Packages and libraries that are not named get the general level.
+    """Change the levels. Components and libraries that are not named get the general level.
 
     Args:
         level: The general level.
-        levels: Levels by package of the gateway (`kafka`) or library (`aiokafka`).
+        levels: Levels by component (`kafka`, `kafka.fetch`) or library (`aiokafka`).
 
     Raises:
         ValueError: A level is unknown; no level was changed.
@@ -86,14 +95,14 @@ def set_levels(level: str, levels: Mapping[str, str]) -> None:
     for name in _configured_loggers - {_logger_name(each) for each in wanted}:
         logging.getLogger(name).setLevel(logging.NOTSET)
     _configured_loggers.clear()
-    for package, package_level in wanted.items():
-        name = _logger_name(package)
-        logging.getLogger(name).setLevel(package_level.upper())
+    for component, component_level in wanted.items():
+        name = _logger_name(component)
+        logging.getLogger(name).setLevel(component_level.upper())
         _configured_loggers.add(name)
 
 
 def get_levels() -> dict[str, str]:
-    """Return the levels by package or library; the general level has the key `""`."""
+    """Return the levels by component or library; the general level has the key `""`."""
     general = {"": logging.getLevelName(logging.getLogger().level).lower()}
     named = {
         name.removeprefix("gateway."): logging.getLevelName(logging.getLogger(name).level).lower()

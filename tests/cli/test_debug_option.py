@@ -12,9 +12,9 @@ from typer.testing import CliRunner, Result
 
 import gateway
 from gateway.cli import app
-from gateway.cli.debug_option import COMPONENTS
 from gateway.config.sections.telemetry import Logs
 from gateway.telemetry import logs
+from gateway.telemetry.logs import COMPONENTS
 from gateway.web.app import server
 
 SOURCE = Path(gateway.__file__).parent
@@ -84,7 +84,8 @@ def test_a_component_logs_in_detail_and_its_neighbours_do_not(monkeypatch: pytes
     monkeypatch.setattr("sys.stderr", stream)
     handlers, level = list(logging.getLogger().handlers), logging.getLogger().level
     try:
-        server.configure_logging(Logs(level="warning"), {"kafka.fetch", "hub"})
+        configured = Logs(level="warning", levels={"hub.fanout": "error"})
+        server.configure_logging(configured, {"kafka.fetch", "hub"})
         for name in ("kafka.fetch.fetcher", "kafka.client.metadata", "hub.fanout.client"):
             logging.getLogger(f"gateway.{name}").debug("in detail")
         logged = re.findall(r"DEBUG gateway\.(\S+): in detail", stream.getvalue())

@@ -108,6 +108,12 @@ def test_levels_of_rooms_and_libraries_can_be_changed_at_any_time(out: StringIO)
     assert levels("uvicorn.error") == "info"
 
 
+def test_of_the_names_that_cover_a_logger_the_longest_decides(out: StringIO):
+    logs.configure(level="info", levels={"kafka": "error", "kafka.fetch": "debug"}, stream=out)
+    assert levels("gateway.kafka.fetch.broker_fetch_loop") == "debug"
+    assert levels("gateway.kafka.client.metadata") == "error"
+
+
 def test_a_level_that_is_none_changes_nothing(out: StringIO):
     logs.configure(levels={"kafka": "debug"}, stream=out)
     before = logs.get_levels()

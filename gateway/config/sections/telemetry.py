@@ -8,12 +8,14 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema
 
 from gateway.config.checks.crosscheck import RESERVED_PATHS
+from gateway.config.source.expression import suggest
 from gateway.config.source.substitution import safe_repr
 from gateway.config.types.address import Url
 from gateway.config.types.fields import Duration, SecretText, Text, in_range
 from gateway.config.types.path import PathPattern
 from gateway.config.types.section import Problem, Section, create_value_error
 from gateway.config.types.units import format_share, parse_share
+from gateway.telemetry.logs import COMPONENTS, LIBRARIES
 
 SHARE_PATTERN = r"^[0-9]+(\.[0-9]+)?%$"
 
@@ -42,6 +44,16 @@ def _validate_share(value: object) -> float:
         raise create_value_error(str(error)) from None
 
 
+def _validate_logger_name(name: str) -> str:
+    """Return the name of a component or of a library."""
+    names = (*COMPONENTS, *LIBRARIES)
+    if name not in names:
+        raise create_value_error(
+            f"no component or library logs as {safe_repr(name)}; {suggest(name, names)}"
+        )
+    return name
+
+
 Share: TypeAlias = Annotated[
     float,
     PlainValidator(_validate_share),
@@ -50,11 +62,12 @@ Share: TypeAlias = Annotated[
 ]
 """A share from 0 to 1, written as a percentage such as `1%`."""
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
-LoggerName: TypeAlias = Literal[
-    "kafka", "hub", "web", "api", "sidecar", "formats", "telemetry",
-    "aiokafka", "httpx", "uvicorn", "opentelemetry",
-]  # fmt: skip
-"""A logger: a package of the gateway, or a library."""
+LoggerName: TypeAlias = Annotated[
+    str,
+    AfterValidator(_validate_logger_name),
+    WithJsonSchema({"type": "string", "enum": [*COMPONENTS, *LIBRARIES]}),
+]
+"""A logger: a component of the gateway, or a library."""
 
 
 class Influx(Section):
@@ -133,8 +146,8 @@ class Logs(Section):
     )
     levels: dict[LoggerName, LogLevel] = Field(
         default={},
-        description="The lowest level of single loggers, such as `kafka: debug`. For finding "
-        "causes.",
+        description="The lowest level of components, such as `kafka.fetch: debug`, and of "
+        "libraries. For finding causes.",
     )
 
 

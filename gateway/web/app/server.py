@@ -238,6 +238,11 @@ def configure_logging(section: Logs, debug: AbstractSet[str], worker: int | None
         debug: The loggers that log in detail, whatever is configured.
         worker: The number of this worker, to be in every line if there are several.
     """
-    levels = {str(name): str(level) for name, level in section.levels.items()}
+    # The longest name decides, so a level of `kafka.fetch` would win over `--debug kafka`.
+    levels: dict[str, str] = {
+        name: level
+        for name, level in section.levels.items()
+        if not any(name.startswith(f"{component}.") for component in debug)
+    }
     levels |= dict.fromkeys(debug, "debug")
     logs.configure(section.format, section.level, levels, worker=worker)

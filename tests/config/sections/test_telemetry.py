@@ -66,6 +66,8 @@ def test_all_of_it_is_read_and_written_again():
         ("{logs: {format: yaml}}", "format"),
         ("{logs: {level: loud}}", "level"),
         ("{logs: {levels: {kafak: debug}}}", "kafak"),
+        ("{logs: {levels: {kafka.fecth: debug}}}", "did you mean 'kafka.fetch'?"),
+        ("{logs: {levels: {fanout: debug}}}", "did you mean 'hub.fanout'?"),
         ("{logs: {levels: {kafka: loud}}}", "kafka"),
         ("{headers: {authorization: ''}}", "is empty"),
     ],
@@ -90,7 +92,7 @@ def test_the_schema_takes_what_is_taken_and_refuses_what_is_refused():
 
 
 def test_each_room_and_level_that_may_be_named_is_one_of_the_log():
-    levels = {room: "debug" for room in logs.LIBRARIES}
+    levels = dict.fromkeys((*logs.COMPONENTS, *logs.LIBRARIES), "debug")
     Settings.model_validate(
         {"kafka": {"servers": ["a:9092"]}, "telemetry": {"logs": {"levels": levels}}}
     )
