@@ -87,3 +87,12 @@ def test_with_several_clusters_each_topic_names_its_own():
     (job,) = read(named, begin=begin).jobs
     assert isinstance(job, pipelines.Sessions)
     assert (job.from_.kafka, job.to.kafka) == ("a", "b")
+
+
+def test_the_value_of_a_variable_is_no_part_of_an_error(monkeypatch: pytest.MonkeyPatch):
+    """A trigger that came from a variable was shown in the error, unlike other durations."""
+    monkeypatch.setenv("TRIGGER", "secret-word")
+    with pytest.raises(ConfigError) as caught:
+        read(SESSIONS[:-1] + ", trigger: '${env.TRIGGER}'}")
+    assert "secret-word" not in str(caught.value)
+    assert "set it to such as 1s" in str(caught.value)
