@@ -55,7 +55,7 @@ def test_what_is_no_record_is_told_in_its_place_and_order():
     entries: list[core.Entry] = [
         core.Record(TP, 1, 0, 5, None, b"a"),
         core.Gap(TP, 2, 9, 0, GapReason.RETENTION),
-        core.Ready(TP, 9, 9, 0, approximate=True),
+        core.Ready(TP, 9, 9, 0, is_approximate=True),
         core.Fault(TP, 9, 9, 0, "access-denied"),
         core.Record(TP, 9, 0, 5, None, None),
     ]

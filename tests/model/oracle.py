@@ -99,11 +99,12 @@ class Oracle:
         if stand is None or stand.offset is not None:
             return
         partition = self.kafka.incarnations[life][p]
-        upto = partition.log_start if ready.approximate else ready.next_offset
+        upto = partition.log_start if ready.is_approximate else ready.next_offset
         if 0 < upto <= partition.end_offset:
             serial = partition.slots[upto - 1].serial
             begin = max(
-                stand.begin_serial, serial if ready.approximate else min(serial, self.begin_serial)
+                stand.begin_serial,
+                serial if ready.is_approximate else min(serial, self.begin_serial),
             )
             self.positions[p] = replace(stand, begin_serial=begin)
             known, stands, count = self.saved_state

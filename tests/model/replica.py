@@ -319,7 +319,7 @@ class Replica:
     def _mark_approximate(self, ready: Ready, start: LiveStart) -> Ready:
         """Only an end that was asked for within a second of the connect is that of then."""
         late = start.was_leaderless or self.world.now - start.connected_at > 1.0
-        return ready._replace(approximate=ready.approximate or late)
+        return ready._replace(is_approximate=ready.is_approximate or late)
 
     def run_rounds(self, rounds: int = 1) -> None:
         """The quick way: everything that can be answered is, at once."""

@@ -342,7 +342,7 @@ class SimulatedCluster:
         self.metadata: Any = self
         self.request_timeout = 5.0
         self.settings = SimpleNamespace(rack="")
-        self.inflation = DecompressionSlot()
+        self.decompression_slot = DecompressionSlot()
         self.brokers = {NODE: None}
         self.last_responder = NODE
         self.coordinators = Coordinators(self.connections, self.metadata)

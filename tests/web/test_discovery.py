@@ -401,7 +401,7 @@ ENTRIES: list[Entry] = [
     Record(TP, 1, 1, 1_000, b"ada", None),
     Record(TP, 2, 1, -1, None, b'{"order": "\xc3\xa9"}', (("raw", b"\xff"),)),
     Gap(TP, 3, 9, 1, GapReason.RETENTION),
-    Ready(TP, 9, 9, 1, approximate=True),
+    Ready(TP, 9, 9, 1, is_approximate=True),
     Fault(TP, 9, 9, 1, "not-authorized"),
 ]
 BEGIN = {

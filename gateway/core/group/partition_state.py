@@ -49,8 +49,8 @@ class PartitionState:
             go on.
         is_paused: The application has paused it.
         is_revoking: It is being given up, and nothing more is returned of it.
-        is_drained: What follows `records` could not be fetched: the offset is out of range. It is
-            fetched again when all of them were returned, so that these are not lost by a reset.
+        is_out_of_range: What follows `records` could not be fetched: the offset is out of range. It
+            is fetched again when all of them were returned, so that these are not lost by a reset.
         is_stopped: It cannot go on from here; a seek helps.
         lineage: How often something in flight became useless.
         records: The records that were fetched and not returned yet.
@@ -76,7 +76,7 @@ class PartitionState:
     missing_offset: int | None = None
     is_paused: bool = False
     is_revoking: bool = False
-    is_drained: bool = False
+    is_out_of_range: bool = False
     is_stopped: bool = False
     lineage: int = 0
     records: deque[Record] = field(default_factory=deque)
@@ -116,7 +116,7 @@ class PartitionState:
             if isinstance(entry, Record):
                 self.records.append(entry)
                 self.buffered_bytes += prefetched_size(entry)
-        self.fetch_offset, self.is_drained, self.failures = fetch_offset, False, 0
+        self.fetch_offset, self.is_out_of_range, self.failures = fetch_offset, False, 0
         if epoch >= 0:
             self.fetch_epoch = epoch
         self.backoff.reset()
@@ -165,7 +165,7 @@ class PartitionState:
     def _clear(self) -> None:
         self.discard_in_flight()
         self.records.clear()
-        self.buffered_bytes, self.offset_spec, self.is_drained, self.is_stopped = (
+        self.buffered_bytes, self.offset_spec, self.is_out_of_range, self.is_stopped = (
             0,
             None,
             False,

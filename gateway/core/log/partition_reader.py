@@ -398,11 +398,11 @@ class PartitionReader:
                 offset, epoch if epoch != NO_EPOCH else self.leader_epoch
             )
             return []
-        approximate = isinstance(self.start, LiveStart) and self._end_position is not None
+        is_approximate = isinstance(self.start, LiveStart) and self._end_position is not None
         if offset is None:
             assert self._end_position is not None and self._end_position.offset is not None
             offset, epoch = self._end_position.offset, self._end_position.epoch
-        return self._start_streaming(offset, epoch, approximate)
+        return self._start_streaming(offset, epoch, is_approximate)
 
     def _should_resolve_by_time(self, now: float) -> bool:
         """Return whether the start is found by timestamp and not by the end of the log."""
@@ -431,7 +431,7 @@ class PartitionReader:
                 assert isinstance(self.start, LiveStart)
                 self.start = self.start._replace(was_leaderless=False)
                 return []
-            return self._start_streaming(end, epoch, approximate=False)
+            return self._start_streaming(end, epoch, is_approximate=False)
         if self.state is ReaderState.VALIDATING:
             self._on_validated(epoch, end, now)
         return []
@@ -448,7 +448,7 @@ class PartitionReader:
         self.state, self._is_above_end, self._leader_end_offset = ReaderState.STREAMING, False, None
         offset = self.position.offset
         assert offset is not None
-        out = self._mark_ready(approximate=False)
+        out = self._mark_ready(is_approximate=False)
         if self._pending_gaps:
             # From here on clients know of the gaps, so the lineage moves with them.
             out += self._pending_gaps
@@ -494,19 +494,19 @@ class PartitionReader:
 
     # Where to go on.
 
-    def _start_streaming(self, offset: int, epoch: int, approximate: bool) -> list[Entry]:
+    def _start_streaming(self, offset: int, epoch: int, is_approximate: bool) -> list[Entry]:
         self.state = ReaderState.STREAMING
         self.position = PartitionPosition(offset, epoch if epoch != NO_EPOCH else self.leader_epoch)
-        return self._mark_ready(approximate)
+        return self._mark_ready(is_approximate)
 
-    def _mark_ready(self, approximate: bool) -> list[Entry]:
+    def _mark_ready(self, is_approximate: bool) -> list[Entry]:
         self.cause, self._reported_cause = None, None
         if self.is_ready:
             return []
         self.is_ready = True
         offset, epoch, _ = self._position_before_gaps if self._pending_gaps else self.position
         assert offset is not None
-        return [Ready(self.tp, offset, offset, epoch, approximate)]
+        return [Ready(self.tp, offset, offset, epoch, is_approximate)]
 
     def _on_reset(self, offset: int, epoch: int, now: float) -> None:
         """Go on from the offset that ListOffsets answered, after an offset out of range.

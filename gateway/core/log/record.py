@@ -107,15 +107,15 @@ class Ready(NamedTuple):
         offset: Equal to `next_offset`: the entry covers no records.
         next_offset: Where reading goes on.
         epoch: The leader epoch of the record before it, or of the leader; NO_EPOCH if unknown.
-        approximate: The start was found by timestamp and not by offset, so that some records from
-            before it may be sent too.
+        is_approximate: The start was found by timestamp and not by offset, so that some records
+            from before it may be sent too.
     """
 
     tp: TopicPartition
     offset: int
     next_offset: int
     epoch: int
-    approximate: bool = False
+    is_approximate: bool = False
 
 
 class Fault(NamedTuple):

@@ -628,7 +628,7 @@ class Hub:
             "backlog": backlog,
             "views": VIEW_COPIES * views,
             "unsent": self._unsent_bytes,
-            "inflated": self.cluster.inflation.held_bytes,
+            "inflated": self.cluster.decompression_slot.held_bytes,
             # This counts the whole process, so it belongs to only one of its hubs.
             "received": received_bytes.total if self.process_hubs[0] is self else 0,
         }

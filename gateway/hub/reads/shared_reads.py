@@ -364,7 +364,7 @@ class SharedReads:
         if type(entry) is Ready:
             if partition_log.next_offset is None:  # else it is ready again: the log goes on
                 partition_log.open(entry.next_offset, entry.epoch)
-            start = "approximate" if entry.approximate else "exact"
+            start = "approximate" if entry.is_approximate else "exact"
             _log_partition(tp, "ready offset=%d start=%s", entry.next_offset, start)
         elif type(entry) is Fault:
             _log_partition(tp, "pending cause=%s", entry.cause)

@@ -65,7 +65,7 @@ def describe_ready(entry: Ready) -> dict[str, Any]:
 
 def describe_resolution(entry: Ready) -> str:
     """Return how the offset was found at which a partition goes on."""
-    return "approximate" if entry.approximate else "exact"
+    return "approximate" if entry.is_approximate else "exact"
 
 
 def describe_fault(entry: Fault) -> dict[str, Any]:

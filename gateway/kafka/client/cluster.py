@@ -96,7 +96,7 @@ class Cluster:
         metadata: The watched topics.
         coordinators: The coordinators of groups.
         outages: The log of what fails in this cluster.
-        inflation: The slot in which large batches are decompressed one at a time.
+        decompression_slot: The slot in which large batches are decompressed one at a time.
     """
 
     def __init__(self, settings: ClusterSettings) -> None:
@@ -128,7 +128,7 @@ class Cluster:
             outages=self.outages,
         )
         self.coordinators = Coordinators(self.connections, self.metadata)
-        self.inflation = DecompressionSlot()
+        self.decompression_slot = DecompressionSlot()
 
     async def __aenter__(self) -> Cluster:
         await self.start()

@@ -241,7 +241,7 @@ async def _decode(
         aborted=fetched.aborted_transactions,  # with READ_UNCOMMITTED brokers name none
         high_watermark=fetched.high_watermark,
     )
-    decoded = await gather_slices(decoding, cluster.inflation)
+    decoded = await gather_slices(decoding, cluster.decompression_slot)
     if decoded.next_offset == start and decoded.error:
         raise _build_partition_failed(tp, f"is damaged: {decoded.error}", ErrorCode.CORRUPT_MESSAGE)
     return decoded

@@ -392,7 +392,7 @@ class BrokerFetchLoop:
         is_current: Callable[[], bool],
     ) -> None:
         """Decode the rest of a response and deliver it together with its first slice."""
-        decoded = await gather_slices(decoding, self._fetcher.cluster.inflation, first)
+        decoded = await gather_slices(decoding, self._fetcher.cluster.decompression_slot, first)
         if is_current():
             partition_fetch.reader.last_response_at = now = self._fetcher.now()
             self._deliver_slice(partition_fetch, fetched, decoded, now)
@@ -406,7 +406,9 @@ class BrokerFetchLoop:
     ) -> None:
         """Deliver the rest of a response slice by slice, as long as it is still wanted."""
         await self._fetcher.pause()
-        async with aclosing(iter_slices(decoding, self._fetcher.cluster.inflation)) as slices:
+        async with aclosing(
+            iter_slices(decoding, self._fetcher.cluster.decompression_slot)
+        ) as slices:
             async for decoded in slices:
                 if not is_current():
                     return

@@ -204,7 +204,7 @@ class PrefetchFetcher:
     def _should_fetch(self, state: PartitionState) -> bool:
         """Return whether the records of a partition run low, and what follows may be fetched."""
         return state.buffered_bytes < self.partition_bytes // 2 and not (
-            state.is_drained and state.records
+            state.is_out_of_range and state.records
         )
 
     def _choose_node(self, state: PartitionState, now: float) -> int | None:
@@ -382,7 +382,7 @@ class PrefetchFetcher:
         What is beyond that is dropped, and is fetched again when the buffered records run low.
         """
         async with aclosing(
-            iter_slices(decoding, self.cluster.inflation, BULK_SLICE_RECORDS)
+            iter_slices(decoding, self.cluster.decompression_slot, BULK_SLICE_RECORDS)
         ) as slices:
             async for decoded in slices:
                 if self.states.get(state.tp) is not state or state.lineage != lineage:
@@ -419,7 +419,7 @@ class PrefetchFetcher:
             state.preferred_replica = None
         elif code == ErrorCode.OFFSET_OUT_OF_RANGE and state.records:
             # A reset would drop the buffered records: first let polls return them.
-            state.is_drained = True
+            state.is_out_of_range = True
         elif code == ErrorCode.OFFSET_OUT_OF_RANGE:
             missing = state.fetch_offset  # read before `reset` clears it
             self.reset_position(state, self.out_of_range_reset)

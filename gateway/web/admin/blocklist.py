@@ -101,7 +101,7 @@ class Blocklist:
         self._bus = bus
         self._entries: dict[BlocklistKey, BlocklistEntry] = {}
         self._pending_changes: list[Any] | None = None  # None while nothing is being loaded
-        stream_registry.find_error = self.find_error
+        stream_registry.find_refusal = self.find_refusal
         bus.add_handler(BUS_TOPIC, self._on_change)
         bus.join_callbacks.append(self._on_joined)
 
@@ -110,7 +110,7 @@ class Blocklist:
         """Return the entries that have not ended."""
         return [entry for entry in self._entries.values() if not entry.is_expired]
 
-    def find_error(self, match: Match) -> RoutePaused | AccessRevoked | None:
+    def find_refusal(self, match: Match) -> RoutePaused | AccessRevoked | None:
         """Return the error that forbids a stream now; None if it is allowed."""
         if not self._entries:
             return None

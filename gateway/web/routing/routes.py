@@ -243,7 +243,7 @@ class Routes:
         Raises:
             RequestError: 503 if the route is paused, 403 if the identity is revoked.
         """
-        error = self.stream_registry.find_error(match)
+        error = self.stream_registry.find_refusal(match)
         if error is not None:
             raise error
 

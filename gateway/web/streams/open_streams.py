@@ -259,7 +259,7 @@ class OpenStream:
 
     def _end_if_blocked(self) -> None:
         """End the stream if an operator has blocked it since its client was admitted."""
-        error = self.routes.stream_registry.find_error(self.match)
+        error = self.routes.stream_registry.find_refusal(self.match)
         if error is not None:
             self.end(error.reason)
 
@@ -346,7 +346,7 @@ class StreamRegistry:
 
     Attributes:
         instance_id: A random id of this process. Stream numbers begin at 1 in every process.
-        find_error: Returns the error of a route that an operator has paused or of a client whose
+        find_refusal: Returns the error of a route that an operator has paused or of a client whose
             access was revoked; None for any other match. The blocklist sets it.
     """
 
@@ -355,7 +355,9 @@ class StreamRegistry:
         # Numbers only grow, so that the dictionary is ordered by them.
         self._by_number: dict[int, OpenStream] = {}
         self._last_number = 0
-        self.find_error: Callable[[Match], RoutePaused | AccessRevoked | None] = lambda match: None
+        self.find_refusal: Callable[[Match], RoutePaused | AccessRevoked | None] = lambda match: (
+            None
+        )
         self._by_renewal_name: dict[str, OpenStream] = {}
         self._tasks = BackgroundTasks(log)
 

@@ -440,21 +440,21 @@ def test_a_compressed_old_message_that_is_broken_inside_is_a_gap(magic: int):
 
 async def test_large_batches_are_inflated_one_at_a_time():
     items = [BatchRecord(n, b"x" * 100_000) for n in range(30)]
-    inflation, most = DecompressionSlot(), 0
+    slot, most = DecompressionSlot(), 0
 
     async def read_batch() -> int:
         nonlocal most
         count, decoding = 0, RecordSetDecoder(TP, build_batch(items, codec=4), 0)
-        async with aclosing(iter_slices(decoding, inflation)) as some:
+        async with aclosing(iter_slices(decoding, slot)) as some:
             async for each in some:
-                most = max(most, inflation.held_bytes)
+                most = max(most, slot.held_bytes)
                 count += len(each.entries)
                 await asyncio.sleep(0)
         return count
 
     assert await asyncio.gather(*(read_batch() for _ in range(4))) == [30] * 4
     assert 3_000_000 < most < 3_100_000
-    assert inflation.held_bytes == 0
+    assert slot.held_bytes == 0
 
 
 async def test_who_is_cancelled_waits_for_the_thread_that_works_for_it():
@@ -471,15 +471,15 @@ async def test_who_is_cancelled_waits_for_the_thread_that_works_for_it():
             super().decompress()
             at_once -= 1
 
-    inflation = DecompressionSlot()
+    slot = DecompressionSlot()
     data = build_batch([BatchRecord(n, b"x" * 100_000) for n in range(30)], codec=4)
     readers = [
-        asyncio.create_task(gather_slices(SlowDecoding(TP, data, 0), inflation)) for _ in range(3)
+        asyncio.create_task(gather_slices(SlowDecoding(TP, data, 0), slot)) for _ in range(3)
     ]
     await wait_until(lambda: at_once)
     readers[0].cancel()
     await asyncio.sleep(0)
-    assert inflation.lock.locked() and not readers[0].done()
+    assert slot.lock.locked() and not readers[0].done()
     release.set()
     found = await asyncio.gather(*readers, return_exceptions=True)
     assert isinstance(found[0], asyncio.CancelledError)

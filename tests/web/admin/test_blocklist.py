@@ -37,16 +37,16 @@ def build_blocklists(made: WorkerBuses) -> list[Blocklist]:
 
 async def test_alone_it_holds_here_until_it_is_lifted():
     own = Blocklist(StreamRegistry(), Bus())
-    assert own.find_error(build_match("/orders", ("login", "ada"))) is None
+    assert own.find_refusal(build_match("/orders", ("login", "ada"))) is None
     assert (await own.add_entry(ADA)).missing == []
-    assert isinstance(own.find_error(build_match("/x", ("login", "ada"))), AccessRevoked)
+    assert isinstance(own.find_refusal(build_match("/x", ("login", "ada"))), AccessRevoked)
     assert isinstance(
-        own.find_error(build_match("/x", ("more", "bob"), ("login", "ada"))), AccessRevoked
+        own.find_refusal(build_match("/x", ("more", "bob"), ("login", "ada"))), AccessRevoked
     )
     for other in ([("login", "bob")], [("other", "ada")], []):
-        assert own.find_error(build_match("/x", *other)) is None
+        assert own.find_refusal(build_match("/x", *other)) is None
     await own.remove_entry(ADA.key)
-    assert own.find_error(build_match("/x", ("login", "ada"))) is None
+    assert own.find_refusal(build_match("/x", ("login", "ada"))) is None
     with pytest.raises(RequestError, match="nothing of this kind"):
         await own.remove_entry(ADA.key)
 
@@ -55,14 +55,14 @@ async def test_without_a_guard_it_is_of_all_guards():
     own = Blocklist(StreamRegistry(), Bus())
     await own.add_entry(BlocklistEntry(identity="ada"))
     assert isinstance(
-        own.find_error(build_match("/x", ("login", "bob"), ("more", "ada"))), AccessRevoked
+        own.find_refusal(build_match("/x", ("login", "bob"), ("more", "ada"))), AccessRevoked
     )
 
 
 async def test_one_that_is_over_forbids_nothing_and_is_forgotten():
     own = Blocklist(StreamRegistry(), Bus())
     await own.add_entry(ADA._replace(until=time.time() - 1))
-    assert own.entries == [] and own.find_error(build_match("/x", ("login", "ada"))) is None
+    assert own.entries == [] and own.find_refusal(build_match("/x", ("login", "ada"))) is None
     later = ADA._replace(until=time.time() + 3600)
     await own.add_entry(later)
     assert own.entries == [later]
@@ -76,8 +76,8 @@ async def test_all_workers_know_it_and_one_that_comes_later_too():
         assert (await all_of_them[1].add_entry(ADA)).missing == []
         assert (await all_of_them[2].add_entry(PAUSE)).missing == []
         for each in all_of_them:
-            assert isinstance(each.find_error(build_match("/x", ("login", "ada"))), AccessRevoked)
-            assert isinstance(each.find_error(build_match("/orders")), RoutePaused)
+            assert isinstance(each.find_refusal(build_match("/x", ("login", "ada"))), AccessRevoked)
+            assert isinstance(each.find_refusal(build_match("/orders")), RoutePaused)
         assert current() == [ADA, PAUSE]
         await made.stop_worker(3)
         bus = Bus(made.socket_path, 3, 3)
