@@ -102,10 +102,10 @@ def supervise(
         GatewayError: The address cannot be bound.
     """
     listen = settings.listen
-    sockets = bind_shared(listen.host, listen.port, listen.workers)
-    refuse_exposed_sidecar(settings, sockets[0])
-    admin = bind_admin_socket(settings)
-    print(f"listening on {format_url(sockets[0], tls=listen.tls is not None)}", flush=True)
+    shared = bind_shared(listen.host, listen.port, listen.workers)
+    refuse_exposed_sidecar(settings, shared[0])
+    sockets = ListeningSockets(shared, bind_admin_socket(settings))
+    print(f"listening on {format_url(shared[0], tls=listen.tls is not None)}", flush=True)
     print(
         f"{listen.workers} workers; each reads Kafka on its own, "
         f"so what clients follow is read up to {listen.workers} times",
@@ -113,9 +113,22 @@ def supervise(
     )
     with private_folder() as folder:
         supervisor = Supervisor(
-            settings, debug, sockets, folder / "bus", load_settings, admin, co_hosted_app_factory
+            settings, debug, sockets, folder / "bus", load_settings, co_hosted_app_factory
         )
         return asyncio.run(supervisor.run())
+
+
+@dataclass(frozen=True, slots=True)
+class ListeningSockets:
+    """The sockets of a host, which its `Supervisor` closes when the workers are to end.
+
+    Attributes:
+        by_worker: One per worker, all of one port.
+        admin: The operators' socket, which all workers share; None for none.
+    """
+
+    by_worker: Sequence[socket.socket]
+    admin: socket.socket | None = None
 
 
 @dataclass(slots=True)
@@ -152,10 +165,9 @@ class Supervisor:
         self,
         settings: Settings,
         debug: AbstractSet[str],
-        sockets: list[socket.socket],
+        sockets: ListeningSockets,
         bus_path: Path,
         load_settings: SettingsLoader | None = None,
-        admin_socket: socket.socket | None = None,
         co_hosted_app_factory: CoHostedAppFactory | None = None,
     ) -> None:
         """Create the supervisor.
@@ -163,20 +175,19 @@ class Supervisor:
         Args:
             settings: The configuration.
             debug: The loggers that log in detail.
-            sockets: The listening sockets, one per worker.
+            sockets: The sockets that clients and operators connect to.
             bus_path: Where the relay listens.
             load_settings: Returns the configuration as it is now, for reloads.
-            admin_socket: The operators' socket, which all workers share.
             co_hosted_app_factory: Passed to `create_app` in each worker.
         """
         self._settings = settings
         self._co_hosted_app_factory = co_hosted_app_factory
-        self._admin_socket = admin_socket
+        self._admin_socket = sockets.admin
         self._load_settings = load_settings
         self._debug = debug
-        self._host, self._port = settings.listen.host, sockets[0].getsockname()[1]
+        self._host, self._port = settings.listen.host, sockets.by_worker[0].getsockname()[1]
         self._bus_path = bus_path
-        self._workers = [WorkerProcess(n, sock) for n, sock in enumerate(sockets, 1)]
+        self._workers = [WorkerProcess(n, sock) for n, sock in enumerate(sockets.by_worker, 1)]
         self._relay = Relay(bus_path)
         self._get_blocklist = serve_blocklist(self._relay)
         self._has_served = False  # a worker has connected to the bus

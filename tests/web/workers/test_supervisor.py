@@ -18,7 +18,7 @@ from support.waiting import wait_until
 
 from gateway.config import Settings
 from gateway.web.workers.sockets import bind_shared
-from gateway.web.workers.supervisor import Supervisor, private_folder
+from gateway.web.workers.supervisor import ListeningSockets, Supervisor, private_folder
 
 # Says its number and pid, comes to the bus, and does as it is told by ACTS.
 PROGRAM = """
@@ -88,7 +88,7 @@ async def start_supervisor(
             "kafka": {"servers": ["localhost:1"]},
         }
     )
-    sockets = bind_shared("127.0.0.1", 0, count)
+    sockets = ListeningSockets(bind_shared("127.0.0.1", 0, count))
     before = set(psutil.Process().children())  # brokers of other tests, perhaps
     with private_folder() as folder:
         supervisor = FakeWorkersSupervisor(settings, frozenset(), sockets, folder / "bus")
