@@ -6,7 +6,7 @@ partitions take 6 ms.
 
 from __future__ import annotations
 
-from gateway.core.log.partition_reader import PartitionReader, ReaderState
+from gateway.core.log.partition_reader import PartitionReader
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.hubs import Hubs
 from gateway.hub.reads.shared_reads import STALE_S, SharedReads
@@ -16,9 +16,6 @@ from gateway.telemetry import catalog
 from gateway.telemetry.counts import BrokerRequestCounts
 from gateway.telemetry.samples import MetricSamples
 from gateway.telemetry.traffic import ClientsBehind, StreamCounts
-
-# States of a partition in metrics, besides those of its reader.
-LEADERLESS, RECOVERING = "leaderless", "recovering"
 
 
 def collect_all_metrics(hubs: Hubs, samples: MetricSamples) -> None:
@@ -114,7 +111,7 @@ def collect_partition_metrics(reader: PartitionReader, now: float, samples: Metr
     # As in `SharedReads.refresh_readiness`: a leader that froze does not report that it did.
     ready = reader.is_ready and now - reader.last_response_at <= STALE_S
     samples.add(catalog.PARTITION_READY, ready, topic, partition)
-    samples.add(catalog.PARTITION_STATE, 1, topic, partition, _describe_state(reader))
+    samples.add(catalog.PARTITION_STATE, 1, topic, partition, reader.reported_state)
     if reader.cause is not None:
         samples.add(catalog.PARTITION_RECOVERING, 1, topic, partition, reader.cause)
     next_offset, end_offset = reader.position.offset, reader.last_stable_offset
@@ -122,15 +119,6 @@ def collect_partition_metrics(reader: PartitionReader, now: float, samples: Metr
         samples.add(
             catalog.PARTITION_LAG_RECORDS, max(0, end_offset - next_offset), topic, partition
         )
-
-
-def _describe_state(reader: PartitionReader) -> str:
-    """Return the state of a partition as metrics name it."""
-    if reader.leader is None:
-        return LEADERLESS
-    if reader.cause is not None and reader.state is ReaderState.STREAMING:
-        return RECOVERING
-    return reader.state.value
 
 
 def _collect_requests(requests: BrokerRequestCounts, samples: MetricSamples) -> None:

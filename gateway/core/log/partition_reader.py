@@ -249,6 +249,18 @@ class PartitionReader:
         """Return whether a fetch that brings no records would return entries or clear an error."""
         return not self.is_ready or self.cause is not None or bool(self._pending_gaps)
 
+    @property
+    def reported_state(self) -> str:
+        """Return the state as metrics and the log have it.
+
+        It is that of the reader, or `leaderless`; `recovering` if fetches fail.
+        """
+        if self.leader is None:
+            return "leaderless"
+        if self.cause is not None and self.state is ReaderState.STREAMING:
+            return "recovering"
+        return self.state.value
+
     def pin_start(self) -> None:
         """Exclude the end of the log as the start, if that is answered later than now.
 

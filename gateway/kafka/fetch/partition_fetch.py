@@ -91,13 +91,14 @@ class PartitionFetch:
         if not log.isEnabledFor(logging.DEBUG):
             return
         reader = self.reader
-        state = reader.state, reader.cause, reader.leader, reader.leader_epoch, reader.topic_id
+        name = reader.reported_state
+        state = name, reader.cause, reader.leader, reader.leader_epoch, reader.topic_id
         if state != self._logged_state:
             self._logged_state, tp, offset = state, reader.tp, reader.position.offset
             log.debug(
                 "partition state=%s cause=%s leader=%s epoch=%d offset=%s role=%s "
                 "topic=%s partition=%d",
-                reader.state.value, str(reader.cause or "none"),
+                name, str(reader.cause or "none"),
                 "none" if reader.leader is None else reader.leader, reader.leader_epoch,
                 "none" if offset is None else offset, self.role, tp.topic, tp.partition,
                 extra=tp._asdict(),

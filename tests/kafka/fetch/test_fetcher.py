@@ -446,11 +446,11 @@ async def test_each_change_of_a_partition_is_a_line_with_its_cause():
     assert list_states(lines) == [
         "state=resolving cause=none leader=1 epoch=0 offset=none",
         "state=streaming cause=none leader=1 epoch=0 offset=10",
-        "state=streaming cause=access-denied leader=1 epoch=0 offset=12",
+        "state=recovering cause=access-denied leader=1 epoch=0 offset=12",
         "state=streaming cause=none leader=1 epoch=0 offset=13",
-        "state=streaming cause=no-leader leader=none epoch=0 offset=13",
-        "state=streaming cause=no-leader leader=2 epoch=1 offset=13",
+        "state=leaderless cause=no-leader leader=none epoch=0 offset=13",
+        "state=recovering cause=no-leader leader=2 epoch=1 offset=13",
         "state=validating cause=no-leader leader=2 epoch=1 offset=13",
-        "state=streaming cause=no-leader leader=2 epoch=1 offset=12",
-        "state=streaming cause=no-leader leader=2 epoch=1 offset=0",
+        "state=recovering cause=no-leader leader=2 epoch=1 offset=12",
+        "state=recovering cause=no-leader leader=2 epoch=1 offset=0",
     ]
