@@ -106,7 +106,7 @@ def _collect_partitions(shared_reads: SharedReads, samples: MetricSamples) -> No
 
 
 def collect_partition_metrics(reader: PartitionReader, now: float, samples: MetricSamples) -> None:
-    """Add the metrics of a partition. `now` is in seconds of `time.monotonic`."""
+    """Add the metrics of a partition. `now` is in seconds of the event loop's clock."""
     topic, partition = reader.tp
     # As in `SharedReads.refresh_readiness`: a leader that froze does not report that it did.
     ready = reader.is_ready and now - reader.last_response_at <= STALE_S

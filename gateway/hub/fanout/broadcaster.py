@@ -161,6 +161,7 @@ class ReceiverGroup:
         self.remaining: list[Receiver] = []
         self.is_scheduled = self.has_more = False
         self.sent_at = 0.0
+        # The channel calls its newest group only, which passes the call on to the older ones.
         channel.on_publish = self.schedule_round
 
     def schedule_round(self) -> None:
@@ -170,7 +171,7 @@ class ReceiverGroup:
         if self.is_scheduled:
             self.has_more = True
         elif self.clients:
-            self.is_scheduled = True
+            self.is_scheduled = True  # until its round is over, not only until it begins
             self.broadcaster.schedule_group(self)
 
     def start_round(self, now: float) -> None:
@@ -199,6 +200,7 @@ class ReceiverGroup:
         for _ in range(min(max_writes, run_start)):
             client = remaining.pop()
             subscription, outlet = client.subscription, client.outlet
+            # Closed since the round began, or out of the ring: this round came too late for it.
             if outlet is None or subscription.private_reader is not None:
                 self.remove_client(client)
                 run_start -= 1

@@ -323,6 +323,7 @@ class Client:
     def end(self, reason: str) -> None:
         """End the stream with an `end` event; the first reason counts."""
         self.subscription.end(reason)
+        # A live client is written to in rounds, and needs a push of its own for its end.
         self.subscription.wake()
         if self._ready_waiter is not None and not self._ready_waiter.done():
             self._ready_waiter.set_result(None)
@@ -352,7 +353,7 @@ class Client:
         """Release everything: the client is gone, or has been sent its end."""
         if self._closed:
             return
-        self._closed = True
+        self._closed = True  # first: what is called below may close it again
         self.set_expiry(None)
         # Both refer to this client. They are dropped, so that it is freed at once.
         push, self.push = self.push, None

@@ -171,6 +171,7 @@ class ClientSource:
         if position_refused:
             traffic.count_gaps((GapReason.POSITION_REFUSED,))
         self._count_private(first)
+        # Before its backfill is started: a member reads nothing itself.
         if self._backfill is not None:
             self.shared_catch_up = catch_ups.join(self)
         if state_logger.isEnabledFor(logging.DEBUG) and self.number:
@@ -210,6 +211,8 @@ class ClientSource:
             data = self.shared_catch_up.take_piece(self)
             if data is not None:
                 return self._count_private(data)
+            # `resume` was called: from here on it goes on by itself.
+        # Ids name a topic as it is now: positions of an earlier one must be marked before.
         if self._backfill is not None:
             self._backfill.retire_recreated()
         if self.rate_limiter is None:
@@ -217,7 +220,7 @@ class ClientSource:
         else:
             data = self.rate_limiter.take(subscription, MAX_TAKE_BYTES, self._wake)
         subscription.traffic.bytes += len(data)
-        self._start_backfill()
+        self._start_backfill()  # what was taken made space for more, or moved a position
         return data
 
     def encode_event(self, kind: str, data: Mapping[str, Any]) -> bytes:

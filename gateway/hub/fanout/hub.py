@@ -478,6 +478,8 @@ class Hub:
             self.shared_reads.attach_tail(shared_tail)
             self.shared_reads.refresh_readiness(shared_tail)
         shared_tail.used_at = asyncio.get_running_loop().time()
+        # On a quiet topic the last update may be long ago. If its time were the time of issue of
+        # the client's first id, a resume would seem to come after a long absence (gap `compacted`).
         shared_tail.tail.set_issued(int(time.time()))
         return shared_tail
 

@@ -98,7 +98,7 @@ class PushDelivery:
         # A full outlet gets nothing but an end, which must not wait until the client takes more.
         if outlet is None or self.is_end_written or (outlet.full and not subscription.end_reason):
             return
-        data = self._source.take()
+        data = self._source.take()  # nothing if the stream is to end
         if data:
             self.sent_at = asyncio.get_running_loop().time()
             outlet.write(data)
@@ -113,7 +113,8 @@ class PushDelivery:
         if outlet.full:
             pass  # `on_drained` wakes it
         elif data or subscription.has_more:
-            self.wake()
+            self.wake()  # after the others that wait: a client far behind must not hold them up
+        # Only a take that brought nothing shows that it has everything.
         elif (
             self._group is None
             and subscription.is_fully_shared

@@ -89,6 +89,7 @@ class RateLimiter:
             self.throttle.record_sent(spent, now)
             if self.credit is not None:
                 self.credit -= spent
+        # What is left is lent at once, so that `credit == 0` says whether it has to wait.
         subscription.limit_credit(self.get_capacity(now))
         # If the client itself has no credit, `grant_credit` is what wakes it.
         if subscription.credit == 0 and self.credit != 0 and self._timer is None:

@@ -139,7 +139,7 @@ class SharedCatchUp:
             # Records of a catch-up are of a time long ago: they have no delivery latency.
             subscription.traffic.untimed += records
             subscription.traffic.gaps.update(gaps)
-            if index == 0:
+            if index == 0:  # it may have been the last that needed the oldest piece
                 self._drop_pieces()
             return data
         if not (subscription.end_reason or self.subscription.end_reason or self._end_position):
@@ -158,7 +158,9 @@ class SharedCatchUp:
         else:  # it has all pieces: it attaches where the leader had caught up with the channel
             source.resume(*self._end_position)
         end_reason = self.subscription.end_reason
-        if index == len(self._pieces) and end_reason is not None:  # its stream ends as well
+        # What ended the leader, such as a read that failed, lies behind the last piece. A member
+        # that was not sent that far reads on by itself.
+        if index == len(self._pieces) and end_reason is not None:
             subscription.end(end_reason)
         self._drop_pieces()
 
@@ -193,6 +195,7 @@ class SharedCatchUp:
 
     def on_leader_caught_up(self) -> None:
         """Let the members attach to the channel: the leader has everything that was published."""
+        # Before the leader is closed, which drops its position.
         self._end_position = self._leader.get_position(), self.subscription.next_seq
         self._close_leader()
         self.wake()

@@ -119,7 +119,7 @@ class SharedTail:
         published = self._dispatcher.publish(update)
         if self.tracing is not None and not self.tail.is_conflated:
             self._trace_records(self.tracing, update, published)
-        if not self.tail.has_exact_tokens:
+        if not self.tail.has_exact_tokens:  # else each event has its id
             self._unannounced.update(dict.fromkeys(published))
         for channel in published:
             channel.notify_followers()

@@ -113,6 +113,7 @@ class Backfill:
         for tp, position in backfills.items():
             self._start_task(tp, self._read_partition(tp, position))
             self._read_partitions.add(tp)
+        # If the buffer is full, `list_backfills` returns nothing, but these reads are still needed.
         if not reader.buffered_bytes:
             self._cancel_reads(self._read_partitions - backfills.keys())
 
@@ -175,7 +176,7 @@ class Backfill:
         if not task.cancelled() and task.exception() is not None:
             log.error("catching up on %s failed", tp, exc_info=task.exception())
             self._subscription.end("error")
-        self._on_found()
+        self._on_found()  # also if it was cancelled: another task may be due for the partition
 
     async def _read_partition(self, tp: TopicPartition, position: PartitionPosition) -> None:
         snapshot = self._subscription.snapshot
@@ -183,6 +184,7 @@ class Backfill:
             await self._read_snapshot(tp, position)
             return
         entries = await self._services.backfill_reader.read(tp, position)
+        # Meanwhile the client may have got to the tail by itself, from the log.
         if self._subscription.private_reader is not None:
             self._subscription.private_reader.feed(tp, position, entries)
 
@@ -219,6 +221,8 @@ class Backfill:
             await asyncio.sleep(VERIFY_INTERVAL_S)
             if self._shared_tail.tail.topic_ids != topic_ids:  # `retire_recreated` sees to it first
                 return
+        # As of before the question: if the log goes back meanwhile, the answer must not count as
+        # one about the new log.
         lineage, epoch, offset = reader.lineage, reader.leader_epoch, position.offset or 0
         if position.epoch == RETIRED_EPOCH:  # all of the new topic is new to the client
             first = await self._limit_start(tp, 0)
@@ -229,7 +233,7 @@ class Backfill:
         end = await self._find_log_end(tp, position, offset)
         start = await self._limit_start(tp, min(end, offset))
         if self._shared_tail.tail.topic_ids != topic_ids:
-            return  # the answer may be of either topic
+            return  # the answer may be of either topic; `start_missing` verifies it again
         if start == offset:
             # It gets the present epoch: it was verified against that, and need not be again.
             present = PartitionPosition(offset, epoch, lineage)

@@ -26,7 +26,7 @@ from gateway.kafka.fetch.topic_model import TopicModel, get_no_model
 from .shared_reads import create_reader
 
 MAX_WAIT_S = 0.1  # seconds that a broker may hold a fetch back; what is asked for is there already
-# seconds for which an answer is kept for other clients that return from about the same place
+# Seconds for which an answer is kept for other clients that return from about the same place.
 CACHE_TTL_S = 2.0
 
 
@@ -128,6 +128,7 @@ class BackfillReader:
         assert position.offset is not None
         await self._may_read.wait()
         topic = self._get_topic_settings(tp.topic)
+        # As of before the read: if the leader changes meanwhile, the answer is not kept for others.
         version = position.lineage, self._cluster.leader_for_partition(tp), topic
         cached = self._cache.get(tp)
         if (
@@ -179,7 +180,8 @@ class BackfillReader:
             return
         start = queue[0].start
         wanted: list[Entry]
-        # A read at an offset wants records and gaps; any other start wants to know its offset.
+        # A read at an offset wants records and gaps; any other start wants to know its offset. A
+        # `Fault` answers nothing: who waits here waits as long as Kafka takes.
         if isinstance(start, OffsetStart):
             wanted = [entry for entry in entries if not isinstance(entry, Ready | Fault)]
         else:

@@ -104,5 +104,6 @@ class LeaderQueries(Generic[A]):
         except KafkaError:
             pass
         finally:
+            # None of them is done or cancelled: `ask` shields them.
             for (tp, _), future in pending.items():
                 future.set_result(answers.get(tp))

@@ -176,6 +176,7 @@ class SharedReads:
         for topic in shared_tail.tail.topic_ids:
             self._tails.setdefault(topic, set()).add(shared_tail)
             if topic not in self.by_topic and topic not in self._unknown_topics:
+                # Metadata knows no partition yet, so this start holds for all of them.
                 self._unknown_topics[topic] = self._build_live_start(
                     TopicPartition(topic, 0), self._get_topic_settings(topic)
                 )
@@ -186,6 +187,7 @@ class SharedReads:
 
     def detach_tail(self, shared_tail: SharedTail) -> None:
         """Let a tail take part in nothing any more."""
+        # Topics that no tail has any more stay open: the hub's sweep closes them.
         for topic in shared_tail.tail.topic_ids:
             self._tails[topic].discard(shared_tail)
         for read in self.by_partition.values():
@@ -208,7 +210,7 @@ class SharedReads:
         ]
         for tp, reader in readers:
             if reader.is_ready and now - reader.last_response_at > STALE_S:
-                reader.is_ready = False
+                reader.is_ready = False  # so that its next answer brings a `Ready` again
                 _log_partition(tp, "pending cause=silent leader=%s", reader.leader)
             if reader.is_ready:
                 shared_tail.tail.readiness.mark_ready(tp)
@@ -277,6 +279,8 @@ class SharedReads:
             for entry in entries:
                 self._append_to_log(read.log, entry, now)
             grown += read.log.bytes - bytes_before
+            # Published only when all logs have what this turn brought: a client may join from the
+            # log of one partition to a chunk that has entries of another.
             for tail in read.tails:
                 entries_by_tail.setdefault(tail, []).extend(entries)
         ends = perf_counter()
@@ -424,6 +428,8 @@ class SharedReads:
         """Tell a tail since when it waits for a partition that has not been read yet."""
         start = read.reader.start
         if read.log.next_offset is None and isinstance(start, LiveStart):
+            # A pending position with an epoch is resolved at the end of that epoch, which is exact
+            # only if nobody led the partition, so that nothing was written before the next epoch.
             epoch = start.epoch if start.was_leaderless else NO_EPOCH
             tail.mark_pending_since(read.log.tp, epoch, start.connected_at_ms // 1000)
         elif read.log.next_offset is None and isinstance(start, OffsetStart):

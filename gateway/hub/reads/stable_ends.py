@@ -38,6 +38,7 @@ class StableEnds:
         It waits as long as Kafka takes.
         """
         while True:
+            # By default `list_offsets` is read_committed: LATEST is the last stable offset.
             answer = await self._queries.ask(tp, LATEST)
             if isinstance(answer, OffsetAndTimestamp):
                 return answer.offset

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any
 
@@ -88,15 +89,16 @@ async def fetch_ends(cluster: Cluster, tail: Tail, until: object) -> dict[TopicP
 async def _gather_until(
     work: Iterable[tuple[TopicPartition, Coroutine[Any, Any, PartitionPosition]]], deadline: float
 ) -> Mapping[TopicPartition, PartitionPosition]:
-    """Return the results that are there by the deadline, or shortly after the first one."""
+    """Return the results that are there shortly after the first one, or by the deadline."""
     tasks = {asyncio.create_task(coroutine): tp for tp, coroutine in work}
-    remaining_s = deadline - asyncio.get_running_loop().time()
-    for return_when, timeout in (  # the first one, then the others
-        (asyncio.FIRST_COMPLETED, remaining_s),
-        (asyncio.ALL_COMPLETED, min(remaining_s, OTHERS_TIMEOUT_S)),
+    now = asyncio.get_running_loop().time
+    for return_when, max_wait_s in (  # the first one, then the others
+        (asyncio.FIRST_COMPLETED, math.inf),
+        (asyncio.ALL_COMPLETED, OTHERS_TIMEOUT_S),
     ):
         if tasks:
-            await asyncio.wait(tasks, timeout=max(0.0, timeout), return_when=return_when)
+            timeout = max(0.0, min(deadline - now(), max_wait_s))
+            await asyncio.wait(tasks, timeout=timeout, return_when=return_when)
     late = [task for task in tasks if not task.done()]
     for task in late:
         task.cancel()

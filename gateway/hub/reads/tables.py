@@ -206,7 +206,7 @@ class Tables:
             if await self._update_table(table, end):
                 assert isinstance(table, table_type)
                 return table
-            table = None
+            table = None  # the log went back: build it anew, unless it is spilled by now
         return None
 
     def _get_spilled(self, table_type: TableType) -> set[str]:
@@ -264,6 +264,7 @@ class Tables:
         tp = table.tp
         while table.position.offset is not None and table.position.offset < end:
             entries = await self._read_from(tp, table.position)
+            # What was read may be of the log as it was before the await.
             if table.position.lineage != self._shared_reads.by_partition[tp].log.lineage:
                 return False
             if not table.apply(entries):

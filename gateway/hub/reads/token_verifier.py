@@ -269,6 +269,7 @@ class TokenVerifier:
             lookup = create_detached_task(self._lookup_offsets(new_keys, max_age))
             self._lookups |= {key: (now, lookup) for key in new_keys.values()}
         tasks = {self._lookups[key][1] for key in keys.values()}
+        # `wait` leaves the tasks alone when it times out or its caller is cancelled.
         await asyncio.wait(tasks, timeout=LOOKUP_TIMEOUT_S)
         offsets: dict[TopicPartition, int] = {}
         for task in tasks:

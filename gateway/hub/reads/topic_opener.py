@@ -201,9 +201,11 @@ class TopicOpener:
         self.cluster.metadata.watch(name, await self.cluster.describe_topic(name))
         # The answer of one broker may be ahead of the metadata that the cluster holds.
         while self.cluster.get_topic(name) is None:
+            # It sees to it that brokers are not asked more than a few times a second.
             await self.cluster.metadata.refresh(f"{name} is new here")
         await self._probe_access(name)
         self.tombstone_retention[name] = await self._fetch_tombstone_retention(name)
+        # Last, since a topic that is open counts as checked for all clients.
         self.shared_reads.open_topic(name)
 
     async def _probe_access(self, name: str) -> None:

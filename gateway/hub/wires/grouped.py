@@ -104,6 +104,7 @@ def _join_run(run: list[ChannelEvent], encode_head: EncodeHead) -> ChannelEvent:
     entries = list(latest.values())
     description = describe_entry(entries[0]) if len(entries) == 1 else _describe_run(entries)
     assert description is not None
+    # It may be the id of an event before the last: what follows that one is repeated on a resume.
     texts = [event.token_text for event in run if event.token_text is not None]
     return ChannelEvent(None, encode_head(*description), texts[-1] if texts else None)
 

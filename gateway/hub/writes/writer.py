@@ -146,6 +146,7 @@ class RecordWriter:
         if in_flight is not None:
             return (await _await_result(in_flight, write.deadline))._replace(repeated=True)
         task = self._publisher.start_write(self._write_once(write, key))
+        # No await since the look-ups above, so that no other call can have begun the same key.
         window.begin(key, write.digest, task)
         return await _await_result(task, write.deadline)
 
@@ -205,6 +206,7 @@ class RecordWriter:
             return Produced(*tp, offset)
         finally:
             window.end(key)
+            # Also if it was never acquired: the holder of a key is not affected by others.
             if key_locks is not None:
                 key_locks.release(key)
 

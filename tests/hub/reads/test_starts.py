@@ -1,0 +1,49 @@
+"""Starts by time, before a client begins."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from support.virtual_time import run_in_virtual_time
+
+from gateway.core.log.partition_log import PartitionLog
+from gateway.core.log.partition_reader import Start, TimestampStart
+from gateway.core.log.position import PartitionPosition
+from gateway.core.log.record import TopicPartition
+from gateway.core.log.tail import Tail
+from gateway.hub.reads.starts import resolve_starts
+
+FAST, SILENT = TopicPartition("orders", 0), TopicPartition("orders", 1)
+
+
+class SlowReader:
+    """Resolves the start of one partition after some seconds, and of the other one never."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    async def resolve_start(self, tp: TopicPartition, start: Start) -> PartitionPosition:
+        await asyncio.sleep(self._seconds if tp == FAST else 3600.0)
+        return PartitionPosition(5)
+
+
+@pytest.mark.parametrize(("first_after", "returned_after"), [(0.1, 0.35), (0.9, 1.0), (2.0, 1.0)])
+def test_others_are_waited_for_a_moment_after_the_first_but_not_beyond_the_deadline(
+    first_after: float, returned_after: float
+):
+    """Where the first one came late, the deadline was exceeded by a quarter of a second."""
+
+    async def resolve() -> None:
+        loop = asyncio.get_running_loop()
+        logs = [PartitionLog(tp, 1 << 20, 60.0) for tp in (FAST, SILENT)]
+        reader: Any = SlowReader(first_after)
+        tail = Tail("cluster", logs, {"orders": "id"})
+        began = loop.time()
+        positions = await resolve_starts(reader, tail, TimestampStart(0), began + 1.0)
+        assert loop.time() - began == pytest.approx(returned_after)
+        assert positions[FAST].is_pending == (first_after > returned_after)
+        assert positions[SILENT].is_pending
+
+    run_in_virtual_time(resolve())
