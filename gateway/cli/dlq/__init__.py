@@ -141,7 +141,7 @@ async def _print_dead_letters(
             tps = [TopicPartition(queue.topic, each) for each in sorted(topic_metadata.partitions)]
             ranges = await fetch_log_bounds(context.cluster, tps)
         remaining = limit
-        async for letters, _ in queue.iter_letters(ranges):
+        async for letters, _ in queue.iter_dead_letters(ranges):
             for each in letters[:remaining]:
                 typer.echo(format_dead_letter_json(each) if as_json else format_dead_letter(each))
             remaining -= len(letters)

@@ -81,7 +81,7 @@ async def _retry_to_topic(
             max_records = MAX_BATCH_RECORDS
             if limit is not None:
                 max_records = min(max_records, limit - counts.total())
-            letters, offsets = await queue.fetch_letters(
+            letters, offsets = await queue.fetch_dead_letters(
                 max_records, MAX_BATCH_BYTES, end_offsets=end_offsets
             )
             counts += (await copier.copy_batch(transactions, letters, offsets)).counts
@@ -117,7 +117,7 @@ async def _retry_to_backend(
                 max_records = settings.max_poll_records
                 if limit is not None:
                     max_records = min(max_records, limit - counts.total())
-                letters, offsets = await queue.fetch_letters(
+                letters, offsets = await queue.fetch_dead_letters(
                     max_records, settings.request_max_bytes, end_offsets=end_offsets
                 )
                 result = await retry.retry_batch(transactions, letters, offsets, last=give_up)
@@ -198,6 +198,6 @@ async def _count_waiting(queue: DeadLetterQueue) -> int:
     They are read for this: offsets also count transaction markers and other groups' letters.
     """
     count = 0
-    async for letters, _ in queue.iter_letters(await queue.fetch_ranges()):
+    async for letters, _ in queue.iter_dead_letters(await queue.fetch_ranges()):
         count += len(letters)
     return count

@@ -105,7 +105,7 @@ class DeadLetterComponent(Component):
         # Before anything is read: this completes or aborts what another retry has begun, and fences
         # it, so that what is read now is what this retry may change.
         await transactions.start()
-        dead_letters, offsets = await queue.fetch_letters(
+        dead_letters, offsets = await queue.fetch_dead_letters(
             group.max_poll_records, group.request_max_bytes, parameters["timeout"] / 1000
         )
         settings = self._context.section
@@ -141,7 +141,7 @@ class DeadLetterComponent(Component):
         queue = await self._open_queue(request, parameters["group"], parameters["topic"])
         formats = self._build_formats(parameters)
         settings = self._context.section.consumer or ConsumerSettings()
-        dead_letters, _ = await queue.fetch_letters(
+        dead_letters, _ = await queue.fetch_dead_letters(
             parameters.get("maxRecords", settings.max_poll_records),
             parameters.get("max_bytes", settings.request_max_bytes),
             parameters["timeout"] / 1000,

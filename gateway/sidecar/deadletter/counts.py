@@ -78,7 +78,7 @@ async def count_dead_letters(
     counts_by_group: dict[str, _GroupCounts] = {}
     reader = DeadLetterQueue(cluster, topic, "", ext)
     bounds = await fetch_log_bounds(cluster, tps)
-    async for dead_letters, _ in reader.iter_letters(bounds, all_groups=True):
+    async for dead_letters, _ in reader.iter_dead_letters(bounds, all_groups=True):
         for dead_letter in dead_letters:
             group = dead_letter.message.group
             if group not in counts_by_group:

@@ -88,7 +88,7 @@ class DeadLetterQueue:
             ranges[tp] = range(max(offset, log.start), log.stop)
         return {tp: offsets for tp, offsets in sorted(ranges.items()) if offsets}
 
-    async def iter_letters(
+    async def iter_dead_letters(
         self, ranges: Mapping[TopicPartition, range], *, all_groups: bool = False
     ) -> AsyncIterator[tuple[Sequence[QueuedDeadLetter], NextOffsets]]:
         """Yield dead letters in portions, with the next offsets of the group after each portion.
@@ -119,7 +119,7 @@ class DeadLetterQueue:
                 ]
                 yield own, {tp: position}
 
-    async def fetch_letters(
+    async def fetch_dead_letters(
         self,
         max_records: int,
         max_bytes: int,
@@ -157,7 +157,7 @@ class DeadLetterQueue:
                 tp: range(offsets.start, min(offsets.stop, end_offsets.get(tp, 0)))
                 for tp, offsets in ranges.items()
             }
-        async for dead_letters, offsets_after in self.iter_letters(ranges):
+        async for dead_letters, offsets_after in self.iter_dead_letters(ranges):
             for dead_letter in dead_letters:
                 record = dead_letter.record
                 remaining_bytes -= payload_size(record)

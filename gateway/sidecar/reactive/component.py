@@ -95,9 +95,9 @@ class ReactiveComponent(Component):
                 samples.add(catalog.REACTIVE_BATCHES, batches, name, verdict)
             samples.add(catalog.REACTIVE_REPEATED_RECORDS, counts.repeated, name)
             samples.add_histogram(catalog.REACTIVE_SECONDS, counts.seconds, name)
-            held_up = sum(bool(runner.lane.problem) for runner in group.runners)
+            held_up = sum(bool(runner.queue.problem) for runner in group.runners)
             samples.add(catalog.REACTIVE_HELD_UP_LANES, held_up, name)
-            waiting = sum(runner.lane.unsettled_count for runner in group.runners)
+            waiting = sum(runner.queue.unsettled_count for runner in group.runners)
             samples.add(catalog.REACTIVE_WAITING_RECORDS, waiting, name)
             stats = self._context.cluster.coordinators.stats
             if name in stats.rebalance_seconds:

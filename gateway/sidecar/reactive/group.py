@@ -87,7 +87,7 @@ class ReactiveGroup:
             for number in range(settings.parallelism)
         ]
         for runner in self.runners:
-            runner.lane.is_paused = self.is_paused  # this may be a restart after a failure
+            runner.queue.is_paused = self.is_paused  # this may be a restart after a failure
         consumer.subscribe(settings.topic_pattern or settings.topics, self)
         lanes = [asyncio.create_task(runner.run()) for runner in self.runners]
         others = [
@@ -164,7 +164,7 @@ class ReactiveGroup:
             self._report_unreadable(consumer.failures)
             self.failure = next(map(str, consumer.failures.values()), None)
             for record in records:
-                self._runners_by_partition[record.tp].lane.put((record,))
+                self._runners_by_partition[record.tp].queue.put((record,))
             for runner in {self._runners_by_partition[record.tp] for record in records}:
                 runner.wake()
                 self._update_pauses(runner)
@@ -194,7 +194,7 @@ class ReactiveGroup:
         consumer = self.consumer
         if consumer is not None:
             tps = runner.tps & consumer.assignment
-            (consumer.pause if self.is_paused or runner.lane.is_full else consumer.resume)(tps)
+            (consumer.pause if self.is_paused or runner.queue.is_full else consumer.resume)(tps)
 
     def _commit_idle_positions(self, consumer: GroupConsumer) -> None:
         """Commit the positions of lanes without records.
@@ -202,7 +202,7 @@ class ReactiveGroup:
         They move past the control records of transactions, which have offsets but reach no lane.
         """
         for runner in self.runners:
-            if not runner.lane.unsettled_count:
+            if not runner.queue.unsettled_count:
                 tps = runner.tps & consumer.assignment
                 positions = {tp: consumer.position(tp) for tp in tps}
                 self.committer.enqueue(
@@ -239,7 +239,7 @@ class ReactiveGroup:
         ]
         # A lane without records has something to do if its partitions have records that are not
         # read.
-        idle = {tp for runner in unmoved if not runner.lane.unsettled_count for tp in runner.tps}
+        idle = {tp for runner in unmoved if not runner.queue.unsettled_count for tp in runner.tps}
         ends = await self.fetch_end_offsets(idle) if idle else {}
         now = asyncio.get_running_loop().time()
         for runner, lane_positions in positions.items():
@@ -247,7 +247,7 @@ class ReactiveGroup:
                 position is not None and position < ends.get(tp, 0)
                 for tp, position in lane_positions.items()
             )
-            has_work = not self.is_paused and (runner.lane.unsettled_count or any(lags))
+            has_work = not self.is_paused and (runner.queue.unsettled_count or any(lags))
             if runner not in unmoved or not has_work:
                 runner.moved_at = now
 
@@ -303,7 +303,7 @@ class ReactiveGroup:
         """Describe which lane does not move, for how long, and why."""
         seconds = _get_idle_seconds(runner, now)
         reason = (
-            runner.lane.problem
+            runner.queue.problem
             or self.committer.failure
             or "its partitions have records, and none come"
         )
@@ -380,7 +380,7 @@ class ReactiveGroup:
         """Stop or go on sending batches; the one in flight is settled, and the member stays."""
         self.is_paused = paused
         for runner in self.runners:
-            runner.lane.is_paused = paused
+            runner.queue.is_paused = paused
             self._update_pauses(runner)
             runner.wake()
 
@@ -411,5 +411,5 @@ class ReactiveGroup:
 
 def _get_idle_seconds(runner: LaneRunner, now: float) -> float:
     """Return for how many seconds a lane has not moved."""
-    lane = runner.lane
-    return now - min(runner.moved_at, lane.problem_since if lane.problem else now)
+    queue = runner.queue
+    return now - min(runner.moved_at, queue.problem_since if queue.problem else now)

@@ -100,7 +100,7 @@ class LaneRunner:
         number: Distinguishes it from the other lanes of its group, in the log.
 
     Attributes:
-        lane: The queue, which decides what to do.
+        queue: The records of the lane; it decides what to do.
         tps: The partitions whose records it gets.
         moved_at: When it was last seen to move, or to have nothing to do, in seconds of the loop's
             clock.
@@ -113,7 +113,7 @@ class LaneRunner:
         on_step: Callable[[LaneRunner], None],
         number: int = 0,
     ) -> None:
-        self.lane = DeliveryQueue(rules)
+        self.queue = DeliveryQueue(rules)
         self.tps: set[TopicPartition] = set()
         self.moved_at = _now()
         self._context = context
@@ -134,7 +134,7 @@ class LaneRunner:
         Args:
             positions: Where its partitions are read next.
         """
-        before, self._last_seen = self._last_seen, (self.lane.settled_count, positions)
+        before, self._last_seen = self._last_seen, (self.queue.settled_count, positions)
         return before != self._last_seen
 
     async def run(self) -> None:
@@ -152,13 +152,13 @@ class LaneRunner:
         self._on_step(self)
         # Nothing is sent while commits fail, as it would all be sent again after a takeover.
         await self._context.committer.can_commit.wait()
-        step = self.lane.next_step(_now())
+        step = self.queue.next_step(_now())
         if step is None or isinstance(step, WaitUntil):
             await self._wait(step)
         else:
             self._record_settled(await self._execute(step))
             cause = "dead-letters" if isinstance(step, SendToDeadLetters) else "back-end"
-            self._report_trouble(self.lane.problem, cause)
+            self._report_trouble(self.queue.problem, cause)
             self._step_done.set()
             self._step_done = asyncio.Event()
 
@@ -168,18 +168,18 @@ class LaneRunner:
         """Give up partitions, and return when none of their records is in flight."""
         self.tps -= set(tps)
         # Records that wait are dropped: the next owner of the partition reads them.
-        self.lane.release_partitions(tps)
+        self.queue.release_partitions(tps)
         self._wake.set()
-        while self.lane.has_unsettled(tps):
+        while self.queue.has_unsettled(tps):
             await self._step_done.wait()
 
     def drop(self, tps: Collection[TopicPartition]) -> bool:
         """Give up partitions at once, and return whether a record of theirs was not settled."""
-        had_unsettled = self.lane.has_unsettled(tps)
-        self.lane.drop_partitions(tps)
+        had_unsettled = self.queue.has_unsettled(tps)
+        self.queue.drop_partitions(tps)
         self.tps -= set(tps)
         # A batch with records of other partitions, too, is still waited for.
-        if self.lane.is_abandoned and self._send_task is not None:
+        if self.queue.is_abandoned and self._send_task is not None:
             self._send_task.cancel()
         self._wake.set()
         return had_unsettled
@@ -202,14 +202,14 @@ class LaneRunner:
             case SendRecords():
                 verdict = await self._send_shielded(step)
                 self._context.counts.batches[_LABELS[type(verdict)]] += 1
-                return self.lane.on_response(verdict, _now())
+                return self.queue.on_response(verdict, _now())
             case ProbeBackend():
                 failure = await self._context.backend.describe_failure()
-                self.lane.on_probe(not failure, _now(), failure)
+                self.queue.on_probe(not failure, _now(), failure)
                 return None
             case SendToDeadLetters(dead):
                 unwritten, reason = await self._write_dead_letters(dead)
-                return self.lane.on_dead_letters(unwritten, _now(), reason)
+                return self.queue.on_dead_letters(unwritten, _now(), reason)
 
     async def _send_shielded(self, step: SendRecords) -> Verdict:
         """Send a batch in a task of its own, which `drop` can cancel without ending the lane.

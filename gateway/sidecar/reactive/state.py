@@ -59,13 +59,13 @@ def _count_records(group: ReactiveGroup, outcome: str) -> int:
 
 
 def _describe_lane(group: ReactiveGroup, runner: LaneRunner, now: float) -> dict[str, Any]:
-    lane = runner.lane
+    queue = runner.queue
     return {
         "partitions": len(runner.tps),
-        "waiting": lane.unsettled_count,
-        "underWay": lane.is_busy,
-        "heldUpBy": lane.problem or None,
-        "heldUpFor": round(now - lane.problem_since, 3) if lane.problem else None,
+        "waiting": queue.unsettled_count,
+        "underWay": queue.is_busy,
+        "heldUpBy": queue.problem or None,
+        "heldUpFor": round(now - queue.problem_since, 3) if queue.problem else None,
         "stuck": group.is_stuck(runner, now),
     }
 
@@ -76,7 +76,7 @@ def _describe_partition(
     committed, end = group.committer.committed(tp), ends.get(tp)
     position = group.consumer.position(tp) if group.consumer is not None else None
     runner = group.get_runner(tp)
-    first = runner.lane.first_unsettled_offset(tp) if runner is not None else None
+    first = runner.queue.first_unsettled_offset(tp) if runner is not None else None
     # What is in the lane and not settled is not processed yet.
     reached = position if first is None else first
     return {

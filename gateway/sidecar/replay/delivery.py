@@ -69,7 +69,7 @@ class BackendReplayDelivery:
         # The caller passes records that are not settled again; the lane has them already.
         if not self._in_flight:
             self._in_flight = len(records)
-            runner.lane.put(records)
+            runner.queue.put(records)
             runner.wake()
         if not self._settled_batches:
             self._has_settled.clear()
@@ -77,7 +77,7 @@ class BackendReplayDelivery:
                 async with asyncio.timeout(timeout_s):
                     await self._has_settled.wait()
             except TimeoutError:  # the lane goes on; the caller asks again
-                return DeliveryResult(0, reason=runner.lane.problem)
+                return DeliveryResult(0, reason=runner.queue.problem)
         batches, self._settled_batches = self._settled_batches, []
         settled = sum(len(batch.processed) + len(batch.dead_letters) for batch in batches)
         self._in_flight -= settled

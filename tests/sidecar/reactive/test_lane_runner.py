@@ -92,7 +92,7 @@ async def running_runner(around: FakeSurroundings, **rules: Any) -> AsyncIterato
 
 def give_records(runner: LaneRunner, *records: Record) -> None:
     runner.tps |= {record.tp for record in records}
-    runner.lane.put(records)
+    runner.queue.put(records)
     runner.wake()
 
 
@@ -106,7 +106,7 @@ async def test_while_schemas_cannot_be_asked_for_or_the_sidecar_itself_fails_a_b
         for why in (RegistryUnavailable("the registry is away", retry_after=0.01), KeyError("x")):
             around.write_error = why
             give_records(runner, record(A, 3))
-            await wait_until(lambda: runner.lane.problem)
+            await wait_until(lambda: runner.queue.problem)
             assert not around.settled_steps
             around.write_error = None
             await wait_until(lambda: around.settled_steps)
@@ -166,7 +166,7 @@ async def test_a_record_at_fault_waits_while_the_back_end_is_ill():
     around.verdict, around.failure = SuspectBatch("500"), "its /health says 503"
     async with running_runner(around, max_retries=0) as runner:
         give_records(runner, record(A, 0))
-        await wait_until(lambda: "no dead letter: its /health says 503" in runner.lane.problem)
+        await wait_until(lambda: "no dead letter: its /health says 503" in runner.queue.problem)
         assert not around.dead_letters
         around.failure = ""
         await wait_until(lambda: around.committed_offsets == {A: 1})
@@ -182,9 +182,9 @@ async def test_an_outage_whose_messages_differ_is_logged_once(caplog):
         give_records(runner, record(A, 3))
         for number in range(5):
             around.verdict = BackendUnavailable(f"refused; it is tried again in {number}.25 s")
-            await wait_until(lambda number=number: f"in {number}." in runner.lane.problem)
+            await wait_until(lambda number=number: f"in {number}." in runner.queue.problem)
         around.verdict = None
-        await wait_until(lambda: not runner.lane.problem)
+        await wait_until(lambda: not runner.queue.problem)
         await wait_until(lambda: len(caplog.messages) >= 2)
     waits, over = caplog.messages
     assert "group=g lane=0 cause=back-end" in waits and "is held up no more" in over
