@@ -388,6 +388,7 @@ class ClassicMember:
 
         Heartbeats go on until then.
         """
+        # The coordinator knows the member, so this answer prolongs the session like any other.
         self._last_response_at = now
         self._backoff.reset()
         self.next_request_at = now + self.heartbeat_interval
@@ -402,6 +403,8 @@ class ClassicMember:
         is_repeated = self._owned_generation == NO_GENERATION and self._generation == NO_GENERATION
         reason = "the coordinator does not know the member"
         if error == ErrorCode.ILLEGAL_GENERATION:
+            # The id is kept: under a new one, the group would wait for this member's former self
+            # until its session has expired.
             reason = "the group went on without the member"
         else:
             self._member_id = ""
