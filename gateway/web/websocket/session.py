@@ -272,6 +272,7 @@ class Session(MessageProcessor):
                 granted = (await self._admit(match, jwt)).granted
                 if granted.subject != match.granted.subject:
                     raise RequestError(403, "Forbidden", OTHER_CLIENT_MESSAGE)
+            # `granted` is of the last route, which is the one that the stream will show.
             renewed.append((stream, await stream.build_renewal(granted)))
         return renewed
 
