@@ -142,6 +142,7 @@ def _create_run(
     def start_query() -> Any:
         _ensure_output_topics(settings, job)
         _check_input_topics(settings, job, has_run=bool(input_topics))
+        # From here on no other process changes the checkpoint or runs the job.
         job_lease.acquire()
         if not checkpoints:
             find_hot_keys = partial(_find_hot_keys, spark, settings, job)
@@ -179,6 +180,7 @@ def _create_run(
         finish=finish_query,
         have_inputs_changed=lambda: input_topics[0].have_changed(),
     )
+    # Entered first and therefore closed last: the lease outlasts the clients of the queries.
     job_lease = run.resources.enter_context(
         lease.Lease(f"{pipelines.checkpoints.rstrip('/')}/{job.name}", job.name)
     )
