@@ -109,6 +109,7 @@ class Channel(ChunkRing):
         """Encode an update as a chunk; return None if the view shows nothing of it."""
         events: list[ChannelEvent] = []
         controls: list[Entry] = []
+        # Where tokens are long, the tail writes one now and then: most texts are None (see `Tail`).
         accepts, is_batched = self.accepts, not self.tail.has_exact_tokens
         tail_entries = self._conflate(update) if self.tail.is_conflated else update.entries
         for entry, text in tail_entries:
@@ -153,6 +154,7 @@ class Channel(ChunkRing):
             chunk.ending_partitions = frozenset(
                 entry.tp for entry in chunk.gaps if self.should_end_at(entry)
             )
+            # No event has a timestamp: there is no record in it.
             chunk.is_only_ready = all(type(entry) is Ready for entry in controls) and all(
                 event.timestamp is None for event in events
             )

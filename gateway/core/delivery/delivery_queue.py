@@ -300,6 +300,7 @@ class DeliveryQueue:
     ) -> SettledRecords | None:
         """Act on the results of the records: settle the batch, roll it back, or give records up."""
         failed = [(record, item) for record, item in pairs if not item.is_processed]
+        # What has failed for good is no reason to send the batch again.
         retriable_count = sum(not item.is_permanent for _, item in failed)
         if failed and self._should_roll_back(batch, retriable_count, len(pairs)):
             batch.attempts += 1

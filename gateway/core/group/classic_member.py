@@ -241,6 +241,8 @@ class ClassicMember:
         # Spread over a fifth, so that members that joined together drift apart.
         self.next_request_at = now + self._heartbeat_delay * (0.8 + 0.2 * self.random())
         self._heartbeat_delay = min(2 * self._heartbeat_delay, self.heartbeat_interval)
+        # Last, because it may bring the next request forward: a member that has a reason to join
+        # does not wait for the next heartbeat.
         self._advance_phase(now)
         return events
 

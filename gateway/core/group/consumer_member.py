@@ -343,6 +343,7 @@ class ConsumerMember:
         if self._target_assignment is None or self._final_state is not None:
             return events
         events += self._revoke(self._owned - self._target_assignment - self._revoking)
+        # Topics that metadata does not name yet wait for `on_metadata`.
         known_target = frozenset(
             partition for partition in self._target_assignment if partition[0] in self._topic_names
         )

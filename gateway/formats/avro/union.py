@@ -48,58 +48,70 @@ def create_union(branches: list[AvroType]) -> AvroType:
     A value may name its branch, as in `{"string": "x"}`, or not; then it is of the first branch
     that accepts it.
     """
-    indexes = {branch.name: index for index, branch in enumerate(branches)}
     non_null = [branch for branch in branches if branch.name != "null"]
-    prefixes = []  # the encoded index of each branch, which precedes its value
-    for index in range(len(branches)):
-        prefix = bytearray()
-        write_long(index, prefix)
-        prefixes.append(bytes(prefix))
+    writer = _UnionWriter(branches, non_null)
+    to_json = (
+        _create_nullable_converter(non_null[0], writer.indexes)
+        if len(non_null) == 1
+        else _create_branch_converter(non_null)
+    )
+    plain = [branch.plain for branch in branches]
+    union = AvroType("union", plain, writer.write, to_json if non_null else None)
+    union.write_default = writer.write_default
+    return union
 
-    def try_branch(index: int, value: Any, out: bytearray) -> SchemaMismatch | None:
-        """Write a value as a branch; if it does not fit, write nothing and return why."""
-        start = len(out)
-        out += prefixes[index]
-        try:
-            branches[index].write(value, out)
-        except SchemaMismatch as mismatch:
-            del out[start:]
-            return mismatch
-        return None
 
-    def write(value: Any, out: bytearray) -> None:
+class _UnionWriter:
+    """Write values of one union, of which `create_union` creates one.
+
+    Attributes:
+        indexes: The index of each branch, by its name.
+    """
+
+    def __init__(self, branches: list[AvroType], non_null: list[AvroType]) -> None:
+        self.indexes = {branch.name: index for index, branch in enumerate(branches)}
+        self._branches = branches
+        self._only_branch = non_null[0] if len(non_null) == 1 else None  # besides null
+        self._prefixes: list[bytes] = []  # the encoded index of each branch, before its value
+        for index in range(len(branches)):
+            prefix = bytearray()
+            write_long(index, prefix)
+            self._prefixes.append(bytes(prefix))
+
+    def write(self, value: Any, out: bytearray) -> None:
+        """Write a value as the branch that it names, or else as the first that accepts it."""
         # The most helpful of the mismatches: that of the branch which the value names, or else that
         # of the only branch beside null.
         reported: SchemaMismatch | None = None
         if type(value) is dict and len(value) == 1:
             ((name, inner),) = value.items()
-            if name in indexes:
-                reported = try_branch(indexes[name], inner, out)
+            if name in self.indexes:
+                reported = self._try_branch(self.indexes[name], inner, out)
                 if reported is None:
                     return
                 reported.add_step(name)
-        for index in range(len(branches)):
+        for index, branch in enumerate(self._branches):
             if (
                 type(value) is str
-                and "string" in indexes
-                and branches[index].plain in ("float", "double")
+                and "string" in self.indexes
+                and branch.plain in ("float", "double")
             ):
                 continue  # in a union with string, "NaN" is a string
-            mismatch = try_branch(index, value, out)
+            mismatch = self._try_branch(index, value, out)
             if mismatch is None:
                 return
-            if reported is None and len(non_null) == 1 and branches[index] is non_null[0]:
+            if reported is None and branch is self._only_branch:
                 reported = mismatch
-        names = ", ".join(indexes)
+        names = ", ".join(self.indexes)
         raise reported or SchemaMismatch(
             f"is of none of its types: {names}; it is {describe_json_type(value)}"
         )
 
-    def write_default(value: Any, out: bytearray) -> None:
+    def write_default(self, value: Any, out: bytearray) -> None:
         """Write a default, which is of the first branch that accepts it."""
-        for index, branch in enumerate(branches):
+        for index, branch in enumerate(self._branches):
             start = len(out)
-            out += prefixes[index]
+            out += self._prefixes[index]
             try:
                 branch.write_default(value, out)
                 return
@@ -107,15 +119,16 @@ def create_union(branches: list[AvroType]) -> AvroType:
                 del out[start:]
         raise SchemaMismatch("has a default of none of its types")
 
-    plain = [branch.plain for branch in branches]
-    to_json = (
-        _create_nullable_converter(non_null[0], indexes)
-        if len(non_null) == 1
-        else _create_branch_converter(non_null)
-    )
-    union = AvroType("union", plain, write, to_json if non_null else None)
-    union.write_default = write_default
-    return union
+    def _try_branch(self, index: int, value: Any, out: bytearray) -> SchemaMismatch | None:
+        """Write a value as a branch; if it does not fit, write nothing and return why."""
+        start = len(out)
+        out += self._prefixes[index]
+        try:
+            self._branches[index].write(value, out)
+        except SchemaMismatch as mismatch:
+            del out[start:]
+            return mismatch
+        return None
 
 
 def _create_nullable_converter(branch: AvroType, indexes: dict[str, int]) -> Any:

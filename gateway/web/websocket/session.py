@@ -203,6 +203,7 @@ class Session(MessageProcessor):
         if len(self._streams) >= MAX_STREAMS:
             detail = f"this socket has {MAX_STREAMS} streams; open another"
             raise BadMessageError("Too many subscriptions", detail, message.id)
+        # Counted from here on: what is refused above has asked no guard.
         await self._attempts.count_attempt()
         path, query = build_target(message)
         match = await self._admit(self.routes.match(path), self._token)
