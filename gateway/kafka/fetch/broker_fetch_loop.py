@@ -53,9 +53,9 @@ OVERDUE_S = 0.5  # seconds a response may be late before metadata is asked for a
 MAX_RESPONSE_BYTES = 1 << 20  # of one response: 5,000 records of 200 bytes decode in 10 ms
 YIELD_BYTES = 64 << 10  # after decoding more than this, other tasks of the event loop run
 MAX_CORRUPT_ATTEMPTS = 3  # fetches of a damaged batch before its offsets are given up
+MIN_BROKER_DELAY_S = 0.02  # seconds to wait at least where the broker's own backoff decides
 # Seconds for which a broker may hold a fetch back while another request waits for its end.
 CONTENDED_MAX_WAIT_S = 0.1
-MIN_BROKER_DELAY_S = 0.02  # seconds to wait at least where the broker's own backoff decides
 
 
 class FetchLoopOwner(Protocol):
