@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.config import Settings
 from gateway.config.checks.guards import is_loopback
+from gateway.config.sections.sidecar import Sidecar
 from gateway.errors import ConfigError, GatewayError, RequestError
 from gateway.formats.codec import Codecs
 from gateway.kafka.client.cluster import Cluster
@@ -110,14 +111,7 @@ class SidecarApplication:
         documents: Callable[[], DocumentLocks] | None = None,
     ) -> None:
         assert settings.sidecar is not None, "there is no section sidecar"
-        sections = [name for name in COMPONENTS if getattr(settings.sidecar, name) is not None]
-        missing = [
-            name for name in sections if not COMPONENTS[name] and name not in DEFAULT_SECTIONS
-        ]
-        if missing:
-            problem = "is not served by this version; remove it"
-            raise ConfigError([f"sidecar.{name}: {problem}" for name in missing])
-        served = [name for name in sections if COMPONENTS[name]]
+        served = _list_served_sections(settings.sidecar)
         modules = [path.partition(":")[0] for name in served for path in COMPONENTS[name]]
         spec = Spec(name for name in modules if (SPEC_DIRECTORY / f"{name}.yaml").is_file())
         self.settings = settings
@@ -145,13 +139,17 @@ class SidecarApplication:
         }
         # The gateway has paths below /health, too, so those are compared one by one.
         self._first_segments -= {"health"}
-        self.app: ASGIApp = Starlette(
+        self.app = self._create_app(authorize)
+
+    def _create_app(self, authorize: Authorizer) -> ASGIApp:
+        """Create the application of all routes."""
+        app = Starlette(
             routes=self.routes,
             # The first is the outermost: refused requests are counted and have ids, too.
             middleware=[
                 Middleware(RequestCountMiddleware, requests=self._request_counts),
                 Middleware(RequestIdMiddleware),
-                Middleware(OriginCheckMiddleware, settings=settings),
+                Middleware(OriginCheckMiddleware, settings=self.settings),
                 Middleware(
                     AuthenticationMiddleware, authorize=authorize, is_unlimited=self.is_unlimited
                 ),
@@ -163,7 +161,8 @@ class SidecarApplication:
             ],
             exception_handlers=EXCEPTION_HANDLERS,
         )
-        self.app.router.redirect_slashes = False  # the paths that may end in a slash say so
+        app.router.redirect_slashes = False  # the paths that may end in a slash say so
+        return app
 
     def _create_component(self, section: str, path: str) -> Component:
         module, _, name = path.partition(":")
@@ -308,6 +307,20 @@ class AuthenticationMiddleware:
             await response(scope, receive, send)
             return
         await self._app(scope, receive, send)
+
+
+def _list_served_sections(section: Sidecar) -> list[str]:
+    """Return the names of the configured sections that have components.
+
+    Raises:
+        ConfigError: A section is configured that this version does not serve.
+    """
+    names = [name for name in COMPONENTS if getattr(section, name) is not None]
+    missing = [name for name in names if not COMPONENTS[name] and name not in DEFAULT_SECTIONS]
+    if missing:
+        problem = "is not served by this version; remove it"
+        raise ConfigError([f"sidecar.{name}: {problem}" for name in missing])
+    return [name for name in names if COMPONENTS[name]]
 
 
 def _is_local_host(value: str) -> bool:

@@ -109,10 +109,12 @@ class Channel(ChunkRing):
         """Encode an update as a chunk; return None if the view shows nothing of it."""
         events: list[ChannelEvent] = []
         controls: list[Entry] = []
+        # Where tokens are long, the tail writes one now and then: most texts are None (see `Tail`).
         accepts, is_batched = self.accepts, not self.tail.has_exact_tokens
         tail_entries = self._conflate(update) if self.tail.is_conflated else update.entries
         for entry, text in tail_entries:
             event = None
+            # A filter is about records only: gaps, faults and readiness concern every client.
             if accepts is None or type(entry) is not Record or accepts(entry):
                 event = build_event(self.encoder, entry, text)
             if event is not None:
@@ -152,6 +154,7 @@ class Channel(ChunkRing):
             chunk.ending_partitions = frozenset(
                 entry.tp for entry in chunk.gaps if self.should_end_at(entry)
             )
+            # No event has a timestamp: there is no record in it.
             chunk.is_only_ready = all(type(entry) is Ready for entry in controls) and all(
                 event.timestamp is None for event in events
             )
@@ -167,6 +170,7 @@ class Channel(ChunkRing):
             return None
         self._bytes_without_id = 0
         chunk = self._encode_chunk(self.tail.seq, [ChannelEvent(None, payload, text)])
+        # `_encode_chunk` has just set it. Only ids that follow put the next announcement off.
         self.has_sent_id = False
         return chunk
 
@@ -212,6 +216,7 @@ class Channel(ChunkRing):
         data = chunk.cohort_data.get(key)
         if data is None:
             data = chunk.cohort_data[key] = self._encode_without(chunk, positions, issued)
+            # `Chunk.size` counts it from now on, so that dropping the chunk subtracts it again.
             self._grow(len(data))
         return data
 
@@ -270,6 +275,7 @@ class Channel(ChunkRing):
     def _encode_without(self, chunk: Chunk, positions: Position, issued: int | None) -> bytes:
         """Return a chunk without the events of some partitions, with ids of these positions."""
         kept: list[ChannelEvent] = []
+        # With exact tokens every event has an id: one that is left out takes only its own along.
         position_event = b"" if self.tail.has_exact_tokens else self._position_event
         for event in chunk.events:
             if event.tp not in positions:
@@ -303,6 +309,8 @@ def build_event(encoder: Encoder, entry: Entry, text: bytes | None) -> ChannelEv
     if payload is None:
         return None
     kind = type(entry)
+    # Readiness and faults move no position, so cohorts that read the partition privately get them,
+    # too.
     tp = entry.tp if kind is Record or kind is Gap else None
     return _tuple_new(
         ChannelEvent, (tp, payload, text, entry.timestamp if type(entry) is Record else None)

@@ -16,7 +16,8 @@ from gateway.core.log.tail import Tail
 from .chunk import Chunk
 from .ring_budget import RingBudget
 
-MAX_FOLLOWERS_WITHOUT_RING = 4  # followers for whom nothing is held that they all have
+# A channel with at most so many followers drops chunks as soon as all of them have taken them.
+MAX_FOLLOWERS_WITHOUT_RING = 4
 
 
 class Follower(Protocol):
@@ -97,6 +98,7 @@ class ChunkRing:
         self.followers: set[Follower] = set()
         self.followers_to_wake: set[Follower] = set()
         self.on_publish: Callable[[], None] | None = None
+        # A list and no deque: it is read by index and in slices.
         self._ring: list[Chunk] = []
         self._position_event = position_event
 
@@ -182,6 +184,7 @@ class ChunkRing:
 
     def _grow(self, size: int) -> None:
         self.bytes += size
+        # Its own bound first, or a ring that is too large would make those of other channels go.
         if self.bytes > self.ring_budget.max_ring_bytes and len(self._ring) > 1:
             self._shrink()
         self.ring_budget.grow(size)

@@ -103,6 +103,7 @@ class Condition:
             return self.exists is True
         if text is None:
             return False
+        # type(), because isinstance() takes a bool for an int; a bool is compared as text.
         if type(content) is int or type(content) is float:
             return self._is_listed(text) and self._is_number_in_bounds(content, read_numeral)
         return self._matches_text(text)
@@ -126,7 +127,8 @@ class Condition:
                 if not holds(content, bound):
                     return False
             elif content != bound_as_float:
-                # Rounding to doubles keeps the order, so unequal doubles decide exactly.
+                # Rounding to doubles keeps the order, so unequal doubles decide exactly. That holds
+                # for a bound beyond all doubles as well, which is rounded to infinity.
                 if not holds(content, bound_as_float):
                     return False
             else:  # the rounded values are equal: the digits decide

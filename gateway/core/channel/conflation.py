@@ -122,6 +122,7 @@ class KeyWindow:
             self.discard_replaced(entry)
             return
         self.end_offset, self.epoch = entry.next_offset, entry.epoch
+        # An entry that is no record is a key of its own: nothing replaces it.
         key: ConflationKey = entry
         if type(entry) is Skip:
             return
@@ -246,6 +247,7 @@ class LatestOffsets:
         return Skip(entry.tp, entry.offset, entry.next_offset, entry.epoch)
 
     def _update_size(self) -> None:
+        # Not by `grow`, which may drop rings: `scan` goes on only while the limit allows it.
         old_size, self.bytes = self.bytes, KEY_OVERHEAD_BYTES * len(self._offsets)
         self._ring_budget.bytes += self.bytes - old_size
 

@@ -79,6 +79,7 @@ class ChannelDispatcher:
         """Send a channel's idle clients the position; return False if they have it already."""
         if channel.announce_position() is None:
             return False
+        # The chunk has the number of the next update, and is dropped together with those of that.
         self._chunk_holders[-1].append(channel)
         return True
 

@@ -134,6 +134,7 @@ class FilterIndex(Generic[T]):
 
     def _cost(self, term: IndexTerm) -> tuple[int, int]:
         """Return a sort key: how many items share a value of the term, then the lookup's cost."""
+        # Sizes are compared in steps, so that a few items more do not outweigh a cheaper lookup.
         target, table = term.target, self._get_table(term.target)
         largest = max((len(table.get(value, ())) for value in term.values), default=0)
         if target is None:

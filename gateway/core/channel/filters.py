@@ -257,6 +257,7 @@ def get_child(parent: Any, step: str) -> Any:
     """Return what is one step below an object or array; `MISSING` if nothing is."""
     if isinstance(parent, dict):
         return parent.get(step, MISSING)
+    # The length is bounded because int() of a long text takes quadratic time.
     if isinstance(parent, list) and _INDEX_PATTERN.fullmatch(step) and len(step) < 10:
         index = int(step)
         return parent[index] if index < len(parent) else MISSING
@@ -306,6 +307,7 @@ def _format_value(value: LazyValue, path: Path, content: Any) -> str | None:
         return content
     if isinstance(content, float) and abs(content) >= _MIN_INEXACT_INTEGER:
         numeral = value.get_numeral(path)
+        # A number with a fraction or an exponent (1e19) has the text that orjson writes for it.
         return numeral if numeral.removeprefix("-").isdigit() else orjson.dumps(content).decode()
     if content is None or isinstance(content, bool | int | float):
         return orjson.dumps(content).decode()

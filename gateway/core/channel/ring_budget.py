@@ -37,7 +37,8 @@ class RingBudget:
 
     One instance per hub, shared by its channels. A channel calls `grow` for what it adds, which
     drops chunks as soon as `bytes` exceeds `limit`, and subtracts from `bytes` what it drops
-    itself. What `LatestOffsets` know of conflated keys counts as well.
+    itself. What `LatestOffsets` know of conflated keys counts as well. When they are freed, they
+    subtract nothing: the hub counts `bytes` from scratch now and then.
 
     Attributes:
         bytes: What the rings hold now.
@@ -88,6 +89,8 @@ class RingBudget:
             ring.drop_consumed()
         rings.sort(key=lambda ring: ring.bytes, reverse=True)
         for ring in rings:
+            # If all rings are dropped and more is still held, that is `LatestOffsets`, which stop
+            # growing at the limit.
             if self.bytes <= max_bytes:
                 return
             ring.drop_all()

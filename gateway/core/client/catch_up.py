@@ -86,6 +86,7 @@ class CatchUp:
         while batch.remaining_bytes > 0 and not cursor.end_reason and idle < len(round_robin):
             tp = round_robin[0]
             round_robin.rotate(-1)
+            # A partition that has joined since is still in the deque.
             idle = 0 if tp in self._positions and self._read_partition(tp, batch) else idle + 1
         if cursor.snapshot is not None:
             self._close_snapshot(cursor.snapshot, batch)
@@ -124,6 +125,7 @@ class CatchUp:
         if log is None or not self._rebase_position(tp, log, batch) or self._is_withheld(tp):
             return False
         if cursor.credit == 0:
+            # Joining sends nothing, so it needs no credit.
             return self._join_in_batch(tp, batch)
         remaining_before = batch.remaining_bytes
         min_remaining = max(0, remaining_before - QUANTUM_BYTES)
@@ -135,6 +137,7 @@ class CatchUp:
                 batch.add_block(entry, position)
             else:
                 batch.add_entry(entry, position)
+            # Every entry may end the stream, the partition, or its part of the snapshot.
             is_turn_over = batch.remaining_bytes <= min_remaining or cursor.credit == 0
             if (
                 is_turn_over
@@ -231,6 +234,7 @@ class CatchUp:
         every second.
         """
         window, end = self._buffer.get_window(tp, self._positions[tp]), self._conflation_end(tp)
+        # Not with an end: a later record behind it would not be sent in place of the earlier one.
         latest = (
             self._buffer.get_latest_offsets(tp, log, window.end_offset) if end is None else None
         )

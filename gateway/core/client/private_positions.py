@@ -83,6 +83,7 @@ class PrivatePositions(dict[TopicPartition, PartitionPosition]):
             # as of when the partition is to be resolved. So it is a part of what a cohort shares.
             has_pending = any(position.is_pending for position in self.values())
             self._issued_at = self._cursor.resolve_since if has_pending else None
+            # Sorted: clients that detached partitions in different orders are still one cohort.
             self._cohort_key = (self._issued_at, *sorted(self.items(), key=lambda item: item[0]))
         return self._cursor.channel.get_cohort_data(chunk, self, self._cohort_key, self._issued_at)
 

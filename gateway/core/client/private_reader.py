@@ -131,6 +131,7 @@ class PrivateReader:
         self._read_chunks(batch, now)
         self._fast_forward()
         if self.positions and cursor.next_seq == cursor.channel.next_seq and not cursor.end_reason:
+            # Once more: with the cursor at the head, `recreated` gaps are due as well.
             self._send_pending_gaps(batch)
             self._catch_up.read_into(batch)
             batch.flush_events()

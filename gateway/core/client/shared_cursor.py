@@ -18,6 +18,7 @@ from gateway.telemetry.traffic import StreamCounts
 from .slow_client import SlowClientPolicy
 from .terms import DEFAULT_TERMS, SubscriptionTerms
 
+# Shared by all cursors whose traffic no metric reports; nobody reads it.
 UNREPORTED_TRAFFIC = StreamCounts()
 
 
@@ -155,6 +156,7 @@ class SharedCursor:
         while self.next_seq < channel.next_seq and max_bytes > 0 and not self.end_reason:
             chunk = channel.get_chunk(self.next_seq)
             if self.credit is not None and not self.spend_credit(chunk, {}):
+                # Without any credit there is nothing to send until more is granted.
                 is_credit_short = self.credit > 0
                 break
             self.next_seq += 1
@@ -174,6 +176,7 @@ class SharedCursor:
             private_positions: Partitions of which the client is not sent the events.
         """
         assert self.credit is not None
+        # Only the event of a record has a timestamp; gaps and readiness cost no credit.
         cost = sum(
             event.timestamp is not None and event.tp not in private_positions
             for event in chunk.events
@@ -217,6 +220,7 @@ class SharedCursor:
     def create_token_writer(self, private_positions: Position) -> TokenWriter:
         """Return a writer of ids that starts where the client stands."""
         is_at_head = self.next_seq == self.channel.next_seq
+        # At the head the tail's own text has the other partitions: only these are rewritten.
         writer = self.channel.tail.create_token_writer(
             private_positions if is_at_head else self.merge_positions(private_positions)
         )

@@ -149,6 +149,8 @@ class Subscription(SharedCursor):
             return b""
         if self.private_reader is None:
             data = self.read_chunks(max_bytes, now)
+            # Otherwise the credit is enough for a part of the next chunk only, and a private reader
+            # sends that record by record.
             if data or not self.has_more:
                 return data
         reader = self.ensure_private_reader()
@@ -168,6 +170,7 @@ class Subscription(SharedCursor):
         """Return the sum over all that the client got; None on wires that count nothing."""
         if self._byte_counts is None:
             return None
+        # The present shared part is added only when it ends, so it is ended and begun again.
         self._stop_counting_shared()
         self._resume_counting_shared()
         return self._byte_counts.sum

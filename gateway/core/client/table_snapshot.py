@@ -150,6 +150,7 @@ class KeyTable:
             self._snapshot = None
             if type(entry) is Record:
                 self._put(entry)
+            # Gaps of retention only move the position: what they took of the table goes by `prune`.
             elif type(entry) is Gap and entry.reason is GapReason.CORRUPT:
                 self._entries[entry.offset] = entry
                 self.bytes += buffered_size(entry)
@@ -187,6 +188,7 @@ class KeyTable:
         key: TableKey = record.offset if record.key is None else record.key
         if key in self._entries:
             self._drop(key)  # not overwritten, so that the later record is inserted at the end
+        # Without a key, a null value deletes nothing: it is a record like any other.
         if record.key is None or record.value is not None:
             self._entries[key] = record
             self.bytes += buffered_size(record)

@@ -109,6 +109,7 @@ class WriteBatch:
 
     def add_block(self, block: SnapshotBlock, position: PartitionPosition) -> None:
         """Add a block that was encoded for all, and move to the position after it."""
+        # As in `add_entry`: a new writer starts behind the block already.
         if self._writer is None and block.last_payload is not None:
             self._writer = self._cursor.create_token_writer(self._positions)
         else:

@@ -106,7 +106,7 @@ class DeliveryStage(Enum):
 
     SEND = "send"
     PROBE = "probe"
-    DEAD_LETTER = "bury"
+    DEAD_LETTER = "dead letter"
 
 
 @dataclass(slots=True, eq=False)

@@ -117,6 +117,7 @@ class Claims:
             return  # released further on in the log, by a release that was applied early
         result = self.get_result(key, now)
         if result is None and claim.expires_at > now - self.window_s - CLAIM_SLACK_S:
+            # After `restart` known claims are read again; the known one is the earlier one.
             self._claims.setdefault(key, {}).setdefault(claim.owner, claim)
 
     def on_release(self, key: bytes, owner: str, offset: int) -> None:

@@ -187,6 +187,7 @@ class DeliveryQueue:
         batch = self._finish_step()
         if batch is None:
             return None
+        # Those of partitions that were lost meanwhile are gone from the batch.
         batch.unwritten_dead_letters = [
             dead_letter for dead_letter in unwritten if dead_letter in batch.unwritten_dead_letters
         ]
@@ -299,6 +300,7 @@ class DeliveryQueue:
     ) -> SettledRecords | None:
         """Act on the results of the records: settle the batch, roll it back, or give records up."""
         failed = [(record, item) for record, item in pairs if not item.is_processed]
+        # What has failed for good is no reason to send the batch again.
         retriable_count = sum(not item.is_permanent for _, item in failed)
         if failed and self._should_roll_back(batch, retriable_count, len(pairs)):
             batch.attempts += 1
@@ -320,7 +322,7 @@ class DeliveryQueue:
     ) -> bool:
         """Return whether a batch with failed records is tried again as a whole."""
         rules = self.rules
-        if not rules.has_dead_letters:
+        if not rules.has_dead_letters:  # there is nowhere to put what failed
             return True
         if (
             rules.rollback_percent is None
@@ -347,6 +349,7 @@ class DeliveryQueue:
         if batch.attempts <= self.rules.max_retries and not verdict.is_too_large:
             self._schedule_retry(batch, verdict.reason, now, batch.attempts)
             return
+        # No delay from here: a half, or a probe, is not the batch that has used up its retries.
         self._set_problem(verdict.reason, now)
         if len(batch.records) > 1:
             self._drop_leaving(self._halve(batch))
@@ -415,6 +418,7 @@ class DeliveryQueue:
         self._slices.popleft()
         self.settled_count += len(batch.records)
         self._failures, self.problem, self._retry_at = 0, "", 0.0
+        # The records of a partition are in order, so the last one of each remains.
         commit_offsets = {record.tp: record.next_offset for record in batch.records}
         dead = {id(dead_letter.record) for dead_letter in batch.dead_letters}
         processed = [record for record in batch.records if id(record) not in dead]

@@ -191,6 +191,7 @@ def _parse_integer(value: Any) -> int | None:
         return value
     if isinstance(value, float) and value.is_integer():
         return int(value)
+    # An offset has at most 19 digits; int() of a long text takes quadratic time.
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 20:
         return int(value)
     return None

@@ -183,6 +183,7 @@ class _Balancer:
         """
         moved = False
         for holder, topics in self._movable.items():
+            # A list, because the loop changes what is movable.
             for tp in [
                 TopicPartition(topic, partition)
                 for topic, held in topics.items()

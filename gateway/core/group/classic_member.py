@@ -241,6 +241,8 @@ class ClassicMember:
         # Spread over a fifth, so that members that joined together drift apart.
         self.next_request_at = now + self._heartbeat_delay * (0.8 + 0.2 * self.random())
         self._heartbeat_delay = min(2 * self._heartbeat_delay, self.heartbeat_interval)
+        # Last, because it may bring the next request forward: a member that has a reason to join
+        # does not wait for the next heartbeat.
         self._advance_phase(now)
         return events
 
@@ -388,6 +390,7 @@ class ClassicMember:
 
         Heartbeats go on until then.
         """
+        # The coordinator knows the member, so this answer prolongs the session like any other.
         self._last_response_at = now
         self._backoff.reset()
         self.next_request_at = now + self.heartbeat_interval
@@ -402,6 +405,8 @@ class ClassicMember:
         is_repeated = self._owned_generation == NO_GENERATION and self._generation == NO_GENERATION
         reason = "the coordinator does not know the member"
         if error == ErrorCode.ILLEGAL_GENERATION:
+            # The id is kept: under a new one, the group would wait for this member's former self
+            # until its session has expired.
             reason = "the group went on without the member"
         else:
             self._member_id = ""

@@ -31,6 +31,7 @@ from gateway.core.log.record import TopicPartition
 from gateway.core.log.recovery import Backoff, Cause
 
 from .member import (
+    NO_GENERATION,
     CoordinatorMoved,
     GroupRequest,
     GroupResponse,
@@ -207,7 +208,7 @@ class ConsumerMember:
     @property
     def identity(self) -> MemberIdentity:
         """Return what commits say about the member now."""
-        epoch = self._epoch if self._epoch > 0 else -1
+        epoch = self._epoch if self._epoch > 0 else NO_GENERATION
         return MemberIdentity(self.member_id, epoch, self.instance_id)
 
     @property
@@ -342,6 +343,7 @@ class ConsumerMember:
         if self._target_assignment is None or self._final_state is not None:
             return events
         events += self._revoke(self._owned - self._target_assignment - self._revoking)
+        # Topics that metadata does not name yet wait for `on_metadata`.
         known_target = frozenset(
             partition for partition in self._target_assignment if partition[0] in self._topic_names
         )

@@ -167,6 +167,7 @@ class Outbox(Generic[T]):
 
         The fate of the others is still to come.
         """
+        # By identity: of two equal records, each has a fate of its own.
         wanted = {id(item) for item in items}
         taken = [item for item, _ in self._waiting if id(item) in wanted]
         if taken:
@@ -196,6 +197,7 @@ class Outbox(Generic[T]):
             now: The current time in seconds.
         """
         if code in WRITTEN_CODES:
+            # Sequence numbers count records, not batches.
             self.sequence = (self.sequence + len(self._in_flight)) % SEQUENCE_COUNT
             return self._settle(WriteStatus.WRITTEN)
         if code in RETRIABLE_ERRORS:

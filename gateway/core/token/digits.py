@@ -8,6 +8,7 @@ from hashlib import blake2b
 from gateway.errors import TokenCorrupt
 
 ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+# Characters outside the alphabet count as 0: `parse_token` refuses them before it reads digits.
 DIGIT_VALUES = bytes(max(0, ALPHABET.find(char)) for char in range(256))
 # How many digits these fields of a token have.
 ISSUED_WIDTH = 6

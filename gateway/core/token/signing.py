@@ -20,6 +20,7 @@ class TokenSigner:
     """The secrets of a gateway, of which there is at least one: the first signs, all verify."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
+        # `surrogatepass`: an environment variable that is not UTF-8 has lone surrogates (PEP 383).
         self._keys = [
             blake2b(secret.encode("utf-8", "surrogatepass"), person=b"resume token").digest()
             for secret in secrets

@@ -236,6 +236,8 @@ def read_token_topic(reader: DigitReader) -> TokenTopic:
 def _are_valid_offsets(offset_digits: bytes) -> bool:
     """Return whether no offset of the largest width exceeds Kafka's 63 bits (11 digits have 66)."""
     first_digits = offset_digits[::11]
+    # The first of 11 digits has the bits from 60 on: below 8, the offset has 63 bits at most. The
+    # value 63 is left for pending, whose digits are all 63.
     if first_digits.translate(None, ALPHABET[:8] + ALPHABET[63:]):
         return False
     pending = ALPHABET[63:] * 11

@@ -52,6 +52,8 @@ class JsonSizeLimit:
         self._named: dict[str, Mapping[str, Any]] = {}
         self._is_recursive = False
         self._collect(plain, frozenset())
+        # What a type adds by containing itself is unknown at first: `_has_bounded_surplus` finds
+        # it.
         self._surplus: dict[str, float] = dict.fromkeys(self._named, -inf)
         self._plain = plain
         self.is_bounded = (
@@ -130,6 +132,8 @@ class JsonSizeLimit:
         if isinstance(plain, str):
             if plain in self._surplus:
                 return self._surplus[plain]
+            # By default, a string or bytes: the length takes a byte of Avro. Each byte behind it is
+            # at most `_ESCAPED_CHAR_BYTES` of JSON, so that a longer text has a smaller surplus.
             return _MAX_JSON_BYTES.get(
                 plain, _PUNCTUATION_BYTES
             ) - JSON_BYTES_PER_BYTE * _MIN_AVRO_BYTES.get(plain, 1)

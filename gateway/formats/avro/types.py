@@ -133,6 +133,7 @@ def _check_float(value: Any) -> float:
 
 def float_to_json(value: float) -> float | str:
     """Return a float as JSON, which has no NaN and no infinities: these become text."""
+    # Not so for the infinities, whose difference is NaN, nor for NaN itself.
     if value - value == 0:
         return value
     return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"

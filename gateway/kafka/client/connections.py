@@ -521,7 +521,8 @@ class Connections:
                     attempts, timeout=CONNECT_HEDGE_DELAY_S, return_when=asyncio.FIRST_COMPLETED
                 )
                 for attempt in done:
-                    attempt.result()  # raises what the attempt raised
+                    # Raises what the attempt raised: a broker that refuses it refuses the others.
+                    attempt.result()
                     return attempts.pop(attempt)
         finally:
             # All that were not returned, also when the caller's timeout cancels this.

@@ -259,6 +259,7 @@ class Metadata:
             # The request under way was sent without a topic that is watched now: its answer would
             # not serve this caller. One that is not sent yet will include the topic.
             await asyncio.wait([self._refresh_task])
+        # Another caller that waited may have begun the next refresh by now. It is shared.
         if self._refresh_task is None or self._refresh_task.done():
             self._refreshing_topics = None
             self._refresh_task = create_detached_task(self._refresh_once())

@@ -140,6 +140,7 @@ async def gather_slices(
             ):
                 break
             await asyncio.sleep(0)
+    # There was nothing to decode: the last slice is empty and says where to go on.
     return first or decoding.read_slice(BULK_SLICE_RECORDS)
 
 

@@ -166,6 +166,7 @@ async def fetch_log_bounds(
         BrokerUnavailable: A leader is unknown, away or has changed; try again.
     """
     bounds = {}
+    # Starts first: records that are deleted in between must not make a start exceed its end.
     starts = await cluster.list_offsets(dict.fromkeys(tps, EARLIEST), READ_UNCOMMITTED)
     ends = await cluster.list_offsets(dict.fromkeys(tps, LATEST), READ_UNCOMMITTED)
     for tp in tps:

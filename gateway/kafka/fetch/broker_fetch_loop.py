@@ -32,7 +32,7 @@ from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.connections import ConnectionRole
 from gateway.kafka.client.offsets import READ_COMMITTED, READ_UNCOMMITTED
 from gateway.kafka.client.outages import format_topic_label
-from gateway.kafka.protocol.fetch_messages import FetchedPartition
+from gateway.kafka.protocol.fetch_messages import FetchedPartition, FetchTarget
 from gateway.telemetry.counts import FetchCounts
 
 from .batches import BULK_SLICE_RECORDS, gather_slices, iter_slices
@@ -54,6 +54,8 @@ MAX_RESPONSE_BYTES = 1 << 20  # of one response: 5,000 records of 200 bytes deco
 YIELD_BYTES = 64 << 10  # after decoding more than this, other tasks of the event loop run
 MAX_CORRUPT_ATTEMPTS = 3  # fetches of a damaged batch before its offsets are given up
 MIN_BROKER_DELAY_S = 0.02  # seconds to wait at least where the broker's own backoff decides
+# Seconds for which a broker may hold a fetch back while another request waits for its end.
+CONTENDED_MAX_WAIT_S = 0.1
 
 
 class FetchLoopOwner(Protocol):
@@ -175,6 +177,8 @@ class BrokerFetchLoop:
             mixed = all(fetch_round.partition_fetches for fetch_round in self._rounds)
             if any(fetch_round.partition_fetches for fetch_round in self._rounds):
                 self.is_busy = True
+                # One after the other: the loop has one connection, on which the broker answers in
+                # order.
                 for fetch_round in self._rounds:
                     if fetch_round.partition_fetches:
                         await self._run_round(fetch_round, mixed=mixed)
@@ -247,6 +251,8 @@ class BrokerFetchLoop:
                 continue  # removed or released while the request was under way
             partition_fetch.reader.last_response_at = now = self._fetcher.now()
             rest = self._on_partition_response(partition_fetch, fetched, now)
+            # Delivering may have released it: its receiver may have removed or replaced the
+            # partition.
             if rest is not None and partition_fetch.in_flight is fetch_round:
                 self._fetcher.start_rest(partition_fetch, rest)
             self._requeue(fetch_round, partition_fetch, now)
@@ -295,7 +301,8 @@ class BrokerFetchLoop:
         if fetch_round.has_unsettled:
             return 0.0
         max_wait = self._fetcher.max_wait
-        return min(0.1, max_wait) if mixed or self._fetcher.has_newcomers else max_wait
+        is_contended = mixed or self._fetcher.has_newcomers
+        return min(CONTENDED_MAX_WAIT_S, max_wait) if is_contended else max_wait
 
     def _sweep_partitions(
         self, fetch_round: FetchRound, responses: Collection[TopicPartition], now: float
@@ -362,10 +369,21 @@ class BrokerFetchLoop:
             )
             self._deliver_slice(partition_fetch, fetched, nothing, now)
             return None
+        return self._deliver_records(partition_fetch, partition_fetch.want, fetched, now)
+
+    def _deliver_records(
+        self,
+        partition_fetch: PartitionFetch,
+        want: FetchTarget,
+        fetched: FetchedPartition,
+        now: float,
+    ) -> DeliverRest | None:
+        """Deliver the first slice of the records that came; see `_on_partition_response`."""
+        reader = partition_fetch.reader
         decoding = RecordSetDecoder(
             reader.tp,
             fetched.records,
-            partition_fetch.want.offset,
+            want.offset,
             aborted=fetched.aborted_transactions,
             read_committed=partition_fetch.read_committed,
             high_watermark=fetched.high_watermark,
@@ -535,6 +553,7 @@ class BrokerFetchLoop:
             reader.position.offset,
             extra=reader.tp._asdict(),
         )
+        # The new session gets the whole time of a stall, too, before it counts as stalled.
         reader.last_progress_at, partition_fetch.replica = reader.last_response_at, None
         fetch_round.session.reset()
         self._fetcher.refresh_metadata(f"{reader.tp} makes no progress")

@@ -292,6 +292,7 @@ class RecordSetDecoder:
         header = BATCH_HEADER.unpack_from(self._data, self._pos)
         attributes, last, producer = header[5], base + header[6], header[9]
         record_batch = DefaultRecordBatch(self._view[self._pos : end_pos])
+        # A negative delta of the last offset has a valid CRC if the producer itself wrote it.
         if header[6] < 0 or not record_batch.validate_crc():
             return self._add_corrupt_gap(base, last + 1, epoch, end_pos)
         if last < self._next_offset:  # it ends before the fetch offset
@@ -308,6 +309,8 @@ class RecordSetDecoder:
 
     def _apply_control_batch(self, batch: DefaultRecordBatch, producer: int, last: int) -> None:
         """Take note of a marker: an abort ends what is left out of its producer."""
+        # First, because the record set may have nothing of an aborted transaction but its marker.
+        # It would otherwise be activated behind its own end, and hide the next transaction.
         self._activate_aborted(last)
         for record in batch:
             key = record.key or b""

@@ -170,6 +170,7 @@ class Fetcher:
         """Stop reading, and wait until all tasks have ended."""
         self._unlisten()
         self._unlisten_brokers()
+        # First, so that nothing more is delivered while the tasks end.
         self.partition_fetches.clear()
         self.idle_fetches.clear()
         tasks = [*self._tasks, *([self._refresh_task] if self._refresh_task else [])]

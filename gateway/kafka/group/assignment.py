@@ -202,6 +202,7 @@ class Assignment:
             state.is_revoking = True
         self._prefetcher.wake()
         if self._member is not None:
+            # While it is still a member, because the listener may commit.
             await self._revoke_all()
             await self._member.close(leave)
         for topic in self._topics:
@@ -281,7 +282,7 @@ class Assignment:
         try:
             if self._listener is not None and tps:
                 await self._listener.on_partitions_assigned(tps)
-        finally:
+        finally:  # whatever the listener raised, the partitions are owned and have to be read
             for state in states:
                 previous_id = self._topic_ids.get(state.tp)
                 if state.topic_id is not None:
@@ -289,6 +290,7 @@ class Assignment:
                 if state.topic_id is not None and previous_id not in (None, state.topic_id):
                     message = "group %s: %s was created again; it is read from its start"
                     log.warning(message, self._group_name, state.tp)
+                    # This overrides a seek of the listener, whose offset is of the former topic.
                     state.reset(EARLIEST)
             self._start_resolving(states)
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.core.error_code import ErrorCode, code_from_error
-from gateway.core.group.partition_state import EARLIEST, PartitionState
+from gateway.core.group.partition_state import EARLIEST, LATEST, PartitionState
 from gateway.core.log.record import Gap, TopicPartition
 from gateway.core.log.recovery import (
     RECOVERY_RULES,
@@ -267,7 +267,7 @@ class PrefetchFetcher:
             if isinstance(result, OffsetAndTimestamp) and result.offset < 0
         ]
         if ends:  # no record is as young as the timestamp: start at the end
-            results |= await self.cluster.list_offsets(dict.fromkeys(ends, -1), self.isolation)
+            results |= await self.cluster.list_offsets(dict.fromkeys(ends, LATEST), self.isolation)
         for tp, result in results.items():
             state, _, lineage = lookups[tp]
             if state.lineage != lineage:
@@ -276,7 +276,7 @@ class PrefetchFetcher:
                 missing = state.missing_offset  # read before `seek` clears it
                 # Only at the end of the log the epoch is that of the record before the position,
                 # which the next fetch lets the leader compare.
-                state.seek(result.offset, result.epoch if specs[tp] == -1 else -1)
+                state.seek(result.offset, result.epoch if specs[tp] == LATEST else -1)
                 if missing is not None:
                     self.on_gap(tp, missing, result.offset)
             else:

@@ -42,6 +42,8 @@ TOPIC_CONFIGS = {
     "min.cleanable.dirty.ratio": "0.1",
     "compression.type": "uncompressed",
 }
+# Of a new topic, so that writers that are added later seldom share a partition. A topic never gets
+# more: its writers' entries would be looked for in other partitions than they are in.
 MIN_WRITER_PARTITIONS = 8
 # How many offsets before the end of a partition are read first. A writer's last entry is among
 # them, unless many other writers share the partition.

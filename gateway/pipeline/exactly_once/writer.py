@@ -236,6 +236,7 @@ class ExactlyOnceWriter:
         if plan != change.fencing_plan:
             self._write_plan(producer, plan)
             log.info("%s has %d writers from batch %d on", self._query_id, plan.writers, epoch)
+        # Only now: if a step before fails, the ledger may not have the plan of this driver yet.
         self._is_owner = True
         return plan
 

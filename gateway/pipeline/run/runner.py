@@ -134,57 +134,101 @@ def _create_run(
     stop_event: threading.Event,
 ) -> JobRun:
     """Return the run of a job, whose resources are closed with the job or the stack."""
-    # Empty before the first start. The checkpoint is prepared once, because otherwise each attempt
-    # would create a new version with `fresh`. The topics are those of the current query.
-    checkpoints: list[JobCheckpoint] = []
-    input_topics: list[InputTopics] = []
+    job_lease = lease.Lease(f"{pipelines.checkpoints.rstrip('/')}/{job.name}", job.name)
+    starter = _QueryStarter(
+        spark, settings, pipelines, job, fresh=fresh, stop_event=stop_event, job_lease=job_lease
+    )
+    run = JobRun(
+        job,
+        lambda: starter.start_query(run),
+        finish=starter.finish_query,
+        have_inputs_changed=starter.have_inputs_changed,
+    )
+    # Entered first and therefore closed last: the lease outlasts the clients of the queries.
+    run.resources.enter_context(job_lease)
+    run.resources.callback(starter.close_queries)
+    stack.callback(run.resources.close)
+    return run
 
-    def start_query() -> Any:
+
+class _QueryStarter:
+    """Start the query of one job, as often as its `JobRun` asks for it.
+
+    The checkpoint is prepared by the first start that gets so far, and kept: with `fresh`, each
+    preparation would create a new version.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        settings: Settings,
+        pipelines: Pipelines,
+        job: Job,
+        *,
+        fresh: bool,
+        stop_event: threading.Event,
+        job_lease: lease.Lease,
+    ) -> None:
+        self._spark = spark
+        self._settings = settings
+        self._pipelines = pipelines
+        self._job = job
+        self._fresh = fresh
+        self._stop_event = stop_event
+        self._lease = job_lease
+        self._checkpoint: JobCheckpoint | None = None  # None before the first start
+        self._input_topics: InputTopics | None = None  # of the current query
+
+    def start_query(self, run: JobRun) -> Any:
+        """Start the query, and return its StreamingQuery.
+
+        Raises:
+            PipelineError: The job cannot be run.
+            Exception: Spark refuses the plan.
+        """
+        spark, settings, job = self._spark, self._settings, self._job
         _ensure_output_topics(settings, job)
-        _check_input_topics(settings, job, has_run=bool(input_topics))
-        job_lease.acquire()
-        if not checkpoints:
-            find_hot_keys = partial(_find_hot_keys, spark, settings, job)
-            checkpoints.append(
-                prepare_checkpoint(
-                    pipelines.checkpoints, job, spark, fresh=fresh, find_hot_keys=find_hot_keys
-                )
+        _check_input_topics(settings, job, has_run=self._input_topics is not None)
+        # From here on no other process changes the checkpoint or runs the job.
+        self._lease.acquire()
+        if self._checkpoint is None:
+            self._checkpoint = prepare_checkpoint(
+                self._pipelines.checkpoints,
+                job,
+                spark,
+                fresh=self._fresh,
+                find_hot_keys=partial(_find_hot_keys, spark, settings, job),
             )
-        _recover_state(spark, settings, job, checkpoints[0], is_damaged=run.has_damaged_state)
+        _recover_state(spark, settings, job, self._checkpoint, is_damaged=run.has_damaged_state)
         run.mark_state_readable()
         unreadable = run.take_record_to_skip()
-        input_topics[:] = [query.create_input_topics(job, settings)]
+        self._input_topics = query.create_input_topics(job, settings)
         return query.start_query(
             spark,
             job,
             settings,
-            checkpoints[0],
-            stop_event=stop_event,
+            self._checkpoint,
+            stop_event=self._stop_event,
             unreadable=unreadable,
-            input_topics=input_topics[0],
+            input_topics=self._input_topics,
         )
 
-    def finish_query() -> None:
+    def finish_query(self) -> None:
+        """Write what side outputs have left, after a query has ended without failure."""
         from gateway.pipeline.exactly_once import side_outputs
 
-        side_outputs.finish(checkpoints[0].query_id)
+        assert self._checkpoint is not None
+        side_outputs.finish(self._checkpoint.query_id)
 
-    def close_queries() -> None:
-        for checkpoint in checkpoints:
-            query.close_clients(checkpoint.query_id)
+    def have_inputs_changed(self) -> bool:
+        """Return whether a topic of the running query was recreated."""
+        assert self._input_topics is not None
+        return self._input_topics.have_changed()
 
-    run = JobRun(
-        job,
-        start_query,
-        finish=finish_query,
-        have_inputs_changed=lambda: input_topics[0].have_changed(),
-    )
-    job_lease = run.resources.enter_context(
-        lease.Lease(f"{pipelines.checkpoints.rstrip('/')}/{job.name}", job.name)
-    )
-    run.resources.callback(close_queries)
-    stack.callback(run.resources.close)
-    return run
+    def close_queries(self) -> None:
+        """Close the clients of Kafka that the last query has opened."""
+        if self._checkpoint is not None:
+            query.close_clients(self._checkpoint.query_id)
 
 
 def _recover_state(

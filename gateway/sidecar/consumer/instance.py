@@ -197,6 +197,7 @@ class ConsumerInstance:
         Args:
             commit: Whether what was returned counts as processed, where commits are automatic.
         """
+        # From here on `on_partitions_revoked` commits nothing, which `close` calls below.
         consumer, self._consumer = self._consumer, None
         if self._commit_task is not None:
             self._commit_task.cancel()
@@ -305,6 +306,15 @@ class ConsumerInstance:
                 timeout_s, min_bytes=min_bytes, max_bytes=max_bytes, max_records=max_records
             )
         )
+        return await self._wait_for_records(polling, draining, disconnected)
+
+    async def _wait_for_records(
+        self,
+        polling: asyncio.Future[list[Record]],
+        draining: asyncio.Event,
+        disconnected: asyncio.Future[Any],
+    ) -> list[Record]:
+        """Return the records of a poll, or none if something else ends the wait before."""
         ends: list[asyncio.Future[Any]] = [disconnected]
         try:
             # Let the poll run once: if it is done then, the tasks below are not needed.

@@ -211,6 +211,7 @@ class ConsumerInstances:
         loop = asyncio.get_running_loop()
         oldest = loop.time() - self._settings.instance_timeout
         for key, instance in list(self._instances.items()):
+            # They are in the order of their last use, so all that follow were used later.
             if self._last_used[key] > oldest:
                 return min(self._last_used[key] - oldest, self._settings.instance_timeout)
             if instance.active_requests:  # a request that takes longer than the timeout

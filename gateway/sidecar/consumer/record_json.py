@@ -101,18 +101,7 @@ async def render_records(
     Raises:
         RegistryUnavailable: A schema is needed, and the registry cannot be reached.
     """
-    decoders: dict[str, tuple[Decoder, Decoder]] = {}
-    for topic in {record.tp.topic for record in records}:
-        key_format, value_format = formats(topic)
-        if key_format.has_schema or value_format.has_schema:
-            topic_records = [record for record in records if record.tp.topic == topic]
-            await codecs.load_schemas(
-                key_format, topic, True, (record.key for record in topic_records)
-            )
-            await codecs.load_schemas(
-                value_format, topic, False, (record.value for record in topic_records)
-            )
-        decoders[topic] = _get_decoder(codecs, key_format), _get_decoder(codecs, value_format)
+    decoders = await _prepare_decoders(codecs, records, formats)
     rendered: list[dict[str, Any]] = []
     # Decoders are synchronous: awaiting once per topic instead of per record keeps this loop fast.
     for (topic, partition), offset, _, timestamp, key, value, pairs in records:
@@ -137,6 +126,25 @@ async def render_records(
             item["error"] = error
         rendered.append(item)
     return orjson.dumps(rendered)
+
+
+async def _prepare_decoders(
+    codecs: Codecs, records: Sequence[Record], formats: Formats
+) -> dict[str, tuple[Decoder, Decoder]]:
+    """Return the decoders of keys and values by topic, after loading the schemas they need."""
+    decoders: dict[str, tuple[Decoder, Decoder]] = {}
+    for topic in {record.tp.topic for record in records}:
+        key_format, value_format = formats(topic)
+        if key_format.has_schema or value_format.has_schema:
+            topic_records = [record for record in records if record.tp.topic == topic]
+            await codecs.load_schemas(
+                key_format, topic, True, (record.key for record in topic_records)
+            )
+            await codecs.load_schemas(
+                value_format, topic, False, (record.value for record in topic_records)
+            )
+        decoders[topic] = _get_decoder(codecs, key_format), _get_decoder(codecs, value_format)
+    return decoders
 
 
 def _decode_with_errors(

@@ -118,6 +118,7 @@ class IdempotencyStore:
         self._outages = context.cluster.outages
         self._section = section
         self._timeout_s = settings.timeout
+        # A second more than its owner may take to write: a request that is in time keeps its claim.
         self._claim_timeout_s = settings.timeout + 1.0
         self._transaction_pool = transaction_pool
         self._recent_responses: OrderedDict[bytes, bytes] = OrderedDict()

@@ -212,6 +212,7 @@ class NdjsonProduceResponse(Response):
                     numbers.append(number)
         if not line_results:
             return
+        # Lines that exceed the limit alone are written once no others are in flight.
         while self._in_flight and self._in_flight + len(line_results) > self._settings.streamed:
             self._has_capacity.clear()
             await self._has_capacity.wait()

@@ -164,6 +164,7 @@ class ReactiveGroup:
             self._report_unreadable(consumer.failures)
             self.failure = next(map(str, consumer.failures.values()), None)
             for record in records:
+                # No partition can be gone: nothing was awaited since `poll` returned its records.
                 self._runners_by_partition[record.tp].queue.put((record,))
             for runner in {self._runners_by_partition[record.tp] for record in records}:
                 runner.wake()
@@ -326,6 +327,7 @@ class ReactiveGroup:
 
     async def on_partitions_revoked(self, tps: frozenset[TopicPartition]) -> None:
         """Let batches in flight finish for `revokeTimeout`, and commit what is settled."""
+        # When the sidecar ends, `close` revokes all partitions: that must not outlast the drain.
         timeout_s = min(self.settings.revoke_timeout, self._context.settings.listen.drain_timeout)
         try:
             async with asyncio.timeout(timeout_s):
@@ -335,6 +337,7 @@ class ReactiveGroup:
                 )
         except TimeoutError:
             pass
+        # Before the commit: an answer that is later than this must settle nothing any more.
         self._drop(tps, f"revoked, and not answered within {timeout_s:g} s")
         try:
             async with asyncio.timeout(COMMIT_TIMEOUT_S):
@@ -368,6 +371,7 @@ class ReactiveGroup:
         for runner, tps in self._group_by_runner(offsets).items():
             # A batch in flight is abandoned, and what it settles is not committed.
             runner.drop(tps)
+            # `drop` has taken them from the lane.
             runner.tps |= tps
             self._update_pauses(runner)
         for tp, offset in offsets.items():

@@ -193,6 +193,7 @@ class RemoteKeySource:
         age = now - self._fetched_at
         if self._keys is None or age > self._settings.max_age:
             await self._refresh()
+            # Older than `maxAge`, and the fetch has failed or was too soon after one that had.
             if self._keys is None or self._failures:
                 raise KeysUnavailable("the keys of the issuer cannot be fetched")
         elif age > self._settings.refresh and now >= self._next_fetch_at:

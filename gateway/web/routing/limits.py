@@ -272,6 +272,7 @@ class Limits:
         """Send messages until nothing is left; what comes up meanwhile goes with the next one."""
         try:
             while self._pending_requests or self._released_keys:
+                # Before the requests are taken: those that come meanwhile go with the same message.
                 is_linked = await self._bus.wait_until_linked(self.BUS_TIMEOUT_S)
                 requests, self._pending_requests = self._pending_requests, []
                 released, self._released_keys = dict(self._released_keys), Counter()

@@ -26,7 +26,9 @@ _CREDIT_PATTERN = re.compile(r"[0-9]{1,16}")
 _UNIT_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _WAIT_PATTERN = re.compile(r"([0-9]{1,9})(ms|s|m)?")
 MAX_WAIT_S = 300.0  # seconds that a client may wait for records by `?wait=`
-HISTORY_SLACK_MS = 5_000  # milliseconds by which a start may be older than the route's history
+# Milliseconds by which a start may be older than the route's history: the clocks of clients differ,
+# and a request takes time.
+HISTORY_SLACK_MS = 5_000
 
 T = TypeVar("T")
 History = Literal["none", "all"] | float
@@ -215,6 +217,7 @@ def _parse_until(request: HTTPConnection) -> tuple[Literal["latest"] | int | Non
     text = _parse_single(request, "until", str)
     if text is None or text == "latest":
         return ("latest" if text else None), None
+    # Before times, because ISO 8601 has times of digits alone (20260102): here they are a count.
     if _COUNT_PATTERN.fullmatch(text):
         if int(text) == 0:
             raise _build_bad_request("?until=0 asks for no record at all; ask for one or more")

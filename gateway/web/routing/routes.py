@@ -230,6 +230,8 @@ class Routes:
             connection.scope[REQUESTED_ACTION_SCOPE_KEY] = RequestedAction(match.method, match.path)
         if connection.scope["type"] == "websocket":
             refuse_foreign_origin([self.get_access_control(match.route)], connection)
+            # For the check of a host application, which finds the method there on every wire
+            # (`Access`).
             connection.scope["method"] = match.method
         token = token or get_bearer_token(connection)
         granted = await self._access(match.route, match.params, connection, token)

@@ -99,6 +99,7 @@ class DirectResponse:
         except BaseException:
             self._stream.close()
             raise
+        # The stream frames its bytes as chunks itself, which an ASGI server would do once more.
         self._stream.close()
         await (await self._build_fallback())(scope, receive, _skip_start(send))
 

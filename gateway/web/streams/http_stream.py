@@ -75,6 +75,7 @@ class HttpStream(OpenStream):
         """
         release_slot = await routes.limits.acquire_slot(request.scope, match.granted)
         try:
+            # The supervisor may have been asked for the slot: the configuration may be another one.
             match = await routes.refresh(match, request)
         except BaseException:
             release_slot()

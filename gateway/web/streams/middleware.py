@@ -111,19 +111,19 @@ class StreamMiddleware:
             )
             return
         is_page = decoded_path in self._pages.paths or decoded_path.startswith(self._pages.prefixes)
-        if self._routes.cors is not None and scope["type"] == "http":
-            cors_request = parse_cors_request(scope)
-            if cors_request is not None:
-                policy = self._get_cors_policy(self._routes.cors, cors_request, path, is_page)
-                # Under `same-origin` a preflight is an OPTIONS request like any other.
-                if cors_request.header_names is not None and policy.allows_cross_origin:
-                    response = await self._respond_preflight(
-                        policy, cors_request, scope, None if is_page else path
-                    )
-                    await response(scope, receive, send)
-                    return
-                if policy.allows_origin(cors_request.origin):
-                    send = add_cors_headers(send, policy.build_headers(cors_request.origin))
+        # CORS does not apply to WebSockets (see `websocket.origin`).
+        cors = self._routes.cors if scope["type"] == "http" else None
+        cors_request = None if cors is None else parse_cors_request(scope)
+        if cors is not None and cors_request is not None:
+            policy = self._get_cors_policy(cors, cors_request, path, is_page)
+            # Under `same-origin` a preflight is an OPTIONS request like any other.
+            if cors_request.header_names is not None and policy.allows_cross_origin:
+                limited_path = None if is_page else path
+                response = await self._respond_preflight(policy, cors_request, scope, limited_path)
+                await response(scope, receive, send)
+                return
+            if policy.allows_origin(cors_request.origin):
+                send = add_cors_headers(send, policy.build_headers(cors_request.origin))
         if is_page:
             await self._app(
                 scope,

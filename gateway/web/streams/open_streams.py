@@ -429,6 +429,7 @@ class StreamRegistry:
         """
         outcomes: Counter[str] = Counter()
         for n, stream in enumerate(self):
+            # Streams may close while others are asked about.
             if not stream.is_closed:
                 outcomes[await stream.apply_reload(changed_guards, changed_topics)] += 1
             if n % STREAMS_PER_SLICE == STREAMS_PER_SLICE - 1:

@@ -358,6 +358,7 @@ class WebSocketConnection(asyncio.Protocol):
         self._timer = self._ping_scheduler.loop.call_later(seconds, callback)
 
     def _notify_closed(self, code: int, reason: str) -> None:
+        # Both closing and the loss of the connection call this; the first one tells the listener.
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.on_closed(code, reason)

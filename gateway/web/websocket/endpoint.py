@@ -20,6 +20,8 @@ from gateway.web.access import NO_GRANTS, get_bearer_token
 from gateway.web.http import problems
 from gateway.web.http.outlet import TAKEOVER
 from gateway.web.routing.block_errors import RoutePaused
+from gateway.web.routing.limits import ConnectionSlot
+from gateway.web.routing.match import Match
 from gateway.web.routing.query import get_query_pairs
 from gateway.web.routing.routes import Routes
 from gateway.wire.websocket import iter_texts
@@ -47,28 +49,8 @@ async def serve_websocket(
         send: The ASGI callable.
     """
     connection = HTTPConnection(scope)
-    match = None
     try:
-        if path == MULTIPLEX_PATH:
-            # No route is known yet: the origin has to be allowed by any of them. Each subscription
-            # checks that of its own route.
-            refuse_foreign_origin(
-                [routes.settings.listen.access_control]
-                + [routes.get_access_control(route) for route in routes.settings.routes],
-                connection,
-            )
-            routes.require_started()
-        else:
-            match = routes.match(path)
-        await routes.limits.check_rate(scope)
-        match = match and await routes.admit(match, connection)
-        slot = await routes.limits.acquire_slot(scope, match.granted if match else NO_GRANTS)
-        try:
-            # The configuration may have changed while the slot was waited for.
-            match = match and await routes.refresh(match, connection)
-        except BaseException:
-            slot()
-            raise
+        match, slot = await _admit_handshake(routes, path, connection)
     except (GuardUnavailable, Busy, RoutePaused) as exc:
         await _refuse_after_accept(exc, scope, receive, send)
         return
@@ -95,6 +77,44 @@ async def serve_websocket(
     session.start(asgi_socket, match, query)
     session.start_task(session.open_path_stream(connection))
     await asgi_socket.run()
+
+
+async def _admit_handshake(
+    routes: Routes, path: str, connection: HTTPConnection
+) -> tuple[Match | None, ConnectionSlot]:
+    """Admit a client, and count its connection.
+
+    Returns:
+        The route of the path, to which the client was admitted (None on `MULTIPLEX_PATH`), and the
+        slot of the connection, which the caller releases.
+
+    Raises:
+        RequestError: The client is refused, or the gateway is busy.
+        HTTPException: 404 or 405, if no stream has the path.
+    """
+    match = None
+    if path == MULTIPLEX_PATH:
+        # No route is known yet: the origin has to be allowed by any of them. Each subscription
+        # checks that of its own route.
+        refuse_foreign_origin(
+            [routes.settings.listen.access_control]
+            + [routes.get_access_control(route) for route in routes.settings.routes],
+            connection,
+        )
+        routes.require_started()
+    else:
+        match = routes.match(path)
+    # Before guards are asked, which may take a signature or a request to another server.
+    await routes.limits.check_rate(connection.scope)
+    match = match and await routes.admit(match, connection)
+    slot = await routes.limits.acquire_slot(connection.scope, match.granted if match else NO_GRANTS)
+    try:
+        # The configuration may have changed while the slot was waited for.
+        match = match and await routes.refresh(match, connection)
+    except BaseException:
+        slot()
+        raise
+    return match, slot
 
 
 async def _accept_handshake(scope: Scope, receive: Receive, send: Send) -> None:

@@ -121,6 +121,7 @@ class MessageProcessor:
 
     def on_closed(self, code: int, reason: str) -> None:
         """Release what is held, and cancel what is being processed."""
+        # First, as nothing is released for a processor that is closed.
         self.release_held(self._held_bytes)
         self._is_closed = True
         for task in self._tasks or ():

@@ -167,22 +167,7 @@ def parse_message(text: str) -> ClientMessage:
     Raises:
         BadMessageError: It is malformed; the detail says what to send instead.
     """
-    try:
-        # orjson is strict (no NaN, no lone surrogates), but does not keep numbers such as integers
-        # of more than 64 bits. The standard library parses messages with such numbers again.
-        data = text.encode()
-        if count_containers(data) > MAX_CONTAINERS:
-            detail = (
-                f"this has more than {MAX_CONTAINERS} arrays and objects; send the value as text"
-            )
-            raise BadMessageError("Bad message", detail)
-        raw = orjson.loads(data)
-        if has_inexact_number(data):
-            raw = json.loads(data)
-    except (ValueError, RecursionError) as exc:
-        raise BadMessageError("Bad message", f"this is not JSON: {exc}; send one object") from None
-    if not isinstance(raw, dict):
-        raise BadMessageError("Bad message", "send a JSON object with a member 'type'")
+    raw = _parse_object(text)
     message_id = raw.get("id")
     # An id that is not valid is not repeated in the reply.
     if not isinstance(message_id, str) or len(message_id) > MAX_ID_CHARS:
@@ -206,6 +191,31 @@ def parse_message(text: str) -> ClientMessage:
         detail = _describe_error(message_type, exc)
         raise BadMessageError("Bad message", detail, message_id) from None
     return message
+
+
+def _parse_object(text: str) -> dict[str, Any]:
+    """Parse the JSON object of a message.
+
+    Raises:
+        BadMessageError: It is no JSON object, or has more arrays and objects than is allowed.
+    """
+    try:
+        # orjson is strict (no NaN, no lone surrogates), but does not keep numbers such as integers
+        # of more than 64 bits. The standard library parses messages with such numbers again.
+        data = text.encode()
+        if count_containers(data) > MAX_CONTAINERS:
+            detail = (
+                f"this has more than {MAX_CONTAINERS} arrays and objects; send the value as text"
+            )
+            raise BadMessageError("Bad message", detail)
+        raw = orjson.loads(data)
+        if has_inexact_number(data):
+            raw = json.loads(data)
+    except (ValueError, RecursionError) as exc:
+        raise BadMessageError("Bad message", f"this is not JSON: {exc}; send one object") from None
+    if not isinstance(raw, dict):
+        raise BadMessageError("Bad message", "send a JSON object with a member 'type'")
+    return raw
 
 
 def _json_size(value: object) -> int:

@@ -203,6 +203,7 @@ class Session(MessageProcessor):
         if len(self._streams) >= MAX_STREAMS:
             detail = f"this socket has {MAX_STREAMS} streams; open another"
             raise BadMessageError("Too many subscriptions", detail, message.id)
+        # Counted from here on: what is refused above has asked no guard.
         await self._attempts.count_attempt()
         path, query = build_target(message)
         match = await self._admit(self.routes.match(path), self._token)
@@ -272,6 +273,7 @@ class Session(MessageProcessor):
                 granted = (await self._admit(match, jwt)).granted
                 if granted.subject != match.granted.subject:
                     raise RequestError(403, "Forbidden", OTHER_CLIENT_MESSAGE)
+            # `granted` is of the last route, which is the one that the stream will show.
             renewed.append((stream, await stream.build_renewal(granted)))
         return renewed
 

@@ -60,6 +60,7 @@ async def follow_supervisor(app: Application, pipe: IO[str]) -> None:
             settings = pickle.loads(await reader.readexactly(size))
             await app.reload.try_reload(lambda settings=settings: settings)  # type: ignore[misc]
     except asyncio.IncompleteReadError:
+        # As if the supervisor had ended this process: the server drains.
         os.kill(os.getpid(), signal.SIGTERM)
 
 
