@@ -15,9 +15,11 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import Context
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from gateway.background_tasks import BackgroundTasks
 from gateway.core.error_code import UNKNOWN_TOPIC_ERRORS, ErrorCode
 from gateway.core.log.record import TopicPartition
 from gateway.core.log.recovery import Cause
@@ -100,6 +102,7 @@ class Metadata:
         self._refresh_interval = 0.0
         self._wake = asyncio.Event()
         self._periodic_task: asyncio.Task[None] | None = None
+        self._requested_refreshes = BackgroundTasks(log)
 
     @property
     def brokers(self) -> Mapping[int, BrokerMetadata]:
@@ -234,6 +237,7 @@ class Metadata:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._requested_refreshes.close()
         await self.topic_names.close()
         await self._brokers.close()
 
@@ -271,6 +275,27 @@ class Metadata:
             if is_caller_cancelled(task):
                 raise
             raise BrokerUnavailable("the connections to Kafka are closed") from None
+
+    def request_refresh(self, reason: str) -> None:
+        """Refresh all watched topics in the background. A failure goes to the debug log only.
+
+        Any number of requests at a time start at most two refreshes: one, and a second one if the
+        first was sent without a topic that is watched now.
+
+        Args:
+            reason: Why, for the debug log.
+        """
+        is_covered = self._refreshing_topics is None or self._refreshing_topics == self._watched
+        if len(self._requested_refreshes) < (1 if is_covered else 2):
+            self._requested_refreshes.start(
+                self._refresh_unless_away(reason), "a metadata refresh", context=Context()
+            )
+
+    async def _refresh_unless_away(self, reason: str) -> None:
+        try:
+            await self.refresh(reason)
+        except KafkaError as exc:
+            log.debug("metadata refresh failed: %s", exc)
 
     async def describe_topic(self, topic: str) -> TopicMetadata:
         """Describe a topic, which need not be watched.
@@ -321,9 +346,7 @@ class Metadata:
     async def _refresh_forever(self) -> None:
         while True:
             try:
-                await self.refresh("age")
-            except KafkaError as exc:
-                log.debug("metadata refresh failed: %s", exc)
+                await self._refresh_unless_away("age")
             except Exception:
                 log.exception("metadata cannot be refreshed; it is tried again")
             # `_wake` cuts the wait short, for a topic that is watched from now on.

@@ -116,9 +116,6 @@ class FetchLoopOwner(Protocol):
     def retry_topic(self, topic: str) -> None:
         """Let all partitions of a topic be asked for at once."""
 
-    def refresh_metadata(self, reason: str) -> None:
-        """Ask for metadata once, however many partitions want it."""
-
     def report_broker_failure(self, node: int, error: KafkaError) -> None:
         """Log that a broker is lost, once."""
 
@@ -283,7 +280,7 @@ class BrokerFetchLoop:
 
     def _on_overdue(self) -> None:
         """Ask for metadata, as another broker may lead by now: a frozen one does not say so."""
-        self._fetcher.refresh_metadata(f"broker {self._node} is silent")
+        self._fetcher.cluster.metadata.request_refresh(f"broker {self._node} is silent")
         self._overdue_timer = self._loop.call_later(OVERDUE_S, self._on_overdue)
 
     def _choose_max_wait(self, fetch_round: FetchRound, mixed: bool) -> float:
@@ -534,7 +531,7 @@ class BrokerFetchLoop:
         )
         reader.last_progress_at, partition_fetch.replica = reader.last_response_at, None
         fetch_round.session.reset()
-        self._fetcher.refresh_metadata(f"{reader.tp} makes no progress")
+        self._fetcher.cluster.metadata.request_refresh(f"{reader.tp} makes no progress")
 
     def _on_partition_error(
         self, partition_fetch: PartitionFetch, cause: Cause, now: float
@@ -551,7 +548,7 @@ class BrokerFetchLoop:
                 format_topic_label(partition_fetch.reader.tp.topic), cause, detail
             )
         if RECOVERY_RULES[cause].action in (RecoveryAction.REFRESH, RecoveryAction.WATCH_METADATA):
-            self._fetcher.refresh_metadata(f"{partition_fetch.reader.tp}: {cause}")
+            self._fetcher.cluster.metadata.request_refresh(f"{partition_fetch.reader.tp}: {cause}")
 
     def _on_request_failed(self, fetch_round: FetchRound, exc: KafkaError) -> None:
         """Schedule a retry of all partitions of a round whose request failed as a whole."""
@@ -569,7 +566,7 @@ class BrokerFetchLoop:
                     cause,
                     None if delay is None else max(delay, MIN_BROKER_DELAY_S),
                 )
-        self._fetcher.refresh_metadata(f"broker {self._node}: {cause}")
+        self._fetcher.cluster.metadata.request_refresh(f"broker {self._node}: {cause}")
 
 
 def _build_empty_fetched(reader: PartitionReader) -> core.FetchResult:

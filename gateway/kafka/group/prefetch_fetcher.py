@@ -16,9 +16,11 @@ import logging
 import random
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextlib import aclosing
+from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.background_tasks import BackgroundTasks
 from gateway.core.error_code import ErrorCode, code_from_error
 from gateway.core.group.partition_state import EARLIEST, PartitionState
 from gateway.core.log.record import Gap, TopicPartition
@@ -36,7 +38,6 @@ from gateway.kafka.fetch.batches import BULK_SLICE_RECORDS, iter_slices
 from gateway.kafka.fetch.decoding import DecodedSlice, RecordSetDecoder
 from gateway.kafka.fetch.fetch import fetch_on_connection
 from gateway.kafka.protocol.fetch_messages import FetchedPartition, FetchTarget
-from gateway.telemetry.log_context import create_detached_task
 
 log = logging.getLogger(__name__)
 
@@ -96,8 +97,7 @@ class PrefetchFetcher:
     states: dict[TopicPartition, PartitionState] = field(default_factory=dict)
     failures: dict[TopicPartition, KafkaError] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    _refresh_task: asyncio.Task[None] | None = None
+    _tasks: BackgroundTasks = field(default_factory=lambda: BackgroundTasks(log))
 
     @property
     def is_busy(self) -> bool:
@@ -185,21 +185,14 @@ class PrefetchFetcher:
         ):
             self.start_fetches(None)
             if self._tasks:
-                await asyncio.wait(
-                    self._tasks,
-                    timeout=LEADERLESS_RETRY_S,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
+                await self._tasks.wait(LEADERLESS_RETRY_S, return_when=asyncio.FIRST_COMPLETED)
             else:
                 await asyncio.sleep(LEADERLESS_RETRY_S)
 
     async def close(self) -> None:
         """Drop all partitions, and end all requests."""
         self.states.clear()
-        tasks = [*self._tasks, *([self._refresh_task] if self._refresh_task else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
 
     def _should_fetch(self, state: PartitionState) -> bool:
         """Return whether the records of a partition run low, and what follows may be fetched."""
@@ -235,15 +228,13 @@ class PrefetchFetcher:
         self, request: Coroutine[Any, Any, None], states: list[PartitionState], min_bytes: int = 0
     ) -> None:
         """Run a request in a task, as the `in_flight` of its partitions."""
-        task = create_detached_task(request)
+        task = self._tasks.start(request, "a fetch of a consumer", context=Context())
         for state in states:
             state.in_flight, state.min_bytes = task, min_bytes
-        self._tasks.add(task)
         task.add_done_callback(lambda done: self._on_request_done(done, states))
 
     def _on_request_done(self, task: asyncio.Task[None], states: list[PartitionState]) -> None:
         """Free the partitions of a request, unless another one is under way for them by now."""
-        self._tasks.discard(task)
         for state in states:
             if state.in_flight is task:
                 state.in_flight = None
@@ -252,7 +243,6 @@ class PrefetchFetcher:
             now = asyncio.get_running_loop().time()
             for state in states:
                 state.back_off(Cause.UNEXPECTED, now)
-            log.error("fetching failed unexpectedly", exc_info=task.exception())
 
     # Where to start.
 
@@ -335,7 +325,7 @@ class PrefetchFetcher:
         min_delay = exc.retry_after or 0.0 if isinstance(exc, BrokerUnavailable) else 0.0
         for state in states:
             state.back_off(cause_from_code(code_from_error(exc)), now, min_delay)
-        self._start_refresh(str(exc))
+        self.cluster.metadata.request_refresh(str(exc))
 
     def _on_partition_response(
         self, state: PartitionState, fetched: FetchedPartition, node: int
@@ -439,7 +429,7 @@ class PrefetchFetcher:
             RecoveryAction.WATCH_METADATA,
             RecoveryAction.RECONNECT,
         ):
-            self._start_refresh(f"{state.tp}: {cause}")
+            self.cluster.metadata.request_refresh(f"{state.tp}: {cause}")
 
     def _stop_partition(
         self, state: PartitionState, detail: str, code: int = ErrorCode.OFFSET_OUT_OF_RANGE
@@ -450,15 +440,3 @@ class PrefetchFetcher:
         self.failures[state.tp] = PartitionFailed(
             f"{state.tp} {detail}", topic=topic, partition=partition, code=code
         )
-
-    def _start_refresh(self, reason: str) -> None:
-        """Ask for metadata, unless that is under way already."""
-        if self._refresh_task is None or self._refresh_task.done():
-            self._refresh_task = create_detached_task(self._refresh_metadata(reason))
-
-    async def _refresh_metadata(self, reason: str) -> None:
-        try:
-            await self.cluster.metadata.refresh(reason)
-        except KafkaError as exc:
-            log.debug("metadata refresh failed: %s", exc)
-        self.changed.set()
