@@ -33,9 +33,9 @@ from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.metadata_changes import TopicChange
 from gateway.kafka.protocol.group_messages import OffsetAndMetadata
 
+from .consumer_options import ConsumerOptions
 from .group_member import GroupMember, OwnershipChange
 from .group_offsets import GroupOffsets
-from .member_options import MemberOptions
 from .prefetch_fetcher import PrefetchFetcher
 
 log = logging.getLogger(__name__)
@@ -72,14 +72,14 @@ class Assignment:
     """
 
     def __init__(
-        self, cluster: Cluster, group: str, options: MemberOptions, prefetcher: PrefetchFetcher
+        self, cluster: Cluster, group: str, options: ConsumerOptions, prefetcher: PrefetchFetcher
     ) -> None:
         """Create an assignment without partitions.
 
         Args:
             cluster: The cluster.
             group: The name of the group; empty for a consumer that commits nothing.
-            options: The settings of the member.
+            options: How the consumer joins the group and reads.
             prefetcher: Fetches the records of the partitions.
         """
         self._refusal: KafkaError | None = None  # why the group does not admit the member
@@ -212,13 +212,7 @@ class Assignment:
         self._offsets = GroupOffsets(self._cluster.coordinators, self._group_name)
 
     def _create_member(self) -> GroupMember:
-        member = GroupMember(
-            self._cluster,
-            self._group_name,
-            self,
-            self._options,
-            rebalance_timeout=self._options.rebalance_timeout,
-        )
+        member = GroupMember(self._cluster, self._group_name, self, self._options)
         # With a group, `_accept_partitions` handles recreated topics.
         self._prefetcher.follows_recreated = False
         self._offsets = GroupOffsets(
@@ -331,7 +325,7 @@ class Assignment:
             while states := [
                 state for state in states if self._is_assigned(state) and _needs_position(state)
             ]:
-                start = self._prefetcher.offset_reset
+                start = self._options.offset_spec
                 try:
                     offsets = await self._fetch_committed([state.tp for state in states])
                     if (

@@ -39,11 +39,13 @@ from gateway.kafka.fetch.decoding import DecodedSlice, RecordSetDecoder
 from gateway.kafka.fetch.fetch import fetch_on_connection
 from gateway.kafka.protocol.fetch_messages import FetchedPartition, FetchTarget
 
+from .consumer_options import ConsumerOptions
+
 log = logging.getLogger(__name__)
 
 REPLICA_LEASE_S = 300.0  # seconds for which a nearer replica is read (KIP-392)
 MAX_CORRUPT_TRIES = 3  # fetches of a damaged batch before the partition is stopped
-# What is kept of one fetch once it is decompressed: this many times `partition_bytes`.
+# What is kept of one fetch once it is decompressed: this many times `max_partition_bytes`.
 MAX_EXPANSION = 16
 LEADERLESS_RETRY_S = 0.25  # seconds between looks at metadata for a partition without a leader
 
@@ -72,12 +74,10 @@ class PrefetchFetcher:
 
     Attributes:
         cluster: The cluster.
-        isolation: READ_COMMITTED or READ_UNCOMMITTED.
-        partition_bytes: The most bytes of one partition in one response; half of it is the amount
-            of buffered records below which the next fetch is sent.
-        offset_reset: Where a partition without a position starts: LATEST or EARLIEST. None stops it
-            with a failure.
-        out_of_range_reset: The same, if Kafka no longer has the offset to go on from.
+        options: How the consumer reads. The next fetch is sent once less than half of
+            `max_partition_bytes` is buffered.
+        out_of_range_reset: Where to go on if Kafka no longer has the offset to go on from: LATEST
+            or EARLIEST. None stops the partition with a failure.
         on_gap: Called with a partition, the offset that Kafka does not have, and where reading goes
             on.
         follows_recreated: Read a topic that was created again from its start. False leaves that to
@@ -88,9 +88,7 @@ class PrefetchFetcher:
     """
 
     cluster: Cluster
-    isolation: int
-    partition_bytes: int
-    offset_reset: int | None
+    options: ConsumerOptions
     out_of_range_reset: int | None
     on_gap: Callable[[TopicPartition, int, int], None]
     follows_recreated: bool = True
@@ -196,7 +194,7 @@ class PrefetchFetcher:
 
     def _should_fetch(self, state: PartitionState) -> bool:
         """Return whether the records of a partition run low, and what follows may be fetched."""
-        return state.buffered_bytes < self.partition_bytes // 2 and not (
+        return state.buffered_bytes < self.options.max_partition_bytes // 2 and not (
             state.is_drained and state.records
         )
 
@@ -250,14 +248,16 @@ class PrefetchFetcher:
         """Look up the positions of partitions from their `offset_spec`."""
         lookups = {state.tp: (state, state.offset_spec, state.lineage) for state in states}
         specs = {tp: spec for tp, (_, spec, _) in lookups.items() if spec is not None}
-        results = await self.cluster.list_offsets(specs, self.isolation)
+        results = await self.cluster.list_offsets(specs, self.options.isolation_level)
         ends = [
             tp
             for tp, result in results.items()
             if isinstance(result, OffsetAndTimestamp) and result.offset < 0
         ]
         if ends:  # no record is as young as the timestamp: start at the end
-            results |= await self.cluster.list_offsets(dict.fromkeys(ends, -1), self.isolation)
+            results |= await self.cluster.list_offsets(
+                dict.fromkeys(ends, -1), self.options.isolation_level
+            )
         for tp, result in results.items():
             state, _, lineage = lookups[tp]
             if state.lineage != lineage:
@@ -297,7 +297,7 @@ class PrefetchFetcher:
                     max_wait=limits.max_wait,
                     min_bytes=limits.min_bytes,
                     max_bytes=limits.max_bytes,
-                    isolation=self.isolation,
+                    isolation=self.options.isolation_level,
                     rack=self.cluster.settings.rack,
                 )
         except KafkaError as exc:
@@ -316,7 +316,11 @@ class PrefetchFetcher:
         leader = self.cluster.leader_for_partition(state.tp)
         epoch = leader[1] if leader is not None else -1
         return FetchTarget(
-            state.fetch_offset, epoch, state.topic_id, self.partition_bytes, state.fetch_epoch
+            state.fetch_offset,
+            epoch,
+            state.topic_id,
+            self.options.max_partition_bytes,
+            state.fetch_epoch,
         )
 
     def _on_fetch_failed(self, states: list[PartitionState], exc: KafkaError) -> None:
@@ -356,7 +360,7 @@ class PrefetchFetcher:
             fetched.records,
             state.fetch_offset,
             aborted=fetched.aborted_transactions,
-            read_committed=self.isolation == READ_COMMITTED,
+            read_committed=self.options.isolation_level == READ_COMMITTED,
             high_watermark=fetched.high_watermark,
         )
         if not decoding.is_large:
@@ -367,7 +371,7 @@ class PrefetchFetcher:
     async def _decode_rest(
         self, state: PartitionState, decoding: RecordSetDecoder, lineage: int
     ) -> None:
-        """Decode the rest of a response, up to MAX_EXPANSION times `partition_bytes`.
+        """Decode the rest of a response, up to MAX_EXPANSION times `max_partition_bytes`.
 
         What is beyond that is dropped, and is fetched again when the buffered records run low.
         """
@@ -379,7 +383,7 @@ class PrefetchFetcher:
                     return
                 self._buffer_slice(state, decoded)
                 self.changed.set()
-                if state.buffered_bytes >= MAX_EXPANSION * self.partition_bytes:
+                if state.buffered_bytes >= MAX_EXPANSION * self.options.max_partition_bytes:
                     return
                 await asyncio.sleep(0)
 
