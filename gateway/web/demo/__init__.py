@@ -55,6 +55,7 @@ PAGES = {
     "/": _PAGE_DIRECTORY / "index.html",
     "/demo.css": _PAGE_DIRECTORY / "demo.css",
     "/demo.js": _PAGE_DIRECTORY / "demo.js",
+    "/draw.js": _PAGE_DIRECTORY / "draw.js",
 }
 
 _METRICS_INTERVAL_S = 1.0  # seconds between two samples of this machine
