@@ -37,6 +37,7 @@ from gateway.telemetry.counts import FetchCounts
 
 from .batches import BULK_SLICE_RECORDS, gather_slices, iter_slices
 from .decoding import MAX_SLICE_RECORDS, DecodedSlice, RecordSetDecoder
+from .fetch import MAX_CORRUPT_ATTEMPTS, REPLICA_LEASE_S
 from .fetch_round import SWEEP_INTERVAL_S, FetchRound
 from .fetch_sessions import FetchSession
 from .partition_fetch import DeliverRest, PartitionFetch
@@ -47,12 +48,10 @@ log = logging.getLogger(__name__)
 _tuple_new = tuple.__new__  # 0.2 us less than `core.FetchResult(...)`
 
 NEWCOMER_S = 1.0  # seconds for which a partition counts as a newcomer
-REPLICA_LEASE_S = 300.0  # seconds for which a nearer replica is read (KIP-392)
 RESUMED_LOG_DELAY_S = 0.5  # seconds for which partitions that resume share one log line
 OVERDUE_S = 0.5  # seconds a response may be late before metadata is asked for another leader
 MAX_RESPONSE_BYTES = 1 << 20  # of one response: 5,000 records of 200 bytes decode in 10 ms
 YIELD_BYTES = 64 << 10  # after decoding more than this, other tasks of the event loop run
-MAX_CORRUPT_ATTEMPTS = 3  # fetches of a damaged batch before its offsets are given up
 MIN_BROKER_DELAY_S = 0.02  # seconds to wait at least where the broker's own backoff decides
 
 

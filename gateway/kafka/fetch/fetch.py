@@ -32,7 +32,18 @@ from gateway.kafka.protocol.fetch_messages import (
 
 from .fetch_sessions import SESSION_ERRORS, FetchSession
 
-__all__ = ["FetchSession", "FetchTarget", "FetchedPartition", "fetch", "fetch_on_connection"]
+__all__ = [
+    "MAX_CORRUPT_ATTEMPTS",
+    "REPLICA_LEASE_S",
+    "FetchSession",
+    "FetchTarget",
+    "FetchedPartition",
+    "fetch",
+    "fetch_on_connection",
+]
+
+REPLICA_LEASE_S = 300.0  # seconds for which a nearer replica is read (KIP-392)
+MAX_CORRUPT_ATTEMPTS = 3  # fetches of a damaged batch before a reader gives it up
 
 
 async def fetch(
