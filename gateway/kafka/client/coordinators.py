@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from typing import TypeVar
 
-from gateway.core.error_code import ErrorCode
+from gateway.core.error_code import AUTHORIZATION_ERRORS
 from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError
-from gateway.kafka.protocol.group_messages import FindCoordinatorRequest
+from gateway.kafka.protocol.group_messages import GROUP_KEY_TYPE, FindCoordinatorRequest
 from gateway.kafka.protocol.requests import KafkaRequest
 from gateway.telemetry.counts import GroupCounts
 from gateway.telemetry.log_context import create_detached_task
@@ -128,29 +128,48 @@ class Coordinators:
                 del self._nodes[next(iter(self._nodes))]  # dicts keep the order of insertion
 
     async def _look_up(self, group: str) -> int:
-        """Ask one broker after the other, the one that answered last first."""
-        metadata, connections = self._metadata, self._connections
-        if not metadata.brokers:
-            await metadata.refresh("looking for a coordinator")
-        first = metadata.last_responder
-        nodes = sorted(metadata.brokers, key=lambda node: (node != first, node))
-        failure: KafkaError = BrokerUnavailable("no broker is known", retry_after=_LOOKUP_RETRY_S)
-        for node in nodes:
-            try:
-                response = await connections.send(
-                    node, ConnectionRole.CONTROL, FindCoordinatorRequest(group)
-                )
-            except BrokerUnavailable as exc:
-                failure = exc
-                continue
-            if response.error == ErrorCode.GROUP_AUTHORIZATION_FAILED:
-                raise AccessDenied(f"the gateway may not use the group {group}; allow it READ")
-            if not response.error:
-                # The coordinator may be a broker that the last metadata answer did not have yet.
-                connections.update_addresses({response.node: (response.host, response.port)})
-                return response.node
-            failure = BrokerUnavailable(
-                f"the group {group} has no coordinator now: {response.message or response.error}",
-                retry_after=_LOOKUP_RETRY_S,
-            )
-        raise failure
+        return await find_coordinator(
+            self._connections, self._metadata, FindCoordinatorRequest(group), f"the group {group}"
+        )
+
+
+async def find_coordinator(
+    connections: Connections, metadata: Metadata, request: FindCoordinatorRequest, name: str
+) -> int:
+    """Return the node id of a coordinator.
+
+    One broker is asked after the other, the one that answered last first.
+
+    Args:
+        connections: The connections of the cluster.
+        metadata: The metadata of the cluster.
+        request: Asks for the coordinator of a key.
+        name: What the key stands for in messages, such as `the group billing`.
+
+    Raises:
+        BrokerUnavailable: No broker answers, or there is no coordinator now.
+        AuthenticationFailed: A broker and the gateway refused each other's credentials.
+        AccessDenied: The gateway may not use the key.
+    """
+    if not metadata.brokers:
+        await metadata.refresh("looking for a coordinator")
+    first = metadata.last_responder
+    failure: KafkaError = BrokerUnavailable("no broker is known", retry_after=_LOOKUP_RETRY_S)
+    for node in sorted(metadata.brokers, key=lambda node: (node != first, node)):
+        try:
+            response = await connections.send(node, ConnectionRole.CONTROL, request)
+        except BrokerUnavailable as exc:
+            failure = exc
+            continue
+        if response.error in AUTHORIZATION_ERRORS:
+            permission = "READ" if request.key_type == GROUP_KEY_TYPE else "WRITE"
+            raise AccessDenied(f"the gateway may not use {name}; allow it {permission}")
+        if not response.error:
+            # The coordinator may be a broker that the last metadata answer did not have yet.
+            connections.update_addresses({response.node: (response.host, response.port)})
+            return response.node
+        failure = BrokerUnavailable(
+            f"{name} has no coordinator now: {response.message or response.error}",
+            retry_after=_LOOKUP_RETRY_S,
+        )
+    raise failure

@@ -382,10 +382,7 @@ class Producer:
             return
         timeout = self._cluster.settings.request_timeout
         request = ProduceRequest(
-            {
-                queue.tp: encode_batch(queue.outbox, records, self._codec)
-                for queue, records in batches
-            },
+            {queue.tp: self._encode_batch(queue.outbox, records) for queue, records in batches},
             timeout_ms=int(timeout * REPLICATION_TIMEOUT_SHARE * 1000),
         )
         try:
@@ -398,6 +395,12 @@ class Producer:
             return
         for queue, _ in batches:
             self._on_partition_response(queue, response.partitions.get(queue.tp, _NO_RESULT))
+
+    def _encode_batch(
+        self, outbox: Outbox[PendingRecord], records: Sequence[PendingRecord]
+    ) -> bytes:
+        assert outbox.producer is not None
+        return encode_batch(outbox.producer, outbox.sequence, records, codec=self._codec)
 
     def _on_partition_response(self, queue: _PartitionQueue, appended: AppendResult) -> None:
         """Apply the broker's answer about the batch of one partition."""
