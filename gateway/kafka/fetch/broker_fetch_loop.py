@@ -40,7 +40,7 @@ from .decoding import MAX_SLICE_RECORDS, DecodedSlice, RecordSetDecoder
 from .fetch import MAX_CORRUPT_ATTEMPTS, REPLICA_LEASE_S
 from .fetch_round import SWEEP_INTERVAL_S, FetchRound
 from .fetch_sessions import FetchSession
-from .partition_fetch import DeliverRest, PartitionFetch
+from .partition_fetch import PartitionFetch, PartitionWork
 from .topic_model import TopicModel
 
 log = logging.getLogger(__name__)
@@ -99,13 +99,8 @@ class FetchLoopOwner(Protocol):
     def deliver_entries(self, partition_fetch: PartitionFetch, entries: Sequence[Entry]) -> None:
         """Deliver what a partition brought, unless it was removed meanwhile."""
 
-    def start_rest(self, partition_fetch: PartitionFetch, rest: DeliverRest) -> None:
-        """Deliver the rest of a large response in the background."""
-
-    def start_schema_load(
-        self, partition_fetch: PartitionFetch, load_schemas: Callable[[], Awaitable[None]]
-    ) -> None:
-        """Load schemas before the partition is fetched again."""
+    def start_work(self, partition_fetch: PartitionFetch, work: PartitionWork) -> None:
+        """Do something for a partition in the background, before it is fetched again."""
 
     def on_request_failed(
         self, partition_fetch: PartitionFetch, cause: Cause, delay: float | None
@@ -244,7 +239,7 @@ class BrokerFetchLoop:
             partition_fetch.reader.last_response_at = now = self._fetcher.now()
             rest = self._on_partition_response(partition_fetch, fetched, now)
             if rest is not None and partition_fetch.in_flight is fetch_round:
-                self._fetcher.start_rest(partition_fetch, rest)
+                self._fetcher.start_work(partition_fetch, rest)
             self._requeue(fetch_round, partition_fetch, now)
             if len(fetched.records) > YIELD_BYTES:
                 await asyncio.sleep(0)  # decoding ran in the event loop, so let others run
@@ -329,7 +324,7 @@ class BrokerFetchLoop:
 
     def _on_partition_response(
         self, partition_fetch: PartitionFetch, fetched: FetchedPartition, now: float
-    ) -> DeliverRest | None:
+    ) -> PartitionWork | None:
         """Deliver what a fetch brought for one partition.
 
         Returns:
@@ -445,7 +440,8 @@ class BrokerFetchLoop:
                 # The model stopped at a record whose schema is not loaded. What precedes it is
                 # delivered first; the next fetch begins with that record and loads the schema.
                 if not entries:
-                    self._fetcher.start_schema_load(partition_fetch, load_schemas)
+                    load = load_schemas
+                    self._fetcher.start_work(partition_fetch, lambda _: load())
                     return False
                 next_offset, epoch = entries[-1].next_offset, entries[-1].epoch
         reads.records[topic] += len(entries)

@@ -40,7 +40,7 @@ from gateway.telemetry.counts import FetchCounts
 
 from .broker_fetch_loop import NEWCOMER_S, BrokerFetchLoop
 from .fetch_round import FetchRound
-from .partition_fetch import DeliverRest, PartitionFetch
+from .partition_fetch import PartitionFetch, PartitionWork
 from .topic_model import TopicModel, get_no_model
 
 log = logging.getLogger(__name__)
@@ -263,57 +263,26 @@ class Fetcher:
         self.deliver_entries(partition_fetch, entries)
         self.wake_loops()
 
-    def start_schema_load(
-        self, partition_fetch: PartitionFetch, load_schemas: Callable[[], Awaitable[None]]
-    ) -> None:
-        """Load the schemas that the next record of a partition needs, then fetch it again.
+    def start_work(self, partition_fetch: PartitionFetch, work: PartitionWork) -> None:
+        """Do something for a partition in a task of its own, before it is fetched again.
 
-        Meanwhile the partition stays where it is; others go on.
+        Meanwhile the other partitions of its broker go on.
         """
         self.release(partition_fetch)
         self._spawn(
-            self._load_schemas(
-                partition_fetch, self._mark_in_flight([partition_fetch.reader.tp]), load_schemas
-            )
+            self._run_work(partition_fetch, self._mark_in_flight([partition_fetch.reader.tp]), work)
         )
 
-    async def _load_schemas(
-        self,
-        partition_fetch: PartitionFetch,
-        flight: object,
-        load_schemas: Callable[[], Awaitable[None]],
+    async def _run_work(
+        self, partition_fetch: PartitionFetch, flight: object, work: PartitionWork
     ) -> None:
         # After every await the partition may have been released (removed, or its leader changed)
         # and asked for again: it is ours only as long as it has this token.
         try:
-            await load_schemas()
+            await work(lambda: partition_fetch.in_flight is flight)
         except RegistryUnavailable:  # logged where the schema was asked for
             if partition_fetch.in_flight is flight:
                 self.on_request_failed(partition_fetch, Cause.REGISTRY, None)
-        except Exception:
-            if partition_fetch.in_flight is flight:
-                self.on_request_failed(partition_fetch, Cause.UNEXPECTED, None)
-            raise
-        if partition_fetch.in_flight is flight:
-            self.release(partition_fetch)
-            self.wake_loops()
-
-    def start_rest(self, partition_fetch: PartitionFetch, rest: DeliverRest) -> None:
-        """Deliver the rest of a large response in a task of its own.
-
-        Until that has ended nothing more is fetched of this partition, and the other partitions of
-        its broker go on.
-        """
-        self.release(partition_fetch)
-        self._spawn(
-            self._run_rest(partition_fetch, self._mark_in_flight([partition_fetch.reader.tp]), rest)
-        )
-
-    async def _run_rest(
-        self, partition_fetch: PartitionFetch, flight: object, rest: DeliverRest
-    ) -> None:
-        try:
-            await rest(lambda: partition_fetch.in_flight is flight)
         except Exception:
             if partition_fetch.in_flight is flight:
                 self.on_request_failed(partition_fetch, Cause.UNEXPECTED, None)
