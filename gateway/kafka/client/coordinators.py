@@ -14,11 +14,10 @@ from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError
 from gateway.kafka.protocol.group_messages import GROUP_KEY_TYPE, FindCoordinatorRequest
 from gateway.kafka.protocol.requests import KafkaRequest
 from gateway.telemetry.counts import GroupCounts
-from gateway.telemetry.log_context import create_detached_task
 
 from .connections import BrokerConnection, ConnectionRole, Connections
-from .failures import is_caller_cancelled
 from .metadata import Metadata
+from .shared_tasks import start_shared_task, wait_for_shared
 
 R = TypeVar("R")
 
@@ -109,19 +108,12 @@ class Coordinators:
             return node
         lookup = self._lookups.get(group)
         if lookup is None:
-            lookup = self._lookups[group] = create_detached_task(self._look_up(group))
+            lookup = self._lookups[group] = start_shared_task(self._look_up(group))
             lookup.add_done_callback(lambda task: self._on_lookup_done(group, task))
-        try:
-            # The shield: one caller that gives up must not take the lookup from the others.
-            return await asyncio.shield(lookup)
-        except asyncio.CancelledError:
-            if is_caller_cancelled(lookup):
-                raise
-            raise BrokerUnavailable("the connections to Kafka are closed") from None
+        return await wait_for_shared(lookup)
 
     def _on_lookup_done(self, group: str, task: asyncio.Task[int]) -> None:
         self._lookups.pop(group, None)
-        # Asking for the exception also marks it as retrieved: no warning when nobody waits.
         if not task.cancelled() and task.exception() is None:
             self._nodes[group] = task.result()
             if len(self._nodes) > MAX_CACHED_GROUPS:

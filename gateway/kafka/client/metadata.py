@@ -23,15 +23,14 @@ from gateway.background_tasks import BackgroundTasks
 from gateway.core.error_code import UNKNOWN_TOPIC_ERRORS, ErrorCode
 from gateway.core.log.record import TopicPartition
 from gateway.core.log.recovery import Cause
-from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError, UnknownTopic
+from gateway.errors import AccessDenied, KafkaError, UnknownTopic
 from gateway.kafka.protocol.requests import BrokerMetadata, TopicMetadata
-from gateway.telemetry.log_context import create_detached_task
 
 from .brokers import Brokers
 from .connections import Connections
-from .failures import is_caller_cancelled
 from .metadata_changes import LeaderChange, TopicChange, compare_topics
 from .outages import Outages
+from .shared_tasks import start_shared_task, wait_for_shared
 from .topic_names import TopicNames
 
 # The interval between refreshes doubles from the first to the second while they follow each other.
@@ -265,16 +264,8 @@ class Metadata:
             await asyncio.wait([self._refresh_task])
         if self._refresh_task is None or self._refresh_task.done():
             self._refreshing_topics = None
-            self._refresh_task = create_detached_task(self._refresh_once())
-            self._refresh_task.add_done_callback(_consume_exception)
-        task = self._refresh_task
-        try:
-            # The shield: one caller that gives up must not take the refresh from the others.
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if is_caller_cancelled(task):
-                raise
-            raise BrokerUnavailable("the connections to Kafka are closed") from None
+            self._refresh_task = start_shared_task(self._refresh_once())
+        await wait_for_shared(self._refresh_task)
 
     def request_refresh(self, reason: str) -> None:
         """Refresh all watched topics in the background. A failure goes to the debug log only.
@@ -473,8 +464,3 @@ class Metadata:
 
 def _build_unknown_topic(name: str) -> TopicMetadata:
     return TopicMetadata(name, None, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, {})
-
-
-def _consume_exception(task: asyncio.Task[None]) -> None:
-    if not task.cancelled():
-        task.exception()  # mark it as retrieved: no warning when nobody waits for it any more
