@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from support.record_sets import decode_record_set
 
 from gateway.core.channel.channel import Channel
 from gateway.core.client.subscription import Subscription
@@ -19,7 +20,6 @@ from gateway.core.log.record import Entry, Ready, Record, TopicPartition
 from gateway.core.log.tail import Tail
 from gateway.formats import create_format
 from gateway.hub.wires.sse import SseEncoder
-from gateway.kafka.fetch.batches import decode_record_set
 
 from .figure import Figure, median
 from .kafka import Kafka

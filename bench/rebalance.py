@@ -19,8 +19,8 @@ from support.waiting import wait_until
 from gateway.core.log.record import TopicPartition
 from gateway.kafka.client.cluster import Cluster, ClusterSettings
 from gateway.kafka.client.connections import ConnectionRole
-from gateway.kafka.group.consumer import GroupConsumer
-from gateway.kafka.group.member_options import ProtocolName
+from gateway.kafka.group.consumer import ConsumerOptions, GroupConsumer
+from gateway.kafka.group.consumer_options import ProtocolName
 from gateway.kafka.protocol.codec import FieldReader, FieldWriter
 from gateway.kafka.protocol.requests import KafkaRequest, VersionRange
 
@@ -180,12 +180,14 @@ def _create_consumer(cluster: Cluster, group: str, number: int, case: Case) -> G
     return GroupConsumer(
         cluster,
         group,
-        protocol=case.protocol,
-        instance_id=f"instance-{number}" if case.is_static else None,
-        session_timeout=case.session_timeout_s,
-        heartbeat_interval=own,
-        auto_offset_reset="earliest",
-        prefetch=True,
+        ConsumerOptions(
+            protocol=case.protocol,
+            instance_id=f"instance-{number}" if case.is_static else None,
+            session_timeout=case.session_timeout_s,
+            heartbeat_interval=own,
+            auto_offset_reset="earliest",
+            prefetch=True,
+        ),
     )
 
 

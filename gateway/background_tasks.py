@@ -48,10 +48,17 @@ class BackgroundTasks:
         for task in self._tasks:
             task.cancel()
 
-    async def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until all tasks have ended, or until the time is over, in seconds."""
+    async def wait(
+        self, timeout_s: float | None = None, *, return_when: str = asyncio.ALL_COMPLETED
+    ) -> None:
+        """Wait until tasks have ended, or until the time is over.
+
+        Args:
+            timeout_s: The longest wait in seconds; None for no limit.
+            return_when: Whether to wait for all tasks or for the first, as of `asyncio.wait`.
+        """
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=timeout_s)
+            await asyncio.wait(self._tasks, timeout=timeout_s, return_when=return_when)
 
     async def close(self, grace_s: float = 0.0) -> None:
         """Cancel the tasks that have not ended after so many seconds, and wait for their end."""

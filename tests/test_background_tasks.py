@@ -100,3 +100,12 @@ async def test_a_task_may_have_a_context_of_its_own():
     tasks = BackgroundTasks(log)
     assert await tasks.start(read_variable(), "a copy") == "set"
     assert await tasks.start(read_variable(), "its own", context=Context()) == "unset"
+
+
+async def test_the_first_task_to_end_can_end_the_wait():
+    tasks = BackgroundTasks(log)
+    tasks.start(wait_for_ever(), "a test")
+    tasks.start(asyncio.sleep(0), "another test")
+    await asyncio.wait_for(tasks.wait(return_when=asyncio.FIRST_COMPLETED), 5.0)
+    assert len(tasks) == 1
+    await tasks.close()

@@ -18,7 +18,7 @@ from support.waiting import wait_until
 
 from gateway.core.log.record import TopicPartition
 from gateway.kafka.client.cluster import Cluster, ClusterSettings
-from gateway.kafka.group.consumer import GroupConsumer
+from gateway.kafka.group.consumer import ConsumerOptions, GroupConsumer
 from gateway.kafka.produce.partitioner import compute_partition
 from gateway.kafka.produce.pending_records import ProducerRecord
 from gateway.kafka.produce.producer import Producer
@@ -75,7 +75,8 @@ async def prepare_consuming(
 ) -> Transfer:
     """Members of one group, each of which has its share of the partitions."""
     some = [
-        GroupConsumer(cluster, "library", auto_offset_reset="earliest") for _ in range(client_count)
+        GroupConsumer(cluster, "library", ConsumerOptions(auto_offset_reset="earliest"))
+        for _ in range(client_count)
     ]
     for each in some:
         each.subscribe([topic])

@@ -101,11 +101,11 @@ def _collect_partitions(shared_reads: SharedReads, samples: MetricSamples) -> No
         total_bytes += topic_bytes
         samples.add(catalog.CACHE_BYTES, topic_bytes, topic)
         for read in shared_reads_of_topic:
-            collect_partition_metrics(read.reader, now, samples)
+            _collect_partition(read.reader, now, samples)
     samples.add(catalog.MEMORY_BYTES, total_bytes, "cache")
 
 
-def collect_partition_metrics(reader: PartitionReader, now: float, samples: MetricSamples) -> None:
+def _collect_partition(reader: PartitionReader, now: float, samples: MetricSamples) -> None:
     """Add the metrics of a partition. `now` is in seconds of the event loop's clock."""
     topic, partition = reader.tp
     # As in `SharedReads.refresh_readiness`: a leader that froze does not report that it did.

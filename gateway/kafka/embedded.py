@@ -45,7 +45,6 @@ import importlib.util
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from gateway.errors import LocalBrokerError
@@ -183,12 +182,7 @@ class EmbeddedKafka:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _get_handle(self) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from gateway.core.log.record import TopicPartition
 from gateway.errors import KafkaError, UnknownTopic
 from gateway.kafka.admin.topics import create_topic
+from gateway.kafka.client.existing_topics import get_known_topic
 from gateway.kafka.produce.partitioner import compute_partition
 from gateway.kafka.protocol.requests import PartitionMetadata, TopicMetadata
 from gateway.kafka.protocol.topic_messages import BROKER_DEFAULT
@@ -87,8 +88,8 @@ async def describe_topic(context: Context, name: str) -> TopicMetadata:
     """
     if len(name) > MAX_TOPIC_NAME_CHARS:
         raise UnknownTopic(f"{name[:40]}.. is no topic; correct its name", topic=name[:40])
-    topic = context.cluster.get_topic(name)
-    if topic is not None and topic.partitions and not topic.error:
+    topic = get_known_topic(context.cluster, name)
+    if topic is not None:
         return topic
     context.require_kafka()
     try:

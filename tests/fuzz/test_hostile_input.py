@@ -19,14 +19,13 @@ from starlette.requests import Request
 from support.budgets import Budget
 from support.fuzzing import run_for_duration
 from support.raw_websocket import build_frame
-from support.record_sets import build_batch
+from support.record_sets import build_batch, decode_record_set
 
 from gateway.config.types.filters import parse_fields
 from gateway.core.log.record import TopicPartition
 from gateway.errors import GatewayError
 from gateway.formats.avro.codec import AvroCodec
 from gateway.formats.protobuf import ProtobufCodec
-from gateway.kafka.fetch.batches import decode_record_set
 from gateway.sidecar.http.spec import Spec
 from gateway.sidecar.http.status import StatusError
 from gateway.sidecar.ksqldb.rows import KsqlError, KsqlProtocolError, ResponseParser

@@ -25,7 +25,7 @@ from support.raw_websocket import (
     build_frame,
     deflate_payload,
 )
-from support.record_sets import BatchRecord, build_batch
+from support.record_sets import BatchRecord, build_batch, decode_record_set
 
 from gateway.config.source.expression import find_closest
 from gateway.config.types.condition_text import ShortCondition, merge_conditions
@@ -40,7 +40,6 @@ from gateway.formats.exact_numbers import has_inexact_number
 from gateway.formats.projection import project_format
 from gateway.formats.protobuf import ProtobufCodec
 from gateway.formats.value import create_value_format
-from gateway.kafka.fetch.batches import decode_record_set
 from gateway.sidecar.consumer.base_uri import build_base_uri
 from gateway.sidecar.http.spec import Spec
 from gateway.sidecar.http.status import StatusError

@@ -12,13 +12,12 @@ from support.waiting import wait_until
 from gateway.config import Settings
 from gateway.core.log.partition_reader import (
     STALL_TIMEOUT_S,
-    OffsetStart,
-    OutOfRangePolicy,
+    FetchResult,
     PartitionReader,
     ReaderState,
 )
-from gateway.core.log.record import Gap, GapReason, TopicPartition
-from gateway.core.log.recovery import Backoff, Cause
+from gateway.core.log.record import Gap, GapReason, Record, TopicPartition
+from gateway.core.log.recovery import Cause
 from gateway.hub import metrics as hubs
 from gateway.hub.fanout.hub import Hub
 from gateway.kafka.client.cluster import Cluster, ClusterSettings
@@ -94,51 +93,43 @@ async def test_a_partition_that_is_not_heard_of_any_more_is_not_ready(hub: Hub):
     assert collect_figures(hub)[catalog.PARTITION_READY][("orders", "0")] is False
 
 
-def build_reader() -> PartitionReader:
-    made = PartitionReader(TP, OffsetStart(5), OutOfRangePolicy.EARLIEST, Backoff(1.0, lambda: 0.5))
-    made.leader, made.is_ready, made.last_stable_offset = 1, True, 12
-    return made
+async def take_reader(hub: Hub) -> PartitionReader:
+    """The reader of the partition at offset 0 of 7, which nobody but the test moves."""
+    reader = hub.shared_reads.by_partition[TP].reader
+    await wait_until(lambda: reader.is_ready and reader.state is ReaderState.STREAMING)
+    hub.shared_reads.fetcher.remove_partition(TP)
+    reader.last_stable_offset = 7
+    return reader
 
 
-def collect_partition_figures(one: PartitionReader) -> MetricSamples:
-    figures = MetricSamples()
-    hubs.collect_partition_metrics(one, 0.0, figures)
-    return figures
+def collect_partition_figures(hub: Hub, metric: catalog.Metric) -> dict[tuple[str, ...], float]:
+    samples = collect_figures(hub)[metric]
+    return {labels: value for labels, value in samples.items() if labels[:2] == ("orders", "0")}
 
 
-def test_lag_is_what_is_between_the_place_and_what_may_be_read():
-    one = build_reader()
-    assert collect_partition_figures(one)[catalog.PARTITION_LAG_RECORDS] == {("orders", "0"): 7}
-    one.last_stable_offset = 3  # told before the place moved
-    assert collect_partition_figures(one)[catalog.PARTITION_LAG_RECORDS] == {("orders", "0"): 0}
-    one.last_stable_offset = -1
-    assert collect_partition_figures(one)[catalog.PARTITION_LAG_RECORDS] == {}
+async def test_lag_is_what_is_between_the_place_and_what_may_be_read(hub: Hub):
+    reader, lag = await take_reader(hub), catalog.PARTITION_LAG_RECORDS
+    assert collect_partition_figures(hub, lag) == {("orders", "0"): 7}
+    reader.last_stable_offset = -1
+    assert collect_partition_figures(hub, lag) == {}
+    record = Record(TP, 9, 0, 0, None, b"")
+    reader.on_fetch(FetchResult([record], 10, 0, 3, 3, 0), 0.0)  # told before the place moved
+    assert collect_partition_figures(hub, lag) == {("orders", "0"): 0}
 
 
-def test_the_state_of_a_partition_is_one_and_its_cause_is_told_while_it_has_one():
-    one = build_reader()
-    assert collect_partition_figures(one)[catalog.PARTITION_STATE] == {
-        ("orders", "0", "streaming"): 1
-    }
-    assert collect_partition_figures(one)[catalog.PARTITION_RECOVERING] == {}
-    one.on_error(Cause.TIMEOUT, 0.0)
-    assert collect_partition_figures(one)[catalog.PARTITION_STATE] == {
-        ("orders", "0", "recovering"): 1
-    }
-    assert collect_partition_figures(one)[catalog.PARTITION_RECOVERING] == {
-        ("orders", "0", "timeout"): 1
-    }
-    one.state = ReaderState.RESETTING
-    assert collect_partition_figures(one)[catalog.PARTITION_STATE] == {
-        ("orders", "0", "resetting"): 1
-    }
-    one.on_leader_change(None, 3, 0.0)
-    assert collect_partition_figures(one)[catalog.PARTITION_STATE] == {
-        ("orders", "0", "leaderless"): 1
-    }
-    assert collect_partition_figures(one)[catalog.PARTITION_RECOVERING] == {
-        ("orders", "0", "no-leader"): 1
-    }
+async def test_the_state_of_a_partition_is_one_and_its_cause_is_told_while_it_has_one(hub: Hub):
+    reader = await take_reader(hub)
+    state, recovering = catalog.PARTITION_STATE, catalog.PARTITION_RECOVERING
+    assert collect_partition_figures(hub, state) == {("orders", "0", "streaming"): 1}
+    assert collect_partition_figures(hub, recovering) == {}
+    reader.on_error(Cause.TIMEOUT, 0.0)
+    assert collect_partition_figures(hub, state) == {("orders", "0", "recovering"): 1}
+    assert collect_partition_figures(hub, recovering) == {("orders", "0", "timeout"): 1}
+    reader.state = ReaderState.RESETTING
+    assert collect_partition_figures(hub, state) == {("orders", "0", "resetting"): 1}
+    reader.on_leader_change(None, 3, 0.0)
+    assert collect_partition_figures(hub, state) == {("orders", "0", "leaderless"): 1}
+    assert collect_partition_figures(hub, recovering) == {("orders", "0", "no-leader"): 1}
 
 
 async def test_one_that_was_not_started_or_is_closed_tells_that_much():

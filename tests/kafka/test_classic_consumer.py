@@ -33,7 +33,7 @@ from gateway.core.log.record import TopicPartition
 from gateway.errors import GroupFailed
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.group.consumer import GroupConsumer
-from gateway.kafka.group.member_options import MAX_HEARTBEAT_INTERVAL_S, MemberOptions
+from gateway.kafka.group.consumer_options import MAX_HEARTBEAT_INTERVAL_S, ConsumerOptions
 
 LONG = 60.0  # s; a session's end and more on a busy machine
 CLASSIC: dict[str, Any] = {"protocol": "classic", "session_timeout": 6.0}
@@ -65,16 +65,16 @@ def wait_until_shared(members, topic: str, partitions: int):
 
 def test_auto_takes_what_the_coordinator_speaks():
     new, old = {68: (0, 1), 11: (2, 9)}, {11: (0, 5)}
-    assert isinstance(MemberOptions("auto").create_member("g", new), ConsumerMember)
-    assert isinstance(MemberOptions("auto").create_member("g", old), ClassicMember)
-    assert isinstance(MemberOptions("classic").create_member("g", new), ClassicMember)
+    assert isinstance(ConsumerOptions("auto").create_member("g", new), ConsumerMember)
+    assert isinstance(ConsumerOptions("auto").create_member("g", old), ClassicMember)
+    assert isinstance(ConsumerOptions("classic").create_member("g", new), ClassicMember)
     with pytest.raises(GroupFailed, match="KIP-848"):
-        MemberOptions("consumer").create_member("g", old)
+        ConsumerOptions("consumer").create_member("g", old)
 
 
 @pytest.mark.parametrize("session, interval", [(45.0, MAX_HEARTBEAT_INTERVAL_S), (6.0, 2.0)])
 def test_heartbeats_fit_into_the_session_where_nothing_is_said(session: float, interval: float):
-    made = MemberOptions("classic", session_timeout=session).create_member("g", {})
+    made = ConsumerOptions("classic", session_timeout=session).create_member("g", {})
     assert isinstance(made, ClassicMember) and made.heartbeat_interval == interval
 
 
@@ -124,7 +124,7 @@ class _SlowMember(PollingMember):
 
 @asynccontextmanager
 async def running_slow_member(made: Cluster, group: str, topic: str) -> AsyncIterator[_SlowMember]:
-    one = _SlowMember(GroupConsumer(made, group, **(FAST_OPTIONS | CLASSIC)))
+    one = _SlowMember(GroupConsumer(made, group, ConsumerOptions(**(FAST_OPTIONS | CLASSIC))))
     one.consumer.subscribe([topic], one)
     polling = asyncio.create_task(one.poll_forever())
     try:
@@ -262,7 +262,7 @@ async def test_a_group_whose_members_take_another_assignor_says_so(kafka, topic,
         eager = AIOKafkaConsumer(name, bootstrap_servers=kafka.bootstrap_servers, group_id=group)
         await eager.start()
         try:
-            consumer = GroupConsumer(made, group, **CLASSIC)
+            consumer = GroupConsumer(made, group, ConsumerOptions(**CLASSIC))
             consumer.subscribe([name])
             with pytest.raises(GroupFailed, match="cooperative-sticky"):
                 await consumer.poll(LONG)

@@ -19,7 +19,7 @@ from support.waiting import wait_until
 from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import AccessDenied, PartitionFailed
-from gateway.kafka.group.consumer import GroupConsumer, OffsetAndMetadata
+from gateway.kafka.group.consumer import ConsumerOptions, GroupConsumer, OffsetAndMetadata
 
 LONG = 60.0  # s
 
@@ -36,7 +36,7 @@ async def running_proxied_cluster(kafka: Any, *topics: str) -> AsyncIterator[Any
 @asynccontextmanager
 async def open_reader(made: Any, group: str, *topics: str) -> AsyncIterator[GroupConsumer]:
     """Partition 0 of each, assigned by hand."""
-    consumer = GroupConsumer(made, group, auto_offset_reset="earliest")
+    consumer = GroupConsumer(made, group, ConsumerOptions(auto_offset_reset="earliest"))
     consumer.assign([TopicPartition(name, 0) for name in topics])
     try:
         yield consumer
@@ -169,7 +169,7 @@ async def test_a_partition_with_nowhere_to_go_on_from_is_told_and_holds_up_no_ot
     await produce_records(kafka.bootstrap, name, [b"a"])
     tp = TopicPartition(lost, 0)
     async with open_cluster(kafka.bootstrap, lost, name) as made:
-        consumer = GroupConsumer(made, "", auto_offset_reset="none")
+        consumer = GroupConsumer(made, "", ConsumerOptions(auto_offset_reset="none"))
         consumer.assign([tp, TopicPartition(name, 0)])
         consumer.seek(tp, 7)
         consumer.seek(TopicPartition(name, 0), 0)

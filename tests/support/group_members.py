@@ -17,11 +17,11 @@ from confluent_kafka import Consumer
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import KafkaError
 from gateway.kafka.client.cluster import Cluster, ClusterSettings
-from gateway.kafka.group.consumer import GroupConsumer
+from gateway.kafka.group.consumer import ConsumerOptions, GroupConsumer
 from gateway.kafka.group.group_offsets import GroupOffsets
 
 _TESTS_DIRECTORY = str(Path(__file__).parents[1])
-FAST_OPTIONS = {"heartbeat_interval": 0.2, "auto_offset_reset": "earliest"}
+FAST_OPTIONS: dict[str, Any] = {"heartbeat_interval": 0.2, "auto_offset_reset": "earliest"}
 
 
 class PollingMember:
@@ -71,7 +71,7 @@ async def running_member(
     cluster: Cluster, group: str, topics: Any, *, leave: bool = True, **options: Any
 ) -> AsyncIterator[PollingMember]:
     """A member that polls; closed at the end of the block."""
-    made = PollingMember(GroupConsumer(cluster, group, **(FAST_OPTIONS | options)))
+    made = PollingMember(GroupConsumer(cluster, group, ConsumerOptions(**(FAST_OPTIONS | options))))
     made.consumer.subscribe(topics, made)
     polling = asyncio.create_task(made.poll_forever())
     try:
@@ -169,7 +169,8 @@ async def _main(servers: str, group: str, topic: str, protocol: str, instance_id
     if protocol == "classic":
         how["session_timeout"] = 6.0
     async with Cluster(ClusterSettings(servers.split(","))) as cluster:
-        consumer, said = GroupConsumer(cluster, group, **(FAST_OPTIONS | how)), -1
+        consumer = GroupConsumer(cluster, group, ConsumerOptions(**(FAST_OPTIONS | how)))
+        said = -1
         consumer.subscribe([topic])
         while True:
             await consumer.poll(0.1)

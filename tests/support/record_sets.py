@@ -6,11 +6,15 @@ import gzip
 import struct
 import zlib
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cramjam
 from aiokafka.codec import snappy_encode
 from aiokafka.record.util import calc_crc32c
+
+from gateway.core.log.record import Entry, TopicPartition
+from gateway.kafka.fetch.batches import BULK_SLICE_RECORDS
+from gateway.kafka.fetch.decoding import DecodedSlice, RecordSetDecoder
 
 BATCH_HEADER = struct.Struct(">qiibIhiqqqhii")
 COMPRESSORS = {
@@ -129,3 +133,21 @@ def flip_byte(data: bytes, position: int = -1) -> bytes:
     out = bytearray(data)
     out[position] ^= 0xFF
     return bytes(out)
+
+
+def decode_record_set(
+    tp: TopicPartition, data: bytes, fetch_offset: int, **options: Any
+) -> DecodedSlice:
+    """All slices of a record set, joined.
+
+    options: keyword arguments of `RecordSetDecoder`.
+    """
+    decoding = RecordSetDecoder(tp, data, fetch_offset, **options)
+    entries: list[Entry] = []
+    while True:
+        if decoding.is_large:
+            decoding.decompress()
+        decoded = decoding.read_slice(BULK_SLICE_RECORDS)
+        entries += decoded.entries
+        if decoding.is_done:
+            return decoded._replace(entries=entries)

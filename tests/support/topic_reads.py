@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from support.record_sets import decode_record_set
 from support.waiting import WAIT_TIMEOUT_S
 
 from gateway.core.log.record import Entry, TopicPartition
 from gateway.kafka.client.cluster import Cluster, ClusterSettings
 from gateway.kafka.client.connections import ConnectionRole
 from gateway.kafka.client.offsets import LATEST, OffsetAndTimestamp
-from gateway.kafka.fetch.batches import decode_record_set
 from gateway.kafka.fetch.fetch import FetchedPartition, FetchSession, FetchTarget
 
 

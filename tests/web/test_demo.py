@@ -12,8 +12,9 @@ from aiokafka import AIOKafkaConsumer
 
 from gateway.config import loads
 from gateway.kafka.embedded import EmbeddedKafka
-from gateway.web import demo, discovery
+from gateway.web import demo, discovery, shop
 from gateway.web.app.app import create_app
+from gateway.web.demo.record_sender import open_sender
 
 
 async def test_both_topics_are_written_to_until_it_is_cancelled():
@@ -36,6 +37,15 @@ async def test_both_topics_are_written_to_until_it_is_cancelled():
             await asyncio.wait([publisher])
         assert seen["host"] == {"cpu", "memory", "disk", "network"}
         assert publisher.cancelled()
+
+
+async def test_what_was_handed_over_is_written_when_the_sender_closes():
+    with EmbeddedKafka(topics={"orders": 3}) as kafka:
+        async with open_sender(kafka.bootstrap) as sender:
+            written = [await sender.send("orders", key, b"1") for key in (b"ada", b"ada", None)]
+            assert not any(future.done() for future in written)
+        assert [future.result() for future in written[:2]] == [0, 1]
+        assert written[2].result() >= 0
 
 
 def test_a_run_has_its_own_servers_and_address():
@@ -61,7 +71,14 @@ def test_the_page_asks_for_nothing_that_is_not_in_the_package():
         text = path.read_text()
         assert not re.search(r"""(?:src|href|url|@import)\s*[=(]?\s*["']?(?:https?:)?//""", text)
     asked = re.findall(r'(?:src|href)="([^":]+)"', demo.PAGES["/"].read_text())
+    asked += re.findall(r'^import .* from "./(.+)";', demo.PAGES["/demo.js"].read_text(), re.M)
     assert {f"/{name}" for name in asked} | {"/"} == {*demo.PAGES, discovery.STREAMS_PATH}
+
+
+def test_the_page_of_the_shop_has_all_that_it_asks_for():
+    asked = re.findall(r'(?:src|href)="([\w.]+)"', shop.PAGES["/"].read_text())
+    asked += re.findall(r'^import .* from "./(.+)";', shop.PAGES["/shop.js"].read_text(), re.M)
+    assert {f"/{name}" for name in asked} | {"/"} == {*shop.PAGES}
 
 
 def test_every_element_the_script_looks_for_is_in_the_page():

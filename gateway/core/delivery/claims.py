@@ -82,7 +82,7 @@ class UnreadChange(NamedTuple):
 class Claims:
     """What one reader of the log knows, including what its own process wrote and has not read yet.
 
-    Owned by the process's idempotency ledger. Invariants between calls:
+    Owned by the process's `IdempotencyStore`. Invariants between calls:
 
     - A key with a known result has no claims.
     - Each owner has at most one claim of a key. The claim with the lowest offset holds the key.

@@ -4,6 +4,9 @@ A key stands for one record, so the digest of what it was first used with is kep
 same key with another record is a mistake that is reported, not a repetition. Keys that were written
 are remembered for `max_age_s` seconds and up to `max_keys` keys, whichever ends first; keys in
 flight as long as they are. Sans-I/O: time is an argument, in seconds of any monotonic clock.
+
+A key of the sidecar stands for a request with several records, whose answer is given again. Such
+keys are claimed in a topic of their own instead (`gateway.core.delivery.claims`).
 """
 
 from __future__ import annotations

@@ -12,38 +12,28 @@ own, each event costs 5 us more.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from gateway.core.channel.byte_counts import CountedBytes
-from gateway.core.channel.channel import Encoder
-from gateway.core.channel.chunk import ChannelEvent
-from gateway.formats import Format
 from gateway.wire import gzip
 from gateway.wire.crc import Crc32Sum
 
-from .wire import Wire
+from .wrapping import WrappingWire
 
 
-@dataclass(frozen=True, slots=True)
-class GzipWire:
-    """Compress what another wire encodes.
+class GzipWire(WrappingWire):
+    """Compress what another wire encodes."""
 
-    Attributes:
-        wire: The other wire, whose blocks are simply concatenated, such as `SseWire`.
-    """
+    __slots__ = ()
 
-    wire: Wire
-
-    @property
-    def name(self) -> str:
-        """Return the name of the other wire."""
-        return self.wire.name
-
-    def create_encoder(self, format: Format) -> GzipEncoder:
-        """Return an encoder that compresses what the other wire's encoder makes."""
-        return GzipEncoder(self.wire.create_encoder(format))
+    @staticmethod
+    def wrap(data: bytes) -> bytes:
+        """Return bytes deflated independently of others, with their sum; empty for no bytes."""
+        return (
+            CountedBytes.create(gzip.compress_block(data), Crc32Sum.from_bytes(data))
+            if data
+            else data
+        )
 
     def encode_begin(
         self,
@@ -62,18 +52,10 @@ class GzipWire:
             data, token, position_refused=position_refused, is_continuation=is_continuation
         )
         if is_continuation:
-            return deflate_chunk(first)
+            return self.wrap(first)
         return CountedBytes.create(
             gzip.HEADER + gzip.compress_block(first), Crc32Sum.from_bytes(first)
         )
-
-    def encode_event(self, kind: str, data: dict[str, Any]) -> bytes:
-        """Return an event for one client; see `Wire`."""
-        return deflate_chunk(self.wire.encode_event(kind, data))
-
-    def encode_heartbeat(self) -> bytes:
-        """Return a heartbeat; see `Wire`."""
-        return deflate_chunk(self.wire.encode_heartbeat())
 
     def encode_end(self, reason: str, token: bytes, delivered_sum: Any = None) -> bytes:
         """Return the last block and the gzip trailer; see `Wire`."""
@@ -82,24 +64,3 @@ class GzipWire:
         return gzip.compress_block(last) + gzip.build_trailer(
             last_sum if delivered_sum is None else delivered_sum + last_sum
         )
-
-
-class GzipEncoder:
-    """Compress what another encoder makes of a chunk of events; an `Encoder` of channels."""
-
-    def __init__(self, encoder: Encoder) -> None:
-        self._encoder = encoder
-        # Heads stay as they are: only whole chunks are deflated.
-        self.encode_entry = encoder.encode_entry
-        self.encode_position = encoder.encode_position
-
-    def encode_events(self, events: Iterable[ChannelEvent], view: bytes) -> bytes:
-        """Return events as one deflated block; see `Encoder`."""
-        return deflate_chunk(self._encoder.encode_events(events, view))
-
-
-def deflate_chunk(data: bytes) -> bytes:
-    """Return bytes deflated independently of others, with their sum; empty for no bytes."""
-    return (
-        CountedBytes.create(gzip.compress_block(data), Crc32Sum.from_bytes(data)) if data else data
-    )

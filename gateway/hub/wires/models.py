@@ -2,7 +2,7 @@
 
 Everything behind this (logs, filters, transforms, formats) sees JSON. A record whose schema is not
 known yet is not handed on: its partition waits, and is read from there again once the registry has
-answered (`Fetcher.start_schema_load`), so nothing is lost and nothing overtakes.
+answered (`Fetcher.start_work`), so nothing is lost and nothing overtakes.
 """
 
 from __future__ import annotations

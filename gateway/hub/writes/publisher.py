@@ -13,7 +13,7 @@ from gateway.core.log.record import TopicPartition
 from gateway.core.produce.idempotency import IdempotencyKey, IdempotencyWindow
 from gateway.errors import InvalidRecord
 from gateway.kafka.client.cluster import Cluster
-from gateway.kafka.client.existing_topics import get_existing_topic, require_reachable
+from gateway.kafka.client.existing_topics import get_known_topic, require_reachable, watch_topic
 from gateway.kafka.produce.partitioner import compute_partition
 from gateway.kafka.produce.producer import Producer
 from gateway.kafka.protocol.requests import TopicMetadata
@@ -149,7 +149,7 @@ class Publisher:
         """
         # Even if the topic is known: no record is accepted that cannot be sent.
         require_reachable(self.cluster)
-        return await get_existing_topic(self.cluster, name)
+        return get_known_topic(self.cluster, name) or await watch_topic(self.cluster, name)
 
     def choose_partition(self, topic: TopicMetadata, write: PendingWrite) -> TopicPartition:
         """Return the partition that a record goes to.

@@ -11,7 +11,7 @@ from gateway.core.log.record import TopicPartition
 from gateway.errors import AccessDenied, BrokerUnavailable, PartitionFailed
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.connections import ConnectionRole
-from gateway.kafka.protocol.codec import FieldReader, FieldWriter, group_by_topic
+from gateway.kafka.protocol.codec import FieldReader, FieldWriter, write_partitions
 from gateway.kafka.protocol.requests import KafkaRequest, VersionRange
 
 TIMEOUT_MS = 10_000  # until the replicas have deleted the records
@@ -41,14 +41,8 @@ class DeleteRecordsRequest(KafkaRequest[DeleteRecordsResponse]):
     def encode(self, version: int) -> bytes:
         """Encode the body of the request."""
         out = FieldWriter(flexible=False)
-        topics = group_by_topic(self.before_offsets)
-        out.array(len(topics))
-        for topic, partitions in topics.items():
-            out.string(topic)
-            out.array(len(partitions))
-            for partition, offset in partitions:
-                out.i32(partition)
-                out.i64(offset)
+        for offset in write_partitions(out, self.before_offsets):
+            out.i64(offset)
         out.i32(TIMEOUT_MS)
         return bytes(out.data)
 

@@ -28,16 +28,15 @@ from gateway.core.log.recovery import Backoff, Cause
 from gateway.errors import AuthenticationFailed, BrokerUnavailable, KafkaError
 from gateway.kafka.protocol.requests import KafkaRequest
 from gateway.telemetry.counts import BrokerRequestCounts
-from gateway.telemetry.log_context import create_detached_task
 
 from .failures import (
     CONNECTION_ERRORS,
     cause_from_exception,
     format_error,
-    is_caller_cancelled,
     suggest_listener_setting,
 )
 from .security import Credentials, KafkaConnection
+from .shared_tasks import start_shared_task, wait_for_shared
 
 if TYPE_CHECKING:
     from gateway.telemetry.traces import Tracing
@@ -372,20 +371,14 @@ class Connections:
         attempt = broker.connecting.get(role)
         if attempt is None:
             self._raise_if_backing_off(node, broker)
-            attempt = create_detached_task(self._open_connection(node, role, broker))
+            attempt = start_shared_task(self._open_connection(node, role, broker))
             broker.connecting[role] = attempt
-            attempt.add_done_callback(lambda task: _on_connected(broker, role, task))
-        try:
-            # The shield: one caller that gives up must not take the attempt from the others.
-            return await asyncio.shield(attempt)
-        except asyncio.CancelledError:
-            if is_caller_cancelled(attempt):
-                raise
-            # The attempt itself was cancelled, by `_close_node`.
-            raise BrokerUnavailable(
-                f"{self._describe_node(node)} moved or the gateway is closing",
-                node=_public_node_id(node),
-            ) from None
+            attempt.add_done_callback(lambda _: broker.connecting.pop(role, None))
+        return await wait_for_shared(
+            attempt,  # which `_close_node` cancels
+            f"{self._describe_node(node)} moved or the gateway is closing",
+            node=_public_node_id(node),
+        )
 
     @asynccontextmanager
     async def borrow_spare(self, node: int) -> AsyncIterator[BrokerConnection]:
@@ -626,14 +619,6 @@ async def _run_within(timeout: float, start: Callable[[], Awaitable[R]]) -> R:
     """Await the result of `start` for at most `timeout` seconds, or raise TimeoutError."""
     async with asyncio.timeout(timeout):
         return await start()
-
-
-def _on_connected(
-    broker: _BrokerNode, role: ConnectionRole, task: asyncio.Task[BrokerConnection]
-) -> None:
-    broker.connecting.pop(role, None)
-    if not task.cancelled():
-        task.exception()  # mark it as retrieved: no warning when nobody waits for it any more
 
 
 def _public_node_id(node: int) -> int | None:

@@ -9,16 +9,15 @@ from __future__ import annotations
 import asyncio
 from typing import TypeVar
 
-from gateway.core.error_code import ErrorCode
+from gateway.core.error_code import AUTHORIZATION_ERRORS
 from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError
-from gateway.kafka.protocol.group_messages import FindCoordinatorRequest
+from gateway.kafka.protocol.group_messages import GROUP_KEY_TYPE, FindCoordinatorRequest
 from gateway.kafka.protocol.requests import KafkaRequest
 from gateway.telemetry.counts import GroupCounts
-from gateway.telemetry.log_context import create_detached_task
 
 from .connections import BrokerConnection, ConnectionRole, Connections
-from .failures import is_caller_cancelled
 from .metadata import Metadata
+from .shared_tasks import start_shared_task, wait_for_shared
 
 R = TypeVar("R")
 
@@ -109,48 +108,60 @@ class Coordinators:
             return node
         lookup = self._lookups.get(group)
         if lookup is None:
-            lookup = self._lookups[group] = create_detached_task(self._look_up(group))
+            lookup = self._lookups[group] = start_shared_task(self._look_up(group))
             lookup.add_done_callback(lambda task: self._on_lookup_done(group, task))
-        try:
-            # The shield: one caller that gives up must not take the lookup from the others.
-            return await asyncio.shield(lookup)
-        except asyncio.CancelledError:
-            if is_caller_cancelled(lookup):
-                raise
-            raise BrokerUnavailable("the connections to Kafka are closed") from None
+        return await wait_for_shared(lookup)
 
     def _on_lookup_done(self, group: str, task: asyncio.Task[int]) -> None:
         self._lookups.pop(group, None)
-        # Asking for the exception also marks it as retrieved: no warning when nobody waits.
         if not task.cancelled() and task.exception() is None:
             self._nodes[group] = task.result()
             if len(self._nodes) > MAX_CACHED_GROUPS:
                 del self._nodes[next(iter(self._nodes))]  # dicts keep the order of insertion
 
     async def _look_up(self, group: str) -> int:
-        """Ask one broker after the other, the one that answered last first."""
-        metadata, connections = self._metadata, self._connections
-        if not metadata.brokers:
-            await metadata.refresh("looking for a coordinator")
-        first = metadata.last_responder
-        nodes = sorted(metadata.brokers, key=lambda node: (node != first, node))
-        failure: KafkaError = BrokerUnavailable("no broker is known", retry_after=_LOOKUP_RETRY_S)
-        for node in nodes:
-            try:
-                response = await connections.send(
-                    node, ConnectionRole.CONTROL, FindCoordinatorRequest(group)
-                )
-            except BrokerUnavailable as exc:
-                failure = exc
-                continue
-            if response.error == ErrorCode.GROUP_AUTHORIZATION_FAILED:
-                raise AccessDenied(f"the gateway may not use the group {group}; allow it READ")
-            if not response.error:
-                # The coordinator may be a broker that the last metadata answer did not have yet.
-                connections.update_addresses({response.node: (response.host, response.port)})
-                return response.node
-            failure = BrokerUnavailable(
-                f"the group {group} has no coordinator now: {response.message or response.error}",
-                retry_after=_LOOKUP_RETRY_S,
-            )
-        raise failure
+        return await find_coordinator(
+            self._connections, self._metadata, FindCoordinatorRequest(group), f"the group {group}"
+        )
+
+
+async def find_coordinator(
+    connections: Connections, metadata: Metadata, request: FindCoordinatorRequest, name: str
+) -> int:
+    """Return the node id of a coordinator.
+
+    One broker is asked after the other, the one that answered last first.
+
+    Args:
+        connections: The connections of the cluster.
+        metadata: The metadata of the cluster.
+        request: Asks for the coordinator of a key.
+        name: What the key stands for in messages, such as `the group billing`.
+
+    Raises:
+        BrokerUnavailable: No broker answers, or there is no coordinator now.
+        AuthenticationFailed: A broker and the gateway refused each other's credentials.
+        AccessDenied: The gateway may not use the key.
+    """
+    if not metadata.brokers:
+        await metadata.refresh("looking for a coordinator")
+    first = metadata.last_responder
+    failure: KafkaError = BrokerUnavailable("no broker is known", retry_after=_LOOKUP_RETRY_S)
+    for node in sorted(metadata.brokers, key=lambda node: (node != first, node)):
+        try:
+            response = await connections.send(node, ConnectionRole.CONTROL, request)
+        except BrokerUnavailable as exc:
+            failure = exc
+            continue
+        if response.error in AUTHORIZATION_ERRORS:
+            permission = "READ" if request.key_type == GROUP_KEY_TYPE else "WRITE"
+            raise AccessDenied(f"the gateway may not use {name}; allow it {permission}")
+        if not response.error:
+            # The coordinator may be a broker that the last metadata answer did not have yet.
+            connections.update_addresses({response.node: (response.host, response.port)})
+            return response.node
+        failure = BrokerUnavailable(
+            f"{name} has no coordinator now: {response.message or response.error}",
+            retry_after=_LOOKUP_RETRY_S,
+        )
+    raise failure

@@ -22,6 +22,12 @@ def require_reachable(cluster: Cluster) -> None:
         raise (error_type or BrokerUnavailable)(str(error), retry_after=error.retry_after or 1.0)
 
 
+def get_known_topic(cluster: Cluster, name: str) -> TopicMetadata | None:
+    """Return the metadata of a watched topic; None if it is not known to exist."""
+    topic = cluster.get_topic(name)
+    return topic if topic is not None and topic.partitions and not topic.error else None
+
+
 async def get_existing_topic(cluster: Cluster, name: str) -> TopicMetadata:
     """Return the metadata of a topic that exists, and watch it from now on.
 
@@ -31,10 +37,22 @@ async def get_existing_topic(cluster: Cluster, name: str) -> TopicMetadata:
         BrokerUnavailable: The cluster cannot be reached, or the topic has no partitions yet.
         AuthenticationFailed: The brokers refuse the gateway's credentials.
     """
-    topic = cluster.get_topic(name)
-    if topic is not None and topic.partitions and not topic.error:
-        return topic
-    require_reachable(cluster)
+    topic = get_known_topic(cluster, name)
+    if topic is None:
+        require_reachable(cluster)
+        topic = await watch_topic(cluster, name)
+    return topic
+
+
+async def watch_topic(cluster: Cluster, name: str) -> TopicMetadata:
+    """Ask for the metadata of a topic, which must exist, and watch it from now on.
+
+    Raises:
+        UnknownTopic: The topic does not exist.
+        AccessDenied: The brokers do not let the gateway see the topic.
+        BrokerUnavailable: No broker answers, or the topic has no partitions yet.
+        AuthenticationFailed: The brokers refuse the gateway's credentials.
+    """
     topic = await cluster.describe_topic(name)
     cluster.metadata.watch(name, topic)
     if not topic.partitions:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import ssl
-from typing import Any
 
 from aiokafka import errors as kafka_errors
 
@@ -41,20 +39,6 @@ def cause_from_exception(exc: BaseException | None) -> Cause:
             return Cause.AUTHENTICATION
         exc = exc.__cause__
     return Cause.TIMEOUT if timeout else Cause.CONNECTION
-
-
-def is_caller_cancelled(other: asyncio.Future[Any]) -> bool:
-    """Return whether a CancelledError is meant for the current task.
-
-    Call it where `await asyncio.shield(other)` raised CancelledError: either the current task was
-    cancelled, or only `other` was. When both were, the answer is True, because a task whose
-    cancellation is swallowed never ends.
-
-    Args:
-        other: What the current task waited for.
-    """
-    task = asyncio.current_task()
-    return not other.cancelled() or (task is not None and task.cancelling() > 0)
 
 
 def format_error(exc: BaseException) -> str:

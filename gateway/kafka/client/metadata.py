@@ -15,21 +15,22 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import Context
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from gateway.background_tasks import BackgroundTasks
 from gateway.core.error_code import UNKNOWN_TOPIC_ERRORS, ErrorCode
 from gateway.core.log.record import TopicPartition
 from gateway.core.log.recovery import Cause
-from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError, UnknownTopic
+from gateway.errors import AccessDenied, KafkaError, UnknownTopic
 from gateway.kafka.protocol.requests import BrokerMetadata, TopicMetadata
-from gateway.telemetry.log_context import create_detached_task
 
 from .brokers import Brokers
 from .connections import Connections
-from .failures import is_caller_cancelled
 from .metadata_changes import LeaderChange, TopicChange, compare_topics
 from .outages import Outages
+from .shared_tasks import start_shared_task, wait_for_shared
 from .topic_names import TopicNames
 
 # The interval between refreshes doubles from the first to the second while they follow each other.
@@ -100,6 +101,7 @@ class Metadata:
         self._refresh_interval = 0.0
         self._wake = asyncio.Event()
         self._periodic_task: asyncio.Task[None] | None = None
+        self._requested_refreshes = BackgroundTasks(log)
 
     @property
     def brokers(self) -> Mapping[int, BrokerMetadata]:
@@ -234,6 +236,7 @@ class Metadata:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._requested_refreshes.close()
         await self.topic_names.close()
         await self._brokers.close()
 
@@ -262,16 +265,29 @@ class Metadata:
         # Another caller that waited may have begun the next refresh by now. It is shared.
         if self._refresh_task is None or self._refresh_task.done():
             self._refreshing_topics = None
-            self._refresh_task = create_detached_task(self._refresh_once())
-            self._refresh_task.add_done_callback(_consume_exception)
-        task = self._refresh_task
+            self._refresh_task = start_shared_task(self._refresh_once())
+        await wait_for_shared(self._refresh_task)
+
+    def request_refresh(self, reason: str) -> None:
+        """Refresh all watched topics in the background. A failure goes to the debug log only.
+
+        Any number of requests at a time start at most two refreshes: one, and a second one if the
+        first was sent without a topic that is watched now.
+
+        Args:
+            reason: Why, for the debug log.
+        """
+        is_covered = self._refreshing_topics is None or self._refreshing_topics == self._watched
+        if len(self._requested_refreshes) < (1 if is_covered else 2):
+            self._requested_refreshes.start(
+                self._refresh_unless_away(reason), "a metadata refresh", context=Context()
+            )
+
+    async def _refresh_unless_away(self, reason: str) -> None:
         try:
-            # The shield: one caller that gives up must not take the refresh from the others.
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if is_caller_cancelled(task):
-                raise
-            raise BrokerUnavailable("the connections to Kafka are closed") from None
+            await self.refresh(reason)
+        except KafkaError as exc:
+            log.debug("metadata refresh failed: %s", exc)
 
     async def describe_topic(self, topic: str) -> TopicMetadata:
         """Describe a topic, which need not be watched.
@@ -322,9 +338,7 @@ class Metadata:
     async def _refresh_forever(self) -> None:
         while True:
             try:
-                await self.refresh("age")
-            except KafkaError as exc:
-                log.debug("metadata refresh failed: %s", exc)
+                await self._refresh_unless_away("age")
             except Exception:
                 log.exception("metadata cannot be refreshed; it is tried again")
             # `_wake` cuts the wait short, for a topic that is watched from now on.
@@ -451,8 +465,3 @@ class Metadata:
 
 def _build_unknown_topic(name: str) -> TopicMetadata:
     return TopicMetadata(name, None, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, {})
-
-
-def _consume_exception(task: asyncio.Task[None]) -> None:
-    if not task.cancelled():
-        task.exception()  # mark it as retrieved: no warning when nobody waits for it any more

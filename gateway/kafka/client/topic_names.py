@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.errors import BrokerUnavailable
-from gateway.telemetry.log_context import create_detached_task
-
 from .brokers import Brokers
-from .failures import is_caller_cancelled
+from .shared_tasks import start_shared_task, wait_for_shared
 
 # A topic that is created meanwhile is found by its name, but not by a pattern.
 MAX_AGE_S = 5.0
@@ -40,16 +37,8 @@ class TopicNames:
         if asyncio.get_running_loop().time() < self._expires_at:
             return self._names
         if self._fetch_task is None or self._fetch_task.done():
-            self._fetch_task = create_detached_task(self._fetch())
-            self._fetch_task.add_done_callback(_consume_exception)
-        task = self._fetch_task
-        try:
-            # The shield: one caller that gives up must not take the answer from the others.
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if is_caller_cancelled(task):
-                raise
-            raise BrokerUnavailable("the connections to Kafka are closed") from None
+            self._fetch_task = start_shared_task(self._fetch())
+        return await wait_for_shared(self._fetch_task)
 
     async def close(self) -> None:
         """Cancel the request under way and wait for its end."""
@@ -62,8 +51,3 @@ class TopicNames:
         self._names = frozenset(response.topics)
         self._expires_at = asyncio.get_running_loop().time() + MAX_AGE_S
         return self._names
-
-
-def _consume_exception(task: asyncio.Task[frozenset[str]]) -> None:
-    if not task.cancelled():
-        task.exception()  # mark it as retrieved: no warning when nobody waits for it any more

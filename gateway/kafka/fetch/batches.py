@@ -22,10 +22,8 @@ Measured, one core, 200-byte values, CRC checked: 2.1 M records/s in batches of 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
-
-from gateway.core.log.record import TopicPartition
 
 from .decoding import MAX_SLICE_RECORDS, DecodedSlice, RecordSetDecoder
 from .decompression import DecompressionSlot
@@ -36,43 +34,6 @@ BULK_SLICE_RECORDS = 20_000
 # `gather_slices` returns once it has this much, which bounds what one partition holds in memory.
 MAX_GATHERED_RECORDS = 100_000
 MAX_GATHERED_BYTES = 16 << 20  # decompressed
-
-
-def decode_record_set(
-    tp: TopicPartition,
-    data: bytes,
-    fetch_offset: int,
-    *,
-    aborted: Collection[tuple[int, int]] = (),
-    read_committed: bool = True,
-    high_watermark: int | None = None,
-) -> DecodedSlice:
-    """Decode a whole record set at once, blocking the event loop.
-
-    Args:
-        tp: Its partition.
-        data: The record set. A batch that is cut off at its end is ignored.
-        fetch_offset: The offset that was asked for; earlier records of the first batch are left
-            out.
-        aborted: Producer id and first offset of each aborted transaction, as fetched.
-        read_committed: Leave out the records of aborted transactions.
-        high_watermark: Bounds the gap of a batch whose own end is damaged; None if unknown.
-    """
-    decoding = RecordSetDecoder(
-        tp,
-        data,
-        fetch_offset,
-        aborted=aborted,
-        read_committed=read_committed,
-        high_watermark=high_watermark,
-    )
-    joined: DecodedSlice | None = None
-    while not decoding.is_done:
-        if decoding.is_large:
-            decoding.decompress()
-        joined = _join_slices(joined, decoding.read_slice(BULK_SLICE_RECORDS))
-    assert joined is not None
-    return joined
 
 
 async def iter_slices(

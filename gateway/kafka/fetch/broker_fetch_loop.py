@@ -37,9 +37,10 @@ from gateway.telemetry.counts import FetchCounts
 
 from .batches import BULK_SLICE_RECORDS, gather_slices, iter_slices
 from .decoding import MAX_SLICE_RECORDS, DecodedSlice, RecordSetDecoder
+from .fetch import MAX_CORRUPT_ATTEMPTS, REPLICA_LEASE_S
 from .fetch_round import SWEEP_INTERVAL_S, FetchRound
 from .fetch_sessions import FetchSession
-from .partition_fetch import DeliverRest, PartitionFetch
+from .partition_fetch import PartitionFetch, PartitionWork
 from .topic_model import TopicModel
 
 log = logging.getLogger(__name__)
@@ -47,12 +48,10 @@ log = logging.getLogger(__name__)
 _tuple_new = tuple.__new__  # 0.2 us less than `core.FetchResult(...)`
 
 NEWCOMER_S = 1.0  # seconds for which a partition counts as a newcomer
-REPLICA_LEASE_S = 300.0  # seconds for which a nearer replica is read (KIP-392)
 RESUMED_LOG_DELAY_S = 0.5  # seconds for which partitions that resume share one log line
 OVERDUE_S = 0.5  # seconds a response may be late before metadata is asked for another leader
 MAX_RESPONSE_BYTES = 1 << 20  # of one response: 5,000 records of 200 bytes decode in 10 ms
 YIELD_BYTES = 64 << 10  # after decoding more than this, other tasks of the event loop run
-MAX_CORRUPT_ATTEMPTS = 3  # fetches of a damaged batch before its offsets are given up
 MIN_BROKER_DELAY_S = 0.02  # seconds to wait at least where the broker's own backoff decides
 # Seconds for which a broker may hold a fetch back while another request waits for its end.
 CONTENDED_MAX_WAIT_S = 0.1
@@ -102,13 +101,8 @@ class FetchLoopOwner(Protocol):
     def deliver_entries(self, partition_fetch: PartitionFetch, entries: Sequence[Entry]) -> None:
         """Deliver what a partition brought, unless it was removed meanwhile."""
 
-    def start_rest(self, partition_fetch: PartitionFetch, rest: DeliverRest) -> None:
-        """Deliver the rest of a large response in the background."""
-
-    def start_schema_load(
-        self, partition_fetch: PartitionFetch, load_schemas: Callable[[], Awaitable[None]]
-    ) -> None:
-        """Load schemas before the partition is fetched again."""
+    def start_work(self, partition_fetch: PartitionFetch, work: PartitionWork) -> None:
+        """Do something for a partition in the background, before it is fetched again."""
 
     def on_request_failed(
         self, partition_fetch: PartitionFetch, cause: Cause, delay: float | None
@@ -117,9 +111,6 @@ class FetchLoopOwner(Protocol):
 
     def retry_topic(self, topic: str) -> None:
         """Let all partitions of a topic be asked for at once."""
-
-    def refresh_metadata(self, reason: str) -> None:
-        """Ask for metadata once, however many partitions want it."""
 
     def report_broker_failure(self, node: int, error: KafkaError) -> None:
         """Log that a broker is lost, once."""
@@ -254,7 +245,7 @@ class BrokerFetchLoop:
             # Delivering may have released it: its receiver may have removed or replaced the
             # partition.
             if rest is not None and partition_fetch.in_flight is fetch_round:
-                self._fetcher.start_rest(partition_fetch, rest)
+                self._fetcher.start_work(partition_fetch, rest)
             self._requeue(fetch_round, partition_fetch, now)
             if len(fetched.records) > YIELD_BYTES:
                 await asyncio.sleep(0)  # decoding ran in the event loop, so let others run
@@ -289,7 +280,7 @@ class BrokerFetchLoop:
 
     def _on_overdue(self) -> None:
         """Ask for metadata, as another broker may lead by now: a frozen one does not say so."""
-        self._fetcher.refresh_metadata(f"broker {self._node} is silent")
+        self._fetcher.cluster.metadata.request_refresh(f"broker {self._node} is silent")
         self._overdue_timer = self._loop.call_later(OVERDUE_S, self._on_overdue)
 
     def _choose_max_wait(self, fetch_round: FetchRound, mixed: bool) -> float:
@@ -340,7 +331,7 @@ class BrokerFetchLoop:
 
     def _on_partition_response(
         self, partition_fetch: PartitionFetch, fetched: FetchedPartition, now: float
-    ) -> DeliverRest | None:
+    ) -> PartitionWork | None:
         """Deliver what a fetch brought for one partition.
 
         Returns:
@@ -469,7 +460,8 @@ class BrokerFetchLoop:
                 # The model stopped at a record whose schema is not loaded. What precedes it is
                 # delivered first; the next fetch begins with that record and loads the schema.
                 if not entries:
-                    self._fetcher.start_schema_load(partition_fetch, load_schemas)
+                    load = load_schemas
+                    self._fetcher.start_work(partition_fetch, lambda _: load())
                     return False
                 next_offset, epoch = entries[-1].next_offset, entries[-1].epoch
         reads.records[topic] += len(entries)
@@ -556,7 +548,7 @@ class BrokerFetchLoop:
         # The new session gets the whole time of a stall, too, before it counts as stalled.
         reader.last_progress_at, partition_fetch.replica = reader.last_response_at, None
         fetch_round.session.reset()
-        self._fetcher.refresh_metadata(f"{reader.tp} makes no progress")
+        self._fetcher.cluster.metadata.request_refresh(f"{reader.tp} makes no progress")
 
     def _on_partition_error(
         self, partition_fetch: PartitionFetch, cause: Cause, now: float
@@ -573,7 +565,7 @@ class BrokerFetchLoop:
                 format_topic_label(partition_fetch.reader.tp.topic), cause, detail
             )
         if RECOVERY_RULES[cause].action in (RecoveryAction.REFRESH, RecoveryAction.WATCH_METADATA):
-            self._fetcher.refresh_metadata(f"{partition_fetch.reader.tp}: {cause}")
+            self._fetcher.cluster.metadata.request_refresh(f"{partition_fetch.reader.tp}: {cause}")
 
     def _on_request_failed(self, fetch_round: FetchRound, exc: KafkaError) -> None:
         """Schedule a retry of all partitions of a round whose request failed as a whole."""
@@ -591,7 +583,7 @@ class BrokerFetchLoop:
                     cause,
                     None if delay is None else max(delay, MIN_BROKER_DELAY_S),
                 )
-        self._fetcher.refresh_metadata(f"broker {self._node}: {cause}")
+        self._fetcher.cluster.metadata.request_refresh(f"broker {self._node}: {cause}")
 
 
 def _build_empty_fetched(reader: PartitionReader) -> core.FetchResult:

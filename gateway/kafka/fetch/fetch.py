@@ -7,7 +7,7 @@ broker, on two busy cores shared with that broker; records per second of wall cl
 |---|---|---|---|
 | one aiokafka consumer, getmany | 0.50-0.52 M | 0.55-0.63 M | records, out of range |
 | twelve aiokafka consumers | 0.49-0.57 M | 0.60-0.61 M | the same, for each partition alone |
-| this, with `decode_record_set` | 0.47-0.92 M | 0.77-1.03 M | all below |
+| this, with a `RecordSetDecoder` | 0.47-0.92 M | 0.77-1.03 M | all below |
 
 The consumer hides what the gateway's promises depend on: the error of each partition, leader epochs
 (it sends -1, so a deposed leader answers it), topic ids (a recreated topic looks like the same
@@ -32,7 +32,18 @@ from gateway.kafka.protocol.fetch_messages import (
 
 from .fetch_sessions import SESSION_ERRORS, FetchSession
 
-__all__ = ["FetchSession", "FetchTarget", "FetchedPartition", "fetch", "fetch_on_connection"]
+__all__ = [
+    "MAX_CORRUPT_ATTEMPTS",
+    "REPLICA_LEASE_S",
+    "FetchSession",
+    "FetchTarget",
+    "FetchedPartition",
+    "fetch",
+    "fetch_on_connection",
+]
+
+REPLICA_LEASE_S = 300.0  # seconds for which a nearer replica is read (KIP-392)
+MAX_CORRUPT_ATTEMPTS = 3  # fetches of a damaged batch before a reader gives it up
 
 
 async def fetch(

@@ -17,8 +17,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextvars import Context
 from typing import Any
 
+from gateway.background_tasks import BackgroundTasks
 from gateway.core.error_code import UNKNOWN_TOPIC_ERRORS, ErrorCode
 from gateway.core.log.partition_reader import (
     Command,
@@ -35,11 +37,10 @@ from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.connections import ConnectionRole
 from gateway.kafka.client.metadata_changes import TopicChange
 from gateway.telemetry.counts import FetchCounts
-from gateway.telemetry.log_context import create_detached_task
 
 from .broker_fetch_loop import NEWCOMER_S, BrokerFetchLoop
 from .fetch_round import FetchRound
-from .partition_fetch import DeliverRest, PartitionFetch
+from .partition_fetch import PartitionFetch, PartitionWork
 from .topic_model import TopicModel, get_no_model
 
 log = logging.getLogger(__name__)
@@ -106,9 +107,8 @@ class Fetcher:
         self._role = role
         self._fetch_loops: dict[int, list[BrokerFetchLoop]] = {}
         self._failing_brokers: set[int] = set()  # brokers that were reported as lost
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks(log)
         self._wake = asyncio.Event()  # ends the wait of `_run_lookups`
-        self._refresh_task: asyncio.Task[None] | None = None
         self._unlisten = cluster.metadata.add_listener(self._on_metadata_change)
         self._unlisten_brokers = cluster.connections.add_listener(self._retry_broker)
         self._spawn(self._run_lookups())
@@ -173,10 +173,7 @@ class Fetcher:
         # First, so that nothing more is delivered while the tasks end.
         self.partition_fetches.clear()
         self.idle_fetches.clear()
-        tasks = [*self._tasks, *([self._refresh_task] if self._refresh_task else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
 
     def _retry_broker(self, node: int) -> None:
         """Ask at once for all partitions that wait for a broker which answers again.
@@ -269,30 +266,23 @@ class Fetcher:
         self.deliver_entries(partition_fetch, entries)
         self.wake_loops()
 
-    def start_schema_load(
-        self, partition_fetch: PartitionFetch, load_schemas: Callable[[], Awaitable[None]]
-    ) -> None:
-        """Load the schemas that the next record of a partition needs, then fetch it again.
+    def start_work(self, partition_fetch: PartitionFetch, work: PartitionWork) -> None:
+        """Do something for a partition in a task of its own, before it is fetched again.
 
-        Meanwhile the partition stays where it is; others go on.
+        Meanwhile the other partitions of its broker go on.
         """
         self.release(partition_fetch)
         self._spawn(
-            self._load_schemas(
-                partition_fetch, self._mark_in_flight([partition_fetch.reader.tp]), load_schemas
-            )
+            self._run_work(partition_fetch, self._mark_in_flight([partition_fetch.reader.tp]), work)
         )
 
-    async def _load_schemas(
-        self,
-        partition_fetch: PartitionFetch,
-        flight: object,
-        load_schemas: Callable[[], Awaitable[None]],
+    async def _run_work(
+        self, partition_fetch: PartitionFetch, flight: object, work: PartitionWork
     ) -> None:
         # After every await the partition may have been released (removed, or its leader changed)
         # and asked for again: it is ours only as long as it has this token.
         try:
-            await load_schemas()
+            await work(lambda: partition_fetch.in_flight is flight)
         except RegistryUnavailable:  # logged where the schema was asked for
             if partition_fetch.in_flight is flight:
                 self.on_request_failed(partition_fetch, Cause.REGISTRY, None)
@@ -303,41 +293,6 @@ class Fetcher:
         if partition_fetch.in_flight is flight:
             self.release(partition_fetch)
             self.wake_loops()
-
-    def start_rest(self, partition_fetch: PartitionFetch, rest: DeliverRest) -> None:
-        """Deliver the rest of a large response in a task of its own.
-
-        Until that has ended nothing more is fetched of this partition, and the other partitions of
-        its broker go on.
-        """
-        self.release(partition_fetch)
-        self._spawn(
-            self._run_rest(partition_fetch, self._mark_in_flight([partition_fetch.reader.tp]), rest)
-        )
-
-    async def _run_rest(
-        self, partition_fetch: PartitionFetch, flight: object, rest: DeliverRest
-    ) -> None:
-        try:
-            await rest(lambda: partition_fetch.in_flight is flight)
-        except Exception:
-            if partition_fetch.in_flight is flight:
-                self.on_request_failed(partition_fetch, Cause.UNEXPECTED, None)
-            raise
-        if partition_fetch.in_flight is flight:
-            self.release(partition_fetch)
-            self.wake_loops()
-
-    def refresh_metadata(self, reason: str) -> None:
-        """Ask for metadata, unless that is under way already."""
-        if self._refresh_task is None or self._refresh_task.done():
-            self._refresh_task = create_detached_task(self._refresh_metadata(reason))
-
-    async def _refresh_metadata(self, reason: str) -> None:
-        try:
-            await self.cluster.metadata.refresh(reason)
-        except KafkaError as exc:
-            log.debug("metadata refresh failed: %s", exc)
 
     def ensure_fetch_loops(self, node: int) -> None:
         """Start the loops of a broker, unless they run."""
@@ -419,14 +374,7 @@ class Fetcher:
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a task that `close` ends, and log it if it fails."""
-        task = create_detached_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._on_task_done)
-
-    def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("reading Kafka failed unexpectedly", exc_info=task.exception())
+        self._tasks.start(coroutine, "reading Kafka", context=Context())
 
     # Offsets and epochs.
 
@@ -550,7 +498,7 @@ class Fetcher:
         self.on_request_failed(
             partition_fetch, cause_from_code(response), self._get_broker_delay(partition_fetch)
         )
-        self.refresh_metadata(f"{tp}: error {response}")
+        self.cluster.metadata.request_refresh(f"{tp}: error {response}")
         return None
 
     def _report_unreachable(self, partition_fetch: PartitionFetch) -> None:

@@ -17,8 +17,8 @@ log = logging.getLogger(__name__)
 
 _tuple_new = tuple.__new__  # 0.2 us less than `FetchTarget(...)`
 
-DeliverRest: TypeAlias = Callable[[Callable[[], bool]], Awaitable[None]]
-"""Deliver the rest of a response, as long as the given function returns True."""
+PartitionWork: TypeAlias = Callable[[Callable[[], bool]], Awaitable[None]]
+"""Do something for a partition, as long as the given function returns True."""
 
 
 @dataclass(slots=True, eq=False)

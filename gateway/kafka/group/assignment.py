@@ -14,10 +14,12 @@ import asyncio
 import logging
 import re
 from collections.abc import Collection, Mapping
+from contextvars import Context
 from dataclasses import replace
 from typing import Protocol
 from uuid import UUID
 
+from gateway.background_tasks import BackgroundTasks
 from gateway.core.group.member import (
     MemberState,
     PartitionsAssigned,
@@ -30,11 +32,10 @@ from gateway.errors import BrokerUnavailable, KafkaError
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.metadata_changes import TopicChange
 from gateway.kafka.protocol.group_messages import OffsetAndMetadata
-from gateway.telemetry.log_context import create_detached_task
 
+from .consumer_options import ConsumerOptions
 from .group_member import GroupMember, OwnershipChange
 from .group_offsets import GroupOffsets
-from .member_options import MemberOptions
 from .prefetch_fetcher import PrefetchFetcher
 
 log = logging.getLogger(__name__)
@@ -71,14 +72,14 @@ class Assignment:
     """
 
     def __init__(
-        self, cluster: Cluster, group: str, options: MemberOptions, prefetcher: PrefetchFetcher
+        self, cluster: Cluster, group: str, options: ConsumerOptions, prefetcher: PrefetchFetcher
     ) -> None:
         """Create an assignment without partitions.
 
         Args:
             cluster: The cluster.
             group: The name of the group; empty for a consumer that commits nothing.
-            options: The settings of the member.
+            options: How the consumer joins the group and reads.
             prefetcher: Fetches the records of the partitions.
         """
         self._refusal: KafkaError | None = None  # why the group does not admit the member
@@ -90,7 +91,7 @@ class Assignment:
         self._member: GroupMember | None = None
         self._offsets = GroupOffsets(cluster.coordinators, group)
         self._listener: RebalanceListener | None = None
-        self._resolve_tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks(log)
         self._pattern_task: asyncio.Task[None] | None = None
         self._topics: set[str] = set()  # the topics of partitions that are assigned by hand
         # The topic id of each partition when it was last assigned, to detect recreated topics.
@@ -128,7 +129,9 @@ class Assignment:
             self._pattern_task.cancel()
             self._pattern_task = None
         if isinstance(topics, re.Pattern):
-            self._pattern_task = create_detached_task(self._watch_pattern(member, topics))
+            self._pattern_task = self._tasks.start(
+                self._watch_pattern(member, topics), "a subscription by pattern", context=Context()
+            )
         else:
             member.subscribe(frozenset(topics))
 
@@ -194,10 +197,7 @@ class Assignment:
             leave: Leave the group, so that the others need not wait until the session expires.
         """
         self._unlisten()
-        tasks = [*self._resolve_tasks, *([self._pattern_task] if self._pattern_task else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
         for state in self._prefetcher.states.values():
             state.is_revoking = True
         self._prefetcher.wake()
@@ -213,13 +213,7 @@ class Assignment:
         self._offsets = GroupOffsets(self._cluster.coordinators, self._group_name)
 
     def _create_member(self) -> GroupMember:
-        member = GroupMember(
-            self._cluster,
-            self._group_name,
-            self,
-            self._options,
-            rebalance_timeout=self._options.rebalance_timeout,
-        )
+        member = GroupMember(self._cluster, self._group_name, self, self._options)
         # With a group, `_accept_partitions` handles recreated topics.
         self._prefetcher.follows_recreated = False
         self._offsets = GroupOffsets(
@@ -318,9 +312,9 @@ class Assignment:
 
     def _start_resolving(self, states: Collection[PartitionState]) -> None:
         if states:
-            task = create_detached_task(self._resolve_positions(list(states)))
-            self._resolve_tasks.add(task)
-            task.add_done_callback(self._resolve_tasks.discard)
+            self._tasks.start(
+                self._resolve_positions(list(states)), "a lookup of positions", context=Context()
+            )
 
     async def _resolve_positions(self, states: list[PartitionState]) -> None:
         """Find the positions of partitions: the committed offset, or else what the reset says.
@@ -333,7 +327,7 @@ class Assignment:
             while states := [
                 state for state in states if self._is_assigned(state) and _needs_position(state)
             ]:
-                start = self._prefetcher.offset_reset
+                start = self._options.offset_spec
                 try:
                     offsets = await self._fetch_committed([state.tp for state in states])
                     if (

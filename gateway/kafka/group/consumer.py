@@ -1,6 +1,6 @@
 """Consume as a member of a group, or from partitions assigned by hand, with true long polls.
 
-    consumer = GroupConsumer(cluster, "billing")
+    consumer = GroupConsumer(cluster, "billing", ConsumerOptions(auto_offset_reset="earliest"))
     consumer.subscribe(["orders"], listener)
     records = await consumer.poll(5.0)
     await consumer.commit()
@@ -17,7 +17,6 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable, Collection, Mapping
-from typing import Literal
 
 from gateway.core.group.member import MemberState
 from gateway.core.group.partition_state import EARLIEST, LATEST, PartitionState
@@ -26,16 +25,14 @@ from gateway.errors import BrokerUnavailable, KafkaError, NotOwned, PartitionFai
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.protocol.group_messages import OffsetAndMetadata
 
-from . import member_options
 from .assignment import Assignment, RebalanceListener
-from .member_options import MemberOptions
+from .consumer_options import ConsumerOptions
 from .prefetch_fetcher import FetchLimits, PrefetchFetcher
 
-__all__ = ["GroupConsumer", "OffsetAndMetadata", "RebalanceListener"]
+__all__ = ["ConsumerOptions", "GroupConsumer", "OffsetAndMetadata", "RebalanceListener"]
 
 log = logging.getLogger(__name__)
 
-OFFSET_RESETS: Mapping[str, int | None] = {"latest": LATEST, "earliest": EARLIEST, "none": None}
 SEEK_TIMEOUT_S = 30.0  # for looking up the offset of a seek
 # For how long a poll waits beyond its timeout for responses: brokers use the whole timeout.
 POLL_GRACE_S = 0.5
@@ -58,67 +55,31 @@ class GroupConsumer:
         self,
         cluster: Cluster,
         group: str,
+        options: ConsumerOptions | None = None,
         *,
-        protocol: member_options.ProtocolName = "auto",
-        instance_id: str | None = None,
-        session_timeout: float = 45.0,
-        heartbeat_interval: float | None = None,
-        rebalance_timeout: float = 60.0,
-        auto_offset_reset: Literal["latest", "earliest", "none"] = "latest",
-        isolation: Literal["read_committed", "read_uncommitted"] = "read_committed",
-        max_partition_bytes: int = 1 << 20,
-        max_fetch_bytes: int = 16 << 20,
-        prefetch: bool = False,
         on_gap: Callable[[TopicPartition, int, int], None] | None = None,
     ) -> None:
-        """Create a consumer without partitions. Times are in seconds.
+        """Create a consumer without partitions.
 
         Args:
             cluster: The cluster.
             group: The name of the group; empty for a reader, which cannot commit.
-            protocol: `auto` takes KIP-848 if the coordinator has it, else the classic protocol.
-            instance_id: Makes it a static member (KIP-345).
-            session_timeout: How long a silent member keeps its partitions. With KIP-848 the broker
-                decides that.
-            heartbeat_interval: The longest time between heartbeats; None for the protocol's own.
-                With KIP-848 one that is shorter than the broker's makes rebalances faster.
-            rebalance_timeout: How long a listener may take to give up revoked partitions.
-            auto_offset_reset: Where a group that has committed nothing starts: `latest`,
-                `earliest`, or `none`, for which `poll` raises PartitionFailed. In a group that has
-                committed anything, a new partition is read from its start, and if Kafka no longer
-                has the offset to go on from, reading goes on at the first that it has. Without a
-                group it also says where to go on then.
-            isolation: Whether records of open and aborted transactions are left out.
-            max_partition_bytes: The most bytes of one partition in one fetch. Of what was fetched
-                ahead at most one and a half times as much is kept, as it was on the wire (one batch
-                always comes).
-            max_fetch_bytes: The most bytes of one fetch from one broker.
-            prefetch: Fetch the next records while the caller works on the last ones.
+            options: How it joins the group and reads; None for the defaults.
             on_gap: Called with a partition, the offset that Kafka does not have, and the one from
                 which it is read instead.
         """
         self.group = group
+        self._options = options = options or ConsumerOptions()
         self._counters = cluster.coordinators.stats
         self._on_gap = on_gap
-        reset = OFFSET_RESETS[auto_offset_reset]
+        reset = options.offset_spec
         self._prefetcher = PrefetchFetcher(
             cluster,
-            int(isolation == "read_committed"),
-            max_partition_bytes,
-            reset,
+            options,
             EARLIEST if group and reset is not None else reset,
             self._report_gap,
         )
-        self._assignment = Assignment(
-            cluster,
-            group,
-            MemberOptions(
-                protocol, instance_id, session_timeout, heartbeat_interval, rebalance_timeout
-            ),
-            self._prefetcher,
-        )
-        self._prefetch = prefetch
-        self._max_fetch_bytes = max_fetch_bytes
+        self._assignment = Assignment(cluster, group, options, self._prefetcher)
         self._poll_lock = asyncio.Lock()
         self._raised_failures: dict[TopicPartition, KafkaError] = {}  # the last one of each
         self._closed = False
@@ -210,7 +171,7 @@ class GroupConsumer:
                 if not is_over:
                     wait, is_requested = max(0.0, deadline - now()), True
                     next_due = self._prefetcher.start_fetches(
-                        FetchLimits(wait, min_bytes, min(max_bytes, self._max_fetch_bytes))
+                        FetchLimits(wait, min_bytes, min(max_bytes, self._options.max_fetch_bytes))
                     )
                     # Computed again, as a request may be under way only now.
                     give_up_at = deadline + POLL_GRACE_S if self._prefetcher.is_busy else deadline
@@ -270,8 +231,8 @@ class GroupConsumer:
                 if not taken or bytes_before:
                     taken += state.take(max_records - len(taken), max_bytes)
                 max_bytes -= bytes_before - state.buffered_bytes
-        if self._prefetch:
-            self._prefetcher.start_fetches(FetchLimits(max_bytes=self._max_fetch_bytes))
+        if self._options.prefetch:
+            self._prefetcher.start_fetches(FetchLimits(max_bytes=self._options.max_fetch_bytes))
         return taken
 
     def _raise_new_failure(self) -> None:

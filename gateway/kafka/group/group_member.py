@@ -41,7 +41,7 @@ from gateway.kafka.client.metadata_changes import TopicChange
 from gateway.kafka.client.outages import REPEAT_INTERVAL_S
 from gateway.telemetry.log_context import create_detached_task
 
-from .member_options import MemberOptions, build_request
+from .consumer_options import ConsumerOptions, build_request
 
 log = logging.getLogger(__name__)
 
@@ -80,13 +80,7 @@ class GroupMember:
     """
 
     def __init__(
-        self,
-        cluster: Cluster,
-        name: str,
-        handler: OwnershipHandler,
-        options: MemberOptions,
-        *,
-        rebalance_timeout: float,
+        self, cluster: Cluster, name: str, handler: OwnershipHandler, options: ConsumerOptions
     ) -> None:
         """Create a member that joins the group at its first `subscribe`.
 
@@ -94,8 +88,7 @@ class GroupMember:
             cluster: The cluster.
             name: The name of the group.
             handler: Informed of what the member owns.
-            options: The settings of the member.
-            rebalance_timeout: For how many seconds one change of ownership may be applied.
+            options: How it joins the group. One change of ownership may take the rebalance timeout.
         """
         self.name = name
         self.member: GroupMembership | None = None
@@ -103,7 +96,6 @@ class GroupMember:
         self._cluster = cluster
         self._handler = handler
         self._options = options
-        self._rebalance_timeout = rebalance_timeout
         self._topics: Collection[str] = ()
         self._watched_topics: frozenset[str] = frozenset()
         self._wake = asyncio.Event()  # the member may have a request to send
@@ -317,7 +309,7 @@ class GroupMember:
             event = self._events.popleft()
             losses = {tp: self._loss_counts[tp] for tp in event.tps}
             try:
-                async with asyncio.timeout(self._rebalance_timeout):
+                async with asyncio.timeout(self._options.rebalance_timeout):
                     await self._handler.apply_ownership_change(event)
             except TimeoutError:
                 log.warning("group %s: a listener took too long; it was cancelled", self.name)

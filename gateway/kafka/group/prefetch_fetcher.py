@@ -5,6 +5,13 @@ request goes on when nobody waits for it any more (the caller was cancelled), an
 kept for the next poll, so that nothing is fetched in vain. A partition that is added while a fetch
 from its broker is held back does not wait for that one: it gets a fetch of its own.
 
+It is built on neither of the two other ways to fetch, only on the same requests and decoder. The
+`Fetcher` fetches unasked, over connections that all its kind share: with Kafka 4.3 and 12
+partitions, 50 of them without new records held each other up until requests timed out, where 50
+consumers that nobody polls send next to nothing. `read_committed` reads one partition per request,
+so a poll that waits would hold a connection for each partition, not for each broker, and brokers
+could not wait for `min_bytes` of all.
+
 A response is used only if the partition's `lineage` is still the one of the request: a seek, or
 another assignment of the partition, makes it useless.
 """
@@ -16,9 +23,11 @@ import logging
 import random
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextlib import aclosing
+from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.background_tasks import BackgroundTasks
 from gateway.core.error_code import ErrorCode, code_from_error
 from gateway.core.group.partition_state import EARLIEST, LATEST, PartitionState
 from gateway.core.log.record import Gap, TopicPartition
@@ -34,15 +43,18 @@ from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.offsets import READ_COMMITTED, OffsetAndTimestamp
 from gateway.kafka.fetch.batches import BULK_SLICE_RECORDS, iter_slices
 from gateway.kafka.fetch.decoding import DecodedSlice, RecordSetDecoder
-from gateway.kafka.fetch.fetch import fetch_on_connection
+from gateway.kafka.fetch.fetch import (
+    MAX_CORRUPT_ATTEMPTS,
+    REPLICA_LEASE_S,
+    fetch_on_connection,
+)
 from gateway.kafka.protocol.fetch_messages import FetchedPartition, FetchTarget
-from gateway.telemetry.log_context import create_detached_task
+
+from .consumer_options import ConsumerOptions
 
 log = logging.getLogger(__name__)
 
-REPLICA_LEASE_S = 300.0  # seconds for which a nearer replica is read (KIP-392)
-MAX_CORRUPT_TRIES = 3  # fetches of a damaged batch before the partition is stopped
-# What is kept of one fetch once it is decompressed: this many times `partition_bytes`.
+# What is kept of one fetch once it is decompressed: this many times `max_partition_bytes`.
 MAX_EXPANSION = 16
 LEADERLESS_RETRY_S = 0.25  # seconds between looks at metadata for a partition without a leader
 
@@ -71,12 +83,10 @@ class PrefetchFetcher:
 
     Attributes:
         cluster: The cluster.
-        isolation: READ_COMMITTED or READ_UNCOMMITTED.
-        partition_bytes: The most bytes of one partition in one response; half of it is the amount
-            of buffered records below which the next fetch is sent.
-        offset_reset: Where a partition without a position starts: LATEST or EARLIEST. None stops it
-            with a failure.
-        out_of_range_reset: The same, if Kafka no longer has the offset to go on from.
+        options: How the consumer reads. The next fetch is sent once less than half of
+            `max_partition_bytes` is buffered.
+        out_of_range_reset: Where to go on if Kafka no longer has the offset to go on from: LATEST
+            or EARLIEST. None stops the partition with a failure.
         on_gap: Called with a partition, the offset that Kafka does not have, and where reading goes
             on.
         follows_recreated: Read a topic that was created again from its start. False leaves that to
@@ -87,17 +97,14 @@ class PrefetchFetcher:
     """
 
     cluster: Cluster
-    isolation: int
-    partition_bytes: int
-    offset_reset: int | None
+    options: ConsumerOptions
     out_of_range_reset: int | None
     on_gap: Callable[[TopicPartition, int, int], None]
     follows_recreated: bool = True
     states: dict[TopicPartition, PartitionState] = field(default_factory=dict)
     failures: dict[TopicPartition, KafkaError] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    _refresh_task: asyncio.Task[None] | None = None
+    _tasks: BackgroundTasks = field(default_factory=lambda: BackgroundTasks(log))
 
     @property
     def is_busy(self) -> bool:
@@ -185,25 +192,18 @@ class PrefetchFetcher:
         ):
             self.start_fetches(None)
             if self._tasks:
-                await asyncio.wait(
-                    self._tasks,
-                    timeout=LEADERLESS_RETRY_S,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
+                await self._tasks.wait(LEADERLESS_RETRY_S, return_when=asyncio.FIRST_COMPLETED)
             else:
                 await asyncio.sleep(LEADERLESS_RETRY_S)
 
     async def close(self) -> None:
         """Drop all partitions, and end all requests."""
         self.states.clear()
-        tasks = [*self._tasks, *([self._refresh_task] if self._refresh_task else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
 
     def _should_fetch(self, state: PartitionState) -> bool:
         """Return whether the records of a partition run low, and what follows may be fetched."""
-        return state.buffered_bytes < self.partition_bytes // 2 and not (
+        return state.buffered_bytes < self.options.max_partition_bytes // 2 and not (
             state.is_out_of_range and state.records
         )
 
@@ -235,15 +235,13 @@ class PrefetchFetcher:
         self, request: Coroutine[Any, Any, None], states: list[PartitionState], min_bytes: int = 0
     ) -> None:
         """Run a request in a task, as the `in_flight` of its partitions."""
-        task = create_detached_task(request)
+        task = self._tasks.start(request, "a fetch of a consumer", context=Context())
         for state in states:
             state.in_flight, state.min_bytes = task, min_bytes
-        self._tasks.add(task)
         task.add_done_callback(lambda done: self._on_request_done(done, states))
 
     def _on_request_done(self, task: asyncio.Task[None], states: list[PartitionState]) -> None:
         """Free the partitions of a request, unless another one is under way for them by now."""
-        self._tasks.discard(task)
         for state in states:
             if state.in_flight is task:
                 state.in_flight = None
@@ -252,7 +250,6 @@ class PrefetchFetcher:
             now = asyncio.get_running_loop().time()
             for state in states:
                 state.back_off(Cause.UNEXPECTED, now)
-            log.error("fetching failed unexpectedly", exc_info=task.exception())
 
     # Where to start.
 
@@ -260,14 +257,16 @@ class PrefetchFetcher:
         """Look up the positions of partitions from their `offset_spec`."""
         lookups = {state.tp: (state, state.offset_spec, state.lineage) for state in states}
         specs = {tp: spec for tp, (_, spec, _) in lookups.items() if spec is not None}
-        results = await self.cluster.list_offsets(specs, self.isolation)
+        results = await self.cluster.list_offsets(specs, self.options.isolation_level)
         ends = [
             tp
             for tp, result in results.items()
             if isinstance(result, OffsetAndTimestamp) and result.offset < 0
         ]
         if ends:  # no record is as young as the timestamp: start at the end
-            results |= await self.cluster.list_offsets(dict.fromkeys(ends, LATEST), self.isolation)
+            results |= await self.cluster.list_offsets(
+                dict.fromkeys(ends, LATEST), self.options.isolation_level
+            )
         for tp, result in results.items():
             state, _, lineage = lookups[tp]
             if state.lineage != lineage:
@@ -307,7 +306,7 @@ class PrefetchFetcher:
                     max_wait=limits.max_wait,
                     min_bytes=limits.min_bytes,
                     max_bytes=limits.max_bytes,
-                    isolation=self.isolation,
+                    isolation=self.options.isolation_level,
                     rack=self.cluster.settings.rack,
                 )
         except KafkaError as exc:
@@ -326,7 +325,11 @@ class PrefetchFetcher:
         leader = self.cluster.leader_for_partition(state.tp)
         epoch = leader[1] if leader is not None else -1
         return FetchTarget(
-            state.fetch_offset, epoch, state.topic_id, self.partition_bytes, state.fetch_epoch
+            state.fetch_offset,
+            epoch,
+            state.topic_id,
+            self.options.max_partition_bytes,
+            state.fetch_epoch,
         )
 
     def _on_fetch_failed(self, states: list[PartitionState], exc: KafkaError) -> None:
@@ -335,7 +338,7 @@ class PrefetchFetcher:
         min_delay = exc.retry_after or 0.0 if isinstance(exc, BrokerUnavailable) else 0.0
         for state in states:
             state.back_off(cause_from_code(code_from_error(exc)), now, min_delay)
-        self._start_refresh(str(exc))
+        self.cluster.metadata.request_refresh(str(exc))
 
     def _on_partition_response(
         self, state: PartitionState, fetched: FetchedPartition, node: int
@@ -366,7 +369,7 @@ class PrefetchFetcher:
             fetched.records,
             state.fetch_offset,
             aborted=fetched.aborted_transactions,
-            read_committed=self.isolation == READ_COMMITTED,
+            read_committed=self.options.isolation_level == READ_COMMITTED,
             high_watermark=fetched.high_watermark,
         )
         if not decoding.is_large:
@@ -377,7 +380,7 @@ class PrefetchFetcher:
     async def _decode_rest(
         self, state: PartitionState, decoding: RecordSetDecoder, lineage: int
     ) -> None:
-        """Decode the rest of a response, up to MAX_EXPANSION times `partition_bytes`.
+        """Decode the rest of a response, up to MAX_EXPANSION times `max_partition_bytes`.
 
         What is beyond that is dropped, and is fetched again when the buffered records run low.
         """
@@ -389,7 +392,7 @@ class PrefetchFetcher:
                     return
                 self._buffer_slice(state, decoded)
                 self.changed.set()
-                if state.buffered_bytes >= MAX_EXPANSION * self.partition_bytes:
+                if state.buffered_bytes >= MAX_EXPANSION * self.options.max_partition_bytes:
                     return
                 await asyncio.sleep(0)
 
@@ -405,7 +408,7 @@ class PrefetchFetcher:
         if decoded.error is not None and decoded.next_offset == offset:
             state.failures += 1
             state.back_off(Cause.CORRUPT, asyncio.get_running_loop().time())
-            if state.failures >= MAX_CORRUPT_TRIES:
+            if state.failures >= MAX_CORRUPT_ATTEMPTS:
                 detail = f"is damaged: {decoded.error}; seek past it"
                 self._stop_partition(state, detail, ErrorCode.CORRUPT_MESSAGE)
             return
@@ -439,7 +442,7 @@ class PrefetchFetcher:
             RecoveryAction.WATCH_METADATA,
             RecoveryAction.RECONNECT,
         ):
-            self._start_refresh(f"{state.tp}: {cause}")
+            self.cluster.metadata.request_refresh(f"{state.tp}: {cause}")
 
     def _stop_partition(
         self, state: PartitionState, detail: str, code: int = ErrorCode.OFFSET_OUT_OF_RANGE
@@ -450,15 +453,3 @@ class PrefetchFetcher:
         self.failures[state.tp] = PartitionFailed(
             f"{state.tp} {detail}", topic=topic, partition=partition, code=code
         )
-
-    def _start_refresh(self, reason: str) -> None:
-        """Ask for metadata, unless that is under way already."""
-        if self._refresh_task is None or self._refresh_task.done():
-            self._refresh_task = create_detached_task(self._refresh_metadata(reason))
-
-    async def _refresh_metadata(self, reason: str) -> None:
-        try:
-            await self.cluster.metadata.refresh(reason)
-        except KafkaError as exc:
-            log.debug("metadata refresh failed: %s", exc)
-        self.changed.set()

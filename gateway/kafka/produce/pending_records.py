@@ -11,7 +11,7 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from gateway.core.error_code import AUTHORIZATION_ERRORS
 from gateway.core.log.record import TopicPartition
-from gateway.core.produce.outbox import Outbox
+from gateway.core.produce.outbox import ProducerIdAndEpoch
 from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError, PartitionFailed
 
 RECORD_OVERHEAD_BYTES = 64  # about how many bytes a record takes besides its content
@@ -132,27 +132,33 @@ def estimate_size(key: bytes | None, value: bytes | None, headers: Headers) -> i
 
 
 def encode_batch(
-    outbox: Outbox[PendingRecord], records: Iterable[PendingRecord], codec: int = 0
+    producer: ProducerIdAndEpoch,
+    sequence: int,
+    records: Iterable[PendingRecord | ProducerRecord],
+    *,
+    codec: int = 0,
+    is_transactional: bool = False,
 ) -> bytes:
     """Encode the records as one record batch of Kafka.
 
-    The same records under the same producer id give the same bytes, so that a repeated batch is a
-    duplicate to Kafka.
+    The same pending records under the same producer id give the same bytes, so that a repeated
+    batch is a duplicate to Kafka.
 
     Args:
-        outbox: The outbox of the partition, which has the producer id and the sequence number.
-        records: What `Outbox.next_batch` returned.
+        producer: The identity to write under.
+        sequence: The sequence number of the first record.
+        records: The records of one partition.
         codec: The codec id to compress with; 0 for none.
+        is_transactional: Whether they belong to the producer's open transaction.
     """
-    assert outbox.producer is not None
     builder = DefaultRecordBatchBuilder(
         magic=2,
         compression_type=codec,
-        is_transactional=0,
-        producer_id=outbox.producer.id,
-        producer_epoch=outbox.producer.epoch,
-        base_sequence=outbox.sequence,
-        batch_size=1 << 30,  # no limit here: the outbox has limited the batch
+        is_transactional=int(is_transactional),
+        producer_id=producer.id,
+        producer_epoch=producer.epoch,
+        base_sequence=sequence,
+        batch_size=1 << 30,  # no limit here: the caller has limited the batch
     )
     for index, record in enumerate(records):
         builder.append(index, record.timestamp, record.key, record.value, list(record.headers))

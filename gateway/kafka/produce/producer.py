@@ -21,9 +21,11 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
+from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.background_tasks import BackgroundTasks
 from gateway.core.error_code import AUTHORIZATION_ERRORS, ErrorCode, code_from_error
 from gateway.core.log.record import TopicPartition
 from gateway.core.log.recovery import (
@@ -43,7 +45,6 @@ from gateway.kafka.protocol.produce_messages import (
     ProduceRequest,
 )
 from gateway.telemetry.counts import ProduceCounts
-from gateway.telemetry.log_context import create_detached_task
 
 from .pending_records import (
     CODEC_IDS,
@@ -129,9 +130,7 @@ class Producer:
         self._busy_nodes: set[int] = set()  # brokers with a request under way
         self._wake = asyncio.Event()  # something may have become due
         self._progress_made = asyncio.Event()  # some records got their results
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._run_task: asyncio.Task[None] | None = None
-        self._refresh_task: asyncio.Task[None] | None = None
+        self._tasks = BackgroundTasks(log)
         self._closed = False
 
     def send(
@@ -229,8 +228,8 @@ class Producer:
         batch.timer = asyncio.get_running_loop().call_later(timeout_s, self._expire_batch, batch)
         self._pending_bytes += total
         self._wake.set()
-        if self._run_task is None:
-            self._run_task = create_detached_task(self._run())
+        if not self._tasks:
+            self._start_task(self._run())
 
     @property
     def pending_bytes(self) -> int:
@@ -251,10 +250,7 @@ class Producer:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(deadline):
                     await self._progress_made.wait()
-        tasks = [*self._tasks, *([self._run_task] if self._run_task else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
         for record in self._collect_pending():
             self._finish_record(
                 record, BrokerUnavailable("the gateway closed before Kafka answered")
@@ -322,13 +318,10 @@ class Producer:
     def _start_request(self, node: int, due: list[_PartitionQueue]) -> None:
         for queue in due:
             queue.is_busy = True
-        self._create_task(self._send_request(node, due))
+        self._start_task(self._send_request(node, due))
 
-    def _create_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.start(work, "writing to Kafka", context=Context())
 
     # One request.
 
@@ -389,10 +382,7 @@ class Producer:
             return
         timeout = self._cluster.settings.request_timeout
         request = ProduceRequest(
-            {
-                queue.tp: encode_batch(queue.outbox, records, self._codec)
-                for queue, records in batches
-            },
+            {queue.tp: self._encode_batch(queue.outbox, records) for queue, records in batches},
             timeout_ms=int(timeout * REPLICATION_TIMEOUT_SHARE * 1000),
         )
         try:
@@ -405,6 +395,12 @@ class Producer:
             return
         for queue, _ in batches:
             self._on_partition_response(queue, response.partitions.get(queue.tp, _NO_RESULT))
+
+    def _encode_batch(
+        self, outbox: Outbox[PendingRecord], records: Sequence[PendingRecord]
+    ) -> bytes:
+        assert outbox.producer is not None
+        return encode_batch(outbox.producer, outbox.sequence, records, codec=self._codec)
 
     def _on_partition_response(self, queue: _PartitionQueue, appended: AppendResult) -> None:
         """Apply the broker's answer about the batch of one partition."""
@@ -421,17 +417,8 @@ class Producer:
         """Delay the next attempt, and refresh metadata if the cause calls for it."""
         queue.failure = failure
         queue.retry_at = now + queue.backoff.next_delay(cause)
-        idle = self._refresh_task is None or self._refresh_task.done()
-        if idle and RECOVERY_RULES[cause].action in REFRESH_ACTIONS:
-            reason = f"{queue.tp} cannot be written to: {failure}"
-            self._refresh_task = self._create_task(self._refresh_metadata(reason))
-
-    async def _refresh_metadata(self, reason: str) -> None:
-        try:
-            await self._cluster.metadata.refresh(reason)
-        except KafkaError:
-            return  # each partition tries again when its delay ends
-        self._wake.set()
+        if RECOVERY_RULES[cause].action in REFRESH_ACTIONS:
+            self._cluster.metadata.request_refresh(f"{queue.tp} cannot be written to: {failure}")
 
     # Results.
 

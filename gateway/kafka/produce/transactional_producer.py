@@ -2,7 +2,7 @@
 
     producer = TransactionalProducer(cluster, "replay-4711")
     await producer.start()       # fences an earlier producer of this id, and ends its transaction
-    await producer.commit([TransactionRecord(...)], offsets={tp: 7}, group="billing.dlq")
+    await producer.commit([ProducerRecord(...)], offsets={tp: 7}, group="billing.dlq")
 
 One call is one transaction. After a failure the transaction may or may not have been committed.
 `start` settles it: Kafka completes a commit that had begun, and aborts everything else. Afterwards,
@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias, TypeVar
-
-from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from typing import TypeAlias, TypeVar
 
 from gateway.core.error_code import (
     AUTHORIZATION_ERRORS,
@@ -31,6 +29,7 @@ from gateway.core.produce.outbox import ProducerIdAndEpoch
 from gateway.errors import AccessDenied, BrokerUnavailable, Fenced, KafkaError, PartitionFailed
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.connections import ConnectionRole
+from gateway.kafka.client.coordinators import find_coordinator
 from gateway.kafka.protocol.group_messages import FindCoordinatorRequest
 from gateway.kafka.protocol.produce_messages import (
     AppendResult,
@@ -47,7 +46,7 @@ from gateway.kafka.protocol.transaction_messages import (
     TxnOffsetCommitRequest,
 )
 
-from .pending_records import Headers, estimate_size
+from .pending_records import ProducerRecord, encode_batch, estimate_size
 
 R = TypeVar("R")
 
@@ -71,24 +70,6 @@ RETRIABLE_ERRORS = COORDINATOR_ERRORS | {
 LEADER_CHANGED_ERRORS = frozenset(
     {ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.NOT_LEADER_OR_FOLLOWER}
 )
-
-
-class TransactionRecord(NamedTuple):
-    """A record to write.
-
-    Attributes:
-        tp: Where to write it.
-        key: The key; None for none.
-        value: The value; None for a tombstone.
-        headers: Names and contents.
-        timestamp: Milliseconds since 1970.
-    """
-
-    tp: TopicPartition
-    key: bytes | None
-    value: bytes | None
-    headers: Headers
-    timestamp: int
 
 
 WrittenOffsets: TypeAlias = dict[TopicPartition, list[int]]
@@ -144,11 +125,11 @@ class TransactionalProducer:
 
     async def commit(
         self,
-        records: Sequence[TransactionRecord] = (),
+        records: Sequence[ProducerRecord] = (),
         *,
         group: str = "",
         offsets: Mapping[TopicPartition, int] | None = None,
-        build_followups: Callable[[WrittenOffsets], Sequence[TransactionRecord]] | None = None,
+        build_followups: Callable[[WrittenOffsets], Sequence[ProducerRecord]] | None = None,
     ) -> WrittenOffsets:
         """Write records and commit offsets in one transaction.
 
@@ -219,13 +200,13 @@ class TransactionalProducer:
     async def _write_records(
         self,
         producer: ProducerIdAndEpoch,
-        records: Sequence[TransactionRecord],
+        records: Sequence[ProducerRecord],
         group: str,
         offsets: Mapping[TopicPartition, int],
     ) -> WrittenOffsets:
         """Add records and offsets to the open transaction; the first of them opens it."""
         identity = TransactionalIdentity(self.id, producer)
-        by_tp: dict[TopicPartition, list[TransactionRecord]] = {}
+        by_tp: dict[TopicPartition, list[ProducerRecord]] = {}
         for record in records:
             by_tp.setdefault(record.tp, []).append(record)
         # The coordinator must know a partition before records go there, or it would write no marker
@@ -258,13 +239,13 @@ class TransactionalProducer:
         await self._retry_until_done(attempt, request.NAME)
 
     async def _write_partition(
-        self, producer: ProducerIdAndEpoch, tp: TopicPartition, records: Iterable[TransactionRecord]
+        self, producer: ProducerIdAndEpoch, tp: TopicPartition, records: Iterable[ProducerRecord]
     ) -> list[int]:
         """Write the records of one partition, batch by batch, and return their offsets."""
         written: list[int] = []
         for batch in _iter_batches(records):
             sequence = self._sequences.get(tp, 0)
-            data = _encode_batch(producer, sequence, batch)
+            data = encode_batch(producer, sequence, batch, is_transactional=True)
             offset = await self._send_batch(tp, data)
             # After a failure the number stays. That is right whether the batch was refused (Kafka
             # counts it no more than we do) or is in doubt: then `start` clears all numbers.
@@ -317,7 +298,12 @@ class TransactionalProducer:
 
         async def attempt() -> int:
             if self._coordinator_node is None:
-                self._coordinator_node = await self._find_coordinator()
+                self._coordinator_node = await find_coordinator(
+                    self._cluster.connections,
+                    self._cluster.metadata,
+                    FindCoordinatorRequest(self.id, TRANSACTION_KEY_TYPE),
+                    f"the transactional id {self.id}",
+                )
             try:
                 response = await self._cluster.connections.send(
                     self._coordinator_node, ConnectionRole.GROUP, request
@@ -392,28 +378,6 @@ class TransactionalProducer:
             )  # fmt: skip
         return KafkaError(f"transaction {self.id}: {operation} fails with Kafka's code {error}")
 
-    async def _find_coordinator(self) -> int:
-        """Return the node id of the coordinator, asking one broker after the other."""
-        metadata, connections = self._cluster.metadata, self._cluster.connections
-        if not metadata.brokers:
-            await metadata.refresh("looking for a coordinator")
-        # The broker that answered last is asked first, as it is likely to be up.
-        first, failure = metadata.last_responder, "no broker is known"
-        for node in sorted(metadata.brokers, key=lambda node: (node != first, node)):
-            request = FindCoordinatorRequest(self.id, TRANSACTION_KEY_TYPE)
-            try:
-                response = await connections.send(node, ConnectionRole.CONTROL, request)
-            except BrokerUnavailable as exc:
-                failure = str(exc)
-                continue
-            if response.error in AUTHORIZATION_ERRORS:
-                raise self._build_error(response.error, "FindCoordinator")
-            if not response.error:
-                connections.update_addresses({response.node: (response.host, response.port)})
-                return response.node
-            failure = response.message or f"code {response.error}"
-        raise BrokerUnavailable(f"{self.id} has no coordinator now: {failure}", retry_after=0.1)
-
 
 def _find_reason(errors: Mapping[TopicPartition, int]) -> int:
     """Return the code that says why a request failed, or 0.
@@ -427,9 +391,9 @@ def _find_reason(errors: Mapping[TopicPartition, int]) -> int:
     return (final or reasons or [0])[0]
 
 
-def _iter_batches(records: Iterable[TransactionRecord]) -> Iterable[list[TransactionRecord]]:
+def _iter_batches(records: Iterable[ProducerRecord]) -> Iterable[list[ProducerRecord]]:
     """Yield the records in batches of at most MAX_BATCH_BYTES, in their order."""
-    batch: list[TransactionRecord] = []
+    batch: list[ProducerRecord] = []
     bytes_left = MAX_BATCH_BYTES
     for record in records:
         size = estimate_size(record.key, record.value, record.headers)
@@ -440,20 +404,3 @@ def _iter_batches(records: Iterable[TransactionRecord]) -> Iterable[list[Transac
         bytes_left -= size
     if batch:
         yield batch
-
-
-def _encode_batch(
-    producer: ProducerIdAndEpoch, sequence: int, records: Sequence[TransactionRecord]
-) -> bytes:
-    builder = DefaultRecordBatchBuilder(
-        magic=2,
-        compression_type=0,
-        is_transactional=1,
-        producer_id=producer.id,
-        producer_epoch=producer.epoch,
-        base_sequence=sequence,
-        batch_size=1 << 30,  # no limit here: `_iter_batches` has limited the batch
-    )
-    for index, record in enumerate(records):
-        builder.append(index, record.timestamp, record.key, record.value, list(record.headers))
-    return bytes(builder.build())

@@ -9,7 +9,7 @@ one, and 0 means null. This module is for messages that are rare. Fetch is frequ
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TypeVar
 from uuid import UUID
 
@@ -272,6 +272,29 @@ def group_by_topic(values: Mapping[TopicPartition, T]) -> dict[str, list[tuple[i
     for (topic, partition), value in values.items():
         topics.setdefault(topic, []).append((partition, value))
     return topics
+
+
+def write_partitions(out: FieldWriter, values: Mapping[TopicPartition, T]) -> Iterator[T]:
+    """Write an array of topics, each with an array of its partitions.
+
+    Args:
+        out: Where to write.
+        values: A value for each partition.
+
+    Yields:
+        The value of each partition, whose number is then written: the body of the loop writes the
+        partition's other fields.
+    """
+    topics = group_by_topic(values)
+    out.array(len(topics))
+    for topic, partitions in topics.items():
+        out.string(topic)
+        out.array(len(partitions))
+        for partition, value in partitions:
+            out.i32(partition)
+            yield value
+            out.tags()
+        out.tags()
 
 
 def read_partition_errors(read: FieldReader) -> dict[TopicPartition, int]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
 
-from .codec import FieldReader, FieldWriter, group_by_topic, read_partition_errors
+from .codec import FieldReader, FieldWriter, read_partition_errors, write_partitions
 from .consumer_protocol import decode_assignment
 from .requests import KafkaRequest, VersionRange
 
@@ -251,15 +251,10 @@ class OffsetDeleteRequest(KafkaRequest[DeleteResponse]):
 
     def encode(self, version: int) -> bytes:
         """Encode the body of the request."""
-        topics = group_by_topic(dict.fromkeys(sorted(self.tps)))
         out = FieldWriter(False)
         out.string(self.group)
-        out.array(len(topics))
-        for topic, partitions in topics.items():
-            out.string(topic)
-            out.array(len(partitions))
-            for partition, _ in partitions:
-                out.i32(partition)
+        for _ in write_partitions(out, dict.fromkeys(sorted(self.tps))):
+            pass  # a partition has no other fields
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> DeleteResponse:

@@ -25,7 +25,7 @@ from .requests import KafkaRequest, VersionRange
 
 FIRST_TOPIC_ID_VERSION = 10  # from this version on OffsetCommit names topics by id
 NO_MEMBER = MemberIdentity("", NO_GENERATION)  # who commits without being a member
-_GROUP_KEY_TYPE = 0  # FindCoordinator's type of a key that is a group id
+GROUP_KEY_TYPE = 0  # FindCoordinator's type of a key that is a group id
 _FIRST_BATCHED_VERSION = 4  # from this version on FindCoordinator has an array of keys
 _FIRST_MULTI_GROUP_VERSION = 8  # from this version on OffsetFetch has an array of groups
 
@@ -64,7 +64,7 @@ class FindCoordinatorRequest(KafkaRequest[FindCoordinatorResponse]):
     VERSIONS = VersionRange(1, 6, 3)
 
     key: str
-    key_type: int = _GROUP_KEY_TYPE
+    key_type: int = GROUP_KEY_TYPE
 
     def encode(self, version: int) -> bytes:
         """Encode the body of the request."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from gateway.core.log.record import TopicPartition
 
-from .codec import FieldReader, FieldWriter, group_by_topic
+from .codec import FieldReader, FieldWriter, write_partitions
 from .requests import CONSUMER_REPLICA_ID, KafkaRequest, VersionRange
 
 
@@ -69,18 +69,10 @@ class ListOffsetsRequest(KafkaRequest[ListOffsetsResponse]):
         out = FieldWriter(version >= self.VERSIONS.first_flexible)
         out.i32(CONSUMER_REPLICA_ID)
         out.i8(self.isolation_level)
-        topics = group_by_topic(self.queries)
-        out.array(len(topics))
-        for topic, partitions in topics.items():
-            out.string(topic)
-            out.array(len(partitions))
-            for partition, (spec, epoch) in partitions:
-                # The epoch lets the broker refuse when it is no longer (or not yet) the leader.
-                out.i32(partition)
-                out.i32(epoch)
-                out.i64(spec)
-                out.tags()
-            out.tags()
+        for spec, epoch in write_partitions(out, self.queries):
+            # The epoch lets the broker refuse when it is no longer (or not yet) the leader.
+            out.i32(epoch)
+            out.i64(spec)
         out.tags()
         return bytes(out.data)
 
@@ -147,17 +139,9 @@ class OffsetForLeaderEpochRequest(KafkaRequest[OffsetForLeaderEpochResponse]):
         out = FieldWriter(version >= self.VERSIONS.first_flexible)
         if version >= 3:
             out.i32(CONSUMER_REPLICA_ID)
-        topics = group_by_topic(self.queries)
-        out.array(len(topics))
-        for topic, partitions in topics.items():
-            out.string(topic)
-            out.array(len(partitions))
-            for partition, (epoch, leader_epoch) in partitions:
-                out.i32(partition)
-                out.i32(leader_epoch)
-                out.i32(epoch)
-                out.tags()
-            out.tags()
+        for epoch, leader_epoch in write_partitions(out, self.queries):
+            out.i32(leader_epoch)
+            out.i32(epoch)
         out.tags()
         return bytes(out.data)
 

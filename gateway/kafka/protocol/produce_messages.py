@@ -13,7 +13,7 @@ from typing import NamedTuple
 from gateway.core.log.record import TopicPartition
 from gateway.core.produce.outbox import ProducerIdAndEpoch
 
-from .codec import FieldReader, FieldWriter, group_by_topic
+from .codec import FieldReader, FieldWriter, write_partitions
 from .requests import KafkaRequest, VersionRange
 
 _ACKS_ALL = -1  # the broker answers when all replicas in sync have the batches
@@ -104,15 +104,9 @@ class ProduceRequest(KafkaRequest[ProduceResponse]):
         out.string(self.transactional_id)
         out.i16(_ACKS_ALL)
         out.i32(self.timeout_ms)
-        topics = group_by_topic(self.batches)
-        out.array(len(topics))
-        for topic, partitions in topics.items():
-            out.string(topic)
-            out.array(len(partitions))
-            for partition, batch in partitions:
-                out.i32(partition)
-                out.i32(len(batch))
-                out.data += batch
+        for batch in write_partitions(out, self.batches):
+            out.i32(len(batch))
+            out.data += batch
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> ProduceResponse:

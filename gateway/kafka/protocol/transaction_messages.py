@@ -14,7 +14,7 @@ from typing import NamedTuple
 from gateway.core.log.record import TopicPartition
 from gateway.core.produce.outbox import ProducerIdAndEpoch
 
-from .codec import FieldReader, FieldWriter, group_by_topic, read_partition_errors
+from .codec import FieldReader, FieldWriter, read_partition_errors, write_partitions
 from .requests import KafkaRequest, VersionRange
 
 
@@ -54,13 +54,8 @@ class AddPartitionsToTxnRequest(KafkaRequest[PartitionErrorsResponse]):
         """Encode the body of the request."""
         out = FieldWriter(flexible=False)
         _write_producer(out, self.producer)
-        topics = group_by_topic(dict.fromkeys(self.tps))
-        out.array(len(topics))
-        for topic, partitions in topics.items():
-            out.string(topic)
-            out.array(len(partitions))
-            for partition, _ in partitions:
-                out.i32(partition)
+        for _ in write_partitions(out, dict.fromkeys(self.tps)):
+            pass  # a partition has no other fields
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> PartitionErrorsResponse:
@@ -114,17 +109,11 @@ class TxnOffsetCommitRequest(KafkaRequest[PartitionErrorsResponse]):
         out.string(self.group)
         out.i64(self.producer.id_and_epoch.id)
         out.i16(self.producer.id_and_epoch.epoch)
-        topics = group_by_topic(self.offsets)
-        out.array(len(topics))
-        for topic, partitions in topics.items():
-            out.string(topic)
-            out.array(len(partitions))
-            for partition, offset in partitions:
-                out.i32(partition)
-                out.i64(offset)
-                if version >= 2:
-                    out.i32(-1)  # the leader epoch is not known
-                out.string("")  # metadata
+        for offset in write_partitions(out, self.offsets):
+            out.i64(offset)
+            if version >= 2:
+                out.i32(-1)  # the leader epoch is not known
+            out.string("")  # metadata
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> PartitionErrorsResponse:

@@ -29,6 +29,7 @@ from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.group.consumer import GroupConsumer
 from gateway.kafka.group.group_offsets import GroupOffsets
 from gateway.kafka.protocol.group_messages import OffsetAndMetadata
+from gateway.sidecar.consumer_options import build_consumer_options
 from gateway.sidecar.context import Auditor, NullAuditor, audit_gap
 from gateway.sidecar.http.status import StatusError
 from gateway.telemetry.log_context import create_detached_task
@@ -226,17 +227,14 @@ class ConsumerInstance:
         return self._consumer is not None
 
     def _create_consumer(self) -> GroupConsumer:
-        settings = self._settings
         return GroupConsumer(
             self._cluster,
             self.group,
-            protocol=settings.group_protocol,
-            session_timeout=settings.session_timeout,
-            heartbeat_interval=settings.heartbeat_interval,
-            auto_offset_reset=self.options.auto_offset_reset,
-            isolation=self.options.isolation,
-            max_partition_bytes=settings.max_partition_fetch_bytes,
-            max_fetch_bytes=settings.fetch_max_bytes,
+            build_consumer_options(
+                self._settings,
+                auto_offset_reset=self.options.auto_offset_reset,
+                isolation=self.options.isolation,
+            ),
             on_gap=partial(audit_gap, self._auditor, "ACTIVE_CONSUMER"),
         )
 

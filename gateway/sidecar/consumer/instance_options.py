@@ -10,16 +10,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from re import _parser as regular  # type: ignore[attr-defined]
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from gateway.config.sections.sidecar import Consumer
 from gateway.errors import FormatError
 from gateway.formats.codec import SerializationFormat
+from gateway.kafka.group.consumer_options import Isolation, OffsetReset
 from gateway.sidecar.http.spec import create_invalid_request
 from gateway.sidecar.topics import MAX_TOPIC_NAME_CHARS
-
-Reset: TypeAlias = Literal["latest", "earliest", "none"]
-Isolation: TypeAlias = Literal["read_committed", "read_uncommitted"]
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9._~-]{1,200}")
 MAX_PATTERN_CHARS = 200
@@ -68,7 +66,7 @@ class InstanceOptions:
     format: SerializationFormat | None
     key_format: SerializationFormat | None
     value_format: SerializationFormat | None
-    auto_offset_reset: Reset
+    auto_offset_reset: OffsetReset
     isolation: Isolation
     auto_commit: bool
     min_bytes: int

@@ -18,6 +18,7 @@ from gateway.errors import PartitionFailed
 from gateway.formats.codec import SerializationFormat
 from gateway.kafka.group.consumer import GroupConsumer
 from gateway.sidecar.component import Component
+from gateway.sidecar.consumer_options import build_consumer_options
 from gateway.sidecar.context import Context
 from gateway.sidecar.http.authorization import READ_SCOPE
 from gateway.sidecar.http.status import StatusError, build_error_headers, build_json_response
@@ -111,10 +112,7 @@ class Stateless(Component):
         consumer = GroupConsumer(
             self._context.cluster,
             "",
-            auto_offset_reset="none",
-            isolation=settings.isolation,
-            max_partition_bytes=settings.max_partition_fetch_bytes,
-            max_fetch_bytes=settings.fetch_max_bytes,
+            build_consumer_options(settings, auto_offset_reset="none"),
         )
         try:
             consumer.assign([tp])

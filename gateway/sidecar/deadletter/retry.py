@@ -25,7 +25,8 @@ from gateway.core.delivery.verdict import (
 )
 from gateway.errors import RegistryUnavailable
 from gateway.kafka.client.cluster import Cluster
-from gateway.kafka.produce.transactional_producer import TransactionalProducer, TransactionRecord
+from gateway.kafka.produce.pending_records import ProducerRecord
+from gateway.kafka.produce.transactional_producer import TransactionalProducer
 from gateway.sidecar.context import AuditEvent, Auditor, Context
 from gateway.sidecar.http.ids import get_current_ids
 from gateway.sidecar.reactive.backend import BackendClient
@@ -237,24 +238,22 @@ class DeadLetterCopier:
             await transactions.commit(writes, group=self._queue.offsets_group, offsets=offsets)
         return RetryResult([RetriedLetter(dead_letter, COPIED) for dead_letter in letters])
 
-    async def _build_write(self, queued: QueuedDeadLetter) -> TransactionRecord:
+    async def _build_write(self, queued: QueuedDeadLetter) -> ProducerRecord:
         message, origin = queued.message, queued.message.origin
         topic = await self._context.get_topic(origin.topic)
         tp = choose_partition(topic, origin.partition, message.key)
         kept = [header for header in message.headers if header[0] != RETRIES_HEADER]
         headers = [*kept, (RETRIES_HEADER, str(message.retries + 1).encode())]
-        return TransactionRecord(tp, message.key, message.value, headers, message.timestamp)
+        return ProducerRecord(tp, message.key, message.value, headers, message.timestamp)
 
 
 def _get_next_offsets(letters: Sequence[QueuedDeadLetter]) -> NextOffsets:
     return {dead_letter.record.tp: dead_letter.record.next_offset for dead_letter in letters}
 
 
-def _build_returned_write(retried: RetriedLetter) -> TransactionRecord:
+def _build_returned_write(retried: RetriedLetter) -> ProducerRecord:
     """Build the record that appends a dead letter to its partition."""
     queued = retried.queued
     message = replace(queued.message, retries=queued.message.retries + 1, stacktrace=retried.reason)
     now = time.time_ns() // 1_000_000
-    return TransactionRecord(
-        queued.record.tp, message.key, message.value, message.to_headers(), now
-    )
+    return ProducerRecord(queued.record.tp, message.key, message.value, message.to_headers(), now)

@@ -44,9 +44,9 @@ from gateway.kafka.admin.topics import create_topic
 from gateway.kafka.client.offsets import LATEST, OffsetAndTimestamp
 from gateway.kafka.client.outages import format_topic_label
 from gateway.kafka.fetch.bounded_read import fetch_offset, read_committed
+from gateway.kafka.produce.pending_records import ProducerRecord
 from gateway.kafka.produce.transactional_producer import (
     TransactionalProducer,
-    TransactionRecord,
     WrittenOffsets,
 )
 from gateway.kafka.protocol.requests import TopicMetadata
@@ -68,7 +68,7 @@ KEY_BYTES = 16  # of a hashed key, and of a digest; a claim's record has its own
 # Writes the records in a transaction whose last record is what the given function makes of the
 # answer, and returns the answer and the offsets of all records.
 ProduceCallback = Callable[
-    [TransactionalProducer, Callable[[bytes], TransactionRecord]],
+    [TransactionalProducer, Callable[[bytes], ProducerRecord]],
     Awaitable[tuple[bytes, WrittenOffsets]],
 ]
 
@@ -250,10 +250,10 @@ class IdempotencyStore:
         attempt.may_be_written = True
         tp, layout, timestamp_ms = self._get_partitions(key)[1], self._layout, 0
 
-        def build_result(body: bytes) -> TransactionRecord:
+        def build_result(body: bytes) -> ProducerRecord:
             nonlocal timestamp_ms
             timestamp_ms = time.time_ns() // 1_000_000
-            return TransactionRecord(tp, key, digest + body, (), timestamp_ms)
+            return ProducerRecord(tp, key, digest + body, (), timestamp_ms)
 
         try:
             body, offsets = await produce(transactions, build_result)
@@ -341,7 +341,7 @@ class IdempotencyStore:
         """
         tp, owner = self._get_partitions(key)[0], transactions.id
         claim, layout = self.claims.get_claim(key, owner), self._layout
-        release = TransactionRecord(tp, key + owner.encode(), None, (), time.time_ns() // 1_000_000)
+        release = ProducerRecord(tp, key + owner.encode(), None, (), time.time_ns() // 1_000_000)
         try:
             offsets = await transactions.commit([release])
         except Fenced:

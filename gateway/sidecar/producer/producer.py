@@ -18,9 +18,9 @@ from starlette.routing import Route
 from gateway.errors import KafkaError
 from gateway.formats import exact_numbers
 from gateway.formats.codec import SchemaSelector, SerializationFormat
+from gateway.kafka.produce.pending_records import ProducerRecord
 from gateway.kafka.produce.transactional_producer import (
     TransactionalProducer,
-    TransactionRecord,
     WrittenOffsets,
 )
 from gateway.kafka.protocol.requests import TopicMetadata
@@ -38,7 +38,6 @@ from .transactions import (
     TransactionPool,
     build_dependent_failures,
     build_failures,
-    build_writes,
     map_offsets,
 )
 
@@ -133,13 +132,13 @@ class ProducerComponent(Component):
             )
 
         async def produce(
-            transactions: TransactionalProducer, build_result: Callable[[bytes], TransactionRecord]
+            transactions: TransactionalProducer, build_result: Callable[[bytes], ProducerRecord]
         ) -> tuple[bytes, WrittenOffsets]:
             body = b""
 
             # Called within the transaction, when the offsets of the records are known: the answer,
             # which contains them, is written by the same transaction.
-            def build_result_writes(offsets: WrittenOffsets) -> Sequence[TransactionRecord]:
+            def build_result_writes(offsets: WrittenOffsets) -> Sequence[ProducerRecord]:
                 nonlocal body
                 results = outcome.describe_results(encoded, map_offsets(encoded.items, offsets))
                 body = orjson.dumps(outcome.build_body(results, encoded.schema_ids))
@@ -148,7 +147,7 @@ class ProducerComponent(Component):
             release = await self.lock_keys(encoded.items[0].tp.topic, encoded)
             try:
                 offsets = await transactions.commit(
-                    build_writes(encoded.items), build_followups=build_result_writes
+                    encoded.items, build_followups=build_result_writes
                 )
             finally:
                 release()

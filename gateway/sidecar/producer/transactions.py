@@ -15,7 +15,6 @@ from gateway.errors import BrokerUnavailable, KafkaError, PartitionFailed
 from gateway.kafka.produce.pending_records import ProducerRecord
 from gateway.kafka.produce.transactional_producer import (
     TransactionalProducer,
-    TransactionRecord,
     WrittenOffsets,
 )
 from gateway.sidecar.context import Context
@@ -102,7 +101,7 @@ class TransactionPool:
             return [to_kafka_error(exc)] * len(encoded.items)
         try:
             async with asyncio.timeout(timeout_s):
-                offsets = await producer.commit(build_writes(encoded.items))
+                offsets = await producer.commit(encoded.items)
         except (KafkaError, TimeoutError) as exc:
             self.abort_in_background(producer)
             return build_failures(encoded.items, exc)
@@ -116,15 +115,6 @@ async def _abort(transactions: TransactionalProducer) -> None:
         await transactions.start()
     except KafkaError:
         return  # Kafka aborts it after the transaction's timeout
-
-
-def build_writes(items: Sequence[ProducerRecord]) -> list[TransactionRecord]:
-    """Convert records to those of a transaction; one without a timestamp gets the current time."""
-    now = time.time_ns() // 1_000_000
-    return [
-        TransactionRecord(tp, key, value, headers, now if timestamp is None else timestamp)
-        for tp, key, value, headers, timestamp in items
-    ]
 
 
 def map_offsets(items: Sequence[ProducerRecord], offsets: WrittenOffsets) -> list[int | KafkaError]:

@@ -27,6 +27,7 @@ from gateway.kafka.client.offsets import (
     OffsetAndTimestamp,
 )
 from gateway.kafka.group.consumer import GroupConsumer
+from gateway.sidecar.consumer_options import build_consumer_options
 from gateway.sidecar.context import Context, audit_gap
 from gateway.telemetry.histogram import Histogram
 
@@ -114,17 +115,13 @@ class ReactiveGroup:
         return GroupConsumer(
             self._context.cluster,
             self.name,
-            protocol=settings.group_protocol,
-            instance_id=settings.instance_id,
-            session_timeout=settings.session_timeout,
-            heartbeat_interval=settings.heartbeat_interval,
-            # How long `on_partitions_revoked` may take, with some reserve.
-            rebalance_timeout=settings.revoke_timeout + 2 * COMMIT_TIMEOUT_S,
-            auto_offset_reset=settings.auto_offset_reset,
-            isolation=settings.isolation,
-            max_partition_bytes=settings.max_partition_fetch_bytes,
-            max_fetch_bytes=settings.fetch_max_bytes,
-            prefetch=True,
+            build_consumer_options(
+                settings,
+                instance_id=settings.instance_id,
+                # How long `on_partitions_revoked` may take, with some reserve.
+                rebalance_timeout=settings.revoke_timeout + 2 * COMMIT_TIMEOUT_S,
+                prefetch=True,
+            ),
             on_gap=partial(audit_gap, self._context.auditor, "REACTIVE_CONSUMER"),
         )
 

@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gateway.background_tasks import BackgroundTasks
 from gateway.core.delivery.replay import Destination, Replay, ReplayState, Span
 from gateway.core.log.record import TopicPartition
 from gateway.kafka.fetch.bounded_read import fetch_log_bounds, fetch_offsets_for_time
@@ -60,7 +61,8 @@ class ReplayComponent(Component):
         self._store = ReplayStore(context, settings.topic)
         # Distinguishes processes, also those that a restart in the same container replaced.
         self._owner = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self._jobs: dict[str, tuple[ReplayJob, asyncio.Task[None]]] = {}
+        self._jobs: dict[str, ReplayJob] = {}
+        self._job_tasks = BackgroundTasks(log)
         self._client = create_http_client()
         self.routes = [
             Route("/replays", self._create_replay, methods=["POST"]),
@@ -86,14 +88,9 @@ class ReplayComponent(Component):
 
     async def _stop(self) -> None:
         """Stop all jobs; other sidecars go on with those that had time to release their replay."""
-        for job, _ in self._jobs.values():
+        for job in self._jobs.values():
             job.stop()
-        tasks = [task for _, task in self._jobs.values()]
-        if tasks:
-            await asyncio.wait(tasks, timeout=STOP_TIMEOUT_S)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._job_tasks.close(STOP_TIMEOUT_S)
 
     async def check_ready(self) -> None:
         """Check that the state of replays can be read.
@@ -136,9 +133,9 @@ class ReplayComponent(Component):
         job = ReplayJob(
             self._context, self._store, replay.id, self._owner, delivery, transactions=transactions
         )
-        task = asyncio.create_task(self._run_job(job, delivery))
-        self._jobs[replay.id] = job, task
-        task.add_done_callback(lambda done: self._on_job_done(replay.id, done))
+        self._jobs[replay.id] = job
+        task = self._job_tasks.start(self._run_job(job, delivery), f"replay {replay.id}")
+        task.add_done_callback(lambda _: self._jobs.pop(replay.id, None))
 
     async def _run_job(self, job: ReplayJob, delivery: BackendReplayDelivery | None) -> None:
         log.info("replay %s runs in this process", job.id)
@@ -147,11 +144,6 @@ class ReplayComponent(Component):
         finally:
             if delivery is not None:
                 delivery.close()
-
-    def _on_job_done(self, id: str, task: asyncio.Task[None]) -> None:
-        self._jobs.pop(id, None)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("replay %s failed unexpectedly", id, exc_info=task.exception())
 
     # Requests
 

@@ -21,7 +21,8 @@ from gateway.core.log.record import Record, TopicPartition
 from gateway.core.log.recovery import Backoff, Cause
 from gateway.errors import BrokerUnavailable, Fenced, GatewayError, KafkaError
 from gateway.kafka.fetch.bounded_read import PartitionRead, read_committed
-from gateway.kafka.produce.transactional_producer import TransactionalProducer, TransactionRecord
+from gateway.kafka.produce.pending_records import ProducerRecord
+from gateway.kafka.produce.transactional_producer import TransactionalProducer
 from gateway.kafka.protocol.requests import TopicMetadata
 from gateway.sidecar.context import Context
 from gateway.sidecar.topics import choose_partition
@@ -239,7 +240,7 @@ class ReplayJob:
         if time.monotonic() - self._saved_at >= HEARTBEAT_INTERVAL_S:
             await self._save(replay.with_owner(self._owner, _now()))
 
-    async def _save(self, replay: Replay, writes: Sequence[TransactionRecord] = ()) -> None:
+    async def _save(self, replay: Replay, writes: Sequence[ProducerRecord] = ()) -> None:
         """Write the state of the replay, in one transaction with further records."""
         await self._transactions.commit([*writes, self._store.build_write(replay)])
         self._replay, self._saved_at = replay, time.monotonic()
@@ -306,11 +307,11 @@ def build_origin_headers(id: str, record: Record) -> Headers:
     )
 
 
-def build_copy(id: str, record: Record, target: TopicMetadata) -> TransactionRecord:
+def build_copy(id: str, record: Record, target: TopicMetadata) -> ProducerRecord:
     """Build the copy of a record for a topic, for the partition of `choose_partition`."""
     tp = choose_partition(target, record.tp.partition, record.key)
     headers = (*record.headers, *build_origin_headers(id, record))
-    return TransactionRecord(tp, record.key, record.value, headers, record.timestamp)
+    return ProducerRecord(tp, record.key, record.value, headers, record.timestamp)
 
 
 def _now() -> int:

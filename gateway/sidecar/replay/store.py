@@ -20,7 +20,8 @@ from gateway.core.error_code import ErrorCode, code_from_error
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import BrokerUnavailable, KafkaError
 from gateway.kafka.fetch.bounded_read import fetch_log_bounds, read_committed
-from gateway.kafka.produce.transactional_producer import TransactionalProducer, TransactionRecord
+from gateway.kafka.produce.pending_records import ProducerRecord
+from gateway.kafka.produce.transactional_producer import TransactionalProducer
 from gateway.sidecar.context import Context
 from gateway.sidecar.topics import get_or_create_topic
 
@@ -141,12 +142,10 @@ class ReplayStore:
             )
             raise BrokerUnavailable(f"replays cannot be read to their end: {reason}") from None
 
-    def build_write(self, replay: Replay) -> TransactionRecord:
+    def build_write(self, replay: Replay) -> ProducerRecord:
         """Build the record that states a replay."""
         now = time.time_ns() // 1_000_000
-        return TransactionRecord(
-            self.tp, replay.id.encode(), orjson.dumps(replay.to_json()), (), now
-        )
+        return ProducerRecord(self.tp, replay.id.encode(), orjson.dumps(replay.to_json()), (), now)
 
     def create_transactions(self, id: str) -> TransactionalProducer:
         """Return the producer of one replay; starting it fences other producers of that replay."""

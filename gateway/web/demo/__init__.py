@@ -18,10 +18,9 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from aiokafka import AIOKafkaProducer
-
 from gateway.kafka.embedded import EmbeddedKafka
 
+from .record_sender import RecordSender, open_sender
 from .sources import HostMetrics, generate_orders
 
 TOPIC_PARTITIONS = {"host": 12, "orders": 12}
@@ -56,6 +55,7 @@ PAGES = {
     "/": _PAGE_DIRECTORY / "index.html",
     "/demo.css": _PAGE_DIRECTORY / "demo.css",
     "/demo.js": _PAGE_DIRECTORY / "demo.js",
+    "/draw.js": _PAGE_DIRECTORY / "draw.js",
 }
 
 _METRICS_INTERVAL_S = 1.0  # seconds between two samples of this machine
@@ -117,29 +117,22 @@ def format_invitation(url: str) -> str:
 
 async def publish_records(servers: Sequence[str]) -> None:
     """Write to the topics until cancelled."""
-    producer = AIOKafkaProducer(
-        bootstrap_servers=list(servers), client_id="gateway-demo", enable_idempotence=True
-    )
-    await producer.start()
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(_publish_host(producer))
-            tasks.create_task(_publish_orders(producer, random.Random()))
-    finally:
-        await producer.stop()
+    async with open_sender(servers) as sender, asyncio.TaskGroup() as tasks:
+        tasks.create_task(_publish_host(sender))
+        tasks.create_task(_publish_orders(sender, random.Random()))
 
 
-async def _publish_host(producer: AIOKafkaProducer) -> None:
+async def _publish_host(sender: RecordSender) -> None:
     metrics = HostMetrics()
     while True:
         await asyncio.sleep(_METRICS_INTERVAL_S)
         for key, value in metrics.sample_metrics():
-            await producer.send("host", value, key)
+            await sender.send("host", key, value)
 
 
-async def _publish_orders(producer: AIOKafkaProducer, rng: random.Random) -> None:
+async def _publish_orders(sender: RecordSender, rng: random.Random) -> None:
     for key, value in generate_orders(rng):
-        await producer.send("orders", value, key)
+        await sender.send("orders", key, value)
         await asyncio.sleep(rng.uniform(*_ORDERS_INTERVAL_S))
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from gateway.kafka.local import LocalKafka
 from gateway.pipeline.generate import ShopTraffic
 from gateway.pipeline.spark import java
+from gateway.web import demo
 from gateway.web.app.app import Startup
 from gateway.web.demo import build_page_url, find_free_port, open_page
 
@@ -31,7 +32,8 @@ PAGES = {
     "/": SHOP_DIRECTORY / "page" / "index.html",
     "/shop.css": SHOP_DIRECTORY / "page" / "shop.css",
     "/shop.js": SHOP_DIRECTORY / "page" / "shop.js",
-    "/demo.css": SHOP_DIRECTORY.parent / "demo" / "page" / "demo.css",
+    "/demo.css": demo.PAGES["/demo.css"],
+    "/draw.js": demo.PAGES["/draw.js"],
 }
 
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Literal
 
-from aiokafka import AIOKafkaProducer
+from gateway.web.demo.record_sender import open_sender
 
 ComponentState = Literal["starting", "running", "failed"]
 
@@ -37,10 +37,6 @@ class ComponentStates:
 
     async def run(self) -> None:
         """Publish what is reported until cancelled."""
-        producer = AIOKafkaProducer(bootstrap_servers=self._servers, client_id="shop-parts")
-        await producer.start()
-        try:
+        async with open_sender(self._servers) as sender:
             while True:
-                await producer.send_and_wait("parts", await self._queue.get())
-        finally:
-            await producer.stop()
+                await (await sender.send("parts", None, await self._queue.get()))

@@ -7,10 +7,10 @@ import json
 import time
 from collections.abc import Sequence
 
-from aiokafka import AIOKafkaProducer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from gateway.pipeline.generate import ShopGenerator, ShopTraffic, generate_users
+from gateway.web.demo.record_sender import open_sender
 
 from .component_states import ComponentStates
 
@@ -43,23 +43,19 @@ async def send_events(
         traffic: The rates of events.
         states: Reports that the shop runs.
     """
-    producer = AIOKafkaProducer(
-        bootstrap_servers=list(servers), client_id="shop", enable_idempotence=True
-    )
-    await producer.start()
-    try:
-        for key, row in generate_users(traffic):
-            await producer.send("users", _encode_json(row), key.encode())
-        await producer.flush()
+    async with open_sender(servers) as sender:
+        users = [
+            await sender.send("users", key.encode(), _encode_json(row))
+            for key, row in generate_users(traffic)
+        ]
+        await asyncio.gather(*users)
         rates = f"{traffic.clicks:g} clicks and {traffic.orders:g} orders a second"
         states.report_state("Shop", "running", rates)
         shop = ShopGenerator(traffic, time.time())
         while True:
             for event in shop.take_events(time.time()):
-                await producer.send(event.topic, _encode_json(event.value), event.key.encode())
+                await sender.send(event.topic, event.key.encode(), _encode_json(event.value))
             await asyncio.sleep(SEND_INTERVAL_S)
-    finally:
-        await producer.stop()
 
 
 def _encode_json(value: object) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from typing import Any
@@ -23,6 +22,7 @@ from gateway.web.routing.match import Match
 from gateway.web.routing.routes import Routes
 
 from .direct_response import AsgiResponse, build_response, choose_wire
+from .disconnect import ClientDisconnected, run_while_connected
 from .http_stream import HttpStream
 from .sse import STREAM_HEADERS
 
@@ -137,17 +137,11 @@ async def _build_page_response(
     request: Request, match: Match, client: Client, wire: NdjsonWire, wait_s: float
 ) -> Response:
     """Return the page, or an empty response to a client that has disconnected meanwhile."""
-    page_task = asyncio.create_task(page.read_page(client, wire, wait_s))
-    disconnect_task = asyncio.create_task(_wait_for_disconnect(request))
     try:
-        await asyncio.wait((page_task, disconnect_task), return_when=asyncio.FIRST_COMPLETED)
-        if not page_task.done():
-            return Response(status_code=204)  # the client does not receive it
-        result = page_task.result()
+        result = await run_while_connected(request, page.read_page(client, wire, wait_s))
+    except ClientDisconnected:
+        return Response(status_code=204)  # the client does not receive it
     finally:
-        for task in (page_task, disconnect_task):
-            task.cancel()
-        await asyncio.gather(page_task, disconnect_task, return_exceptions=True)
         client.close()
     body, coding_headers = negotiate_body(result.body, match.route, request)
     headers = STREAM_HEADERS | coding_headers
@@ -156,11 +150,6 @@ async def _build_page_response(
         next_link = build_next_link(request.scope, result.position.decode())
         headers["Link"] = f'<{next_link}>; rel="next"'
     return Response(body, headers=headers, media_type=MEDIA_TYPE)
-
-
-async def _wait_for_disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def build_next_link(scope: Scope, token: str) -> str:

@@ -163,6 +163,39 @@ async def test_a_topic_watched_while_a_request_is_out_is_asked_for_at_once():
     await metadata.close()
 
 
+async def test_refreshes_requested_at_once_share_one_request():
+    kafka = FakeConnections(b1=build_topic_answer())
+    metadata, changes = running_metadata(kafka)
+    for _ in range(50):
+        metadata.request_refresh("test")
+    await wait_until(lambda: changes)
+    assert len(kafka.requests) == 1
+    await metadata.close()
+
+
+async def test_a_refresh_requested_while_one_is_out_without_the_topic_is_sent():
+    kafka = FakeConnections(b1=build_topic_answer())
+    metadata, _ = running_metadata(kafka)
+    metadata.request_refresh("test")
+    await wait_until(lambda: kafka.requests)
+    metadata.watch("other")
+    for _ in range(50):
+        metadata.request_refresh("test")
+    await wait_until(lambda: len(kafka.requests) == 2)
+    assert kafka.requests[-1][1] == ("orders", "other")
+    await metadata.close()
+
+
+async def test_a_requested_refresh_that_fails_is_no_error_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+):
+    metadata, _ = running_metadata(FakeConnections(b1=AWAY))
+    metadata.request_refresh("test")
+    await wait_until(lambda: metadata.error is not None)
+    await metadata.close()
+    assert "a metadata refresh failed" not in caplog.text
+
+
 async def test_a_silent_broker_is_hedged_by_another_and_left_alone_next_time():
     kafka = FakeConnections(b1=None, b2=build_topic_answer(leader=2))
     kafka.bootstrap_answer = build_topic_answer(leader=2)

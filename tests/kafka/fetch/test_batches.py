@@ -18,13 +18,14 @@ from support.record_sets import (
     build_batch,
     build_marker,
     build_message,
+    decode_record_set,
     encode_varint,
     flip_byte,
 )
 from support.waiting import wait_until
 
 from gateway.core.log.record import Entry, Gap, GapReason, Record, Skip, TopicPartition
-from gateway.kafka.fetch.batches import decode_record_set, gather_slices, iter_slices
+from gateway.kafka.fetch.batches import gather_slices, iter_slices
 from gateway.kafka.fetch.decoding import DecodedSlice, RecordSetDecoder
 from gateway.kafka.fetch.decompression import MAX_DECOMPRESSED_BYTES, DecompressionSlot
 

@@ -7,6 +7,7 @@ import time
 from uuid import UUID
 
 import pytest
+from support.record_sets import decode_record_set
 from support.records import RecordToSend, open_transaction, produce_records
 from support.topic_reads import build_targets, fetch_from_leaders, open_cluster, read_entries
 from support.waiting import wait_until
@@ -14,7 +15,6 @@ from support.waiting import wait_until
 from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import Record, Skip, TopicPartition
 from gateway.kafka.client.connections import ConnectionRole
-from gateway.kafka.fetch.batches import decode_record_set
 from gateway.kafka.fetch.fetch import FetchSession
 
 

@@ -97,7 +97,7 @@ class ScriptedCluster:
         for listener in self._recovery_listeners:
             listener(node)
 
-    async def refresh(self, reason: str) -> None:
+    def request_refresh(self, reason: str) -> None:
         self.refresh_reasons.append(reason)
 
     def get_topic(self, name: str) -> TopicMetadata:

@@ -26,7 +26,7 @@ from support.waiting import wait_until
 from gateway.core.group.member import MemberState
 from gateway.core.log.record import TopicPartition
 from gateway.errors import NotOwned, PartitionFailed
-from gateway.kafka.group.consumer import GroupConsumer
+from gateway.kafka.group.consumer import ConsumerOptions, GroupConsumer
 
 LONG = 60.0  # s; a session's end and more on a busy machine
 
@@ -69,7 +69,7 @@ async def test_a_full_answer_comes_in_pieces_as_asked_and_nothing_of_it_is_dropp
     name = topic(partitions=3)
     await produce_records(kafka.bootstrap, name, build_numbered(300, 3), linger_ms=5)
     async with open_cluster(kafka.bootstrap, name) as made:
-        consumer = GroupConsumer(made, "", auto_offset_reset="earliest")
+        consumer = GroupConsumer(made, "", ConsumerOptions(auto_offset_reset="earliest"))
         consumer.assign([TopicPartition(name, p) for p in range(3)])
         await wait_until(lambda: consumer.position(TopicPartition(name, 0)) is not None)
         pieces, values = [], list[bytes | None]()
@@ -87,7 +87,7 @@ async def test_bytes_of_one_poll_are_bounded_but_one_record_always_comes(kafka, 
     name = topic()
     await produce_records(kafka.bootstrap, name, [b"x" * 1000] * 10, linger_ms=5)
     async with open_cluster(kafka.bootstrap, name) as made:
-        consumer = GroupConsumer(made, "", auto_offset_reset="earliest")
+        consumer = GroupConsumer(made, "", ConsumerOptions(auto_offset_reset="earliest"))
         consumer.assign([TopicPartition(name, 0)])
         assert len(await read_values(consumer, 1, max_bytes=10)) == 1
         assert len(await consumer.poll(5.0, max_bytes=3500)) == 3
@@ -97,7 +97,7 @@ async def test_bytes_of_one_poll_are_bounded_but_one_record_always_comes(kafka, 
 async def test_a_poll_waits_in_the_broker_and_is_answered_with_the_first_record(kafka, topic):
     name = topic()
     async with open_cluster(kafka.bootstrap, name) as made:
-        consumer = GroupConsumer(made, "", auto_offset_reset="earliest")
+        consumer = GroupConsumer(made, "", ConsumerOptions(auto_offset_reset="earliest"))
         consumer.assign([TopicPartition(name, 0)])
         poll = asyncio.create_task(consumer.poll(LONG))
         await wait_until(lambda: made.request_counts["Fetch"])
@@ -110,7 +110,7 @@ async def test_a_poll_waits_in_the_broker_and_is_answered_with_the_first_record(
 async def test_a_poll_of_many_bytes_waits_for_all_of_them(kafka, topic):
     name = topic()
     async with open_cluster(kafka.bootstrap, name) as made:
-        consumer = GroupConsumer(made, "", auto_offset_reset="earliest")
+        consumer = GroupConsumer(made, "", ConsumerOptions(auto_offset_reset="earliest"))
         consumer.assign([TopicPartition(name, 0)])
         poll = asyncio.create_task(consumer.poll(LONG, min_bytes=1000))
         for value in (b"a" * 100, b"b" * 1000):
@@ -122,7 +122,7 @@ async def test_a_poll_of_many_bytes_waits_for_all_of_them(kafka, topic):
 async def test_what_a_cancelled_poll_was_waiting_for_is_the_next_ones(kafka, topic):
     name = topic()
     async with open_cluster(kafka.bootstrap, name) as made:
-        consumer = GroupConsumer(made, "", auto_offset_reset="earliest")
+        consumer = GroupConsumer(made, "", ConsumerOptions(auto_offset_reset="earliest"))
         consumer.assign([TopicPartition(name, 0)])
         poll = asyncio.create_task(consumer.poll(LONG))
         await wait_until(lambda: made.request_counts["Fetch"])
@@ -161,7 +161,7 @@ async def test_a_paused_partition_gives_nothing_and_goes_on_where_it_was(kafka, 
     one, two = (TopicPartition(name, p) for p in range(2))
     await produce_records(kafka.bootstrap, name, build_numbered(40, 2))
     async with open_cluster(kafka.bootstrap, name) as made:
-        consumer = GroupConsumer(made, "", auto_offset_reset="earliest")
+        consumer = GroupConsumer(made, "", ConsumerOptions(auto_offset_reset="earliest"))
         consumer.assign([one, two])
         await wait_until(lambda: consumer.position(two) == 0)
         consumer.pause([one])
@@ -179,7 +179,7 @@ async def test_an_offset_that_is_gone_goes_on_as_configured(kafka, topic, reset,
     await produce_records(kafka.bootstrap, name, build_numbered(10, 1))
     await asyncio.to_thread(kafka.admin.delete_records, name, {0: 6})
     async with open_cluster(kafka.bootstrap, name) as made:
-        consumer = GroupConsumer(made, "", auto_offset_reset=reset)
+        consumer = GroupConsumer(made, "", ConsumerOptions(auto_offset_reset=reset))
         consumer.assign([tp])
         consumer.seek(tp, 2)
         poll = asyncio.create_task(consumer.poll(LONG))
@@ -207,7 +207,9 @@ async def test_aborted_records_are_passed_and_uncommitted_ones_are_there_for_who
             ("read_committed", [b"yes"]),
             ("read_uncommitted", [b"no", b"yes"]),
         ):
-            consumer = GroupConsumer(made, "", auto_offset_reset="earliest", isolation=isolation)
+            consumer = GroupConsumer(
+                made, "", ConsumerOptions(auto_offset_reset="earliest", isolation=isolation)
+            )
             consumer.assign([TopicPartition(name, 0)])
             assert await read_values(consumer, len(expected)) == expected
             await consumer.close()
@@ -219,7 +221,11 @@ async def test_what_is_fetched_ahead_is_bounded_and_is_not_what_a_commit_means(k
     await produce_records(kafka.bootstrap, name, [b"x" * 1000] * 400, linger_ms=5)
     async with open_cluster(kafka.bootstrap, name) as made:
         consumer = GroupConsumer(
-            made, group, auto_offset_reset="earliest", prefetch=True, max_partition_bytes=40_000
+            made,
+            group,
+            ConsumerOptions(
+                auto_offset_reset="earliest", prefetch=True, max_partition_bytes=40_000
+            ),
         )
         consumer.assign([tp])
         await read_values(consumer, 1, max_records=1)
@@ -241,13 +247,13 @@ async def test_offsets_are_committed_by_who_is_no_member_and_the_next_goes_on_th
     tp = TopicPartition(name, 0)
     await produce_records(kafka.bootstrap, name, build_numbered(10, 1))
     async with open_cluster(kafka.bootstrap, name) as made:
-        first = GroupConsumer(made, group, auto_offset_reset="earliest")
+        first = GroupConsumer(made, group, ConsumerOptions(auto_offset_reset="earliest"))
         first.assign([tp])
         assert await read_values(first, 4, max_records=4) == [b"0", b"1", b"2", b"3"]
         assert await first.committed([tp]) == {}
         await first.commit()
         await first.close()
-        second = GroupConsumer(made, group, auto_offset_reset="earliest")
+        second = GroupConsumer(made, group, ConsumerOptions(auto_offset_reset="earliest"))
         second.assign([tp])
         assert (await read_values(second, 1))[0] == b"4"
         await second.commit({tp: 8})
@@ -458,7 +464,7 @@ async def test_nothing_is_left_of_a_closed_member(kafka, topic, group):
     name = topic()
     async with open_cluster(kafka.bootstrap, name) as made:
         before = asyncio.all_tasks()
-        consumer = GroupConsumer(made, group, **FAST_OPTIONS)
+        consumer = GroupConsumer(made, group, ConsumerOptions(**FAST_OPTIONS))
         consumer.subscribe([name])
         await consumer.poll(1.0)
         await consumer.close()

@@ -17,9 +17,9 @@ from gateway.core.log.record import TopicPartition
 from gateway.errors import AccessDenied, Fenced, PartitionFailed
 from gateway.kafka.client.cluster import Cluster, ClusterSettings
 from gateway.kafka.group.group_offsets import GroupOffsets
+from gateway.kafka.produce.pending_records import ProducerRecord
 from gateway.kafka.produce.transactional_producer import (
     TransactionalProducer,
-    TransactionRecord,
     WrittenOffsets,
 )
 
@@ -37,10 +37,10 @@ async def watch_topic(cluster: Cluster, topic: str) -> str:
 
 def build_write(
     topic: str, value: bytes | None, partition: int = 0, key: bytes | None = b"k"
-) -> TransactionRecord:
+) -> ProducerRecord:
     headers = [("a", b"1"), ("a", None)]
     now = time.time_ns() // 1_000_000
-    return TransactionRecord(TopicPartition(topic, partition), key, value, headers, now)
+    return ProducerRecord(TopicPartition(topic, partition), key, value, headers, now)
 
 
 async def test_what_is_committed_is_there_with_its_offsets(
@@ -184,7 +184,7 @@ async def test_an_id_is_still_ours_when_nothing_was_open_to_be_undone(
     topic = await watch_topic(cluster, kafka.create_unique_topic())
     writer = TransactionalProducer(cluster, f"{topic}-w")
 
-    def deny_request(_: WrittenOffsets) -> list[TransactionRecord]:
+    def deny_request(_: WrittenOffsets) -> list[ProducerRecord]:
         raise AccessDenied(f"the gateway may not write to {topic}")
 
     await writer.start()

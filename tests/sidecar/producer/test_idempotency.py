@@ -20,10 +20,10 @@ from gateway.core.log.record import TopicPartition
 from gateway.errors import PartitionFailed
 from gateway.kafka.client.cluster import Cluster, ClusterSettings
 from gateway.kafka.client.offsets import LATEST, OffsetAndTimestamp
+from gateway.kafka.produce.pending_records import ProducerRecord
 from gateway.kafka.produce.producer import Producer as Writer
 from gateway.kafka.produce.transactional_producer import (
     TransactionalProducer,
-    TransactionRecord,
     WrittenOffsets,
 )
 from gateway.sidecar.context import Context
@@ -105,10 +105,10 @@ class LedgerReplica:
         """Write a record and the answer."""
 
         async def write_answer(
-            by: TransactionalProducer, result: Callable[[bytes], TransactionRecord]
+            by: TransactionalProducer, result: Callable[[bytes], ProducerRecord]
         ) -> tuple[bytes, WrittenOffsets]:
             now = time.time_ns() // 1_000_000
-            record = TransactionRecord(TopicPartition(self._name, 0), None, value, (), now)
+            record = ProducerRecord(TopicPartition(self._name, 0), None, value, (), now)
             return b"done", await by.commit([record], build_followups=lambda _: [result(b"done")])
 
         return write_answer
@@ -190,7 +190,7 @@ async def test_a_claim_that_was_taken_over_is_not_released_by_its_former_owner(
     refused, taken, go_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def refuse(
-        by: TransactionalProducer, result: Callable[[bytes], TransactionRecord]
+        by: TransactionalProducer, result: Callable[[bytes], ProducerRecord]
     ) -> tuple[bytes, WrittenOffsets]:
         if not refused.is_set():
             await refused.wait()
@@ -206,7 +206,7 @@ async def test_a_claim_that_was_taken_over_is_not_released_by_its_former_owner(
         write = two.build_work(b"k")
 
         async def wait(
-            by: TransactionalProducer, result: Callable[[bytes], TransactionRecord]
+            by: TransactionalProducer, result: Callable[[bytes], ProducerRecord]
         ) -> tuple[bytes, WrittenOffsets]:
             taken.set()
             await go_on.wait()
@@ -251,7 +251,7 @@ async def test_a_claim_is_not_taken_over_by_what_was_read_of_a_topic_that_is_gon
     name, log = topic(), topic(2)
 
     async def hang(
-        by: TransactionalProducer, result: Callable[[bytes], TransactionRecord]
+        by: TransactionalProducer, result: Callable[[bytes], ProducerRecord]
     ) -> tuple[bytes, WrittenOffsets]:
         await asyncio.Event().wait()
         raise AssertionError

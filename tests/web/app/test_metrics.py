@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import suppress
 from typing import Any
 
@@ -16,11 +15,7 @@ from support.waiting import wait_until
 from support.worker_buses import worker_buses
 
 from gateway.config import Settings
-from gateway.core.log.partition_reader import OffsetStart, OutOfRangePolicy, PartitionReader
-from gateway.core.log.record import TopicPartition
-from gateway.core.log.recovery import Backoff
 from gateway.hub.fanout.hubs import Hubs
-from gateway.hub.metrics import collect_partition_metrics
 from gateway.kafka.client.cluster import Cluster, ClusterSettings
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
@@ -162,24 +157,14 @@ def test_the_topic_of_the_bus_is_taken_once():
         bus.add_handler(BUS_TOPIC, lambda worker, data: None)
 
 
-def build_reader(partition: int) -> PartitionReader:
-    made = PartitionReader(
-        TopicPartition("orders", partition),
-        OffsetStart(0),
-        OutOfRangePolicy.EARLIEST,
-        Backoff(1.0, lambda: 0.5),
-    )
-    made.leader, made.last_stable_offset = 1, partition
-    return made
-
-
 async def test_a_thousand_partitions_are_told_without_holding_the_loop():
     """No time is asserted: that there are turns for others in between is."""
 
     def collect_partitions(samples: MetricSamples) -> None:
-        now = time.monotonic()
         for partition in range(1000):
-            collect_partition_metrics(build_reader(partition), now, samples)
+            samples.add(catalog.PARTITION_READY, False, "orders", partition)
+            samples.add(catalog.PARTITION_STATE, 1, "orders", partition, "waiting")
+            samples.add(catalog.PARTITION_LAG_RECORDS, partition, "orders", partition)
 
     made = build_metrics()
     made.collectors.append(collect_partitions)

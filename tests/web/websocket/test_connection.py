@@ -52,15 +52,15 @@ class RecordingListener:
 class ConnectionPair:
     """A peer, and the socket of its client."""
 
-    def __init__(
-        self, transport: asyncio.Transport, client: socket.socket, kind: type[WebSocketConnection]
-    ) -> None:
+    def __init__(self, transport: asyncio.Transport, client: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         self.client = client
         self.connections: set[Any] = set()
         self.reader = MessageReader()
-        self.ping_scheduler = PingScheduler(loop, kind.PING_INTERVAL_S)
-        self.peer = kind(transport, self.reader, self.ping_scheduler, self.connections)
+        self.ping_scheduler = PingScheduler(loop, WebSocketConnection.PING_INTERVAL_S)
+        self.peer = WebSocketConnection(
+            transport, self.reader, self.ping_scheduler, self.connections
+        )
 
     def read_available(self) -> bytes:
         """What came so far, and was not heard yet."""
@@ -90,14 +90,12 @@ class ConnectionPair:
 
 
 @asynccontextmanager
-async def open_pair(
-    kind: type[WebSocketConnection] = WebSocketConnection,
-) -> AsyncIterator[ConnectionPair]:
+async def open_pair() -> AsyncIterator[ConnectionPair]:
     loop = asyncio.get_running_loop()
     ours, client = socket.socketpair()
     client.setblocking(False)
     transport, _ = await loop.create_connection(asyncio.Protocol, sock=ours)
-    made = ConnectionPair(transport, client, kind)
+    made = ConnectionPair(transport, client)
     try:
         yield made
     finally:
@@ -193,18 +191,6 @@ async def test_a_listener_that_fails_ends_its_connection_only(caplog: Any):
 # Saying
 
 
-async def test_small_messages_go_past_the_transport():
-    class NoPushConnection(WebSocketConnection):
-        __slots__ = ()
-
-        def _push(self, data: bytes | memoryview) -> None:
-            raise AssertionError(data)
-
-    async with open_pair(NoPushConnection) as line:
-        line.peer.write(websocket.encode_text(b"a"))
-        assert line.read_available() == b"\x81\x01a"
-
-
 @on_both_loops
 async def test_what_is_not_taken_waits_and_nothing_overtakes_it(line: ConnectionPair):
     ear = RecordingListener()
@@ -225,7 +211,7 @@ async def test_what_is_in_the_transport_at_the_handover_goes_first(line: Connect
     client.setblocking(False)
     transport, _ = await loop.create_connection(asyncio.Protocol, sock=ours)
     transport.write(b"x" * 4_000_000)
-    other = ConnectionPair(transport, client, WebSocketConnection)
+    other = ConnectionPair(transport, client)
     peer = other.peer
     assert peer.full
     peer.write(b"end")

@@ -1,4 +1,4 @@
-"use strict";
+import { scheduleDraw } from "./draw.js";
 
 const $ = (id) => document.getElementById(id);
 const WINDOW_MS = 120_000;
@@ -14,18 +14,6 @@ function formatBytes(n) {
   return `${n.toFixed(i && n < 100 ? 1 : 0)} ${units[i]}`;
 }
 const formatRate = (n) => `${formatBytes(n)}/s`;
-
-/* Draw at most once a frame, however many records a catch-up brings. */
-const pendingDraws = new Set();
-function scheduleDraw(draw) {
-  if (!pendingDraws.size) requestAnimationFrame(drawPending);
-  pendingDraws.add(draw);
-}
-function drawPending() {
-  const draws = [...pendingDraws];
-  pendingDraws.clear();
-  draws.forEach((draw) => draw());
-}
 
 /* A stream: an EventSource that can be closed, and opened again at the position it had. */
 class Stream {

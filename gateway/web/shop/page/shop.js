@@ -1,20 +1,9 @@
+import { scheduleDraw } from "./draw.js";
 import { Stream } from "/gateway.js";
 
 const $ = (id) => document.getElementById(id);
 const MAX_ROWS = 60;
 const MAX_SAMPLES = 1000; // newest latencies of a job
-
-/* Draw at most once a frame, however many records come. */
-const pendingDraws = new Set();
-function scheduleDraw(draw) {
-  if (!pendingDraws.size) requestAnimationFrame(drawPending);
-  pendingDraws.add(draw);
-}
-function drawPending() {
-  const draws = [...pendingDraws];
-  pendingDraws.clear();
-  draws.forEach((draw) => draw());
-}
 
 /* A table with the newest row first. A row replaces the row of the same name. */
 class Table {

@@ -1,4 +1,4 @@
-"""Choose the group protocol that a member speaks, and build the requests of both protocols.
+"""Describe how a consumer joins a group and reads, and choose the group protocol it speaks.
 
 `auto` takes KIP-848 if the coordinator has it (API key 68, Kafka 4.0), else the classic protocol.
 """
@@ -17,15 +17,24 @@ from gateway.core.error_code import ErrorCode
 from gateway.core.group.classic_member import ClassicMember
 from gateway.core.group.consumer_member import ConsumerMember
 from gateway.core.group.member import GroupMembership, GroupRequest
+from gateway.core.group.partition_state import EARLIEST, LATEST
 from gateway.errors import GroupFailed
+from gateway.kafka.client.offsets import READ_COMMITTED, READ_UNCOMMITTED
 from gateway.kafka.protocol import classic_messages, group_messages
 from gateway.kafka.protocol.group_messages import ConsumerGroupHeartbeatRequest
 from gateway.kafka.protocol.requests import KafkaRequest
 
 ProtocolName = Literal["auto", "consumer", "classic"]
+OffsetReset = Literal["latest", "earliest", "none"]
+Isolation = Literal["read_committed", "read_uncommitted"]
 # Of the classic protocol; a third of the session timeout if that is less. As Java's consumer.
 MAX_HEARTBEAT_INTERVAL_S = 3.0
 
+_OFFSET_SPECS: Mapping[OffsetReset, int | None] = {
+    "latest": LATEST,
+    "earliest": EARLIEST,
+    "none": None,
+}
 _REQUEST_TYPES: Mapping[type[GroupRequest], Callable[[Any], KafkaRequest[Any]]] = {
     **group_messages.REQUEST_CLASSES,
     **classic_messages.REQUEST_CLASSES,
@@ -33,17 +42,29 @@ _REQUEST_TYPES: Mapping[type[GroupRequest], Callable[[Any], KafkaRequest[Any]]] 
 
 
 @dataclass(frozen=True, slots=True)
-class MemberOptions:
-    """The settings of a group member. Times are in seconds.
+class ConsumerOptions:
+    """How a consumer joins its group and reads. Times are in seconds.
 
     Attributes:
-        protocol: `consumer` is KIP-848; `auto` takes it if the coordinator has it.
+        protocol: `consumer` is KIP-848; `auto` takes it if the coordinator has it, else the classic
+            protocol.
         instance_id: Makes the member a static one (KIP-345); None for a dynamic one.
         session_timeout: How long a silent member keeps its partitions. With KIP-848 the broker
             decides that instead.
         heartbeat_interval: The longest time between heartbeats; None for the protocol's own. With
-            KIP-848 the broker may want a shorter one.
-        rebalance_timeout: How long a member may take to give partitions up.
+            KIP-848 one that is shorter than the broker's makes rebalances faster.
+        rebalance_timeout: How long a listener may take to give up revoked partitions.
+        auto_offset_reset: Where a group that has committed nothing starts: `latest`, `earliest`, or
+            `none`, for which `poll` raises PartitionFailed. In a group that has committed anything,
+            a new partition is read from its start, and if Kafka no longer has the offset to go on
+            from, reading goes on at the first that it has. Without a group it also says where to
+            go on then.
+        isolation: Whether records of open and aborted transactions are left out.
+        max_partition_bytes: The most bytes of one partition in one fetch. Of what was fetched ahead
+            at most one and a half times as much is kept, as it was on the wire (one batch always
+            comes).
+        max_fetch_bytes: The most bytes of one fetch from one broker.
+        prefetch: Fetch the next records while the caller works on the last ones.
     """
 
     protocol: ProtocolName = "auto"
@@ -51,6 +72,21 @@ class MemberOptions:
     session_timeout: float = 45.0
     heartbeat_interval: float | None = None
     rebalance_timeout: float = 60.0
+    auto_offset_reset: OffsetReset = "latest"
+    isolation: Isolation = "read_committed"
+    max_partition_bytes: int = 1 << 20
+    max_fetch_bytes: int = 16 << 20
+    prefetch: bool = False
+
+    @property
+    def offset_spec(self) -> int | None:
+        """Return the offset reset as LATEST or EARLIEST; None for no reset."""
+        return _OFFSET_SPECS[self.auto_offset_reset]
+
+    @property
+    def isolation_level(self) -> int:
+        """Return the isolation as a Fetch request has it."""
+        return READ_COMMITTED if self.isolation == "read_committed" else READ_UNCOMMITTED
 
     def create_member(self, group: str, versions: Mapping[int, tuple[int, int]]) -> GroupMembership:
         """Create the state machine of a member.
