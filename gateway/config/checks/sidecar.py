@@ -10,10 +10,11 @@ from typing import Any
 
 from gateway.config.source.expression import suggest
 from gateway.config.source.substitution import UnresolvedText, safe_repr
+from gateway.config.types.address import is_loopback
 from gateway.config.types.section import Problem
 
 from .clusters import iter_clusters
-from .guards import check_guarded, is_loopback
+from .guards import check_guarded
 
 SECTION_PATHS: Mapping[str, frozenset[str]] = {
     "producer": frozenset({"producers"}),

@@ -18,9 +18,10 @@ from gateway.config.source.template import Template
 from gateway.config.types.path import PathPattern
 from gateway.config.types.units import format_duration
 from gateway.version import __version__
+from gateway.web.access.security_schemes import SecurityScheme
 
 from .exchanges import list_exchanges
-from .security_schemes import SecurityScheme, build_security_schemes
+from .security_schemes import build_security_schemes
 
 SSE_MEDIA_TYPE, NDJSON_MEDIA_TYPE = "text/event-stream", "application/x-ndjson"
 SUBPROTOCOL = "gateway.v1"
@@ -313,7 +314,7 @@ def _build_stream(
     is_json = all(topic.value.model == "json" or topic.value.is_decoded for topic in topics)
     schemes = tuple(schemes_by_guard[name] for name in route.guarded)
     guards = [settings.guards[name] for name in route.guarded]
-    has_challenges = any(getattr(guard, "challenge", None) is not None for guard in guards)
+    has_challenges = any(guard.challenge_lead is not None for guard in guards)
     texts = tuple(str(template) for template in sources)
     return StreamDescription(route, texts, start, is_json, schemes, has_challenges)
 

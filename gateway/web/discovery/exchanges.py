@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from gateway.config import Route, Settings
+from gateway.web.access.security_schemes import SecurityScheme
 
-from .security_schemes import SecurityScheme, build_security_schemes
+from .security_schemes import build_security_schemes
 
 ACTION_DESCRIPTIONS = {
     "fetch": "the latest record of a key",

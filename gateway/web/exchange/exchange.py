@@ -76,7 +76,7 @@ def _check_origin(routes: Routes, match: Match, request: Request) -> None:
     has_ambient_credentials = (
         "cookie" in headers
         or headers.get("authorization", "")[:6].lower() == "basic "
-        or any(getattr(guards[name], "type", "") == "x509" for name in match.route.guarded)
+        or any(guards[name].has_ambient_credentials for name in match.route.guarded)
     )
     access = routes.get_access_control(match.route)
     if not is_origin_allowed(

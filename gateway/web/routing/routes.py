@@ -388,7 +388,8 @@ class Routes:
         Returns:
             Seconds; None if the guard takes no new token.
         """
-        return getattr(self.settings.guards.get(guard), "challenge", None)
+        section = self.settings.guards.get(guard)
+        return None if section is None else section.challenge_lead
 
     def _get_default_origin(self, view: View) -> Literal["live", "earliest"]:
         """Return `defaultOffset`: "earliest" only if every topic of the view is historical."""
