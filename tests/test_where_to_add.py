@@ -5,6 +5,9 @@ Nothing in `gateway` knows of them: each is a class or two, and an entry in a re
 
 from __future__ import annotations
 
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from typing import Any, Literal
 
 import httpx
@@ -13,9 +16,18 @@ from pydantic import Field
 from support.brokers import embedded_kafka
 from support.gateways import build_config
 from support.in_process_gateway import running_in_process_gateway
+from support.records import RecordToSend, produce_records
 
+from gateway.cli.sidecar_factory import create_sidecar
 from gateway.config import GUARD_KINDS, GuardSection, build_json_schema, loads
-from gateway.errors import ConfigError
+from gateway.config.types.formats import (
+    EVENT_FORMATS,
+    SERIALIZATION_FORMATS,
+    SerializationFormat,
+)
+from gateway.errors import ConfigError, FormatError
+from gateway.formats import FORMATS, EventFormat
+from gateway.formats.plain import PLAIN_CODECS, PlainCodec
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.web.access.grant import Grant
 from gateway.web.access.guard import AccessRequest, Guard, GuardContext
@@ -23,7 +35,26 @@ from gateway.web.access.guard_errors import GuardErrors
 from gateway.web.access.kinds import GUARD_CLASSES
 from gateway.web.access.security_schemes import SecurityScheme, build_api_key
 
-kafka = embedded_kafka({"orders": 1})
+kafka = embedded_kafka({"orders": 1, "digits": 1, "lengths": 1})
+
+
+@asynccontextmanager
+async def running_client(
+    config: dict[str, Any], **options: Any
+) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a gateway in this process. options: of `create_app`."""
+    async with (
+        running_in_process_gateway(config, **options) as (url, _),
+        httpx.AsyncClient(base_url=url, trust_env=False, timeout=60.0) as client,
+    ):
+        yield client
+
+
+async def read_lines(client: httpx.AsyncClient, path: str) -> list[Any]:
+    """All that there is, from the beginning."""
+    query, headers = {"from": "earliest", "until": "latest"}, {"accept": "application/x-ndjson"}
+    lines = (await client.get(path, params=query, headers=headers)).text.splitlines()
+    return [line for line in map(json.loads, lines) if "@end" not in str(line)]
 
 
 class BadgeSection(GuardSection):
@@ -79,10 +110,7 @@ async def test_a_kind_of_guard_admits_refuses_and_is_described(
         }
     ]
     config = build_config(kafka.bootstrap, ["orders"], routes, guards={"entrance": badge})
-    async with (
-        running_in_process_gateway(config) as (url, _),
-        httpx.AsyncClient(base_url=url) as client,
-    ):
+    async with running_client(config) as client:
 
         async def get_status(badge_text: str) -> int:
             headers = {"x-badge": badge_text, "accept": "application/x-ndjson"}
@@ -109,3 +137,93 @@ def test_a_kind_of_guard_is_validated_and_in_the_json_schema(badge: dict[str, An
         )
     assert "unknown key 'colour' in guards.door; did you mean 'color'?" in str(refused.value)
     assert "'bag' is no kind of guard; did you mean 'badge'?" in str(refused.value)
+
+
+class HexCodec(PlainCodec):
+    """Bytes as hexadecimal digits."""
+
+    def encode(self, value: Any) -> bytes:
+        try:
+            return bytes.fromhex(value)
+        except (TypeError, ValueError):
+            raise FormatError("it is not hexadecimal; write such as 00ff") from None
+
+    def decode(self, data: bytes) -> str:
+        return data.hex()
+
+
+@pytest.fixture
+def hexadecimal(monkeypatch: pytest.MonkeyPatch) -> SerializationFormat:
+    """The format of keys and values is added."""
+    format = SerializationFormat("hex", 6)
+    monkeypatch.setitem(SERIALIZATION_FORMATS, format.name, format)
+    monkeypatch.setitem(PLAIN_CODECS, format, HexCodec())
+    return format
+
+
+async def test_a_format_of_values_is_used_by_routes_and_by_the_sidecar(
+    hexadecimal: SerializationFormat, kafka: EmbeddedKafka
+):
+    routes = [
+        {"when": [{"path": "/read"}], "with": {"topic": "digits"}},
+        {"when": [{"path": "/write"}], "with": {"capability": "produce", "topic": "digits"}},
+    ]
+    topics = [{"name": "digits", "value": {"model": hexadecimal.name}}]
+    config = build_config(kafka.bootstrap, topics, routes, sidecar={"producer": {}})
+    async with running_client(config, co_hosted_app_factory=create_sidecar) as client:
+        assert (await client.post("/write", json="00ff")).status_code == 201
+        refused = await client.post("/write", json="no digits")
+        assert (refused.status_code, "write such as 00ff" in refused.text) == (400, True)
+        for value_format, value in (("hex", "0a"), (hexadecimal.number, "0b"), ("string", "\f")):
+            body = {"valueFormat": value_format, "records": [{"value": value}]}
+            produced = await client.post("/producers/digits", json=body)
+            assert produced.status_code == 200, produced.text
+        assert await read_lines(client, "/read") == ["00ff", "0a", "0b", "0c"]
+
+
+def test_a_format_of_values_is_an_option_and_in_the_json_schema(hexadecimal: SerializationFormat):
+    sections = build_json_schema()["$defs"]
+    for names in (
+        sections["Model"]["properties"]["model"]["anyOf"][0]["enum"],
+        sections["Formats"]["properties"]["valueFormat"]["anyOf"][0]["enum"],
+    ):
+        assert hexadecimal.name in names
+    with pytest.raises(ConfigError, match="'hexx' is not known here; did you mean 'hex'"):
+        loads("kafka: {servers: [a:1], topics: [{name: t, value: {model: hexx}}]}")
+
+
+@pytest.fixture
+def length() -> Iterator[str]:
+    """The event format is added; return its name."""
+    FORMATS["length"] = EventFormat(
+        lambda binary: lambda record: (None, b'{"bytes": %d}' % len(record.value or b"")),
+        {"type": "object", "properties": {"bytes": {"type": "integer"}}},
+        media_type="application/vnd.length+json",
+    )
+    EVENT_FORMATS.append("length")
+    yield "length"
+    EVENT_FORMATS.remove("length")
+    del FORMATS["length"]
+
+
+async def test_an_event_format_is_sent_and_described(length: str, kafka: EmbeddedKafka):
+    by_key = [{"key": "${params.key}"}]
+    routes = [
+        {"when": [{"path": "/lengths"}], "with": {"topic": "lengths", "format": length}},
+        {
+            "when": [{"path": "/lengths/{key}"}],
+            "with": {
+                "capability": "fetch", "topic": "lengths", "filters": by_key, "format": length,
+            },
+        },
+    ]  # fmt: skip
+    await produce_records(kafka.bootstrap, "lengths", [RecordToSend(b"four", key=b"a")])
+    async with running_client(build_config(kafka.bootstrap, ["lengths"], routes)) as client:
+        assert await read_lines(client, "/lengths") == [{"bytes": 4}]
+        response = await client.get("/lengths/a")
+        assert response.headers["content-type"] == "application/vnd.length+json"
+        document = (await client.get("/asyncapi.json")).json()
+        assert document["components"]["schemas"]["length"]["type"] == "object"
+        assert document["components"]["messages"]["sse-length"]["contentType"].startswith("appl")
+        messages = document["channels"]["lengths.websocket"]["messages"]
+        assert "websocket-records-length" in messages

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, PlainValidator, TypeAdapter
 from gateway.config.source.template import Template
 from gateway.config.types.condition import Filter, RequestTemplate
 from gateway.config.types.fields import (
+    Choice,
     Duration,
     Flag,
     History,
@@ -21,6 +22,7 @@ from gateway.config.types.fields import (
     in_range,
     validate_text,
 )
+from gateway.config.types.formats import EVENT_FORMATS
 from gateway.config.types.path import PathPattern
 from gateway.config.types.section import Problem, Section, create_value_error
 
@@ -137,7 +139,7 @@ class With(Section):
         default=False,
         description="Whether clients may select fewer fields by ?fields=. For mobile clients.",
     )
-    format: Literal["value", "envelope", "cloudevents"] = Field(
+    format: Annotated[str, Choice(lambda: EVENT_FORMATS)] = Field(
         default="value",
         description="What an event has as its data: the value, an envelope with key, headers and "
         "position, or a CloudEvent. For the code of clients.",

@@ -8,18 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.web.websocket.messages import MESSAGE_MODELS
-
-from .schemas import (
+from gateway.formats import FORMATS
+from gateway.formats.event_schema import (
     ANY_SCHEMA,
     INTEGER_SCHEMA,
     PARTITION_MEMBERS,
-    SCHEMAS,
     TEXT_SCHEMA,
     Schema,
     build_object_schema,
     build_ref,
 )
+from gateway.web.websocket.messages import MESSAGE_MODELS
+
+from .schemas import build_schemas, list_delete_schemas, list_record_schemas
 
 
 def build_message(
@@ -70,16 +71,15 @@ def build_sse_messages() -> dict[str, Schema]:
             "message", build_ref("value-base64"), "A record.", "text/plain"
         ),
     }
-    for schema in ("value-json", "value-fields", "envelope"):
+    for schema in ("value-json", "value-fields"):
         events[f"sse-{schema}"] = build_message("message", build_ref(schema), "A record.")
-    cloud_events = "application/cloudevents+json"
-    events["sse-cloudevents"] = build_message(
-        "message", build_ref("cloudevents"), "A record.", cloud_events
-    )
-    for schema in ("key", "envelope"):
-        events[f"sse-delete-{schema}"] = build_message(
-            "delete", build_ref(f"delete-{schema}"), "A tombstone."
-        )
+    for name, format in FORMATS.items():
+        if format.schema is not None:
+            events[f"sse-{name}"] = build_message(
+                "message", build_ref(name), "A record.", format.media_type
+            )
+    for schema in list_delete_schemas():
+        events[f"sse-{schema}"] = build_message("delete", build_ref(schema), "A tombstone.")
     return events
 
 
@@ -91,7 +91,7 @@ def build_ndjson_messages() -> dict[str, Schema]:
     position = {"@position": build_ref("position")}
     lines = {
         f"ndjson-{schema}": build_message("record", build_ref(schema), "A record: a line as it is.")
-        for schema in RECORD_SCHEMAS
+        for schema in list_record_schemas()
     }
     lines["ndjson-record"] = build_message(
         "@record",
@@ -107,23 +107,21 @@ def build_ndjson_messages() -> dict[str, Schema]:
     lines["ndjson-position"] = build_message(
         "@position", build_object_schema(position), "With ?positions: it moved."
     )
+    all_schemas = build_schemas()
     for name in ("ready", "partitions-ready", "gap", "snapshot-end", "error", "partitions-error"):
         line = build_object_schema({f"@{name}": build_ref(name)}, position)
-        lines[f"ndjson-{name}"] = build_message(f"@{name}", line, SCHEMAS[name]["description"])
+        lines[f"ndjson-{name}"] = build_message(f"@{name}", line, all_schemas[name]["description"])
     line = build_object_schema({"@challenge": build_ref("challenge")})
     lines["ndjson-challenge"] = build_message("@challenge", line, "A new token is needed.")
-    for schema in ("key", "envelope"):
-        line = build_object_schema({"@delete": build_ref(f"delete-{schema}")}, position)
-        lines[f"ndjson-delete-{schema}"] = build_message("@delete", line, "A tombstone.")
+    for schema in list_delete_schemas():
+        line = build_object_schema({"@delete": build_ref(schema)}, position)
+        lines[f"ndjson-{schema}"] = build_message("@delete", line, "A tombstone.")
     end = {"allOf": [build_ref("end"), build_object_schema({"position": build_ref("position")})]}
     lines["ndjson-end"] = build_message(
         "@end", build_object_schema({"@end": end}), "Always the last line."
     )
     return lines
 
-
-RECORD_SCHEMAS = ("value-any", "value-fields", "value-base64", "envelope", "cloudevents")
-"""Schemas of records in NDJSON and WebSocket messages, where every record is JSON."""
 
 _ID_SCHEMA: Schema = {
     "type": "string",
@@ -183,15 +181,13 @@ def build_server_messages() -> dict[str, Schema]:
         "renewed": _build_websocket_schema("renewed"),
         "pong": _build_websocket_schema("pong"),
     }
-    for schema in RECORD_SCHEMAS:
+    for schema in list_record_schemas():
         records = {"type": "array", "items": build_ref(schema)}
         schemas[f"records-{schema}"] = _build_websocket_schema(
             "records", {"records": records}, position
         )
-    for schema in ("key", "envelope"):
-        schemas[f"delete-{schema}"] = _build_websocket_schema(
-            "delete", {"record": build_ref(f"delete-{schema}")}, position
-        )
+    for schema in list_delete_schemas():
+        schemas[schema] = _build_websocket_schema("delete", {"record": build_ref(schema)}, position)
     return _build_websocket_messages(schemas)
 
 
@@ -213,11 +209,11 @@ def _remove_titles(schema: Any) -> Any:
 
 def _build_websocket_messages(schemas: Mapping[str, Schema]) -> dict[str, Schema]:
     """Return messages by id; their name is the `type` that programs switch on."""
-    websocket_messages = {}
+    websocket_messages, all_schemas = {}, build_schemas()
     for name, schema in schemas.items():
         own_schema = schema["allOf"][0] if "allOf" in schema else schema
         message_type = own_schema["properties"]["type"]["const"]
-        summary = _SUMMARIES.get(message_type) or SCHEMAS[message_type]["description"]
+        summary = _SUMMARIES.get(message_type) or all_schemas[message_type]["description"]
         websocket_messages[f"websocket-{name}"] = build_message(message_type, schema, summary)
     return websocket_messages
 

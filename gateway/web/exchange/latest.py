@@ -17,21 +17,19 @@ from starlette.responses import Response
 from gateway.api.stream import Stream
 from gateway.core.log.record import Record
 from gateway.errors import RequestError, StreamEnded
-from gateway.formats import create_format
+from gateway.formats import FORMATS, create_format
 from gateway.formats.invalid_values import InvalidValue, RawValue, wrap_format
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.view import View
 from gateway.hub.reads.stream_start import StreamStart
 from gateway.web.http.document import matches_if_none_match
 from gateway.web.http.etag import build_etag
-from gateway.web.http.media_type import JSON_MEDIA_TYPE, SAFE_HEADERS, get_media_type
+from gateway.web.http.media_type import SAFE_HEADERS, get_media_type
 from gateway.web.http.prefer import parse_preferences
 from gateway.web.routing.match import Match
 from gateway.web.routing.query import get_query_pairs
 from gateway.web.routing.routes import Routes
 from gateway.web.streams.disconnect import run_while_connected
-
-CLOUDEVENTS_MEDIA_TYPE = "application/cloudevents+json"
 
 
 class LatestDocument(NamedTuple):
@@ -147,4 +145,4 @@ def _render_document(hub: Hub, view: View, record: Record) -> tuple[bytes, str]:
     if hub.models.has_model(view.topics[0]):
         format = wrap_format(format, view.format)
     _, content = format(record)
-    return content, CLOUDEVENTS_MEDIA_TYPE if view.format == "cloudevents" else JSON_MEDIA_TYPE
+    return content, FORMATS[view.format].media_type
