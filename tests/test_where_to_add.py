@@ -13,13 +13,23 @@ from typing import Any, Literal
 import httpx
 import pytest
 from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
 from support.brokers import embedded_kafka
 from support.gateways import build_config
 from support.in_process_gateway import running_in_process_gateway
 from support.records import RecordToSend, produce_records
 
 from gateway.cli.sidecar_factory import create_sidecar
-from gateway.config import GUARD_KINDS, GuardSection, build_json_schema, loads
+from gateway.config import (
+    GUARD_KINDS,
+    WITH_KINDS,
+    GuardSection,
+    With,
+    build_json_schema,
+    loads,
+)
+from gateway.config.types.fields import Text
 from gateway.config.types.formats import (
     EVENT_FORMATS,
     SERIALIZATION_FORMATS,
@@ -34,6 +44,11 @@ from gateway.web.access.guard import AccessRequest, Guard, GuardContext
 from gateway.web.access.guard_errors import GuardErrors
 from gateway.web.access.kinds import GUARD_CLASSES
 from gateway.web.access.security_schemes import SecurityScheme, build_api_key
+from gateway.web.exchange.kind import Exchange
+from gateway.web.exchange.kinds import EXCHANGES
+from gateway.web.routing.match import Match
+from gateway.web.routing.query import get_query_pairs
+from gateway.web.routing.routes import Routes
 
 kafka = embedded_kafka({"orders": 1, "digits": 1, "lengths": 1})
 
@@ -130,7 +145,8 @@ async def test_a_kind_of_guard_admits_refuses_and_is_described(
 
 def test_a_kind_of_guard_is_validated_and_in_the_json_schema(badge: dict[str, Any]):
     options = build_json_schema()["properties"]["guards"]["additionalProperties"]
-    assert options["discriminator"]["mapping"]["badge"] == "#/$defs/BadgeSection"
+    assert "badge" in options["properties"]["type"]["anyOf"][0]["enum"]
+    assert {"$ref": "#/$defs/BadgeSection"} in [choice["then"] for choice in options["allOf"]]
     with pytest.raises(ConfigError) as refused:
         loads(
             "kafka: {servers: [a:1]}\nguards: {door: {type: badge, colour: red}, gate: {type: bag}}"
@@ -227,3 +243,67 @@ async def test_an_event_format_is_sent_and_described(length: str, kafka: Embedde
         assert document["components"]["messages"]["sse-length"]["contentType"].startswith("appl")
         messages = document["channels"]["lengths.websocket"]["messages"]
         assert "websocket-records-length" in messages
+
+
+class TopicsWith(With):
+    """The topics of a path."""
+
+    capability: Literal["topics"] = Field(description="What a request does. For tests.")
+    separator: Text = Field(default=",", description="What stands between names. For tests.")
+
+
+class TopicsExchange(Exchange):
+    """A response with the topics of a path."""
+
+    def describe(self, with_: With) -> str:
+        return "the names of topics"
+
+    async def respond(self, routes: Routes, match: Match, request: Request) -> Response:
+        assert isinstance(match.route.with_, TopicsWith)
+        view = await routes.get_view(match, get_query_pairs(request))
+        return PlainTextResponse(match.route.with_.separator.join(view.topics))
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The capability is added; return the options of a route with it."""
+    monkeypatch.setitem(WITH_KINDS, "topics", TopicsWith)
+    monkeypatch.setitem(EXCHANGES, TopicsWith, TopicsExchange())
+    return {"capability": "topics", "topic": "${params.names}", "allow": ["*"], "separator": "+"}
+
+
+async def test_a_capability_of_routes_responds_and_is_described(
+    names: dict[str, Any], badge: dict[str, Any], kafka: EmbeddedKafka
+):
+    routes = [{"when": [{"path": "/names/{names}"}], "guarded": {"entrance": []}, "with": names}]
+    guards = {"entrance": badge}
+    config = build_config(kafka.bootstrap, ["orders", "digits"], routes, guards=guards)
+    async with running_client(config) as client:
+        headers = {"x-badge": "red ada"}
+        response = await client.get("/names/orders,digits", headers=headers)
+        assert (response.status_code, response.text) == (200, "digits+orders")
+        assert (await client.get("/names/orders")).status_code == 401
+        assert (await client.post("/names/orders", headers=headers)).status_code == 405
+        page = await client.get("/", headers={"accept": "text/html"})
+        assert "the names of topics" in page.text
+        (request,) = (await client.get("/")).json()["requests"]
+        assert (request["capability"], request["path"]) == ("topics", "/names/{names}")
+
+
+def test_a_capability_is_validated_and_in_the_json_schema(names: dict[str, Any]):
+    options = build_json_schema()["$defs"]["Route"]["properties"]["with"]
+    assert {"$ref": "#/$defs/TopicsWith"} in [choice["then"] for choice in options["allOf"]]
+    with pytest.raises(ConfigError) as refused:
+        loads(
+            "kafka: {servers: [a:1], topics: [{name: orders}]}\n"
+            "routes:\n"
+            "  - when: [{path: /a}]\n"
+            "    with: {topic: orders, separator: +}\n"
+            "  - when: [{path: /b}]\n"
+            "    with: {topic: orders, capability: topics, seperator: +, heartbeat: 1s}\n"
+        )
+    assert [line.partition(" ")[2] for line in str(refused.value).splitlines()] == [
+        "routes[0].with: 'separator' is for capability: topics; add that, or remove it",
+        "unknown key 'seperator' in routes[1].with; did you mean 'separator'?",
+        "routes[1].with: 'heartbeat' is for capability: stream; add that, or remove it",
+    ]

@@ -2,8 +2,9 @@
 
 A file is checked as a whole: every problem is reported at once, with line, column and a suggestion.
 Start reading at `load` and `loads`. `types` has the types of single options, `sections` the
-pydantic models, `guards` those of guards, `source` turns YAML into values that know their place,
-and `checks` compares sections with each other. The command line and the Python API call it.
+pydantic models, `guards` those of guards, `capabilities` those of what routes do. `source` turns
+YAML into values that know their place, and `checks` compares sections with each other. The command
+line and the Python API call it.
 
 Nothing in this package opens a connection. Settings are frozen, so that a reload finds unchanged
 routes with `==`.
@@ -19,6 +20,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from gateway.config.capabilities.fetch import FetchWith
+from gateway.config.capabilities.kinds import WITH_KINDS
+from gateway.config.capabilities.options import With
+from gateway.config.capabilities.produce import ProduceWith
+from gateway.config.capabilities.stream import StreamWith
 from gateway.config.checks.warnings import iter_warnings
 from gateway.config.guards.credentials import Credentials
 from gateway.config.guards.http import Forward, Http
@@ -33,7 +39,7 @@ from gateway.config.sections.catalog import SchemaRegistry
 from gateway.config.sections.kafka import Cache, Kafka, Model, Reconnect, Topic, Transform
 from gateway.config.sections.listen import AccessControl, Allow, Expose, Limits, Listen, ListenTls
 from gateway.config.sections.pipelines import Pipelines
-from gateway.config.sections.route import Route, When, With
+from gateway.config.sections.route import Route, When
 from gateway.config.sections.schema import build_json_schema
 from gateway.config.sections.security import Sasl, Security, Tls
 from gateway.config.sections.settings import Settings
@@ -53,6 +59,7 @@ from gateway.errors import ConfigError
 
 __all__ = [
     "GUARD_KINDS",
+    "WITH_KINDS",
     "X509",
     "AccessControl",
     "Admin",
@@ -61,6 +68,7 @@ __all__ = [
     "Condition",
     "Credentials",
     "Expose",
+    "FetchWith",
     "Filter",
     "Forward",
     "Guard",
@@ -80,6 +88,7 @@ __all__ = [
     "Model",
     "PathPattern",
     "Pipelines",
+    "ProduceWith",
     "Rate",
     "Reconnect",
     "Route",
@@ -87,6 +96,7 @@ __all__ = [
     "SchemaRegistry",
     "Security",
     "Settings",
+    "StreamWith",
     "Telemetry",
     "Template",
     "Tls",

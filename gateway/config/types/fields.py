@@ -68,6 +68,10 @@ def validate_text(value: object) -> str:
     return str(value)
 
 
+SUBSTITUTION_SCHEMA = {"type": "string", "pattern": r"\$\{(env\.|file:)"}
+"""The JSON Schema of a text that is replaced by a variable or the content of a file."""
+
+
 class Choice:
     """The annotation of an option whose value is one of some names, which may become more.
 

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from starlette.requests import HTTPConnection
 
 from gateway.config import GuardSection, PathPattern, Route
-from gateway.config.sections.produce import parse_location
+from gateway.config.capabilities.produce import parse_location
 
 from .external_http import ExternalHttp
 from .grant import Grant
@@ -79,8 +79,8 @@ class AccessRequest:
     def _patterns(self) -> Iterator[PathPattern]:
         """Return all patterns of the route, including that of replies."""
         yield from (when.pattern for when in self.route.when)
-        if self.route.with_.async_ is not None:
-            yield parse_location(self.route.with_.async_.location)
+        if self.route.with_.reply_location is not None:
+            yield parse_location(self.route.with_.reply_location)
 
 
 @dataclass(frozen=True, slots=True)

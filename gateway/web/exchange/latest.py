@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.api.stream import Stream
+from gateway.config import With
 from gateway.core.log.record import Record
 from gateway.errors import RequestError, StreamEnded
 from gateway.formats import FORMATS, create_format
@@ -31,6 +32,8 @@ from gateway.web.routing.query import get_query_pairs
 from gateway.web.routing.routes import Routes
 from gateway.web.streams.disconnect import run_while_connected
 
+from .kind import Exchange
+
 
 class LatestDocument(NamedTuple):
     """The latest record of a key, and its entity tag."""
@@ -39,25 +42,27 @@ class LatestDocument(NamedTuple):
     etag: str
 
 
-async def respond(routes: Routes, match: Match, request: Request) -> Response:
-    """Return the document, or 304 if the client has it.
+class FetchExchange(Exchange):
+    """The capability `fetch`."""
 
-    Args:
-        routes: The routes of the gateway.
-        match: The route, to which the client was admitted.
-        request: The request.
+    def describe(self, with_: With) -> str:
+        """Return what a request does."""
+        return "the latest record of a key"
 
-    Raises:
-        RequestError: There is no document (404), or it cannot be shown (502).
-        KafkaError: Kafka does not answer.
-        ClientDisconnected: The client has disconnected while it waited.
-    """
-    while True:
-        response = await _respond_once(routes, match, request)
-        if routes.is_current(match):
-            return response
-        # The wait may have been long, and the configuration was reloaded meanwhile.
-        match = await routes.refresh(match, request)
+    async def respond(self, routes: Routes, match: Match, request: Request) -> Response:
+        """Return the document, or 304 if the client has it.
+
+        Raises:
+            RequestError: There is no document (404), or it cannot be shown (502).
+            KafkaError: Kafka does not answer.
+            ClientDisconnected: The client has disconnected while it waited.
+        """
+        while True:
+            response = await _respond_once(routes, match, request)
+            if routes.is_current(match):
+                return response
+            # The wait may have been long, and the configuration was reloaded meanwhile.
+            match = await routes.refresh(match, request)
 
 
 async def _respond_once(routes: Routes, match: Match, request: Request) -> Response:

@@ -291,7 +291,7 @@ class Routes:
             # stream says so by a gap.
             start = replace(start, token=None)
             if isinstance(exc, TokenTooOld):
-                start = replace(start, origin=query.get_oldest_origin(match.route.with_.history))
+                start = replace(start, origin=query.get_oldest_origin(match.route.stream.history))
             return await self._subscribe(match, view, start, wire, position_refused=True)
 
     async def resume_client(
@@ -331,10 +331,10 @@ class Routes:
     ) -> tuple[StreamStart, bool]:
         """Return where a request starts and ends, and whether its token could not be parsed."""
         start_request = query.parse_start_request(
-            request, default=self._get_default_origin(view), history=route.with_.history
+            request, default=self._get_default_origin(view), history=route.stream.history
         )
         start = start_request.start
-        if route.with_.mode == "snapshot" and not request.query_params.get("from"):
+        if route.stream.mode == "snapshot" and not request.query_params.get("from"):
             start = replace(start, snapshot=True)
         return start, start_request.token_error is not None
 
@@ -361,7 +361,7 @@ class Routes:
         handover: Handover | None = None,
     ) -> Client:
         """Subscribe a client by the options of the match's route."""
-        with_ = match.route.with_
+        with_ = match.route.stream
         client = await self.hubs.get_hub(view.cluster).subscribe(
             view,
             start,
