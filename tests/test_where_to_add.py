@@ -5,10 +5,11 @@ Nothing in `gateway` knows of them: each is a class or two, and an entry in a re
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import httpx
 import pytest
@@ -20,6 +21,7 @@ from support.gateways import build_config
 from support.in_process_gateway import running_in_process_gateway
 from support.records import RecordToSend, produce_records
 
+from gateway.api.object_wire import ObjectWire
 from gateway.cli.sidecar_factory import create_sidecar
 from gateway.config import (
     GUARD_KINDS,
@@ -35,9 +37,17 @@ from gateway.config.types.formats import (
     SERIALIZATION_FORMATS,
     SerializationFormat,
 )
+from gateway.core.channel.chunk import ChannelEvent
+from gateway.core.log.record import TopicPartition
 from gateway.errors import ConfigError, FormatError
-from gateway.formats import FORMATS, EventFormat
+from gateway.formats import FORMATS, EventFormat, create_format
+from gateway.formats.event_schema import TEXT_SCHEMA, Schema, build_object_schema, build_ref
 from gateway.formats.plain import PLAIN_CODECS, PlainCodec
+from gateway.hub.wires.control_events import CONTROL_EVENTS, ENTRY_EVENTS, EntryEvent
+from gateway.hub.wires.ndjson import NdjsonWire
+from gateway.hub.wires.sse import SseWire
+from gateway.hub.wires.websocket import WebSocketWire
+from gateway.hub.wires.wire import Wire
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.web.access.grant import Grant
 from gateway.web.access.guard import AccessRequest, Guard, GuardContext
@@ -307,3 +317,88 @@ def test_a_capability_is_validated_and_in_the_json_schema(names: dict[str, Any])
         "unknown key 'seperator' in routes[1].with; did you mean 'separator'?",
         "routes[1].with: 'heartbeat' is for capability: stream; add that, or remove it",
     ]
+
+
+class Notice(NamedTuple):
+    """An entry that says something about a partition."""
+
+    tp: TopicPartition
+    offset: int
+    next_offset: int
+    epoch: int
+    text: str
+
+
+class NoticeEvent(EntryEvent[Notice]):
+    """`notice`: an operator says something."""
+
+    name = "notice"
+    summary = "An operator says something."
+    schema: ClassVar[Schema | None] = {
+        **build_object_schema({"text": TEXT_SCHEMA}),
+        "description": "Show `text` to people.",
+    }
+
+    def describe(self, entry: Notice) -> dict[str, Any]:
+        return {"text": entry.text}
+
+
+@pytest.fixture
+def notice(monkeypatch: pytest.MonkeyPatch) -> NoticeEvent:
+    """The control event is added."""
+    event = NoticeEvent()
+    monkeypatch.setitem(CONTROL_EVENTS, event.name, event)
+    monkeypatch.setitem(ENTRY_EVENTS, Notice, event)
+    return event
+
+
+@pytest.mark.parametrize(
+    ("accept", "line"),
+    [
+        ("text/event-stream", 'event: notice\ndata: {"text":"back soon"}\n\n'),
+        ("application/x-ndjson", '{"@notice":{"text":"back soon"}}\n'),
+    ],
+)
+async def test_a_control_event_is_sent_to_a_client_and_described(
+    notice: NoticeEvent, kafka: EmbeddedKafka, accept: str, line: str
+):
+    config = build_config(kafka.bootstrap, ["orders"])
+    async with (
+        running_in_process_gateway(config) as (url, app),
+        httpx.AsyncClient(base_url=url, trust_env=False, timeout=60.0) as client,
+    ):
+        request = client.stream("GET", "/events/orders?positions", headers={"accept": accept})
+        async with request as response, asyncio.timeout(60):
+            pieces = response.aiter_text()
+            received = await anext(pieces)
+            (stream,) = app.state.hubs.get_hub("").clients
+            stream.send_event(notice.name, {"text": "back soon"})
+            while line not in received:
+                received += await anext(pieces)
+        document = (await client.get("/asyncapi.json")).json()
+    assert document["components"]["schemas"]["notice"] == notice.schema
+    messages = document["components"]["messages"]
+    assert messages["sse-notice"]["summary"] == notice.summary
+    assert messages["ndjson-notice"]["name"] == "@notice"
+    assert messages["websocket-notice"]["payload"]["allOf"][1] == build_ref("notice")
+    assert "sse-notice" in document["channels"]["events-orders.http"]["messages"]
+
+
+@pytest.mark.parametrize(
+    ("wire", "encoded"),
+    [
+        (SseWire(), b'event: notice\ndata: {"text":"hi"}\n\n'),
+        (NdjsonWire(), b'{"@notice":{"text":"hi"}}\n'),
+        (WebSocketWire(), b'{"type":"notice","text":"hi"}'),
+        (ObjectWire(), b""),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_the_event_of_an_entry_is_encoded_on_every_wire(
+    notice: NoticeEvent, wire: Wire, encoded: bytes
+):
+    entry: Any = Notice(TopicPartition("orders", 0), 1, 1, 0, "hi")
+    encoder = wire.create_encoder(create_format("value"))
+    head = encoder.encode_entry(entry)
+    events = [] if head is None else [ChannelEvent(None, head, None)]
+    assert encoder.encode_events(events, b"").endswith(encoded)

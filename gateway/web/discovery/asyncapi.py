@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gateway.config import PathPattern, Settings
+from gateway.hub.wires.control_events import CONTROL_EVENTS
 from gateway.version import __version__
 
 from . import messages
@@ -28,16 +29,6 @@ from .description import (
 )
 from .schemas import build_schemas, get_delete_schema
 
-_CONTROL_MESSAGES = (
-    "begin",
-    "ready",
-    "partitions-ready",
-    "gap",
-    "position",
-    "error",
-    "partitions-error",
-    "end",
-)
 _ANSWER_MESSAGES = ("renewed", "pong")
 _COMMAND_MESSAGES = ("change", "credit", "token", "ping")
 
@@ -295,9 +286,9 @@ def _get_sse_record_schema(stream: StreamDescription) -> str:
 
 def _list_events(stream: StreamDescription) -> tuple[str, ...]:
     """Return the events of a stream on every transport."""
-    snapshot = ("snapshot-end",) if stream.is_snapshot else ()
-    challenge = ("challenge",) if stream.has_challenges else ()
-    return (get_delete_schema(stream.format), *_CONTROL_MESSAGES, *snapshot, *challenge)
+    conditions = {None: True, "snapshot": stream.is_snapshot, "challenge": stream.has_challenges}
+    events = [event.name for event in CONTROL_EVENTS.values() if conditions[event.condition]]
+    return (get_delete_schema(stream.format), *events)
 
 
 def _list_sse_messages(stream: StreamDescription) -> tuple[str, ...]:
