@@ -22,7 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, assert_never
 
 from gateway.core.error_code import AUTHORIZATION_ERRORS, ErrorCode, code_from_error
 from gateway.core.log.record import TopicPartition
@@ -465,6 +465,10 @@ class Producer:
                 self.writes.records[queue.tp.topic, "doubtful"] += len(outcome.items)
                 for record in outcome.items:
                     self._finish_record(record, build_in_doubt_error(queue.tp, queue.failure))
+            case WriteStatus.PENDING:  # they are in the queue again
+                pass
+            case _:
+                assert_never(outcome.status)
 
     def _count_written(self, topic: str, records: Sequence[PendingRecord]) -> None:
         # Records that were handed over together waited equally long and are counted together.
