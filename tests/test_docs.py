@@ -251,6 +251,7 @@ def option(path: str) -> dict[str, Any]:
         found = found["properties"][name.removesuffix("[]")]
         found = found["items"] if name.endswith("[]") else found
         found = found.get("else", found)  # `kafka` of one cluster
+        found = found["allOf"][0]["then"] if "allOf" in found else found  # `with` of a stream
         if "$ref" in found:
             below = made["$defs"][found["$ref"].rpartition("/")[2]]
             found = {**below, **{key: found[key] for key in ("default",) if key in found}}

@@ -48,10 +48,11 @@ class SerializationFormat:
         if isinstance(value, cls):
             return value
         text = "" if isinstance(value, bool) else str(value).strip().lower()  # True is not 1
-        for format in SERIALIZATION_FORMATS.values():
-            if text in (format.name, str(format.number)):
-                return format
-        return None
+        format = SERIALIZATION_FORMATS.get(text)
+        if format is not None:
+            return format
+        numbered = (each for each in SERIALIZATION_FORMATS.values() if text == str(each.number))
+        return next(numbered, None)
 
     @classmethod
     def parse(cls, value: object) -> SerializationFormat:
