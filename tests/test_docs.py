@@ -27,7 +27,15 @@ from gateway.cli import app
 from gateway.config import build_json_schema, iter_warnings, loads
 from gateway.core.channel import channel
 from gateway.core.channel.ring_budget import RingBudget
-from gateway.core.log.record import Fault, Gap, GapReason, Ready, SnapshotEnd, TopicPartition
+from gateway.core.log.record import (
+    Fault,
+    Gap,
+    GapReason,
+    Ready,
+    SnapshotEnd,
+    StreamItem,
+    TopicPartition,
+)
 from gateway.core.log.tail import Tail
 from gateway.core.token.resume_token import parse_token
 from gateway.errors import (
@@ -42,7 +50,7 @@ from gateway.errors import (
 from gateway.hub.fanout import broadcaster as pump
 from gateway.hub.fanout import hub
 from gateway.hub.reads import page as pages
-from gateway.hub.wires import control_events
+from gateway.hub.wires.control_events import describe_entry
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.web.demo import CONFIG
 from gateway.web.http import problems
@@ -243,6 +251,7 @@ def option(path: str) -> dict[str, Any]:
         found = found["properties"][name.removesuffix("[]")]
         found = found["items"] if name.endswith("[]") else found
         found = found.get("else", found)  # `kafka` of one cluster
+        found = found["allOf"][0]["then"] if "allOf" in found else found  # `with` of a stream
         if "$ref" in found:
             below = made["$defs"][found["$ref"].rpartition("/")[2]]
             found = {**below, **{key: found[key] for key in ("default",) if key in found}}
@@ -300,6 +309,13 @@ def test_options_named_in_running_text_exist():
 # The capture
 
 
+def describe(entry: StreamItem) -> dict[str, Any]:
+    """The data of its event."""
+    described = describe_entry(entry)
+    assert described is not None
+    return described[1]
+
+
 def captured() -> list[SseEvent]:
     blocks = [block for block in fenced(README) if "event: " in block]
     assert len(blocks) == 2
@@ -308,8 +324,8 @@ def captured() -> list[SseEvent]:
 
 def test_the_captured_events_have_the_fields_that_are_sent():
     made: dict[str, Any] = {
-        "gap": control_events.describe_gap(Gap(TP, 1, 2, 0, GapReason.RETENTION)),
-        "ready": control_events.describe_ready(Ready(TP, 1, 1, 0)),
+        "gap": describe(Gap(TP, 1, 2, 0, GapReason.RETENTION)),
+        "ready": describe(Ready(TP, 1, 1, 0)),
         "position": {},
         "delete": {"key": "ada"},
         "end": {"reason": "drain"},
@@ -347,7 +363,7 @@ def test_every_reason_of_a_gap_is_in_the_table():
 
 def test_the_end_of_a_snapshot_is_told_with_the_fields_that_the_table_names():
     (end,) = [row for row in table("In the browser") if row[0] == "`snapshot-end`"]
-    told = control_events.describe_snapshot_end(SnapshotEnd(("orders",), 1, (TP,)))
+    told = describe(SnapshotEnd(("orders",), 1, (TP,)))
     assert told.keys() <= set(re.findall(r"`(\w+)`", end[2]))
 
 
@@ -470,7 +486,7 @@ def test_figures_beside_what_they_are_of_are_those_of_the_code(
 def test_a_fault_is_told_with_the_fields_that_the_table_names():
     (error,) = [row for row in table("In the browser") if row[0] == "`error`"]
     for field in re.findall(r"`(\w+)`", error[2]):
-        assert field in control_events.describe_fault(Fault(TP, 0, 0, 0, "access-denied"))
+        assert field in describe(Fault(TP, 0, 0, 0, "access-denied"))
 
 
 def test_the_table_of_packages_names_each_of_them_once():

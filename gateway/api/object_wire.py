@@ -110,7 +110,9 @@ class ObjectEncoder:
                 return _encode_control("error", describe_invalid(entry, entry.value))
             return self._encode_head(entry)[1]
         description = describe_entry(entry)
-        return None if description is None else _encode_control(*description)
+        if description is None or description[0] not in _KIND_NUMBERS:
+            return None  # an event that `events` has no type for
+        return _encode_control(*description)
 
     def encode_position(self) -> bytes:
         """Return the frame of a `Position`, without the token; see `Encoder`."""

@@ -2,8 +2,9 @@
 
 A file is checked as a whole: every problem is reported at once, with line, column and a suggestion.
 Start reading at `load` and `loads`. `types` has the types of single options, `sections` the
-pydantic models, `source` turns YAML into values that know their place, and `checks` compares
-sections with each other. The command line and the Python API call it.
+pydantic models, `guards` those of guards, `capabilities` those of what routes do. `source` turns
+YAML into values that know their place, and `checks` compares sections with each other. The command
+line and the Python API call it.
 
 Nothing in this package opens a connection. Settings are frozen, so that a reload finds unchanged
 routes with `==`.
@@ -19,17 +20,26 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from gateway.config.capabilities.fetch import FetchWith
+from gateway.config.capabilities.kinds import WITH_KINDS
+from gateway.config.capabilities.options import With
+from gateway.config.capabilities.produce import ProduceWith
+from gateway.config.capabilities.stream import StreamWith
 from gateway.config.checks.warnings import iter_warnings
+from gateway.config.guards.credentials import Credentials
+from gateway.config.guards.http import Forward, Http
+from gateway.config.guards.inline import Inline, User
+from gateway.config.guards.jwk import Jwk
+from gateway.config.guards.jwt import Jwks, Jwt
+from gateway.config.guards.kinds import GUARD_KINDS, Guard
+from gateway.config.guards.section import GuardSection
+from gateway.config.guards.x509 import X509
 from gateway.config.sections.admin import Admin
 from gateway.config.sections.catalog import SchemaRegistry
-from gateway.config.sections.credentials import Credentials
-from gateway.config.sections.guard import X509, Forward, Guard, Http, Inline, User
-from gateway.config.sections.jwk import Jwk
-from gateway.config.sections.jwt import Jwks, Jwt
 from gateway.config.sections.kafka import Cache, Kafka, Model, Reconnect, Topic, Transform
 from gateway.config.sections.listen import AccessControl, Allow, Expose, Limits, Listen, ListenTls
 from gateway.config.sections.pipelines import Pipelines
-from gateway.config.sections.route import Route, When, With
+from gateway.config.sections.route import Route, When
 from gateway.config.sections.schema import build_json_schema
 from gateway.config.sections.security import Sasl, Security, Tls
 from gateway.config.sections.settings import Settings
@@ -48,6 +58,8 @@ from gateway.config.types.units import Rate
 from gateway.errors import ConfigError
 
 __all__ = [
+    "GUARD_KINDS",
+    "WITH_KINDS",
     "X509",
     "AccessControl",
     "Admin",
@@ -56,9 +68,11 @@ __all__ = [
     "Condition",
     "Credentials",
     "Expose",
+    "FetchWith",
     "Filter",
     "Forward",
     "Guard",
+    "GuardSection",
     "Http",
     "Influx",
     "Inline",
@@ -74,6 +88,7 @@ __all__ = [
     "Model",
     "PathPattern",
     "Pipelines",
+    "ProduceWith",
     "Rate",
     "Reconnect",
     "Route",
@@ -81,6 +96,7 @@ __all__ = [
     "SchemaRegistry",
     "Security",
     "Settings",
+    "StreamWith",
     "Telemetry",
     "Template",
     "Tls",

@@ -2,30 +2,36 @@
 
 An event format (`value`, `envelope`, `cloudevents`) is a function from a record to the event's name
 (None for a plain `message`) and its payload; the wires of the hub call it once for each record and
-view. To add one, write a module beside these and give it an entry in `FORMATS`.
+view. To add one, write a module beside these with an `EventFormat`, and enter it in `FORMATS` and
+its name in `gateway.config.types.formats.EVENT_FORMATS`.
 
 `codec` encodes and decodes keys and values with and without schemas, for the sidecar and, by way of
-`model`, for topics with a model. `registry` and `registry_client` look schemas up; `avro`,
-`protobuf` and `json_schema` use them. Start reading with `event` or `codec`.
+`model`, for topics with a model. To add a format, enter a `SerializationFormat` in
+`gateway.config.types.formats.SERIALIZATION_FORMATS`, from which options choose, and what encodes
+and decodes it in `plain.PLAIN_CODECS`, or in `codec.SCHEMA_CODECS` if it has schemas.
+
+`registry` and `registry_client` look schemas up; `avro`, `protobuf` and `json_schema` use them.
+Start reading with `event` or `codec`.
 
 Measured for a record with a value of 200 bytes: value 0.07 us, envelope 1.1 us, cloudevents 4.5 us.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
-from .cloudevents import encode_cloudevents
-from .envelope import encode_envelope
-from .event import Binary, Format, create_json_encoder
+from .cloudevents import CLOUDEVENTS
+from .envelope import ENVELOPE
+from .event import Binary, EventFormat, Format, create_json_encoder
 from .projection import project_format
-from .value import create_value_format
+from .value import VALUE
 
-FORMATS: Mapping[str, Callable[[Binary], Format]] = {
-    "value": create_value_format,
-    "envelope": lambda binary: encode_envelope,
-    "cloudevents": lambda binary: encode_cloudevents,
+FORMATS: dict[str, EventFormat] = {
+    "value": VALUE,
+    "envelope": ENVELOPE,
+    "cloudevents": CLOUDEVENTS,
 }
+"""All event formats, by the name that routes choose from `EVENT_FORMATS` of the configuration."""
 
 
 def create_format(name: str, *, binary: Binary = "error", fields: Sequence[str] = ()) -> Format:
@@ -40,8 +46,8 @@ def create_format(name: str, *, binary: Binary = "error", fields: Sequence[str] 
         KeyError: There is no format of this name.
         ValueError: A pointer is malformed.
     """
-    format = FORMATS[name](binary)
+    format = FORMATS[name].create(binary)
     return project_format(format, fields) if fields else format
 
 
-__all__ = ["FORMATS", "Binary", "Format", "create_format", "create_json_encoder"]
+__all__ = ["FORMATS", "Binary", "EventFormat", "Format", "create_format", "create_json_encoder"]

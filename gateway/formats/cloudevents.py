@@ -21,7 +21,8 @@ import orjson
 
 from gateway.core.log.record import Record
 
-from .event import Payload, decode_utf8, encode_delete
+from .event import EventFormat, Payload, decode_utf8, encode_delete
+from .event_schema import ANY_SCHEMA, TEXT_SCHEMA, build_object_schema
 
 EVENT_TYPE = "org.apache.kafka.record"
 
@@ -138,3 +139,23 @@ def _format_rfc3339(timestamp_ms: int) -> str | None:
     except OverflowError:
         return None
     return time.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
+
+
+_SCHEMA = {
+    **build_object_schema(
+        {name: {"type": "string", "minLength": 1} for name in ("id", "source", "type")}
+        | {"specversion": TEXT_SCHEMA},
+        {
+            "time": {"type": "string", "format": "date-time"},
+            "subject": TEXT_SCHEMA,
+            "partitionkey": TEXT_SCHEMA,
+            "datacontenttype": TEXT_SCHEMA,
+            "data": ANY_SCHEMA,
+            "data_base64": {"type": "string", "contentEncoding": "base64"},
+        },
+    ),
+    "description": "CloudEvents 1.0, JSON format.",
+}
+CLOUDEVENTS = EventFormat(
+    lambda binary: encode_cloudevents, _SCHEMA, media_type="application/cloudevents+json"
+)

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from gateway.config import SchemaRegistry
 from gateway.errors import FormatError
 
-from .plain import decode_plain, encode_plain
+from .plain import PLAIN_CODECS
 from .registry import CachedRegistryClient, Schema
 from .serialization import (
     LATEST_SCHEMA,
@@ -128,7 +128,7 @@ class Codecs:
         if value is None:
             return EncodedData(None)
         if not format.has_schema:
-            return EncodedData(encode_plain(format, value))
+            return EncodedData(PLAIN_CODECS[format].encode(value))
         subject = schema.subject or build_subject_name(topic, is_key)
         cached = self._require_registry(format).get_cached(_build_key(format, subject, schema))
         if cached is None:
@@ -147,7 +147,7 @@ class Codecs:
         if not data:
             return None if data is None else ""
         if not format.has_schema:
-            return decode_plain(format, data)
+            return PLAIN_CODECS[format].decode(data)
         return self._get_codec(format, data).decode(data[_FRAME.size :])
 
     def decode_text_cached(self, format: SerializationFormat, data: bytes) -> bytes:
@@ -211,7 +211,7 @@ class Codecs:
 
     def _require_registry(self, format: SerializationFormat) -> CachedRegistryClient:
         if self._registry is None:
-            problem = f"format {format.name.lower()} needs a schema registry"
+            problem = f"format {format.name} needs a schema registry"
             raise FormatError(f"{problem}; add one to catalogs, or use format json")
         return self._registry
 
@@ -279,8 +279,8 @@ def _is_framed(data: bytes) -> bool:
 def _build_format_error(
     id: int, actual: SerializationFormat, expected: SerializationFormat
 ) -> FormatError:
-    name, other = actual.name.lower(), expected.name.lower()
-    return FormatError(f"schema {id} is of format {name}, not {other}; use format {name}")
+    name = actual.name
+    return FormatError(f"schema {id} is of format {name}, not {expected.name}; use format {name}")
 
 
 def _build_key(format: SerializationFormat, subject: str, selector: SchemaSelector) -> Any:
@@ -296,7 +296,7 @@ def compile_schema(schema: Schema) -> SchemaCodec:
     Raises:
         FormatError: The schema cannot be used.
     """
-    return _FACTORIES[schema.format](schema.text, schema.references)
+    return SCHEMA_CODECS[schema.format](schema.text, schema.references)
 
 
 def _create_avro(text: str, references: Mapping[str, str]) -> SchemaCodec:
@@ -317,14 +317,16 @@ def _create_json_schema(text: str, references: Mapping[str, str]) -> SchemaCodec
     return JsonSchemaCodec(text, references)
 
 
-_FACTORIES: Mapping[SerializationFormat, Callable[[str, Mapping[str, str]], SchemaCodec]] = {
+SCHEMA_CODECS: dict[SerializationFormat, Callable[[str, Mapping[str, str]], SchemaCodec]] = {
     SerializationFormat.AVRO: _create_avro,
     SerializationFormat.PROTOBUF: _create_protobuf,
     SerializationFormat.JSONSCHEMA: _create_json_schema,
 }
+"""What compiles schemas, by their format, from a text and the texts that it refers to."""
 
 __all__ = [
     "LATEST_SCHEMA",
+    "SCHEMA_CODECS",
     "Codecs",
     "EncodedData",
     "SchemaNotLoaded",

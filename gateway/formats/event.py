@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import orjson
 
 from gateway.core.log.record import Record, TopicPartition
+
+from .event_schema import Schema
 
 Payload: TypeAlias = tuple[str | None, bytes]
 """The name of an event (None for a plain `message`) and its data."""
@@ -23,6 +26,23 @@ Binary: TypeAlias = Literal["error", "base64"]
 """What the format `value` does with values that are not text."""
 
 DELETE_EVENT = "delete"
+
+
+@dataclass(frozen=True, slots=True)
+class EventFormat:
+    """A format of events: how records become their data, and how documents describe it.
+
+    Attributes:
+        create: Creates the function that encodes records.
+        schema: The JSON Schema of the data; None for `value`, whose data depends on more options.
+        delete_schema: The JSON Schema of a tombstone's data; None if it is that of `encode_delete`.
+        media_type: The media type of the data.
+    """
+
+    create: Callable[[Binary], Format]
+    schema: Schema | None
+    delete_schema: Schema | None = None
+    media_type: str = "application/json"
 
 
 def decode_utf8(data: bytes) -> str | None:

@@ -22,9 +22,6 @@ from gateway.core.channel.exact_json import parse_exact
 
 from .serialization import SerializationFormat
 
-# The formats that are JSON in Kafka, too. In the others the size of a number is fixed.
-JSON_FORMATS = frozenset({SerializationFormat.JSON, SerializationFormat.JSONSCHEMA})
-
 # Maps each byte to its class: digits and points to 0, e and E to e, all others to a blank.
 # Searching the mapped text with `bytes.find` is faster than a regular expression on the original.
 _BYTE_CLASSES = bytes(
@@ -67,7 +64,8 @@ def keep_exact_numbers(
         formats: The formats of `key` and `value`, by these names.
         member: The member of the text that holds the records; None if the text is the only record.
     """
-    names = [name for name, format in formats.items() if format in JSON_FORMATS]
+    # In formats that are not JSON in Kafka, too, the size of a number is fixed.
+    names = [name for name, format in formats.items() if format.is_json]
     if not names or not has_inexact_number(data):
         return
     try:

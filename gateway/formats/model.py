@@ -13,11 +13,12 @@ from typing import Any
 
 import orjson
 
+from gateway.config.types.formats import NUMBER_MODELS
 from gateway.errors import FormatError
 from gateway.formats.avro.types import NON_FINITE_FLOATS, float_to_json
 
 from .codec import Codecs, SerializationFormat
-from .plain import describe_json_type
+from .plain import PLAIN_CODECS, describe_json_type
 
 _NUMBER_STRUCTS: Mapping[str, Struct] = {  # as Kafka's own serializers write numbers
     "int": Struct(">i"), "long": Struct(">q"), "float": Struct(">f"), "double": Struct(">d"),
@@ -31,8 +32,8 @@ class Model:
         """Create a model.
 
         Args:
-            name: With codecs a format that has a schema; without codecs `boolean`, `int`, `long`,
-                `float` or `double`.
+            name: With codecs a format that has a schema; without codecs one that has none, or
+                `boolean`, `int`, `long`, `float` or `double`.
             codecs: The codecs of its catalog, if it has one.
             is_key: Whether it is for keys.
         """
@@ -40,6 +41,9 @@ class Model:
         self._codecs = codecs or Codecs()
         self._is_key = is_key
         self._format = SerializationFormat.parse(name) if codecs is not None else None
+        self._plain = None
+        if codecs is None and name not in NUMBER_MODELS:
+            self._plain = PLAIN_CODECS[SerializationFormat.parse(name)]
 
     def find_missing_id(self, data: bytes) -> int | None:
         """Return the id of the schema that must be loaded before decoding; None for none."""
@@ -70,6 +74,8 @@ class Model:
     def _decode_text(self, data: bytes) -> bytes:
         if self._format is not None:
             return self._codecs.decode_text_cached(self._format, data)
+        if self._plain is not None:
+            return orjson.dumps(self._plain.decode_fragment(data))
         if self.name == "boolean":
             if data not in (b"\0", b"\1"):
                 raise FormatError(f"a boolean is one byte, 00 or 01, not {data[:9].hex(' ')}")
@@ -104,7 +110,7 @@ class Model:
             if encoded.data is None:
                 raise FormatError("null is no value of a model; leave it out to delete")
             return encoded.data
-        return self._encode_number(value)
+        return self._encode_number(value) if self._plain is None else self._plain.encode(value)
 
     def _encode_number(self, value: Any) -> bytes:
         if self.name == "boolean":

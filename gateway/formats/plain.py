@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from base64 import b64encode
 from binascii import Error as NotBase64
 from binascii import a2b_base64
@@ -15,50 +16,107 @@ from .exact_numbers import ExactJson
 from .serialization import SerializationFormat
 
 
-def encode_plain(format: SerializationFormat, value: Any) -> bytes:
-    """Encode a JSON value that is not null.
+class PlainCodec(ABC):
+    """Encodes and decodes the keys and values of one format that needs no schema."""
 
-    Args:
-        format: BINARY, JSON or STRING.
-        value: The value; base64 text for BINARY.
+    @abstractmethod
+    def encode(self, value: Any) -> bytes:
+        """Encode a JSON value that is not null.
 
-    Raises:
-        FormatError: The value does not fit the format.
-    """
-    if format is SerializationFormat.JSON:
+        Raises:
+            FormatError: The value does not fit the format.
+        """
+
+    @abstractmethod
+    def decode(self, data: bytes) -> Any:
+        """Decode bytes into a JSON value.
+
+        Raises:
+            FormatError: The bytes do not fit the format.
+        """
+
+    def decode_fragment(self, data: bytes) -> Any:
+        """Decode bytes into what orjson writes as the same JSON value, with all digits.
+
+        Raises:
+            FormatError: The bytes do not fit the format.
+        """
+        return self.decode(data)
+
+
+class BinaryCodec(PlainCodec):
+    """The format `binary`: any bytes, as base64."""
+
+    def encode(self, value: Any) -> bytes:
+        """Decode base64 text."""
+        if not isinstance(value, str):
+            raise _build_type_error("binary", "base64 text", value)
+        try:
+            return a2b_base64(value, strict_mode=True) if value else b""
+        except (NotBase64, ValueError) as exc:
+            problem = f"the value is not base64: {str(exc).lower()}"
+            raise FormatError(
+                f"{problem}; encode the bytes by RFC 4648 4, or use format string"
+            ) from None
+
+    def decode(self, data: bytes) -> str:
+        """Return base64 text."""
+        return b64encode(data).decode()
+
+
+class JsonCodec(PlainCodec):
+    """The format `json`: JSON text."""
+
+    def encode(self, value: Any) -> bytes:
+        """Write a value as JSON text."""
         if type(value) is ExactJson:
             return value.text
         try:
             return orjson.dumps(value)
         except orjson.JSONEncodeError as exc:
             raise FormatError(f"the value cannot be written as JSON: {exc}") from None
-    if not isinstance(value, str):
-        kind = "base64 text" if format is SerializationFormat.BINARY else "text"
-        raise FormatError(
-            f"format {format.name.lower()} takes {kind}, not {describe_json_type(value)}; "
-            "write a JSON string, or use format json"
-        )
-    return _decode_base64(value) if format is SerializationFormat.BINARY else _encode_utf8(value)
+
+    def decode(self, data: bytes) -> Any:
+        """Parse JSON text."""
+        try:
+            return orjson.loads(data)
+        except orjson.JSONDecodeError as exc:
+            raise FormatError(f"the bytes are not JSON: {exc}; read them as binary") from None
+
+    def decode_fragment(self, data: bytes) -> orjson.Fragment:
+        """Check that bytes are JSON, and return them unchanged."""
+        self.decode(data)
+        return orjson.Fragment(data)
 
 
-def decode_plain(format: SerializationFormat, data: bytes) -> Any:
-    """Decode bytes into a JSON value.
+class StringCodec(PlainCodec):
+    """The format `string`: UTF-8 text."""
 
-    Args:
-        format: BINARY, JSON or STRING.
-        data: The bytes.
+    def encode(self, value: Any) -> bytes:
+        """Encode text as UTF-8."""
+        if not isinstance(value, str):
+            raise _build_type_error("string", "text", value)
+        try:
+            return value.encode()
+        except UnicodeEncodeError:
+            problem = "the text holds half of a surrogate pair, which UTF-8 cannot carry"
+            raise FormatError(f"{problem}; correct it") from None
 
-    Raises:
-        FormatError: The bytes do not fit the format.
-    """
-    if format is SerializationFormat.BINARY:
-        return b64encode(data).decode()
-    try:
-        return orjson.loads(data) if format is SerializationFormat.JSON else data.decode()
-    except orjson.JSONDecodeError as exc:
-        raise FormatError(f"the bytes are not JSON: {exc}; read them as binary") from None
-    except UnicodeDecodeError as exc:
-        raise FormatError(f"the bytes are not UTF-8 text: {exc}; read them as binary") from None
+    def decode(self, data: bytes) -> str:
+        """Decode UTF-8."""
+        try:
+            return data.decode()
+        except UnicodeDecodeError as exc:
+            problem = f"the bytes are not UTF-8 text: {exc}"
+            raise FormatError(f"{problem}; read them as binary") from None
+
+
+PLAIN_CODECS: dict[SerializationFormat, PlainCodec] = {
+    SerializationFormat.BINARY: BinaryCodec(),
+    SerializationFormat.JSON: JsonCodec(),
+    SerializationFormat.STRING: StringCodec(),
+}
+"""The codecs of all formats without a schema."""
 
 
 def describe_json_type(value: object) -> str:
@@ -71,19 +129,8 @@ def describe_json_type(value: object) -> str:
     return kinds.get(type(value), "an object")
 
 
-def _decode_base64(text: str) -> bytes:
-    try:
-        return a2b_base64(text, strict_mode=True) if text else b""
-    except (NotBase64, ValueError) as exc:
-        problem = f"the value is not base64: {str(exc).lower()}"
-        raise FormatError(
-            f"{problem}; encode the bytes by RFC 4648 4, or use format string"
-        ) from None
-
-
-def _encode_utf8(text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        problem = "the text holds half of a surrogate pair, which UTF-8 cannot carry"
-        raise FormatError(f"{problem}; correct it") from None
+def _build_type_error(format: str, kind: str, value: object) -> FormatError:
+    return FormatError(
+        f"format {format} takes {kind}, not {describe_json_type(value)}; "
+        "write a JSON string, or use format json"
+    )

@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from gateway.config import SchemaRegistry
 from gateway.config.source.expression import find_closest
+from gateway.config.types.formats import SERIALIZATION_FORMATS
 from gateway.errors import FormatError, RegistryUnavailable
 from gateway.telemetry.log_context import create_detached_task
 
@@ -26,13 +27,6 @@ MISSING_TTL_S = 5.0  # seconds for which it is cached that a schema does not exi
 MAX_CACHED_MISSING = 1_000  # how many of these are kept: clients choose the ids
 MAX_REFERENCE_DEPTH = 32  # references of references
 MAX_REFERENCES = 1_000  # of one schema, with the references of its references
-
-_SCHEMA_TYPES = {
-    SerializationFormat.AVRO: "AVRO",
-    SerializationFormat.PROTOBUF: "PROTOBUF",
-    SerializationFormat.JSONSCHEMA: "JSON",
-}
-_FORMATS = {kind: format for format, kind in _SCHEMA_TYPES.items()}
 
 
 class Schema(NamedTuple):
@@ -255,7 +249,7 @@ class CachedRegistryClient:
         )
         body: dict[str, Any] = {"schema": text}
         if format is not SerializationFormat.AVRO:
-            body["schemaType"] = _SCHEMA_TYPES[format]
+            body["schemaType"] = format.schema_type
         if references:
             body["references"] = [reference._asdict() for reference in references]
         try:
@@ -275,10 +269,12 @@ class CachedRegistryClient:
         """Return the schema that the registry described, with its references."""
         # The registry leaves the type out for Avro.
         kind = response.get("schemaType", "AVRO") if isinstance(response, dict) else None
-        if kind not in _FORMATS or not isinstance(response.get("schema"), str):
+        formats = (each for each in SERIALIZATION_FORMATS.values() if each.schema_type == kind)
+        format = next(formats, None) if isinstance(kind, str) else None
+        if format is None or not isinstance(response.get("schema"), str):
             raise FormatError(f"schema {id} is of a kind that is not known here: {kind}")
         texts = await self._fetch_references(response.get("references") or [], {})
-        return Schema(id, _FORMATS[kind], response["schema"], texts)
+        return Schema(id, format, response["schema"], texts)
 
     async def _fetch_references(
         self, references: Any, seen: dict[tuple[str, int], Any], depth: int = 0

@@ -1,57 +1,11 @@
-"""Name the serialization formats, and select the schema to write with."""
+"""Select the schema to write a key or value with."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import NamedTuple
 
-from gateway.config.source.expression import find_closest
-from gateway.errors import FormatError
-
-
-class SerializationFormat(Enum):
-    """How JSON becomes the bytes of a key or value, and back.
-
-    The numbers are part of the sidecar's HTTP API.
-    """
-
-    BINARY = 0
-    AVRO = 1
-    JSON = 2
-    JSONSCHEMA = 3
-    PROTOBUF = 4
-    STRING = 5
-
-    @property
-    def has_schema(self) -> bool:
-        """Return whether keys and values of it are framed with the id of a schema."""
-        return self in _SCHEMA_FORMATS
-
-    @classmethod
-    def parse(cls, value: object) -> SerializationFormat:
-        """Return the format of a name (in any case) or number.
-
-        Raises:
-            FormatError: There is none; the message suggests one.
-        """
-        if isinstance(value, cls):
-            return value
-        text = "" if isinstance(value, bool) else str(value).strip()  # True is not format 1
-        if text in _FORMATS_BY_NUMBER:
-            return _FORMATS_BY_NUMBER[text]
-        if text.upper() in cls.__members__:
-            return cls[text.upper()]
-        names = [name.lower() for name in cls.__members__]
-        near = find_closest(text.lower(), names)
-        hint = f"did you mean {near}?" if near else f"use one of {', '.join(names)}"
-        raise FormatError(f"unknown format {value!r}; {hint}")
-
-
-_SCHEMA_FORMATS = frozenset(
-    {SerializationFormat.AVRO, SerializationFormat.JSONSCHEMA, SerializationFormat.PROTOBUF}
-)
-_FORMATS_BY_NUMBER = {str(format.value): format for format in SerializationFormat}
+from gateway.config.types.formats import SerializationFormat
 
 
 class SchemaReference(NamedTuple):
@@ -106,3 +60,13 @@ class EncodedData(NamedTuple):
 def build_subject_name(topic: str, is_key: bool) -> str:
     """Return the registry's subject for a topic's keys or values (TopicNameStrategy)."""
     return f"{topic}-{'key' if is_key else 'value'}"
+
+
+__all__ = [
+    "LATEST_SCHEMA",
+    "EncodedData",
+    "SchemaReference",
+    "SchemaSelector",
+    "SerializationFormat",
+    "build_subject_name",
+]

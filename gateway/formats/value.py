@@ -16,7 +16,7 @@ import orjson
 
 from gateway.core.log.record import Record
 
-from .event import Binary, Format, Payload, decode_utf8, encode_delete
+from .event import Binary, EventFormat, Format, Payload, decode_utf8, encode_delete
 
 
 def create_value_format(binary: Binary) -> Format:
@@ -51,3 +51,6 @@ def _describe_not_text(record: Record) -> bytes:
         "read it with format: envelope, or set binary: base64 on the route"
     )
     return orjson.dumps({"code": "value-not-text", "message": message, **place})
+
+
+VALUE = EventFormat(create_value_format, None)

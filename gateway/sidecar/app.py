@@ -22,8 +22,8 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.config import Settings
-from gateway.config.checks.guards import is_loopback
 from gateway.config.sections.sidecar import Sidecar
+from gateway.config.types.address import is_loopback
 from gateway.errors import ConfigError, GatewayError, RequestError
 from gateway.formats.codec import Codecs
 from gateway.kafka.client.cluster import Cluster

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gateway.errors import FormatError
 from gateway.formats.exact_numbers import ExactJson, keep_exact_numbers
 from gateway.formats.json_schema import JsonSchemaCodec
-from gateway.formats.plain import encode_plain
+from gateway.formats.plain import JsonCodec
 from gateway.formats.serialization import SerializationFormat
 
 JSON = {"key": SerializationFormat.JSON, "value": SerializationFormat.JSON}
@@ -35,10 +35,7 @@ def kept(value: str, formats: Any = JSON) -> Any:
 
 @pytest.mark.parametrize("text", LONG)
 def test_a_number_that_a_double_cannot_hold_keeps_its_digits(text):
-    assert (
-        encode_plain(SerializationFormat.JSON, kept(f'{{"a":[{text}]}}'))
-        == f'{{"a":[{text}]}}'.encode()
-    )
+    assert JsonCodec().encode(kept(f'{{"a":[{text}]}}')) == f'{{"a":[{text}]}}'.encode()
 
 
 @pytest.mark.parametrize(
@@ -46,9 +43,9 @@ def test_a_number_that_a_double_cannot_hold_keeps_its_digits(text):
 )
 def test_a_number_keeps_its_digits_whatever_stands_beside_it(text):
     """A fraction lost its last zero, unless a long number stood in the same request."""
-    assert encode_plain(SerializationFormat.JSON, kept(text)) == text.encode()
+    assert JsonCodec().encode(kept(text)) == text.encode()
     beside = f"[{text},18446744073709551616]"
-    assert encode_plain(SerializationFormat.JSON, kept(beside)) == beside.encode()
+    assert JsonCodec().encode(kept(beside)) == beside.encode()
 
 
 @pytest.mark.parametrize("text", ['"1.10"', '"a.b-0 v1.20"', "-1.5", "[0.5,-0.25]"])
@@ -69,7 +66,7 @@ def test_any_number_is_the_same_number_in_kafka(decimal, integer):
     except orjson.JSONDecodeError:  # beyond a double: the request is refused
         assert abs(decimal) > 10**308 or abs(integer) > 10**308
         return
-    written = encode_plain(SerializationFormat.JSON, kept(text))
+    written = JsonCodec().encode(kept(text))
     assert written == text.encode()
     assert json.loads(written, parse_int=Decimal, parse_float=Decimal) == [decimal, integer]
 
@@ -96,7 +93,7 @@ def test_what_is_nested_too_deep_is_refused_as_without_long_numbers():
     for number in ("1", "18446744073709551616"):
         for depth in (300, 1000):
             with pytest.raises(FormatError, match="cannot be written as JSON"):
-                encode_plain(SerializationFormat.JSON, kept("[" * depth + number + "]" * depth))
+                JsonCodec().encode(kept("[" * depth + number + "]" * depth))
 
 
 @pytest.mark.parametrize(

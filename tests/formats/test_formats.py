@@ -4,7 +4,7 @@ import orjson
 import pytest
 
 from gateway.core.log.record import Record, TopicPartition
-from gateway.formats import FORMATS, create_format
+from gateway.formats import FORMATS, EventFormat, create_format
 from gateway.formats import value as value_module
 
 RECORD = Record(TopicPartition("orders", 3), 42, 0, 1_700_000_000_000, b"ada", b"{}")
@@ -25,6 +25,7 @@ def test_an_unknown_name_is_refused():
 
 
 def test_one_entry_adds_a_format(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(FORMATS, "key", lambda binary: lambda record: (None, record.key))
+    key_format = EventFormat(lambda binary: lambda record: (None, record.key), None)
+    monkeypatch.setitem(FORMATS, "key", key_format)
     assert create_format("key")(RECORD) == (None, b"ada")
     assert value_module.create_value_format("error") is create_format("value")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.config.types.formats import SERIALIZATION_FORMATS
 from gateway.errors import FormatError
 from gateway.formats.serialization import SerializationFormat, build_subject_name
 
 
 def test_the_numbers_are_those_of_the_contract():
-    assert [(each.value, each.name.lower()) for each in SerializationFormat] == [
+    assert [(each.number, each.name) for each in SERIALIZATION_FORMATS.values()] == [
         (0, "binary"), (1, "avro"), (2, "json"), (3, "jsonschema"), (4, "protobuf"), (5, "string"),
     ]  # fmt: skip
 

@@ -75,9 +75,9 @@ def _list_routes(settings: Settings, cluster: str) -> list[tuple[int, Route]]:
 
 def _build_requirement(name: str, kafka: Kafka, routes: Sequence[Route]) -> TopicRequirement:
     users = [route.with_ for route in routes if _may_use_topic(route, name)]
-    has_replies = any(route.with_.reply_to == name for route in routes)
+    has_replies = any(route.with_.reply_topic == name for route in routes)
     is_read = (
-        any(with_.capability != "produce" for with_ in users)
+        any(with_.can_read for with_ in users)
         or has_replies
         or name in kafka.bootstrap
         or not users  # read by the Python API, or by nobody yet

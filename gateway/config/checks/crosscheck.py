@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gateway.config.sections.produce import parse_location
+from gateway.config.capabilities.kinds import WITH_KINDS
+from gateway.config.capabilities.options import With
+from gateway.config.capabilities.produce import parse_location
 from gateway.config.source.expression import suggest
 from gateway.config.source.substitution import UnresolvedText, safe_repr
 from gateway.config.source.template import Placeholder, Template
@@ -129,7 +131,7 @@ def _iter_paths(raw: Mapping[str, Any]) -> Iterator[tuple[Loc, str, str, PathPat
     """Yield the paths of all routes with their methods, including those of delayed replies."""
     for index, route in enumerate(_as_list(raw.get("routes"))):
         options = _as_mapping(_as_mapping(route).get("with"))
-        default_method = "POST" if options.get("capability") == "produce" else "GET"
+        default_method = (WITH_KINDS.find(options) or With).methods[0]
         for number, when in enumerate(_as_list(_as_mapping(route).get("when"))):
             pattern = _parse_pattern(_as_mapping(when).get("path"))
             if pattern is not None:

@@ -10,10 +10,12 @@ from typing import Any
 
 from gateway.config.source.expression import suggest
 from gateway.config.source.substitution import UnresolvedText, safe_repr
+from gateway.config.types.address import is_loopback
+from gateway.config.types.formats import SerializationFormat
 from gateway.config.types.section import Problem
 
 from .clusters import iter_clusters
-from .guards import check_guarded, is_loopback
+from .guards import check_guarded
 
 SECTION_PATHS: Mapping[str, frozenset[str]] = {
     "producer": frozenset({"producers"}),
@@ -30,7 +32,6 @@ EXPOSED_MESSAGE = (
     "the sidecar asks nobody who they are, and listen.host lets other machines in; add "
     "sidecar.guarded, use 127.0.0.1, or add `exposed: true`"
 )
-_SCHEMA_FORMATS = frozenset({"avro", "jsonschema", "protobuf", "1", "3", "4"})
 ALWAYS_SERVED_PATHS = frozenset(
     {"/docs", "/docs.css", "/openapi.json", "/health/liveness", "/health/readiness"}
 )
@@ -106,9 +107,10 @@ def _check_reactive(
             what = "each worker would be the same static member, and put the others out"
             yield Problem((*loc, "instanceId"), f"{what}; set listen.workers: 1", is_key=True)
         for name in ("keyFormat", "valueFormat"):
-            format = str(_as_mapping(group).get(name, "")).lower()
-            if format in _SCHEMA_FORMATS and not _as_mapping(raw.get("catalogs")):
-                what = f"no record can be read as {format} without its schema"
+            written = _as_mapping(group).get(name)
+            format = SerializationFormat.find(written)
+            if format and format.has_schema and not _as_mapping(raw.get("catalogs")):
+                what = f"no record can be read as {written} without its schema"
                 yield Problem((*loc, name), f"{what}; add a registry to catalogs")
 
 

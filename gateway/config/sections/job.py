@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema
@@ -15,6 +16,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, Wi
 from gateway.config.source.substitution import safe_repr
 from gateway.config.types.address import Host
 from gateway.config.types.fields import (
+    Choice,
     Duration,
     Number,
     Size,
@@ -24,6 +26,7 @@ from gateway.config.types.fields import (
     in_range,
     validate_text,
 )
+from gateway.config.types.formats import list_job_models, needs_catalog
 from gateway.config.types.section import Problem, Section, create_value_error
 from gateway.config.types.units import format_duration, format_share, format_size, parse_duration
 
@@ -95,7 +98,7 @@ def _check_catalog(raw: Mapping[str, Any]) -> Iterable[Problem]:
         raw: The options as written.
     """
     model = raw.get("model", "json")
-    needs_schema = model in ("avro", "protobuf", "jsonschema")
+    needs_schema = needs_catalog(model)
     if needs_schema and "catalog" not in raw:
         yield Problem(("model",), f"model {model} needs a schema; add catalog: and a name")
     if "catalog" in raw and not needs_schema:
@@ -124,7 +127,7 @@ class Spark(Section):
 class Fields(Section):
     """How the value of a record becomes columns."""
 
-    model: Literal["json", "avro", "protobuf", "jsonschema", "string"] = Field(
+    model: Annotated[str, Choice(partial(list_job_models, with_text=True))] = Field(
         default="json",
         description="The encoding of the value. `string` gives one column, `value`. For all jobs.",
     )
@@ -221,7 +224,7 @@ class Output(Section):
         "as a JSON array. Default the columns that the job groups by. For compaction, and for "
         "filters of streams.",
     )
-    model: Literal["json", "avro", "protobuf", "jsonschema"] = Field(
+    model: Annotated[str, Choice(partial(list_job_models, with_text=False))] = Field(
         default="json", description="The encoding of the values. For readers."
     )
     catalog: Text | None = Field(

@@ -20,18 +20,22 @@ from pydantic import (
 
 from gateway.config.source.template import MESSAGE_ROOTS, Template, require_roots
 from gateway.config.types.address import Servers
-from gateway.config.types.fields import Duration, Size, Text, TopicName, in_range, validate_text
+from gateway.config.types.fields import (
+    Choice,
+    Duration,
+    Size,
+    Text,
+    TopicName,
+    in_range,
+    validate_text,
+)
+from gateway.config.types.formats import list_topic_models, needs_catalog
 from gateway.config.types.section import Problem, Section, create_section_error, create_value_error
 from gateway.config.types.units import format_duration
 
 from .security import Security
 
-ModelName = Literal[
-    "string", "json", "bytes", "int", "long", "float", "double", "boolean",
-    "avro", "protobuf", "jsonschema",
-]  # fmt: skip
-CATALOG_MODELS = frozenset({"avro", "protobuf", "jsonschema"})
-"""The models that need a schema, and so a catalog."""
+ModelName = Annotated[str, Choice(list_topic_models)]
 RAW_MODELS = frozenset({"string", "json", "bytes"})
 """The models whose bytes are passed on unchanged, because clients can be shown them."""
 
@@ -111,10 +115,10 @@ class Model(Section):
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         """Yield the problems between the model and the other options."""
         model = raw.get("model")
-        if isinstance(model, str) and model in CATALOG_MODELS and "catalog" not in raw:
+        if needs_catalog(model) and "catalog" not in raw:
             what = f"model {model} needs a schema; add catalog: and a name of catalogs"
             yield Problem(("model",), what)
-        if "catalog" in raw and isinstance(model, str) and model not in CATALOG_MODELS:
+        if "catalog" in raw and isinstance(model, str) and not needs_catalog(model):
             yield Problem(("catalog",), f"model {model} has no schema; remove catalog", is_key=True)
         if raw.get("onInvalid", "error") != "error" and raw.get("model", "bytes") in RAW_MODELS:
             what = f"model {raw.get('model', 'bytes')} is passed on as it is; remove onInvalid"

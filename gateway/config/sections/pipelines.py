@@ -8,16 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    PlainSerializer,
-    PlainValidator,
-    ValidationInfo,
-)
+from pydantic import AfterValidator, Field
 
-from gateway.config.types.discriminator import serialize_section, validate_by_type
 from gateway.config.types.fields import Duration, Number, SecretText, Text, TopicName, in_range
+from gateway.config.types.kinds import Kinds
 from gateway.config.types.section import Problem, Section, create_value_error
 
 from .job import (
@@ -343,28 +337,22 @@ class Query(Job):
     to: Output = Field(description="The topic of the results. For readers.")
 
 
-_JOB_TYPES: Mapping[str, type[Job]] = {
-    "sessions": Sessions,
-    "join": Join,
-    "enrich": Enrich,
-    "load": Load,
-    "aggregate": Aggregate,
-    "query": Query,
-}
-
-
-def _validate_job(value: object, info: ValidationInfo) -> Section:
-    return validate_by_type(value, info, _JOB_TYPES, "job")
-
-
-_JobUnion = Sessions | Join | Enrich | Load | Aggregate | Query
+JOB_KINDS: Kinds[Job] = Kinds(
+    "job",
+    {
+        "sessions": Sessions,
+        "join": Join,
+        "enrich": Enrich,
+        "load": Load,
+        "aggregate": Aggregate,
+        "query": Query,
+    },
+)
+"""The sections of all kinds of jobs, by their `type`."""
 
 AnyJob: TypeAlias = Annotated[
-    _JobUnion,
-    PlainValidator(
-        _validate_job, json_schema_input_type=Annotated[_JobUnion, Field(discriminator="type")]
-    ),
-    PlainSerializer(serialize_section, return_type=Any),
+    Sessions | Join | Enrich | Load | Aggregate | Query,
+    JOB_KINDS,
 ]
 
 

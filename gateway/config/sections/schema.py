@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gateway.config.types.fields import DURATION_PATTERN, SIZE_PATTERN
+from gateway.config.types.fields import DURATION_PATTERN, SIZE_PATTERN, SUBSTITUTION_SCHEMA
 from gateway.config.types.units import format_duration, format_size
 
 from .kafka import KAFKA_OPTIONS
 from .settings import Settings
-
-_SUBSTITUTION = {"type": "string", "pattern": r"\$\{(env\.|file:)"}
 
 # pydantic gives the defaults of these patterns as numbers; a file has them as text.
 _FORMATTERS: dict[str, Callable[[Any], str]] = {
@@ -67,4 +65,4 @@ def _allow_substitution(option: dict[str, Any]) -> dict[str, Any]:
         "const",
     }:
         return option
-    return {**annotations, "anyOf": [*schema.get("anyOf", [schema]), _SUBSTITUTION]}
+    return {**annotations, "anyOf": [*schema.get("anyOf", [schema]), SUBSTITUTION_SCHEMA]}

@@ -9,13 +9,13 @@ from pydantic import Field, model_validator
 
 from gateway.config.checks.clusters import find_clusters
 from gateway.config.checks.crosscheck import check_settings
+from gateway.config.guards.kinds import Guard
 from gateway.config.types.fields import Size, Text, in_range
 from gateway.config.types.section import Problem, Section
 from gateway.config.types.units import format_size
 
 from .admin import Admin
 from .catalog import SchemaRegistry
-from .guard import Guard
 from .kafka import Clusters, Kafka
 from .listen import Listen
 from .pipelines import Pipelines

@@ -10,41 +10,58 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
+from pydantic import (
+    BeforeValidator,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
 
 from gateway.config.source.substitution import safe_repr
 from gateway.config.types.address import Url
 from gateway.config.types.fields import Duration, Flag, Number, Size, Text, TopicName, in_range
+from gateway.config.types.formats import SERIALIZATION_FORMATS
 from gateway.config.types.section import Problem, Section, create_value_error
 from gateway.config.types.units import format_share, format_size
 
 from .ksqldb import Ksqldb
 from .telemetry import Share
 
-FORMAT_NAMES = ("binary", "avro", "json", "jsonschema", "protobuf", "string")
-"""The formats of keys and values. A number stands for the format at this index."""
-
 GroupProtocol: TypeAlias = Literal["auto", "consumer", "classic"]
 OffsetReset: TypeAlias = Literal["latest", "earliest", "none"]
 
 
-def _validate_format(value: object) -> str:
-    """Return the name of a format that is given by its name or number."""
-    if isinstance(value, str) and value in FORMAT_NAMES:
-        return str(value)
-    number = int(value) if isinstance(value, str) and value.isdecimal() else value
-    if isinstance(number, int) and not isinstance(number, bool) and 0 <= number < len(FORMAT_NAMES):
-        return FORMAT_NAMES[number]
-    raise create_value_error(
-        f"{safe_repr(value)} is no format; use one of {', '.join(FORMAT_NAMES)}, or 0 to 5"
-    )
+class _FormatChoice:
+    """The annotation of an option that has the name or the number of a serialization format."""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Return the schema that validates a format, and gives its name."""
+        return core_schema.no_info_plain_validator_function(self._validate)
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Return the JSON Schema of all names and numbers."""
+        numbers = [format.number for format in SERIALIZATION_FORMATS.values()]
+        return {"enum": [*SERIALIZATION_FORMATS, *numbers]}
+
+    def _validate(self, value: object) -> str:
+        for format in SERIALIZATION_FORMATS.values():
+            numbers = (format.number, str(format.number))
+            if value == format.name or (not isinstance(value, bool) and value in numbers):
+                return format.name
+        names = ", ".join(SERIALIZATION_FORMATS)
+        largest = max(format.number for format in SERIALIZATION_FORMATS.values())
+        raise create_value_error(
+            f"{safe_repr(value)} is no format; use one of {names}, or 0 to {largest}"
+        )
 
 
-FormatName: TypeAlias = Annotated[
-    str,
-    PlainValidator(_validate_format),
-    WithJsonSchema({"enum": [*FORMAT_NAMES, *range(len(FORMAT_NAMES))]}),
-]
+FormatName: TypeAlias = Annotated[str, _FormatChoice()]
 ByteLimit: TypeAlias = Annotated[Size, in_range(1, 1 << 30, format_size)]
 WaitDuration: TypeAlias = Annotated[Duration, in_range(0.001, 86_400)]
 Count: TypeAlias = Annotated[Number, in_range(1, 10**7, str)]

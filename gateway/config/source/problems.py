@@ -11,9 +11,11 @@ from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from gateway.config.sections.kafka import is_cluster_mapping
+from gateway.config.types.kinds import Kinds
 from gateway.config.types.section import PROBLEM_ERROR_TYPE
 
 from .expression import suggest
@@ -149,34 +151,39 @@ def _get_child_type(kind: Any, step: str | int) -> Any:
     """Return the type of an option or an item, None if it is unknown."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         fields = {field.alias or name: field for name, field in kind.model_fields.items()}
-        return fields[str(step)].annotation if str(step) in fields else None
+        field = fields.get(str(step))
+        return None if field is None else _add_kinds(field)
     if get_origin(kind) in (tuple, dict):
         return get_args(kind)[0 if get_origin(kind) is tuple else 1]
     return None
 
 
+def _add_kinds(field: FieldInfo) -> Any:
+    """Return the type of an option, with the kinds of its section, which pydantic keeps apart."""
+    for metadata in field.metadata:
+        if isinstance(metadata, Kinds):
+            return Annotated[field.annotation, metadata]
+    return field.annotation
+
+
 def _unwrap_type(kind: Any, value: Any) -> Any:
     """Return a type without Annotated and Optional.
 
-    Of a union, return the member that the value's `type` chooses.
+    Of several kinds, or of a union, return the one that the value is meant as.
     """
     while True:
         if get_origin(kind) is Annotated:
-            kind = get_args(kind)[0]
+            kind, *metadata = get_args(kind)
+            for kinds in metadata:
+                if isinstance(kinds, Kinds) and isinstance(value, Mapping):
+                    return kinds.find(value)
         elif get_origin(kind) in (Union, UnionType):
-            kinds = [arg for arg in get_args(kind) if arg is not type(None)]
-            kind = next((member for member in kinds if _is_type_of(member, value)), kinds[0])
+            members = [arg for arg in get_args(kind) if arg is not type(None)]
+            chosen = (member for member in members if _is_dict(member) == is_cluster_mapping(value))
+            kind = next(chosen, members[0])
         else:
             return kind
 
 
-def _is_type_of(kind: Any, value: Any) -> bool:
-    """Return whether a value is meant as this member of a union.
-
-    A section is chosen by its `type`; a dict is a mapping of clusters by name.
-    """
-    if get_origin(kind) is dict:
-        return is_cluster_mapping(value)
-    fields = getattr(kind, "model_fields", {})
-    type_name = value.get("type") if isinstance(value, Mapping) else None
-    return "type" in fields and type_name in get_args(fields["type"].annotation)
+def _is_dict(kind: Any) -> bool:
+    return get_origin(kind) is dict

@@ -20,6 +20,14 @@ _HOST_NAME = re.compile(r"\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9]+)?\]|[A-Za-z0-9_][A-Za
 _ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:.]+\](:[0-9]{1,5})?")
 
 
+def is_loopback(host: str | None) -> bool:
+    """Return whether a name or an address is of this machine only."""
+    try:
+        return ip_address(host or "").is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def validate_url(value: object) -> str:
     """Return an http or https URL, which must not hold credentials."""
     text = validate_text(value)

@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import (
     AfterValidator,
     BeforeValidator,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     PlainSerializer,
     PlainValidator,
     SecretStr,
     ValidationInfo,
     WithJsonSchema,
 )
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
 
+from gateway.config.source.expression import suggest
 from gateway.config.source.substitution import SubstitutedText, safe_repr
 
 from . import units
@@ -61,6 +66,45 @@ def validate_text(value: object) -> str:
             f"{safe_repr(value)} has a control character or line break; remove it"
         )
     return str(value)
+
+
+SUBSTITUTION_SCHEMA = {"type": "string", "pattern": r"\$\{(env\.|file:)"}
+"""The JSON Schema of a text that is replaced by a variable or the content of a file."""
+
+
+class Choice:
+    """The annotation of an option whose value is one of some names, which may become more.
+
+    A `Literal` would have its names fixed. The message is the same.
+    """
+
+    def __init__(self, list_names: Callable[[], Sequence[str]]) -> None:
+        """Create the annotation.
+
+        Args:
+            list_names: Returns all names.
+        """
+        self._list_names = list_names
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Return the schema that validates a name."""
+        return core_schema.no_info_plain_validator_function(self._validate)
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Return the JSON Schema of the names."""
+        return {"enum": list(self._list_names()), "type": "string"}
+
+    def _validate(self, value: object) -> str:
+        names = self._list_names()
+        if isinstance(value, str) and value in names:
+            return str(value)
+        shown = "nothing" if value is None else safe_repr(value)
+        hint = suggest(value, names) if isinstance(value, str) else f"use {' or '.join(names)}"
+        raise create_value_error(f"{shown} is not known here; {hint}")
 
 
 def _validate_secret(value: object) -> Secret:

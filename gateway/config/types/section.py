@@ -8,7 +8,7 @@ value.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Self
 
 from pydantic import (
@@ -86,6 +86,28 @@ def create_section_error(*problems: Problem) -> ValidationError:
     """Return the error of a section, for an `after` validator to raise."""
     details = [_build_error_details(problem) for problem in problems]
     return ValidationError.from_exception_data("settings", details, hide_input=True)
+
+
+def replace_unknown_keys(
+    error: ValidationError, describe: Callable[[str], str | None]
+) -> ValidationError:
+    """Return the error of a section in which some of its unknown keys are described.
+
+    Args:
+        error: The error.
+        describe: Returns the message for a key; None to leave it as it is.
+    """
+    details = []
+    for detail in _iter_error_details(error):
+        key = str(detail["loc"][-1]) if len(detail["loc"]) == 1 else ""
+        is_unknown = getattr(detail["type"], "type", "") == "extra_forbidden"
+        message = describe(key) if is_unknown and key else None
+        details.append(
+            detail
+            if message is None
+            else _build_error_details(Problem((key,), message, is_key=True))
+        )
+    return ValidationError.from_exception_data(error.title, details, hide_input=True)
 
 
 def _build_error_details(problem: Problem) -> InitErrorDetails:

@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import assert_never
 
 from gateway.core.backoff import BackoffPolicy
 from gateway.core.log.record import Record, TopicPartition
@@ -133,6 +134,8 @@ class DeliveryQueue:
                 return ProbeBackend(batch.reason)
             case DeliveryStage.DEAD_LETTER:
                 return SendToDeadLetters(batch.unwritten_dead_letters)
+            case _:
+                assert_never(batch.stage)
 
     # The outcomes of steps.
 
@@ -152,6 +155,8 @@ class DeliveryQueue:
                 self._on_unavailable(batch, verdict, now)
             case SuspectBatch():
                 self._on_suspect(batch, verdict, now)
+            case _:
+                assert_never(verdict)
         return None
 
     def on_probe(self, is_healthy: bool, now: float, reason: str = "") -> None:

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, assert_never
 
 from .position import NO_EPOCH, PartitionPosition
 from .record import REWIND_REASONS, Entry, Fault, Gap, GapReason, Ready, TopicPartition
@@ -243,6 +243,8 @@ class PartitionReader:
             self.state = ReaderState.STREAMING
         elif isinstance(self.start, LiveStart):
             self.position = PartitionPosition(None, self.start.epoch)
+        elif not isinstance(self.start, TimestampStart):
+            assert_never(self.start)
 
     @property
     def has_unreported_change(self) -> bool:
@@ -327,17 +329,18 @@ class PartitionReader:
         minus the skew of the producers' clocks, which may send some older records but loses none.
         """
         start = self.start
-        # Unless EARLIEST is asked for, a start by timestamp first asks for the end (LATEST
-        # below), to have an offset in case that no record is as young as the timestamp.
-        if isinstance(start, TimestampStart) and (
-            self._end_position or start.timestamp == EARLIEST
-        ):
-            return ListOffsetCommand(start.timestamp)
-        if isinstance(start, LiveStart):
+        if isinstance(start, TimestampStart):
+            # Unless EARLIEST is asked for, the end is asked for first (LATEST below), to have an
+            # offset in case that no record is as young as the timestamp.
+            if self._end_position or start.timestamp == EARLIEST:
+                return ListOffsetCommand(start.timestamp)
+        elif isinstance(start, LiveStart):
             if start.was_leaderless and start.epoch != NO_EPOCH:
                 return EpochEndCommand(start.epoch)
             if self._end_position is not None:
                 return ListOffsetCommand(max(0, start.connected_at_ms - start.clock_skew_ms))
+        elif not isinstance(start, OffsetStart):
+            assert_never(start)
         return ListOffsetCommand(LATEST)
 
     def _reset_command(self) -> Command:

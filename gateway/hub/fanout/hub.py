@@ -535,7 +535,8 @@ class Hub:
         An attached client has no task or timer of its own for this.
         """
         while True:
-            shortest = min((route.with_.heartbeat for route in self.settings.routes), default=1.0)
+            streams = [route.stream for route in self.settings.routes if route.is_stream]
+            shortest = min([stream.heartbeat for stream in streams], default=1.0)
             interval = max(MIN_HEARTBEAT_CHECK_S, shortest / 4)
             await asyncio.sleep(min(MAX_HEARTBEAT_CHECK_S, interval))
             now = asyncio.get_running_loop().time()

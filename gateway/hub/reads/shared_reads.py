@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TypeAlias
+from typing import TypeAlias, assert_never
 
 from gateway.config import Topic
 from gateway.core.log.partition_log import PartitionLog
@@ -29,6 +29,7 @@ from gateway.core.log.partition_reader import (
     PartitionReader,
     ReaderState,
     Start,
+    TimestampStart,
 )
 from gateway.core.log.position import NO_EPOCH, PartitionPosition
 from gateway.core.log.record import Entry, Fault, Gap, Ready, Record, Skip, TopicPartition
@@ -427,13 +428,17 @@ class SharedReads:
     def _mark_pending(self, tail: Tail, read: SharedRead) -> None:
         """Tell a tail since when it waits for a partition that has not been read yet."""
         start = read.reader.start
-        if read.log.next_offset is None and isinstance(start, LiveStart):
+        if read.log.next_offset is not None:
+            return
+        if isinstance(start, LiveStart):
             # A pending position with an epoch is resolved at the end of that epoch, which is exact
             # only if nobody led the partition, so that nothing was written before the next epoch.
             epoch = start.epoch if start.was_leaderless else NO_EPOCH
             tail.mark_pending_since(read.log.tp, epoch, start.connected_at_ms // 1000)
-        elif read.log.next_offset is None and isinstance(start, OffsetStart):
+        elif isinstance(start, OffsetStart):
             tail.add_partition(read.log, PartitionPosition(start.offset, start.epoch))
+        elif not isinstance(start, TimestampStart):
+            assert_never(start)
 
     def _on_metadata_change(self, change: TopicChange) -> None:
         """Begin to read partitions that are new to metadata.

@@ -1,11 +1,15 @@
-"""Describe the events that are not records: their names and data, for all wires.
+"""Define the events that are not records: their names, data and JSON Schema, for all wires.
 
-To add a control event, add a line to `describe_entry`.
+To add one, write a subclass of `ControlEvent` and enter it in `CONTROL_EVENTS`, from which
+documents describe it. If it is the event of an entry, write a subclass of `EntryEvent` and enter it
+in `ENTRY_EVENTS`, too: then all wires send it in the place of the entry. An event for one client is
+sent by `Client.send_event`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from gateway.core.log.record import (
     Fault,
@@ -16,6 +20,17 @@ from gateway.core.log.record import (
     StreamItem,
     TopicPartition,
 )
+from gateway.formats.event_schema import (
+    COUNT_SCHEMA,
+    INTEGER_SCHEMA,
+    PARTITION_MEMBERS,
+    TEXT_SCHEMA,
+    Schema,
+    build_object_schema,
+    make_nullable,
+)
+
+ItemT = TypeVar("ItemT")
 
 POSITION_REFUSED_GAP: dict[str, Any] = {
     "topic": None, "partition": None, "from": None, "to": None, "reason": GapReason.POSITION_REFUSED
@@ -23,17 +38,281 @@ POSITION_REFUSED_GAP: dict[str, Any] = {
 """The data of the `gap` for a client whose resume token could not be used."""
 
 
+class ControlEvent:
+    """An event that is no record. There is one instance, without state.
+
+    Attributes:
+        name: Its name on every wire.
+        summary: When it is sent, for documents.
+        schema: The JSON Schema of its data, with a description; None if it has no data.
+        position: How WebSocket messages and lines have the position after it, which is an id among
+            server-sent events: always, sometimes, never, or always as a part of the data.
+        condition: Which streams have it; None for all streams.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    schema: ClassVar[Schema | None] = None
+    position: ClassVar[Literal["always", "sometimes", "never", "data"]] = "sometimes"
+    condition: ClassVar[Literal["snapshot", "challenge"] | None] = None
+
+
+class EntryEvent(ControlEvent, ABC, Generic[ItemT]):
+    """The event of one type of entries."""
+
+    @abstractmethod
+    def describe(self, entry: ItemT) -> dict[str, Any]:
+        """Return the data of the event for an entry."""
+
+
+class BeginEvent(ControlEvent):
+    """`begin`: the stream begins."""
+
+    name = "begin"
+    summary = "The first event; its id is the position."
+    position = "data"
+    schema: ClassVar[Schema | None] = {
+        **build_object_schema(
+            {
+                "topics": {"type": "array", "items": TEXT_SCHEMA},
+                "partitions": {"type": "object", "additionalProperties": COUNT_SCHEMA},
+                "pending": {"type": "array", "items": build_object_schema(PARTITION_MEMBERS)},
+                "resume": {"enum": ["exact", "batch"]},
+            },
+            {"view": {"const": "changed"}, "changed": {"const": True}},
+        ),
+        "description": "The stream begins; `pending` partitions join with a `ready` each. "
+        "`changed`: it goes on in place, and shows something else from here on.",
+    }
+
+
+class ReadyEvent(EntryEvent[Ready]):
+    """`ready`: a partition can be read."""
+
+    name = "ready"
+    summary = "A partition can be read."
+    schema: ClassVar[Schema | None] = {
+        **build_object_schema(
+            {
+                **PARTITION_MEMBERS,
+                "offset": COUNT_SCHEMA,
+                "resolved": {"enum": ["exact", "approximate"]},
+            }
+        ),
+        "description": "A partition can be read (again), from `offset` on.",
+    }
+
+    def describe(self, entry: Ready) -> dict[str, Any]:
+        """Return the data of the event."""
+        return {
+            **describe_partition(entry.tp),
+            "offset": entry.next_offset,
+            "resolved": describe_resolution(entry),
+        }
+
+
+class PartitionsReadyEvent(ControlEvent):
+    """`partitions-ready`: many partitions can be read; see `grouped`."""
+
+    name = "partitions-ready"
+    summary = "Sent with ?grouped."
+    schema: ClassVar[Schema | None] = {
+        **build_object_schema(
+            {
+                "topics": {
+                    "type": "array",
+                    "items": build_object_schema(
+                        {
+                            "topic": TEXT_SCHEMA,
+                            "resolved": {"enum": ["exact", "approximate"]},
+                            "partitions": {"type": "array", "items": COUNT_SCHEMA},
+                            "offsets": {"type": "array", "items": COUNT_SCHEMA},
+                        }
+                    ),
+                }
+            }
+        ),
+        "description": "Partitions can be read (again), each from its offset on; sent in place of "
+        "`ready` with ?grouped.",
+    }
+
+
+class GapEvent(EntryEvent[Gap]):
+    """`gap`: records are not sent."""
+
+    name = "gap"
+    summary = "Records that are not sent."
+    schema: ClassVar[Schema | None] = {
+        **build_object_schema(
+            {
+                "topic": make_nullable(TEXT_SCHEMA),
+                "partition": make_nullable(COUNT_SCHEMA),
+                "from": make_nullable(INTEGER_SCHEMA),
+                "to": make_nullable(INTEGER_SCHEMA),
+                "reason": {"enum": [str(reason) for reason in GapReason]},
+            }
+        ),
+        "description": "Records from `from` up to `to` are not sent: Kafka no longer has them, or "
+        "the reason says why. All null: the position of the request could not be used.",
+    }
+
+    def describe(self, entry: Gap) -> dict[str, Any]:
+        """Return the data of the event.
+
+        `from` is where the stream stood, `to` is the offset at which it goes on.
+        """
+        return {
+            **describe_partition(entry.tp),
+            "from": entry.offset,
+            "to": entry.next_offset,
+            "reason": entry.reason,
+        }
+
+
+class PositionEvent(ControlEvent):
+    """`position`: the position of an idle stream moved."""
+
+    name = "position"
+    summary = "The position moved: see the id."
+    position = "always"
+
+
+class ErrorEvent(EntryEvent[Fault]):
+    """`error`: a partition cannot be read for now, or a record cannot be shown."""
+
+    name = "error"
+    summary = "Something could not be read or shown."
+    schema: ClassVar[Schema | None] = {
+        **build_object_schema(
+            {"code": TEXT_SCHEMA, "message": TEXT_SCHEMA},
+            {**PARTITION_MEMBERS, "offset": COUNT_SCHEMA, "retryAfter": COUNT_SCHEMA},
+        ),
+        "description": "The stream goes on; `code` is for programs, `message` for people. "
+        "`retryAfter`: seconds until trying again makes sense.",
+    }
+
+    def describe(self, entry: Fault) -> dict[str, Any]:
+        """Return the data of the event about a partition."""
+        message = f"{entry.tp} cannot be read for now ({entry.cause}); the stream goes on by itself"
+        return {**describe_partition(entry.tp), "code": entry.cause, "message": message}
+
+
+class PartitionsErrorEvent(ControlEvent):
+    """`partitions-error`: many partitions cannot be read for now; see `grouped`."""
+
+    name = "partitions-error"
+    summary = "Sent with ?grouped."
+    schema: ClassVar[Schema | None] = {
+        **build_object_schema(
+            {
+                "topics": {
+                    "type": "array",
+                    "items": build_object_schema(
+                        {
+                            "topic": TEXT_SCHEMA,
+                            "code": TEXT_SCHEMA,
+                            "partitions": {"type": "array", "items": COUNT_SCHEMA},
+                        }
+                    ),
+                }
+            }
+        ),
+        "description": "Partitions cannot be read for now; sent in place of `error` with "
+        "?grouped. The stream goes on.",
+    }
+
+
+class EndEvent(ControlEvent):
+    """`end`: the stream ends."""
+
+    name = "end"
+    summary = "The last event."
+    position = "data"
+    schema: ClassVar[Schema | None] = {
+        **build_object_schema({"reason": TEXT_SCHEMA}),
+        "description": "The last event; connect again after the time of `retry:`, "
+        "unless you are done.",
+    }
+
+
+class SnapshotEndEvent(EntryEvent[SnapshotEnd]):
+    """`snapshot-end`: the latest record of each key was sent."""
+
+    name = "snapshot-end"
+    summary = "What follows is live."
+    position = "always"
+    condition = "snapshot"
+    schema: ClassVar[Schema | None] = {
+        **build_object_schema(
+            {"topics": {"type": "array", "items": TEXT_SCHEMA}, "records": COUNT_SCHEMA},
+            {"pending": {"type": "array", "items": build_object_schema(PARTITION_MEMBERS)}},
+        ),
+        "description": "The latest record of each key was sent; what follows is live. `pending` "
+        "partitions could not be read and come when they can.",
+    }
+
+    def describe(self, entry: SnapshotEnd) -> dict[str, Any]:
+        """Return the data of the event.
+
+        `pending` has the partitions that could not be read; what they hold is sent when they can
+        be.
+        """
+        data: dict[str, Any] = {"topics": list(entry.topics), "records": entry.records}
+        if entry.pending:
+            data["pending"] = list(map(describe_partition, entry.pending))
+        return data
+
+
+class ChallengeEvent(ControlEvent):
+    """`challenge`: the access of the client expires soon."""
+
+    name = "challenge"
+    summary = "A new token is needed."
+    position = "never"
+    condition = "challenge"
+    schema: ClassVar[Schema | None] = {
+        **build_object_schema(
+            {
+                "guard": TEXT_SCHEMA,
+                "expires": {"type": "number", "description": "Seconds since 1970."},
+            },
+            {"url": {"type": "string", "format": "uri-reference"}},
+        ),
+        "description": "Your access expires at `expires`: POST to `url` with a new token, "
+        "or send `token` over WebSocket, and the stream goes on.",
+    }
+
+
+ENTRY_EVENTS: dict[type, EntryEvent[Any]] = {
+    Gap: GapEvent(),
+    Ready: ReadyEvent(),
+    Fault: ErrorEvent(),
+    SnapshotEnd: SnapshotEndEvent(),
+}
+"""The events of entries, by the type of the entry. Other entries, such as `Skip`, have none."""
+
+CONTROL_EVENTS: dict[str, ControlEvent] = {
+    event.name: event
+    for event in (
+        BeginEvent(),
+        ENTRY_EVENTS[Ready],
+        PartitionsReadyEvent(),
+        ENTRY_EVENTS[Gap],
+        PositionEvent(),
+        ENTRY_EVENTS[Fault],
+        PartitionsErrorEvent(),
+        EndEvent(),
+        ENTRY_EVENTS[SnapshotEnd],
+        ChallengeEvent(),
+    )
+}
+"""All control events, by name."""
+
+
 def describe_entry(entry: StreamItem) -> tuple[str, dict[str, Any]] | None:
     """Return the name and the data of the event for an entry; None if it has none."""
-    if type(entry) is Gap:
-        return "gap", describe_gap(entry)
-    if type(entry) is Ready:
-        return "ready", describe_ready(entry)
-    if type(entry) is Fault:
-        return "error", describe_fault(entry)
-    if type(entry) is SnapshotEnd:
-        return "snapshot-end", describe_snapshot_end(entry)
-    return None
+    event = ENTRY_EVENTS.get(type(entry))
+    return None if event is None else (event.name, event.describe(entry))
 
 
 def describe_partition(tp: TopicPartition) -> dict[str, Any]:
@@ -41,45 +320,6 @@ def describe_partition(tp: TopicPartition) -> dict[str, Any]:
     return {"topic": tp.topic, "partition": tp.partition}
 
 
-def describe_gap(entry: Gap) -> dict[str, Any]:
-    """Return the data of a `gap`.
-
-    `from` is where the stream stood, `to` is the offset at which it goes on.
-    """
-    return {
-        **describe_partition(entry.tp),
-        "from": entry.offset,
-        "to": entry.next_offset,
-        "reason": entry.reason,
-    }
-
-
-def describe_ready(entry: Ready) -> dict[str, Any]:
-    """Return the data of a `ready`."""
-    return {
-        **describe_partition(entry.tp),
-        "offset": entry.next_offset,
-        "resolved": describe_resolution(entry),
-    }
-
-
 def describe_resolution(entry: Ready) -> str:
     """Return how the offset was found at which a partition goes on."""
     return "approximate" if entry.is_approximate else "exact"
-
-
-def describe_fault(entry: Fault) -> dict[str, Any]:
-    """Return the data of an `error` about a partition."""
-    message = f"{entry.tp} cannot be read for now ({entry.cause}); the stream goes on by itself"
-    return {**describe_partition(entry.tp), "code": entry.cause, "message": message}
-
-
-def describe_snapshot_end(entry: SnapshotEnd) -> dict[str, Any]:
-    """Return the data of a `snapshot-end`.
-
-    `pending` has the partitions that could not be read; what they hold is sent when they can be.
-    """
-    data = {"topics": list(entry.topics), "records": entry.records}
-    return (
-        {**data, "pending": list(map(describe_partition, entry.pending))} if entry.pending else data
-    )

@@ -21,13 +21,15 @@ from typing import Any, TypeAlias
 from gateway.core.channel.chunk import ChannelEvent
 from gateway.core.log.record import Fault, Ready, StreamItem, TopicPartition
 
-from .control_events import describe_entry, describe_resolution
+from .control_events import (
+    PartitionsErrorEvent,
+    PartitionsReadyEvent,
+    describe_entry,
+    describe_resolution,
+)
 
 MAX_PARTITIONS = 1000
 """How many partitions an event names at most: about 20 KB at offsets of 10^10."""
-
-PARTITIONS_READY = "partitions-ready"
-PARTITIONS_ERROR = "partitions-error"
 
 EncodeHead: TypeAlias = Callable[[str, dict[str, Any]], bytes]
 """Returns the head of a control event by its name and data."""
@@ -111,7 +113,7 @@ def _join_run(run: list[ChannelEvent], encode_head: EncodeHead) -> ChannelEvent:
 
 def _describe_run(entries: Iterable[Ready | Fault]) -> tuple[str, dict[str, Any]]:
     """Return the name and the data of a joined event."""
-    name = PARTITIONS_READY
+    name = PartitionsReadyEvent.name
     # By topic and by what the partitions have in common: how they were resolved, or the cause.
     groups: dict[tuple[str, str], dict[str, Any]] = {}
     for entry in entries:
@@ -123,7 +125,7 @@ def _describe_run(entries: Iterable[Ready | Fault]) -> tuple[str, dict[str, Any]
             group["offsets"].append(entry.next_offset)
         else:
             assert type(entry) is Fault
-            name = PARTITIONS_ERROR
+            name = PartitionsErrorEvent.name
             new_group = {"topic": topic, "code": entry.cause, "partitions": []}
             group = groups.setdefault((topic, entry.cause), new_group)
         group["partitions"].append(partition)

@@ -21,8 +21,8 @@ from gateway.core.log.record import Ready, Record, StreamItem
 from gateway.core.token.resume_token import seal_token
 from gateway.formats import Format, create_json_encoder
 
-from .control_events import POSITION_REFUSED_GAP, describe_entry
-from .grouped import PARTITIONS_READY, create_status_head, iter_joined_statuses
+from .control_events import POSITION_REFUSED_GAP, PartitionsReadyEvent, describe_entry
+from .grouped import create_status_head, iter_joined_statuses
 
 HEARTBEAT = b"\n"
 
@@ -30,7 +30,7 @@ HEARTBEAT = b"\n"
 _STATUS_PREFIXES = (
     b'{"@begin"',
     b'{"@ready"',
-    b'{"@%b"' % PARTITIONS_READY.encode(),
+    b'{"@%b"' % PartitionsReadyEvent.name.encode(),
     b'{"@position"',
     HEARTBEAT,
 )

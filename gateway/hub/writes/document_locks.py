@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from weakref import WeakValueDictionary
 
-from gateway.config import Settings, Topic
+from gateway.config import FetchWith, Settings, Topic
 from gateway.core.produce.idempotency import IdempotencyKey
 
 from .publisher import Publisher
@@ -69,7 +69,7 @@ class DocumentKeyLocks:
     def _serves_documents(self, topic: str) -> bool:
         """Return whether a route serves records of the topic as documents."""
         return any(
-            route.with_.capability == "fetch"
+            isinstance(route.with_, FetchWith)
             and any(source.can_render(topic) for source in route.with_.topic_templates)
             and self._settings.get_cluster_name(route) == self._cluster_name
             for route in self._settings.routes

@@ -16,7 +16,7 @@ import re
 from collections.abc import Collection, Mapping
 from contextvars import Context
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, assert_never
 from uuid import UUID
 
 from gateway.background_tasks import BackgroundTasks
@@ -243,11 +243,12 @@ class Assignment:
         for tp in event.tps:
             if isinstance(event, PartitionsLost):
                 self._prefetcher.remove_partition(tp)
-            elif (
-                isinstance(event, PartitionsRevoked)
-                and (state := self._prefetcher.states.get(tp)) is not None
-            ):
-                state.is_revoking = True
+            elif isinstance(event, PartitionsRevoked):
+                state = self._prefetcher.states.get(tp)
+                if state is not None:
+                    state.is_revoking = True
+            elif not isinstance(event, PartitionsAssigned):
+                assert_never(event)
         self._prefetcher.wake()
 
     async def apply_ownership_change(self, event: OwnershipChange) -> None:
@@ -263,8 +264,10 @@ class Assignment:
             await self._accept_partitions(
                 event.tps & self._member.owned if self._member is not None else event.tps
             )
-        else:
+        elif isinstance(event, PartitionsRevoked):
             await self._revoke_partitions(event.tps)
+        else:
+            assert_never(event)
 
     async def _accept_partitions(self, tps: frozenset[TopicPartition]) -> None:
         """Start to read partitions.

@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, assert_never
 
 from gateway.background_tasks import BackgroundTasks
 from gateway.core.error_code import AUTHORIZATION_ERRORS, ErrorCode, code_from_error
@@ -452,6 +452,10 @@ class Producer:
                 self.writes.records[queue.tp.topic, "doubtful"] += len(outcome.items)
                 for record in outcome.items:
                     self._finish_record(record, build_in_doubt_error(queue.tp, queue.failure))
+            case WriteStatus.PENDING:  # they are in the queue again
+                pass
+            case _:
+                assert_never(outcome.status)
 
     def _count_written(self, topic: str, records: Sequence[PendingRecord]) -> None:
         # Records that were handed over together waited equally long and are counted together.

@@ -6,7 +6,7 @@ Whatever is a text in JSON stays a text, except times. So decimals of Avro stay 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gateway.errors import FormatError
@@ -55,16 +55,24 @@ def parse_schema_columns(
     Raises:
         FormatError: The schema is not one of these.
     """
-    if format is SerializationFormat.PROTOBUF:
-        return _parse_message_fields(text, references)
+    parse = _COLUMN_PARSERS.get(format)
+    if parse is None:
+        raise FormatError(f"columns cannot be derived from a schema of format {format.name}")
+    return parse(text, references)
+
+
+def _parse_record_fields(text: str, references: Mapping[str, str]) -> dict[str, str]:
+    """Return the columns of an Avro record."""
     schema = json.loads(text)
-    if format is SerializationFormat.AVRO:
-        named = {name: json.loads(reference) for name, reference in references.items()}
-        if not isinstance(schema, dict) or schema.get("type") != "record":
-            raise FormatError("the schema is no record; its fields would be the columns")
-        return {
-            field["name"]: _convert_avro(field["type"], named, ()) for field in schema["fields"]
-        }
+    named = {name: json.loads(reference) for name, reference in references.items()}
+    if not isinstance(schema, dict) or schema.get("type") != "record":
+        raise FormatError("the schema is no record; its fields would be the columns")
+    return {field["name"]: _convert_avro(field["type"], named, ()) for field in schema["fields"]}
+
+
+def _parse_properties(text: str, references: Mapping[str, str]) -> dict[str, str]:
+    """Return the columns of a JSON Schema."""
+    schema = json.loads(text)
     properties = schema.get("properties") if isinstance(schema, dict) else None
     if not properties:
         raise FormatError("the schema has no properties; they would be the columns")
@@ -170,3 +178,12 @@ def _convert_single(field: Any, message: Any, enclosing: tuple[str, ...]) -> str
         f"`{child.json_name}`:{_convert_field(child, inner)}" for child in message.fields
     )
     return f"struct<{fields}>" if fields else "string"
+
+
+_COLUMN_PARSERS: Mapping[
+    SerializationFormat, Callable[[str, Mapping[str, str]], dict[str, str]]
+] = {
+    SerializationFormat.AVRO: _parse_record_fields,
+    SerializationFormat.JSONSCHEMA: _parse_properties,
+    SerializationFormat.PROTOBUF: _parse_message_fields,
+}

@@ -19,6 +19,7 @@ import orjson
 
 from gateway.config.sections.catalog import SchemaRegistry
 from gateway.config.sections.job import Fields, Input, Output
+from gateway.config.types.formats import needs_catalog
 from gateway.errors import FormatError, RegistryUnavailable
 from gateway.formats.codec import Codecs, EncodedData, SerializationFormat, compile_schema
 from gateway.formats.registry import CachedRegistryClient, Schema
@@ -39,7 +40,7 @@ _runner: asyncio.Runner | None = None  # the event loop of this process
 
 def has_schema(model: str) -> bool:
     """Return whether values of a model have a schema in a registry."""
-    return model in ("avro", "protobuf", "jsonschema")
+    return needs_catalog(model)
 
 
 def decode_values(

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 from gateway.core.delivery.verdict import (
     BackendUnavailable,
@@ -163,6 +163,8 @@ class DeadLetterRetry:
                 return await self._deliver_one_by_one(letters, result)
             case BackendUnavailable(reason, retry_after):
                 result.backend_failure, result.retry_after = reason, retry_after
+            case _:
+                assert_never(verdict)
         return []
 
     async def _deliver_one_by_one(

@@ -22,6 +22,7 @@ from ruamel.yaml import YAML
 from starlette.requests import Request
 
 from gateway.config.source.expression import find_closest
+from gateway.config.types.formats import SERIALIZATION_FORMATS
 
 from .body import read_body
 from .integers import build_normalizer, resolve_reference
@@ -31,6 +32,8 @@ SPEC_DIRECTORY = Path(__file__).parent / "spec"
 METHODS = ("get", "put", "post", "delete", "patch")
 UNLIMITED_PREFIX = "/health/"  # paths without a limit of requests
 LIMITED = {"$ref": "#/components/responses/Limited"}
+FORMAT_SCHEMAS = {"Format", "FormatName", "FormatOrNone", "DeadLetterFormat"}
+"""The schemas whose values are the names and numbers of serialization formats."""
 MAX_DETAIL_CHARS = 200  # of a validator's message, which quotes the value
 MIN_SIMILARITY = 0.8  # as difflib's ratio: `partiton` is near, other words are not
 MAX_UNKNOWN_NAMES = 20  # that are looked at in one object: each is compared with all known names
@@ -65,6 +68,7 @@ class Spec:
             for method in METHODS:
                 if method in item and not path.startswith(UNLIMITED_PREFIX):
                     item[method]["responses"].setdefault("429", LIMITED)
+        _add_formats(self.document["components"]["schemas"])
         self._operations: dict[str, ApiOperation] = {}
 
     @cached_property
@@ -93,6 +97,15 @@ class Spec:
     def create_validator(self, name: str) -> Validator:
         """Return a validator of a schema in `components`."""
         return Validator(self.document, {"$ref": f"#/components/schemas/{name}"})
+
+
+def _add_formats(schemas: Mapping[str, Any]) -> None:
+    """Add the serialization formats that are not in the files, by name and number."""
+    for name in FORMAT_SCHEMAS & schemas.keys():
+        words = schemas[name]["enum"]
+        for format in SERIALIZATION_FORMATS.values():
+            number = format.number if 0 in words else str(format.number)
+            words += [word for word in (format.name, number) if word not in words]
 
 
 class Validator:

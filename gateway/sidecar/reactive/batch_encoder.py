@@ -21,7 +21,7 @@ from gateway.core.log.record import Record
 from gateway.errors import FormatError
 from gateway.formats.codec import Codecs, SchemaNotLoaded, SerializationFormat
 from gateway.formats.event import bytes_to_json
-from gateway.formats.plain import decode_plain
+from gateway.formats.plain import PLAIN_CODECS
 from gateway.sidecar.http.ids import CORRELATION_HEADER, TRACEABILITY_HEADER
 
 
@@ -119,11 +119,10 @@ class BatchEncoder:
     ) -> Any:
         """Decode a key or a value for JSON; JSON itself is kept with all digits of its numbers."""
         # A Fragment is written as it is. Parsed JSON would be written with other digits.
-        if not data or not (format is SerializationFormat.JSON or format.has_schema):
+        if not data:
             return self._codecs.decode_cached(format, topic, is_key, data)
-        if format is SerializationFormat.JSON:
-            decode_plain(format, data)
-            return orjson.Fragment(data)
+        if not format.has_schema:
+            return PLAIN_CODECS[format].decode_fragment(data)
         return orjson.Fragment(self._codecs.decode_text_cached(format, data))
 
     async def _load_schemas(self, record: Record) -> None:

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import assert_never
 
 from gateway.config.sections.sidecar import Group
 from gateway.core.delivery.batch import (
@@ -210,6 +211,8 @@ class LaneRunner:
             case SendToDeadLetters(dead):
                 unwritten, reason = await self._write_dead_letters(dead)
                 return self.queue.on_dead_letters(unwritten, _now(), reason)
+            case _:
+                assert_never(step)
 
     async def _send_shielded(self, step: SendRecords) -> Verdict:
         """Send a batch in a task of its own, which `drop` can cancel without ending the lane.

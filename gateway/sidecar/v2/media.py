@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from starlette.datastructures import Headers
 
+from gateway.config.types.formats import SERIALIZATION_FORMATS
 from gateway.formats.codec import SerializationFormat
 
 KAFKA_V2_TYPE = "application/vnd.kafka.v2+json"
@@ -18,9 +19,7 @@ UNSPECIFIED_TYPES = frozenset(
     {"", JSON_TYPE, "application/octet-stream", "application/x-www-form-urlencoded"}
 )
 
-_TYPE_PATTERN = re.compile(
-    r"application/vnd\.kafka(\.(binary|json|avro|jsonschema|protobuf|string|text))?(\.v2)?\+json"
-)
+_TYPE_PATTERN = re.compile(r"application/vnd\.kafka(\.(?!v2[.+])([a-z0-9]+))?(\.v2)?\+json")
 
 
 class MediaType(NamedTuple):
@@ -38,13 +37,15 @@ def parse_media_type(text: str) -> MediaType | None:
     match = _TYPE_PATTERN.fullmatch(text.partition(";")[0].strip().lower())
     if match is None:
         return None
-    name = "string" if match[2] == "text" else match[2]
-    return MediaType(None if name is None else SerializationFormat.parse(name))
+    if match[2] is None:
+        return MediaType(None)
+    format = SERIALIZATION_FORMATS.get("string" if match[2] == "text" else match[2])
+    return None if format is None else MediaType(format)
 
 
 def build_media_type(format: SerializationFormat) -> str:
     """Return the media type of records in a format."""
-    return f"application/vnd.kafka.{format.name.lower()}.v2+json"
+    return f"application/vnd.kafka.{format.name}.v2+json"
 
 
 def is_confluent_request(headers: Headers) -> bool:

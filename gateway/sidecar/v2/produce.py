@@ -17,7 +17,7 @@ from starlette.responses import Response
 from gateway.errors import FormatError
 from gateway.formats import exact_numbers
 from gateway.formats.codec import SchemaSelector, SerializationFormat
-from gateway.formats.plain import encode_plain
+from gateway.formats.plain import PLAIN_CODECS
 from gateway.sidecar.component import Component
 from gateway.sidecar.consumer.dialect import TrailingSlashRoute
 from gateway.sidecar.context import Context
@@ -207,6 +207,8 @@ def _parse_records(
 def _parse_header(header: Mapping[str, Any], index: int) -> tuple[str, bytes | None]:
     name, value = header.get("key") or header.get("name") or "", header.get("value")
     try:
-        return name, None if value is None else encode_plain(SerializationFormat.BINARY, value)
+        return name, None if value is None else PLAIN_CODECS[SerializationFormat.BINARY].encode(
+            value
+        )
     except FormatError as exc:
         raise create_invalid_request(f"records[{index}].headers", str(exc)) from None

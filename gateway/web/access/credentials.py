@@ -8,7 +8,7 @@ from typing import NamedTuple
 from starlette.requests import HTTPConnection
 
 from gateway.config import Credentials
-from gateway.config.sections.credentials import CREDENTIALS_PLACEHOLDER
+from gateway.config.guards.credentials import CREDENTIALS_PLACEHOLDER
 
 _SUBPROTOCOL_PREFIX = "bearer."
 

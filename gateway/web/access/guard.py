@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Self, TypeVar
 from urllib.parse import quote
 
 from starlette.requests import HTTPConnection
 
-from gateway.config import PathPattern, Route
-from gateway.config.sections.produce import parse_location
+from gateway.config import GuardSection, PathPattern, Route
+from gateway.config.capabilities.produce import parse_location
 
+from .external_http import ExternalHttp
 from .grant import Grant
 from .guard_errors import GuardErrors
+from .security_schemes import SecurityScheme
+
+SectionT = TypeVar("SectionT", bound=GuardSection)
 
 REQUESTED_ACTION_SCOPE_KEY = "gateway.wanted"
 """The member of an ASGI scope that has the `RequestedAction` to be admitted."""
@@ -74,21 +79,62 @@ class AccessRequest:
     def _patterns(self) -> Iterator[PathPattern]:
         """Return all patterns of the route, including that of replies."""
         yield from (when.pattern for when in self.route.when)
-        if self.route.with_.async_ is not None:
-            yield parse_location(self.route.with_.async_.location)
+        if self.route.with_.reply_location is not None:
+            yield parse_location(self.route.with_.reply_location)
 
 
-class Guard(Protocol):
-    """Knows who a client is. Created and owned by `Guards`, one per configured guard."""
+@dataclass(frozen=True, slots=True)
+class GuardContext:
+    """What a guard is created with besides its section.
 
-    @property
-    def errors(self) -> GuardErrors:
-        """Return what builds its errors."""
+    Attributes:
+        name: Its name in the configuration.
+        realm: The realm of its challenges (RFC 9110 11.5).
+        external_http: Sends requests to other servers.
+    """
 
-    @property
-    def is_renewable(self) -> bool:
-        """Return whether it uses the token of a `token` message."""
+    name: str
+    realm: str
+    external_http: ExternalHttp
 
+
+class Guard(ABC, Generic[SectionT]):
+    """Knows who a client is. Created and owned by `Guards`, one per configured guard.
+
+    Each kind is a subclass, in a module of its own, and listed in `kinds.GUARD_CLASSES`.
+
+    Attributes:
+        is_renewable: Whether it uses the token of a `token` message.
+        errors: Builds its errors.
+    """
+
+    is_renewable: bool
+    errors: GuardErrors
+
+    @classmethod
+    @abstractmethod
+    def create(cls, section: SectionT, context: GuardContext) -> Self:
+        """Create a guard.
+
+        Args:
+            section: Its section.
+            context: What it needs besides.
+        """
+
+    @classmethod
+    @abstractmethod
+    def describe(cls, section: SectionT) -> Sequence[SecurityScheme]:
+        """Return how clients identify themselves to a guard with this section.
+
+        Returns:
+            The schemes, the best one first; at least one.
+        """
+
+    async def prepare(self) -> None:
+        """Fetch what is needed before the first client comes; a failure is ignored."""
+        return
+
+    @abstractmethod
     async def grant(self, request: AccessRequest) -> Grant:
         """Return what the guard knows of a client.
 

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import HTTPConnection
 
-from gateway import config as configured
-from gateway.config import Http, Inline, Jwt, Route, Settings
+from gateway.config import GuardSection, Route, Settings
 from gateway.errors import NotGranted
 from gateway.telemetry.redaction import add_secret_names
 
 from .credentials import get_bearer_token
 from .external_http import ExternalHttp
 from .grant import NO_GRANTS, Grant, Granted
-from .guard import AccessRequest, Guard
-from .inline import InlineGuard
-from .jwks import KeySource, RemoteKeySource, StaticKeySource
+from .guard import AccessRequest, Guard, GuardContext
+from .kinds import get_guard_class
 
 if TYPE_CHECKING:
     from gateway.web.access import Access
@@ -44,9 +42,8 @@ class Guards:
         """
         self._application_access = application_access
         self._external_http = ExternalHttp()
-        self._remote_key_sources: dict[str, RemoteKeySource] = {}
-        self._guards: dict[str, Guard] = {}
-        self._settings: Mapping[str, configured.Guard] = {}
+        self._guards: dict[str, Guard[Any]] = {}
+        self._settings: Mapping[str, GuardSection] = {}
         self._admin_route: Route | None = None
         self.apply_settings(settings)
 
@@ -60,13 +57,12 @@ class Guards:
         """
         old_settings, self._settings = self._settings, settings.guards
         for guard in settings.guards.values():
-            add_secret_names(_list_secret_parameters(guard))
+            add_secret_names(guard.secret_parameters)
         changed = frozenset(
             name for name, guard in old_settings.items() if settings.guards.get(name) != guard
         )
         for name in changed:
             self._guards.pop(name, None)
-            self._remote_key_sources.pop(name, None)
         guarded_sections = [route.guarded for route in settings.routes]
         self._admin_route = None if settings.admin is None else settings.admin.route
         if self._admin_route is not None:
@@ -113,10 +109,10 @@ class Guards:
         return await self._grant_all(AccessRequest(self._admin_route, {}, connection))
 
     async def run(self) -> None:
-        """Fetch issuers' keys before they are needed, and close all connections when cancelled."""
+        """Prepare all guards for clients, and close all connections when cancelled."""
         try:
-            fetches = [source.get_current() for source in self._remote_key_sources.values()]
-            await asyncio.gather(*fetches, return_exceptions=True)
+            preparations = [guard.prepare() for guard in self._guards.values()]
+            await asyncio.gather(*preparations, return_exceptions=True)
             await asyncio.Event().wait()
         finally:
             await self._external_http.close()
@@ -149,7 +145,11 @@ class Guards:
         return Granted(grants)
 
     async def _grant_without_token(
-        self, guard: Guard, roles: Sequence[str], request: AccessRequest, original_error: NotGranted
+        self,
+        guard: Guard[Any],
+        roles: Sequence[str],
+        request: AccessRequest,
+        original_error: NotGranted,
     ) -> Grant:
         """Return the grant by the connection's credentials, or raise the error of the token."""
         try:
@@ -157,39 +157,16 @@ class Guards:
         except NotGranted:
             raise original_error from None
 
-    def create_guard(self, name: str, settings: Settings) -> Guard:
-        """Create a guard, importing its module only now: cryptography takes a tenth of a second."""
-        section, realm = settings.guards[name], settings.name
-        if isinstance(section, Jwt):
-            from .jwt import JwtGuard
-
-            return JwtGuard(name, section, realm, self._create_key_source(name, section))
-        if isinstance(section, Http):
-            from .http import HttpGuard
-
-            return HttpGuard(name, section, realm, self._external_http)
-        if isinstance(section, Inline):
-            return InlineGuard(name, section, realm)
-        from .x509 import X509Guard
-
-        return X509Guard(name, section, realm)
-
-    def _create_key_source(self, name: str, guard: Jwt) -> KeySource:
-        if not isinstance(guard.keys, str):
-            return StaticKeySource(guard.keys)
-        source = RemoteKeySource(name, guard.keys, guard.jwks, self._external_http)
-        self._remote_key_sources[name] = source
-        return source
+    def create_guard(self, name: str, settings: Settings) -> Guard[Any]:
+        """Create the guard of a name."""
+        section = settings.guards[name]
+        context = GuardContext(name, settings.name, self._external_http)
+        return get_guard_class(section).create(section, context)
 
 
-def _list_secret_parameters(guard: configured.Guard) -> Iterable[str]:
-    """Return the parameters of the query that contain a guard's credentials."""
-    if isinstance(guard, Http):
-        return guard.forward.query
-    return guard.credentials.query if isinstance(guard, (Jwt, Inline)) else ()
-
-
-async def _grant_with_roles(guard: Guard, roles: Sequence[str], request: AccessRequest) -> Grant:
+async def _grant_with_roles(
+    guard: Guard[Any], roles: Sequence[str], request: AccessRequest
+) -> Grant:
     grant = await guard.grant(request)
     missing_roles = [role for role in roles if role not in grant.roles]
     if missing_roles:

@@ -24,20 +24,22 @@ import math
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, Literal, NamedTuple, TypeAlias
 from urllib.parse import urlencode
 
 from gateway.config import Http
+from gateway.config.guards.credentials import CREDENTIALS_PLACEHOLDER
 
 from .claims import format_claim, parse_roles
 from .credentials import get_subprotocol_token
 from .external_http import ExternalHttp, ExternalHttpError, Headers
 from .grant import Grant
-from .guard import AccessRequest
+from .guard import AccessRequest, Guard, GuardContext
 from .guard_errors import GuardErrors
+from .security_schemes import BEARER_SCHEME, SecurityScheme, build_api_key, build_header_scheme
 
 _TOKEN_PATTERN = re.compile(r"[\x21-\x7e]+")  # tokens that cannot add a header or another value
 
@@ -58,7 +60,7 @@ class ApplicationRequest(NamedTuple):
         return sha256(repr(self).encode()).digest()
 
 
-class HttpGuard:
+class HttpGuard(Guard[Http]):
     """A guard that asks the application.
 
     Created and owned by `Guards`. Between calls, `_pending` has a task for each decision that is
@@ -92,6 +94,16 @@ class HttpGuard:
         ]  # fmt: skip
         hint = f"log in to the application ({' or '.join(forwarded)})"
         self.errors = GuardErrors(name, realm, hint)
+
+    @classmethod
+    def create(cls, section: Http, context: GuardContext) -> HttpGuard:
+        """Create the guard; see `Guard`."""
+        return cls(context.name, section, context.realm, context.external_http)
+
+    @classmethod
+    def describe(cls, section: Http) -> tuple[SecurityScheme, ...]:
+        """Return each header and parameter that the application gets."""
+        return tuple(_iter_forwarded_schemes(section))
 
     async def grant(self, request: AccessRequest) -> Grant:
         """Return what the application knows of a client; see `Guard`."""
@@ -246,3 +258,14 @@ def _parse_expiry(value: object) -> float | None:
     except (ValueError, OverflowError):
         pass
     raise ExternalHttpError("its answer expires at no time that is understood")
+
+
+def _iter_forwarded_schemes(section: Http) -> Iterator[SecurityScheme]:
+    """Yield the scheme of each header and parameter that the application gets."""
+    for name in section.forward.headers:
+        if name == "authorization":
+            yield build_header_scheme(name, f"Bearer {CREDENTIALS_PLACEHOLDER}", BEARER_SCHEME)
+        else:
+            yield build_header_scheme(name, "NAME=VALUE" if name == "cookie" else "VALUE")
+    for name in section.forward.query:
+        yield SecurityScheme(build_api_key("query", name), query=f"{name}=VALUE")

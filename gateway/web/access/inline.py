@@ -15,11 +15,12 @@ from gateway.config import Inline, User
 
 from .credentials import AmbiguousCredentials, CredentialsLocations
 from .grant import Grant
-from .guard import AccessRequest
+from .guard import AccessRequest, Guard, GuardContext
 from .guard_errors import GuardErrors
+from .security_schemes import SecurityScheme, iter_credentials_schemes
 
 
-class InlineGuard:
+class InlineGuard(Guard[Inline]):
     """A guard with users in the configuration.
 
     Created and owned by `Guards`. Comparing secrets takes the same time whether they match or not.
@@ -44,6 +45,19 @@ class InlineGuard:
         self._locations = CredentialsLocations(settings.credentials)
         hint = f"send a name and password, or {self._locations.hint}"
         self.errors = GuardErrors(name, realm, hint, scheme="Basic")
+
+    @classmethod
+    def create(cls, section: Inline, context: GuardContext) -> InlineGuard:
+        """Create the guard; see `Guard`."""
+        return cls(context.name, section, context.realm)
+
+    @classmethod
+    def describe(cls, section: Inline) -> tuple[SecurityScheme, ...]:
+        """Return Basic authentication, and where a token is sent."""
+        definition = {"type": "http", "scheme": "basic"}
+        user = "NAME:PASSWORD"
+        basic = SecurityScheme(definition, f"-u {user}", f"--auth {user}", is_sent_by_browser=True)
+        return basic, *iter_credentials_schemes(section.credentials)
 
     async def grant(self, request: AccessRequest) -> Grant:
         """Return what is configured of a client; see `Guard`."""

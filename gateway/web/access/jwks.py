@@ -155,7 +155,7 @@ class StaticKeySource:
 class RemoteKeySource:
     """Keys of a URL.
 
-    Created by `Guards`. At most one fetch runs at a time; a failed one keeps the keys. `_keys` is
+    Created by `JwtGuard`. At most one fetch runs at a time; a failed one keeps the keys. `_keys` is
     replaced only by other keys, so that its identity says whether a cached result is still valid.
     """
 

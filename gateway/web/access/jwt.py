@@ -30,9 +30,10 @@ from gateway.errors import NotGranted
 from .claims import format_claim, get_claim, parse_roles
 from .credentials import AmbiguousCredentials, CredentialsLocations
 from .grant import Grant
-from .guard import AccessRequest
+from .guard import AccessRequest, Guard, GuardContext
 from .guard_errors import GuardErrors
-from .jwks import KeySet, KeySource, KeysUnavailable
+from .jwks import KeySet, KeySource, KeysUnavailable, RemoteKeySource, StaticKeySource
+from .security_schemes import SecurityScheme, iter_credentials_schemes
 
 MAX_TOKEN_CHARS = 16 * 1024  # characters of a token
 
@@ -58,7 +59,7 @@ _DECODE_OPTIONS = {"verify_sub": False, "verify_jti": False, "verify_iat": False
 """Claims that are not used; `_build_grant` checks the one that names the client itself."""
 
 
-class JwtGuard:
+class JwtGuard(Guard[Jwt]):
     """A guard that verifies signed tokens.
 
     Created and owned by `Guards`. A cached grant is valid only with the keys it was verified with.
@@ -87,6 +88,27 @@ class JwtGuard:
         self._cache: OrderedDict[bytes, tuple[KeySet, Grant]] = OrderedDict()
         self.errors = GuardErrors(name, realm, self._locations.hint)
         self._key_source = key_source
+
+    @classmethod
+    def create(cls, section: Jwt, context: GuardContext) -> JwtGuard:
+        """Create the guard; see `Guard`."""
+        key_source: KeySource
+        if isinstance(section.keys, str):
+            key_source = RemoteKeySource(
+                context.name, section.keys, section.jwks, context.external_http
+            )
+        else:
+            key_source = StaticKeySource(section.keys)
+        return cls(context.name, section, context.realm, key_source)
+
+    @classmethod
+    def describe(cls, section: Jwt) -> tuple[SecurityScheme, ...]:
+        """Return where a token is sent."""
+        return tuple(iter_credentials_schemes(section.credentials))
+
+    async def prepare(self) -> None:
+        """Fetch the keys of the issuer."""
+        await self._key_source.get_current()
 
     async def grant(self, request: AccessRequest) -> Grant:
         """Return what the token of a client says; see `Guard`."""

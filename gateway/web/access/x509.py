@@ -16,10 +16,13 @@ from gateway.config import X509
 from gateway.web.http.client_certificate import get_certificate
 
 from .grant import Grant
-from .guard import AccessRequest
+from .guard import AccessRequest, Guard, GuardContext
 from .guard_errors import GuardErrors
+from .security_schemes import SecurityScheme
 
 MAX_CACHED_CERTIFICATES = 4096  # certificates
+
+_CERTIFICATE_OPTIONS = "--cert client.pem --key client.key"
 
 _SUBJECT_OIDS = {
     "CN": NameOID.COMMON_NAME,
@@ -40,7 +43,7 @@ _ALTERNATIVE_NAME_TYPES = {
 }  # fmt: skip
 
 
-class X509Guard:
+class X509Guard(Guard[X509]):
     """A guard that reads the client certificate.
 
     Created and owned by `Guards`.
@@ -64,6 +67,17 @@ class X509Guard:
         self._settings = settings
         self._parse_cached = lru_cache(MAX_CACHED_CERTIFICATES)(self._parse_certificate)
         self.errors = GuardErrors(name, realm, "connect with a client certificate")
+
+    @classmethod
+    def create(cls, section: X509, context: GuardContext) -> X509Guard:
+        """Create the guard; see `Guard`."""
+        return cls(context.name, section, context.realm)
+
+    @classmethod
+    def describe(cls, section: X509) -> tuple[SecurityScheme, ...]:
+        """Return that clients connect with a certificate."""
+        options = _CERTIFICATE_OPTIONS
+        return (SecurityScheme({"type": "X509"}, options, options, is_sent_by_browser=True),)
 
     async def grant(self, request: AccessRequest) -> Grant:
         """Return what the certificate of a client says; see `Guard`."""

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.config.checks.guards import is_loopback
+from gateway.config.types.address import is_loopback
 from gateway.errors import RequestError
 from gateway.web.access import Granted
 from gateway.web.access.guards import Guards

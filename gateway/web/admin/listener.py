@@ -8,7 +8,7 @@ import socket
 from starlette.types import ASGIApp
 
 from gateway.config import Settings
-from gateway.config.checks.guards import is_loopback
+from gateway.config.types.address import is_loopback
 from gateway.errors import GatewayError
 from gateway.web.http.certificate import TlsContext
 from gateway.web.http.edge import EdgeServer, create_tls_listener, create_uvicorn_config

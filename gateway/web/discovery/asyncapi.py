@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gateway.config import PathPattern, Settings
+from gateway.hub.wires.control_events import CONTROL_EVENTS
 from gateway.version import __version__
 
 from . import messages
@@ -26,24 +27,10 @@ from .description import (
     Transport,
     list_streams,
 )
-from .schemas import SCHEMAS
+from .schemas import build_schemas, get_delete_schema
 
-_CONTROL_MESSAGES = (
-    "begin",
-    "ready",
-    "partitions-ready",
-    "gap",
-    "position",
-    "error",
-    "partitions-error",
-    "end",
-)
 _ANSWER_MESSAGES = ("renewed", "pong")
 _COMMAND_MESSAGES = ("change", "credit", "token", "ping")
-_MULTIPLEX_MESSAGES = {
-    "from_server": tuple(messages.build_server_messages()),
-    "to_server": tuple(messages.build_client_messages()),
-}
 
 
 def build_document(settings: Settings, base_url: str) -> dict[str, Any]:
@@ -62,12 +49,11 @@ def build_document(settings: Settings, base_url: str) -> dict[str, Any]:
         channels[websocket] = _build_websocket_channel(path, stream)
         operations |= _build_http_operations(slug, http, stream)
         operations |= _build_websocket_operations(slug, websocket, stream)
-    channels["multiplex"] = _build_multiplex_channel()
+    sent, received = messages.build_server_messages(), messages.build_client_messages()
+    channels["multiplex"] = _build_multiplex_channel((*sent, *received))
     operations |= {
-        "multiplex.send": _build_operation("send", "multiplex", _MULTIPLEX_MESSAGES["from_server"]),
-        "multiplex.receive": _build_operation(
-            "receive", "multiplex", _MULTIPLEX_MESSAGES["to_server"]
-        ),
+        "multiplex.send": _build_operation("send", "multiplex", sent),
+        "multiplex.receive": _build_operation("receive", "multiplex", received),
     }
     return {
         "asyncapi": "3.0.0",
@@ -100,7 +86,7 @@ def _build_servers(base_url: str) -> dict[str, Any]:
 def _build_components(streams: Iterable[StreamDescription]) -> dict[str, Any]:
     """Return the schemas, messages and security schemes that channels refer to."""
     components: dict[str, Any] = {
-        "schemas": dict(SCHEMAS),
+        "schemas": build_schemas(),
         "messages": {
             **messages.build_sse_messages(),
             **messages.build_ndjson_messages(),
@@ -176,8 +162,7 @@ def _build_websocket_channel(path: str, stream: StreamDescription) -> dict[str, 
     }
 
 
-def _build_multiplex_channel() -> dict[str, Any]:
-    names = (*_MULTIPLEX_MESSAGES["from_server"], *_MULTIPLEX_MESSAGES["to_server"])
+def _build_multiplex_channel(names: Iterable[str]) -> dict[str, Any]:
     return {
         **_build_channel("websocket", MULTIPLEX_PATH, names, {}),
         "summary": "Many streams on one socket: nothing runs until `subscribe`.",
@@ -299,15 +284,11 @@ def _get_sse_record_schema(stream: StreamDescription) -> str:
     return ("value-json" if stream.is_json else "value-text") if schema == "value-any" else schema
 
 
-def _get_delete_schema(stream: StreamDescription) -> str:
-    return "delete-envelope" if stream.format == "envelope" else "delete-key"
-
-
 def _list_events(stream: StreamDescription) -> tuple[str, ...]:
     """Return the events of a stream on every transport."""
-    snapshot = ("snapshot-end",) if stream.is_snapshot else ()
-    challenge = ("challenge",) if stream.has_challenges else ()
-    return (_get_delete_schema(stream), *_CONTROL_MESSAGES, *snapshot, *challenge)
+    conditions = {None: True, "snapshot": stream.is_snapshot, "challenge": stream.has_challenges}
+    events = [event.name for event in CONTROL_EVENTS.values() if conditions[event.condition]]
+    return (get_delete_schema(stream.format), *events)
 
 
 def _list_sse_messages(stream: StreamDescription) -> tuple[str, ...]:

@@ -18,9 +18,10 @@ from gateway.config.source.template import Template
 from gateway.config.types.path import PathPattern
 from gateway.config.types.units import format_duration
 from gateway.version import __version__
+from gateway.web.access.security_schemes import SecurityScheme
 
 from .exchanges import list_exchanges
-from .security_schemes import SecurityScheme, build_security_schemes
+from .security_schemes import build_security_schemes
 
 SSE_MEDIA_TYPE, NDJSON_MEDIA_TYPE = "text/event-stream", "application/x-ndjson"
 SUBPROTOCOL = "gateway.v1"
@@ -123,7 +124,7 @@ class StreamDescription:
     @property
     def history(self) -> str:
         """Return how far back clients may start, as in the configuration."""
-        history = self.route.with_.history
+        history = self.route.stream.history
         return history if isinstance(history, str) else format_duration(history)
 
     @property
@@ -139,12 +140,12 @@ class StreamDescription:
     @property
     def produce(self) -> bool:
         """Return whether clients may write records over WebSocket."""
-        return self.route.with_.produce
+        return self.route.stream.produce
 
     @property
     def is_snapshot(self) -> bool:
         """Return whether streams begin with the latest record of each key."""
-        return self.route.with_.mode == "snapshot"
+        return self.route.stream.mode == "snapshot"
 
     @property
     def allow(self) -> tuple[str, ...]:
@@ -290,7 +291,7 @@ def _join_queries(*queries: str) -> str:
 def list_streams(settings: Settings) -> tuple[StreamDescription, ...]:
     """Return the description of every route that is a stream, in their order."""
     schemes_by_guard = build_security_schemes(settings)
-    routes = [route for route in settings.routes if route.with_.capability == "stream"]
+    routes = [route for route in settings.routes if route.is_stream]
     return tuple(_build_stream(route, settings, schemes_by_guard) for route in routes)
 
 
@@ -308,12 +309,12 @@ def _build_stream(
     start: Literal["live", "earliest"] | None = None
     if offsets == {"live"}:
         start = "live"
-    elif offsets == {"historical"} and route.with_.history == "all":
+    elif offsets == {"historical"} and route.stream.history == "all":
         start = "earliest"
     is_json = all(topic.value.model == "json" or topic.value.is_decoded for topic in topics)
     schemes = tuple(schemes_by_guard[name] for name in route.guarded)
     guards = [settings.guards[name] for name in route.guarded]
-    has_challenges = any(getattr(guard, "challenge", None) is not None for guard in guards)
+    has_challenges = any(guard.challenge_lead is not None for guard in guards)
     texts = tuple(str(template) for template in sources)
     return StreamDescription(route, texts, start, is_json, schemes, has_challenges)
 

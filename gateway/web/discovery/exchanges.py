@@ -7,14 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from gateway.config import Route, Settings
+from gateway.web.access.security_schemes import SecurityScheme
+from gateway.web.exchange.kinds import get_exchange
 
-from .security_schemes import SecurityScheme, build_security_schemes
-
-ACTION_DESCRIPTIONS = {
-    "fetch": "the latest record of a key",
-    "produce": "writes a record",
-    "reply": "writes a record, and answers with its reply",
-}
+from .security_schemes import build_security_schemes
 
 
 class ExchangeDescription(NamedTuple):
@@ -35,8 +31,7 @@ class ExchangeDescription(NamedTuple):
     @property
     def action(self) -> str:
         """Return what the request does, for people."""
-        with_ = self.route.with_
-        return ACTION_DESCRIPTIONS["reply" if with_.reply_to is not None else with_.capability]
+        return get_exchange(self.route.with_).describe(self.route.with_)
 
     def format_line(self, base_url: str) -> str:
         """Return a line for a terminal, with the names of path parameters as values to replace."""
@@ -53,11 +48,12 @@ class ExchangeDescription(NamedTuple):
         """Return the request as JSON; `base_url` is the URL of the gateway without a slash."""
         with_ = self.route.with_
         members = {"method": self.method, "path": self.path, "capability": with_.capability}
-        location = {"location": str(with_.async_.location)} if with_.async_ is not None else {}
+        template = with_.reply_location
+        location = {} if template is None else {"location": str(template)}
         return {
             **members,
             "topics": tuple(str(source) for source in with_.topic_templates),
-            "replies": with_.reply_to is not None,
+            "replies": with_.reply_topic is not None,
             **location,
             "guarded": tuple(self.route.guarded),
             "line": self.format_line(base_url),
@@ -72,7 +68,7 @@ def list_exchanges(settings: Settings) -> tuple[ExchangeDescription, ...]:
 def _iter_exchanges(settings: Settings) -> Iterator[ExchangeDescription]:
     schemes_by_guard = build_security_schemes(settings)
     for route in settings.routes:
-        if route.with_.capability != "stream":
+        if not route.is_stream:
             schemes = tuple(schemes_by_guard[name] for name in route.guarded)
             for when in route.when:
                 yield ExchangeDescription(route.get_method(when), when.path, route, schemes)

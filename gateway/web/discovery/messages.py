@@ -8,18 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.web.websocket.messages import MESSAGE_MODELS
-
-from .schemas import (
+from gateway.formats import FORMATS
+from gateway.formats.event_schema import (
     ANY_SCHEMA,
     INTEGER_SCHEMA,
     PARTITION_MEMBERS,
-    SCHEMAS,
     TEXT_SCHEMA,
     Schema,
     build_object_schema,
     build_ref,
 )
+from gateway.hub.wires.control_events import CONTROL_EVENTS, ControlEvent
+from gateway.web.websocket.messages import MESSAGE_MODELS
+
+from .schemas import list_delete_schemas, list_record_schemas
 
 
 def build_message(
@@ -39,30 +41,10 @@ def build_message(
 def build_sse_messages() -> dict[str, Schema]:
     """Return the messages of server-sent events, by id; the payload is the content of `data:`."""
     events = {
-        "sse-begin": build_message(
-            "begin", build_ref("begin"), "The first event; its id is the position."
-        ),
-        "sse-ready": build_message("ready", build_ref("ready"), "A partition can be read."),
-        "sse-partitions-ready": build_message(
-            "partitions-ready", build_ref("partitions-ready"), "Sent with ?grouped."
-        ),
-        "sse-partitions-error": build_message(
-            "partitions-error", build_ref("partitions-error"), "Sent with ?grouped."
-        ),
-        "sse-gap": build_message("gap", build_ref("gap"), "Records that are not sent."),
-        "sse-position": build_message(
-            "position", build_object_schema({}), "The position moved: see the id."
-        ),
-        "sse-snapshot-end": build_message(
-            "snapshot-end", build_ref("snapshot-end"), "What follows is live."
-        ),
-        "sse-error": build_message(
-            "error", build_ref("error"), "Something could not be read or shown."
-        ),
-        "sse-challenge": build_message(
-            "challenge", build_ref("challenge"), "A new token is needed."
-        ),
-        "sse-end": build_message("end", build_ref("end"), "The last event."),
+        **{
+            f"sse-{event.name}": build_message(event.name, _get_data_schema(event), event.summary)
+            for event in CONTROL_EVENTS.values()
+        },
         "sse-value-text": build_message(
             "message", build_ref("value-text"), "A record.", "text/plain"
         ),
@@ -70,16 +52,15 @@ def build_sse_messages() -> dict[str, Schema]:
             "message", build_ref("value-base64"), "A record.", "text/plain"
         ),
     }
-    for schema in ("value-json", "value-fields", "envelope"):
+    for schema in ("value-json", "value-fields"):
         events[f"sse-{schema}"] = build_message("message", build_ref(schema), "A record.")
-    cloud_events = "application/cloudevents+json"
-    events["sse-cloudevents"] = build_message(
-        "message", build_ref("cloudevents"), "A record.", cloud_events
-    )
-    for schema in ("key", "envelope"):
-        events[f"sse-delete-{schema}"] = build_message(
-            "delete", build_ref(f"delete-{schema}"), "A tombstone."
-        )
+    for name, format in FORMATS.items():
+        if format.schema is not None:
+            events[f"sse-{name}"] = build_message(
+                "message", build_ref(name), "A record.", format.media_type
+            )
+    for schema in list_delete_schemas():
+        events[f"sse-{schema}"] = build_message("delete", build_ref(schema), "A tombstone.")
     return events
 
 
@@ -91,39 +72,65 @@ def build_ndjson_messages() -> dict[str, Schema]:
     position = {"@position": build_ref("position")}
     lines = {
         f"ndjson-{schema}": build_message("record", build_ref(schema), "A record: a line as it is.")
-        for schema in RECORD_SCHEMAS
+        for schema in list_record_schemas()
     }
     lines["ndjson-record"] = build_message(
         "@record",
         build_object_schema({"@record": ANY_SCHEMA}, position),
         "A record with its position, with ?positions.",
     )
-    begin = {
-        "allOf": [build_ref("begin"), build_object_schema({"position": build_ref("position")})]
-    }
-    lines["ndjson-begin"] = build_message(
-        "@begin", build_object_schema({"@begin": begin}), "With ?positions."
-    )
-    lines["ndjson-position"] = build_message(
-        "@position", build_object_schema(position), "With ?positions: it moved."
-    )
-    for name in ("ready", "partitions-ready", "gap", "snapshot-end", "error", "partitions-error"):
-        line = build_object_schema({f"@{name}": build_ref(name)}, position)
-        lines[f"ndjson-{name}"] = build_message(f"@{name}", line, SCHEMAS[name]["description"])
-    line = build_object_schema({"@challenge": build_ref("challenge")})
-    lines["ndjson-challenge"] = build_message("@challenge", line, "A new token is needed.")
-    for schema in ("key", "envelope"):
-        line = build_object_schema({"@delete": build_ref(f"delete-{schema}")}, position)
-        lines[f"ndjson-delete-{schema}"] = build_message("@delete", line, "A tombstone.")
-    end = {"allOf": [build_ref("end"), build_object_schema({"position": build_ref("position")})]}
-    lines["ndjson-end"] = build_message(
-        "@end", build_object_schema({"@end": end}), "Always the last line."
-    )
+    for event in CONTROL_EVENTS.values():
+        lines[f"ndjson-{event.name}"] = build_message(
+            f"@{event.name}", _build_line_schema(event), _get_line_summary(event)
+        )
+    for schema in list_delete_schemas():
+        line = build_object_schema({"@delete": build_ref(schema)}, position)
+        lines[f"ndjson-{schema}"] = build_message("@delete", line, "A tombstone.")
     return lines
 
 
-RECORD_SCHEMAS = ("value-any", "value-fields", "value-base64", "envelope", "cloudevents")
-"""Schemas of records in NDJSON and WebSocket messages, where every record is JSON."""
+def _get_data_schema(event: ControlEvent) -> Schema:
+    """Return the schema of the data of a control event."""
+    return build_object_schema({}) if event.schema is None else build_ref(event.name)
+
+
+def _build_line_schema(event: ControlEvent) -> Schema:
+    """Return the schema of the line of a control event."""
+    position = {"@position": build_ref("position")}
+    if event.schema is None:
+        return build_object_schema(position)
+    data = build_ref(event.name)
+    if event.position == "data":
+        data = {"allOf": [data, build_object_schema({"position": build_ref("position")})]}
+    members = {f"@{event.name}": data}
+    has_position = event.position in ("always", "sometimes")
+    return build_object_schema(members, position if has_position else None)
+
+
+def _get_line_summary(event: ControlEvent) -> str:
+    summaries = {
+        "begin": "With ?positions.",
+        "position": "With ?positions: it moved.",
+        "end": "Always the last line.",
+        "challenge": event.summary,
+    }
+    return summaries.get(event.name) or _get_description(event)
+
+
+def _get_description(event: ControlEvent) -> str:
+    return event.summary if event.schema is None else str(event.schema["description"])
+
+
+def _build_event_message(event: ControlEvent) -> Schema:
+    """Return the schema of the WebSocket message of a control event."""
+    position = {"position": build_ref("position")}
+    return _build_websocket_schema(
+        event.name,
+        position if event.position in ("always", "data") else None,
+        position if event.position == "sometimes" else None,
+        base_schema=None if event.schema is None else event.name,
+    )
+
 
 _ID_SCHEMA: Schema = {
     "type": "string",
@@ -159,39 +166,22 @@ def build_server_messages() -> dict[str, Schema]:
     """Return the WebSocket messages that the gateway sends, by id."""
     position = {"position": build_ref("position")}
     schemas = {
-        "begin": _build_websocket_schema("begin", position, base_schema="begin"),
-        "ready": _build_websocket_schema("ready", None, position, base_schema="ready"),
-        "partitions-ready": _build_websocket_schema(
-            "partitions-ready", None, position, base_schema="partitions-ready"
-        ),
-        "partitions-error": _build_websocket_schema(
-            "partitions-error", None, position, base_schema="partitions-error"
-        ),
-        "gap": _build_websocket_schema("gap", None, position, base_schema="gap"),
-        "snapshot-end": _build_websocket_schema(
-            "snapshot-end", position, base_schema="snapshot-end"
-        ),
-        "position": _build_websocket_schema("position", position),
-        "error": _build_websocket_schema("error", None, position, base_schema="error"),
-        "end": _build_websocket_schema("end", position, base_schema="end"),
+        **{event.name: _build_event_message(event) for event in CONTROL_EVENTS.values()},
         "produced": _build_websocket_schema(
             "produced",
             {"id": TEXT_SCHEMA, **PARTITION_MEMBERS, "offset": INTEGER_SCHEMA},
             {"repeated": {"const": True}},
         ),
-        "challenge": _build_websocket_schema("challenge", base_schema="challenge"),
         "renewed": _build_websocket_schema("renewed"),
         "pong": _build_websocket_schema("pong"),
     }
-    for schema in RECORD_SCHEMAS:
+    for schema in list_record_schemas():
         records = {"type": "array", "items": build_ref(schema)}
         schemas[f"records-{schema}"] = _build_websocket_schema(
             "records", {"records": records}, position
         )
-    for schema in ("key", "envelope"):
-        schemas[f"delete-{schema}"] = _build_websocket_schema(
-            "delete", {"record": build_ref(f"delete-{schema}")}, position
-        )
+    for schema in list_delete_schemas():
+        schemas[schema] = _build_websocket_schema("delete", {"record": build_ref(schema)}, position)
     return _build_websocket_messages(schemas)
 
 
@@ -217,7 +207,7 @@ def _build_websocket_messages(schemas: Mapping[str, Schema]) -> dict[str, Schema
     for name, schema in schemas.items():
         own_schema = schema["allOf"][0] if "allOf" in schema else schema
         message_type = own_schema["properties"]["type"]["const"]
-        summary = _SUMMARIES.get(message_type) or SCHEMAS[message_type]["description"]
+        summary = _SUMMARIES.get(message_type) or _get_description(CONTROL_EVENTS[message_type])
         websocket_messages[f"websocket-{name}"] = build_message(message_type, schema, summary)
     return websocket_messages
 

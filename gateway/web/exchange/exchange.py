@@ -13,7 +13,7 @@ from gateway.web.routing.routes import Routes
 from gateway.web.streams.disconnect import ClientDisconnected
 from gateway.web.websocket.origin import is_origin_allowed
 
-from . import latest, produce, reply
+from .kinds import get_exchange
 
 
 async def respond(routes: Routes, match: Match, request: Request) -> Response:
@@ -30,7 +30,7 @@ async def respond(routes: Routes, match: Match, request: Request) -> Response:
     """
     name = request.scope[ROUTE_SCOPE_KEY] = get_route_name(match.route)
     bind_log_context(route=name)
-    if match.route.with_.capability == "produce" and not match.is_reply:
+    if match.route.with_.can_write and not match.is_reply:
         _check_origin(routes, match, request)
     match = await routes.admit(match, request)
     release_slot = await routes.limits.acquire_slot(request.scope, match.granted)
@@ -38,24 +38,13 @@ async def respond(routes: Routes, match: Match, request: Request) -> Response:
         if routes.hubs.draining:
             raise _build_draining_error()
         match = await routes.refresh(match, request)
-        return await _dispatch_request(routes, match, request)
+        return await get_exchange(match.route.with_).respond(routes, match, request)
     except ClientDisconnected:
         return Response(status_code=204)  # the client does not receive it
     except StreamEnded:  # a request may wait on a stream, which ends when the gateway drains
         raise _build_draining_error() from None
     finally:
         release_slot()
-
-
-async def _dispatch_request(routes: Routes, match: Match, request: Request) -> Response:
-    with_ = match.route.with_
-    if match.is_reply:
-        return await reply.poll_reply(routes, match, request)
-    if with_.capability == "fetch":
-        return await latest.respond(routes, match, request)
-    if with_.reply_to is not None:
-        return await reply.request_reply(routes, match, request)
-    return await produce.respond(routes, match, request)
 
 
 def _build_draining_error() -> RequestError:
@@ -76,7 +65,7 @@ def _check_origin(routes: Routes, match: Match, request: Request) -> None:
     has_ambient_credentials = (
         "cookie" in headers
         or headers.get("authorization", "")[:6].lower() == "basic "
-        or any(getattr(guards[name], "type", "") == "x509" for name in match.route.guarded)
+        or any(guards[name].has_ambient_credentials for name in match.route.guarded)
     )
     access = routes.get_access_control(match.route)
     if not is_origin_allowed(

@@ -15,23 +15,24 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.api.stream import Stream
+from gateway.config import With
 from gateway.core.log.record import Record
 from gateway.errors import RequestError, StreamEnded
-from gateway.formats import create_format
+from gateway.formats import FORMATS, create_format
 from gateway.formats.invalid_values import InvalidValue, RawValue, wrap_format
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.view import View
 from gateway.hub.reads.stream_start import StreamStart
 from gateway.web.http.document import matches_if_none_match
 from gateway.web.http.etag import build_etag
-from gateway.web.http.media_type import JSON_MEDIA_TYPE, SAFE_HEADERS, get_media_type
+from gateway.web.http.media_type import SAFE_HEADERS, get_media_type
 from gateway.web.http.prefer import parse_preferences
 from gateway.web.routing.match import Match
 from gateway.web.routing.query import get_query_pairs
 from gateway.web.routing.routes import Routes
 from gateway.web.streams.disconnect import run_while_connected
 
-CLOUDEVENTS_MEDIA_TYPE = "application/cloudevents+json"
+from .kind import Exchange
 
 
 class LatestDocument(NamedTuple):
@@ -41,25 +42,27 @@ class LatestDocument(NamedTuple):
     etag: str
 
 
-async def respond(routes: Routes, match: Match, request: Request) -> Response:
-    """Return the document, or 304 if the client has it.
+class FetchExchange(Exchange):
+    """The capability `fetch`."""
 
-    Args:
-        routes: The routes of the gateway.
-        match: The route, to which the client was admitted.
-        request: The request.
+    def describe(self, with_: With) -> str:
+        """Return what a request does."""
+        return "the latest record of a key"
 
-    Raises:
-        RequestError: There is no document (404), or it cannot be shown (502).
-        KafkaError: Kafka does not answer.
-        ClientDisconnected: The client has disconnected while it waited.
-    """
-    while True:
-        response = await _respond_once(routes, match, request)
-        if routes.is_current(match):
-            return response
-        # The wait may have been long, and the configuration was reloaded meanwhile.
-        match = await routes.refresh(match, request)
+    async def respond(self, routes: Routes, match: Match, request: Request) -> Response:
+        """Return the document, or 304 if the client has it.
+
+        Raises:
+            RequestError: There is no document (404), or it cannot be shown (502).
+            KafkaError: Kafka does not answer.
+            ClientDisconnected: The client has disconnected while it waited.
+        """
+        while True:
+            response = await _respond_once(routes, match, request)
+            if routes.is_current(match):
+                return response
+            # The wait may have been long, and the configuration was reloaded meanwhile.
+            match = await routes.refresh(match, request)
 
 
 async def _respond_once(routes: Routes, match: Match, request: Request) -> Response:
@@ -147,4 +150,4 @@ def _render_document(hub: Hub, view: View, record: Record) -> tuple[bytes, str]:
     if hub.models.has_model(view.topics[0]):
         format = wrap_format(format, view.format)
     _, content = format(record)
-    return content, CLOUDEVENTS_MEDIA_TYPE if view.format == "cloudevents" else JSON_MEDIA_TYPE
+    return content, FORMATS[view.format].media_type

@@ -16,6 +16,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
+from gateway.config import ProduceWith
 from gateway.errors import RequestError
 from gateway.hub.fanout.view import View
 from gateway.hub.writes.pending_write import Produced
@@ -62,7 +63,7 @@ async def respond(routes: Routes, match: Match, request: Request) -> Response:
     """
     write_request = await read_write_request(routes, match, request)
     # A condition has a result that the client must learn, so it is waited for.
-    if match.route.with_.acks == "none" and not _is_conditional(request):
+    if get_options(match).acks == "none" and not _is_conditional(request):
         routes.hubs.get_hub(write_request.cluster).publisher.start_write(
             write_record(routes, request, write_request)
         )
@@ -70,6 +71,12 @@ async def respond(routes: Routes, match: Match, request: Request) -> Response:
     result = await write_record(routes, request, write_request)
     is_created = write_request.value is not None and not result.repeated
     return JSONResponse(describe_result(result), 201 if is_created else 200, NO_STORE_HEADERS)
+
+
+def get_options(match: Match) -> ProduceWith:
+    """Return the options of a route that writes records."""
+    assert isinstance(match.route.with_, ProduceWith)
+    return match.route.with_
 
 
 def describe_result(result: Produced) -> dict[str, Any]:
@@ -99,7 +106,7 @@ async def read_write_request(routes: Routes, match: Match, request: Request) -> 
     headers: list[tuple[str, bytes]] = []
     if "content-type" in request.headers:
         headers.append(("content-type", request.headers["content-type"].encode("latin-1")))
-    if match.route.with_.reply_to is not None:
+    if match.route.with_.reply_topic is not None:
         headers += [(":method", request.method.encode()), (":path", match.path.encode())]
     values = build_template_values(match, query, get_idempotency_key(request))
     key, headers = resolve_key_and_headers(match.route.with_, values, None, headers)

@@ -20,7 +20,7 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from gateway.config.sections.produce import RESERVED_RECORD_HEADERS, Correlation
+from gateway.config.capabilities.produce import RESERVED_RECORD_HEADERS, Correlation
 from gateway.errors import RequestError
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.writes.pending_write import Produced
@@ -68,7 +68,7 @@ async def request_reply(routes: Routes, match: Match, request: Request) -> Respo
         KafkaError: Kafka does not answer.
         ClientDisconnected: The client has disconnected while it waited.
     """
-    with_, preferences = match.route.with_, parse_preferences(request)
+    with_, preferences = produce.get_options(match), parse_preferences(request)
     write_request = await produce.read_write_request(routes, match, request)
     correlation_id = build_correlation_id(match, produce.get_idempotency_key(request))
     reader = _get_reader(routes, match)
@@ -208,7 +208,7 @@ def _iter_headers(reply: Reply) -> Iterator[tuple[str, str]]:
 
 def _get_reader(routes: Routes, match: Match) -> ReplyReader:
     """Return the reader of a route's replies."""
-    with_ = match.route.with_
+    with_ = produce.get_options(match)
     assert with_.reply_to is not None
     header = (with_.correlation or Correlation()).correlation_id
     return routes.reply_readers.get_reader(routes.get_hub(match.route), with_.reply_to, header)
@@ -234,11 +234,12 @@ async def _wait_for_future(future: asyncio.Future[Reply], timeout_s: float) -> N
 
 def _build_location(request: Request, match: Match, correlation_id: str) -> str:
     """Return the path where the reply to a request can be asked for, as the route has it."""
-    assert match.route.with_.async_ is not None
+    template = match.route.with_.reply_location
+    assert template is not None
     params = {name: quote(text, safe="") for name, text in match.params.items()}
     words = {"correlationId": f"{correlation_id}.{int(time.time()):x}"}
     root: str = request.scope.get("root_path", "").rstrip("/")
-    return root + match.route.with_.async_.location.render(params=params, words=words)
+    return root + template.render(params=params, words=words)
 
 
 def _build_accepted_response(request: Request, location: str, result: Produced | None) -> Response:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from starlette.requests import HTTPConnection
 
-from gateway.config import Route, With
+from gateway.config import ProduceWith, Route, With
 from gateway.core.channel.filters import MATCH_ALL, Filters
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import RequestError
@@ -86,12 +86,12 @@ async def parse_produce_message(
             f"{path} takes no records; `produce: true` of its route allows them"
         )
     # A reply belongs to an HTTP request, which waits for it; a socket has no such thing.
-    if with_.reply_to is not None:
+    if with_.reply_topic is not None:
         raise _build_forbidden_error(f"{path} is answered with replies; ask by HTTP")
     view = await routes.get_view(match, query)
     topic = _choose_topic(view.topics, message.topic)
     key, value = _encode_content(message)
-    if value is None and with_.capability == "produce" and not _allows_delete(match.route):
+    if value is None and isinstance(with_, ProduceWith) and not _allows_delete(match.route):
         raise _build_forbidden_error(
             f"{path} deletes nothing; a `when` with method: DELETE allows it"
         )
@@ -135,6 +135,8 @@ def resolve_key_and_headers(
     Raises:
         RequestError: 403, if the client sends another key than the route sets.
     """
+    if not isinstance(with_, ProduceWith):
+        return key, list(headers)
     if with_.key is not None:
         route_key = values.render(with_.key).encode()
         if key not in (None, route_key):

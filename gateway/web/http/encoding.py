@@ -64,6 +64,6 @@ def prefers_gzip(header: str) -> bool:
 
 
 def _should_gzip(route: Route, request: HTTPConnection) -> bool:
-    if route.with_.compression != "gzip":
+    if route.stream.compression != "gzip":
         return False
     return prefers_gzip(",".join(request.headers.getlist("accept-encoding")))

@@ -16,8 +16,8 @@ from ipaddress import ip_address
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.config.checks.guards import is_loopback
 from gateway.config.sections.listen import Listen
+from gateway.config.types.address import is_loopback
 from gateway.errors import RequestError
 from gateway.wire.host import normalize_host, parse_host
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from starlette.exceptions import HTTPException
 
 from gateway.config import PathPattern, Route
-from gateway.config.sections.produce import parse_location
+from gateway.config.capabilities.produce import parse_location
 
 
 class PathMatch(NamedTuple):
@@ -38,7 +38,7 @@ class _ServedPath(NamedTuple):
     @property
     def is_stream(self) -> bool:
         """Return whether the route is a stream."""
-        return self.route.with_.capability == "stream"
+        return self.route.is_stream
 
 
 class Paths:
@@ -125,7 +125,6 @@ def _iter_served_paths(routes: Iterable[Route]) -> Iterator[_ServedPath]:
     for route in routes:
         for when in route.when:
             yield _ServedPath(when.pattern, route, route.get_method(when))
-        if route.with_.async_ is not None:
-            yield _ServedPath(
-                parse_location(route.with_.async_.location), route, "GET", is_reply=True
-            )
+        if route.with_.reply_location is not None:
+            pattern = parse_location(route.with_.reply_location)
+            yield _ServedPath(pattern, route, "GET", is_reply=True)

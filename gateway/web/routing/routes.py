@@ -293,7 +293,7 @@ class Routes:
             # stream says so by a gap.
             start = replace(start, token=None)
             if isinstance(exc, TokenTooOld):
-                start = replace(start, origin=query.get_oldest_origin(match.route.with_.history))
+                start = replace(start, origin=query.get_oldest_origin(match.route.stream.history))
             return await self._subscribe(match, view, start, wire, position_refused=True)
 
     async def resume_client(
@@ -333,10 +333,10 @@ class Routes:
     ) -> tuple[StreamStart, bool]:
         """Return where a request starts and ends, and whether its token could not be parsed."""
         start_request = query.parse_start_request(
-            request, default=self._get_default_origin(view), history=route.with_.history
+            request, default=self._get_default_origin(view), history=route.stream.history
         )
         start = start_request.start
-        if route.with_.mode == "snapshot" and not request.query_params.get("from"):
+        if route.stream.mode == "snapshot" and not request.query_params.get("from"):
             start = replace(start, snapshot=True)
         return start, start_request.token_error is not None
 
@@ -363,7 +363,7 @@ class Routes:
         handover: Handover | None = None,
     ) -> Client:
         """Subscribe a client by the options of the match's route."""
-        with_ = match.route.with_
+        with_ = match.route.stream
         client = await self.hubs.get_hub(view.cluster).subscribe(
             view,
             start,
@@ -392,7 +392,8 @@ class Routes:
         Returns:
             Seconds; None if the guard takes no new token.
         """
-        return getattr(self.settings.guards.get(guard), "challenge", None)
+        section = self.settings.guards.get(guard)
+        return None if section is None else section.challenge_lead
 
     def _get_default_origin(self, view: View) -> Literal["live", "earliest"]:
         """Return `defaultOffset`: "earliest" only if every topic of the view is historical."""

@@ -12,8 +12,8 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from typing import NamedTuple
 
-from gateway.config import Route, Settings, parse_fields, parse_filters
-from gateway.config.sections.route import Shown
+from gateway.config import Route, Settings, StreamWith, parse_fields, parse_filters
+from gateway.config.capabilities.options import Shown
 from gateway.config.source.template import Template
 from gateway.config.types.filters import build_route_filters
 from gateway.core.channel.filters import Filters
@@ -241,7 +241,7 @@ def build_route_view(
         with_.format,
         with_.binary,
         _select_fields(route, selection.fields, shown),
-        with_.interval,
+        with_.interval if isinstance(with_, StreamWith) else None,
         cluster,
     )
 

@@ -213,7 +213,7 @@ class StreamMiddleware:
             method = "GET" if request.method == "HEAD" else request.method
             match = self._routes.match(path, method)._replace(method=request.method)
             await check_rate(request.scope)
-            if match.route.with_.capability == "stream":
+            if match.route.is_stream:
                 return await self._respond_stream(request, match)
             response = await exchange.respond(self._routes, match, request)
             if self._routes.cors is not None:

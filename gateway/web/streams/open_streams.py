@@ -202,7 +202,7 @@ class OpenStream:
         except (GatewayError, HTTPException) as exc:
             return self._end_after_reload(get_end_reason(exc))
         # A client is created with its rate and the settings of its topics.
-        rate_changed = before.route.with_.max_rate != match.route.with_.max_rate
+        rate_changed = before.route.stream.max_rate != match.route.stream.max_rate
         needs_new_client = rate_changed or any(
             (view.cluster, topic) in changed_topics for topic in view.topics
         )
@@ -252,7 +252,7 @@ class OpenStream:
         self.match, self.query, self._pending_change = match, query, None
         self._end_if_blocked()
         client.apply_route_settings(
-            match.route.with_.heartbeat, SlowClientPolicy(match.route.with_.slow_client)
+            match.route.stream.heartbeat, SlowClientPolicy(match.route.stream.slow_client)
         )
         client.set_expiry(match.granted.expires)
         self._schedule_challenge()

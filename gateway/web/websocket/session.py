@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
+from typing import assert_never
 
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
@@ -190,6 +191,8 @@ class Session(MessageProcessor):
                 self._start_produce(message)
             case PingMessage():
                 self.send_message("pong", message.id)
+            case _:
+                assert_never(message)
         return None
 
     async def _subscribe(self, message: SubscribeMessage) -> None:

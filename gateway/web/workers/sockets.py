@@ -11,8 +11,8 @@ from __future__ import annotations
 import socket
 
 from gateway.config import Settings
-from gateway.config.checks.guards import is_loopback
 from gateway.config.checks.sidecar import EXPOSED_MESSAGE
+from gateway.config.types.address import is_loopback
 from gateway.errors import GatewayError
 
 LISTEN_BACKLOG = 2048  # connections that wait to be accepted

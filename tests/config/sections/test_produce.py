@@ -57,8 +57,12 @@ def test_what_was_dumped_loads_as_the_same(options: dict[str, Any]):
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("'key' capability: produce", {"topic": "orders", "key": "a"}),
     ("'replyTo' capability: produce", {**DOCUMENT, "replyTo": "replies"}),
-    ("one topic", {"capability": "produce", "topics": ["orders"]}),
-    ("'produce' already", {**COMMAND, "produce": True}),
+    ("'topics' capability: stream", {"capability": "produce", "topics": ["orders"]}),
+    ("'topic' missing", {"capability": "produce", "topics": ["orders"]}),
+    ("'produce' capability: stream", {**COMMAND, "produce": True}),
+    ("'heartbeat' capability: stream", {**COMMAND, "heartbeat": "1s"}),
+    ("'history' capability: stream", {**DOCUMENT, "history": "1h"}),
+    ("'fetsch' 'fetch'", {**DOCUMENT, "capability": "fetsch"}),
     ("'timeout' replyTo", {**COMMAND, "timeout": "1s"}),
     ("'async' replyTo", {**COMMAND, "async": LATER}),
     ("waits written", {**ASK, "acks": "none"}),
@@ -78,7 +82,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("names no key", {**DOCUMENT, "filters": [{"headers": {"a": "b"}}]}),
     ("names no key", {**DOCUMENT, "filters": [{"key": {"prefix": "a"}}]}),
     ("one key", {**DOCUMENT, "filters": [{"key": "a"}, {"key": "b"}]}),
-    ("one topic", {**DOCUMENT, "topics": ["orders"]}),
+    ("'topics' capability: stream", {**DOCUMENT, "topics": ["orders"]}),
 ]
 
 

@@ -82,3 +82,19 @@ def test_conditions_and_choices_are_in_the_schema():
     assert of(allow=["pay-*"], clientFilters=True, fields=["/a"], clientFields="${env.X}") == []
     assert of(allow=["pay-?"]) == [f"{at}.allow[0]"]
     assert of(fields=["a"]) == [f"{at}.fields[0]"]
+
+
+def test_options_of_another_capability_or_kind_are_marked_at_their_section():
+    def of(*, guard: dict[str, Any] | None = None, **options: Any) -> list[str]:
+        kafka = {"servers": ["a:1"], "topics": [{"name": "orders"}]}
+        guards = {} if guard is None else {"door": guard}
+        route = {"when": [{"path": "/e"}], "with": {"topic": "orders", **options}}
+        return errors({"kafka": kafka, "routes": [route], "guards": guards})
+
+    assert of(capability="produce", key="a") == of(heartbeat="1s") == of() == []
+    assert of(capability="produce", heartbeat="1s") == of(key="a") == ["$.routes[0].with"]
+    assert of(capability="fetsch") == ["$.routes[0].with.capability"]
+    assert of(guard={"type": "http", "url": "http://a"}) == []
+    assert of(guard={"type": "http", "url": 7}) == ["$.guards.door.url"]
+    assert of(guard={"type": "http", "users": {}}) == ["$.guards.door", "$.guards.door"]
+    assert of(guard={"url": "http://a"}) == ["$.guards.door"]

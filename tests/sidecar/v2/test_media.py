@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from starlette.datastructures import Headers
 
-from gateway.formats.codec import SerializationFormat
+from gateway.config.types.formats import SERIALIZATION_FORMATS
 from gateway.sidecar.v2.media import (
     build_media_type,
     is_confluent_request,
@@ -12,7 +12,7 @@ from gateway.sidecar.v2.media import (
 )
 
 
-@pytest.mark.parametrize("format", list(SerializationFormat))
+@pytest.mark.parametrize("format", SERIALIZATION_FORMATS.values())
 def test_a_format_is_what_its_type_says(format):
     assert parse_media_type(build_media_type(format)) == (format,)
 

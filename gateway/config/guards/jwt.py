@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -13,9 +13,10 @@ from gateway.config.types.units import format_duration
 
 from .credentials import BEARER_CREDENTIALS, Credentials
 from .jwk import SHARED_SECRET_ALGORITHMS, Algorithm, Keys
+from .section import ChallengeDuration, GuardSection, check_issuer_url
 
-ChallengeDuration = Annotated[Duration, in_range(0, 86_400)]
-"""How long before a token expires its client is asked for a new one, in seconds."""
+MIN_KEY_BITS = {"RSA": 2048, "oct": 256}
+"""The least bits of a key, by its type (RFC 7518 3.2, 3.3)."""
 
 
 class Jwks(Section):
@@ -52,7 +53,7 @@ class Jwks(Section):
         return self
 
 
-class Jwt(Section):
+class Jwt(GuardSection):
     """A guard that verifies signed tokens."""
 
     type: Literal["jwt"] = Field(description="The kind of guard. For access control.")
@@ -110,6 +111,29 @@ class Jwt(Section):
         description="Attributes of the client, each with the claim that has its value. For "
         "templates.",
     )
+
+    @property
+    def challenge_lead(self) -> float | None:
+        """See `GuardSection`."""
+        return self.challenge
+
+    @property
+    def secret_parameters(self) -> Iterable[str]:
+        """See `GuardSection`."""
+        return self.credentials.query
+
+    def iter_warnings(self) -> Iterator[Problem]:
+        """Yield warnings about keys without TLS, a missing audience, and short keys."""
+        yield from check_issuer_url("keys", self.keys)
+        keys = () if isinstance(self.keys, str) else self.keys
+        if self.audience is None and not (keys and all(key.kty == "oct" for key in keys)):
+            what = "tokens of the issuer for other services are taken, too; set audience"
+            yield Problem((), what)
+        for index, key in enumerate(keys):
+            least = MIN_KEY_BITS.get(key.kty, 0)
+            if key.key_bits < least:
+                what = f"a key of {key.key_bits} bits can be found out; use {least} or more"
+                yield Problem(("keys", index), what)
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:

@@ -1,0 +1,156 @@
+"""Define what the options of all capabilities of routes have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, PlainValidator, TypeAdapter
+
+from gateway.config.source.template import Template
+from gateway.config.types.condition import Filter, RequestTemplate
+from gateway.config.types.fields import Choice, Flag, Pointer, Text, TopicGlob
+from gateway.config.types.formats import EVENT_FORMATS
+from gateway.config.types.section import Problem, Section
+
+WRITE_METHODS = ("POST", "PUT", "PATCH", "DELETE")
+
+
+class Shown(Section):
+    """A field that only clients with certain roles are shown."""
+
+    field: Pointer = Field(description="JSON pointer of the field. For data protection.")
+    guarded: dict[Text, tuple[Text, ...]] = Field(
+        description="Guards of the route, each with the roles that it must grant; all of them "
+        "must. For masking by role.",
+        json_schema_extra={"minProperties": 1},
+    )
+
+    @classmethod
+    def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        """Yield the problem of a field that nobody guards."""
+        if raw.get("guarded") == {}:
+            yield Problem(("guarded",), "is empty; name a guard, or write the pointer alone")
+
+
+_POINTER_ADAPTER = TypeAdapter(Pointer)
+
+
+def _validate_shown_field(value: object) -> str | Shown:
+    """Return a JSON pointer, or a field with guards.
+
+    The two are distinguished here, because pydantic reports the errors of every member of a union.
+    """
+    if isinstance(value, (Shown, Mapping)):
+        return Shown.model_validate(value)
+    return _POINTER_ADAPTER.validate_python(value)
+
+
+ShownField = Annotated[
+    str | Shown, PlainValidator(_validate_shown_field, json_schema_input_type=Pointer | Shown)
+]
+
+
+class With(Section):
+    """What a route does, with which topics, and which of their records and fields it shows.
+
+    Each capability is a subclass, and listed in `kinds.WITH_KINDS`.
+    """
+
+    methods: ClassVar[tuple[str, ...]] = ("GET",)
+    """The HTTP methods that a path may have; the first is the default."""
+
+    capability: str
+    topic: RequestTemplate | None = Field(
+        default=None, description="The topic to read or write. For clients."
+    )
+    kafka: Text | None = Field(
+        default=None,
+        description="Name of the Kafka cluster, if `kafka` has several; default the one that lists "
+        "the topics. For topics that several clusters list.",
+    )
+    allow: tuple[TopicGlob, ...] = Field(
+        default=(),
+        description="Topics, or patterns of them, that clients may choose in the path, which then "
+        "may also name a list or a pattern; default those of kafka.topics. For dashboards.",
+    )
+    filters: tuple[Filter, ...] = Field(
+        default=(),
+        description="A record is sent if any of these filters matches; default all records are. "
+        "For clients that need some of the records.",
+    )
+    client_filters: Flag = Field(
+        default=False,
+        description="Whether clients may filter a stream further by ?filter=. For dashboards.",
+    )
+    fields: tuple[ShownField, ...] = Field(
+        default=(),
+        description="JSON pointers of the fields of a value that clients are shown, optionally "
+        "only with certain roles; default all fields. For data protection.",
+    )
+    client_fields: Flag = Field(
+        default=False,
+        description="Whether clients may select fewer fields by ?fields=. For mobile clients.",
+    )
+    format: Annotated[str, Choice(lambda: EVENT_FORMATS)] = Field(
+        default="value",
+        description="What an event has as its data: the value, an envelope with key, headers and "
+        "position, or a CloudEvent. For the code of clients.",
+    )
+    binary: Literal["error", "base64"] = Field(
+        default="error",
+        description="How a value is sent with `format: value`: `error` sends an error event "
+        "instead of a value that is not UTF-8, `base64` sends every value as base64. For binary "
+        "topics.",
+    )
+
+    @property
+    def topic_templates(self) -> tuple[Template, ...]:
+        """The templates of its topics."""
+        return () if self.topic is None else (self.topic,)
+
+    @property
+    def can_write(self) -> bool:
+        """Whether clients may write records."""
+        return False
+
+    @property
+    def can_read(self) -> bool:
+        """Whether clients may read records."""
+        return True
+
+    @property
+    def reply_topic(self) -> str | None:
+        """The topic of replies to requests; None if they have none."""
+        return None
+
+    @property
+    def reply_location(self) -> Template | None:
+        """The path where a client asks for a reply later; None if it cannot."""
+        return None
+
+    @classmethod
+    def check_method(cls, method: str, raw: Mapping[Any, Any]) -> str | None:
+        """Return what is wrong with the method of a path; None if nothing is.
+
+        Args:
+            method: The method as written.
+            raw: The options as written.
+        """
+        if method in WRITE_METHODS and method not in cls.methods:
+            return f"method {method} is for capability: produce; use GET, or remove it"
+        return None
+
+    @classmethod
+    def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        """Yield the problems of a missing topic and of empty lists."""
+        if "topic" not in raw:
+            yield Problem((), "'topic' is missing; add it", is_key=True)
+        yield from cls.check_lists(raw)
+
+    @classmethod
+    def check_lists(cls, raw: Mapping[str, Any]) -> Iterator[Problem]:
+        """Yield the problems of empty lists."""
+        for name, what in (("allow", "topic or pattern"), ("fields", "JSON pointer")):
+            if raw.get(name) in ([], ()):
+                yield Problem((name,), f"is empty; list at least one {what}, or leave it out")

@@ -1,0 +1,100 @@
+"""Define the guard `inline`, which knows the users that the file lists, for development."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
+
+from gateway.config.source.substitution import safe_repr
+from gateway.config.types.fields import Flag, SecretText, Text, validate_text
+from gateway.config.types.raw import as_list, as_mapping
+from gateway.config.types.section import Problem, Section, create_value_error
+
+from .credentials import BEARER_CREDENTIALS, Credentials
+from .section import GuardSection
+
+
+class User(Section):
+    """A user of an inline guard: with a password, a token or both."""
+
+    password: SecretText | None = Field(
+        default=None, description="Password of Basic authentication. For browsers."
+    )
+    token: SecretText | None = Field(
+        default=None, description="A bearer token. For programs and streams."
+    )
+    roles: tuple[Text, ...] = Field(
+        default=(), description="The user's roles. For `guarded` of routes."
+    )
+    attributes: dict[Text, Text] = Field(
+        default={}, description="The user's attributes, by name. For templates."
+    )
+
+    @classmethod
+    def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        """Yield the problem of a user who cannot authenticate."""
+        if "password" not in raw and "token" not in raw:
+            yield Problem((), "has neither password nor token; add one", is_key=True)
+
+
+def _validate_user_name(value: object) -> str:
+    name = validate_text(value)
+    if ":" in name:
+        raise create_value_error(
+            f"{safe_repr(value)} is no name of a user; leave out ':' (RFC 7617 2)"
+        )
+    return name
+
+
+class Inline(GuardSection):
+    """A guard that knows the users that this file lists, for development.
+
+    It is refused where other machines can connect, unless it is `exposed`.
+    """
+
+    is_for_development: ClassVar[bool] = True
+
+    type: Literal["inline"] = Field(description="The kind of guard. For development.")
+    users: dict[Annotated[Text, BeforeValidator(_validate_user_name)], User] = Field(
+        description="Users by name; the name is the identity. For development.",
+        json_schema_extra={"minProperties": 1},
+    )
+    credentials: Credentials = Field(
+        default=BEARER_CREDENTIALS,
+        description="Where in a request the token is. For pages, which cannot set headers on "
+        "streams.",
+    )
+    exposed: Flag = Field(
+        default=False,
+        description="Allow this guard even if other machines can connect. For containers of "
+        "developers.",
+    )
+
+    @classmethod
+    def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        """Yield the problem of a guard without users."""
+        if raw.get("users") in ({}, [], ()):
+            yield Problem(("users",), "is empty; add one")
+
+    @property
+    def secret_parameters(self) -> Iterable[str]:
+        """See `GuardSection`."""
+        return self.credentials.query
+
+    @classmethod
+    def list_attributes(cls, raw: Mapping[Any, Any]) -> Iterable[str]:
+        """Return the names of the attributes of all users."""
+        return [
+            str(name) for user in _list_users(raw) for name in as_mapping(user.get("attributes"))
+        ]
+
+    @classmethod
+    def list_roles(cls, raw: Mapping[Any, Any]) -> list[Any] | None:
+        """Return the roles of all users."""
+        return [role for user in _list_users(raw) for role in as_list(user.get("roles"))]
+
+
+def _list_users(raw: Mapping[Any, Any]) -> list[Mapping[Any, Any]]:
+    return [as_mapping(user) for user in as_mapping(raw.get("users")).values()]

@@ -1,0 +1,20 @@
+"""List the kinds of guards."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+from gateway.config.types.kinds import Kinds
+
+from .http import Http
+from .inline import Inline
+from .jwt import Jwt
+from .section import GuardSection
+from .x509 import X509
+
+GUARD_KINDS: Kinds[GuardSection] = Kinds(
+    "guard", {"jwt": Jwt, "http": Http, "x509": X509, "inline": Inline}
+)
+"""The sections of all kinds of guards, by their `type`."""
+
+Guard: TypeAlias = Annotated[GuardSection, GUARD_KINDS]

@@ -1,0 +1,38 @@
+"""Define what responds to the requests of a capability."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.config import With
+from gateway.web.routing.match import Match
+from gateway.web.routing.routes import Routes
+
+
+class Exchange(ABC):
+    """A capability whose requests have one response. There is one instance, without state.
+
+    Each is a subclass in a module of its own, and listed in `kinds.EXCHANGES`.
+    """
+
+    @abstractmethod
+    def describe(self, with_: With) -> str:
+        """Return what a request to a route with these options does, for people."""
+
+    @abstractmethod
+    async def respond(self, routes: Routes, match: Match, request: Request) -> Response:
+        """Return the response to a request.
+
+        Args:
+            routes: The routes of the gateway.
+            match: The route, to which the client was admitted, with the newest configuration.
+            request: The request.
+
+        Raises:
+            RequestError: The request is refused.
+            KafkaError: Kafka does not answer.
+            ClientDisconnected: The client has disconnected.
+        """

@@ -1,0 +1,20 @@
+"""List what responds to the requests of each capability."""
+
+from __future__ import annotations
+
+from gateway.config import FetchWith, ProduceWith, With
+
+from .kind import Exchange
+from .latest import FetchExchange
+from .write import ProduceExchange
+
+EXCHANGES: dict[type[With], Exchange] = {
+    FetchWith: FetchExchange(),
+    ProduceWith: ProduceExchange(),
+}
+"""All exchanges, by the options of their capability. Streams are none: see `web.streams`."""
+
+
+def get_exchange(with_: With) -> Exchange:
+    """Return what responds to the requests of a route with these options."""
+    return EXCHANGES[type(with_)]
