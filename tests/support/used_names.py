@@ -11,13 +11,13 @@ from gateway.internals import Internals
 PACKAGE = Path(__file__).parents[2] / "gateway"
 
 
-def list_private_imports(libraries: Collection[str]) -> set[str]:
-    """`module.name` of what is imported at run time from modules or names with an underscore."""
+def list_imports(libraries: Collection[str]) -> set[str]:
+    """`module.name` of what is imported from libraries at run time."""
     return {
         name
         for path in PACKAGE.rglob("*.py")
         for name in _iter_imports(ast.parse(path.read_text()))
-        if name.partition(".")[0] in libraries and "._" in name
+        if name.partition(".")[0] in libraries
     }
 
 

@@ -20,7 +20,7 @@ import uvicorn
 import uvloop
 from support.certificates import CertificateAuthority
 from support.raw_http import build_request
-from support.used_names import list_declared_names, list_used_names
+from support.used_names import list_declared_names, list_imports, list_used_names
 from support.waiting import WAIT_TIMEOUT_S, wait_until
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -52,6 +52,11 @@ CONFIG = uvicorn.Config(None, lifespan="off", log_config=None, ws="none")
 def test_uvicorn_has_what_the_gateway_checks_at_start():
     assert find_missing(ALL_INTERNALS) == [], HTTP
     assert describe_fallback() is None
+
+
+def test_all_that_is_imported_from_uvicorn_is_checked_at_start():
+    declared = {f"{each.module}.{each.name}" for each in ALL_INTERNALS}
+    assert list_imports({"uvicorn"}) - {"uvicorn"} <= declared
 
 
 @pytest.mark.parametrize(
