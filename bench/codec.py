@@ -107,7 +107,7 @@ def _prepare_publish(
                 logs[entry.tp].append(entry, 0.0)
             channel.publish(tail.apply_entries(some, 1))
             for reader in readers:
-                while reader.take(1 << 16):
+                while reader.take(1 << 16, time.time()):
                     pass
         return size.record_count
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         GroupFailed,
         GroupInUse,
         GuardUnavailable,
+        InvalidRecord,
         KafkaError,
         KeyReused,
         LocalBrokerError,
@@ -47,9 +48,12 @@ if TYPE_CHECKING:
         PartitionFailed,
         PipelineError,
         PipelineUnavailable,
+        RecordRefused,
+        RecordTooLarge,
         RegistryUnavailable,
         RequestError,
         StreamEnded,
+        TableTooLarge,
         TokenCorrupt,
         TokenError,
         TokenForeign,
@@ -68,9 +72,10 @@ _NAMES_BY_MODULE = {
     "config": "Settings load loads",
     "errors": "AccessDenied AuthenticationFailed BrokerUnavailable Busy CheckpointRefused "
     "ConfigError Fenced FormatError GatewayError GroupFailed GroupInUse GuardUnavailable "
-    "KafkaError KeyReused LocalBrokerError MemoryFull NotGranted NotOwned PartitionFailed "
-    "PipelineError PipelineUnavailable RegistryUnavailable RequestError StreamEnded TokenCorrupt "
-    "TokenError TokenForeign TokenTooOld UnknownTopic",
+    "InvalidRecord KafkaError KeyReused LocalBrokerError MemoryFull NotGranted NotOwned "
+    "PartitionFailed PipelineError PipelineUnavailable RecordRefused RecordTooLarge "
+    "RegistryUnavailable RequestError StreamEnded TableTooLarge TokenCorrupt TokenError "
+    "TokenForeign TokenTooOld UnknownTopic",
     "kafka.embedded": "EmbeddedKafka",
     "web.access": "Access Grant Granted",
     "web.app.app": "Application create_app",
@@ -103,6 +108,7 @@ __all__ = [
     "GroupFailed",
     "GroupInUse",
     "GuardUnavailable",
+    "InvalidRecord",
     "KafkaError",
     "KeyReused",
     "LocalBrokerError",
@@ -116,11 +122,14 @@ __all__ = [
     "Produced",
     "Ready",
     "Record",
+    "RecordRefused",
+    "RecordTooLarge",
     "RegistryUnavailable",
     "RequestError",
     "Settings",
     "Stream",
     "StreamEnded",
+    "TableTooLarge",
     "TokenCorrupt",
     "TokenError",
     "TokenForeign",

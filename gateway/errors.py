@@ -16,8 +16,12 @@
     |   |   +-- GroupInUse      the group has members, so only they may change it
     |   +-- Fenced              another producer took over the transactional id
     |   +-- NotOwned            a partition is not assigned to this member (any more)
-    +-- RequestError            a client asked for something it cannot have; carries an HTTP status
+    +-- RecordRefused           a record cannot be written as it is
+    |   +-- RecordTooLarge      it is larger than its topic or the gateway takes
+    |   +-- InvalidRecord       it names what there is not, or what only the gateway may write
     |   +-- KeyReused           an idempotency key was used for a different record before
+    +-- TableTooLarge           the latest records of a topic are more than may be kept
+    +-- RequestError            a client asked for something it cannot have; carries an HTTP status
     |   +-- NotGranted          a guard refused the client; carries the missing roles
     |   +-- GuardUnavailable    a guard cannot decide now whether to admit the client
     |   +-- Busy                there is no capacity for the client now; it may come back later
@@ -170,6 +174,26 @@ class NotOwned(KafkaError):
     """The member does not own a partition (any more), so nothing of it is committed or read."""
 
 
+class RecordRefused(GatewayError):
+    """A record cannot be written as it is; whoever wrote it has to change it."""
+
+
+class RecordTooLarge(RecordRefused):
+    """A record is larger than its topic takes, or its key is longer than the gateway takes."""
+
+
+class InvalidRecord(RecordRefused):
+    """A record is of no partition of its topic, or has a header or idempotency key it cannot."""
+
+
+class KeyReused(RecordRefused):
+    """An idempotency key was used before with a different record; nothing is written."""
+
+
+class TableTooLarge(GatewayError):
+    """The latest records of a topic's keys are more than its cache or the memory may hold."""
+
+
 class RequestError(GatewayError):
     """A client asked for something it cannot have.
 
@@ -188,10 +212,6 @@ class RequestError(GatewayError):
         self.status = status
         self.title = title
         self.retry_after = retry_after
-
-
-class KeyReused(RequestError):
-    """An idempotency key was used before with a different record; nothing is written."""
 
 
 class NotGranted(RequestError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import inspect
 import json
 import re
 import shlex
@@ -27,10 +26,19 @@ from typer.testing import CliRunner
 from gateway.cli import app
 from gateway.config import build_json_schema, iter_warnings, loads
 from gateway.core.channel import channel
+from gateway.core.channel.ring_budget import RingBudget
 from gateway.core.log.record import Fault, Gap, GapReason, Ready, SnapshotEnd, TopicPartition
 from gateway.core.log.tail import Tail
 from gateway.core.token.resume_token import parse_token
-from gateway.errors import RequestError
+from gateway.errors import (
+    FormatError,
+    InvalidRecord,
+    KeyReused,
+    RecordRefused,
+    RecordTooLarge,
+    RegistryUnavailable,
+    RequestError,
+)
 from gateway.hub.fanout import broadcaster as pump
 from gateway.hub.fanout import hub
 from gateway.hub.reads import page as pages
@@ -66,7 +74,7 @@ def named(path: Path) -> str:
 
 
 def ring() -> object:
-    return inspect.signature(channel.Channel).parameters["max_bytes"].default
+    return RingBudget().max_ring_bytes
 
 
 def fenced(text: str, language: str = "") -> list[str]:
@@ -366,19 +374,24 @@ def titles() -> Iterator[str]:
     beside += ("streams/renewal",)
     apart = {ROOT / "gateway" / "web" / f"{name}.py" for name in beside}
     assert all(path.is_file() for path in apart)
-    apart |= {ROOT / "gateway/hub/reads/documents.py", *ROOT.glob("gateway/web/admin/*.py")}
+    apart |= {*ROOT.glob("gateway/web/admin/*.py")}
     for path in {*ROOT.glob("gateway/**/*.py")} - apart:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in makes:
                 texts = [a.value for a in node.args if isinstance(a, ast.Constant)]
                 yield from [text for text in texts if isinstance(text, str)][:1]
-    yield from ("Busy", "Idempotency key reused", "Guard unavailable", "Paused", "Rate limited")
+    yield from ("Busy", "Guard unavailable", "Paused", "Rate limited")
 
 
 def test_every_code_of_an_error_over_websocket_is_in_its_table():
     rows = table("WebSocket", 1)
     said = {code for row in rows for code in re.findall(r"`([a-z-]+)`", row[0])} - {"code", "error"}
     real = {problems.get_code(RequestError(400, title, "")) for title in titles()}
+    writes = (
+        KeyReused(""), RecordTooLarge(""), InvalidRecord(""), RecordRefused(""), FormatError(""),
+        RegistryUnavailable("", retry_after=1.0),
+    )  # fmt: skip
+    real |= {problems.get_code(error) for error in writes}
     others = {"access-denied", "kafka-unavailable", "position-refused", "unauthorized"}
     assert said == real | others | {"internal-error"}
     assert {"busy", "draining"} <= real

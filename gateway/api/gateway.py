@@ -205,7 +205,9 @@ class Gateway:
             BrokerUnavailable: Nothing was written; or, if its `timeout` is true, it may yet be
                 written: repeat it with its idempotency key.
             KeyReused: The idempotency key was used for another record.
-            RequestError: Kafka does not accept the record.
+            RecordRefused: Kafka or the gateway does not accept the record.
+            FormatError: The record does not match the model of its topic.
+            RegistryUnavailable: A schema is needed, and the registry cannot be reached.
             GatewayError: This gateway does not run.
             ValueError: It is not clear which cluster to write to.
         """

@@ -17,8 +17,8 @@ from typing import Any
 
 import orjson
 
-from gateway.core.channel import channel
 from gateway.core.channel.byte_counts import ByteSum
+from gateway.core.channel.chunk import ChannelEvent
 from gateway.core.log.record import Record as Entered
 from gateway.core.log.record import StreamItem, TopicPartition
 from gateway.formats import Format
@@ -116,7 +116,7 @@ class ObjectEncoder:
         """Return the frame of a `Position`, without the token; see `Encoder`."""
         return _encode_control("position", {})
 
-    def encode_events(self, events: Iterable[channel.ChannelEvent], view: bytes) -> bytes:
+    def encode_events(self, events: Iterable[ChannelEvent], view: bytes) -> bytes:
         """Return events as frames, each followed by its token; see `Encoder`."""
         parts: list[bytes] = []
         for _, head, token_text, _ in events:

@@ -19,9 +19,8 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
 
-from gateway.core.client.slow_client import SlowClientPolicy
 from gateway.errors import GatewayError, StreamEnded
-from gateway.hub.fanout.client import Client
+from gateway.hub.fanout.client import Client, ClientOptions
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.view import View
 from gateway.hub.reads.stream_start import StreamStart
@@ -152,7 +151,7 @@ class Stream:
             assert self._client is not None
             # While chunks are there, nothing below waits: other tasks must get their turn.
             await asyncio.sleep(0)
-            data = await self._client.next_bytes()
+            data = await self._client.pull().next_bytes()
         finally:
             self._is_reading = False
         if data is None or self._closed:
@@ -186,14 +185,14 @@ class Stream:
         assert isinstance(encoder, ObjectEncoder)
         self._encoder, self._is_open = encoder, True
         view = self._client.subscription.channel.view
-        self._fill_buffer(encoder.decode_events(self._client.begin(), "", view))
+        self._fill_buffer(encoder.decode_events(self._client.pull().begin(), "", view))
         return True
 
     async def _create_client(self) -> Client:
-        wire, slow = ObjectWire(self._view.fields), SlowClientPolicy.CATCH_UP
+        wire = ObjectWire(self._view.fields)
         try:
             return await self._hub.subscribe(
-                self._view, self._start, wire, heartbeat=HEARTBEAT_INTERVAL_S, slow=slow
+                self._view, self._start, wire, ClientOptions(HEARTBEAT_INTERVAL_S)
             )
         except asyncio.CancelledError:
             task = asyncio.current_task()

@@ -45,7 +45,7 @@ def create_sidecar(
         hub.cluster,
         authorize=scope,
         standalone=standalone,
-        documents=lambda: hub.documents,
+        documents=lambda: hub.document_locks,
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 class SchemaMismatch(Exception):
     """A part of a value does not fit its schema.
 
-    It is raised by the writer of that part. Each enclosing writer adds its step, so that in the end
+    It is raised where that part is checked. Each enclosing part adds its step, so that in the end
     `pointer` leads from the whole value to the part.
     """
 

@@ -2,6 +2,11 @@
 
 W3C Trace Context 3.2 (https://www.w3.org/TR/trace-context/). The headers of Kafka records hold the
 same text under the same name.
+
+OpenTelemetry's propagator (1.45) is not used: reading a header takes it 4.5 us, which is 1.2 us
+here, and each record that has one is read. Importing it takes 25 ms, also where no traces are
+configured but the sidecar passes a traceparent on. It accepts whitespace around the value, which
+in the header of a record is not valid.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from time import time
 from typing import Any, TypeAlias
 
 from .histogram import LATENCY_BUCKETS_S, SIZE_BUCKETS_BYTES, Histogram
@@ -98,19 +97,20 @@ class StreamCounts:
         self.untimed, self.latency, self.gaps = 0, Histogram(LATENCY_BUCKETS_S), Counter()
         return drained
 
-    def count_sent(self, events: Sequence[SentEvent], times: int = 1) -> None:
+    def count_sent(self, events: Sequence[SentEvent], now: float, times: int = 1) -> None:
         """Count events that were written just now.
 
         Successive records often have the same timestamp; these are counted in one step.
 
         Args:
             events: The events.
+            now: The time, in seconds since 1970.
             times: How many clients each of them was written to.
         """
         if len(events) == 1:
             stamp = events[0][3]
             if stamp is not None:  # `_observe_latency` inlined: saves 0.1 us of 0.4
-                late, latency = time() - stamp * 0.001, self.latency
+                late, latency = now - stamp * 0.001, self.latency
                 if stamp < 0:
                     self.untimed += times
                     return
@@ -118,7 +118,7 @@ class StreamCounts:
                 if late > 0.0:
                     latency.sum += late * times
             return
-        now, previous, count = time(), None, 0
+        previous, count = None, 0
         for _, _, _, stamp in events:
             if stamp == previous:
                 count += times

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gateway.api.events import Begin, End, Fault, Gap, Position, Ready, Record
 from gateway.api.object_wire import ObjectEncoder, ObjectWire
-from gateway.core.channel.channel import ChannelEvent
+from gateway.core.channel.chunk import ChannelEvent
 from gateway.core.log import record as core
 from gateway.core.log.record import GapReason, TopicPartition
 from gateway.core.token.resume_token import seal_token

@@ -270,7 +270,10 @@ async def test_a_stream_that_nobody_reads_holds_a_bounded_backlog(
             await anext(quick)
         (client,) = (c for c in gateway.hub.clients if c.subscription.private_positions)
         assert client.subscription.buffered_bytes < 2 * MAX_BUFFER_BYTES
-        assert client.subscription.channel.bytes < 2 * client.subscription.channel.max_bytes
+        assert (
+            client.subscription.channel.bytes
+            < 2 * client.subscription.channel.ring_budget.max_ring_bytes
+        )
         got = {int((await anext(slow)).value[:6]) for _ in big[1:]}  # type: ignore[index]
     assert got == set(range(1, 2000))
 

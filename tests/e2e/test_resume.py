@@ -563,7 +563,7 @@ def test_two_thousand_partitions_resume_at_replicas_of_different_progress() -> N
             del due[:size]
             if random.random() < 0.3:
                 replica.channel.announce_position()
-        data = subscription.take(64 * 1024)
+        data = subscription.take(64 * 1024, 0.0)
         cut = random.random() < 0.4
         if cut:
             data = data[: random.randrange(len(data) + 1)]

@@ -17,7 +17,7 @@ from support.waiting import wait_until
 from gateway.config import Settings
 from gateway.core.client.slow_client import SlowClientPolicy
 from gateway.core.token.resume_token import parse_token
-from gateway.hub.fanout.client import Client
+from gateway.hub.fanout.client import Client, ClientOptions
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.reads.stream_start import StreamStart
 from gateway.hub.wires.ndjson import NdjsonWire
@@ -72,7 +72,7 @@ class OrdersHub:
         heartbeat: float = 60.0,
     ) -> Client:
         start = StreamStart(parse_token(last_event_id) if last_event_id else None, "live")
-        client = await self.hub.subscribe(VIEW, start, wire, heartbeat=heartbeat, slow=slow_policy)
+        client = await self.hub.subscribe(VIEW, start, wire, ClientOptions(heartbeat, slow_policy))
         await client.wait_until_ready()
         client.attach(outlet)
         return client
@@ -114,7 +114,9 @@ async def start_three_clients(
     outlets = [BoundedOutlet(writes) for _ in range(3)]
     clients = [await orders_hub.follow_orders(each, wire, parser.last_event_id) for each in outlets]
     await wait_until(lambda: all(outlet.full for outlet in outlets))
-    await wait_until(lambda: sum(client.shared_catch_up is not None for client in clients) >= 2)
+    await wait_until(
+        lambda: sum(client.source.shared_catch_up is not None for client in clients) >= 2
+    )
     return clients, outlets
 
 

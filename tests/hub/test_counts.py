@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 from support.outlet import FakeOutlet
-from support.single_client import TP, create_client, write_records
+from support.single_client import TP, create_client, drain_outlet, leave_group, write_records
 from support.waiting import wait_until
 
 from gateway.core.client.slow_client import SlowClientPolicy
@@ -16,9 +16,9 @@ from gateway.core.client.subscription import Subscription
 from gateway.core.log.position import PartitionPosition
 from gateway.core.log.record import Gap, GapReason
 from gateway.hub.fanout import broadcaster as pump
-from gateway.hub.fanout.client import END_LEFT, Client
+from gateway.hub.fanout.client import Client
+from gateway.hub.fanout.client_source import END_LEFT
 from gateway.hub.fanout.lag_scan import LagScan
-from gateway.hub.wires.sse import SseWire
 from gateway.telemetry.traffic import CATCHING_UP, NO_CREDIT, SLOW, StreamCounts
 
 
@@ -31,8 +31,7 @@ def attach_counted(
     clients: list[Client] = []
     for outlet in outlets:
         first = beside or (clients[0] if clients else None)
-        client = create_client(sibling=first, **options)  # type: ignore[arg-type]
-        client.subscription.traffic = traffic
+        client = create_client(sibling=first, traffic=traffic, **options)  # type: ignore[arg-type]
         client.attach(outlet)
         outlet.client = client
         clients.append(client)
@@ -73,12 +72,12 @@ async def test_records_and_bytes_are_those_that_were_given_whatever_happens(
         if chance.random() < 0.4:
             some.capacity = chance.choice([float("inf"), 0.0, 100.0])
             if not some.full:
-                some.client.on_drained()
+                drain_outlet(some.client)
         await run_loop_turns(chance.randrange(4))
     every = [outlet for some in outlets for outlet in some]
     for outlet in every:
         outlet.capacity = float("inf")
-        outlet.client.on_drained()
+        drain_outlet(outlet.client)
     await wait_until(lambda: all(outlet.values == list(range(value)) for outlet in every))
     for traffic, some in zip(routes, outlets, strict=True):
         assert (traffic.records, traffic.bytes) == count_received(some)
@@ -95,9 +94,7 @@ async def test_what_a_herd_is_read_is_counted_once_for_each_of_it():
         subscription = Subscription(
             first.subscription.channel, {TP: PartitionPosition(100, 0, 0)}, traffic=traffic
         )
-        client = Client(
-            first._owner, first._shared_tail, subscription, SseWire(), heartbeat=60.0, deadline=0
-        )
+        client = create_client(sibling=first, subscription=subscription)
         client.attach(outlet)
         outlet.client = client
     await wait_until(lambda: all(outlet.values == list(range(100, missed)) for outlet in outlets))
@@ -112,8 +109,8 @@ async def test_gaps_are_counted_for_everyone_who_is_told():
     await run_loop_turns()
     write_records(first, b"0")
     gap = Gap(TP, 1, 50, 0, GapReason.RETENTION)
-    first._shared_tail.tail.logs[TP].append(gap, 0.0)
-    first._shared_tail.publish([gap], 0)
+    first.source.shared_tail.tail.logs[TP].append(gap, 0.0)
+    first.source.shared_tail.publish([gap], 0)
     channel = first.subscription.channel
     channel.publish(channel.tail.apply_entries([], 0))
     channel.notify_followers()
@@ -137,12 +134,12 @@ async def test_a_fall_is_counted_by_what_is_done_about_it(slow: SlowClientPolicy
         write_records(clients[0], b"%d" % value)
         await run_loop_turns()
     outlets[1].capacity = float("inf")
-    clients[1].on_drained()
+    drain_outlet(clients[1])
     if slow is SlowClientPolicy.DISCONNECT:
         await wait_until(lambda: outlets[1].is_finished)
         assert traffic.ended == {"slow": 1}
     else:
-        await wait_until(lambda: clients[1]._receiver_group is not None)
+        await wait_until(lambda: clients[1].state is None)
     assert traffic.falls == {slow: 1}
     if slow is SlowClientPolicy.SKIP:
         assert b"".join(outlets[1].chunks).count(b"event: gap") == 1
@@ -162,9 +159,9 @@ async def test_ends_are_counted_by_their_reason_and_who_goes_without_one_has_lef
 
 
 async def test_who_is_pulled_is_counted_as_who_is_pushed():
-    traffic, client = StreamCounts(), create_client()
-    client.subscription.traffic = traffic
-    stream = client.iter_bytes()
+    traffic = StreamCounts()
+    client = create_client(traffic=traffic)
+    stream = client.pull().iter_bytes()
     got = [await anext(stream)]
     for value in range(5):
         write_records(client, b"%d" % value)
@@ -183,8 +180,8 @@ async def test_distances_are_offsets_to_where_the_channel_stands_by_the_reason()
     write_records(riding, b"0")
     await run_loop_turns()
     assert slow.state == SLOW and riding.state is None
-    short._receiver_group.remove_client(short)  # type: ignore[union-attr]
-    short.subscription.credit = 0
+    leave_group(short)
+    short.subscription.limit_credit(0)
     for value in range(1, 11):
         write_records(riding, b"%d" % value)
         await run_loop_turns()
@@ -198,7 +195,7 @@ async def test_distances_are_offsets_to_where_the_channel_stands_by_the_reason()
     assert behind.records == {("/a", SLOW): 10, ("/a", NO_CREDIT): 10}
     assert behind.max_records == behind.records
     outlets[1].capacity = float("inf")
-    slow.on_drained()
+    drain_outlet(slow)
     await wait_until(lambda: slow.state is None)
 
 
@@ -212,9 +209,7 @@ async def test_who_comes_from_far_is_catching_up():
         {TP: PartitionPosition(3, 0, 0)},
         traffic=StreamCounts("/a", "sse"),
     )
-    client = Client(
-        first._owner, first._shared_tail, subscription, SseWire(), heartbeat=60.0, deadline=0
-    )
+    client = create_client(sibling=first, subscription=subscription)
     assert client.state == CATCHING_UP
     distances = LagScan()
     distances.add_client(client)

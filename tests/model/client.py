@@ -76,7 +76,7 @@ class ModelClient:
             self.received_sum = Crc32Sum.from_bytes(self.wire)
             self.subscription.count_private(CountedBytes.create(self.wire, self.received_sum))
         credit = self.subscription.credit
-        data = self.subscription.take(budget)
+        data = self.subscription.take(budget, 0.0)
         if credit is not None and data.count(b"data: r ") != credit - self.subscription.credit:
             raise BrokenPromise(f"client {self.number} is sent {data!r} for a credit of {credit}")
         self.wire += data
@@ -108,8 +108,7 @@ class ModelClient:
             self.replica._drop_unverified(it)
 
     def grant_credit(self, records: int) -> None:
-        if self.subscription.credit is not None:
-            self.subscription.credit += records
+        self.subscription.grant_credit(records)
 
     def read_events(self, size: int) -> list[SseEvent]:
         """So many bytes arrive."""

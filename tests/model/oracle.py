@@ -31,6 +31,7 @@ class ClientPosition:
     begin:  slots with a greater serial were written after the connect.
     last:   the slot before `offset`, if it got one.
     fresh:  it got nothing of this life of the topic yet, so it may be a later one.
+    truncations_told: how many of the partition's truncations it has been told of, at least.
     """
 
     incarnation: int
@@ -38,6 +39,7 @@ class ClientPosition:
     begin_serial: int
     last_slot: Slot | None = None
     is_fresh: bool = True
+    truncations_told: int = 0
 
 
 class Oracle:
@@ -137,7 +139,7 @@ class Oracle:
             raise BrokenPromise(f"partition {p}: {value!r} at {offset} does not pass the filter")
         floor = self.kafka.incarnations[slot.incarnation][p]
         if slot.serial in self.seen_serials and not (
-            floor.truncation_count and offset < floor.log_start
+            floor.truncations and offset < floor.log_start
         ):
             raise BrokenPromise(f"partition {p}: {value!r} at {offset} came twice")
         stand = self._get_position(p)
@@ -149,37 +151,38 @@ class Oracle:
             raise BrokenPromise(
                 f"partition {p}: {offset} came, but the stream stood at {stand.offset}"
             )
-        stand = replace(stand, incarnation=slot.incarnation)
-        self._check_passed(p, stand, slot.previous, f"{value!r} at {offset}")
+        if slot.incarnation != stand.incarnation:
+            stand = replace(stand, incarnation=slot.incarnation, truncations_told=0)
+        if broken := self._find_broken_promise(p, stand, slot.previous, f"{value!r} at {offset}"):
+            raise BrokenPromise(broken)
         self.positions[p] = replace(stand, offset=offset + 1, last_slot=slot, is_fresh=False)
         self.seen_serials[slot.serial] = None
 
-    def _check_passed(self, p: int, stand: ClientPosition, slot: Slot | None, at: str) -> None:
-        """Follow the log back to where the client stood."""
+    def _find_broken_promise(
+        self, p: int, stand: ClientPosition, slot: Slot | None, at: str
+    ) -> str | None:
+        """Follow the log back from a slot to where the client stood, and say what is wrong."""
         partition = self._get_partition(p, stand)
         # Where the log was cut and retention then took the place of the cut, no answer of
         # Kafka's tells that it happened.
-        floor = partition.log_start if partition.truncation_count else 0
+        floor = partition.log_start if partition.truncations else 0
         least = -1 if stand.offset is None else stand.offset
         while slot is not None and slot.offset >= least:
             if slot.serial <= stand.begin_serial or slot.offset < floor:
-                return
+                return None
             if (
                 self.should_deliver(slot)
                 and slot.serial not in self.seen_serials
                 and not self._is_newer(slot)
             ):
-                raise BrokenPromise(
-                    f"partition {p}: lost {slot.value!r} at {slot.offset}, before {at}"
-                )
+                return f"partition {p}: lost {slot.value!r} at {slot.offset}, before {at}"
             slot = slot.previous
         last = stand.last_slot
         if last is None or last.offset + 1 != stand.offset or last.offset < floor:
-            return
+            return None
         if slot is not None and slot is not last and slot.offset == last.offset:
-            raise BrokenPromise(
-                f"partition {p}: the log went back below {stand.offset}, untold; {at}"
-            )
+            return f"partition {p}: the log went back below {stand.offset}, untold; {at}"
+        return None
 
     def _is_newer(self, slot: Slot) -> bool:
         """Was it replaced, for a client that hears of the latest only? That one must come then."""
@@ -238,17 +241,35 @@ class Oracle:
         offset = None if stand.offset is None else min(to, stand.offset)
         if to <= partition.log_start:  # what was there between is gone, and so is the proof of it
             offset, slot = to, None
-        self.positions[p] = replace(stand, offset=offset, last_slot=slot)
+        told = next(
+            (
+                number
+                for number, slots in enumerate(partition.truncations, 1)
+                if number > stand.truncations_told and slots and slots[0].offset == to
+            ),
+            stand.truncations_told,
+        )
+        self.positions[p] = replace(stand, offset=offset, last_slot=slot, truncations_told=told)
         self.lowered_partitions.add(p)
 
     def _check_up_to(
         self, p: int, stand: ClientPosition, partition: Partition, at: int, what: str
     ) -> None:
-        """Nothing may be missing between where the client stood and where the gap begins."""
-        if at <= partition.end_offset and at > 0:
-            slot = partition.slots[at - 1]
-            if stand.last_slot is None or _has_ancestor(slot, stand.last_slot):
-                self._check_passed(p, stand, slot, what)
+        """Nothing may be missing between where the client stood and where the gap begins.
+
+        The gateway may not know of a truncation yet, and then means the log as it was before. Of
+        what a truncation took that the client was told of, it cannot mean anything any more.
+        """
+        possible_ends = [
+            slot
+            for slots in (partition.slots, *partition.truncations[stand.truncations_told :])
+            for slot in slots
+            if slot.offset == at - 1
+            and (stand.last_slot is None or _has_ancestor(slot, stand.last_slot))
+        ]
+        broken = [self._find_broken_promise(p, stand, slot, what) for slot in possible_ends]
+        if broken and all(broken):
+            raise BrokenPromise(broken[0])
 
     def _check_id(self, last_event_id: str) -> None:
         """No component goes back, but where the log did; what was got is kept with the id."""
@@ -284,7 +305,7 @@ class Oracle:
         partition = self._get_partition(p, stand)
         if (
             stand.incarnation == self.kafka.incarnation
-            and partition.truncation_count == 0
+            and not partition.truncations
             and not stand.is_fresh
         ):
             for slot in partition.slots[stand.offset : offset]:
@@ -304,7 +325,7 @@ class Oracle:
             if stand.incarnation != partition.incarnation and not stand.is_fresh:
                 raise BrokenPromise(f"partition {p}: the topic was created anew, untold")
             slot = partition.slots[-1] if partition.slots else None
-            floor = partition.log_start if stand.offset is None or partition.truncation_count else 0
+            floor = partition.log_start if stand.offset is None or partition.truncations else 0
             while slot is not None and slot.offset >= floor:
                 if slot.serial <= stand.begin_serial or (
                     stand.offset is not None and slot.offset < stand.offset

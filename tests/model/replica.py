@@ -12,10 +12,13 @@ from typing import Any
 from support.per_event_encoder import PerEventEncoder
 
 from gateway.core.channel.byte_counts import CountedBytes
-from gateway.core.channel.channel import Channel, ChannelEvent
+from gateway.core.channel.channel import Channel
+from gateway.core.channel.chunk import ChannelEvent
 from gateway.core.channel.dispatcher import ChannelDispatcher
 from gateway.core.channel.filters import Filter, Filters
+from gateway.core.channel.ring_budget import RingBudget
 from gateway.core.client.subscription import Subscription
+from gateway.core.client.terms import SubscriptionTerms
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.partition_reader import (
     Command,
@@ -115,13 +118,20 @@ class Replica:
         fails = [TOPIC] if self.policy is OutOfRangePolicy.FAIL else []
         encoder, size = ModelEncoder(), world.ring
         self.channels = [
-            Channel(self.tail, b"all--", encoder, None, max_bytes=size, failing_topics=fails),
+            Channel(
+                self.tail,
+                b"all--",
+                encoder,
+                None,
+                ring_budget=RingBudget(max_ring_bytes=size),
+                failing_topics=fails,
+            ),
             Channel(
                 self.tail,
                 b"keyed",
                 encoder,
                 KEY_FILTERS.matches,
-                max_bytes=size,
+                ring_budget=RingBudget(max_ring_bytes=size),
                 failing_topics=fails,
             ),
         ]
@@ -190,7 +200,7 @@ class Replica:
                 del work[key]
         for tp, place in sub.private_positions.items():
             if place.lineage == UNVERIFIED_LINEAGE:
-                sub.mark_retired(tp)
+                sub.ensure_private_reader().mark_retired(tp)
 
     def _apply_metadata(self, job: ReaderJob) -> None:
         reading = job.reader
@@ -348,7 +358,7 @@ class Replica:
             own = {tp: PartitionPosition(0, NO_EPOCH, UNVERIFIED_LINEAGE) for tp in self.tail.logs}
         else:
             self._await_live()
-        sub = Subscription(channel, own, resolve_since=since, **options)
+        sub = Subscription(channel, own, SubscriptionTerms(resolve_since=since, **options))
         return sub
 
     def _await_live(self) -> None:
@@ -370,20 +380,21 @@ class Replica:
                 del work[key]
 
     def _start_backfills(self, sub: Subscription) -> None:
-        if sub.end_reason:
+        reader = sub.private_reader
+        if reader is None or sub.end_reason:
             return
-        for tp, place in sub.list_unverified():
+        for tp, place in reader.list_unverified():
             if (sub, tp) not in self.verifications and (sub, tp) not in self.private_jobs:
                 self._start_verification(sub, tp, place)
-        for tp, place in sub.list_backfills():
+        for tp, place in reader.list_backfills():
             if (sub, tp) not in self.private_jobs:
                 self._start_fetch(sub, tp, place)
 
     def _start_fetch(self, sub: Subscription, tp: TopicPartition, place: PartitionPosition) -> None:
         def on_entries(entries: Sequence[Entry]) -> None:
             found = [e for e in entries if not isinstance(e, Ready | Fault)]
-            if found and self.private_jobs.pop((sub, tp), None):
-                sub.feed(tp, place, found)
+            if found and self.private_jobs.pop((sub, tp), None) and sub.private_reader is not None:
+                sub.private_reader.feed(tp, place, found)
 
         assert place.offset is not None
         self._add_private(sub, tp, OffsetStart(place.offset, place.epoch), on_entries)
@@ -397,7 +408,9 @@ class Replica:
             for e in entries:
                 if isinstance(e, Ready) and self.private_jobs.pop((sub, tp), None):
                     self.world.on_resolved(self, sub, self._mark_approximate(e, start))
-                    sub.on_verified(tp, PartitionPosition(e.next_offset, e.epoch, lineage))
+                    sub.ensure_private_reader().on_verified(
+                        tp, PartitionPosition(e.next_offset, e.epoch, lineage)
+                    )
 
         assert sub.resolve_since is not None
         # born long ago: an end that is asked for now is not that of then (as in hub's `Lacks`)
@@ -422,21 +435,25 @@ class Replica:
         if place.epoch == RETIRED_EPOCH:
             first = PartitionPosition(0, NO_EPOCH, reading.lineage)
             gap = Gap(tp, place.offset or 0, 0, NO_EPOCH, GapReason.RECREATED)
-            sub.on_verified(tp, first, gap if place.offset is not None else None)
+            sub.ensure_private_reader().on_verified(
+                tp, first, gap if place.offset is not None else None
+            )
             return
         present = PartitionPosition(place.offset, reading.leader_epoch, reading.lineage)
         if place.epoch in (NO_EPOCH, reading.leader_epoch):
-            sub.on_verified(tp, present._replace(epoch=place.epoch))
+            sub.ensure_private_reader().on_verified(tp, present._replace(epoch=place.epoch))
             return
 
         def on_epoch_end(answer: Any) -> None:
             if not isinstance(answer, EpochEndAnswer):
                 return
             if not 0 <= answer.end_offset < present.offset:
-                sub.on_verified(tp, present)
+                sub.ensure_private_reader().on_verified(tp, present)
                 return
             gap = Gap(tp, present.offset, answer.end_offset, present.epoch, GapReason.TRUNCATED)
-            sub.on_verified(tp, present._replace(offset=answer.end_offset), gap)
+            sub.ensure_private_reader().on_verified(
+                tp, present._replace(offset=answer.end_offset), gap
+            )
 
         self.verifications[sub, tp] = self._create_request(
             tp, EpochEndCommand(place.epoch), on_epoch_end, (sub, tp)

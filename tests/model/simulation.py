@@ -106,7 +106,7 @@ class Partition:
     epoch: int = 0
     has_leader: bool = True
     is_frozen: bool = False
-    truncation_count: int = 0
+    truncations: list[list[Slot]] = field(default_factory=list)  # the slots that each one took
     epochs: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])
     open_transactions: dict[int, tuple[Transaction, int]] = field(default_factory=dict)
 
@@ -267,7 +267,6 @@ class SimulatedBrokers:
 
     def _truncate(self, p: Partition, end: int) -> None:
         """A transaction is never cut in two: what became of its rest would be undefined."""
-        p.truncation_count += 1
         while True:
             cut = {id(slot.transaction) for slot in p.slots[end:] if slot.transaction}
             split = [s.offset for s in p.slots[p.log_start : end] if id(s.transaction) in cut]
@@ -278,6 +277,7 @@ class SimulatedBrokers:
         for serial, (_, first) in list(p.open_transactions.items()):
             if first >= end:
                 del p.open_transactions[serial]
+        p.truncations.append(p.slots[end:])
         del p.slots[end:]
         p.epochs = [(epoch, start) for epoch, start in p.epochs if start < end]
 

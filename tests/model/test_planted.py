@@ -11,8 +11,9 @@ from model.running import run_seed
 from support.per_event_encoder import PerEventEncoder
 
 from gateway.core.channel.byte_counts import ByteCounts
-from gateway.core.channel.channel import ChannelEvent
+from gateway.core.channel.chunk import ChannelEvent
 from gateway.core.client.catch_up import CatchUp
+from gateway.core.client.private_reader import PrivateReader
 from gateway.core.client.read_buffer import ReadBuffer
 from gateway.core.client.subscription import Subscription
 from gateway.core.log import partition_reader as reading
@@ -98,15 +99,15 @@ def an_end_told_after_begin_is_where_to_start(patch: pytest.MonkeyPatch) -> None
 
 @register_bug
 def a_place_counts_before_its_gap_was_told(patch: pytest.MonkeyPatch) -> None:
-    verified = Subscription.on_verified
+    verified = PrivateReader.on_verified
 
     def hasty(
-        self: Subscription, tp: TopicPartition, place: PartitionPosition, gap: Gap | None = None
+        self: PrivateReader, tp: TopicPartition, place: PartitionPosition, gap: Gap | None = None
     ) -> None:
         verified(self, tp, place, gap)
-        self.read_privately({tp: place})
+        self.read({tp: place})
 
-    patch.setattr(Subscription, "on_verified", hasty)
+    patch.setattr(PrivateReader, "on_verified", hasty)
 
 
 @register_bug

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from model.machine import World
 
+from gateway.core.client.slow_client import SlowClientPolicy
+
 
 def play_steps(world: World, *steps: tuple[str, tuple[int, ...]]) -> None:
     for what, arguments in steps:
@@ -24,3 +26,12 @@ def test_who_comes_back_before_an_end_was_found_does_not_begin_at_one_asked_for_
     begun = ("connect", (3, 237)), ("flow", (3,)), pump, pump, ("cut", (3, 227))
     back = ("connect", (3, 162)), ("send", (0,)), ("produce", (1, 44)), ("pump", (0,))
     play_steps(World(2), *begun, *back)
+
+
+def test_a_gap_may_begin_in_a_log_that_was_truncated_since():
+    """The oracle held it against the log of the new leader, and a newer record to be lost."""
+    world = World(3, slow=SlowClientPolicy.SKIP)
+    fallen = ("connect", (1, 135)), ("pump_more", (1,)), ("produce", (0, 0)), ("connect", (3, 157))
+    cut_off = ("produce", (1, 185)), ("produce", (1, 71)), ("pump", (1,)), ("take", (3, 2))
+    election = ("pump", (1,)), ("elect_unclean", (1, 3))
+    play_steps(world, *fallen, ("add_partition", ()), ("pump", (1,)), *cut_off, *election)

@@ -11,13 +11,15 @@ from support.clients.websocket import FrameParser
 from support.isolation import IsolationError, Offsets, ViewRequest, ViewSegment, WrittenRecord
 from support.message_parser import MessageParser
 from support.ndjson_parser import NdjsonParser
+from support.single_client import drain_outlet
 from support.sse import SseEvent, SseParser
 
 from gateway.config import Rate
 from gateway.core.client.slow_client import SlowClientPolicy
 from gateway.core.log.record import TopicPartition
 from gateway.core.token.resume_token import parse_token
-from gateway.hub.fanout.client import END_CHANGED, Client, Handover
+from gateway.hub.fanout.client import Client, ClientOptions, Handover
+from gateway.hub.fanout.client_source import END_CHANGED
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.reads.stream_start import StreamStart
 from gateway.hub.wires.chunked import ChunkedWire
@@ -185,9 +187,11 @@ class IsolatedClient:
 
     async def _attach(self, start: StreamStart, handover: Handover | None) -> None:
         client = await self._hub.subscribe(
-            self.request.view, start, self.wire,
-            heartbeat=60.0, slow=self.request.slow_policy, rate=self._rate, handover=handover,
-        )  # fmt: skip
+            self.request.view,
+            start,
+            self.wire,
+            ClientOptions(60.0, self.request.slow_policy, rate=self._rate, handover=handover),
+        )
         await client.wait_until_ready()
         self.client = client
         client.attach(self)
@@ -224,7 +228,7 @@ class IsolatedClient:
     def resume_reading(self) -> None:
         self.full = False
         if self.client is not None and self._handover is None:
-            self.client.on_drained()
+            drain_outlet(self.client)
 
     def grant_credit(self, records: int = UNLIMITED_RECORDS) -> None:
         if self._credit is not None and self.client is not None:

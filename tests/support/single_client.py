@@ -6,18 +6,25 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.core.channel.channel import Channel
+from gateway.core.channel.ring_budget import RingBudget
+from gateway.core.client.shared_cursor import UNREPORTED_TRAFFIC
 from gateway.core.client.slow_client import SlowClientPolicy
 from gateway.core.client.subscription import Subscription
+from gateway.core.client.terms import SubscriptionTerms
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.record import Ready, Record, TopicPartition
 from gateway.core.log.tail import Tail
 from gateway.formats import create_format
 from gateway.hub.fanout.broadcaster import BatchPacing, Broadcaster
-from gateway.hub.fanout.client import Client
+from gateway.hub.fanout.client import Client, ClientOptions
+from gateway.hub.fanout.client_source import ClientSource
+from gateway.hub.fanout.rate_limiter import RateLimiter
 from gateway.hub.fanout.shared_catch_up import SharedCatchUps
 from gateway.hub.fanout.shared_tail import SharedTail
+from gateway.hub.reads.stream_start import StreamStart
 from gateway.hub.wires.sse import SseWire
 from gateway.hub.wires.wire import Wire
+from gateway.telemetry.traffic import StreamCounts
 
 TP = TopicPartition("orders", 0)
 
@@ -30,7 +37,7 @@ class FakeHub:
         self.read_services = self
         self.pace = BatchPacing()
         self.broadcaster = Broadcaster(self.pace)
-        self.shared_catch_ups = SharedCatchUps(1 << 27)
+        self.shared_catch_ups = SharedCatchUps(self.broadcaster, 1 << 27)
         self.removed_clients: list[Client] = []
 
     def refresh_readiness(self, shared_tail: SharedTail) -> None: ...
@@ -48,32 +55,64 @@ def create_client(
     wire: Wire | None = None,
     *,
     sibling: Client | None = None,
+    subscription: Subscription | None = None,
     max_ring_bytes: int = 1 << 20,
     slow_policy: SlowClientPolicy = SlowClientPolicy.CATCH_UP,
     credit: int | None = None,
     end_offset: int | None = None,
     ready: bool = True,
-    **options: float,
+    deadline: float = 0.0,
+    rate_limiter: RateLimiter | None = None,
+    traffic: StreamCounts = UNREPORTED_TRAFFIC,
+    **options: Any,
 ) -> Client:
-    """ready: the partition can be read. beside: another of the same channel."""
+    """ready: the partition can be read. sibling: another of the same hub, and the same channel but
+    for a subscription to another. options: of `ClientOptions`."""
     wire = wire or SseWire()
-    made: dict[str, Any] = {"heartbeat": 60.0, "deadline": 0.0, **options}
     if sibling is not None:
-        subscription = Subscription(
-            sibling.subscription.channel, credit=credit, slow_policy=slow_policy
-        )
-        return Client(sibling._owner, sibling._shared_tail, subscription, wire, **made)
+        hub, shared_tail = get_hub(sibling), sibling.source.shared_tail
+        channel = sibling.subscription.channel
+    else:
+        hub, shared_tail = FakeHub(), _create_tail(ready=ready)
+        encoder = wire.create_encoder(create_format("value"))
+        budget = RingBudget(max_ring_bytes=max_ring_bytes)
+        channel = Channel(shared_tail.tail, b"view0", encoder, ring_budget=budget)
+    if subscription is None:
+        ends = None if end_offset is None else {TP: end_offset}
+        terms = SubscriptionTerms(slow_policy, ends, credit=credit)
+        subscription = Subscription(channel, None, terms, traffic)
+    source = ClientSource(hub, shared_tail, subscription, wire, StreamStart())  # type: ignore[arg-type]
+    if rate_limiter is not None:
+        source.limit_rate(rate_limiter)
+    made: dict[str, Any] = {"heartbeat": 60.0, **options}
+    return Client(hub, source, ClientOptions(**made), deadline=deadline)  # type: ignore[arg-type]
+
+
+def get_hub(client: Client) -> FakeHub:
+    hub = client._owner
+    assert isinstance(hub, FakeHub)
+    return hub
+
+
+def leave_group(client: Client) -> None:
+    """As if its outlet had been full in a round."""
+    assert client.push is not None and client.push._group is not None
+    client.push._group.remove_client(client.push)
+
+
+def drain_outlet(client: Client) -> None:
+    """Its outlet has room again, unless the client has ended."""
+    if client.push is not None:
+        client.push.on_drained()
+
+
+def _create_tail(*, ready: bool) -> SharedTail:
     log = PartitionLog(TP, 1 << 20, 60.0)
     log.open(0, 0)
     tail = Tail("cluster", [log], {"orders": "id"})
     if ready:
         tail.apply_entries([Ready(TP, 0, 0, 0)], 0)
-    channel = Channel(
-        tail, b"view0", wire.create_encoder(create_format("value")), max_bytes=max_ring_bytes
-    )
-    ends = None if end_offset is None else {TP: end_offset}
-    subscription = Subscription(channel, credit=credit, end_offsets=ends, slow_policy=slow_policy)
-    return Client(FakeHub(), SharedTail(tail), subscription, wire, **made)  # type: ignore[arg-type]
+    return SharedTail(tail)
 
 
 def write_records(client: Client, *values: bytes) -> None:

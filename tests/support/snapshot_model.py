@@ -15,11 +15,13 @@ from support.per_event_encoder import PerEventEncoder
 from gateway.core.channel.channel import Channel
 from gateway.core.channel.dispatcher import ChannelDispatcher
 from gateway.core.channel.filters import Filters
+from gateway.core.channel.ring_budget import RingBudget
 from gateway.core.client.slow_client import SlowClientPolicy
 from gateway.core.client.snapshot import Snapshot
 from gateway.core.client.snapshot_blocks import SnapshotBlock, SnapshotBlocks
 from gateway.core.client.subscription import Subscription
 from gateway.core.client.table_snapshot import KeyTable, TableSnapshot
+from gateway.core.client.terms import SubscriptionTerms
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.position import PartitionPosition, Position
 from gateway.core.log.record import (
@@ -76,7 +78,12 @@ class KeyedTopic:
         self.written_records: dict[TopicPartition, list[Record]] = {tp: [] for tp in PARTITIONS}
         self.logs = {tp: PartitionLog(tp, max_log_bytes, 60.0) for tp in PARTITIONS}
         self.tail = tail("cluster", self.logs.values(), {"prices": "id"}, is_conflated=is_stepped)
-        self.channel = Channel(self.tail, b"view-", TextEncoder(), max_bytes=max_ring_bytes)
+        self.channel = Channel(
+            self.tail,
+            b"view-",
+            TextEncoder(),
+            ring_budget=RingBudget(max_ring_bytes=max_ring_bytes),
+        )
         self._dispatcher = ChannelDispatcher(self.tail)
         self._dispatcher.add(self.channel, Filters())
         self._is_stepped = is_stepped
@@ -172,7 +179,7 @@ class SnapshotClient:
     def take_lines(self, max_bytes: int = 1 << 20) -> list[str]:
         """What there is for so much budget."""
         self._feed_backfills()
-        lines = self.subscription.take(max_bytes).decode().splitlines()
+        lines = self.subscription.take(max_bytes, 0.0).decode().splitlines()
         for line in lines:
             self._apply_line(line)
         self.received_lines += lines
@@ -193,7 +200,9 @@ class SnapshotClient:
     ) -> Subscription:
         snapshot = Snapshot(["prices"], PARTITIONS, fresh_partitions) if self.has_snapshot else None
         sub = Subscription(
-            self.topic.channel, positions, slow_policy=self.slow_policy, snapshot=snapshot
+            self.topic.channel,
+            positions,
+            SubscriptionTerms(slow_policy=self.slow_policy, snapshot=snapshot),
         )
         self._editions.clear()
         if self.last_offsets is None:
@@ -208,17 +217,20 @@ class SnapshotClient:
 
     def _feed_backfills(self) -> None:
         sub = self.subscription
-        for tp, place in sub.list_backfills():
+        reader = sub.private_reader
+        for tp, place in () if reader is None else reader.list_backfills():
             assert place.offset is not None
             snapshot = sub.snapshot
             if snapshot is None or not snapshot.needs_data(tp):
-                sub.feed(tp, place, self.topic.written_records[tp][place.offset : place.offset + 2])
+                reader.feed(
+                    tp, place, self.topic.written_records[tp][place.offset : place.offset + 2]
+                )
             elif not snapshot.is_fresh(tp):
-                sub.set_snapshot_end(tp, len(self.topic.written_records[tp]))
+                reader.set_snapshot_end(tp, len(self.topic.written_records[tp]))
             else:
                 edition = self._editions.setdefault(tp, self.topic.build_edition(tp))
-                sub.set_snapshot_end(tp, edition.end_position.offset or 0)
-                sub.feed_snapshot(tp, place, self._get_pieces(edition, place.offset))
+                reader.set_snapshot_end(tp, edition.end_position.offset or 0)
+                reader.feed_snapshot(tp, place, self._get_pieces(edition, place.offset))
 
     def _get_pieces(self, edition: TableSnapshot, offset: int) -> Iterable[Entry | SnapshotBlock]:
         if not self.uses_blocks:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.telemetry import traffic as module
 from gateway.telemetry.histogram import LATENCY_BUCKETS_S, Histogram
 from gateway.telemetry.traffic import ClientsBehind, SentEvent, StreamCounts, StreamCountsByRoute
 
@@ -24,30 +22,23 @@ def events(stamps: Sequence[int | None]) -> list[SentEvent]:
     return [(None, b"", None, each) for each in at]
 
 
-@pytest.fixture
-def traffic(monkeypatch: pytest.MonkeyPatch) -> StreamCounts:
-    monkeypatch.setattr(module, "time", lambda: NOW)
-    return StreamCounts()
-
-
 @given(stamps=STAMPS, times=st.integers(1, 1000))
 def test_every_record_is_counted_once_a_client_with_its_own_latency(stamps, times):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "time", lambda: NOW)
-        traffic, wanted = StreamCounts(), Histogram(LATENCY_BUCKETS_S)
-        traffic.count_sent(events(stamps), times)
-        now = [each for _, _, _, each in events(stamps)]
-        for stamp in now:
-            if stamp is not None and stamp >= 0:
-                wanted.observe(NOW - stamp * 0.001, times)
-        assert traffic.latency.counts == wanted.counts
-        assert traffic.latency.sum == pytest.approx(wanted.sum)
-        assert traffic.untimed == times * sum(each is not None and each < 0 for each in now)
-        assert traffic.records == times * sum(each is not None for each in now)
+    traffic, wanted = StreamCounts(), Histogram(LATENCY_BUCKETS_S)
+    traffic.count_sent(events(stamps), NOW, times)
+    now = [each for _, _, _, each in events(stamps)]
+    for stamp in now:
+        if stamp is not None and stamp >= 0:
+            wanted.observe(NOW - stamp * 0.001, times)
+    assert traffic.latency.counts == wanted.counts
+    assert traffic.latency.sum == pytest.approx(wanted.sum)
+    assert traffic.untimed == times * sum(each is not None and each < 0 for each in now)
+    assert traffic.records == times * sum(each is not None for each in now)
 
 
-def test_a_producer_whose_clock_is_ahead_is_no_latency_at_all(traffic: StreamCounts):
-    traffic.count_sent([(None, b"", None, int(NOW * 1000) + 5000)], 3)
+def test_a_producer_whose_clock_is_ahead_is_no_latency_at_all():
+    traffic = StreamCounts()
+    traffic.count_sent([(None, b"", None, int(NOW * 1000) + 5000)], NOW, 3)
     assert (traffic.latency.counts[0], traffic.latency.sum) == (3, 0.0)
 
 
@@ -64,7 +55,7 @@ def test_what_one_reads_for_others_is_read_for_its_route_and_drained_for_whom_it
     reader = traffic.create_reader_counts()
     reader.catch_up_records["kafka"] += 7
     reader.untimed += 4
-    reader.count_sent([(None, b"", None, int(time.time() * 1000))])
+    reader.count_sent([(None, b"", None, int(NOW * 1000))], NOW)
     reader.count_gaps(["retention"])
     assert traffic.catch_up_records == {"kafka": 7}
     assert reader.drain() == (5, {"retention": 1})

@@ -19,7 +19,7 @@ from support.sse import parse_stream
 from gateway import __version__
 from gateway.config import Settings, loads
 from gateway.config.checks.crosscheck import RESERVED_PATHS
-from gateway.core.channel.channel import ChannelEvent
+from gateway.core.channel.chunk import ChannelEvent
 from gateway.core.log.record import (
     Entry,
     Fault,

@@ -20,6 +20,7 @@ from gateway.config.types.fields import (
     Size,
     Text,
     TopicName,
+    create_quantity_validator,
     in_range,
     validate_text,
 )
@@ -62,20 +63,14 @@ def _validate_sql(value: object) -> str:
     return str(value).strip()
 
 
-def _validate_trigger(value: object) -> float | str:
+def _parse_trigger(text: str) -> float | str:
     """Return `realtime`, `available-now` or a duration in seconds."""
-    if value in ("realtime", "available-now"):
-        return str(value)
-    if isinstance(value, float):
-        return value
-    if not isinstance(value, str):
-        raise create_value_error(
-            f"{safe_repr(value)} is no trigger; write such as 1s, realtime or available-now"
-        )
+    if text in ("realtime", "available-now"):
+        return text
     try:
-        return parse_duration(value)
+        return parse_duration(text)
     except ValueError as error:
-        raise create_value_error(f"{error}; or write realtime or available-now") from None
+        raise ValueError(f"{error}; or write realtime or available-now") from None
 
 
 Column: TypeAlias = Annotated[str, BeforeValidator(_validate_column)]
@@ -86,21 +81,20 @@ Sql: TypeAlias = Annotated[
 
 Trigger: TypeAlias = Annotated[
     float | str,
-    PlainValidator(_validate_trigger),
+    PlainValidator(create_quantity_validator(_parse_trigger, "1s")),
     PlainSerializer(lambda value: value if isinstance(value, str) else format_duration(value)),
     WithJsonSchema({"type": "string", "minLength": 1}),
 ]
 """Seconds from the start of one batch to the start of the next, `realtime` or `available-now`."""
 
 
-def _check_catalog(raw: Mapping[str, Any], default: str) -> Iterable[Problem]:
+def _check_catalog(raw: Mapping[str, Any]) -> Iterable[Problem]:
     """Yield the problem of a model without the catalog that it needs, or with a useless one.
 
     Args:
         raw: The options as written.
-        default: The model if `raw` names none.
     """
-    model = raw.get("model", default)
+    model = raw.get("model", "json")
     needs_schema = model in ("avro", "protobuf", "jsonschema")
     if needs_schema and "catalog" not in raw:
         yield Problem(("model",), f"model {model} needs a schema; add catalog: and a name")
@@ -147,7 +141,7 @@ class Fields(Section):
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         """Yield the problems between `model` and `catalog`."""
-        yield from _check_catalog(raw, "json")
+        yield from _check_catalog(raw)
 
 
 class Input(Section):
@@ -257,7 +251,7 @@ class Output(Section):
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         """Yield the problems between `model` and `catalog`."""
-        yield from _check_catalog(raw, "json")
+        yield from _check_catalog(raw)
 
 
 class State(Section):

@@ -29,10 +29,6 @@ MAX_DEPTH = 32  # levels; a valid file has 8
 MAX_TEXT_CHARS = 1024 * 1024
 
 
-# ruamel.yaml lets a few of Python's own exceptions escape, such as OverflowError for "\UFFFFFFFF".
-_PARSER_ERRORS = (YAMLError, ValueError, ArithmeticError, LookupError, AttributeError, TypeError)
-
-
 class SourceMark(NamedTuple):
     """A place in the file; line and column count from 1."""
 
@@ -98,6 +94,7 @@ def compose(text: str) -> Node:
         raise _build_syntax_error(error, text) from None
     except ReaderError as error:
         raise _build_character_error(error, text) from None
+    # ruamel.yaml lets some of Python's own exceptions escape: OverflowError for "\UFFFFFFFF".
     except (
         YAMLError,
         ValueError,

@@ -96,7 +96,7 @@ def _validate_number(value: object) -> int:
     )
 
 
-def _create_quantity_validator(parse: Callable[[str], T], example: str) -> Callable[[object], T]:
+def create_quantity_validator(parse: Callable[[str], T], example: str) -> Callable[[object], T]:
     """Return a validator of a number with a unit.
 
     `parse` raises ValueError saying what to write.
@@ -126,7 +126,7 @@ def _validate_rate(value: object) -> units.Rate:
     return (
         value
         if isinstance(value, units.Rate)
-        else _create_quantity_validator(units.parse_rate, "20/s")(value)
+        else create_quantity_validator(units.parse_rate, "20/s")(value)
     )
 
 
@@ -192,7 +192,7 @@ def _validate_history(value: object) -> Literal["none", "all"] | float:
         raise create_value_error(
             f"{safe_repr(value)} is no history; write none, all or a duration such as 24h"
         )
-    return _create_quantity_validator(units.parse_duration, "24h")(value)
+    return create_quantity_validator(units.parse_duration, "24h")(value)
 
 
 def _validate_file(value: object, info: ValidationInfo) -> Path:
@@ -233,7 +233,7 @@ Number: TypeAlias = Annotated[
 ]
 Duration: TypeAlias = Annotated[
     float,
-    PlainValidator(_create_quantity_validator(units.parse_duration, "5s")),
+    PlainValidator(create_quantity_validator(units.parse_duration, "5s")),
     PlainSerializer(units.format_duration),
     _json_schema(type="string", pattern=DURATION_PATTERN),
 ]
@@ -245,7 +245,7 @@ Rate: TypeAlias = Annotated[
 ]
 Size: TypeAlias = Annotated[
     int,
-    PlainValidator(_create_quantity_validator(units.parse_size, "64MiB")),
+    PlainValidator(create_quantity_validator(units.parse_size, "64MiB")),
     PlainSerializer(units.format_size),
     _json_schema(type="string", pattern=SIZE_PATTERN),
 ]

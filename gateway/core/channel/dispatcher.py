@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from gateway.core.log.record import Entry, Gap, Ready, Record, Skip
+from gateway.core.log.record import Entry, Record, Skip
 from gateway.core.log.tail import Tail, TailUpdate
 
-from .channel import Channel, ChannelEvent, Encoder, build_event
+from .channel import Channel, Encoder, build_event
+from .chunk import ChannelEvent
 from .conflation import conflate
 from .filter_index import FilterIndex
 from .filters import Filters
@@ -82,24 +83,15 @@ class ChannelDispatcher:
         return True
 
     def _publish_filtered(self, update: TailUpdate) -> list[Channel]:
-        # What concerns every channel. Only these entries can end clients or be gaps, so the
-        # fields of the chunk that tell of them are the same for all channels but for topics.
-        common = [entry for entry, _ in update.entries if type(entry) not in (Record, Skip)]
-        only_ready = all(type(entry) is Ready for entry in common)
-        gaps = [entry for entry in common if type(entry) is Gap]
+        # What concerns every channel.
+        controls = [entry for entry, _ in update.entries if type(entry) not in (Record, Skip)]
         events_by_channel = (
             self._select_conflated_events(update)
             if self.tail.is_conflated
             else self._select_events(update)
         )
         for channel, events in events_by_channel.items():
-            chunk = channel.publish_events(update, events)
-            if common:
-                records = any(event.timestamp is not None for event in events)
-                chunk.is_only_ready, chunk.gaps = only_ready and not records, gaps
-                chunk.ending_partitions = frozenset(
-                    entry.tp for entry in common if channel.should_end_at(entry)
-                )
+            channel.publish_events(update, events, controls)
         return list(events_by_channel)
 
     def _select_events(self, update: TailUpdate) -> dict[Channel, list[ChannelEvent]]:

@@ -42,20 +42,27 @@ class RingBudget:
     Attributes:
         bytes: What the rings hold now.
         limit: What they may hold, in bytes; None for no bound.
+        max_ring_bytes: What one ring may hold, in bytes; the newest chunk stays even if it is
+            larger.
     """
 
-    __slots__ = ("_list_rings", "bytes", "limit")
+    __slots__ = ("_list_rings", "bytes", "limit", "max_ring_bytes")
 
     def __init__(
-        self, limit: int | None = None, list_rings: Callable[[], Iterable[Ring]] = lambda: ()
+        self,
+        limit: int | None = None,
+        list_rings: Callable[[], Iterable[Ring]] = lambda: (),
+        max_ring_bytes: int = 1 << 20,
     ) -> None:
         """Start with empty rings.
 
         Args:
             limit: The bound in bytes; None for no bound.
             list_rings: Returns all rings that count.
+            max_ring_bytes: The bound of one ring, in bytes.
         """
         self.bytes = 0
+        self.max_ring_bytes = max_ring_bytes
         self.limit = limit
         self._list_rings = list_rings
 

@@ -93,7 +93,7 @@ class CatchUp:
         if cursor.end_offsets is not None and all(
             map(self._positions.has_reached_end, self._positions)
         ):
-            cursor.end_reason = cursor.end_reason or "until"
+            cursor.end("until")
 
     def try_join(self, tp: TopicPartition) -> bool:
         """Attach a partition to the shared cursor if the client stands where the tail stands.
@@ -266,7 +266,7 @@ class CatchUp:
         if end is not None:
             batch.close_snapshot(end)
         if not snapshot.remaining:
-            self._cursor.snapshot = None
+            self._cursor.end_snapshot()
             self._conflated_partitions.clear()
 
 

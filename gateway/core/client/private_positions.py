@@ -7,17 +7,15 @@ know yet is kept as it came.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from collections.abc import Iterator
 
-from gateway.core.channel.channel import Chunk, CohortKey
+from gateway.core.channel.chunk import Chunk, CohortKey
 from gateway.core.log.position import RETIRED_EPOCH, UNVERIFIED_LINEAGE, PartitionPosition, Position
 from gateway.core.log.record import TopicPartition
 from gateway.core.log.tail import Tail
 
 from .shared_cursor import SharedCursor
-
-PartitionPredicate: TypeAlias = Callable[[TopicPartition], bool]
+from .terms import PartitionPredicate
 
 
 class PrivatePositions(dict[TopicPartition, PartitionPosition]):
@@ -68,8 +66,8 @@ class PrivatePositions(dict[TopicPartition, PartitionPosition]):
         Returns:
             The partitions that are read privately from there on and were not before.
         """
-        channel, tail = self._cursor.channel, self._cursor.channel.tail
-        self._cursor.next_seq = channel.next_seq
+        tail = self._cursor.channel.tail
+        self._cursor.advance_to_head()
         detached: set[TopicPartition] = set()
         for tp, partition_position in position.items():
             # What stood at the head already needs no private reading: it goes on there.
@@ -104,7 +102,7 @@ class FastForwardPartitions:
     """Partitions of a token that hold nothing for its client.
 
     They are not read from where the token left them: the client is moved to where the tail stands,
-    as soon as that is known. Created by `PrivateReader.fast_forward_unread`.
+    as soon as that is known. Created by `PrivateReader.apply_terms`.
 
     Attributes:
         remaining: The partitions that were not moved yet.

@@ -11,7 +11,7 @@ A client that follows its channel in all partitions has no private reader: it co
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from gateway.core.log.position import (
     NO_EPOCH,
@@ -23,11 +23,12 @@ from gateway.core.log.position import (
 from gateway.core.log.record import Entry, Gap, GapReason, TopicPartition
 
 from .catch_up import CatchUp, build_truncation_gap
-from .private_positions import FastForwardPartitions, PartitionPredicate, PrivatePositions
+from .private_positions import FastForwardPartitions, PrivatePositions
 from .read_buffer import ReadBuffer
 from .shared_cursor import SharedCursor
 from .slow_client import SlowClientPolicy
 from .snapshot_blocks import SnapshotBlock
+from .terms import SubscriptionTerms
 from .write_batch import WriteBatch
 
 
@@ -103,12 +104,19 @@ class PrivateReader:
         """Return whether it reads only some partitions of its token."""
         return self._fast_forward_partitions is not None
 
-    def take(self, max_bytes: int) -> list[bytes]:
+    def take(self, max_bytes: int, now: float) -> tuple[list[bytes], bool]:
         """Return what can be sent now, in pieces; see `Subscription.take`.
 
         The order matters. Gaps and notices come first, then shared chunks, and private reading
         comes last and only once the cursor is at the head: positions are joined with the tail's, so
         shared events that are still to be sent would be older than the id of a joined partition.
+
+        Args:
+            max_bytes: How many bytes to return, about.
+            now: The time, in seconds since 1970.
+
+        Returns:
+            The pieces, and whether they are as many bytes as were asked for.
         """
         cursor, batch = self._cursor, WriteBatch(self._cursor, self.positions, max_bytes)
         if self._credit_limited:
@@ -120,7 +128,7 @@ class PrivateReader:
         if self._pending_notices and not cursor.end_reason:
             batch.add_notices(self._pending_notices)
             self._pending_notices = []
-        self._read_chunks(batch)
+        self._read_chunks(batch, now)
         self._fast_forward()
         if self.positions and cursor.next_seq == cursor.channel.next_seq and not cursor.end_reason:
             self._send_pending_gaps(batch)
@@ -128,8 +136,7 @@ class PrivateReader:
             batch.flush_events()
             if cursor.credit == 0:
                 self._conflate_without_credit()
-        cursor.has_more = batch.remaining_bytes <= 0 and not cursor.end_reason
-        return batch.pieces
+        return batch.pieces, batch.remaining_bytes <= 0
 
     # What must be found out first.
 
@@ -166,6 +173,11 @@ class PrivateReader:
         else:  # the position moves only when the gap is sent: no id may cover it earlier
             self._pending_gaps.append((tp, position, gap))
 
+    def read(self, positions: Mapping[TopicPartition, PartitionPosition]) -> None:
+        """Read more partitions privately, from these positions on."""
+        for tp, position in positions.items():
+            self.positions.put(tp, position)
+
     def mark_retired(self, tp: TopicPartition) -> None:
         """Record that a position turned out to be of an earlier topic of the same name."""
         self.positions.put(tp, self.positions[tp]._replace(epoch=RETIRED_EPOCH))
@@ -201,20 +213,31 @@ class PrivateReader:
         if self.positions.get(tp) == position:
             self._buffer.feed_snapshot(tp, pieces)
 
+    def set_snapshot_end(self, tp: TopicPartition, offset: int) -> None:
+        """Set where the snapshot of a partition ends, once that was found."""
+        snapshot, end_offsets = self._cursor.snapshot, self._cursor.end_offsets
+        if snapshot is None or tp not in snapshot.remaining:
+            return
+        if end_offsets is not None:
+            offset = min(offset, end_offsets.get(tp, 0))
+        snapshot.set_end(tp, offset, self.positions[tp])
+
     # What need not be sent.
 
-    def conflate(self, tps: Iterable[TopicPartition]) -> None:
-        """Send only the latest record of each key of these partitions, until they join."""
-        self._catch_up.conflate(tps)
+    def apply_terms(self, terms: SubscriptionTerms) -> None:
+        """Begin the client's snapshot, and do not read partitions that hold nothing for it.
 
-    def fast_forward_unread(self, reads_partition: PartitionPredicate) -> None:
-        """Do not read partitions of a token that hold nothing for the client.
-
-        Args:
-            reads_partition: Whether a partition may hold what the client sees.
+        It is called once, when the client has the positions that it begins with.
         """
-        self._fast_forward_partitions = FastForwardPartitions(reads_partition, self.positions)
-        self._fast_forward()
+        if terms.snapshot is not None:
+            self._catch_up.conflate(terms.snapshot.remaining - terms.snapshot.fresh)
+            for tp, offset in (terms.end_offsets or {}).items():
+                self.set_snapshot_end(tp, offset)
+        if terms.reads_partition is not None:
+            self._fast_forward_partitions = FastForwardPartitions(
+                terms.reads_partition, self.positions
+            )
+            self._fast_forward()
 
     def _fast_forward(self) -> None:
         """Move partitions that need not be read to the tail.
@@ -249,7 +272,7 @@ class PrivateReader:
         if self._cursor.slow_policy is SlowClientPolicy.SKIP:
             self._partitions_to_skip |= tps
         elif self._cursor.slow_policy is SlowClientPolicy.CONFLATE:
-            self.conflate(tps)
+            self._catch_up.conflate(tps)
 
     def _skip_behind(self) -> None:
         """Move a slow client from where it fell behind to where the tail stands now.
@@ -273,7 +296,7 @@ class PrivateReader:
 
     # Following the channel in all other partitions.
 
-    def _read_chunks(self, batch: WriteBatch) -> None:
+    def _read_chunks(self, batch: WriteBatch, now: float) -> None:
         """Add the shared chunks that come next, without the events of private partitions."""
         cursor, channel = self._cursor, self._cursor.channel
         if cursor.is_bounded:
@@ -290,19 +313,18 @@ class PrivateReader:
                         channel.tail.position_before(chunk.update_seq)
                     )
                 break
-            cursor.next_seq += 1
             # Before `get_cohort_data`, which grows the ring and may so make this very client fall
             # behind and change `positions`.
             ends_stream = (
                 bool(chunk.ending_partitions)
                 and not chunk.ending_partitions <= self.positions.keys()
             )
-            cursor.count_sent(chunk, self.positions)
+            cursor.pass_chunk(chunk, self.positions, now)
             data = self.positions.get_cohort_data(chunk) if self.positions else chunk.data
             if data:
                 batch.add_chunk(data)
             if ends_stream:
-                cursor.end_reason = "offset-out-of-range"
+                cursor.end("offset-out-of-range")
 
     def _detach_all(self) -> None:
         """Read all partitions privately, as the stream has an end of its own.
@@ -311,7 +333,7 @@ class PrivateReader:
         is given by offsets, which do not include them.
         """
         cursor = self._cursor
-        cursor.next_seq = cursor.channel.next_seq
+        cursor.advance_to_head()
         for tp, tail_position in cursor.channel.tail.position.items():
             if tp not in self.positions and cursor.end_offsets is None:
                 self.positions.put(tp, PartitionPosition(0, NO_EPOCH, tail_position.lineage))
@@ -337,7 +359,7 @@ class PrivateReader:
         ):
             return
         if cursor.slow_policy is SlowClientPolicy.DISCONNECT:
-            cursor.end_reason = "slow"
+            cursor.end("slow")
         else:
             self._apply_slow_policy(self._credit_limited)
             self._credit_limited = set()
@@ -349,7 +371,7 @@ class PrivateReader:
         credit than records come, it would lag further and further.
         """
         if self._cursor.slow_policy is SlowClientPolicy.CONFLATE and not self._cursor.is_bounded:
-            self.conflate(self.positions.keys() - self._credit_limited)
+            self._catch_up.conflate(self.positions.keys() - self._credit_limited)
 
     # Gaps that verifying a position revealed.
 

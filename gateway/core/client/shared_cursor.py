@@ -6,16 +6,17 @@ stands in partitions that it reads privately is not known here: callers pass the
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container
 
-from gateway.core.channel.channel import Channel, Chunk
+from gateway.core.channel.channel import Channel
+from gateway.core.channel.chunk import Chunk
 from gateway.core.log.position import Position
 from gateway.core.log.record import TopicPartition
 from gateway.core.token.resume_token import TokenWriter
 from gateway.telemetry.traffic import StreamCounts
 
 from .slow_client import SlowClientPolicy
-from .snapshot import Snapshot
+from .terms import DEFAULT_TERMS, SubscriptionTerms
 
 UNREPORTED_TRAFFIC = StreamCounts()
 
@@ -23,9 +24,14 @@ UNREPORTED_TRAFFIC = StreamCounts()
 class SharedCursor:
     """A client's place in the chunks of its channel.
 
-    The base of `Subscription`; the parts of a private reader share it. Invariant between calls:
-    `channel.first_seq <= next_seq <= channel.next_seq` while the client follows the channel,
-    because the channel calls `fall_behind` before it drops a chunk that the client has not taken.
+    The base of `Subscription`; the parts of a private reader share it, and so do the hub's client
+    and its backfill. Only its own methods assign its attributes, with one exception: a round of the
+    broadcaster sets `next_seq` to the end of the ring, since a call for each client would make
+    rounds a quarter slower. Invariants between calls:
+
+    - `channel.first_seq <= next_seq <= channel.next_seq` while the client follows the channel,
+      because the channel calls `fall_behind` before it drops a chunk that the client has not taken.
+    - Once `end_reason` is set it stays, and nothing more is sent.
 
     Attributes:
         channel: The channel.
@@ -62,32 +68,80 @@ class SharedCursor:
     def __init__(
         self,
         channel: Channel,
-        slow_policy: SlowClientPolicy = SlowClientPolicy.CATCH_UP,
-        end_offsets: Mapping[TopicPartition, int] | None = None,
-        max_records: int | None = None,
-        credit: int | None = None,
-        resolve_since: int | None = None,
-        snapshot: Snapshot | None = None,
+        terms: SubscriptionTerms = DEFAULT_TERMS,
         traffic: StreamCounts = UNREPORTED_TRAFFIC,
     ) -> None:
         self.channel = channel
-        self.slow_policy = slow_policy
-        self.end_offsets = end_offsets
-        self.remaining_records = max_records
-        self.credit = credit
-        self.resolve_since = resolve_since
-        self.snapshot = snapshot
+        self.slow_policy = terms.slow_policy
+        self.end_offsets = terms.end_offsets
+        self.remaining_records = terms.max_records
+        self.credit = terms.credit
+        self.resolve_since = terms.resolve_since
+        self.snapshot = terms.snapshot
         self.traffic = traffic
         self.next_seq = channel.next_seq
         self.end_reason: str | None = None
         self.has_more = False
+
+    # what happens to the stream
+
+    def end(self, reason: str) -> None:
+        """End the stream; the first reason counts."""
+        if self.end_reason is None:
+            self.end_reason = reason
+
+    def grant_credit(self, records: int) -> None:
+        """Let the client be sent so many more records, if it has a limit."""
+        if self.credit is not None:
+            self.credit += records
+
+    def limit_credit(self, records: int) -> None:
+        """Let the client be sent so many records from now on, whatever was left."""
+        self.credit = records
+
+    def set_slow_policy(self, policy: SlowClientPolicy) -> None:
+        """Treat the client by another policy when it falls behind from now on."""
+        self.slow_policy = policy
+
+    def end_snapshot(self) -> None:
+        """Treat the client like all others: it has its whole snapshot."""
+        self.snapshot = None
+
+    def advance_to_head(self) -> None:
+        """Move to the end of the ring: what was not taken is read privately, or not at all."""
+        self.next_seq = self.channel.next_seq
+
+    def pass_chunk(self, chunk: Chunk, private_positions: Position, now: float) -> None:
+        """Move behind the next chunk, and count that the client is sent it.
+
+        Args:
+            chunk: The next chunk.
+            private_positions: Partitions of which the client is not sent the events.
+            now: The time, in seconds since 1970.
+        """
+        self.next_seq += 1
+        self.count_sent(chunk, now, private_positions)
+
+    def count_private_record(self) -> None:
+        """Count a record that was read privately: the stream may end with it."""
+        self.traffic.untimed += 1
+        if self.snapshot is not None and not self.snapshot.is_closed:
+            self.snapshot.count_records(1)
+        if self.credit is not None:
+            self.credit -= 1
+        if self.remaining_records is not None:
+            self.remaining_records -= 1
+            if self.remaining_records <= 0:
+                self.end("until")
+
+    # what is sent
 
     @property
     def is_bounded(self) -> bool:
         """Return whether the stream has an end of its own, so that the client reads privately."""
         return self.end_offsets is not None or self.remaining_records is not None
 
-    def read_chunks(self, max_bytes: int) -> bytes:
+    def read_chunks(self, max_bytes: int, now: float) -> bytes:
         """Return the chunks that come next, as they are.
 
         If nothing is returned although `has_more` is set, the credit is enough for a part of the
@@ -95,6 +149,7 @@ class SharedCursor:
 
         Args:
             max_bytes: How many bytes to return, about; the last chunk may exceed it.
+            now: The time, in seconds since 1970.
         """
         channel, pieces, is_credit_short = self.channel, list[bytes](), False
         while self.next_seq < channel.next_seq and max_bytes > 0 and not self.end_reason:
@@ -103,11 +158,11 @@ class SharedCursor:
                 is_credit_short = self.credit > 0
                 break
             self.next_seq += 1
-            self.count_sent(chunk)
+            self.count_sent(chunk, now)
             pieces.append(chunk.data)
             max_bytes -= len(chunk.data)
             if chunk.ending_partitions:
-                self.end_reason = "offset-out-of-range"
+                self.end("offset-out-of-range")
         self.has_more = (is_credit_short or max_bytes <= 0) and not self.end_reason
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
@@ -128,14 +183,22 @@ class SharedCursor:
         self.credit -= cost
         return True
 
-    def count_sent(self, chunk: Chunk, private_positions: Container[TopicPartition] = ()) -> None:
-        """Count that the client is sent a chunk, without the events of private partitions."""
+    def count_sent(
+        self, chunk: Chunk, now: float, private_positions: Container[TopicPartition] = ()
+    ) -> None:
+        """Count that the client is sent a chunk, without the events of private partitions.
+
+        Args:
+            chunk: The chunk.
+            now: The time, in seconds since 1970.
+            private_positions: The private partitions.
+        """
         events = (
             [event for event in chunk.events if event.tp not in private_positions]
             if private_positions
             else chunk.events
         )
-        self.traffic.count_sent(events)
+        self.traffic.count_sent(events, now)
         if chunk.gaps:
             self.traffic.count_gaps(
                 gap.reason for gap in chunk.gaps if gap.tp not in private_positions

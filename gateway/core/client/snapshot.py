@@ -93,6 +93,25 @@ class Snapshot:
         if position.offset >= end:
             self.remaining.discard(tp)
 
+    def set_end(self, tp: TopicPartition, offset: int, position: PartitionPosition) -> None:
+        """Set where the snapshot of a partition ends.
+
+        Args:
+            tp: The partition.
+            offset: The offset at which it ends.
+            position: Where the client stands, which may be there already.
+        """
+        self.end_offsets[tp] = offset
+        self.on_moved(tp, position)
+
+    def count_records(self, count: int) -> None:
+        """Count records that the client was sent."""
+        self.records += count
+
+    def stop_waiting(self) -> None:
+        """Close the snapshot without the partitions that remain: they cannot be read now."""
+        self.is_overdue = True
+
     def forget_end(self, tp: TopicPartition) -> None:
         """Forget the end of a partition whose log went back: it is of the log's past."""
         self.end_offsets.pop(tp, None)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from itertools import islice
 from typing import NamedTuple
 
-from gateway.core.channel.channel import Channel, ChannelEvent
+from gateway.core.channel.channel import Channel
+from gateway.core.channel.chunk import ChannelEvent
 from gateway.core.log.record import Record, TopicPartition
 
 from .table_snapshot import TableSnapshot

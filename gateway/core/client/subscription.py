@@ -4,29 +4,27 @@ A client gets shared chunks of every partition in which its position is the chan
 privately is in `private_reader`, which most clients never have: they cost this object.
 
 Sans-I/O: `take` returns the bytes that can be sent now. What must come from Kafka first is named by
-`list_unverified` and `list_backfills`, and handed in by `on_verified` and `feed`.
+`PrivateReader.list_unverified` and `list_backfills`, and handed in by `on_verified` and `feed`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from gateway.core.channel.byte_counts import ByteCounts, ByteSum, CountedBytes
 from gateway.core.channel.channel import Channel
 from gateway.core.log.position import NO_EPOCH, PartitionPosition, Position
-from gateway.core.log.record import Entry, Gap, TopicPartition
+from gateway.core.log.record import TopicPartition
 from gateway.telemetry.traffic import StreamCounts
 
-from .private_positions import PartitionPredicate
 from .private_reader import PrivateReader
 from .shared_cursor import UNREPORTED_TRAFFIC, SharedCursor
 from .slow_client import SlowClientPolicy
-from .snapshot import Snapshot
-from .snapshot_blocks import SnapshotBlock
+from .terms import DEFAULT_TERMS, SubscriptionTerms
 
 
 class Subscription(SharedCursor):
-    """One client of a channel; see `SharedCursor` for its terms.
+    """One client of a channel; see `SharedCursor` for the state that its parts share.
 
     The hub's client creates and owns it. It registers itself as a follower of the channel, and as a
     reader of the tail while it has a private reader. Invariants between calls:
@@ -37,9 +35,10 @@ class Subscription(SharedCursor):
     - With a snapshot or an end of its own, it has a private reader until these are over.
 
     Attributes:
-        wake: Called by the channel or the tail when there may be something to take. It must not
-            take at once.
-        private_reader: What reads privately; None if all partitions follow the channel.
+        wake: Called by the channel or the tail when there may be something to take; the owner sets
+            it. It must not take at once.
+        private_reader: What reads privately; None if all partitions follow the channel. What has to
+            come from Kafka, it names and is given.
     """
 
     __slots__ = ("_byte_counts", "private_reader", "wake")
@@ -48,16 +47,8 @@ class Subscription(SharedCursor):
         self,
         channel: Channel,
         positions: Mapping[TopicPartition, PartitionPosition] | None = None,
-        *,
-        slow_policy: SlowClientPolicy = SlowClientPolicy.CATCH_UP,
-        end_offsets: Mapping[TopicPartition, int] | None = None,
-        max_records: int | None = None,
-        credit: int | None = None,
-        resolve_since: int | None = None,
-        snapshot: Snapshot | None = None,
+        terms: SubscriptionTerms = DEFAULT_TERMS,
         traffic: StreamCounts = UNREPORTED_TRAFFIC,
-        reads_partition: PartitionPredicate | None = None,
-        delivered_sum: ByteSum | None = None,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         """Follow a channel from its head on, or from positions.
@@ -67,42 +58,40 @@ class Subscription(SharedCursor):
             positions: Where the client stands in partitions in which that may differ from the
                 channel. They may include partitions that only the client's token knows: metadata
                 here may be behind. With a snapshot, all partitions.
-            slow_policy: What happens when the client falls behind.
-            end_offsets: Offsets at which partitions end; None for no end.
-            max_records: How many records to send before the stream ends; None for no end.
-            credit: How many records the client may be sent; None for any number.
-            resolve_since: As of when pending partitions are resolved, in seconds since 1970.
-            snapshot: The snapshot to begin with.
+            terms: The terms on which the client is served.
             traffic: Counts what clients are sent.
-            reads_partition: Whether a partition may hold what the view lets through; None if every
-                one may. What a token says about the others is neither verified nor read.
-            delivered_sum: The sum over what the client was sent before; None on wires without sums.
             wake: Called when there may be something to take.
         """
-        super().__init__(
-            channel, slow_policy, end_offsets, max_records, credit, resolve_since, snapshot, traffic
-        )
+        super().__init__(channel, terms, traffic)
         self.wake = wake
         # None as long as nothing that the client got has a sum.
         self._byte_counts: ByteCounts | None = (
-            None if delivered_sum is None else ByteCounts(delivered_sum)
+            None if terms.delivered_sum is None else ByteCounts(terms.delivered_sum)
         )
         self.private_reader: PrivateReader | None = None
         if self.is_bounded:
-            self.read_privately({**channel.tail.position, **(positions or {})})
+            self.ensure_private_reader().read({**channel.tail.position, **(positions or {})})
         elif positions:
-            self.read_privately(positions)
-        if snapshot is not None:
-            self.ensure_private_reader().conflate(snapshot.remaining - snapshot.fresh)
-            for tp, offset in (end_offsets or {}).items():
-                self.set_snapshot_end(tp, offset)
-        if reads_partition is not None and self.private_reader is not None:
-            self.private_reader.fast_forward_unread(reads_partition)
+            self.ensure_private_reader().read(positions)
+        if terms.snapshot is not None:
+            self.ensure_private_reader()
+        if self.private_reader is not None:
+            self.private_reader.apply_terms(terms)
         channel.followers.add(self)
         channel.followers_to_wake.add(self)
 
-    def close(self) -> None:
-        """Stop following the channel and the tail."""
+    def close(self, *, keep_position: bool = False) -> None:
+        """Stop following the channel and the tail, and drop what refers back to the client.
+
+        Args:
+            keep_position: The position is still needed, for a last id or a handover.
+        """
+        self._unfollow()
+        self.wake = _ignore_wake
+        if not keep_position:
+            self.private_reader = None
+
+    def _unfollow(self) -> None:
         self.channel.followers.discard(self)
         self.channel.followers_to_wake.discard(self)
         self.channel.tail.readers.discard(self)
@@ -116,12 +105,6 @@ class Subscription(SharedCursor):
     def is_fully_shared(self) -> bool:
         """Return whether the client is sent exactly what its channel publishes."""
         return self.private_reader is None and self.credit is None and self.end_reason is None
-
-    def read_privately(self, positions: Mapping[TopicPartition, PartitionPosition]) -> None:
-        """Read partitions privately from these positions on."""
-        private_positions = self.ensure_private_reader().positions
-        for tp, position in positions.items():
-            private_positions.put(tp, position)
 
     def ensure_private_reader(self) -> PrivateReader:
         """Return the private reader, after creating it if there is none."""
@@ -150,7 +133,7 @@ class Subscription(SharedCursor):
             return self.channel.build_token(self.channel.tail.token_text)
         return self.channel.build_token(self.create_token_writer(self.private_positions).to_text())
 
-    def take(self, max_bytes: int) -> bytes:
+    def take(self, max_bytes: int, now: float) -> bytes:
         """Return bytes that can be sent now; empty if there are none.
 
         `has_more` says afterwards whether another call would go on at once. That can be so although
@@ -159,16 +142,18 @@ class Subscription(SharedCursor):
 
         Args:
             max_bytes: How many bytes to return, about.
+            now: The time, in seconds since 1970, by which latencies are counted.
         """
         self.has_more = False
         if self.end_reason:
             return b""
         if self.private_reader is None:
-            data = self.read_chunks(max_bytes)
+            data = self.read_chunks(max_bytes, now)
             if data or not self.has_more:
                 return data
         reader = self.ensure_private_reader()
-        pieces = reader.take(max_bytes)
+        pieces, is_full = reader.take(max_bytes, now)
+        self.has_more = is_full and not self.end_reason
         self.count_private(*pieces)
         if reader.is_done:
             self.private_reader = None
@@ -217,7 +202,7 @@ class Subscription(SharedCursor):
     def detach(self) -> None:
         """Stop following the channel, until `reattach`."""
         self._stop_counting_shared()
-        self.close()
+        self._unfollow()
 
     def reattach(self, positions: Position, next_seq: int | None = None) -> None:
         """Follow the channel again.
@@ -243,73 +228,20 @@ class Subscription(SharedCursor):
                 self.ensure_private_reader().positions.detach(tp, position)
         self._resume_counting_shared()
 
-    # What must be found out first.
-
-    def list_unverified(self) -> list[tuple[TopicPartition, PartitionPosition]]:
-        """Return the positions that came with a token and were not compared with the log yet."""
-        return self.private_reader.list_unverified() if self.private_reader is not None else []
-
-    def on_verified(
-        self, tp: TopicPartition, position: PartitionPosition, gap: Gap | None = None
-    ) -> None:
-        """Take the result of comparing a position with the log.
-
-        Args:
-            tp: The partition.
-            position: Where to go on.
-            gap: What became of the client's position; None if the log has it.
-        """
-        self.ensure_private_reader().on_verified(tp, position, gap)
-
-    def mark_retired(self, tp: TopicPartition) -> None:
-        """Record that a position turned out to be of an earlier topic of the same name."""
-        self.ensure_private_reader().mark_retired(tp)
-
     @property
     def buffered_bytes(self) -> int:
         """Return how many bytes of records were read for the client and not sent yet."""
         return self.private_reader.buffered_bytes if self.private_reader is not None else 0
-
-    def discard_backfill(self) -> None:
-        """Forget records from Kafka that were not sent yet; they are read again when needed."""
-        if self.private_reader is not None:
-            self.private_reader.discard_backfill()
-
-    def list_backfills(self) -> list[tuple[TopicPartition, PartitionPosition]]:
-        """Return what has to come from Kafka because no log holds it any more."""
-        return self.private_reader.list_backfills() if self.private_reader is not None else []
-
-    def feed(
-        self, tp: TopicPartition, position: PartitionPosition, entries: Iterable[Entry]
-    ) -> None:
-        """Take entries from Kafka from a position on; nothing if the client has moved on."""
-        if self.private_reader is not None:
-            self.private_reader.feed(tp, position, entries)
-
-    def feed_snapshot(
-        self,
-        tp: TopicPartition,
-        position: PartitionPosition,
-        pieces: Iterable[Entry | SnapshotBlock],
-    ) -> None:
-        """Take what the snapshot has of a partition from a position on."""
-        if self.private_reader is not None:
-            self.private_reader.feed_snapshot(tp, position, pieces)
-
-    def set_snapshot_end(self, tp: TopicPartition, offset: int) -> None:
-        """Set where the snapshot of a partition ends, once that was found."""
-        if self.snapshot is None or tp not in self.snapshot.remaining:
-            return
-        if self.end_offsets is not None:
-            offset = min(offset, self.end_offsets.get(tp, 0))
-        self.snapshot.end_offsets[tp] = offset
-        self.snapshot.on_moved(tp, self.private_positions[tp])
 
     def fall_behind(
         self, position: Position, notices: Sequence[bytes] = (), *, is_slow: bool = True
     ) -> None:
         """Go on by private reading, as the ring drops what was not taken; see `Follower`."""
         if is_slow and self.slow_policy is SlowClientPolicy.DISCONNECT:
-            self.end_reason = "slow"
+            self.end("slow")
         # Even then the positions are kept: the first id of the client may be still to be built.
         self.ensure_private_reader().fall_behind(position, notices, is_slow=is_slow)
+
+
+def _ignore_wake() -> None:
+    """Do nothing; the `wake` of a closed subscription."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gateway.core.channel.channel import ChannelEvent
+from gateway.core.channel.chunk import ChannelEvent
 from gateway.core.log.position import PartitionPosition
 from gateway.core.log.record import Entry, Gap, Record, SnapshotEnd, TopicPartition
 from gateway.core.token.resume_token import TokenWriter
@@ -69,7 +69,7 @@ class WriteBatch:
                 ChannelEvent(gap.tp, cursor.channel.encoder.encode_entry(gap) or b"", None)
             )
             if cursor.channel.should_end_at(gap):
-                cursor.end_reason = "offset-out-of-range"
+                cursor.end("offset-out-of-range")
         self._events[-1] = self._events[-1]._replace(
             token_text=cursor.create_token_writer(self._positions).to_text()
         )
@@ -101,9 +101,9 @@ class WriteBatch:
         self._events.append(ChannelEvent(entry.tp, payload, text))
         self.remaining_bytes -= len(payload) + len(text or b"")
         if channel.should_end_at(entry):
-            cursor.end_reason = "offset-out-of-range"
+            cursor.end("offset-out-of-range")
         if type(entry) is Record:
-            self._count_record()
+            cursor.count_private_record()
         elif type(entry) is Gap:
             cursor.traffic.count_gaps((entry.reason,))
 
@@ -121,7 +121,7 @@ class WriteBatch:
         self._events.append(ChannelEvent(block.tp, block.last_payload, None))
         self.remaining_bytes -= len(block.data) + len(block.last_payload)
         assert self._cursor.snapshot is not None
-        self._cursor.snapshot.records += block.records
+        self._cursor.snapshot.count_records(block.records)
         self._cursor.traffic.untimed += block.records
 
     def close_snapshot(self, end: SnapshotEnd) -> None:
@@ -156,17 +156,3 @@ class WriteBatch:
         if self._events:
             self.pieces.append(self._cursor.channel.encode_events(self._events))
             self._events = []
-
-    def _count_record(self) -> None:
-        cursor = self._cursor
-        cursor.traffic.untimed += 1
-        # Called for privately read records only: the cursor counts shared chunks as a whole.
-        if cursor.snapshot is not None and not cursor.snapshot.is_closed:
-            cursor.snapshot.records += 1
-        if cursor.credit is not None:
-            cursor.credit -= 1
-        if cursor.remaining_records is not None:
-            cursor.remaining_records -= 1
-            cursor.end_reason = cursor.end_reason or (
-                "until" if cursor.remaining_records <= 0 else None
-            )

@@ -145,8 +145,6 @@ def hash_record(
 def _require_same_digest(key: IdempotencyKey, digest: bytes, new_digest: bytes) -> None:
     if digest != new_digest:
         raise KeyReused(
-            422,
-            "Idempotency key reused",
             f"the idempotency key '{key.text}' was used for another record of topic "
             f"'{key.topic}'; give every record a key of its own",
         )

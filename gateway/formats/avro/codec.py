@@ -11,17 +11,18 @@ Bytes and fixed are text of U+0000 to U+00FF, as in Avro's JSON; NaN and the inf
 default.
 
 Measured for a record of 8 fields, with a decimal, a time and a union of three: decoding into text
-takes 10 us, encoding 14 us.
+takes 6 us, encoding 10 us, of which fastavro 4 us; writing the bytes here as well took 8 us.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from io import BytesIO
 from typing import Any
 
 import orjson
-from fastavro import parse_schema, schemaless_reader
+from fastavro import parse_schema, schemaless_reader, schemaless_writer
 
 from gateway.errors import FormatError
 from gateway.formats.plain import describe_json_type
@@ -41,7 +42,6 @@ from .types import (
 from .union import create_union, mark_branches
 
 _VALUE_FIELD = "value"
-_MISSING = object()
 
 
 class AvroCodec:
@@ -77,16 +77,16 @@ class AvroCodec:
         Raises:
             FormatError: The value does not fit; the message says where.
         """
-        out = bytearray()
+        out = BytesIO()
         try:
-            self._type.write(value, out)
+            schemaless_writer(out, self._plain, {_VALUE_FIELD: self._type.from_json(value)})
         except SchemaMismatch as mismatch:
             pointer = mismatch.pointer
             message = f"{pointer or 'the value'} {mismatch}; correct it"
             raise FormatError(message, pointer=pointer) from None
         except RecursionError:
             raise FormatError("the value is nested too deep; flatten it") from None
-        return bytes(out)
+        return out.getvalue()
 
     def decode(self, data: bytes) -> Any:
         """Decode Avro into a JSON value.
@@ -219,60 +219,51 @@ class _TypeBuilder:
         """Build a record. Its fields may refer to the record itself."""
         name, inner_namespace, label = self._register_name(schema, namespace)
         # Filled below, after the record can be found by its name.
-        fields: list[tuple[str, AvroType, bytes | None]] = []  # name, type, encoded default
+        fields: list[tuple[str, AvroType]] = []
+        defaults: dict[str, Any] = {}  # as fastavro writes them
         converters: list[tuple[str, Any]] = []  # of the fields that are not JSON as they are read
-        field_names: list[str] = []
 
-        def write(value: Any, out: bytearray) -> None:
+        def from_json(value: Any) -> dict[str, Any]:
             if type(value) is not dict:
                 raise SchemaMismatch(f"takes an object (a {name}), not {describe_json_type(value)}")
-            written = 0
-            for field, field_type, default in fields:
-                field_value = value.get(field, _MISSING)
-                if field_value is not _MISSING:
-                    written += 1
+            converted = defaults.copy()
+            found = 0
+            for field, field_type in fields:
+                if field in value:
+                    found += 1
                     try:
-                        field_type.write(field_value, out)
+                        converted[field] = field_type.from_json(value[field])
                     except SchemaMismatch as mismatch:
                         raise mismatch.add_step(field) from None
-                elif default is not None:
-                    out += default
-                else:
+                elif field not in defaults:
                     raise SchemaMismatch(f"lacks '{field}' of {name}")
-            if written != len(value):
-                raise _build_unknown_field(value, field_names, name)
+            if found != len(value):
+                raise _build_unknown_field(value, [field for field, _ in fields], name)
+            return converted
 
         def to_json(value: Any) -> Any:
             for field, convert in converters:
                 value[field] = convert(value[field])
             return value
 
-        record_type = self._named[name] = AvroType(name, label, write, to_json)
+        record_type = self._named[name] = AvroType(name, label, from_json, to_json)
         plain_fields = []
         for field in schema["fields"]:
             field_type = self.build_type(field["type"], inner_namespace)
-            fields.append((field["name"], field_type, _encode_default(field, field_type)))
-            field_names.append(field["name"])
+            fields.append((field["name"], field_type))
             plain_fields.append({"name": field["name"], "type": field_type.plain})
             if field_type.to_json is not None:
                 converters.append((field["name"], field_type.to_json))
+        for (field_name, field_type), field in zip(fields, schema["fields"], strict=True):
+            if "default" in field:
+                # Avro's own libraries differ about a default that does not fit. Here the field is
+                # required.
+                with contextlib.suppress(SchemaMismatch):
+                    defaults[field_name] = field_type.default_from_json(field["default"])
         self._plain[label] = {"type": "record", "name": label, "fields": plain_fields}
         if not converters:
             record_type.to_json = None
         return record_type
-
-
-def _encode_default(field: Mapping[str, Any], field_type: AvroType) -> bytes | None:
-    """Return the default of a field as Avro; None if it has none that can be used."""
-    if "default" not in field:
-        return None
-    out = bytearray()
-    try:
-        field_type.write_default(field["default"], out)
-    except SchemaMismatch:
-        # Avro's own libraries differ about a default that does not fit. Here the field is required.
-        return None
-    return bytes(out)
 
 
 def _build_unknown_field(

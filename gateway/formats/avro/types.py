@@ -1,9 +1,12 @@
-"""Represent Avro's types: how JSON is written as Avro, and how what was read becomes JSON.
+"""Represent Avro's types: convert checked JSON for fastavro, and what it read to JSON.
 
-fastavro reads the bytes. It gets the schema without logical types and with other names, so that
-nothing is lost in Python's types (a timestamp of the year 10,000, the digits of a decimal). Writing
-is done here, because fastavro does not say where a value does not fit, and accepts some values for
-types that they are not. Binary encoding: Avro specification 1.12.
+fastavro reads and writes the bytes. It gets the schema without logical types and with other names,
+so that nothing is lost in Python's types (a timestamp of the year 10,000, the digits of a decimal).
+
+Values are checked here before they are written. fastavro's writer (1.13, `strict` or not) writes
+1.5 and true as the long 1, 2**40 as an int, anything as null or boolean, 1e300 as an infinite
+float, and a string as an array of strings; its errors name no index of an array. Its validation
+refuses most of that, but names no index either, and takes `{"string": "x"}` for no branch.
 """
 
 from __future__ import annotations
@@ -18,12 +21,12 @@ from gateway.formats.schema_mismatch import SchemaMismatch
 
 from .logical import LogicalType, create_logical_type
 
-WriteValue = Callable[[Any, bytearray], None]
-"""Append a JSON value as Avro to some bytes; raises SchemaMismatch, and may leave a part of it."""
 ConvertToJson = Callable[[Any], Any]
 """Convert what fastavro read to JSON; containers may be changed in place."""
+ConvertFromJson = Callable[[Any], Any]
+"""Convert a JSON value to what fastavro writes; raises SchemaMismatch, and changes nothing."""
 
-_FLOAT, _DOUBLE = struct.Struct("<f"), struct.Struct("<d")
+_FLOAT = struct.Struct("<f")
 NON_FINITE_FLOATS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
@@ -32,32 +35,38 @@ class AvroType:
 
     Attributes:
         name: The name that a union uses for its branch, as in `{"string": ...}`.
-        plain: The schema that fastavro reads it by.
-        write: Appends a JSON value as Avro; raises SchemaMismatch.
-        write_default: The same for a default in a schema, where logical types are not JSON text.
+        plain: The schema that fastavro reads and writes it by.
+        from_json: Converts a JSON value to what fastavro writes; raises SchemaMismatch.
+        default_from_json: The same for a default in a schema, where logical types are not JSON
+            text.
         to_json: Converts what fastavro read to JSON; None if that is JSON already.
     """
 
-    __slots__ = ("name", "plain", "to_json", "write", "write_default")
+    __slots__ = ("default_from_json", "from_json", "name", "plain", "to_json")
 
     def __init__(
-        self, name: str, plain: Any, write: WriteValue, to_json: ConvertToJson | None = None
+        self,
+        name: str,
+        plain: Any,
+        from_json: ConvertFromJson,
+        to_json: ConvertToJson | None = None,
     ) -> None:
-        """Create a type whose defaults are written like its values."""
+        """Create a type whose defaults are converted like its values."""
         self.name = name
         self.plain = plain
-        self.write = self.write_default = write
+        self.from_json = self.default_from_json = from_json
         self.to_json = to_json
 
     def as_logical(self, logical_type: LogicalType) -> AvroType:
         """Return a logical type that is based on this type."""
-        write_base = self.write
-
-        def write(value: Any, out: bytearray) -> None:
-            write_base(logical_type.from_json(value), out)
-
-        avro_type = AvroType(self.name, self.plain, write, logical_type.to_json)
-        avro_type.write_default = self.write_default
+        base_from_json, logical_from_json = self.from_json, logical_type.from_json
+        avro_type = AvroType(
+            self.name,
+            self.plain,
+            lambda value: base_from_json(logical_from_json(value)),
+            logical_type.to_json,
+        )
+        avro_type.default_from_json = self.default_from_json
         return avro_type
 
     def convert(self, value: Any) -> Any:
@@ -65,35 +74,26 @@ class AvroType:
         return value if self.to_json is None else self.to_json(value)
 
 
-def write_long(number: int, out: bytearray) -> None:
-    """Append a number of 64 bits as a zigzag varint."""
-    number = (number << 1) ^ (number >> 63)
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-
-
 def _build_mismatch(expected: str, value: Any) -> SchemaMismatch:
     return SchemaMismatch(f"takes {expected}, not {describe_json_type(value)}")
 
 
-def _write_null(value: Any, out: bytearray) -> None:
+def _check_null(value: Any) -> None:
     if value is not None:
         raise _build_mismatch("null", value)
 
 
-def _write_boolean(value: Any, out: bytearray) -> None:
+def _check_boolean(value: Any) -> bool:
     if type(value) is not bool:
         raise _build_mismatch("a boolean", value)
-    out.append(value)
+    return value
 
 
-def _create_integer_writer(bits: int, name: str) -> WriteValue:
-    """Create the writer of int or long. JSON's 1.0 is a whole number, too."""
+def _create_integer_check(bits: int, name: str) -> ConvertFromJson:
+    """Create the check of int or long. JSON's 1.0 is a whole number, too."""
     low, high = -(1 << bits - 1), (1 << bits - 1) - 1
 
-    def write(value: Any, out: bytearray) -> None:
+    def check(value: Any) -> int:
         if type(value) is float and value.is_integer():
             value = int(value)
         if type(value) is not int:
@@ -104,23 +104,31 @@ def _create_integer_writer(bits: int, name: str) -> WriteValue:
             )
         if not low <= value <= high:
             raise SchemaMismatch(f"{value} is no {name}; use {low} to {high}")
-        write_long(value, out)
+        return value
 
-    return write
+    return check
 
 
-def _create_float_writer(packer: struct.Struct) -> WriteValue:
-    def write(value: Any, out: bytearray) -> None:
-        if type(value) is str:
-            value = NON_FINITE_FLOATS.get(value, value)
-        if type(value) is not float and type(value) is not int:
-            raise _build_mismatch("a number", value)
-        try:
-            out += packer.pack(value)
-        except OverflowError:
-            raise SchemaMismatch(f"{value} is too large") from None
+def _check_double(value: Any) -> float:
+    if type(value) is float:
+        return value
+    if type(value) is str:
+        value = NON_FINITE_FLOATS.get(value, value)
+    if type(value) is not float and type(value) is not int:
+        raise _build_mismatch("a number", value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise SchemaMismatch(f"{value} is too large") from None
 
-    return write
+
+def _check_float(value: Any) -> float:
+    number = _check_double(value)
+    try:
+        _FLOAT.pack(number)  # fastavro would write infinity
+    except OverflowError:
+        raise SchemaMismatch(f"{value} is too large") from None
+    return number
 
 
 def float_to_json(value: float) -> float | str:
@@ -130,15 +138,14 @@ def float_to_json(value: float) -> float | str:
     return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
 
 
-def _write_string(value: Any, out: bytearray) -> None:
+def _check_string(value: Any) -> str:
     if type(value) is not str:
         raise _build_mismatch("a string", value)
     try:
-        data = value.encode()
+        value.encode()
     except UnicodeEncodeError:
         raise SchemaMismatch("holds half of a surrogate pair, which UTF-8 cannot carry") from None
-    write_long(len(data), out)
-    out += data
+    return value
 
 
 def _encode_latin1(value: Any) -> bytes:
@@ -155,94 +162,88 @@ def _encode_latin1(value: Any) -> bytes:
         ) from None
 
 
-def _write_bytes(value: Any, out: bytearray) -> None:
-    data = _encode_latin1(value)
-    write_long(len(data), out)
-    out += data
-
-
 def _decode_latin1(data: bytes) -> str:
     return data.decode("latin-1")
 
 
 PRIMITIVES: Mapping[str, AvroType] = {
-    "null": AvroType("null", "null", _write_null),
-    "boolean": AvroType("boolean", "boolean", _write_boolean),
-    "int": AvroType("int", "int", _create_integer_writer(32, "int")),
-    "long": AvroType("long", "long", _create_integer_writer(64, "long")),
-    "float": AvroType("float", "float", _create_float_writer(_FLOAT), float_to_json),
-    "double": AvroType("double", "double", _create_float_writer(_DOUBLE), float_to_json),
-    "bytes": AvroType("bytes", "bytes", _write_bytes, _decode_latin1),
-    "string": AvroType("string", "string", _write_string),
+    "null": AvroType("null", "null", _check_null),
+    "boolean": AvroType("boolean", "boolean", _check_boolean),
+    "int": AvroType("int", "int", _create_integer_check(32, "int")),
+    "long": AvroType("long", "long", _create_integer_check(64, "long")),
+    "float": AvroType("float", "float", _check_float, float_to_json),
+    "double": AvroType("double", "double", _check_double, float_to_json),
+    "bytes": AvroType("bytes", "bytes", _encode_latin1, _decode_latin1),
+    "string": AvroType("string", "string", _check_string),
 }
 
 
 def create_fixed(name: str, label: str, size: int) -> AvroType:
     """Create a fixed of so many bytes; `label` is its name for fastavro."""
 
-    def write(value: Any, out: bytearray) -> None:
+    def from_json(value: Any) -> bytes:
         data = _encode_latin1(value)
         if len(data) != size:
             raise SchemaMismatch(f"takes {size} bytes, not {len(data)}")
-        out += data
+        return data
 
-    return AvroType(name, {"type": "fixed", "name": label, "size": size}, write, _decode_latin1)
+    plain = {"type": "fixed", "name": label, "size": size}
+    return AvroType(name, plain, from_json, _decode_latin1)
 
 
 def create_enum(name: str, label: str, symbols: list[str]) -> AvroType:
     """Create an enum; `label` is its name for fastavro."""
-    indexes = {symbol: index for index, symbol in enumerate(symbols)}
+    known = frozenset(symbols)
 
-    def write(value: Any, out: bytearray) -> None:
-        index = indexes.get(value) if type(value) is str else None
-        if index is None:
+    def check(value: Any) -> str:
+        if type(value) is not str or value not in known:
             raise SchemaMismatch(
                 f"{value!r:.60} is none of its symbols; {suggest_name(value, symbols)}"
             )
-        write_long(index, out)
+        return value
 
-    return AvroType(name, {"type": "enum", "name": label, "symbols": symbols}, write)
+    return AvroType(name, {"type": "enum", "name": label, "symbols": symbols}, check)
 
 
 def create_array(items: AvroType) -> AvroType:
-    """Create an array. It is written as one block and the empty one that ends it."""
+    """Create an array."""
+    item_from_json = items.from_json
 
-    def write(value: Any, out: bytearray) -> None:
+    def from_json(value: Any) -> list[Any]:
         if type(value) is not list:
             raise _build_mismatch("an array", value)
-        if value:
-            write_long(len(value), out)
-        for index, item in enumerate(value):
-            try:
-                items.write(item, out)
-            except SchemaMismatch as mismatch:
-                raise mismatch.add_step(index) from None
-        out.append(0)
+        converted: list[Any] = []
+        try:
+            for item in value:
+                converted.append(item_from_json(item))
+        except SchemaMismatch as mismatch:
+            raise mismatch.add_step(len(converted)) from None
+        return converted
 
     convert = items.to_json
     to_json = None if convert is None else lambda value: [convert(item) for item in value]
-    return AvroType("array", {"type": "array", "items": items.plain}, write, to_json)
+    return AvroType("array", {"type": "array", "items": items.plain}, from_json, to_json)
 
 
 def create_map(values: AvroType) -> AvroType:
-    """Create a map. It is written as one block and the empty one that ends it."""
+    """Create a map."""
+    value_from_json = values.from_json
 
-    def write(value: Any, out: bytearray) -> None:
+    def from_json(value: Any) -> dict[str, Any]:
         if type(value) is not dict:
             raise _build_mismatch("an object", value)
-        if value:
-            write_long(len(value), out)
+        converted: dict[str, Any] = {}
         for key, item in value.items():
-            _write_string(key, out)
+            _check_string(key)
             try:
-                values.write(item, out)
+                converted[key] = value_from_json(item)
             except SchemaMismatch as mismatch:
                 raise mismatch.add_step(key) from None
-        out.append(0)
+        return converted
 
     convert = values.to_json
     to_json = None if convert is None else lambda value: {k: convert(v) for k, v in value.items()}
-    return AvroType("map", {"type": "map", "values": values.plain}, write, to_json)
+    return AvroType("map", {"type": "map", "values": values.plain}, from_json, to_json)
 
 
 def suggest_name(name: object, known: list[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from fastavro.read import LOGICAL_READERS
@@ -10,7 +10,7 @@ from fastavro.read import LOGICAL_READERS
 from gateway.formats.plain import describe_json_type
 from gateway.formats.schema_mismatch import SchemaMismatch
 
-from .types import AvroType, write_long
+from .types import AvroType
 
 # A logical type of our own, by which fastavro returns a number together with its branch.
 _BRANCH_LOGICAL_TYPE = "gateway-branch"
@@ -48,77 +48,59 @@ def create_union(branches: list[AvroType]) -> AvroType:
     A value may name its branch, as in `{"string": "x"}`, or not; then it is of the first branch
     that accepts it.
     """
-    indexes = {branch.name: index for index, branch in enumerate(branches)}
+    by_name = {branch.name: branch for branch in branches}
     non_null = [branch for branch in branches if branch.name != "null"]
-    prefixes = []  # the encoded index of each branch, which precedes its value
-    for index in range(len(branches)):
-        prefix = bytearray()
-        write_long(index, prefix)
-        prefixes.append(bytes(prefix))
+    # What fastavro calls each branch: the label of a named type, the kind of the others.
+    labels = {
+        branch.name: branch.plain if isinstance(branch.plain, str) else branch.name
+        for branch in branches
+    }
 
-    def try_branch(index: int, value: Any, out: bytearray) -> SchemaMismatch | None:
-        """Write a value as a branch; if it does not fit, write nothing and return why."""
-        start = len(out)
-        out += prefixes[index]
-        try:
-            branches[index].write(value, out)
-        except SchemaMismatch as mismatch:
-            del out[start:]
-            return mismatch
-        return None
-
-    def write(value: Any, out: bytearray) -> None:
+    def from_json(value: Any) -> tuple[str, Any]:
         # The most helpful of the mismatches: that of the branch which the value names, or else that
         # of the only branch beside null.
         reported: SchemaMismatch | None = None
         if type(value) is dict and len(value) == 1:
             ((name, inner),) = value.items()
-            if name in indexes:
-                reported = try_branch(indexes[name], inner, out)
-                if reported is None:
-                    return
-                reported.add_step(name)
-        for index in range(len(branches)):
-            if (
-                type(value) is str
-                and "string" in indexes
-                and branches[index].plain in ("float", "double")
-            ):
+            if name in by_name:
+                try:
+                    return labels[name], by_name[name].from_json(inner)
+                except SchemaMismatch as mismatch:
+                    reported = mismatch.add_step(name)
+        for branch in branches:
+            if type(value) is str and "string" in by_name and branch.plain in ("float", "double"):
                 continue  # in a union with string, "NaN" is a string
-            mismatch = try_branch(index, value, out)
-            if mismatch is None:
-                return
-            if reported is None and len(non_null) == 1 and branches[index] is non_null[0]:
-                reported = mismatch
-        names = ", ".join(indexes)
+            try:
+                return labels[branch.name], branch.from_json(value)
+            except SchemaMismatch as mismatch:
+                if reported is None and len(non_null) == 1 and branch is non_null[0]:
+                    reported = mismatch
+        names = ", ".join(by_name)
         raise reported or SchemaMismatch(
             f"is of none of its types: {names}; it is {describe_json_type(value)}"
         )
 
-    def write_default(value: Any, out: bytearray) -> None:
-        """Write a default, which is of the first branch that accepts it."""
-        for index, branch in enumerate(branches):
-            start = len(out)
-            out += prefixes[index]
+    def default_from_json(value: Any) -> tuple[str, Any]:
+        """Convert a default, which is of the first branch that accepts it."""
+        for branch in branches:
             try:
-                branch.write_default(value, out)
-                return
+                return labels[branch.name], branch.default_from_json(value)
             except SchemaMismatch:
-                del out[start:]
+                pass
         raise SchemaMismatch("has a default of none of its types")
 
     plain = [branch.plain for branch in branches]
     to_json = (
-        _create_nullable_converter(non_null[0], indexes)
+        _create_nullable_converter(non_null[0], by_name)
         if len(non_null) == 1
         else _create_branch_converter(non_null)
     )
-    union = AvroType("union", plain, write, to_json if non_null else None)
-    union.write_default = write_default
+    union = AvroType("union", plain, from_json, to_json if non_null else None)
+    union.default_from_json = default_from_json
     return union
 
 
-def _create_nullable_converter(branch: AvroType, indexes: dict[str, int]) -> Any:
+def _create_nullable_converter(branch: AvroType, names: Collection[str]) -> Any:
     """Create what shows a value of a union of null and one other branch: as it is."""
 
     def to_json(value: Any) -> Any:
@@ -128,7 +110,7 @@ def _create_nullable_converter(branch: AvroType, indexes: dict[str, int]) -> Any
             value = value[1]
         converted = branch.convert(value)
         # If it looks like a named branch it would be written back as that: name the real one.
-        if type(converted) is dict and len(converted) == 1 and next(iter(converted)) in indexes:
+        if type(converted) is dict and len(converted) == 1 and next(iter(converted)) in names:
             return {branch.name: converted}
         return converted
 

@@ -14,10 +14,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from time import perf_counter
+from time import perf_counter, time
 from typing import TYPE_CHECKING, Protocol
 
-from gateway.core.channel.channel import Channel, Chunk
+from gateway.core.channel.channel import Channel
+from gateway.core.channel.chunk import Chunk
 from gateway.core.client.subscription import Subscription
 from gateway.telemetry.traffic import StreamCounts
 
@@ -87,7 +88,7 @@ class BatchPacing:
 
 
 class Receiver(Protocol):
-    """Define what the broadcaster needs of a `Client`.
+    """Define what the broadcaster needs of a `PushDelivery`.
 
     Attributes:
         subscription: The client's subscription.
@@ -247,7 +248,7 @@ class ReceiverGroup:
     def _count_chunk(self, chunk: Chunk, count: int) -> None:
         """Count one chunk, which so many clients were sent."""
         traffic = self.traffic
-        traffic.count_sent(chunk.events, count)
+        traffic.count_sent(chunk.events, time(), count)
         if chunk.gaps:
             traffic.count_gaps([gap.reason for gap in chunk.gaps], count)
         if chunk.traced_records and self.broadcaster.tracing is not None:

@@ -19,12 +19,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakValueDictionary
 
-from gateway.config import Kafka, Rate, Settings
+from gateway.config import Kafka, Settings
 from gateway.core.channel.channel import Channel, Encoder
 from gateway.core.channel.ring_budget import RingBudget
-from gateway.core.client.slow_client import SlowClientPolicy
 from gateway.core.client.snapshot import Snapshot
 from gateway.core.client.subscription import Subscription
+from gateway.core.client.terms import SubscriptionTerms
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.partition_reader import EARLIEST, TimestampStart
 from gateway.core.log.position import Position
@@ -46,13 +46,15 @@ from gateway.hub.reads.token_verifier import TokenVerifier
 from gateway.hub.reads.topic_opener import TopicOpener
 from gateway.hub.wires.models import Models
 from gateway.hub.wires.wire import Wire
+from gateway.hub.writes.document_locks import DocumentKeyLocks
 from gateway.hub.writes.publisher import Publisher
 from gateway.hub.writes.writer import RecordWriter
 from gateway.kafka.client.cluster import Cluster
-from gateway.telemetry.traffic import ClientsBehind, StreamCounts, StreamCountsByRoute
+from gateway.telemetry.traffic import SLOW, ClientsBehind, StreamCountsByRoute
 
 from .broadcaster import BatchPacing, Broadcaster
-from .client import Client, Handover
+from .client import Client, ClientOptions
+from .client_source import ClientSource
 from .lag_scan import LagScan
 from .rate_limiter import RateLimiter
 from .received_bytes import received_bytes
@@ -156,6 +158,7 @@ class Hub:
         self.publisher: Publisher
         self.snapshots: Snapshots
         self.documents: DocumentReader
+        self.document_locks: DocumentKeyLocks
         self.read_services: ReadServices
 
     @property
@@ -172,7 +175,9 @@ class Hub:
         pace = BatchPacing()
         self.broadcaster = Broadcaster(pace, self.tracing)
         # An eighth of `memory` for what shared catch-ups keep for their members.
-        self.shared_catch_ups = SharedCatchUps(self.settings.memory // 8 // len(self.process_hubs))
+        self.shared_catch_ups = SharedCatchUps(
+            self.broadcaster, self.settings.memory // 8 // len(self.process_hubs)
+        )
         self.models = Models(self.settings, self.topics.get_settings)
         self.shared_reads = SharedReads(
             self.cluster,
@@ -205,13 +210,9 @@ class Hub:
             self.token_verifier,
             self.snapshots,
         )
-        self.documents = self.publisher.document_locks = DocumentReader(
-            self.read_services,
-            self.key_partitions,
-            self.keep_open,
-            self.publisher,
-            self.settings,
-            self.name,
+        self.documents = DocumentReader(self.read_services, self.key_partitions, self.keep_open)
+        self.document_locks = self.publisher.document_locks = DocumentKeyLocks(
+            self.publisher, self.topics.get_settings, self.settings, self.name
         )
         self.topics.start(self.shared_reads)
         self._maintenance_tasks = [
@@ -255,7 +256,7 @@ class Hub:
         self._set_ring_limit()
         changed = self.topics.apply_settings(self.kafka)
         self.models.apply_settings(settings)
-        self.documents.apply_settings(settings)
+        self.document_locks.apply_settings(settings)
         for key, shared_tail in list(self._tails.items()):
             if not changed.isdisjoint(key[0]):
                 self.shared_reads.detach_tail(shared_tail)
@@ -309,36 +310,18 @@ class Hub:
         view: View,
         start: StreamStart,
         wire: Wire,
-        *,
-        heartbeat: float,
-        slow: SlowClientPolicy,
-        lifetime: float | None = None,
-        expires_at: float | None = None,
-        position_refused: bool = False,
-        handover: Handover | None = None,
-        route: str = "",
-        rate: Rate | None = None,
+        options: ClientOptions,
     ) -> Client:
         """Create a client of a view.
 
         The caller awaits the client's `wait_until_ready` and then either attaches it to an outlet
-        or iterates its bytes. It must close the client in any case.
+        or pulls its bytes. It must close the client in any case.
 
         Args:
             view: What the client is shown.
             start: Where it begins and ends.
             wire: How its bytes are encoded.
-            heartbeat: Seconds after which an idle stream is sent a heartbeat.
-            slow: What to do when the client falls behind.
-            lifetime: Seconds after which the stream ends; None for no limit.
-            expires_at: When the client's access expires, in seconds since 1970; None for never.
-            position_refused: The client sent a resume token that could not be used; a `gap` says
-                so.
-            handover: What another client left that this one replaces: the stream goes on, and ends
-                when that one would have ended.
-            route: The route as metrics name it.
-            rate: The number of records that the client is sent at most in a time; None for no
-                limit.
+            options: How it is served.
 
         Returns:
             The client, which has not begun yet.
@@ -353,6 +336,7 @@ class Hub:
             TokenTooOld: The resume token goes back further than the route allows.
             MemoryFull: Memory has no space for a new client.
         """
+        handover = options.handover
         if handover is None and self._is_full:
             raise MemoryFull
         deadline = asyncio.get_running_loop().time() + self._get_ready_timeout(view)
@@ -365,37 +349,23 @@ class Hub:
                 token = await self.token_verifier.verify(
                     start.token,
                     view,
-                    route,
+                    options.route,
                     start.max_age,
                     handover_route=None if handover is None else handover.route,
                 )
                 start = replace(start, token=token)
             shared_tail = self._get_shared_tail(view)
-            traffic = self.traffics.get_counts(route, wire.name)
             subscription = await self._create_subscription(
-                shared_tail, view, start, wire, slow, deadline, traffic, handover
+                shared_tail, view, start, wire, options, deadline
             )
-        throttle = None if handover is None else handover.throttle
-        limiter = None if rate is None else RateLimiter.from_rate(rate, subscription, throttle)
-        client = Client(
-            self,
-            shared_tail,
-            subscription,
-            wire,
-            heartbeat=heartbeat,
-            deadline=deadline,
-            lifetime=lifetime,
-            expires_at=expires_at,
-            position_refused=position_refused,
-            handover=handover,
-            view=view,
-            token=start.token,
-            since=start.since,
-            number=next(self._numbers) if handover is None else handover.number,
-            rate_limiter=limiter,
-        )
+        number = next(self._numbers) if handover is None else handover.number
+        source = ClientSource(self.read_services, shared_tail, subscription, wire, start, number)
+        if options.rate is not None:
+            throttle = None if handover is None else handover.throttle
+            source.limit_rate(RateLimiter.from_rate(options.rate, subscription, throttle))
+        client = Client(self, source, options, deadline=deadline, view=view)
         self.clients.add(client)
-        traffic.opened += 1
+        subscription.traffic.opened += 1
         if self.draining:  # it began while this client was waiting above
             client.end("drain")
         return client
@@ -416,13 +386,11 @@ class Hub:
         view: View,
         start: StreamStart,
         wire: Wire,
-        slow: SlowClientPolicy,
+        options: ClientOptions,
         deadline: float,
-        traffic: StreamCounts,
-        handover: Handover | None,
     ) -> Subscription:
         """Resolve where a client begins and ends, and subscribe it to its channel."""
-        tail, token = shared_tail.tail, start.token
+        tail, token, handover = shared_tail.tail, start.token, options.handover
         until = handover.until if handover is not None else None
         if until is None and start.until is not None:
             until = await fetch_ends(self.cluster, tail, start.until)
@@ -447,22 +415,24 @@ class Hub:
             positions = await resolve_starts(
                 self.backfill_reader, tail, start.since, deadline, reads_partition
             )
-        snapshot = await self._create_snapshot(tail, view, start, positions, deadline)
-        return Subscription(
-            # No await may follow: the sweep drops a channel that nobody follows yet.
-            self._get_channel(
-                shared_tail, self.token_verifier.bind_route(view, traffic.route), wire
-            ),
-            positions,
-            slow_policy=slow,
+        terms = SubscriptionTerms(
+            slow_policy=options.slow,
             end_offsets=until,
             max_records=start.max_records,
             credit=start.credit,
             resolve_since=token.issued if token else _to_epoch_seconds(start.since),
-            snapshot=snapshot,
+            snapshot=await self._create_snapshot(tail, view, start, positions, deadline),
             reads_partition=reads_partition,
             delivered_sum=None if handover is None else handover.delivered_sum,
-            traffic=traffic,
+        )
+        return Subscription(
+            # No await may follow: the sweep drops a channel that nobody follows yet.
+            self._get_channel(
+                shared_tail, self.token_verifier.bind_route(view, options.route), wire
+            ),
+            positions,
+            terms,
+            self.traffics.get_counts(options.route, wire.name),
         )
 
     async def _create_snapshot(
@@ -636,10 +606,11 @@ class Hub:
         if backlog > self._max_backlog_bytes:
             # Records that were read for clients that take nothing would keep all other clients
             # from reading. They can be read again later.
-            self.shared_catch_ups.release_stalled()
-            for client in self.clients:
-                if client.outlet is not None and client.outlet.full:
-                    client.subscription.discard_backfill()
+            stalled = [client.source for client in self.clients if client.state == SLOW]
+            self.shared_catch_ups.release_stalled(stalled)
+            for source in stalled:
+                if source.subscription.private_reader is not None:
+                    source.subscription.private_reader.discard_backfill()
             backlog = self._measure_backlog()
         # Counted from scratch: the rings of channels that were removed are still in the sum.
         self.rings.bytes = sum(

@@ -9,9 +9,9 @@ from typing import Protocol
 class Outlet(Protocol):
     """Take the bytes of one client, or of one stream of a WebSocket.
 
-    `gateway.web` implements it for connections. It calls `Client.on_drained` when it is no longer
-    full, and `Client.close` when the connection is lost. Whether an outlet is full may change with
-    every write, also with those of other streams on the same connection.
+    `gateway.web` implements it for connections. It calls `PushDelivery.on_drained` when it is no
+    longer full, and `Client.close` when the connection is lost. Whether an outlet is full may
+    change with every write, also with those of other streams on the same connection.
     """
 
     @property

@@ -9,6 +9,7 @@ subscription with credit never joins a round, so clients without a rate are not 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Self
 
@@ -48,7 +49,7 @@ class RateLimiter:
             previous: The throttle of the client that this one replaces; what it let through counts.
         """
         limiter = cls(Throttle(rate.count, rate.seconds, previous), subscription.credit)
-        subscription.credit = limiter.get_capacity(asyncio.get_running_loop().time())
+        subscription.limit_credit(limiter.get_capacity(asyncio.get_running_loop().time()))
         return limiter
 
     def grant_credit(self, records: int) -> None:
@@ -79,14 +80,16 @@ class RateLimiter:
         loop = asyncio.get_running_loop()
         now = loop.time()
         # What is sent now comes off the credit that is lent here, and tells how much it was.
-        subscription.credit = capacity = self.get_capacity(now)
-        data = subscription.take(max_bytes)
+        capacity = self.get_capacity(now)
+        subscription.limit_credit(capacity)
+        data = subscription.take(max_bytes, time.time())
+        assert subscription.credit is not None
         spent = capacity - subscription.credit
         if spent:
             self.throttle.record_sent(spent, now)
             if self.credit is not None:
                 self.credit -= spent
-        subscription.credit = self.get_capacity(now)
+        subscription.limit_credit(self.get_capacity(now))
         # If the client itself has no credit, `grant_credit` is what wakes it.
         if subscription.credit == 0 and self.credit != 0 and self._timer is None:
             self._timer = loop.call_at(

@@ -2,7 +2,7 @@
 
 A deploy, or a proxy that restarts, brings everybody back within a second, and all clients that had
 the same last id are missing the same records. The second client that resumes from a position
-creates a leader: a client without a connection that reads privately as any other would. What the
+creates a leader: a source without a client that reads privately as any other would. What the
 leader would write is kept in pieces, and all members are sent those. When the leader has caught up,
 the members attach to their channel at exactly that point.
 
@@ -15,13 +15,16 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from gateway.core.channel.byte_counts import ByteSum, CountedBytes
 from gateway.core.log.position import Position
 
-from .client import Client, ClientPosition
+from .broadcaster import Broadcaster
+from .client_source import ClientPosition, ClientSource
+from .outlet import Outlet
+from .push_delivery import PushDelivery
 
 MAX_PIECE_BYTES = 8 << 20  # bytes of pieces that are kept; a leader that is so far ahead waits
 JOIN_WINDOW_S = 1.0  # seconds after the last member joined for which others can still join
@@ -44,43 +47,23 @@ class CatchUpPiece(NamedTuple):
     gaps: Mapping[str, int]
 
 
-class CatchUpLeader(Client):
-    """Read for the members of a shared catch-up.
-
-    It has no connection, and never joins the broadcaster's groups: its outlet is the
-    `SharedCatchUp`, which creates and closes it.
-    """
-
-    __slots__ = ("_led_catch_up",)
-
-    def start_leading(self, shared_catch_up: SharedCatchUp) -> None:
-        """Attach to a shared catch-up as the outlet, without a BEGIN."""
-        self._led_catch_up = shared_catch_up
-        self.outlet = shared_catch_up
-        self.wake()
-
-    def _join_receivers(self) -> None:
-        self._led_catch_up.on_leader_caught_up()
-
-    def close_and_release(self) -> None:
-        """Close it, and let the sweep see that its channel may have no followers any more."""
-        self.close()
-        self._shared_tail.has_left_channels = True
-
-
 class SharedCatchUp:
     """Keep what a leader reads, and hand it to the members piece by piece.
 
     `SharedCatchUps` creates one for each position that several clients resume from, and closes it
-    when `maintain` returns False. It has three faces: the members take pieces from it; to the
-    leader it is an outlet; to the channel it is a follower, so that the channel stays alive until
-    the members attach.
+    when `maintain` returns False. The members take pieces from it. The leader is a source without a
+    client, whose outlet is a `LeaderOutlet`. To the channel it is a follower, so that the channel
+    stays alive until the members attach.
 
     Between calls, `_start_position` is the position before the first piece that is kept, and no
     member needs a piece before that one.
 
+    Args:
+        leader: The source that reads for the members, which this owns.
+        broadcaster: Schedules the leader's reads among the pushes of the clients.
+        max_bytes: The bytes of pieces that are kept.
+
     Attributes:
-        leader: The client that reads.
         subscription: The leader's subscription.
         last_joined_at: When a member joined last, by the loop's clock.
     """
@@ -88,14 +71,17 @@ class SharedCatchUp:
     # As a follower of the channel it needs no chunk, and so never falls out of the ring.
     next_seq = sys.maxsize
 
-    def __init__(self, leader: CatchUpLeader, max_bytes: int = MAX_PIECE_BYTES) -> None:
-        self.leader = leader
+    def __init__(
+        self, leader: ClientSource, broadcaster: Broadcaster, max_bytes: int = MAX_PIECE_BYTES
+    ) -> None:
+        self._leader = leader
         self._max_bytes = max_bytes
         self.subscription = leader.subscription
         self.last_joined_at = 0.0
         # Where the leader stood when it had caught up, and the channel's next chunk then.
         self._end_position: tuple[ClientPosition, int] | None = None
-        self._member_indexes: dict[Client, int] = {}  # the number of the piece each gets next
+        # The number of the piece each gets next.
+        self._member_indexes: dict[ClientSource, int] = {}
         self._first_index = 0  # the number of the first piece that is kept
         self._pieces: deque[CatchUpPiece] = deque()
         self._bytes = 0
@@ -103,7 +89,14 @@ class SharedCatchUp:
         self._delivered_sum: ByteSum | None = None  # of all pieces so far, on wires that count
         self._full_since: float | None = None
         leader.subscription.channel.followers.add(self)
-        leader.start_leading(self)
+        self._delivery = LeaderDelivery(
+            leader, LeaderOutlet(self), broadcaster, self._close_leader, self.on_leader_caught_up
+        )
+        self._delivery.wake()
+
+    def _close_leader(self) -> None:
+        self._delivery.close()
+        self._leader.close()
 
     # what its members see
 
@@ -117,31 +110,31 @@ class SharedCatchUp:
         """Return the bytes of the pieces that are kept."""
         return self._bytes
 
-    def add_member(self, client: Client, now: float) -> None:
+    def add_member(self, source: ClientSource, now: float) -> None:
         """Add a client, which begins with the first piece; its own subscription is detached.
 
         Args:
-            client: The client.
+            source: The source of the client.
             now: The time by the loop's clock, in seconds.
         """
-        self._member_indexes[client] = 0
+        self._member_indexes[source] = 0
         self.last_joined_at = now
-        client.subscription.detach()
+        source.subscription.detach()
 
-    def remove_member(self, client: Client) -> None:
+    def remove_member(self, source: ClientSource) -> None:
         """Remove a client that is being closed."""
-        if self._member_indexes.pop(client, None) is not None:
+        if self._member_indexes.pop(source, None) is not None:
             self._drop_pieces()
 
-    def take_piece(self, client: Client) -> bytes | None:
+    def take_piece(self, source: ClientSource) -> bytes | None:
         """Return the next piece for a member; empty if there is none yet.
 
         Returns None if it had the last piece, or if the stream is to end. The client is no longer a
         member then, and goes on by itself.
         """
-        index, subscription = self._member_indexes[client] - self._first_index, client.subscription
+        index, subscription = self._member_indexes[source] - self._first_index, source.subscription
         if subscription.end_reason is None and index < len(self._pieces):
-            self._member_indexes[client] += 1
+            self._member_indexes[source] += 1
             data, _, records, gaps = self._pieces[index]
             # Records of a catch-up are of a time long ago: they have no delivery latency.
             subscription.traffic.untimed += records
@@ -151,38 +144,37 @@ class SharedCatchUp:
             return data
         if not (subscription.end_reason or self.subscription.end_reason or self._end_position):
             return b""
-        self.release_member(client)
+        self.release_member(source)
         return None
 
-    def release_member(self, client: Client) -> None:
+    def release_member(self, source: ClientSource) -> None:
         """Let a member go on by itself, from behind the last piece that it was sent."""
         index, subscription = (
-            self._member_indexes.pop(client) - self._first_index,
-            client.subscription,
+            self._member_indexes.pop(source) - self._first_index,
+            source.subscription,
         )
         if index < len(self._pieces) or self._end_position is None:
-            client.resume(self._pieces[index - 1].position_after if index else self._start_position)
+            source.resume(self._pieces[index - 1].position_after if index else self._start_position)
         else:  # it has all pieces: it attaches where the leader had caught up with the channel
-            client.resume(*self._end_position)
-        if index == len(self._pieces):  # what ended the leader's stream ends its stream as well
-            subscription.end_reason = subscription.end_reason or self.subscription.end_reason
+            source.resume(*self._end_position)
+        end_reason = self.subscription.end_reason
+        if index == len(self._pieces) and end_reason is not None:  # its stream ends as well
+            subscription.end(end_reason)
         self._drop_pieces()
 
-    def get_member_position(self, client: Client) -> ClientPosition:
+    def get_member_position(self, source: ClientSource) -> ClientPosition:
         """Return where a member stands: behind the last piece that it was sent."""
-        index = self._member_indexes[client] - self._first_index
+        index = self._member_indexes[source] - self._first_index
         return self._pieces[index - 1].position_after if index else self._start_position
 
-    # what the leader sees: an outlet
-
-    transport = None
+    # what the leader reads
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Return whether the leader has to wait for its members."""
         return self._bytes >= self._max_bytes
 
-    def write(self, data: bytes) -> None:
+    def add_piece(self, data: bytes) -> None:
         """Keep what the leader read as a piece for the members."""
         delivered_sum = self.subscription.delivered_sum
         if delivered_sum is not None:
@@ -195,21 +187,14 @@ class SharedCatchUp:
             )
             self._delivered_sum = delivered_sum
         records, gaps = self.subscription.traffic.drain()
-        self._pieces.append(CatchUpPiece(data, self.leader.get_position(), records, gaps))
+        self._pieces.append(CatchUpPiece(data, self._leader.get_position(), records, gaps))
         self._bytes += len(data)
         self.wake()
 
-    def finish(self, data: bytes) -> None:
-        """Wake the members: the leader's stream ended, and each of them sends an end of its own."""
-        self.wake()
-
-    def hand_over(self) -> None:
-        """Do nothing: what a leader is shown never changes."""
-
     def on_leader_caught_up(self) -> None:
         """Let the members attach to the channel: the leader has everything that was published."""
-        self._end_position = self.leader.get_position(), self.subscription.next_seq
-        self.leader.close()
+        self._end_position = self._leader.get_position(), self.subscription.next_seq
+        self._close_leader()
         self.wake()
 
     # what the channel sees: a follower that keeps it alive
@@ -236,33 +221,33 @@ class SharedCatchUp:
             False once nobody needs it any more.
         """
         self._drop_pieces(keep=now - self.last_joined_at < JOIN_WINDOW_S)
-        if not self.full:
+        if not self.is_full:
             self._full_since = None
         elif self._full_since is None:
             self._full_since = now
         elif now - self._full_since > STALLED_TIMEOUT_S:
             # The members at the oldest piece are why no piece can be dropped.
-            for client in [
+            for source in [
                 member
                 for member, index in self._member_indexes.items()
                 if index == self._first_index
             ]:
-                self.release_member(client)
-                client.wake()
+                self.release_member(source)
+                source.wake()
             self._full_since = None
         return bool(self._member_indexes) or now - self.last_joined_at < JOIN_WINDOW_S
 
-    def release_stalled(self) -> None:
-        """Release the members that take nothing, and drop what was kept for them."""
-        for client in list(self._member_indexes):
-            if client.outlet is not None and client.outlet.full:
-                self.release_member(client)
+    def release_stalled(self, stalled: Iterable[ClientSource]) -> None:
+        """Release those of the members that take nothing, and drop what was kept for them."""
+        for source in stalled:
+            if source in self._member_indexes:
+                self.release_member(source)
         self._drop_pieces(keep=False)
 
     def close(self) -> None:
         """Close the leader, and stop following the channel."""
         self.subscription.channel.followers.discard(self)
-        self.leader.close_and_release()
+        self._close_leader()
 
     def _drop_pieces(self, *, keep: bool = True) -> None:
         """Drop the pieces that all members have.
@@ -275,7 +260,7 @@ class SharedCatchUp:
             return
         first_needed, was_full = (
             min(self._member_indexes.values(), default=self._first_index),
-            self.full,
+            self.is_full,
         )
         if not self._member_indexes:
             first_needed = self._first_index + len(self._pieces)
@@ -284,8 +269,57 @@ class SharedCatchUp:
             self._start_position = piece.position_after
             self._bytes -= len(piece.data)
             self._first_index += 1
-        if was_full and not self.full:
-            self.leader.on_drained()
+        if was_full and not self.is_full:
+            self._delivery.on_drained()
+
+
+class LeaderOutlet:
+    """Take the bytes of a leader for its `SharedCatchUp`, which creates it."""
+
+    transport = None
+
+    def __init__(self, shared_catch_up: SharedCatchUp) -> None:
+        self._shared_catch_up = shared_catch_up
+
+    @property
+    def full(self) -> bool:
+        """Return whether the leader has to wait for its members."""
+        return self._shared_catch_up.is_full
+
+    def write(self, data: bytes) -> None:
+        """Keep what the leader read."""
+        self._shared_catch_up.add_piece(data)
+
+    def finish(self, data: bytes) -> None:
+        """Wake the members: the leader's stream ended, and each of them sends an end of its own."""
+        self._shared_catch_up.wake()
+
+    def hand_over(self) -> None:
+        """Do nothing: what a leader is shown never changes."""
+
+
+class LeaderDelivery(PushDelivery):
+    """Push what a leader reads to its outlet; it never joins the broadcaster's groups.
+
+    Args:
+        on_caught_up: Called when the leader has everything that was published.
+    """
+
+    __slots__ = ("_on_caught_up",)
+
+    def __init__(
+        self,
+        source: ClientSource,
+        outlet: Outlet,
+        broadcaster: Broadcaster,
+        on_ended: Callable[[], None],
+        on_caught_up: Callable[[], None],
+    ) -> None:
+        super().__init__(source, outlet, broadcaster, on_ended)
+        self._on_caught_up = on_caught_up
+
+    def _join_group(self) -> None:
+        self._on_caught_up()
 
 
 class SharedCatchUps:
@@ -294,10 +328,12 @@ class SharedCatchUps:
     `Hub` creates one at each start, and calls `maintain` in its sweep.
 
     Args:
+        broadcaster: Schedules the reads of leaders.
         max_bytes: The bytes that all of them may keep; beyond it no new ones are created.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, broadcaster: Broadcaster, max_bytes: int) -> None:
+        self._broadcaster = broadcaster
         self._max_bytes = max_bytes
         self._keys: dict[SharedCatchUp, Hashable] = {}
         # A newer one of the same key is created when the older one can no longer be joined; the
@@ -306,7 +342,7 @@ class SharedCatchUps:
         # When a client resumed from each position for the first time lately.
         self._seen_at: dict[Hashable, float] = {}
 
-    def join(self, client: Client) -> SharedCatchUp | None:
+    def join(self, source: ClientSource) -> SharedCatchUp | None:
         """Add a client to the shared catch-up of those that resume from the same position.
 
         Returns:
@@ -314,7 +350,7 @@ class SharedCatchUps:
                 pace are their own (bounds, credit, a snapshot, partitions chosen by key), and while
                 all of them keep too many bytes.
         """
-        subscription, now = client.subscription, asyncio.get_running_loop().time()
+        subscription, now = source.subscription, asyncio.get_running_loop().time()
         if (
             not subscription.private_positions
             or subscription.is_bounded
@@ -327,15 +363,15 @@ class SharedCatchUps:
         if channel.failing_topics or channel.tail.is_conflated or self.size > self._max_bytes:
             return None
         positions = frozenset(subscription.private_positions.items())
-        key = (subscription.channel, positions, subscription.resolve_since, client.max_age)
+        key = (subscription.channel, positions, subscription.resolve_since, source.max_age)
         shared_catch_up = self._newest_by_key.get(key)
         if shared_catch_up is None or not shared_catch_up.can_join:
             if now - self._seen_at.get(key, -JOIN_WINDOW_S) >= JOIN_WINDOW_S:
                 self._seen_at[key] = now
                 return None
-            shared_catch_up = self._newest_by_key[key] = self._create(client)
+            shared_catch_up = self._newest_by_key[key] = self._create(source)
             self._keys[shared_catch_up] = key
-        shared_catch_up.add_member(client, now)
+        shared_catch_up.add_member(source, now)
         return shared_catch_up
 
     def maintain(self, now: float) -> None:
@@ -355,10 +391,10 @@ class SharedCatchUps:
         ]:
             del self._seen_at[key]
 
-    def release_stalled(self) -> None:
-        """Release all members that take nothing, and drop what was kept for them."""
+    def release_stalled(self, stalled: Collection[ClientSource]) -> None:
+        """Release those of all members that take nothing, and drop what was kept for them."""
         for shared_catch_up in self._keys:
-            shared_catch_up.release_stalled()
+            shared_catch_up.release_stalled(stalled)
 
     def close(self) -> None:
         """Close all of them."""
@@ -370,7 +406,7 @@ class SharedCatchUps:
         """Return the bytes that all of them keep."""
         return sum(shared_catch_up.size for shared_catch_up in self._keys)
 
-    def _create(self, client: Client) -> SharedCatchUp:
+    def _create(self, source: ClientSource) -> SharedCatchUp:
         return SharedCatchUp(
-            client.create_twin(CatchUpLeader), min(MAX_PIECE_BYTES, self._max_bytes)
+            source.create_twin(), self._broadcaster, min(MAX_PIECE_BYTES, self._max_bytes)
         )

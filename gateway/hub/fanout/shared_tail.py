@@ -85,6 +85,10 @@ class SharedTail:
             )
         return self._partition_counts
 
+    def on_client_left(self) -> None:
+        """Note that a client left, so that a channel may have no followers any more."""
+        self.has_left_channels = True
+
     def add_channel(self, key: ChannelKey, channel: Channel, filters: Filters) -> None:
         """Add a channel, which takes part in what is published from now on."""
         self.channels[key] = channel

@@ -21,6 +21,7 @@ from gateway.kafka.client import offsets
 
 from .services import ReadServices
 from .snapshots import SnapshotRead
+from .stream_start import StreamStart
 
 if TYPE_CHECKING:
     from gateway.hub.fanout.shared_tail import SharedTail
@@ -33,20 +34,20 @@ VERIFY_INTERVAL_S = 0.05  # seconds from one attempt to verify a position to the
 class Backfill:
     """Verify the positions of one client, and read what it is missing.
 
-    `Client` creates it when it has a private reader or a token, calls `start_missing` whenever it
-    has taken something, and closes it. There is at most one task per partition; when it ends,
-    `on_found` is called, and the next look at what is missing decides how to go on.
+    `ClientSource` creates it when it has a private reader or a token, calls `start_missing`
+    whenever it has taken something, and closes it. There is at most one task per partition; when it
+    ends, `on_found` is called, and the next look at what is missing decides how to go on.
 
     Args:
         services: What the hub of the client reads with.
         shared_tail: The tail of the client's topics.
         subscription: The subscription of the client.
         on_found: Called when there may be something to take.
-        token: The resume token of the client, verified; None for none.
-        since: Where the client begins in partitions whose start is not resolved yet; None for as of
-            the token.
+        start: Where the client begins, with its resume token verified. Its `since` is where it
+            begins in partitions whose start is not resolved yet.
 
     Attributes:
+        start: Where the client begins.
         topic_ids: The topic ids that the client's positions are of, by topic.
     """
 
@@ -60,8 +61,7 @@ class Backfill:
         "_subscription",
         "_tasks",
         "_unknown_topics",
-        "since",
-        "token",
+        "start",
         "topic_ids",
     )  # fmt: skip
 
@@ -71,24 +71,27 @@ class Backfill:
         shared_tail: SharedTail,
         subscription: Subscription,
         on_found: Callable[[], None],
-        *,
-        token: ResumeToken | None = None,
-        since: TimestampStart | None = None,
+        start: StreamStart,
     ) -> None:
         self._services = services
         self._shared_tail = shared_tail
         self._subscription = subscription
         self._on_found = on_found
-        self.token = token
-        self.since = since
+        self.start = start
         self.topic_ids: Mapping[str, str] = dict(shared_tail.tail.topic_ids)
         self._snapshot_read: SnapshotRead | None = None
         self._known_partitions = len(shared_tail.tail.logs)
         # Topics of the token that metadata does not know yet, or not any more.
+        token = start.token
         token_topics = {} if token is None else token.match_topics(shared_tail.tail.topic_ids)
         self._unknown_topics = token_topics.keys() - {tp.topic for tp in shared_tail.tail.logs}
         self._tasks: dict[TopicPartition, asyncio.Task[None]] = {}
         self._read_partitions: set[TopicPartition] = set()
+
+    @property
+    def token(self) -> ResumeToken | None:
+        """Return the resume token of the client; None if it has none."""
+        return self.start.token
 
     def close(self) -> None:
         """Cancel what is under way."""
@@ -100,16 +103,17 @@ class Backfill:
     def start_missing(self) -> None:
         """Start to verify positions and to read what is missing now."""
         subscription = self._subscription
-        if not subscription.private_positions or subscription.end_reason:
+        reader = subscription.private_reader
+        if reader is None or not reader.positions or subscription.end_reason:
             return
         self.retire_recreated()
-        for tp, position in subscription.list_unverified():
+        for tp, position in reader.list_unverified():
             self._start_task(tp, self._verify_position(tp, position))
-        backfills = dict(subscription.list_backfills())
+        backfills = dict(reader.list_backfills())
         for tp, position in backfills.items():
             self._start_task(tp, self._read_partition(tp, position))
             self._read_partitions.add(tp)
-        if not subscription.buffered_bytes:
+        if not reader.buffered_bytes:
             self._cancel_reads(self._read_partitions - backfills.keys())
 
     def _cancel_reads(self, tps: Iterable[TopicPartition]) -> None:
@@ -131,10 +135,13 @@ class Backfill:
         topic_ids = self._shared_tail.tail.topic_ids
         if self.topic_ids == topic_ids:  # mostly: it is compared each time something is taken
             return
-        for tp, position in list(self._subscription.private_positions.items()):
-            old_id = self.topic_ids[tp.topic]
-            if position.lineage == UNVERIFIED_LINEAGE and old_id not in ("", topic_ids[tp.topic]):
-                self._subscription.mark_retired(tp)
+        reader = self._subscription.private_reader
+        if reader is not None:
+            for tp, position in list(reader.positions.items()):
+                old_id = self.topic_ids[tp.topic]
+                is_other = old_id not in ("", topic_ids[tp.topic])
+                if position.lineage == UNVERIFIED_LINEAGE and is_other:
+                    reader.mark_retired(tp)
         self.topic_ids = dict(topic_ids)
 
     def _add_new_partitions(self) -> None:
@@ -148,12 +155,11 @@ class Backfill:
         self._known_partitions = len(tail.logs)
         token_topics = {} if self.token is None else self.token.match_topics(tail.topic_ids)
         for tp in [tp for tp in tail.logs if tp.topic in self._unknown_topics]:
-            if tp not in subscription.private_positions:
-                subscription.read_privately(
-                    {tp: PartitionPosition(0, NO_EPOCH, UNVERIFIED_LINEAGE)}
-                )
+            reader = subscription.ensure_private_reader()
+            if tp not in reader.positions:
+                reader.read({tp: PartitionPosition(0, NO_EPOCH, UNVERIFIED_LINEAGE)})
             if not token_topics[tp.topic].matches_id(tail.topic_ids[tp.topic]):
-                subscription.mark_retired(tp)
+                reader.mark_retired(tp)
         self._unknown_topics = self._unknown_topics - {tp.topic for tp in tail.logs}
 
     def _start_task(self, tp: TopicPartition, work: Coroutine[Any, Any, None]) -> None:
@@ -168,7 +174,7 @@ class Backfill:
         self._read_partitions.discard(tp)
         if not task.cancelled() and task.exception() is not None:
             log.error("catching up on %s failed", tp, exc_info=task.exception())
-            self._subscription.end_reason = "error"
+            self._subscription.end("error")
         self._on_found()
 
     async def _read_partition(self, tp: TopicPartition, position: PartitionPosition) -> None:
@@ -176,9 +182,9 @@ class Backfill:
         if snapshot is not None and snapshot.needs_data(tp):
             await self._read_snapshot(tp, position)
             return
-        self._subscription.feed(
-            tp, position, await self._services.backfill_reader.read(tp, position)
-        )
+        entries = await self._services.backfill_reader.read(tp, position)
+        if self._subscription.private_reader is not None:
+            self._subscription.private_reader.feed(tp, position, entries)
 
     async def _read_snapshot(self, tp: TopicPartition, position: PartitionPosition) -> None:
         """Read what is missing for the client's snapshot."""
@@ -218,7 +224,7 @@ class Backfill:
             first = await self._limit_start(tp, 0)
             pending = position.offset is None
             gap = None if pending else Gap(tp, offset, first, NO_EPOCH, GapReason.RECREATED)
-            self._subscription.on_verified(tp, PartitionPosition(first, NO_EPOCH, lineage), gap)
+            self._on_verified(tp, PartitionPosition(first, NO_EPOCH, lineage), gap)
             return
         end = await self._find_log_end(tp, position, offset)
         start = await self._limit_start(tp, min(end, offset))
@@ -227,11 +233,17 @@ class Backfill:
         if start == offset:
             # It gets the present epoch: it was verified against that, and need not be again.
             present = PartitionPosition(offset, epoch, lineage)
-            self._subscription.on_verified(tp, present, self._build_compacted_gap(tp, position))
+            self._on_verified(tp, present, self._build_compacted_gap(tp, position))
         else:
             reason = GapReason.TRUNCATED if end < offset else GapReason.POSITION_REFUSED
             gap = Gap(tp, offset, start, NO_EPOCH, reason)
-            self._subscription.on_verified(tp, PartitionPosition(start, NO_EPOCH, lineage), gap)
+            self._on_verified(tp, PartitionPosition(start, NO_EPOCH, lineage), gap)
+
+    def _on_verified(
+        self, tp: TopicPartition, position: PartitionPosition, gap: Gap | None = None
+    ) -> None:
+        """Tell the private reader what became of a position, as its `on_verified`."""
+        self._subscription.ensure_private_reader().on_verified(tp, position, gap)
 
     async def _limit_start(self, tp: TopicPartition, start: int) -> int:
         """Return an offset that goes back no further than the client's route allows.
@@ -248,14 +260,14 @@ class Backfill:
     ) -> None:
         """Resolve a pending position."""
         snapshot = self._subscription.snapshot
-        start: Start = self.since or self._build_live_start(tp, position.epoch)
+        start: Start = self.start.since or self._build_live_start(tp, position.epoch)
         if snapshot is not None and tp in snapshot.fresh:
             start = TimestampStart(EARLIEST)
         resolved = await self._services.backfill_reader.resolve_start(tp, start)
         first = await self._limit_start(tp, resolved.offset or 0)
         if first != resolved.offset:
             resolved = PartitionPosition(first)
-        self._subscription.on_verified(tp, resolved._replace(lineage=lineage))
+        self._on_verified(tp, resolved._replace(lineage=lineage))
 
     def _build_live_start(self, tp: TopicPartition, epoch: int) -> LiveStart:
         """Return a start at the end of the log as of when the token's client first connected."""
@@ -314,10 +326,10 @@ class Backfill:
         try:
             if position.epoch != NO_EPOCH:
                 epoch_end = await self._services.epoch_ends.find_end(tp, position.epoch)
-                if isinstance(epoch_end, offsets.EpochEnd) and epoch_end.end_offset >= 0:
-                    return epoch_end.end_offset
-                if isinstance(epoch_end, int):
+                if epoch_end is None:
                     return None
+                if epoch_end.end_offset >= 0:
+                    return epoch_end.end_offset
             # Uncommitted: the position may be within a transaction that is still open.
             log_end = (await cluster.list_offsets({tp: LATEST}, offsets.READ_UNCOMMITTED))[tp]
         except KafkaError:

@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Callable
 
 from gateway.config import Topic
-from gateway.core.client.private_positions import PartitionPredicate
+from gateway.core.client.terms import PartitionPredicate
 from gateway.core.log.record import TopicPartition
 from gateway.core.token.resume_token import ResumeToken
 from gateway.errors import KafkaError

@@ -83,12 +83,13 @@ async def read_page(client: Client, wire: NdjsonWire, wait: float) -> Page:
     deadline = asyncio.get_running_loop().time() + wait
     await client.wait_until_ready()
     page, is_unreadable = _PageBuffer(wire), _is_unreadable(client.subscription)
-    page.add(client.begin())
+    pull = client.pull()
+    page.add(pull.begin())
     await _fill_page(client, page, 0.0 if is_unreadable else deadline)
     if is_unreadable and page.first_line_at is None:
         raise KafkaError("no partition can be read for now; ask again")
     client.end(END_WAITED)
-    page.add(await client.next_bytes() or b"")
+    page.add(await pull.next_bytes() or b"")
     subscription = client.subscription
     return Page(b"".join(page.pieces), subscription.token, subscription.end_reason or END_WAITED)
 
@@ -130,7 +131,7 @@ async def _next_lines(client: Client, until: float) -> bytes:
     """Return what arrives until a time; empty if that is nothing or a heartbeat."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout_at(until):
-            piece = await client.next_bytes()
+            piece = await client.pull().next_bytes()
             return b"" if piece is None or piece == HEARTBEAT else piece
     return b""
 

@@ -161,20 +161,24 @@ class SnapshotRead:
             table_snapshot = (
                 await tables.get_snapshot(tp, end, filters) if snapshot.is_fresh(tp) else None
             )
+            reader = subscription.private_reader
+            if reader is None:  # it read all that it had to meanwhile
+                return
             if table_snapshot is None:
-                subscription.set_snapshot_end(tp, snapshot.end_offsets.get(tp, end))
+                reader.set_snapshot_end(tp, snapshot.end_offsets.get(tp, end))
             else:
                 self._table_snapshots[tp] = table_snapshot
                 assert table_snapshot.end_position.offset is not None
-                subscription.set_snapshot_end(tp, table_snapshot.end_position.offset)
+                reader.set_snapshot_end(tp, table_snapshot.end_position.offset)
         if table_snapshot is not None:
-            subscription.feed_snapshot(
-                tp, position, self._select_entries(table_snapshot, position.offset)
-            )
+            pieces = self._select_entries(table_snapshot, position.offset)
         elif snapshot.is_fresh(tp):  # its table is spilled
             end = snapshot.end_offsets[tp]
-            window = await snapshots.tables.read_window(tp, position, end, snapshot.filters)
-            subscription.feed_snapshot(tp, position, window)
+            pieces = await snapshots.tables.read_window(tp, position, end, snapshot.filters)
+        else:
+            return
+        if subscription.private_reader is not None:
+            subscription.private_reader.feed_snapshot(tp, position, pieces)
 
     def _select_entries(
         self, table_snapshot: TableSnapshot, offset: int
@@ -202,7 +206,7 @@ class SnapshotRead:
         self._shared_reads.refresh_readiness(self._shared_tail)
         unread = {*tail.readiness.list_pending(), *(snapshot.remaining - tail.logs.keys())}
         if snapshot.remaining <= unread:  # nothing can be read for now of all that is missing
-            snapshot.is_overdue = True
+            snapshot.stop_waiting()
             self._on_found()
         else:
             self._check_timer = asyncio.get_running_loop().call_later(

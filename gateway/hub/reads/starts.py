@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any
 
-from gateway.core.client.private_positions import PartitionPredicate
+from gateway.core.client.terms import PartitionPredicate
 from gateway.core.log.partition_reader import LATEST, TimestampStart
 from gateway.core.log.position import NO_EPOCH, UNVERIFIED_LINEAGE, PartitionPosition, Position
 from gateway.core.log.record import TopicPartition

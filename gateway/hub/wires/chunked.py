@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.core.channel.byte_counts import ByteSum, CountedBytes
-from gateway.core.channel.channel import ChannelEvent, Encoder
+from gateway.core.channel.channel import Encoder
+from gateway.core.channel.chunk import ChannelEvent
 from gateway.formats import Format
 
 from .wire import Wire

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.core.channel.byte_counts import CountedBytes
-from gateway.core.channel.channel import ChannelEvent, Encoder
+from gateway.core.channel.channel import Encoder
+from gateway.core.channel.chunk import ChannelEvent
 from gateway.formats import Format
 from gateway.wire import gzip
 from gateway.wire.crc import Crc32Sum

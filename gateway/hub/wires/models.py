@@ -15,7 +15,7 @@ from functools import partial
 from gateway.config import Settings, Topic
 from gateway.config.sections.kafka import Model as Named
 from gateway.core.log.record import Entry, Record, Skip
-from gateway.errors import FormatError, RegistryUnavailable, RequestError
+from gateway.errors import FormatError
 from gateway.formats.codec import Codecs
 from gateway.formats.invalid_values import InvalidValue, RawValue
 from gateway.formats.model import Model
@@ -84,20 +84,14 @@ class Models:
             value: The value; None for a tombstone.
 
         Raises:
-            RequestError: 400 for what does not match the model, 503 while the registry cannot be
-                reached.
+            FormatError: The key or the value does not match its model.
+            RegistryUnavailable: A schema is needed, and the registry cannot be reached.
         """
         settings = self._get_topic_settings(topic)
-        try:
-            if key is not None and settings.key.is_decoded:
-                key = await self._create_model(settings.key, is_key=True).encode(topic, key)
-            if value is not None and settings.value.is_decoded:
-                value = await self._create_model(settings.value, is_key=False).encode(topic, value)
-        except FormatError as exc:
-            raise RequestError(400, "Not of the model", str(exc)) from None
-        except RegistryUnavailable as exc:
-            retry_after = exc.retry_after
-            raise RequestError(503, "Registry away", f"{exc}", retry_after=retry_after) from None
+        if key is not None and settings.key.is_decoded:
+            key = await self._create_model(settings.key, is_key=True).encode(topic, key)
+        if value is not None and settings.value.is_decoded:
+            value = await self._create_model(settings.value, is_key=False).encode(topic, value)
         return key, value
 
     async def preview(self, record: Record) -> Record | None:

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from gateway.core.channel.byte_counts import ByteSum
-from gateway.core.channel.channel import ChannelEvent
+from gateway.core.channel.chunk import ChannelEvent
 from gateway.core.log.record import Record, StreamItem
 from gateway.core.token.resume_token import seal_token
 from gateway.formats import Format

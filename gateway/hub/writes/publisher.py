@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gateway.core.log.record import TopicPartition
 from gateway.core.produce.idempotency import IdempotencyKey, IdempotencyWindow
-from gateway.errors import RequestError
+from gateway.errors import InvalidRecord
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.existing_topics import get_existing_topic, require_reachable
 from gateway.kafka.produce.partitioner import compute_partition
@@ -163,13 +163,13 @@ class Publisher:
             write: The record.
 
         Raises:
-            RequestError: 400, if the topic does not have the partition that the write names.
+            InvalidRecord: The topic does not have the partition that the write names.
         """
         count = len(topic.partitions)
         if write.partition is not None:
             if write.partition not in topic.partitions:
                 detail = f"topic {topic.name} has no partition {write.partition}"
-                raise RequestError(400, "Bad request", f"{detail}; it has 0 to {count - 1}")
+                raise InvalidRecord(f"{detail}; it has 0 to {count - 1}")
             return TopicPartition(topic.name, write.partition)
         partition_key = write.key
         if partition_key is None and write.idempotency_key is not None:

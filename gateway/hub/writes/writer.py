@@ -16,7 +16,7 @@ for a key older than the window, for the repeat of a record without a key when t
 partitions in between, and for a repeat over a connection that existed before the cut.
 
 On a topic of documents, the writer locks the record's key until Kafka has the record
-(`DocumentReader.lock_keys`): a record that was compared with is not overwritten in between.
+(`DocumentKeyLocks.lock_keys`): a record that was compared with is not overwritten in between.
 
 When the client goes away, what it handed over is still written and remembered.
 """
@@ -30,7 +30,13 @@ from contextlib import ExitStack, asynccontextmanager
 from gateway.core.error_code import TOO_LARGE_ERRORS
 from gateway.core.log.record import TopicPartition
 from gateway.core.produce.idempotency import IdempotencyKey, RecordLocation
-from gateway.errors import BrokerUnavailable, PartitionFailed, RequestError
+from gateway.errors import (
+    BrokerUnavailable,
+    InvalidRecord,
+    PartitionFailed,
+    RecordRefused,
+    RecordTooLarge,
+)
 
 from .idempotency_log import (
     KEY_HEADER,
@@ -96,9 +102,12 @@ class RecordWriter:
             AuthenticationFailed: The brokers refuse the gateway's credentials.
             BrokerUnavailable: Nothing was written; or, if its `timeout` is true, it may yet be
                 written: repeat it with its idempotency key.
-            KeyReused: The idempotency key was used for another record (422).
-            RequestError: 400 for what cannot be written or is not of the topic's model, 413 for too
-                large a record, 422 for one that Kafka refuses, 503 while schemas cannot be fetched.
+            KeyReused: The idempotency key was used for another record.
+            RecordTooLarge: The record is larger than the topic takes, or its key too long.
+            InvalidRecord: The partition, a header or the idempotency key cannot be.
+            RecordRefused: Kafka refuses the record for another reason.
+            FormatError: The record does not match the model of its topic.
+            RegistryUnavailable: A schema is needed, and the registry cannot be reached.
         """
         if self._publisher.models is not None:
             key, value = await self._publisher.models.encode_record(topic, key, value)
@@ -260,23 +269,26 @@ async def _await_result(task: asyncio.Task[Produced], deadline: float) -> Produc
 
 def _check_limits(key: bytes | None, headers: Headers, idempotency_key: str | None) -> None:
     if key is not None and len(key) > MAX_KEY_BYTES:
-        detail = f"a record's key has at most {MAX_KEY_BYTES} bytes; this one has {len(key)}"
-        raise RequestError(413, "Content too large", detail)
+        raise RecordTooLarge(
+            f"a record's key has at most {MAX_KEY_BYTES} bytes; this one has {len(key)}"
+        )
     if idempotency_key is not None and not 0 < len(idempotency_key) <= MAX_IDEMPOTENCY_KEY_CHARS:
-        detail = f"an idempotency key has 1 to {MAX_IDEMPOTENCY_KEY_CHARS} characters; use a UUID"
-        raise RequestError(400, "Bad request", detail)
+        raise InvalidRecord(
+            f"an idempotency key has 1 to {MAX_IDEMPOTENCY_KEY_CHARS} characters; use a UUID"
+        )
     for name, _ in headers:
         if name in RESERVED_HEADERS:
-            detail = f"the header '{name}' is written by the gateway; give an idempotency key"
-            raise RequestError(400, "Bad request", detail)
+            raise InvalidRecord(
+                f"the header '{name}' is written by the gateway; give an idempotency key"
+            )
 
 
-def _build_refusal(exc: PartitionFailed) -> RequestError:
+def _build_refusal(exc: PartitionFailed) -> RecordRefused:
     """Return the error for a record that Kafka refused."""
     if exc.code in TOO_LARGE_ERRORS:
-        detail = f"the record is larger than topic '{exc.topic}' takes; send a smaller one"
-        return RequestError(413, "Content too large", detail)
-    detail = (
+        return RecordTooLarge(
+            f"the record is larger than topic '{exc.topic}' takes; send a smaller one"
+        )
+    return RecordRefused(
         f"topic '{exc.topic}' takes no such record (code {exc.code}); a compacted one wants a key"
     )
-    return RequestError(422, "Record refused", detail)

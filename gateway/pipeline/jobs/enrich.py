@@ -84,11 +84,6 @@ def check_realtime(settings: Enrich) -> str | None:
     return "lookups run in Python, which real-time mode does not support; use a trigger such as 0s"
 
 
-def get_default_key_columns(settings: Enrich) -> tuple[str, ...]:
-    """Return the columns of the output's key if `to.key` names none."""
-    return (settings.on,)
-
-
 def check_job(settings: Enrich, columns: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
     """Yield the problems of the settings, with what to do.
 

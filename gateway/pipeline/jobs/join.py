@@ -73,15 +73,6 @@ def check_realtime(settings: Join) -> str | None:
     return "a join keeps state, which real-time mode does not support; use a trigger such as 0s"
 
 
-def get_default_key_columns(settings: Join) -> tuple[str, ...]:
-    """Return the columns of the output's key if `to.key` names none.
-
-    These are the columns of left in `on`, if all of them are in the result.
-    """
-    columns = tuple(settings.on)
-    return columns if not settings.select or set(columns) <= settings.select.keys() else ()
-
-
 def select_late(
     settings: Join, events: DataFrame, watermark: object, side: JoinSide = "left"
 ) -> DataFrame:

@@ -1,4 +1,17 @@
-"""Serve the OpenAPI document as `/openapi.json`, and as the page `/docs` without scripts."""
+"""Serve the OpenAPI document as `/openapi.json`, and as the page `/docs` without scripts.
+
+The page is HTML that the server writes once: 160 kB for 50 operations, without a request to
+another host, in the colours that the user prefers. Vendored pages were tried under a
+Content-Security-Policy that allows scripts of the same origin:
+
+- Redoc 2.5.4 (1.1 MB) and Scalar 1.46.4 (3.6 MB) need `style-src 'unsafe-inline'`. Redoc loads a
+  logo from another host and ignores dark mode. Scalar has a proxy and an API of its maker built in.
+- Swagger UI 5.35.0 (1.9 MB) needs no more than that, but ignores dark mode.
+
+All of them show nothing without scripts, take 1 to 2.6 s to show this document (this page 0.2 s),
+and would add 22 to 71 % to the 5 MB of the package. Scalar and Swagger UI can also send
+requests, which this page cannot; they can be pointed at `/openapi.json` for that.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +107,7 @@ def _render_operation(
     <span class="what">{escape(operation.get("summary", ""))}</span></summary>
   {paragraph}{scope}
   <dl>{facts}{bodies}</dl>
-  <h3>Answers</h3><dl>{responses}</dl>
+  <h3>Responses</h3><dl>{responses}</dl>
 </details>"""
 
 

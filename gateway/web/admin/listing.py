@@ -226,7 +226,7 @@ class StreamListing:
         row = self._build_row(stream, LagScan().measure_lag, self._describe_error)
         client = stream.client
         if client is not None:
-            subscription, position = client.subscription, client.get_delivered_position()
+            subscription, position = client.subscription, client.source.get_delivered_position()
             row["topics"] = sorted(subscription.channel.tail.topic_ids)
             row["position"] = _build_token(subscription, position).decode()
             row["partitions"] = describe_partitions(

@@ -29,7 +29,6 @@ log = logging.getLogger(__name__)
 
 BUS_TOPIC = "figures"
 BUS_TIMEOUT_S = 1.0  # seconds for the other workers to answer
-SHUTDOWN_TIMEOUT_S = 3.0  # seconds that the end of the gateway may take for the last metrics
 
 
 class MetricsExporter(Protocol):

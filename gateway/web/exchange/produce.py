@@ -208,7 +208,7 @@ async def _build_precondition_check(
     if not _is_conditional(request):
         return partial(check_current, routes, write_request)
     hub = routes.hubs.get_hub(write_request.cluster)
-    if write_request.key is None or not hub.documents.is_compared(write_request.topic):
+    if write_request.key is None or not hub.document_locks.is_compared(write_request.topic):
         detail = "this route compares nothing, as its records are no documents; leave it out"
         raise _build_bad_request(f"If-Match, If-None-Match: {detail}")
     # Documents are looked up by the key that streams see, which may differ from the client's.

@@ -182,7 +182,8 @@ async def preview_record(routes: Routes, write_request: WriteRequest) -> Record 
     """Return the record as streams will show it; None if they will skip it.
 
     Raises:
-        RequestError: It does not have the model of its topic, or its schema cannot be asked for.
+        FormatError: It does not have the model of its topic.
+        RegistryUnavailable: A schema is needed, and the registry cannot be reached.
     """
     hub = routes.hubs.get_hub(write_request.cluster)
     key, value = await hub.models.encode_record(

@@ -21,10 +21,17 @@ from starlette.types import ExceptionHandler
 
 from gateway.errors import (
     AccessDenied,
+    FormatError,
     GatewayError,
+    InvalidRecord,
     KafkaError,
+    KeyReused,
     NotGranted,
+    RecordRefused,
+    RecordTooLarge,
+    RegistryUnavailable,
     RequestError,
+    TableTooLarge,
     TokenError,
     TokenTooOld,
     UnknownTopic,
@@ -69,17 +76,13 @@ def get_status(exc: Exception) -> int:
 def get_code(exc: Exception) -> str:
     """Return the error as a code in kebab case, for wires without an HTTP status."""
     match exc:
-        case TokenTooOld() | UnknownTopic() | AccessDenied() | RequestError():
-            return _describe_error(exc)[1].lower().replace(" ", "-")
-        case TokenError():
+        case TokenError() if not isinstance(exc, TokenTooOld):
             return "position-refused"
-        case KafkaError():
+        case KafkaError() if not isinstance(exc, UnknownTopic | AccessDenied):
             return "kafka-unavailable"
         case HTTPException(status_code=404):
             return "unknown-path"
-        case HTTPException():
-            return HTTPStatus(exc.status_code).phrase.lower().replace(" ", "-")
-    return "internal-error"
+    return _describe_error(exc)[1].lower().replace(" ", "-")
 
 
 def build_members(exc: Exception) -> dict[str, Any]:
@@ -104,6 +107,20 @@ def _describe_error(exc: Exception) -> tuple[int, str, str]:
     match exc:
         case RequestError():
             return exc.status, exc.title, str(exc)
+        case KeyReused():
+            return 422, "Idempotency key reused", str(exc)
+        case RecordTooLarge():
+            return 413, "Content too large", str(exc)
+        case InvalidRecord():
+            return 400, "Bad request", str(exc)
+        case RecordRefused():
+            return 422, "Record refused", str(exc)
+        case FormatError():
+            return 400, "Not of the model", str(exc)
+        case RegistryUnavailable():
+            return 503, "Registry away", str(exc)
+        case TableTooLarge():
+            return 503, "Too many keys", str(exc)
         case TokenTooOld():
             return 403, "History is limited", str(exc)
         case TokenError():

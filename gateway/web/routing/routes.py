@@ -13,7 +13,7 @@ from starlette.requests import HTTPConnection
 from gateway.config import AccessControl, Route, Settings
 from gateway.core.client.slow_client import SlowClientPolicy
 from gateway.errors import RequestError, TokenError, TokenTooOld
-from gateway.hub.fanout.client import Client, Handover
+from gateway.hub.fanout.client import Client, ClientOptions, Handover
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.hubs import Hubs
 from gateway.hub.fanout.view import View
@@ -366,14 +366,16 @@ class Routes:
             view,
             start,
             wire,
-            heartbeat=with_.heartbeat,
-            slow=SlowClientPolicy(with_.slow_client),
-            lifetime=jitter_lifetime(with_.max_lifetime),
-            expires_at=match.granted.expires,
-            position_refused=position_refused,
-            handover=handover,
-            route=get_route_name(match.route),
-            rate=with_.max_rate,
+            ClientOptions(
+                heartbeat=with_.heartbeat,
+                slow=SlowClientPolicy(with_.slow_client),
+                lifetime=jitter_lifetime(with_.max_lifetime),
+                expires_at=match.granted.expires,
+                position_refused=position_refused,
+                handover=handover,
+                route=get_route_name(match.route),
+                rate=with_.max_rate,
+            ),
         )
         bind_log_context(stream=client.number)
         return client

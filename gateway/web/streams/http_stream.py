@@ -11,7 +11,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from gateway.errors import GatewayError
-from gateway.hub.fanout.client import END_CHANGED, Client, Handover
+from gateway.hub.fanout.client import Client, Handover
+from gateway.hub.fanout.client_source import END_CHANGED
 from gateway.hub.wires.wire import Wire
 from gateway.web.http.outlet import HttpOutlet
 from gateway.web.routing.limits import ReleaseSlot
@@ -113,7 +114,7 @@ class HttpStream(OpenStream):
         try:
             while (client := self._client) is not None:
                 self._on_attached(client)
-                async for data in client.iter_bytes():
+                async for data in client.pull().iter_bytes():
                     yield data
                 if client.subscription.end_reason != END_CHANGED:
                     return
@@ -132,13 +133,13 @@ class HttpStream(OpenStream):
 
     def on_drained(self) -> None:
         """Let the client write again. See `OutletOwner`."""
-        if self._client is not None:
-            self._client.on_drained()
+        if self._client is not None and self._client.push is not None:
+            self._client.push.on_drained()
 
     def probe(self) -> None:
         """Write something that a client ignores. See `OutletOwner`."""
-        if self._client is not None:
-            self._client.probe()
+        if self._client is not None and self._client.push is not None:
+            self._client.push.probe()
 
     def close(self) -> None:
         """Release the stream without an `end`. It may be called again."""

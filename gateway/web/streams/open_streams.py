@@ -22,7 +22,8 @@ from gateway.background_tasks import BackgroundTasks
 from gateway.config import Route
 from gateway.core.client.slow_client import SlowClientPolicy
 from gateway.errors import GatewayError, KafkaError, RequestError, UnknownTopic
-from gateway.hub.fanout.client import END_CHANGED, Client, Handover
+from gateway.hub.fanout.client import Client, Handover
+from gateway.hub.fanout.client_source import END_CHANGED
 from gateway.hub.fanout.hubs import ClusterTopic
 from gateway.hub.fanout.view import View
 from gateway.hub.fanout.wall_clock_timer import WallClockTimer

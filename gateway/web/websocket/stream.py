@@ -231,8 +231,8 @@ class WebSocketStream(OpenStream):
 
     def on_drained(self) -> None:
         """Let the client write again."""
-        if self._client is not None:
-            self._client.on_drained()
+        if self._client is not None and self._client.push is not None:
+            self._client.push.on_drained()
 
     def finish(self, data: bytes) -> None:
         """Write the last bytes, and end the stream. Called by the hub's client."""

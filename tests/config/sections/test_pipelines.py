@@ -53,7 +53,9 @@ def test_what_was_read_is_written_as_it_can_be_read_again():
         ([SESSIONS, SESSIONS], "'visits' is the name of jobs[0], too"),
         ([SESSIONS.replace("visits, type", "My_Job, type")], "'My_Job' is no name of a job"),
         ([SESSIONS[:-1] + ", trigger: realtime}"], "add guarantee: at-least-once"),
-        ([SESSIONS[:-1] + ", trigger: soon}"], "'soon' is not a duration"),
+        ([SESSIONS[:-1] + ", trigger: soon}"], "such as 5s; or write realtime or available-now"),
+        ([SESSIONS[:-1] + ", trigger: 1.5}"], "1.5 has no unit; write a number and a unit"),
+        ([SESSIONS[:-1] + ", trigger: 5}"], "5 has no unit; write a number and a unit"),
         ([SESSIONS.replace("topic: visits", "topic: clicks")], "the job reads 'clicks', too"),
         ([SESSIONS.replace("clicks", "c" * 245)], "has 245 characters; take one of at most 244"),
         ([SESSIONS.replace("topic: visits", f"topic: {'v' * 243}")], "take one of at most 242"),
@@ -85,3 +87,12 @@ def test_with_several_clusters_each_topic_names_its_own():
     (job,) = read(named, begin=begin).jobs
     assert isinstance(job, pipelines.Sessions)
     assert (job.from_.kafka, job.to.kafka) == ("a", "b")
+
+
+def test_the_value_of_a_variable_is_no_part_of_an_error(monkeypatch: pytest.MonkeyPatch):
+    """A trigger that came from a variable was shown in the error, unlike other durations."""
+    monkeypatch.setenv("TRIGGER", "secret-word")
+    with pytest.raises(ConfigError) as caught:
+        read(SESSIONS[:-1] + ", trigger: '${env.TRIGGER}'}")
+    assert "secret-word" not in str(caught.value)
+    assert "set it to such as 1s" in str(caught.value)

@@ -40,7 +40,7 @@ async def test_one_whose_bytes_are_not_counted_has_no_sum():
     client = create_client(SseWire())
     assert client.begin()
     write_records(client, b"1")
-    assert client.subscription.take(1000) and client.subscription.delivered_sum is None
+    assert client.subscription.take(1000, 0.0) and client.subscription.delivered_sum is None
 
 
 async def test_one_that_stepped_aside_is_not_asked_where_it_rode():
@@ -48,8 +48,8 @@ async def test_one_that_stepped_aside_is_not_asked_where_it_rode():
     client = create_client(GzipWire(SseWire()), max_ring_bytes=2000)
     subscription = client.subscription
     subscription.count_private(count_bytes(b"begin"))
-    subscription.read_privately({TP: PartitionPosition(0, 0)})
-    subscription.close()
+    subscription.ensure_private_reader().read({TP: PartitionPosition(0, 0)})
+    subscription.detach()
     for n in range(100):
         write_records(client, b"%d" % n)
     assert subscription.channel.first_seq > subscription.next_seq

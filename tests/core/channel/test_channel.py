@@ -4,7 +4,9 @@ from collections.abc import Sequence
 
 from support.per_event_encoder import PerEventEncoder
 
-from gateway.core.channel.channel import MAX_FOLLOWERS_WITHOUT_RING, Channel
+from gateway.core.channel.channel import Channel
+from gateway.core.channel.chunk_ring import MAX_FOLLOWERS_WITHOUT_RING
+from gateway.core.channel.ring_budget import RingBudget
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.position import PartitionPosition, Position
 from gateway.core.log.record import Entry, Ready, Record, Skip, TopicPartition
@@ -106,7 +108,10 @@ def test_long_ids_do_not_go_with_every_event():
 
 def test_who_falls_out_of_the_ring_is_told_the_position_before_what_it_lost():
     tail = build_tail()
-    channel, follower = Channel(tail, b"view-", OffsetEncoder(), max_bytes=1), FakeFollower()
+    channel, follower = (
+        Channel(tail, b"view-", OffsetEncoder(), ring_budget=RingBudget(max_ring_bytes=1)),
+        FakeFollower(),
+    )
     channel.followers.add(follower)
     publish_entries(tail, channel, record(A, 0))
     follower.next_seq = channel.next_seq

@@ -28,6 +28,7 @@ from gateway.core.channel.conflation import (
 from gateway.core.channel.ring_budget import RingBudget
 from gateway.core.client.slow_client import SlowClientPolicy
 from gateway.core.client.subscription import Subscription
+from gateway.core.client.terms import SubscriptionTerms
 from gateway.core.log.partition_log import PartitionLog, estimate_entry_size
 from gateway.core.log.position import PartitionPosition
 from gateway.core.log.record import Entry, Gap, GapReason, Ready, Record, Skip, TopicPartition
@@ -394,18 +395,18 @@ def test_what_ends_before_a_record_came_again_does_not_lack_it():
     topic.publish_pending()
     until = {PARTITIONS[0]: 2, PARTITIONS[1]: 0}
     own = {tp: PartitionPosition(0) for tp in PARTITIONS}
-    sub = Subscription(topic.channel, own, end_offsets=until)
-    assert sub.take(1 << 20) == b"record 0 0\nrecord 0 1 -> 2 0\n"
+    sub = Subscription(topic.channel, own, SubscriptionTerms(end_offsets=until))
+    assert sub.take(1 << 20, 0.0) == b"record 0 0\nrecord 0 1 -> 2 0\n"
     assert sub.end_reason == "until"
 
 
 def test_one_of_steps_that_has_no_credit_goes_on_where_it_stopped():
     topic = KeyedTopic(is_stepped=True)
-    sub = Subscription(topic.channel, credit=2)
+    sub = Subscription(topic.channel, terms=SubscriptionTerms(credit=2))
     for key in (b"a", b"b", b"a", b"b", b"c"):
         topic.write_record(0, key)
     topic.publish_pending()
-    assert sub.take(1 << 20) == b"record 0 2\nrecord 0 3 -> 4 0\n"
-    assert sub.take(1 << 20) == b""
-    sub.credit = 2
-    assert sub.take(1 << 20) == b"record 0 4 -> 5 0\n"
+    assert sub.take(1 << 20, 0.0) == b"record 0 2\nrecord 0 3 -> 4 0\n"
+    assert sub.take(1 << 20, 0.0) == b""
+    sub.limit_credit(2)
+    assert sub.take(1 << 20, 0.0) == b"record 0 4 -> 5 0\n"

@@ -10,6 +10,7 @@ from support.per_event_encoder import PerEventEncoder
 from gateway.core.channel.channel import Channel
 from gateway.core.channel.dispatcher import MAX_UPDATES, ChannelDispatcher
 from gateway.core.channel.filters import Filter, Filters
+from gateway.core.channel.ring_budget import RingBudget
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.position import PartitionPosition, Position
 from gateway.core.log.record import (
@@ -238,7 +239,9 @@ def test_a_tail_that_has_turned_before_is_trimmed_alike():
     for offset in range(5):
         tail.apply_entries([Skip(A, offset, offset + 1, 0)], 1)
     spread = ChannelDispatcher(tail)
-    channel = add_follower(Channel(tail, b"view-", RecordingEncoder(), max_bytes=1 << 24))
+    channel = add_follower(
+        Channel(tail, b"view-", RecordingEncoder(), ring_budget=RingBudget(max_ring_bytes=1 << 24))
+    )
     spread.add(channel, EVERYTHING)
     for offset in range(5, MAX_UPDATES + 10):
         spread.publish(tail.apply_entries([record(A, offset, None)], 1))

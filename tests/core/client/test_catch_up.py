@@ -6,6 +6,7 @@ from gateway.core.client.catch_up import QUANTUM_BYTES, CatchUp
 from gateway.core.client.private_positions import PrivatePositions
 from gateway.core.client.read_buffer import ReadBuffer
 from gateway.core.client.shared_cursor import SharedCursor
+from gateway.core.client.terms import SubscriptionTerms
 from gateway.core.client.write_batch import WriteBatch
 from gateway.core.log.position import UNVERIFIED_LINEAGE, PartitionPosition
 from gateway.core.log.record import Gap, GapReason
@@ -17,7 +18,7 @@ class PrivateReader:
     """One that reads both partitions from their first record."""
 
     def __init__(self, topic: KeyedTopic, credit: int | None = None) -> None:
-        self.cursor = SharedCursor(topic.channel, credit=credit)
+        self.cursor = SharedCursor(topic.channel, SubscriptionTerms(credit=credit))
         self.positions = PrivatePositions(self.cursor)
         self.catch_up = CatchUp(self.cursor, self.positions, ReadBuffer(self.cursor))
         for tp in PARTITIONS:

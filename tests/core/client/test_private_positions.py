@@ -4,6 +4,7 @@ from support.snapshot_model import PARTITIONS, KeyedTopic
 
 from gateway.core.client.private_positions import FastForwardPartitions, PrivatePositions
 from gateway.core.client.shared_cursor import SharedCursor
+from gateway.core.client.terms import SubscriptionTerms
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.position import RETIRED_EPOCH, UNVERIFIED_LINEAGE, PartitionPosition
 from gateway.core.log.record import TopicPartition
@@ -52,7 +53,9 @@ def test_those_who_miss_the_same_share_the_bytes_of_the_rest():
 
 
 def test_an_unverified_place_is_not_at_the_end():
-    own = PrivatePositions(SharedCursor(KeyedTopic().channel, end_offsets={A: 3}))
+    own = PrivatePositions(
+        SharedCursor(KeyedTopic().channel, SubscriptionTerms(end_offsets={A: 3}))
+    )
     own.put(A, PartitionPosition(5, 0, UNVERIFIED_LINEAGE))
     assert not own.has_reached_end(A)
     own.put(A, PartitionPosition(3))

@@ -5,6 +5,7 @@ from support.snapshot_model import PARTITIONS, KeyedTopic
 from gateway.core.channel.conflation import buffered_size
 from gateway.core.client.read_buffer import MAX_BUFFER_BYTES, ReadBuffer
 from gateway.core.client.shared_cursor import SharedCursor
+from gateway.core.client.terms import SubscriptionTerms
 from gateway.core.log.position import PartitionPosition
 
 A, B = PARTITIONS
@@ -47,7 +48,7 @@ def test_nothing_comes_that_the_tail_has_not_seen():
         topic.write_record(0, b"a")
     backlog = ReadBuffer(SharedCursor(topic.channel))
     assert list(backlog.iter_following(A, topic.logs[A], PartitionPosition(0))) == []
-    bounded = ReadBuffer(SharedCursor(topic.channel, max_records=2))
+    bounded = ReadBuffer(SharedCursor(topic.channel, SubscriptionTerms(max_records=2)))
     assert (
         list(bounded.iter_following(A, topic.logs[A], PartitionPosition(0)))
         == topic.written_records[A]

@@ -9,8 +9,10 @@ from gateway.core.channel.channel import Channel
 from gateway.core.channel.dispatcher import ChannelDispatcher
 from gateway.core.channel.filters import Filters
 from gateway.core.channel.ring_budget import RingBudget
+from gateway.core.client.private_reader import PrivateReader
 from gateway.core.client.slow_client import SlowClientPolicy
 from gateway.core.client.subscription import Subscription
+from gateway.core.client.terms import SubscriptionTerms
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.position import NO_EPOCH, RETIRED_EPOCH, UNVERIFIED_LINEAGE, PartitionPosition
 from gateway.core.log.record import Entry, Gap, GapReason, Ready, Record, Skip, TopicPartition
@@ -45,7 +47,8 @@ class TailFixture:
     def __init__(self, ring: int = 1 << 20, cache: int = 1 << 20, **channel: Any) -> None:
         self.logs = {tp: PartitionLog(tp, cache, 60.0) for tp in (A, B)}
         self.tail = Tail("cluster", self.logs.values(), {"orders": "id"})
-        self.channel = Channel(self.tail, b"view-", OffsetsEncoder(), max_bytes=ring, **channel)
+        channel = {"ring_budget": RingBudget(max_ring_bytes=ring), **channel}
+        self.channel = Channel(self.tail, b"view-", OffsetsEncoder(), **channel)
         self.spread = ChannelDispatcher(self.tail)
         self.spread.add(self.channel, Filters())
         for log in self.logs.values():
@@ -65,7 +68,7 @@ class TailFixture:
     def subscribe(
         self, *own: tuple[TopicPartition, PartitionPosition], **more: Any
     ) -> Subscription:
-        return Subscription(self.channel, dict(own), **more)
+        return Subscription(self.channel, dict(own), SubscriptionTerms(**more))
 
 
 def record(tp: TopicPartition, offset: int, epoch: int = 0) -> Record:
@@ -73,7 +76,12 @@ def record(tp: TopicPartition, offset: int, epoch: int = 0) -> Record:
 
 
 def take_lines(sub: Subscription, budget: int = 1 << 20) -> list[str]:
-    return sub.take(budget).decode().splitlines()
+    return sub.take(budget, 0.0).decode().splitlines()
+
+
+def get_reader(sub: Subscription) -> PrivateReader:
+    assert sub.private_reader is not None
+    return sub.private_reader
 
 
 def test_a_live_client_rides():
@@ -112,15 +120,15 @@ def test_an_unverified_place_is_neither_read_nor_moved():
     sub = gateway.subscribe((A, PartitionPosition(1, 0, UNVERIFIED_LINEAGE)))
     gateway.append_records(B, 0)
     assert take_lines(sub) == ["record 1 0 -> 1 1"]
-    assert sub.list_unverified() == [(A, PartitionPosition(1, 0, UNVERIFIED_LINEAGE))]
-    sub.on_verified(A, PartitionPosition(1))
+    assert get_reader(sub).list_unverified() == [(A, PartitionPosition(1, 0, UNVERIFIED_LINEAGE))]
+    get_reader(sub).on_verified(A, PartitionPosition(1))
     assert take_lines(sub) == ["record 0 1 -> 2 1"]
 
 
 def test_no_id_holds_what_was_not_told():
     gateway = TailFixture()
     sub = gateway.subscribe((A, PartitionPosition(9, 0, UNVERIFIED_LINEAGE)))
-    sub.on_verified(A, PartitionPosition(0), Gap(A, 9, 0, 0, GapReason.TRUNCATED))
+    get_reader(sub).on_verified(A, PartitionPosition(0), Gap(A, 9, 0, 0, GapReason.TRUNCATED))
     assert parse_token(sub.begin()[1].decode()).topics[0].offsets == [9, 0]
     assert take_lines(sub) == ["gap 0 9 -> 0 0"]
 
@@ -129,10 +137,10 @@ def test_what_no_log_holds_comes_from_kafka_and_a_late_answer_does_not():
     gateway = TailFixture(cache=1)
     gateway.append_records(A, 0, 1, 2)
     sub = gateway.subscribe((A, PartitionPosition(0)))
-    assert sub.list_backfills() == [(A, PartitionPosition(0))]
-    sub.feed(A, PartitionPosition(0), [record(A, 0), record(A, 1)])
+    assert get_reader(sub).list_backfills() == [(A, PartitionPosition(0))]
+    get_reader(sub).feed(A, PartitionPosition(0), [record(A, 0), record(A, 1)])
     assert take_lines(sub) == ["record 0 0 -> 1 0", "record 0 1 -> 2 0", "record 0 2 -> 3 0"]
-    sub.feed(A, PartitionPosition(0), [record(A, 0)])
+    sub.ensure_private_reader().feed(A, PartitionPosition(0), [record(A, 0)])
     assert take_lines(sub) == []
 
 
@@ -160,8 +168,8 @@ def test_what_was_read_for_a_place_before_a_skip_is_not_sent_after_it():
     gateway = TailFixture(ring=1, cache=1)
     sub = gateway.subscribe(slow_policy=SlowClientPolicy.SKIP)
     gateway.append_records(A, *range(8))
-    for tp, place in sub.list_backfills():
-        sub.feed(tp, place, [record(A, 0), record(A, 1)])
+    for tp, place in get_reader(sub).list_backfills():
+        get_reader(sub).feed(tp, place, [record(A, 0), record(A, 1)])
     assert take_lines(sub) == ["gap 0 0 -> 8 0"]
 
 
@@ -187,9 +195,9 @@ def test_what_a_private_read_saw_of_a_log_that_went_back_waits_for_the_shared_re
     gateway = TailFixture(cache=1)
     gateway.append_records(A, 0, 1, 2)
     sub = gateway.subscribe((A, PartitionPosition(0)))
-    sub.feed(A, PartitionPosition(0), [record(A, 0), record(A, 1, epoch=2)])
+    get_reader(sub).feed(A, PartitionPosition(0), [record(A, 0), record(A, 1, epoch=2)])
     assert take_lines(sub) == ["record 0 0 -> 1 0"]
-    assert sub.list_backfills() == [(A, PartitionPosition(1, 0))]
+    assert get_reader(sub).list_backfills() == [(A, PartitionPosition(1, 0))]
 
 
 def test_a_partition_that_only_the_token_knows_keeps_its_place():
@@ -197,9 +205,9 @@ def test_a_partition_that_only_the_token_knows_keeps_its_place():
     sub = gateway.subscribe((new, PartitionPosition(7, 0, UNVERIFIED_LINEAGE)))
     gateway.append_records(A, 0)
     assert take_lines(sub) == ["record 0 0 -> 1 0 7"]
-    assert sub.list_unverified() == []
+    assert get_reader(sub).list_unverified() == []
     gateway.tail.add_partition(PartitionLog(new, 1 << 20, 60.0), PartitionPosition(0))
-    assert sub.list_unverified() == [(new, PartitionPosition(7, 0, UNVERIFIED_LINEAGE))]
+    assert get_reader(sub).list_unverified() == [(new, PartitionPosition(7, 0, UNVERIFIED_LINEAGE))]
 
 
 def test_a_count_ends_after_so_many_records():
@@ -242,7 +250,7 @@ def test_one_that_ends_at_an_offset_hears_first_what_became_of_its_place():
     )
     assert take_lines(sub) == [] and sub.end_reason is None
     gap = Gap(A, 9, 0, NO_EPOCH, GapReason.RECREATED)
-    sub.on_verified(A, PartitionPosition(0, NO_EPOCH, 0), gap)
+    get_reader(sub).on_verified(A, PartitionPosition(0, NO_EPOCH, 0), gap)
     assert take_lines(sub) == ["gap 0 9 -> 0 0", "record 0 0 -> 1 0", "record 0 1 -> 2 0"]
     assert sub.end_reason == "until"
 
@@ -254,7 +262,7 @@ def test_a_client_gets_no_more_than_was_granted_and_rides_again_once_there_is_en
     assert take_lines(sub) == ["record 0 0 -> 1 0"]
     gateway.append_records(B, 0)
     assert take_lines(sub) == []
-    sub.credit = 9
+    sub.limit_credit(9)
     assert take_lines(sub) == ["record 1 0 -> 1 1", "record 0 1 -> 2 1", "record 0 2 -> 3 1"]
     assert (sub.credit, sub.private_positions) == (6, {})
 
@@ -264,7 +272,7 @@ def test_without_credit_one_that_stands_where_the_channel_stands_rides():
     gateway.append_records(A, 0)
     sub = gateway.subscribe((A, PartitionPosition(0)), credit=1)
     assert take_lines(sub) == ["record 0 0 -> 1 0"]
-    sub.read_privately({A: PartitionPosition(1)})
+    sub.ensure_private_reader().read({A: PartitionPosition(1)})
     take_lines(sub)
     assert not sub.private_positions
 
@@ -283,7 +291,7 @@ def test_one_without_credit_that_the_ring_is_past_is_slow(credit: int):
         if slow is SlowClientPolicy.SKIP:
             assert not sub.private_positions, "it rides again"
         gateway.append_records(A, 20)
-        sub.credit = 100
+        sub.limit_credit(100)
         return sub, got + take_lines(sub)
 
     first = ["record 0 0 -> 1 0"] if credit else []
@@ -311,7 +319,7 @@ def test_one_that_catches_up_with_less_credit_than_records_come_is_conflated_too
     lags: list[int] = []
     for end in range(40, 1040, 10):
         gateway.apply_entries(*map(build_keyed_record, range(end - 10, end)))
-        sub.credit = 4
+        sub.limit_credit(4)
         got += [int(line.split()[2]) for line in take_lines(sub)]
         lags.append(end - 1 - got[-1])
     assert got == sorted(set(got))
@@ -343,7 +351,7 @@ def test_one_without_credit_is_not_slow_because_the_others_have_everything(slow:
     take_lines(rider)
     gateway.channel.drop_if_caught_up()
     assert take_lines(sub) == [] and sub.end_reason is None
-    sub.credit = 9
+    sub.limit_credit(9)
     assert take_lines(sub) == ["record 0 1 -> 2 0", "record 0 2 -> 3 0"]
     assert take_lines(sub) == [] and sub.private_reader is None
     gateway.channel.drop_if_caught_up()
@@ -363,9 +371,9 @@ def test_what_holds_nothing_for_a_client_is_taken_to_where_the_channel_stands_un
         (B, PartitionPosition(1, 0, UNVERIFIED_LINEAGE)),
     )
     sub = gateway.subscribe(*token, reads_partition=is_not_b)
-    assert sub.list_unverified() == [(A, PartitionPosition(1, 0, UNVERIFIED_LINEAGE))]
+    assert get_reader(sub).list_unverified() == [(A, PartitionPosition(1, 0, UNVERIFIED_LINEAGE))]
     assert parse_token(sub.begin()[1].decode()).topics[0].offsets == [1, 3]
-    sub.on_verified(A, PartitionPosition(1))
+    get_reader(sub).on_verified(A, PartitionPosition(1))
     assert take_lines(sub) == ["record 0 1 -> 2 3"]
     gateway.append_records(B, 3)
     assert take_lines(sub) == ["record 1 3 -> 2 4"]
@@ -380,7 +388,7 @@ def test_it_is_not_taken_back_nor_past_a_topic_that_was_made_anew():
     )
     for place in (ahead, anew):
         sub = gateway.subscribe(place, reads_partition=is_not_b)
-        assert sub.list_unverified() == [place]
+        assert get_reader(sub).list_unverified() == [place]
 
 
 def test_it_waits_until_it_is_known_where_the_channel_stands():
@@ -389,7 +397,7 @@ def test_it_waits_until_it_is_known_where_the_channel_stands():
     sub = gateway.subscribe(
         (new, PartitionPosition(7, 0, UNVERIFIED_LINEAGE)), reads_partition=lambda tp: tp != new
     )
-    assert sub.list_unverified() == [] and take_lines(sub) == []
+    assert get_reader(sub).list_unverified() == [] and take_lines(sub) == []
     assert list(sub.private_positions) == [new]
     gateway.tail.logs[new].open(9, 0)
     gateway.apply_entries(Ready(new, 9, 9, 0))
@@ -410,7 +418,7 @@ def test_what_may_hold_something_after_all_by_then_is_read():
     gateway.tail.logs[new].open(9, 0)
     gateway.apply_entries(Ready(new, 9, 9, 0))
     take_lines(sub)
-    assert sub.list_unverified() == [place]
+    assert get_reader(sub).list_unverified() == [place]
 
 
 def test_with_an_end_what_holds_nothing_does_not_hold_it_up():
@@ -422,7 +430,7 @@ def test_with_an_end_what_holds_nothing_does_not_hold_it_up():
         (B, PartitionPosition(0, 0, UNVERIFIED_LINEAGE)),
     )
     sub = gateway.subscribe(*token, reads_partition=is_not_b, end_offsets={A: 1, B: 2})
-    sub.on_verified(A, PartitionPosition(0))
+    get_reader(sub).on_verified(A, PartitionPosition(0))
     assert take_lines(sub) == ["record 0 0 -> 1 2"]
     assert sub.end_reason == "until"
 
@@ -459,7 +467,7 @@ def test_a_pending_position_of_a_token_is_still_to_be_resolved_after_a_shared_ca
     sub.detach()
     gateway.append_records(A, 0, 1, 2)
     sub.reattach(position)
-    assert sub.list_unverified() == [(A, pending)]
+    assert get_reader(sub).list_unverified() == [(A, pending)]
     assert take_lines(sub) == []
-    sub.on_verified(A, PartitionPosition(1))
+    get_reader(sub).on_verified(A, PartitionPosition(1))
     assert take_lines(sub) == ["record 0 1 -> 2 0", "record 0 2 -> 3 0"]

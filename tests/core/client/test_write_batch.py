@@ -4,6 +4,7 @@ from support.snapshot_model import PARTITIONS, KeyedTopic
 
 from gateway.core.client.private_positions import PrivatePositions
 from gateway.core.client.shared_cursor import SharedCursor
+from gateway.core.client.terms import SubscriptionTerms
 from gateway.core.client.write_batch import WriteBatch
 from gateway.core.log.position import PartitionPosition
 from gateway.core.log.record import Gap, GapReason, Skip
@@ -18,7 +19,7 @@ class BatchFixture:
     def __init__(self, tail: type[Tail] = Tail, **terms: int) -> None:
         topic = KeyedTopic(tail)
         self.records = [topic.write_record(0, b"a") for _ in range(3)]
-        self.cursor = SharedCursor(topic.channel, **terms)  # type: ignore[arg-type]
+        self.cursor = SharedCursor(topic.channel, SubscriptionTerms(**terms))  # type: ignore[arg-type]
         self.positions = PrivatePositions(self.cursor)
         self.batch = WriteBatch(self.cursor, self.positions, 1000)
 

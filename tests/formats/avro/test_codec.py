@@ -150,6 +150,18 @@ def test_a_missing_field_has_its_default():
     assert shown == {"id": 1, "note": None, "size": 1.5, "kind": "A", "sub": None}
 
 
+def test_a_default_that_is_an_incomplete_value_of_its_own_record_is_none():
+    """Such a default was written without the fields behind it: bytes that nobody could read."""
+    fields = [
+        {"name": "next", "type": ["N", "null"], "default": {"next": None}},
+        {"name": "number", "type": "int"},
+    ]
+    made = avro({"type": "record", "name": "N", "fields": fields})
+    with pytest.raises(FormatError, match="lacks 'next' of N"):
+        made.encode({"number": 1})
+    assert made.decode(made.encode({"next": None, "number": 1})) == {"next": None, "number": 1}
+
+
 @pytest.mark.parametrize("value", ["x", {"string": "x"}])
 def test_both_forms_of_a_union_are_taken_and_the_plain_one_of_nullable_is_shown(value: Any):
     made = avro(["null", "string"])
@@ -242,8 +254,16 @@ def test_what_does_not_fit_is_told_with_its_place(change: Any, pointer: str, why
         ({"type": "int", "logicalType": "time-millis"}, "25:00:00"),
         ({"type": "fixed", "name": "F", "size": 2}, "abc"),
         ("float", 1e300),
+        ("float", 10**400),
+        ("double", True),
+        ("double", 10**400),
+        ("boolean", 1),
+        ("null", 0),
+        ("int", 2**31),
         ("bytes", "\u0100"),
         ("string", "\ud800"),
+        ({"type": "map", "values": "int"}, {"\ud800": 1}),
+        ({"type": "array", "items": "string"}, "abc"),
     ],
 )
 def test_a_value_is_never_rounded_or_cut(schema: Any, value: Any):

@@ -7,7 +7,14 @@ from collections.abc import Iterable
 
 import pytest
 from support.outlet import FakeOutlet
-from support.single_client import TP, create_client, write_records
+from support.single_client import (
+    TP,
+    create_client,
+    drain_outlet,
+    get_hub,
+    leave_group,
+    write_records,
+)
 from support.waiting import wait_until
 
 from gateway.core.client.slow_client import SlowClientPolicy
@@ -29,8 +36,7 @@ def attach_clients(
 
 def fill_outlet(client: Client, outlet: FakeOutlet) -> None:
     outlet.capacity = -1
-    assert client._receiver_group is not None
-    client._receiver_group.remove_client(client)
+    leave_group(client)
 
 
 async def run_loop_turns(count: int = 5) -> None:
@@ -78,7 +84,7 @@ async def test_one_that_takes_nothing_is_left_alone_and_catches_up_by_itself():
         await run_loop_turns()
     assert (outlets[0].values, outlets[1].values) == (list(range(10)), [])
     outlets[1].capacity = float("inf")
-    clients[1].on_drained()
+    drain_outlet(clients[1])
     await wait_until(lambda: outlets[1].values == list(range(10)))
     write_records(clients[0], b"10")
     await wait_until(lambda: outlets[0].values == outlets[1].values == list(range(11)))
@@ -97,7 +103,7 @@ async def test_one_that_becomes_full_within_a_round_leaves_it_with_what_it_was_g
     await run_loop_turns()
     assert outlets[1].values == list(range(value))
     outlets[1].capacity = float("inf")
-    clients[1].on_drained()
+    drain_outlet(clients[1])
     await wait_until(lambda: outlets[1].values == list(range(value + 1)))
 
 
@@ -131,7 +137,7 @@ async def test_it_ends_with_its_last_words_wherever_it_is():
         client.end("drain")
     await wait_until(lambda: riding.is_finished and full.is_finished and late.is_finished)
     assert all(b'{"reason":"drain"}' in outlet.chunks[-1] for outlet in (riding, full, late))
-    assert set(clients[0]._owner.removed_clients) == set(clients)  # type: ignore[attr-defined]
+    assert set(get_hub(clients[0]).removed_clients) == set(clients)
     write_records(clients[0], b"1")
     await run_loop_turns()
     assert riding.values == []
@@ -181,7 +187,7 @@ async def test_a_rest_is_in_proportion_to_what_the_round_cost():
     outlets = [FakeOutlet() for _ in range(50)]
     clients = attach_clients(outlets)
     await run_loop_turns()
-    pace = clients[0]._owner.pace  # type: ignore[attr-defined]
+    pace = get_hub(clients[0]).pace
     assert pace.remaining_rest == 0
     write_records(clients[0], b"1")
     await wait_until(lambda: outlets[-1].values == [1], interval_s=0)
@@ -198,8 +204,8 @@ async def test_one_that_reads_alone_hears_of_what_is_not_seen():
     await run_loop_turns()
     assert not outlet.is_finished
     marker = Skip(TP, 0, 1, 0)
-    client._shared_tail.tail.logs[TP].append(marker, 0.0)
-    client._shared_tail.publish([marker], 0)
+    client.source.shared_tail.tail.logs[TP].append(marker, 0.0)
+    client.source.shared_tail.publish([marker], 0)
     await wait_until(lambda: outlet.is_finished)
 
 
@@ -238,7 +244,7 @@ async def test_clients_who_wake_at_once_are_pushed_to_in_turns_with_others(
     write_records(clients[0], b"1")
     for client, outlet in zip(clients, outlets, strict=True):
         outlet.capacity = float("inf")
-        client.on_drained()
+        drain_outlet(client)
     told = []
     for _ in range(6):
         await asyncio.sleep(0)
@@ -259,6 +265,6 @@ async def test_a_client_whose_push_fails_holds_up_no_other():
     failing.write = None  # type: ignore[assignment]
     for client, each in zip(clients, (failing, outlet), strict=True):
         each.capacity = float("inf")
-        client.on_drained()
+        drain_outlet(client)
     await wait_until(lambda: outlet.values == [1])
     assert len(reported) == 1

@@ -6,16 +6,21 @@ import asyncio
 import gc
 
 from support.outlet import FakeOutlet
-from support.single_client import create_client, write_records
+from support.single_client import create_client, get_hub, write_records
 
 from gateway.core.channel.channel import Channel
 from gateway.core.client.subscription import Subscription
+from gateway.core.client.throttle import Throttle
 from gateway.hub.fanout.broadcaster import ReceiverGroup
 from gateway.hub.fanout.client import Client
+from gateway.hub.fanout.client_source import END_EXPIRED, ClientSource
+from gateway.hub.fanout.pull_delivery import PullDelivery
+from gateway.hub.fanout.push_delivery import PushDelivery
+from gateway.hub.fanout.rate_limiter import RateLimiter
 
 
 async def test_an_idle_client_gets_a_comment_every_heartbeat():
-    stream = create_client(heartbeat=0.01).iter_bytes()
+    stream = create_client(heartbeat=0.01).pull().iter_bytes()
     await anext(stream)
     assert [await anext(stream) for _ in range(3)] == [b":\n"] * 3
     await stream.aclose()
@@ -23,7 +28,7 @@ async def test_an_idle_client_gets_a_comment_every_heartbeat():
 
 async def test_a_record_is_sent_at_once_and_puts_the_heartbeat_off():
     client = create_client()
-    stream = client.iter_bytes()
+    stream = client.pull().iter_bytes()
     await anext(stream)
     for offset in range(2):
         waiting = asyncio.ensure_future(anext(stream))
@@ -37,9 +42,9 @@ async def test_a_record_is_sent_at_once_and_puts_the_heartbeat_off():
 async def test_a_lifetime_that_is_over_ends_an_idle_stream_without_a_last_comment():
     client = create_client(lifetime=0.01)
     async with asyncio.timeout(30):
-        pieces = [piece async for piece in client.iter_bytes()]
+        pieces = [piece async for piece in client.pull().iter_bytes()]
     assert len(pieces) == 2 and b'event: end\ndata: {"reason":"lifetime"}' in pieces[1]
-    assert client._owner.removed_clients == [client]
+    assert get_hub(client).removed_clients == [client]
 
 
 async def test_one_that_waits_for_its_begin_and_is_told_to_end_does_so():
@@ -50,13 +55,15 @@ async def test_one_that_waits_for_its_begin_and_is_told_to_end_does_so():
     client.end("drain")
     async with asyncio.timeout(30):
         await waiting
-        pieces = [piece async for piece in client.iter_bytes()]
+        pieces = [piece async for piece in client.pull().iter_bytes()]
     assert b"event: begin" in pieces[0] and b'{"reason":"drain"}' in pieces[-1]
 
 
 async def test_a_client_that_is_gone_waits_for_no_collection_of_garbage():
     """It was part of a reference cycle, with its filters and its channel."""
-    kinds = (Client, Subscription, Channel, ReceiverGroup)
+    kinds = (
+        Client, ClientSource, PushDelivery, PullDelivery, Subscription, Channel, ReceiverGroup,
+    )  # fmt: skip
 
     def count_alive() -> int:
         return sum(isinstance(each, kinds) for each in gc.get_objects())
@@ -72,12 +79,39 @@ async def test_a_client_that_is_gone_waits_for_no_collection_of_garbage():
                 await asyncio.sleep(0)
             write_records(client, b"1")
             await asyncio.sleep(0)
-            hub, channel = client._owner, client.subscription.channel
+            hub, channel = get_hub(client), client.subscription.channel
             client.close()
             hub.broadcaster.remove_channel(channel)
             hub.removed_clients.clear()
             del client, hub, channel
+            client = create_client(credit=credit)
+            async for _ in client.pull().iter_bytes():
+                client.end("drain")
+            get_hub(client).removed_clients.clear()
+            del client
         await asyncio.sleep(0)
         assert count_alive() == before
     finally:
         gc.enable()
+
+
+async def test_an_event_for_a_pulled_client_alone_comes_next_and_nothing_after_its_expiry():
+    client = create_client()
+    stream = client.pull().iter_bytes()
+    await anext(stream)
+    write_records(client, b"1")
+    client.send_event("challenge", {"guard": "jwt0"})
+    assert b"event: challenge" in await anext(stream)
+    assert b"data: 1\n" in await anext(stream)
+    client.send_event("challenge", {"guard": "jwt0"})
+    client.end(END_EXPIRED)
+    assert [b"event: end" in piece async for piece in stream] == [True]
+
+
+async def test_a_rate_and_a_credit_limit_a_client_together():
+    """Credit that the client granted itself went to the subscription, beside the rate."""
+    limiter = RateLimiter(Throttle(100, 3600.0), 1)
+    client = create_client(credit=1, rate_limiter=limiter)
+    client.grant_credit(2)
+    assert (client.source.credit, client.subscription.credit) == (3, 1)
+    client.close()

@@ -17,11 +17,10 @@ from support.waiting import wait_until
 
 from gateway.config import Settings
 from gateway.core.channel.filters import Filter, Filters
-from gateway.core.client.slow_client import SlowClientPolicy
 from gateway.core.log.record import TopicPartition
 from gateway.errors import UnknownTopic
 from gateway.hub.fanout import hub as hubs
-from gateway.hub.fanout.client import Client
+from gateway.hub.fanout.client import Client, ClientOptions
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.view import View
 from gateway.hub.reads.stream_start import StreamStart
@@ -46,9 +45,7 @@ async def running_hub(kafka: EmbeddedKafka, **section: Any) -> AsyncIterator[Hub
 
 
 async def subscribe_client(hub: Hub, view: View = ALL, start: StreamStart = LIVE_START) -> Client:
-    client = await hub.subscribe(
-        view, start, SseWire(), heartbeat=60, slow=SlowClientPolicy.CATCH_UP
-    )
+    client = await hub.subscribe(view, start, SseWire(), ClientOptions(heartbeat=60))
     await client.wait_until_ready()
     return client
 
@@ -56,7 +53,7 @@ async def subscribe_client(hub: Hub, view: View = ALL, start: StreamStart = LIVE
 async def read_until(client: Client, event_name: str) -> list[SseEvent]:
     """The events of a client up to one of that name."""
     parser, heard = SseParser(), list[SseEvent]()
-    async for piece in client.iter_bytes():
+    async for piece in client.pull().iter_bytes():
         heard += parser.feed(piece)
         if any(event.event_type == event_name for event in heard):
             return heard

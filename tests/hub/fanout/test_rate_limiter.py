@@ -27,8 +27,9 @@ def attach_throttled(
     **options: int,
 ) -> Client:
     allowance = RateLimiter(Throttle(max_records, period_s), credit)
-    client = create_client(credit=allowance.get_capacity(0.0), slow_policy=slow, **options)  # type: ignore[arg-type]
-    client._rate_limiter = allowance
+    client = create_client(
+        credit=allowance.get_capacity(0.0), slow_policy=slow, rate_limiter=allowance, **options
+    )  # type: ignore[arg-type]
     client.attach(outlet)
     return client
 
@@ -40,11 +41,11 @@ async def run_loop_turns(count: int = 20) -> None:
 
 def expire_rate_window(client: Client) -> None:
     """The time of its rate is over."""
-    allowance = client._rate_limiter
+    allowance = client.source.rate_limiter
     assert allowance is not None and allowance._timer is not None
     allowance.close()
     allowance.throttle._sent.clear()
-    client.wake()
+    client.source.wake()
 
 
 @pytest.mark.parametrize("at_once", [True, False])
@@ -85,11 +86,11 @@ async def test_what_the_client_grants_itself_is_a_limit_too():
     write_records(client, *(b"%d" % value for value in range(10)))
     await run_loop_turns()
     assert outlet.values == [0, 1]
-    assert client.state == NO_CREDIT and client.credit == 0
+    assert client.state == NO_CREDIT and client.source.credit == 0
     client.grant_credit(5)
     await run_loop_turns()
     assert outlet.values == [0, 1, 2]
-    assert client.state == THROTTLED and client.credit == 4
+    assert client.state == THROTTLED and client.source.credit == 4
     for had in (6, 7):
         expire_rate_window(client)
         await run_loop_turns()
@@ -102,7 +103,7 @@ async def test_a_client_that_goes_leaves_no_timer():
     client = attach_throttled(FakeOutlet())
     write_records(client, *(b"%d" % value for value in range(10)))
     await run_loop_turns()
-    allowance = client._rate_limiter
+    allowance = client.source.rate_limiter
     assert allowance is not None
     alarm = allowance._timer
     assert alarm is not None

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 import pytest
 from support.outlet import FakeOutlet
-from support.single_client import TP, create_client, write_records
+from support.single_client import TP, create_client, drain_outlet, get_hub, write_records
 from support.waiting import wait_until
 
 from gateway.core.client.subscription import Subscription
 from gateway.core.log.position import PartitionPosition
 from gateway.core.token.resume_token import parse_token
-from gateway.hub.fanout import client as clients
+from gateway.hub.fanout import client_source
 from gateway.hub.fanout import shared_catch_up as herd
 from gateway.hub.fanout.client import Client
 from gateway.hub.wires.gzip import GzipWire
@@ -28,8 +28,7 @@ MISSED = 300
 def build_late_client(first: Client, at: int, wire: Wire | None = None) -> Client:
     """One who comes back with this offset; `first` is of the same channel."""
     subscription = Subscription(first.subscription.channel, {TP: PartitionPosition(at, 0, 0)})
-    hub, shared, deadline = first._owner, first._shared_tail, first._deadline
-    return Client(hub, shared, subscription, wire or SseWire(), heartbeat=60.0, deadline=deadline)
+    return create_client(wire, sibling=first, subscription=subscription)
 
 
 async def build_first_client(wire: Wire | None = None, **options: object) -> Client:
@@ -76,7 +75,7 @@ async def test_they_are_read_for_once_and_ride_from_where_the_leader_came_to(
         write_records(first, b"%d" % value)
         await asyncio.sleep(0)
     await wait_until(lambda: have_all_values(outlets, 100, MISSED + 10))
-    await wait_until(lambda: all(outlet.client._receiver_group is not None for outlet in outlets))
+    await wait_until(lambda: all(outlet.client.state is None for outlet in outlets))
     assert len({outlet.chunks[-1] for outlet in outlets}) == 1
 
 
@@ -94,7 +93,7 @@ async def test_what_is_published_meanwhile_comes_once_and_in_order(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """Pieces are small, and records come faster than they are taken at first."""
-    monkeypatch.setattr(clients, "MAX_PUSH_BYTES", 200)
+    monkeypatch.setattr(client_source, "MAX_TAKE_BYTES", 200)
     first = await build_first_client()
     outlets = [FakeOutlet() for _ in range(9)]
     attach_late_clients(first, outlets, 0)
@@ -107,12 +106,12 @@ async def test_what_is_published_meanwhile_comes_once_and_in_order(
 async def test_one_that_takes_nothing_holds_up_nobody_and_loses_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(clients, "MAX_PUSH_BYTES", 500)
+    monkeypatch.setattr(client_source, "MAX_TAKE_BYTES", 500)
     monkeypatch.setattr(herd, "MAX_PIECE_BYTES", 2000)
     first = await build_first_client()
     outlets, stuck = [FakeOutlet() for _ in range(5)], FakeOutlet(capacity=300)
     attach_late_clients(first, [*outlets, stuck], 0)
-    herds, now = first._owner.shared_catch_ups, asyncio.get_running_loop().time()
+    herds, now = get_hub(first).shared_catch_ups, asyncio.get_running_loop().time()
 
     def is_done() -> bool:
         nonlocal now
@@ -123,7 +122,7 @@ async def test_one_that_takes_nothing_holds_up_nobody_and_loses_nothing(
     await wait_until(is_done)
     assert 0 < len(stuck.values) < MISSED
     stuck.capacity = float("inf")
-    stuck.client.on_drained()
+    drain_outlet(stuck.client)
     await wait_until(lambda: have_all_values([stuck], 0, MISSED))
     write_records(first, b"%d" % MISSED)
     await wait_until(lambda: have_all_values([*outlets, stuck], 0, MISSED + 1))
@@ -131,13 +130,13 @@ async def test_one_that_takes_nothing_holds_up_nobody_and_loses_nothing(
 
 async def test_each_member_stands_behind_what_it_was_sent(monkeypatch: pytest.MonkeyPatch):
     """A member does not follow the channel, so its own subscription does not know where it is."""
-    monkeypatch.setattr(clients, "MAX_PUSH_BYTES", 500)
+    monkeypatch.setattr(client_source, "MAX_TAKE_BYTES", 500)
     first = await build_first_client(max_ring_bytes=200)
     outlets = [FakeOutlet(), FakeOutlet(), FakeOutlet(capacity=600), FakeOutlet(capacity=1500)]
     attach_late_clients(first, outlets, 100)
 
     def get_offsets() -> list[int | None]:
-        return [outlet.client.get_delivered_position()[TP].offset for outlet in outlets]
+        return [outlet.client.source.get_delivered_position()[TP].offset for outlet in outlets]
 
     while not have_all_values(outlets[:2], 100, MISSED):
         assert get_offsets() == [100 + len(outlet.values) for outlet in outlets]
@@ -149,11 +148,11 @@ async def test_each_member_stands_behind_what_it_was_sent(monkeypatch: pytest.Mo
     assert get_offsets() == [100 + len(outlet.values) for outlet in outlets]
     stuck = outlets[2:]
     assert all(0 < len(outlet.values) < MISSED - 100 for outlet in stuck)
-    assert all(outlet.client.shared_catch_up is not None for outlet in stuck)
+    assert all(outlet.client.source.shared_catch_up is not None for outlet in stuck)
 
 
 async def test_who_is_told_to_end_ends_where_it_stands(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(clients, "MAX_PUSH_BYTES", 500)
+    monkeypatch.setattr(client_source, "MAX_TAKE_BYTES", 500)
     first = await build_first_client()
     outlets = [FakeOutlet() for _ in range(4)]
     attach_late_clients(first, outlets, 0)
@@ -170,7 +169,7 @@ async def test_who_is_told_to_end_ends_where_it_stands(monkeypatch: pytest.Monke
 
 
 async def test_who_leaves_is_not_waited_for(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(clients, "MAX_PUSH_BYTES", 500)
+    monkeypatch.setattr(client_source, "MAX_TAKE_BYTES", 500)
     first = await build_first_client()
     outlets = [FakeOutlet() for _ in range(6)]
     attach_late_clients(first, outlets, 0)
@@ -185,7 +184,7 @@ async def test_a_herd_that_nobody_needs_is_let_go():
     outlets = [FakeOutlet() for _ in range(4)]
     attach_late_clients(first, outlets, 0)
     await wait_until(lambda: have_all_values(outlets, 0, MISSED))
-    herds, channel = first._owner.shared_catch_ups, first.subscription.channel
+    herds, channel = get_hub(first).shared_catch_ups, first.subscription.channel
     herds.maintain(asyncio.get_running_loop().time() + 10)
     assert not herds._keys and not herds._seen_at
     assert channel.followers == {one.client.subscription for one in outlets} | {first.subscription}
@@ -193,10 +192,10 @@ async def test_a_herd_that_nobody_needs_is_let_go():
 
 async def test_one_that_is_followed_by_another_is_let_go_too(monkeypatch: pytest.MonkeyPatch):
     """Its first pieces are gone, so who comes then from the same place is of a new one."""
-    monkeypatch.setattr(clients, "MAX_PUSH_BYTES", 500)
+    monkeypatch.setattr(client_source, "MAX_TAKE_BYTES", 500)
     monkeypatch.setattr(herd, "MAX_PIECE_BYTES", 1000)
     first = await build_first_client()
-    channel, herds = first.subscription.channel, first._owner.shared_catch_ups
+    channel, herds = first.subscription.channel, get_hub(first).shared_catch_ups
     outlets = [FakeOutlet() for _ in range(3)]
     attach_late_clients(first, outlets, 0)
     await wait_until(lambda: have_all_values(outlets, 0, MISSED))
@@ -216,16 +215,17 @@ async def test_one_that_is_followed_by_another_is_let_go_too(monkeypatch: pytest
 async def test_compressed_streams_of_a_herd_end_with_the_right_sum(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(clients, "MAX_PUSH_BYTES", 500)
+    monkeypatch.setattr(client_source, "MAX_TAKE_BYTES", 500)
     wire = GzipWire(SseWire())
     first = await build_first_client(wire)
     outlets = [FakeOutlet() for _ in range(4)]
     attach_late_clients(first, outlets, 10, wire)
-    riding = [first.outlet, *outlets]
+    assert first.push is not None
+    riding = [first.push.outlet, *outlets]
     for value in range(MISSED, MISSED + 5):
         write_records(first, b"%d" % value)
         await asyncio.sleep(0)
-    await wait_until(lambda: all(outlet.client._receiver_group is not None for outlet in outlets))
+    await wait_until(lambda: all(outlet.client.state is None for outlet in outlets))
     write_records(first, b"%d" % (MISSED + 5))
     for outlet in outlets:
         outlet.client.end("drain")

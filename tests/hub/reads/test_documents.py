@@ -9,7 +9,7 @@ from support.brokers import embedded_kafka
 
 from gateway.api.gateway import Gateway
 from gateway.config import Settings
-from gateway.errors import BrokerUnavailable, RequestError, UnknownTopic
+from gateway.errors import BrokerUnavailable, TableTooLarge, UnknownTopic
 from gateway.hub.reads.documents import DocumentReader
 from gateway.kafka.embedded import EmbeddedKafka
 
@@ -54,28 +54,8 @@ async def test_what_cannot_be_had_is_told(kafka: EmbeddedKafka):
             await gateway.hub.documents.get_latest("nowhere", b"a")
         for n in range(32):
             await gateway.produce("many", bytes(4096), key=str(n))
-        with pytest.raises(RequestError, match=r"cache\.bytes") as raised:
+        with pytest.raises(TableTooLarge, match=r"cache\.bytes"):
             await gateway.hub.documents.get_latest("many", b"1")
-        assert raised.value.status == 503
-
-
-async def test_one_at_a_time_compares_and_writes_a_key(kafka: EmbeddedKafka):
-    async with Gateway(build_settings(kafka)) as gateway:
-        inside, most, others = 0, 0, 0
-
-        async def write_key(key: bytes) -> None:
-            nonlocal inside, most, others
-            async with gateway.hub.documents.lock_key("orders", key):
-                inside += key == b"a"
-                others += key == b"b" and inside > 0
-                most = max(most, inside)
-                await asyncio.sleep(0)
-                await asyncio.sleep(0)
-                inside -= key == b"a"
-
-        await asyncio.gather(*(write_key(b"ab"[n % 2 : n % 2 + 1]) for n in range(40)))
-        assert most == 1
-        assert others, "another key had to wait"
 
 
 async def test_where_keys_are_placed_no_other_partition_is_waited_for():
@@ -95,8 +75,6 @@ async def test_where_keys_are_placed_no_other_partition_is_waited_for():
                 hub.read_services,
                 hub.key_partitions,
                 hub.keep_open,
-                hub.publisher,
-                hub.settings,
                 timeout_s=0.5,
             )
             with pytest.raises(BrokerUnavailable, match="try again"):

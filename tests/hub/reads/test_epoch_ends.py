@@ -9,6 +9,7 @@ import pytest
 from support.waiting import wait_until
 
 from gateway.core.log.record import TopicPartition
+from gateway.errors import BrokerUnavailable, KafkaError
 from gateway.hub.reads.epoch_ends import EpochEnds
 from gateway.kafka.client.offsets import EpochEnd
 
@@ -23,6 +24,8 @@ class FakeCluster:
         self.leaders: dict[TopicPartition, tuple[int, int] | None] = {}
         self.may_answer = asyncio.Event()
         self.may_answer.set()
+        self.error: KafkaError | None = None
+        self.error_codes: dict[TopicPartition, int] = {}
 
     def leader_for_partition(self, tp: TopicPartition) -> tuple[int, int] | None:
         return self.leaders.get(tp, (1, 5))
@@ -30,7 +33,12 @@ class FakeCluster:
     async def fetch_epoch_ends(self, epochs: Mapping[TopicPartition, int]) -> dict:
         self.requests.append(dict(epochs))
         await self.may_answer.wait()
-        return {tp: EpochEnd(epoch, 10 * epoch) for tp, epoch in epochs.items()}
+        if self.error is not None:
+            raise self.error
+        return {
+            tp: self.error_codes.get(tp, EpochEnd(epoch, 10 * epoch))
+            for tp, epoch in epochs.items()
+        }
 
 
 async def test_who_asks_at_the_same_time_is_answered_by_one_request():
@@ -93,5 +101,23 @@ async def test_closing_ends_those_who_wait():
     waiting = asyncio.create_task(epochs.find_end(ONE, 3))
     await wait_until(lambda: leaders.requests, "the request")
     await epochs.close()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
+    assert await waiting is None
+
+
+async def test_a_request_that_fails_leaves_the_client_without_an_answer():
+    """It cancelled the task of the client instead, and that one asked again without a pause."""
+    leaders = FakeCluster()
+    leaders.error = BrokerUnavailable("away")
+    epochs = EpochEnds(leaders)
+    assert await epochs.find_end(ONE, 3) is None
+    leaders.error = None
+    assert await epochs.find_end(ONE, 3) == EpochEnd(3, 30)
+
+
+async def test_an_error_code_is_no_answer():
+    leaders = FakeCluster()
+    leaders.error_codes = {ONE: 74}
+    assert await asyncio.gather(*(EpochEnds(leaders).find_end(tp, 3) for tp in (ONE, TWO))) == [
+        None,
+        EpochEnd(3, 30),
+    ]

@@ -13,6 +13,7 @@ from gateway.core.log.position import UNVERIFIED_LINEAGE, PartitionPosition
 from gateway.core.token.resume_token import parse_token
 from gateway.errors import KafkaError
 from gateway.hub.fanout.client import Client
+from gateway.hub.fanout.client_source import ClientSource
 from gateway.hub.reads import page
 from gateway.hub.reads.page import Page, read_page
 from gateway.hub.wires.ndjson import NdjsonWire
@@ -114,8 +115,8 @@ async def test_a_partition_that_says_nothing_is_waited_for_a_moment(
     """Its place is held against a log that never answers."""
     monkeypatch.setattr(page, "SETTLE_TIMEOUT_S", 0.05)
     it = build_client()
-    it.subscription.read_privately({TP: PartitionPosition(0, 0, UNVERIFIED_LINEAGE)})
-    monkeypatch.setattr(Client, "_start_backfill", lambda self: None)
+    it.subscription.ensure_private_reader().read({TP: PartitionPosition(0, 0, UNVERIFIED_LINEAGE)})
+    monkeypatch.setattr(ClientSource, "_start_backfill", lambda self: None)
     write_records(it, b"1")
     got = await read_page_in_time(it, 0.0)
     assert (parse_lines(got), get_offset(got)) == ([build_end(got)], 0)

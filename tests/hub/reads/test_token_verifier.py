@@ -16,11 +16,10 @@ from support.waiting import wait_until
 
 from gateway.config import Settings
 from gateway.core.channel.filters import Filters
-from gateway.core.client.slow_client import SlowClientPolicy
 from gateway.core.log.record import TopicPartition
 from gateway.core.token.resume_token import ResumeToken, parse_token
 from gateway.errors import BrokerUnavailable, TokenForeign, TokenTooOld
-from gateway.hub.fanout.client import Client
+from gateway.hub.fanout.client import Client, ClientOptions
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.view import View
 from gateway.hub.reads.stream_start import StreamStart
@@ -44,9 +43,7 @@ async def running_hub(kafka: EmbeddedKafka) -> AsyncIterator[Hub]:
 
 
 async def subscribe_client(hub: Hub, view: View = ORDERS, **start: Any) -> Client:
-    client = await hub.subscribe(
-        view, StreamStart(**start), SseWire(), heartbeat=60, slow=SlowClientPolicy.CATCH_UP
-    )
+    client = await hub.subscribe(view, StreamStart(**start), SseWire(), ClientOptions(heartbeat=60))
     await client.wait_until_ready()
     return client
 
@@ -139,7 +136,7 @@ async def test_a_topic_that_is_known_only_later_is_resumed_where_the_token_stood
         got = b""
         async with asyncio.timeout(30):
             while not all(each in got for each in (b"0.2", b"0.3", b"1.0", b"1.3")):
-                got += await client.next_bytes() or b""
+                got += await client.pull().next_bytes() or b""
         assert b"0.1" not in got and b"0.0" not in got
         client.close()
 
@@ -199,6 +196,6 @@ async def test_a_place_that_leads_back_leads_no_further_than_the_route(
         await produce_records(embedded.bootstrap, "orders", [b"new"])
         async with asyncio.timeout(30):
             while b"new" not in got:
-                got += await client.next_bytes() or b""
+                got += await client.pull().next_bytes() or b""
         assert b"data: old" not in got
         client.close()

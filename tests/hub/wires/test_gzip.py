@@ -10,11 +10,11 @@ import zlib
 
 import pytest
 from support.outlet import FakeOutlet
-from support.single_client import create_client, write_records
+from support.single_client import create_client, drain_outlet, write_records
 from support.waiting import wait_until
 
 from gateway.core.channel.byte_counts import CountedBytes
-from gateway.core.channel.channel import ChannelEvent
+from gateway.core.channel.chunk import ChannelEvent
 from gateway.core.client.slow_client import SlowClientPolicy
 from gateway.core.client.subscription import Subscription
 from gateway.formats import create_format
@@ -81,8 +81,8 @@ async def attach_client(wire: Wire, beside: Client | None = None, **options: obj
 
 
 def get_outlet(client: Client) -> FakeOutlet:
-    assert isinstance(client.outlet, FakeOutlet)
-    return client.outlet
+    assert client.push is not None and isinstance(client.push.outlet, FakeOutlet)
+    return client.push.outlet
 
 
 @every_wire
@@ -109,7 +109,7 @@ async def test_whoever_comes_and_whatever_happens_gets_all_of_it_and_a_right_end
                 outlets[one].capacity = draw.choice([-1, 50, 400])
             case 2:
                 outlets[one].capacity = float("inf")
-                one.on_drained()
+                drain_outlet(one)
             case 3:
                 one.check_heartbeat(asyncio.get_running_loop().time() + 10_000 * draw.randrange(2))
             case _:
@@ -121,10 +121,8 @@ async def test_whoever_comes_and_whatever_happens_gets_all_of_it_and_a_right_end
             await run_loop_turns(draw.randrange(4))
     for client, its in outlets.items():
         its.capacity = float("inf")
-        client.on_drained()
-    await wait_until(
-        lambda: all(client._receiver_group is not None for client in crowd), "all ride"
-    )
+        drain_outlet(client)
+    await wait_until(lambda: all(client.state is None for client in crowd), "all ride")
     for client, its in outlets.items():
         client.end("drain")
         await wait_until(lambda its=its: its.is_finished)
@@ -190,7 +188,7 @@ async def test_gaps_and_ends_of_slow_ones_are_counted(slow: SlowClientPolicy):
 
 async def test_without_an_outlet_it_is_the_same():
     client = create_client(GzipWire(SseWire()), heartbeat=0.01)
-    stream = client.iter_bytes()
+    stream = client.pull().iter_bytes()
     got = [await anext(stream), await anext(stream)]
     write_records(client, VALUE % (0, b""))
     while zlib.decompressobj(31).decompress(b"".join(got)).count(b"data: ") < 2:

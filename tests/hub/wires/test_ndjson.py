@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.ndjson_parser import NdjsonParser
 
-from gateway.core.channel.channel import Channel, ChannelEvent
+from gateway.core.channel.channel import Channel
+from gateway.core.channel.chunk import ChannelEvent
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.record import (
     Entry,

@@ -14,7 +14,7 @@ from websockets.frames import Frame
 from websockets.protocol import OPEN
 from websockets.uri import parse_uri
 
-from gateway.core.channel.channel import ChannelEvent
+from gateway.core.channel.chunk import ChannelEvent
 from gateway.core.log.record import Gap, GapReason, Ready, Record, Skip, TopicPartition
 from gateway.core.token.resume_token import seal_token
 from gateway.formats import create_format
@@ -156,9 +156,7 @@ async def test_a_message_is_compressed_once_for_all_and_a_small_one_not_at_all(
             create_client(WebSocketWire(deflate=True), sibling=clients[0] if clients else None)
         )
         clients[-1].attach(outlet)
-    await wait_until(
-        lambda: all(client._receiver_group is not None for client in clients), "all ride"
-    )
+    await wait_until(lambda: all(client.state is None for client in clients), "all ride")
     monkeypatch.setattr("gateway.hub.wires.websocket.encode_deflated_text", record_payload)
     for n, (value, first) in enumerate(((b'"%b"' % (b"x" * 1000), 0xC1), (b"1", 0x81)), start=2):
         write_records(clients[0], value)

@@ -17,6 +17,7 @@ from support.joins import JoinRule, Row, join_rows
 from gateway.config.sections.pipelines import Join
 from gateway.pipeline.generate import ShopTraffic, generate_events
 from gateway.pipeline.jobs import join
+from gateway.pipeline.run.output import get_key_columns
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 ORDERS = {"order": "string", "merchant": "string", "amount": "double", "at": "timestamp"}
@@ -313,9 +314,9 @@ def test_inputs_that_are_unknown_are_not_checked() -> None:
 
 
 def test_the_output_is_keyed_by_what_is_joined_where_it_is_told() -> None:
-    assert join.get_default_key_columns(settings(on={"order": "order"})) == ("order",)
-    assert join.get_default_key_columns(settings(select={"order": "left.order"})) == ("order",)
-    assert join.get_default_key_columns(settings(select={"x": "left.order"})) == ()
+    assert get_key_columns(settings(on={"order": "order"})) == ("order",)
+    assert get_key_columns(settings(select={"order": "left.order"})) == ("order",)
+    assert get_key_columns(settings(select={"x": "left.order"})) == ()
 
 
 def test_real_time_mode_is_refused_with_the_reason() -> None:

@@ -39,6 +39,13 @@ async def request_problem(
         (errors.TokenForeign("of another stream"), 400, "Resume token refused"),
         (errors.UnknownTopic("no topic 'ordrs'", topic="ordrs"), 404, "Unknown topic"),
         (errors.AccessDenied("may not read 'pay'", topic="pay"), 403, "Access denied"),
+        (errors.KeyReused("the key 'k1' was used"), 422, "Idempotency key reused"),
+        (errors.RecordTooLarge("the record is too large"), 413, "Content too large"),
+        (errors.InvalidRecord("no partition 7"), 400, "Bad request"),
+        (errors.RecordRefused("a compacted topic wants a key"), 422, "Record refused"),
+        (errors.FormatError("/age: not a number"), 400, "Not of the model"),
+        (errors.RegistryUnavailable("away", retry_after=1.0), 503, "Registry away"),
+        (errors.TableTooLarge("the keys are too many"), 503, "Too many keys"),
         (HTTPException(418, "short and stout"), 418, "I'm a Teapot"),
     ],
 )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.single_client import create_client, write_records
+from support.single_client import create_client, get_hub, write_records
 from support.waiting import wait_until
 
 from gateway.config import Limits as Settings
@@ -197,7 +197,7 @@ async def test_a_lost_session_leaves_no_client_no_task_and_nobody_to_tell(
     assert not house.drain_callbacks
     assert house.websocket_count == 0
     await wait_until(lambda: len(asyncio.all_tasks()) == 1)
-    assert house.clients["/open"]._owner.removed_clients == [house.clients["/open"]]  # type: ignore[attr-defined]
+    assert get_hub(house.clients["/open"]).removed_clients == [house.clients["/open"]]
     assert not house.list_sent("pong") and house.place.leave_count == 1
 
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from starlette.requests import HTTPConnection
-from support.single_client import TP, create_client, write_records
+from support.single_client import TP, create_client, get_hub, write_records
 from support.waiting import wait_until
 
 from gateway.config import Route
@@ -91,7 +91,7 @@ class FakeStreamOwner:
         """The partition of the last client can be read."""
         client = self.clients[-1]
         client.subscription.channel.tail.apply_entries([Ready(TP, 0, 0, 0)], 0)
-        for waiting in client._shared_tail.ready_waiters:
+        for waiting in client.source.shared_tail.ready_waiters:
             waiting.set_result(None)
 
 
@@ -100,7 +100,7 @@ async def test_a_change_before_begin_waits_for_it_and_all_that_is_chosen_adds_up
     hall = FakeStreamOwner()
     stream = hall.build_stream("a", "/orders", [("until", "5")])
     hall.start_opening(stream)
-    await wait_until(lambda: hall.clients and hall.clients[0]._shared_tail.ready_waiters)
+    await wait_until(lambda: hall.clients and hall.clients[0].source.shared_tail.ready_waiters)
     stream.apply_change(
         await stream.build_change(ChangeMessage(type="change", path="/stock?from=live"), NO_GRANTS)
     )
@@ -112,7 +112,9 @@ async def test_a_change_before_begin_waits_for_it_and_all_that_is_chosen_adds_up
     assert not hall.sent and hall.clients[0].subscription.end_reason is None
 
     hall.mark_partition_ready()
-    await wait_until(lambda: len(hall.clients) == 2 and hall.clients[1]._shared_tail.ready_waiters)
+    await wait_until(
+        lambda: len(hall.clients) == 2 and hall.clients[1].source.shared_tail.ready_waiters
+    )
     assert hall.requested_queries[1] == {"until": "5", "from": "live", "fields": '["/n"]'}
     stream.grant_credit(3)
     assert hall.clients[1].subscription.credit == 10
@@ -161,11 +163,11 @@ async def test_one_whose_client_goes_while_it_opens_does_not_begin():
     hall = FakeStreamOwner()
     stream = hall.build_stream("a", "/orders", [])
     hall.start_opening(stream)
-    await wait_until(lambda: hall.clients and hall.clients[0]._shared_tail.ready_waiters)
+    await wait_until(lambda: hall.clients and hall.clients[0].source.shared_tail.ready_waiters)
     stream.close()
     await asyncio.gather(*hall.open_tasks)
     assert not hall.sent
-    assert hall.clients[0]._owner.removed_clients == hall.clients  # type: ignore[attr-defined]
+    assert get_hub(hall.clients[0]).removed_clients == hall.clients
 
 
 async def test_one_that_was_told_to_end_before_it_began_ends_as_it_begins():

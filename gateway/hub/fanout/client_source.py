@@ -1,0 +1,337 @@
+"""Provide the bytes of one client: its subscription, and what is read for it.
+
+A `ClientSource` knows nothing of the way that its bytes go. A `PushDelivery` or a `PullDelivery`
+takes them, and is woken when there may be more: it sets `subscription.wake`.
+
+What it gives comes from its channel's ring, from its private reader, which `Backfill` feeds from
+Kafka, or from a `SharedCatchUp`, which reads for several clients.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from gateway.core.client.subscription import Subscription
+from gateway.core.client.terms import SubscriptionTerms
+from gateway.core.log.position import Position
+from gateway.core.log.record import GapReason, TopicPartition
+from gateway.hub.reads.backfill import Backfill
+from gateway.hub.reads.services import ReadServices
+from gateway.hub.reads.stream_start import StreamStart
+from gateway.hub.wires.wire import Wire
+from gateway.telemetry.log_context import log_context
+
+from .rate_limiter import RateLimiter
+from .shared_tail import SharedTail
+
+MAX_TAKE_BYTES = 64 * 1024  # bytes that are taken from a subscription at once
+
+# Reasons of an end.
+END_EXPIRED = "token-expired"
+END_CHANGED = "changed"  # another client, with another view, goes on with the stream
+END_LEFT = "left"  # the client went away (in metrics only)
+
+
+class ClientPosition(NamedTuple):
+    """Describe where a client stands.
+
+    Attributes:
+        position: The position of every partition.
+        topic_ids: The topic ids that the position is of, by topic.
+    """
+
+    position: Position
+    topic_ids: Mapping[str, str]
+
+
+class CatchUpMembership(Protocol):
+    """Define what a client needs of the `SharedCatchUp` that it is a member of.
+
+    Attributes:
+        subscription: The subscription of the client that reads for all members.
+    """
+
+    subscription: Subscription
+
+    def take_piece(self, source: ClientSource) -> bytes | None:
+        """Return the client's next piece; None if it is no member any more."""
+
+    def get_member_position(self, source: ClientSource) -> ClientPosition:
+        """Return where the client stands."""
+
+    def release_member(self, source: ClientSource) -> None:
+        """Let the client go on by itself."""
+
+    def remove_member(self, source: ClientSource) -> None:
+        """Remove a client that is being closed."""
+
+
+class CatchUpRegistry(Protocol):
+    """Define what a client needs of `SharedCatchUps`."""
+
+    def join(self, source: ClientSource) -> CatchUpMembership | None:
+        """Add the client to the shared catch-up of its position; None if it reads alone."""
+
+
+class ClientSource:
+    """Provide what one client is sent, from its first block to its end.
+
+    Its `Client` owns and closes it; that of the reader of a shared catch-up has no client, and is
+    owned by the `SharedCatchUp`.
+
+    Args:
+        services: What it reads with.
+        shared_tail: The tail of its topics.
+        subscription: Its cursor, which it owns.
+        wire: How its bytes are encoded.
+        start: Where it begins, with its resume token verified.
+        number: Its number among all streams of the process, for logs.
+
+    Attributes:
+        subscription: Its cursor.
+        shared_tail: The tail of its topics.
+        shared_catch_up: The shared catch-up that it is a member of; None for none.
+        rate_limiter: What `maxRate` lets it be sent; None for no limit.
+        number: Its number among all streams of the process.
+    """
+
+    __slots__ = (
+        "_backfill",
+        "_services",
+        "_wire",
+        "number",
+        "rate_limiter",
+        "shared_catch_up",
+        "shared_tail",
+        "subscription",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        services: ReadServices,
+        shared_tail: SharedTail,
+        subscription: Subscription,
+        wire: Wire,
+        start: StreamStart,
+        number: int = 0,
+    ) -> None:
+        self.subscription = subscription
+        self.shared_tail = shared_tail
+        self.shared_catch_up: CatchUpMembership | None = None
+        self.rate_limiter: RateLimiter | None = None
+        self.number = number
+        self._services = services
+        self._wire = wire
+        self._backfill: Backfill | None = None
+        if start.token is not None or start.since is not None or subscription.private_positions:
+            self._backfill = self._create_backfill(start)
+
+    def limit_rate(self, rate_limiter: RateLimiter) -> None:
+        """Send no more than a rate lets it be sent; called before anything is taken."""
+        self.rate_limiter = rate_limiter
+
+    def begin(
+        self, catch_ups: CatchUpRegistry, *, position_refused: bool, is_continuation: bool
+    ) -> bytes:
+        """Return the first block. It is called once, before anything that follows is taken.
+
+        Args:
+            catch_ups: The reads of the past that several clients share.
+            position_refused: The client came with a token that could not be used; a gap says so.
+            is_continuation: The stream goes on with another view.
+        """
+        shared_reads, subscription = self._services.shared_reads, self.subscription
+        if self._backfill is not None:
+            self._backfill.retire_recreated()
+        # What BEGIN calls pending must be so at this instant.
+        shared_reads.refresh_readiness(self.shared_tail)
+        pending, token = subscription.begin()
+        shared_reads.pin_starts(pending)
+        # Partitions that only its token knows of are pending, too, for this client only.
+        logs = self.shared_tail.tail.logs
+        unknown = [tp for tp in subscription.private_positions if tp not in logs]
+        data = self._build_begin_data(sorted([*pending, *unknown]))
+        if is_continuation:
+            data["changed"] = True
+        first = self._wire.encode_begin(
+            data, token, position_refused=position_refused, is_continuation=is_continuation
+        )
+        traffic = subscription.traffic
+        traffic.token_bytes.observe(len(token))
+        if position_refused:
+            traffic.count_gaps((GapReason.POSITION_REFUSED,))
+        self._count_private(first)
+        if self._backfill is not None:
+            self.shared_catch_up = catch_ups.join(self)
+        self._start_backfill()
+        return first
+
+    def _build_begin_data(self, pending: Sequence[TopicPartition]) -> dict[str, Any]:
+        """Return the data of the `begin` event."""
+        tail = self.shared_tail.tail
+        # Conflated output and snapshots have an id only at the end of each flush.
+        flushes = tail.is_conflated or self.subscription.snapshot is not None
+        data: dict[str, Any] = {
+            "topics": list(tail.topic_ids),
+            "partitions": self.shared_tail.count_partitions(),
+            "pending": [{"topic": tp.topic, "partition": tp.partition} for tp in pending],
+            "resume": "exact" if tail.has_exact_tokens and not flushes else "batch",
+        }
+        token = None if self._backfill is None else self._backfill.token
+        if token is not None and token.view != self.subscription.channel.view:
+            data["view"] = "changed"
+        return data
+
+    def take(self) -> bytes:
+        """Return about `MAX_TAKE_BYTES` that can be sent now; empty while there are none."""
+        subscription = self.subscription
+        if subscription.end_reason == END_EXPIRED:
+            # Nothing more is sent after the expiry. A member of a shared catch-up has to get its
+            # position back first, because `end` carries it.
+            if self.shared_catch_up is not None:
+                self.shared_catch_up.release_member(self)
+            return b""
+        if self.shared_catch_up is not None:
+            data = self.shared_catch_up.take_piece(self)
+            if data is not None:
+                return self._count_private(data)
+        if self._backfill is not None:
+            self._backfill.retire_recreated()
+        if self.rate_limiter is None:
+            data = subscription.take(MAX_TAKE_BYTES, time.time())
+        else:
+            data = self.rate_limiter.take(subscription, MAX_TAKE_BYTES, self.wake)
+        subscription.traffic.bytes += len(data)
+        self._start_backfill()
+        return data
+
+    def encode_event(self, kind: str, data: Mapping[str, Any]) -> bytes:
+        """Return an event for this client only, which the caller sends.
+
+        Args:
+            kind: The name of the event.
+            data: Its data, which is encoded as JSON.
+        """
+        return self._count_private(self._wire.encode_event(kind, dict(data)))
+
+    def encode_heartbeat(self) -> bytes:
+        """Return a heartbeat, which the caller sends; empty on wires that have none."""
+        return self._count_private(self._wire.encode_heartbeat())
+
+    def encode_end(self, reason: str) -> bytes:
+        """Return the last bytes, which the caller sends."""
+        subscription = self.subscription
+        last = self._wire.encode_end(reason, subscription.token, subscription.delivered_sum)
+        subscription.traffic.bytes += len(last)
+        return last
+
+    def _count_private(self, data: bytes) -> bytes:
+        """Count bytes that only this client is sent, and return them."""
+        self.subscription.count_private(data)
+        self.subscription.traffic.bytes += len(data)
+        return data
+
+    def wake(self) -> None:
+        """Let what delivers the bytes look for more soon."""
+        self.subscription.wake()
+
+    @property
+    def credit(self) -> int | None:
+        """Return how many more records the client has asked for; None for any number."""
+        return self.subscription.credit if self.rate_limiter is None else self.rate_limiter.credit
+
+    def grant_credit(self, records: int) -> None:
+        """Let a client that asked for a limit be sent so many more records."""
+        (self.rate_limiter or self.subscription).grant_credit(records)
+        self.wake()
+
+    def close(self, *, keep_position: bool = False) -> None:
+        """Stop reading for the client, and following its channel. It may be called again.
+
+        Args:
+            keep_position: The position is still needed, for a last id or a handover.
+        """
+        if self.rate_limiter is not None:
+            self.rate_limiter.close()
+        if self.shared_catch_up is not None:
+            self.shared_catch_up.remove_member(self)
+        # References that are cycles are dropped, so that a closed client is freed at once. Else
+        # its 40 objects and the texts of its filters wait for the garbage collector.
+        if self._backfill is not None:
+            self._backfill.close()
+            self._backfill = None
+        self.subscription.close(keep_position=keep_position)
+        self.shared_tail.on_client_left()
+
+    # what a shared catch-up needs
+
+    @property
+    def max_age(self) -> float | None:
+        """Return how many seconds its route lets it go back; None for no limit."""
+        token = None if self._backfill is None else self._backfill.token
+        return None if token is None else token.max_age
+
+    def get_position(self) -> ClientPosition:
+        """Return where it stands, for `resume` of this client or of others that began with it."""
+        return ClientPosition(
+            self.subscription.get_position(), self._backfill.topic_ids if self._backfill else {}
+        )
+
+    def get_delivered_position(self) -> Position:
+        """Return where it stands, also while a shared catch-up reads for it."""
+        catch_up = self.shared_catch_up
+        position = self.get_position() if catch_up is None else catch_up.get_member_position(self)
+        return position.position
+
+    def resume(self, position: ClientPosition, cursor: int | None = None) -> None:
+        """Leave a shared catch-up and go on from a position.
+
+        Args:
+            position: Where the client stands.
+            cursor: The number of the channel's chunk that follows the position; None if the
+                position is not one of the channel's.
+        """
+        self.shared_catch_up = None
+        self.subscription.reattach(position.position, cursor)
+        if self._backfill is not None:
+            self._backfill.topic_ids = position.topic_ids
+
+    def create_twin(self) -> ClientSource:
+        """Create a source without a client that starts from the same position as this one.
+
+        What it gives is counted for nobody, but what it reads is counted for this client's route.
+        Its creator owns it.
+        """
+        subscription = self.subscription
+        return ClientSource(
+            self._services,
+            self.shared_tail,
+            Subscription(
+                subscription.channel,
+                subscription.private_positions,
+                SubscriptionTerms(resolve_since=subscription.resolve_since),
+                subscription.traffic.create_reader_counts(),
+            ),
+            self._wire,
+            StreamStart() if self._backfill is None else self._backfill.start,
+        )
+
+    # reading
+
+    def _create_backfill(self, start: StreamStart) -> Backfill:
+        return Backfill(self._services, self.shared_tail, self.subscription, self.wake, start)
+
+    def _start_backfill(self) -> None:
+        """Start reading from Kafka what the private reader is missing."""
+        if self.subscription.private_reader is None or self.shared_catch_up is not None:
+            return
+        if self._backfill is None:
+            self._backfill = self._create_backfill(StreamStart())
+        with self.log_context():  # the calling task may serve another stream
+            self._backfill.start_missing()
+
+    def log_context(self) -> log_context:
+        """Return the log context of this client: its route and its number."""
+        return log_context(route=self.subscription.traffic.route or None, stream=self.number)

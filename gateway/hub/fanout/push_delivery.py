@@ -1,0 +1,168 @@
+"""Write the bytes of one client to its outlet, without a task.
+
+What is published is written in rounds by the `Broadcaster`; a `PushDelivery` writes only what is
+the client's own: what it is sent while it catches up, heartbeats and the end. Its states:
+
+- In a `ReceiverGroup`: the client has all that was published, and rounds write to its outlet.
+- Otherwise `push` takes from the `ClientSource`. When the client has caught up it joins a group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .broadcaster import Broadcaster, ReceiverGroup
+from .client_source import END_CHANGED, ClientSource
+from .outlet import Outlet
+
+
+class PushDelivery:
+    """Push the bytes of a `ClientSource` to an outlet.
+
+    `Client.attach` creates it, and the client closes it. A closed one has no outlet.
+
+    Args:
+        source: What is delivered.
+        outlet: The connection.
+        broadcaster: Writes to it while the client has everything.
+        on_ended: Called when the last bytes were written.
+
+    Attributes:
+        subscription: The subscription of the source.
+        outlet: The connection; None once it is closed.
+        sent_at: When it was last sent something of its own, by the loop's clock.
+        is_end_written: The last bytes were written, or are another client's to write.
+    """
+
+    __slots__ = (
+        "_broadcaster",
+        "_group",
+        "_is_push_scheduled",
+        "_on_ended",
+        "_source",
+        "is_end_written",
+        "outlet",
+        "sent_at",
+        "subscription",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        source: ClientSource,
+        outlet: Outlet,
+        broadcaster: Broadcaster,
+        on_ended: Callable[[], None],
+    ) -> None:
+        self.subscription = source.subscription
+        self.outlet: Outlet | None = outlet
+        self.sent_at = asyncio.get_running_loop().time()
+        self.is_end_written = False
+        self._source = source
+        self._broadcaster = broadcaster
+        self._on_ended = on_ended
+        self._group: ReceiverGroup | None = None  # set while rounds write to it
+        self._is_push_scheduled = False
+        self.subscription.wake = self.wake
+
+    @property
+    def is_live(self) -> bool:
+        """Return whether rounds write to it, so that it has all that was published."""
+        return self._group is not None
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether the outlet waits for the other side."""
+        return self.outlet is not None and self.outlet.full
+
+    def wake(self) -> None:
+        """Look for something to send soon, but never within the call that brought it."""
+        if self.outlet is not None and not self._is_push_scheduled:
+            self._is_push_scheduled = True
+            self._broadcaster.schedule_push(self)
+
+    def on_drained(self) -> None:
+        """Go on: the outlet is no longer full."""
+        self.wake()
+
+    def push(self) -> None:
+        """Send about 64 KiB of what is this client's own.
+
+        Once it has everything, it joins the group that the `Broadcaster` writes to.
+        """
+        self._is_push_scheduled = False
+        outlet, subscription = self.outlet, self.subscription
+        # A full outlet gets nothing but an end, which must not wait until the client takes more.
+        if outlet is None or self.is_end_written or (outlet.full and not subscription.end_reason):
+            return
+        data = self._source.take()
+        if data:
+            self.sent_at = asyncio.get_running_loop().time()
+            outlet.write(data)
+        if subscription.end_reason:
+            self.is_end_written = True
+            if subscription.end_reason == END_CHANGED:
+                outlet.hand_over()
+            else:
+                outlet.finish(self._source.encode_end(subscription.end_reason))
+            self._on_ended()
+        elif outlet.full:
+            return  # `on_drained` wakes it
+        elif data or subscription.has_more:
+            self.wake()
+        elif (
+            self._group is None
+            and subscription.is_fully_shared
+            # A round does not look for gaps that end a stream (`offsetOutOfRange: fail`).
+            and not subscription.channel.failing_topics
+        ):
+            self._join_group()
+
+    def _join_group(self) -> None:
+        """Let rounds write to this client: it has everything that was published."""
+        self._group = self._broadcaster.add_client(self)
+
+    def on_group_left(self) -> None:
+        """Take over from the rounds of a group, which no longer write to this client."""
+        self._group = None
+        if self.outlet is not None:
+            # Again it has to hear of each chunk itself. Something may be there already.
+            self.subscription.channel.followers_to_wake.add(self.subscription)
+            self.wake()
+
+    def write_event(self, kind: str, data: Mapping[str, Any]) -> None:
+        """Write an event; it follows whatever waits in the outlet already.
+
+        Args:
+            kind: The name of the event.
+            data: Its data, which is encoded as JSON.
+        """
+        if self.outlet is not None and not self.is_end_written:
+            self.outlet.write(self._source.encode_event(kind, data))
+
+    def check_heartbeat(self, now: float, heartbeat: float) -> None:
+        """Write a heartbeat if nothing was sent for a while.
+
+        Args:
+            now: The time by the loop's clock, in seconds.
+            heartbeat: Seconds after which an idle stream is sent a heartbeat.
+        """
+        if self._group is not None:
+            self.sent_at = max(self.sent_at, self._group.sent_at)
+        if now - self.sent_at >= heartbeat and not self.is_full:
+            self.sent_at = now
+            self.probe()
+
+    def probe(self) -> None:
+        """Write a heartbeat now: the connection shows by it whether the client is still there."""
+        if self.outlet is not None and not self.is_end_written:
+            heartbeat = self._source.encode_heartbeat()
+            if heartbeat:
+                self.outlet.write(heartbeat)
+
+    def close(self) -> None:
+        """Write nothing more. It may be called again."""
+        self.outlet = None  # so that leaving the group does not wake it
+        if self._group is not None:
+            self._group.remove_client(self)
