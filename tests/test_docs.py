@@ -54,6 +54,7 @@ from gateway.hub.wires.control_events import describe_entry
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.web.demo import CONFIG
 from gateway.web.http import problems
+from gateway.web.http.edge import USER_TIMEOUT_S
 from gateway.web.http.transport import GatewayProtocol
 from gateway.web.routing import query, routes
 from gateway.web.streams import ndjson
@@ -461,7 +462,7 @@ def iter_paragraphs(text: str) -> Iterator[str]:
         ("`resume: batch`", "quarter of a second", hub.SWEEP_INTERVAL_S == 0.25),
         ("2,000 partitions", "6 KB", hub.LONG_ID_CHARS == 6 << 10),
         ("2,000 partitions", "64 KB", GatewayProtocol.MAX_HEAD_BYTES == 1 << 16),
-        ("with.slowClient`", "60 s", GatewayProtocol.USER_TIMEOUT_S == 60),
+        ("with.slowClient`", "60 s", USER_TIMEOUT_S == 60),
         ("with.slowClient`", "1 MiB", ring() == 1 << 20),
         ("with.compression`", "256 bytes", gzip.MIN_COMPRESS_BYTES == 256),
         ("`compression: none`", "256 bytes", gzip.MIN_COMPRESS_BYTES == 256),

@@ -36,8 +36,8 @@ SIZE = 12_000  # bytes; 14 MB in a stall
 PARTITIONS = 12
 WITHIN = 60.0  # s
 IMPATIENT = """
-from gateway.web.http.transport import GatewayProtocol
-GatewayProtocol.USER_TIMEOUT_S = 3.0
+from gateway.web.http import edge
+edge.USER_TIMEOUT_S = 3.0
 from gateway.cli import main
 main()
 """

@@ -15,6 +15,7 @@ import uvicorn
 from support.waiting import WAIT_TIMEOUT_S
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from gateway.web.http.edge import configure_socket
 from gateway.web.http.transport import GatewayProtocol
 
 
@@ -189,7 +190,7 @@ def running_server(
     server = uvicorn.Server(config)
     listener = socket.create_server(("127.0.0.1", 0))
     if issubclass(http, GatewayProtocol):
-        http.configure_socket(listener)
+        configure_socket(listener, getattr(http, "USER_TIMEOUT_S", None))
     started = threading.Event()
     served = RunningServer(listener.getsockname()[1], server, asyncio.new_event_loop())
     served.loop.close()

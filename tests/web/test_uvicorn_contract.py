@@ -1,37 +1,39 @@
 """What the edge takes for granted of uvicorn, uvloop and asyncio, none of which promises it.
 
-A failure here means that a new version does otherwise: read what the message names before the pin
-in pyproject.toml is moved.
+A failure here means that a new version does otherwise: read what the message names before
+`TESTED_VERSIONS` in gateway/web/http/uvicorn_internals.py is moved.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import socket
 import ssl
 import threading
-import tomllib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httptools
 import pytest
 import uvicorn
 import uvloop
-from packaging.requirements import Requirement
-from packaging.version import Version
 from support.certificates import CertificateAuthority
 from support.raw_http import build_request
+from support.used_names import list_declared_names, list_imports, list_used_names
 from support.waiting import WAIT_TIMEOUT_S, wait_until
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from gateway.internals import find_missing
 from gateway.web.http.outlet import BufferedHead
 from gateway.web.http.transport import GatewayProtocol
+from gateway.web.http.uvicorn_internals import (
+    PROTOCOL_INTERNALS,
+    SERVER_INTERNALS,
+    describe_fallback,
+)
 
 LOOPS = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
 HTTP = f"uvicorn {uvicorn.__version__} does otherwise; read gateway/web/http/transport.py: "
@@ -39,55 +41,55 @@ LEAN = HTTP + "`create_outlet`, `resume_http`: "
 LOOP = f"uvloop {uvloop.__version__}, or asyncio, does otherwise; read gateway/web/http/outlet.py: "
 
 
-def test_uvicorn_is_pinned_to_its_minor():
-    project = Path(__file__).parents[2] / "pyproject.toml"
-    needs = tomllib.loads(project.read_text())["project"]["dependencies"]
-    (pin,) = [need.specifier for each in needs if (need := Requirement(each)).name == "uvicorn"]
-    major, minor, *_ = Version(uvicorn.__version__).release
-    assert f"{major}.{minor}.999" in pin
-    assert f"{major}.{minor + 1}" not in pin, "its protocol changes with every minor"
-
-
 # Names
+
+PROTOCOLS = ("web/http/transport", "web/http/outlet", "web/websocket/protocol")
+SERVERS = ("web/http/edge", "web/app/server", "web/admin/listener")
+ALL_INTERNALS = (*PROTOCOL_INTERNALS, *SERVER_INTERNALS)
+CONFIG = uvicorn.Config(None, lifespan="off", log_config=None, ws="none")
+
+
+def test_uvicorn_has_what_the_gateway_checks_at_start():
+    assert find_missing(ALL_INTERNALS) == [], HTTP
+    assert describe_fallback() is None
+
+
+def test_all_that_is_imported_from_uvicorn_is_checked_at_start():
+    declared = {f"{each.module}.{each.name}" for each in ALL_INTERNALS}
+    assert list_imports({"uvicorn"}) - {"uvicorn"} <= declared
 
 
 @pytest.mark.parametrize(
-    "name, parameters",
-    {
-        "connection_made": ["transport"],
-        "connection_lost": ["exc"],
-        "data_received": ["data"],
-        "on_message_begin": [],
-        "on_headers_complete": [],
-        "on_header": ["name", "value"],
-        "on_body": ["body"],
-        "on_message_complete": [],
-        "on_response_complete": [],
-        "shutdown": [],
-        "timeout_keep_alive_handler": [],
-        "_should_upgrade": [],
-        "_start_asgi_task": ["cycle", "app"],
-        "_unset_keepalive_if_required": [],
-    }.items(),
+    "name, modules, receivers, create",
+    [
+        (
+            "HttpToolsProtocol",
+            ["web/http/transport"],
+            ["self"],
+            lambda: HttpToolsProtocol(CONFIG, ServerState(), {}),
+        ),
+        (
+            "RequestResponseCycle",
+            PROTOCOLS,
+            ["cycle", "running", "running_cycle", "_cycle"],
+            lambda: RequestResponseCycle(*[None] * 11),
+        ),
+        ("FlowControl", PROTOCOLS, ["flow"], lambda: FlowControl(None)),
+        ("ServerState", PROTOCOLS, ["server_state", "_server_state"], ServerState),
+        ("Config", [*PROTOCOLS, *SERVERS], ["config", "_config"], lambda: CONFIG),
+        ("Server", ["web/http/edge", "web/app/server"], ["self"], lambda: uvicorn.Server(CONFIG)),
+        ("Server", ["web/admin/listener"], ["server"], lambda: uvicorn.Server(CONFIG)),
+    ],
 )
-def test_the_protocol_has_the_methods_that_ours_builds_on(name, parameters):
-    method = getattr(HttpToolsProtocol, name, None)
-    assert method is not None, HTTP + name
-    assert list(inspect.signature(method).parameters) == ["self", *parameters], HTTP + name
-
-
-def test_a_cycle_has_the_state_that_is_read_and_set():
-    source = inspect.getsource(RequestResponseCycle.__init__)
-    for name in (
-        "scope",
-        "disconnected",
-        "keep_alive",
-        "response_started",
-        "response_complete",
-        "chunked_encoding",
-        "message_event",
-    ):
-        assert f"self.{name} = " in source or f"self.{name}: " in source, HTTP + f"cycle.{name}"
+async def test_all_that_is_used_of_uvicorn_is_checked_at_start(name, modules, receivers, create):
+    """The public callbacks of a protocol and what every object has are no concern."""
+    if not CONFIG.loaded:
+        CONFIG.load()
+    made = create()
+    theirs = {*dir(made), *("servers", "lifespan")} - {*dir(asyncio.Protocol), "_"}
+    used = list_used_names(modules, receivers) & theirs
+    assert used, "it finds nothing: the code calls the object by another name"
+    assert used - list_declared_names(ALL_INTERNALS, name) == set()
 
 
 def test_the_parser_keeps_the_cause_of_a_refusal():

@@ -5,3 +5,7 @@ reach everything else through it. `connections` shares one connection to each br
 `metadata` watches topics, `coordinators` finds the brokers of groups, `offsets` looks up where
 logs begin and end, and `outages` logs what cannot be used. `security` has TLS and SASL.
 """
+
+from .aiokafka_internals import check_aiokafka
+
+check_aiokafka()

@@ -11,8 +11,12 @@ from gateway.config import Settings
 from gateway.config.types.address import is_loopback
 from gateway.errors import GatewayError
 from gateway.web.http.certificate import TlsContext
-from gateway.web.http.edge import EdgeServer, create_tls_listener, create_uvicorn_config
-from gateway.web.http.transport import GatewayProtocol
+from gateway.web.http.edge import (
+    EdgeServer,
+    configure_socket,
+    create_tls_listener,
+    create_uvicorn_config,
+)
 from gateway.web.routing.limits import Limits
 from gateway.web.workers.sockets import bind, format_url
 
@@ -78,11 +82,9 @@ async def serve_admin(
     tls_listener = None
     if tls is not None and uses_tls(settings):
         tls_listener = create_tls_listener(listening_socket, tls, settings, limits, port="admin")
-    config = create_uvicorn_config(
-        app, settings, ws="none", lifespan="off", timeout_graceful_shutdown=1
-    )
+    config = create_uvicorn_config(app, settings, lifespan="off", timeout_graceful_shutdown=1)
     config.load()
-    GatewayProtocol.configure_socket(listening_socket)
+    configure_socket(listening_socket)
     server = _AdminServer(config, tls_listener)
     server.lifespan = config.lifespan_class(config)
     await server.startup(sockets=[listening_socket])

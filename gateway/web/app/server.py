@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import signal
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -14,14 +15,21 @@ from pathlib import Path
 from types import FrameType
 
 from gateway.config import Logs, Settings
+from gateway.config.sections.guard import X509
+from gateway.errors import GatewayError
 from gateway.hub.fanout.hubs import Hubs
 from gateway.telemetry import logs
 from gateway.web.admin import listener
 from gateway.web.admin.listener import bind_admin_socket
 from gateway.web.http.certificate import TlsContext
-from gateway.web.http.edge import EdgeServer, create_tls_listener, create_uvicorn_config
+from gateway.web.http.edge import (
+    EdgeServer,
+    configure_socket,
+    create_tls_listener,
+    create_uvicorn_config,
+)
 from gateway.web.http.hosts import get_allowed_names
-from gateway.web.http.transport import GatewayProtocol
+from gateway.web.http.uvicorn_internals import describe_fallback
 from gateway.web.routing.limits import Limits
 from gateway.web.websocket.connection import WebSocketConnection
 from gateway.web.websocket.protocol import WebSocketProtocol
@@ -43,21 +51,17 @@ class Server(EdgeServer):
 
     hubs: Hubs
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Handle signals, and end with status 0.
-
-        uvicorn would raise the captured signal again in the end, and a process manager would see a
-        process that was killed.
-        """
-        with super().capture_signals():
-            yield
-            self._captured_signals.clear()
-
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Report that the gateway is not ready, before it stops accepting connections."""
+        """Report that the gateway is not ready, before it stops accepting connections.
+
+        uvicorn's own method also keeps the signal, to raise it again in the end. A process manager
+        would then see a process that was killed, and not status 0.
+        """
         self.hubs.stop_accepting()
-        super().handle_exit(sig, frame)
+        if self.should_exit and sig == signal.SIGINT:
+            self.force_exit = True
+        else:
+            self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End all streams, and close."""
@@ -88,10 +92,12 @@ def serve(
         The exit status.
 
     Raises:
-        GatewayError: The address cannot be bound, or the certificate cannot be used.
+        GatewayError: The address cannot be bound, the certificate cannot be used, or the installed
+            uvicorn cannot serve the settings.
         ConfigError: This version cannot serve the settings.
     """
     configure_logging(settings.telemetry.logs, debug)
+    _check_uvicorn(settings)
     with run_embedded_kafka(settings) as ready:
         if ready.listen.tls is not None:
             # A certificate that cannot be used is reported once, and no worker is started.
@@ -113,6 +119,22 @@ def serve(
         print(f"listening on {format_url(listening, tls=ready.listen.tls is not None)}", flush=True)
         run_server(app, ready, listening, admin)
         return 0
+
+
+def _check_uvicorn(settings: Settings) -> None:
+    """Log what the installed uvicorn costs, if the gateway does not know it.
+
+    Raises:
+        GatewayError: It cannot serve the settings.
+    """
+    fallback = describe_fallback()
+    if fallback is None:
+        return
+    for name, guard in settings.guards.items():
+        # uvicorn's own protocols do not pass the certificates of clients on.
+        if isinstance(guard, X509) and not guard.forwarded:
+            raise GatewayError(f"guard '{name}' cannot read client certificates: {fallback}")
+    log.warning("%s", fallback)
 
 
 def run_server(
@@ -149,12 +171,12 @@ def run_server(
         settings,
         app.co_hosted_app,
         allowed_names=get_allowed_names(listen),
-        ws=_build_websocket_protocol(listen.drain_timeout),
+        websocket_protocol=_build_websocket_protocol(listen.drain_timeout),
         ws_per_message_deflate=listen.websocket.compression,
         lifespan="on",
         timeout_graceful_shutdown=listen.drain_timeout,  # a float works: asyncio.wait_for gets it
     )
-    GatewayProtocol.configure_socket(listening_socket)
+    configure_socket(listening_socket)
     server = Server(config, tls_listener)
     server.hubs = app.gateway.hubs
     runner = asyncio.Runner(loop_factory=config.get_loop_factory())

@@ -1,13 +1,16 @@
 """Configure uvicorn for each port of a process.
 
 A port speaks HTTP by our protocol and TLS by our listener. uvicorn's own logging, access log,
-`Server` header and proxy headers are off.
+`Server` header and proxy headers are off. With a uvicorn that `uvicorn_internals` does not know, a
+port speaks HTTP by uvicorn's protocol on h11, since the one on httptools has no limit on heads.
 """
 
 from __future__ import annotations
 
+import asyncio
 import socket
-from typing import Any, cast
+import sys
+from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -16,12 +19,25 @@ from gateway.config import Settings
 from gateway.web.app.co_hosted_app import CoHostedApp
 from gateway.web.routing.limits import Limits
 from gateway.web.workers.sockets import LISTEN_BACKLOG
+from gateway.wire.message_reader import MessageReader
 
 from .certificate import TlsContext
 from .hosts import HostCheckMiddleware
 from .proxy_headers import ForwardedMiddleware, TrustedProxies
 from .tls_listener import TlsListener
-from .transport import GatewayProtocol
+from .uvicorn_internals import find_missing_internals
+
+if TYPE_CHECKING:
+    from gateway.web.websocket.protocol import WebSocketProtocol
+
+FALLBACK_MAX_HEAD_BYTES = 64 * 1024  # as in `GatewayProtocol`
+USER_TIMEOUT_S = 60.0
+"""Seconds after which the kernel ends a connection whose peer acknowledges nothing.
+
+A peer that vanished without a FIN (a phone out of reach) holds its stream until then, and for 15
+minutes by default. This is two to four heartbeats. Linux also counts the time in which the peer's
+receive window stays closed, so a client that reads nothing for this long is disconnected; its
+resume token brings it back without loss."""
 
 
 class EdgeServer(uvicorn.Server):
@@ -51,14 +67,34 @@ class EdgeServer(uvicorn.Server):
         self._listener.start(self._create_protocol)
         self.servers.append(cast("Any", self._listener))
 
-    def _create_protocol(self) -> GatewayProtocol:
+    def _create_protocol(self) -> asyncio.Protocol:
         """Return the protocol for a connection, as uvicorn creates it."""
-        protocol_class = cast("type[GatewayProtocol]", self.config.http_protocol_class)
-        return protocol_class(
+        protocol_class: Any = self.config.http_protocol_class
+        protocol: asyncio.Protocol = protocol_class(
             config=self.config,
             server_state=self.server_state,
             app_state=self.lifespan.state,
         )
+        return protocol
+
+
+def configure_socket(listening_socket: socket.socket, user_timeout_s: float | None = None) -> None:
+    """Set the options of a listening socket, which its connections inherit.
+
+    To set them on each connection would take 3 us of a connect.
+
+    Args:
+        listening_socket: The socket.
+        user_timeout_s: In place of `USER_TIMEOUT_S`.
+    """
+    if listening_socket.family == socket.AF_UNIX:
+        return
+    # asyncio turns Nagle's algorithm off by itself, but not if the listening socket was created
+    # with protocol 0. Small events would then wait for the acknowledgement of the last one.
+    listening_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if sys.platform == "linux":
+        timeout_ms = int((user_timeout_s or USER_TIMEOUT_S) * 1000)
+        listening_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
 
 
 def create_tls_listener(
@@ -92,6 +128,7 @@ def create_uvicorn_config(
     co_hosted_app: CoHostedApp | None = None,
     *,
     allowed_names: frozenset[str] | None = None,
+    websocket_protocol: type[WebSocketProtocol] | None = None,
     **options: Any,
 ) -> uvicorn.Config:
     """Return the configuration of uvicorn for a port.
@@ -102,6 +139,7 @@ def create_uvicorn_config(
         co_hosted_app: A co-hosted app that `app` serves too, whose requests may have other bodies.
         allowed_names: The names that `Host` may have, as `get_allowed_names` returns them; None
             for any.
+        websocket_protocol: The protocol of WebSockets; None if the port has none.
         options: Further options of `uvicorn.Config`.
     """
     proxies = settings.listen.forwarded
@@ -118,7 +156,7 @@ def create_uvicorn_config(
         )
     return uvicorn.Config(
         app,
-        http=type("Protocol", (GatewayProtocol,), {"CO_HOSTED_APP": co_hosted_app}),
+        **_choose_protocols(co_hosted_app, websocket_protocol),
         log_config=None,
         access_log=False,
         server_header=False,
@@ -126,3 +164,23 @@ def create_uvicorn_config(
         backlog=LISTEN_BACKLOG,
         **options,
     )
+
+
+def _choose_protocols(
+    co_hosted_app: CoHostedApp | None, websocket_protocol: type[WebSocketProtocol] | None
+) -> dict[str, Any]:
+    """Return uvicorn's options for our protocols, or for its own if it lacks what ours need."""
+    if not find_missing_internals():
+        # Only a uvicorn that is known can import it.
+        from .transport import GatewayProtocol
+
+        return {
+            "http": type("Protocol", (GatewayProtocol,), {"CO_HOSTED_APP": co_hosted_app}),
+            "ws": "none" if websocket_protocol is None else websocket_protocol,
+        }
+    return {
+        "http": "h11",
+        "h11_max_incomplete_event_size": FALLBACK_MAX_HEAD_BYTES,
+        "ws": "none" if websocket_protocol is None else "auto",
+        "ws_max_size": MessageReader.MAX_MESSAGE_BYTES,
+    }

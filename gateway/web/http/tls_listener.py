@@ -22,6 +22,7 @@ import ssl
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING, cast
 
 from gateway.background_tasks import BackgroundTasks
 from gateway.telemetry import catalog
@@ -29,7 +30,8 @@ from gateway.telemetry.samples import MetricSamples
 from gateway.web.routing.connection_counts import LimitKind
 from gateway.web.routing.limits import ConnectionSlot, LimitReached, Limits, normalize_address
 
-from .transport import GatewayProtocol
+if TYPE_CHECKING:
+    from .transport import GatewayProtocol
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +97,7 @@ class TlsListener:
         self.pending_handshakes = 0
         self.refused_counts: Counter[str] = Counter()
 
-    def start(self, create_protocol: Callable[[], GatewayProtocol]) -> None:
+    def start(self, create_protocol: Callable[[], asyncio.Protocol]) -> None:
         """Accept connections, and create a protocol for each that is admitted."""
         self._loop = asyncio.get_running_loop()
         self._create_protocol = create_protocol
@@ -152,8 +154,13 @@ class TlsListener:
             return
         self.pending_handshakes += 1
         protocol = self._create_protocol()
-        # The protocol calls this once: when its first head is complete, or its connection is lost.
-        protocol.on_handshake_done = partial(self._end_handshake, slot)
+        end_handshake: Callable[[], None] = partial(self._end_handshake, slot)
+        reports_head = hasattr(protocol, "on_handshake_done")
+        if reports_head:
+            own_protocol = cast("GatewayProtocol", protocol)
+            # It calls this once: when its first head is complete, or its connection is lost.
+            own_protocol.on_handshake_done = end_handshake
+            end_handshake = own_protocol.finish_handshake
         try:
             await self._loop.connect_accepted_socket(
                 lambda: protocol,
@@ -166,10 +173,13 @@ class TlsListener:
             is_timeout = isinstance(exc, ConnectionAbortedError)
             self.refused_counts[REASON_TIMEOUT if is_timeout else REASON_FAILED] += 1
             # The protocol was not connected, so `connection_lost` does not give the slot back.
-            protocol.finish_handshake()
+            end_handshake()
         except BaseException:
-            protocol.finish_handshake()
+            end_handshake()
             raise
+        else:
+            if not reports_head:  # it is uvicorn's own (`edge`)
+                end_handshake()
 
     def _build_limit_keys(self, address: str) -> list[str]:
         """Return the keys of `Limits` under which a handshake from an address counts."""

@@ -17,8 +17,9 @@ reset, and the client would lose the refusal (RFC 9112 9.6).
 What it costs: a keep-alive GET with a browser's 11 headers takes 18 to 19 us in this protocol, and
 13.5 to 14 us in uvicorn's own (on a fake transport, with uvloop). With Starlette's routing it takes
 42 us of CPU instead of 36. A connect with its first GET takes 85 us of CPU in either protocol, as
-the cost of the limits is saved at the socket (`configure_socket`, `_attach_transport`). 0.5 us of a
-GET is the offer to take its connection over (`outlet`). A stream that did so costs nothing more.
+the cost of the limits is saved at the socket (`edge.configure_socket`, `_attach_transport`). 0.5 us
+of a GET is the offer to take its connection over (`outlet`). A stream that did so costs nothing
+more.
 """
 
 from __future__ import annotations
@@ -26,23 +27,17 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import socket
-import sys
 from asyncio import TimerHandle
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, cast
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote
 
 import httptools
-from uvicorn._types import ASGI3Application
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
-from uvicorn.protocols.utils import is_ssl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.errors import RequestError
 from gateway.web.app.co_hosted_app import CoHostedApp
@@ -50,6 +45,9 @@ from gateway.web.websocket.protocol import WebSocketProtocol
 
 from . import client_certificate, head
 from .outlet import TAKEOVER, HttpOutlet, OutletOwner, TakeoverOffer
+
+if TYPE_CHECKING:
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 
 class Phase(Enum):
@@ -72,10 +70,10 @@ class GatewayProtocol(HttpToolsProtocol):
     """The protocol of one HTTP connection, with limits on everything a client sends.
 
     uvicorn creates one for each connection (`uvicorn.Config(http=...)`), on listening sockets that
-    `configure_socket` has prepared. It serves the connection until that is lost, becomes a
-    WebSocket, or is taken over by an `HttpOutlet`, which creates another protocol when its stream
-    ends. To change a limit, derive a class with another constant. Upgrades require that uvicorn's
-    `ws` is a `WebSocketProtocol`.
+    `edge.configure_socket` has prepared. It serves the connection until that is lost,
+    becomes a WebSocket, or is taken over by an `HttpOutlet`, which creates another protocol when
+    its stream ends. To change a limit, derive a class with another constant. Upgrades require that
+    uvicorn's `ws` is a `WebSocketProtocol`.
 
     Requests are answered one after the other. `running_cycle` is the one that the application is
     answering, `cycle` the latest one that was read, and `pipeline` has those in between.
@@ -89,12 +87,6 @@ class GatewayProtocol(HttpToolsProtocol):
     MAX_PIPELINED_REQUESTS = 16
     HALF_CLOSED_TIMEOUT_S = 10.0  # how long a response goes on that had begun at a half-close
     FIRST_PROBE_DELAY_S = 0.01  # until the second probe after a half-close; doubled each time
-    # A peer that vanished without a FIN (a phone out of reach) holds its stream until the kernel
-    # gives up on unacknowledged bytes, after 15 minutes by default. This is two to four
-    # heartbeats. Linux also counts the time in which the peer's receive window stays closed, so a
-    # client that reads nothing for this long is disconnected; its resume token brings it back
-    # without loss.
-    USER_TIMEOUT_S = 60.0
     CO_HOSTED_APP: CoHostedApp | None = None
     """The co-hosted app of the port, which has its own limits on bodies."""
 
@@ -141,25 +133,10 @@ class GatewayProtocol(HttpToolsProtocol):
         own, peer = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
         self.server = (own, None) if isinstance(own, str) else _parse_address(own)
         self.client = _parse_address(peer)
-        self.scheme = "https" if is_ssl(transport) else "http"
+        self.scheme = "http" if transport.get_extra_info("sslcontext") is None else "https"
         self._tls_extension = (
             client_certificate.build_tls_extension(transport) if self.scheme == "https" else None
         )
-
-    @classmethod
-    def configure_socket(cls, listening_socket: socket.socket) -> None:
-        """Set the options that connections inherit from their listening socket.
-
-        To set them on each connection would take 3 us of a connect.
-        """
-        if listening_socket.family == socket.AF_UNIX:
-            return
-        # asyncio turns Nagle's algorithm off by itself, but not if the listening socket was created
-        # with protocol 0. Small events would then wait for the acknowledgement of the last one.
-        listening_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if sys.platform == "linux":
-            timeout_ms = int(cls.USER_TIMEOUT_S * 1000)
-            listening_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Disconnect the request that runs. Called by the loop."""
@@ -174,10 +151,11 @@ class GatewayProtocol(HttpToolsProtocol):
         self.running_cycle = None
         super().connection_lost(exc)
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self.running_cycle = cycle
-        is_http10 = cycle.scope["http_version"] == "1.0"
-        super()._start_asgi_task(cycle, wrap_for_http10(app, cycle) if is_http10 else app)
+        if cycle.scope["http_version"] == "1.0":
+            app = wrap_for_http10(app, cycle)
+        super()._start_asgi_task(cycle, app)
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Return whether the connection stays open after the client has closed its side.
@@ -537,7 +515,8 @@ class GatewayProtocol(HttpToolsProtocol):
         lines = b"".join([b"%s: %s\r\n" % header for header in headers])
         if self._phase is not IDLE and self.parser.get_method() == b"HEAD":
             body = b""  # RFC 9110 9.3.2
-        self.transport.write(STATUS_LINE[error.status] + lines + b"\r\n" + body)
+        status = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n".encode()
+        self.transport.write(status + lines + b"\r\n" + body)
         self._linger()
 
     def _format_error(self, error: RequestError) -> tuple[bytes, bytes]:
@@ -599,11 +578,11 @@ class GatewayProtocol(HttpToolsProtocol):
             self._refuse(RequestError(408, "Request timeout", detail))
 
 
-def wrap_for_http10(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3Application:
+def wrap_for_http10(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
     """Return an application whose response suits a client of HTTP/1.0.
 
     Such a response has no chunks. If its length is not known, it ends with the connection
-    (RFC 9112 6.3). uvicorn would send chunks anyway.
+    (RFC 9112 6.3). uvicorn would send chunks anyway, and only from 0.54 on it says that it closes.
 
     Args:
         app: The application.
@@ -618,6 +597,9 @@ def wrap_for_http10(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3
             if message["type"] == "http.response.start":
                 names = [name.lower() for name, _ in message.get("headers", ())]
                 has_length = b"content-length" in names
+                if b"connection" not in names:
+                    close = (b"connection", b"close")
+                    message = {**message, "headers": [*message.get("headers", ()), close]}
                 if not has_length:
                     cycle.chunked_encoding = False
             elif not has_length:

@@ -6,7 +6,7 @@
     writing    by the transport: a write past it to the descriptor saves at most 3 %, and releases
                the interpreter's lock each time
     liveness   a ping every 20 s, to be answered within 20 s (1011); for peers that vanished see
-               `USER_TIMEOUT_S` in `transport`
+               `USER_TIMEOUT_S` in `web/http/edge.py`
     closing    our close frame, then what still comes is discarded until the peer closes its side:
                if we closed at once, the kernel would answer unread bytes with a reset, and the
                peer would lose the close frame

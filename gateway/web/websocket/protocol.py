@@ -21,14 +21,10 @@ import logging
 from collections import deque
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote
 from weakref import WeakKeyDictionary
 
-from uvicorn._types import HTTPScope
-from uvicorn.config import Config
-from uvicorn.protocols.utils import ClientDisconnected
-from uvicorn.server import ServerState
 from websockets.datastructures import Headers
 from websockets.http11 import Response
 
@@ -42,12 +38,23 @@ from .handshake import HANDSHAKES, UpgradeRequest
 from .pings import PingScheduler
 from .socket import ABNORMAL_CLOSURE, MessageListener, Socket
 
+if TYPE_CHECKING:
+    from uvicorn.config import Config
+    from uvicorn.server import ServerState
+
 log = logging.getLogger(__name__)
 
 SUBPROTOCOL_HEADER = b"sec-websocket-protocol"
 
 # One scheduler for all connections of a server, which is found by its state.
 _ping_schedulers: WeakKeyDictionary[ServerState, PingScheduler] = WeakKeyDictionary()
+
+
+class ClientDisconnected(OSError):
+    """An application sends to a client that is gone, or whose connection was taken over.
+
+    ASGI wants a subclass of OSError, which applications and frameworks ignore.
+    """
 
 
 class WebSocketProtocol(asyncio.Protocol):
@@ -90,7 +97,7 @@ class WebSocketProtocol(asyncio.Protocol):
     def start_handshake(
         self,
         transport: asyncio.Transport,
-        http_scope: HTTPScope,
+        http_scope: Mapping[str, Any],
         target: bytes,
         trailing_data: bytes,
     ) -> None:
@@ -119,7 +126,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self._server_state.tasks.add(task)
         task.add_done_callback(self._server_state.tasks.discard)
 
-    def _build_scope(self, http_scope: HTTPScope, target: str) -> dict[str, Any]:
+    def _build_scope(self, http_scope: Mapping[str, Any], target: str) -> dict[str, Any]:
         path, _, query = target.partition("?")
         root = http_scope["root_path"]
         offered = [value for name, value in http_scope["headers"] if name == SUBPROTOCOL_HEADER]

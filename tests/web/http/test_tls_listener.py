@@ -21,9 +21,13 @@ from gateway.config import Limits as LimitSettings
 from gateway.config import ListenTls, Settings
 from gateway.telemetry.samples import MetricSamples
 from gateway.web.http.certificate import TlsContext
-from gateway.web.http.edge import EdgeServer, create_tls_listener, create_uvicorn_config
+from gateway.web.http.edge import (
+    EdgeServer,
+    configure_socket,
+    create_tls_listener,
+    create_uvicorn_config,
+)
 from gateway.web.http.tls_listener import TlsListener
-from gateway.web.http.transport import GatewayProtocol
 from gateway.web.routing.connection_counts import MAX_HANDSHAKES, ConnectionCounts, LimitKind
 from gateway.web.routing.limits import LimitReached, Limits, serve_limits
 from gateway.web.workers.bus import Bus
@@ -116,9 +120,9 @@ async def running_port(
             listener = TlsListener(listening, tls.context, gate, timeout_s=timeout_s)
         else:
             listener = create_tls_listener(listening, tls, settings, gate)
-        config = create_uvicorn_config(count_certificates, settings, ws="none", lifespan="off")
+        config = create_uvicorn_config(count_certificates, settings, lifespan="off")
         config.load()
-        GatewayProtocol.configure_socket(listening)
+        configure_socket(listening)
         server = EdgeServer(config, listener)
         server.lifespan = config.lifespan_class(config)
         await server.startup(sockets=[listening])

@@ -31,13 +31,13 @@ from support.raw_websocket import (
     deflate_payload,
 )
 from support.waiting import WAIT_TIMEOUT_S
-from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.server import ServerState
 
+from gateway.web.http.edge import USER_TIMEOUT_S
 from gateway.web.http.outlet import TAKEOVER
 from gateway.web.http.transport import GatewayProtocol
 from gateway.web.websocket.connection import WebSocketConnection
-from gateway.web.websocket.protocol import WebSocketProtocol
+from gateway.web.websocket.protocol import ClientDisconnected, WebSocketProtocol
 from gateway.wire import websocket as wire
 
 LOOPS = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
@@ -619,7 +619,7 @@ def test_a_peer_that_vanished_is_noticed_by_the_kernel(echo: SocketServer):
     with echo.open_socket() as socket:
         peer = echo.get_connection().transport.get_extra_info("socket")
         timeout = peer.getsockopt(sockets.IPPROTO_TCP, sockets.TCP_USER_TIMEOUT)
-        assert timeout == GatewayProtocol.USER_TIMEOUT_S * 1000
+        assert timeout == USER_TIMEOUT_S * 1000
         socket.send_bytes(build_frame(OPCODE_TEXT, b"a"))
         assert socket.read_text() == "a"
 
