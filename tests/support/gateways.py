@@ -26,9 +26,11 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 from ruamel.yaml import YAML
+from support.fork_server import ForkedCommand
 from support.waiting import wait_until
 
-RUN_COMMAND = (sys.executable, "-m", "gateway", "run", "-c")
+GATEWAY = (sys.executable, "-m", "gateway")
+RUN_COMMAND = (*GATEWAY, "run", "-c")
 START_TIMEOUT_S = 30.0  # s
 STOP_TIMEOUT_S = 30.0  # s; longer than any drain a test configures
 
@@ -89,6 +91,7 @@ async def running_gateway(
 
     ready: wait for /health/ready; else only until it listens.
     arguments: after `run -c FILE`. environment: over the test's own.
+    command: before the file. A command of `gateway` is a fork of a process that has it imported.
     """
     parsed = YAML(typ="safe").load(config) if isinstance(config, str) else config
     with tempfile.TemporaryDirectory(prefix="gateway-") as directory:
@@ -126,7 +129,11 @@ class GatewayProcess:
         self.log_path = directory / "gateway.log"
         self._command = [*command, str(self.config_path), *arguments]
         self._environment = {**os.environ, "PYTHONUNBUFFERED": "1", **environment}
-        self._process: subprocess.Popen[bytes] | None = None
+        # What only a start of Python reads needs one.
+        self._is_forked = tuple(command[: len(GATEWAY)]) == GATEWAY and not any(
+            name.startswith("PYTHON") for name in environment
+        )
+        self._process: subprocess.Popen[bytes] | ForkedCommand | None = None
         self.write_config(config)
 
     @property
@@ -234,7 +241,10 @@ class GatewayProcess:
         """SIGHUP to reload, SIGSTOP and SIGCONT to freeze."""
         self._get_process().send_signal(signal_number)
 
-    def _spawn(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
+    def _spawn(self, log: IO[bytes]) -> subprocess.Popen[bytes] | ForkedCommand:
+        if self._is_forked:
+            arguments = self._command[len(GATEWAY) :]
+            return ForkedCommand(arguments, self._environment, self.log_path)
         return subprocess.Popen(
             self._command,
             stdin=subprocess.DEVNULL,
@@ -257,6 +267,7 @@ class GatewayProcess:
             process.kill()
             process.wait()
             raise AssertionError(f"{late}\n{self.read_log_tail()}") from None
+        assert process.returncode is not None
         return process.returncode
 
     async def _wait_until(self, condition: Any, description: str) -> None:
