@@ -18,12 +18,9 @@ from typing import Any, NamedTuple
 
 import psutil
 from confluent_kafka import Consumer, KafkaError, TopicPartition
+from support.spark_jvm import build_jvm_options
 
 JOB_TIMEOUT_S = 240.0  # s; Spark starts in 6 to 60 s
-SPARK_CONF = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",
-    "spark.driver.host": "127.0.0.1",
-}
 
 
 @dataclass
@@ -71,7 +68,11 @@ class JobHistory:
         """The file's. changed: of the job's output."""
         job = {**self.job, "to": {**self.job["to"], **output_options}, "trigger": "available-now"}
         pipelines = {"checkpoints": str(self.directory / "checkpoints"), "jobs": [job]}
-        spark = {"master": "local[2]", "conf": SPARK_CONF}
+        conf = {
+            "spark.driver.extraJavaOptions": " ".join(build_jvm_options()),
+            "spark.driver.host": "127.0.0.1",
+        }
+        spark = {"master": "local[2]", "conf": conf}
         return {"kafka": {"servers": self.servers}, "pipelines": {**pipelines, "spark": spark}}
 
     @contextmanager
