@@ -15,15 +15,9 @@ from typing import Any
 import psutil
 from confluent_kafka import Consumer, Producer
 from confluent_kafka import TopicPartition as Partition
-from support.spark_jvm import build_jvm_options
+from support.spark_jvm import build_spark_conf
 
 PROCESS_TIMEOUT_S = 300.0  # s; Spark starts in 6 to 60 s, on a cluster in more
-SPARK_CONF = {
-    "spark.driver.host": "127.0.0.1",
-    # Compiling what runs for a few rows takes longer than they do.
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-}
 
 
 class PipelineProcess:
@@ -87,9 +81,7 @@ def write_config(
     master: str = "local[2]", conf: Mapping[str, str] | None = None,
 ) -> Path:  # fmt: skip
     """Writes a configuration with one job (JSON is YAML)."""
-    options = " ".join(build_jvm_options())
-    jvms = {f"spark.{kind}.extraJavaOptions": options for kind in ("driver", "executor")}
-    spark = {"master": master, "conf": {**SPARK_CONF, **jvms, **(conf or {})}}
+    spark = {"master": master, "conf": {**build_spark_conf(), **(conf or {})}}
     where = {"checkpoints": str(checkpoints), "spark": spark, "jobs": [job]}
     config_path.write_text(
         json.dumps({"kafka": {"servers": [servers]}, "pipelines": where}, indent=1)

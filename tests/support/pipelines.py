@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import psutil
 from confluent_kafka import Consumer, KafkaError, TopicPartition
-from support.spark_jvm import build_jvm_options
+from support.spark_jvm import build_spark_conf
 
 JOB_TIMEOUT_S = 240.0  # s; Spark starts in 6 to 60 s
 
@@ -68,11 +68,7 @@ class JobHistory:
         """The file's. changed: of the job's output."""
         job = {**self.job, "to": {**self.job["to"], **output_options}, "trigger": "available-now"}
         pipelines = {"checkpoints": str(self.directory / "checkpoints"), "jobs": [job]}
-        conf = {
-            "spark.driver.extraJavaOptions": " ".join(build_jvm_options()),
-            "spark.driver.host": "127.0.0.1",
-        }
-        spark = {"master": "local[2]", "conf": conf}
+        spark = {"master": "local[2]", "conf": build_spark_conf()}
         return {"kafka": {"servers": self.servers}, "pipelines": {**pipelines, "spark": spark}}
 
     @contextmanager
@@ -193,7 +189,7 @@ def wait_until(
     is_met: Callable[[], object],
     description: str,
     timeout_s: float = JOB_TIMEOUT_S,
-    interval_s: float = 0.02,
+    interval_s: float = 0.1,
 ) -> None:
     deadline = time.monotonic() + timeout_s
     while not is_met():

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support.requirements import require_tools
-from support.spark_jvm import build_jvm_options
+from support.spark_jvm import LEAN_CONF, build_jvm_options
 
 from gateway.config.sections.job import Spark
 from gateway.pipeline.spark.session import build_checkpoint_conf, create_session
@@ -22,14 +22,8 @@ SPARK_CONF = {
     "spark.default.parallelism": "2",
     "spark.sql.streaming.stateStore.maintenanceInterval": "600s",
     "spark.sql.streaming.metricsEnabled": "false",
-    # A query that waits for records asks Kafka for them every 10 ms by default.
-    "spark.sql.streaming.pollingDelay": "100",
-    "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # A query of a few rows ends before its code would be compiled: 60 s of CPU instead of 78 for
-    # the sessions' tests.
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    **LEAN_CONF,
     **build_checkpoint_conf("/"),
 }
 
