@@ -11,6 +11,7 @@ async with running_gateway(config) as gateway:
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -186,8 +187,8 @@ class GatewayProcess:
         listen = {"host": "127.0.0.1", **config.get("listen", {})}
         if self.port:
             listen["port"] = self.port
-        with self.config_path.open("w") as file:
-            YAML().dump({**config, "listen": listen}, file)
+        # JSON is YAML, and 20 times as quickly written.
+        self.config_path.write_text(json.dumps({**config, "listen": listen}, indent=1))
         self._config = config
 
     async def start(self, *, ready: bool = True) -> None:
