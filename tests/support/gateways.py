@@ -87,16 +87,20 @@ async def running_gateway(
     environment: Mapping[str, str] | None = None,
     command: Sequence[str] = RUN_COMMAND,
     ready: bool = True,
+    is_forked: bool = True,
 ) -> AsyncIterator[GatewayProcess]:
     """A gateway with this configuration (a mapping, or YAML), ended with the block.
 
     ready: wait for /health/ready; else only until it listens.
     arguments: after `run -c FILE`. environment: over the test's own.
-    command: before the file. A command of `gateway` is a fork of a process that has it imported.
+    command: before the file. A command of `gateway` is a fork of a process that has it imported,
+             unless is_forked is false or Python has environment variables of its own.
     """
     parsed = YAML(typ="safe").load(config) if isinstance(config, str) else config
     with tempfile.TemporaryDirectory(prefix="gateway-") as directory:
-        gateway = GatewayProcess(parsed, Path(directory), command, arguments, environment or {})
+        gateway = GatewayProcess(
+            parsed, Path(directory), command, arguments, environment or {}, is_forked=is_forked
+        )
         try:
             await gateway.start(ready=ready)
             try:
@@ -123,6 +127,8 @@ class GatewayProcess:
         command: Sequence[str],
         arguments: Sequence[str],
         environment: Mapping[str, str],
+        *,
+        is_forked: bool,
     ) -> None:
         self.host = ""
         self.port = 0
@@ -130,10 +136,9 @@ class GatewayProcess:
         self.log_path = directory / "gateway.log"
         self._command = [*command, str(self.config_path), *arguments]
         self._environment = {**os.environ, "PYTHONUNBUFFERED": "1", **environment}
-        # What only a start of Python reads needs one.
-        self._is_forked = tuple(command[: len(GATEWAY)]) == GATEWAY and not any(
-            name.startswith("PYTHON") for name in environment
-        )
+        is_gateway = tuple(command[: len(GATEWAY)]) == GATEWAY
+        has_python_variables = any(name.startswith("PYTHON") for name in environment)
+        self._is_forked = is_forked and is_gateway and not has_python_variables
         self._process: subprocess.Popen[bytes] | ForkedCommand | None = None
         self.write_config(config)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support.requirements import require_tools
-from support.spark_jvm import LEAN_CONF, build_jvm_options
+from support.spark_jvm import LEAN_CONF, WORKER_CONF, build_jvm_options
 
 from gateway.config.sections.job import Spark
 from gateway.pipeline.spark.session import build_checkpoint_conf, create_session
@@ -24,6 +24,7 @@ SPARK_CONF = {
     "spark.sql.streaming.metricsEnabled": "false",
     "spark.driver.bindAddress": "127.0.0.1",
     **LEAN_CONF,
+    **WORKER_CONF,
     **build_checkpoint_conf("/"),
 }
 
