@@ -17,6 +17,8 @@ import pytest
 
 BROKER_FIXTURES = ("session_kafka", "session_kafka3", "session_secured")
 SPARK_FIXTURE = "session_spark"
+SPARK_PROCESSES = "spark_processes"  # with a broker of its own: they take minutes
+LONG_GROUPS = (SPARK_FIXTURE, *BROKER_FIXTURES, SPARK_PROCESSES)  # in the order of their start
 SPARK_TEST_TIMEOUT_S = (
     600.0  # s for a test that needs Spark; other workers take most of the machine meanwhile
 )
@@ -67,9 +69,9 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def estimate_start(item: pytest.Item) -> int:
     """Sort key: the groups that take longest begin, and what is begun last is short."""
     group = choose_group(item)
-    if group in (SPARK_FIXTURE, *BROKER_FIXTURES):
-        return (SPARK_FIXTURE, *BROKER_FIXTURES).index(group)
-    return 10 if item.nodeid.startswith(LONG_TEST_PATHS) else 11
+    if group in LONG_GROUPS:
+        return LONG_GROUPS.index(group)
+    return len(LONG_GROUPS) + (not item.nodeid.startswith(LONG_TEST_PATHS))
 
 
 def choose_group(item: pytest.Item) -> str:
@@ -77,6 +79,8 @@ def choose_group(item: pytest.Item) -> str:
     module = item.nodeid.partition("::")[0]
     if SPARK_FIXTURE in needed:
         return SPARK_FIXTURE  # also with a broker, which this worker then has for itself
+    if BROKER_FIXTURES[0] in needed and needs_spark(item):
+        return SPARK_PROCESSES
     return next((broker for broker in BROKER_FIXTURES if broker in needed), module)
 
 
