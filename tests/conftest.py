@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 
+import certifi
 import pytest
 from hypothesis import HealthCheck, settings
 from support.requirements import require_tools
@@ -28,6 +32,25 @@ def pytest_configure() -> None:
     """A shell has jobs in the background ignore ^C; so would all that tests start and interrupt."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """10,000 tests are 1,000,000 objects, which each full collection of garbage would look at."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _few_authorities(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Each client of httpx reads all authorities that certifi knows, for 20 ms of CPU, and tests
+    create thousands. No server of a test is vouched for by any."""
+    end = "-----END CERTIFICATE-----\n"
+    first = Path(certifi.where()).read_text().partition(end)[0] + end
+    file = tmp_path_factory.mktemp("authorities") / "one.pem"
+    file.write_text(first)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(certifi, "where", lambda: str(file))
+        yield
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import confluent_kafka
-from support.gateways import build_config
 
 MEMORY_BYTES = 64 << 20  # bytes; `memory` of every gateway that is attacked
 PASSWORD = "the-token-that-nobody-guesses"
@@ -107,6 +106,8 @@ def build_configuration(
         topics: Those of `Target.steady`, `Target.fresh` and `Target.coded`.
         backend: The URL of a server that knows the schemas and lets nobody in (`backend.py`).
     """
+    from support.gateways import build_config  # with httpx, which an attacker does without
+
     steady, fresh, coded = topics
     guards = {
         "known": {"type": "inline", "users": {"ada": {"token": PASSWORD}}},

@@ -70,8 +70,12 @@ async def have_all(clients: list[RawClient], oracle: StreamOracle) -> None:
 async def test_clients_are_spread_and_resume_at_whichever_worker_answers(
     kafka: EmbeddedKafka, oracle: StreamOracle
 ):
+    """Of processes that Python started, not of forks."""
     random = Random(7)
-    async with running_workers(config(kafka)) as gateway, AsyncExitStack() as stack:
+    async with (
+        running_workers(config(kafka), is_forked=False) as gateway,
+        AsyncExitStack() as stack,
+    ):
         made = await connected(stack, gateway, CLIENTS)
         assert all(count_connections(gateway).values()), "a worker has no client"
         rounds = 0

@@ -42,7 +42,7 @@ def test_a_job_ends_within_two_batches_after_sigterm_while_records_keep_coming(
     with records_coming(kafka.bootstrap_servers, topic):
         with running_pipeline("run", "all", "-c", file, log=tmp_path / "log") as run:
             wait_until(
-                lambda: max(batches(held, "commits"), default=-1) >= 5 or run.process.poll(), ""
+                lambda: max(batches(held, "commits"), default=-1) >= 2 or run.process.poll(), ""
             )
             assert run.process.poll() is None, run.read_log_tail()
             before, told = max(batches(held, "offsets")), time.monotonic()

@@ -11,6 +11,7 @@ async with running_gateway(config) as gateway:
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -26,9 +27,11 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 from ruamel.yaml import YAML
+from support.fork_server import ForkedCommand
 from support.waiting import wait_until
 
-RUN_COMMAND = (sys.executable, "-m", "gateway", "run", "-c")
+GATEWAY = (sys.executable, "-m", "gateway")
+RUN_COMMAND = (*GATEWAY, "run", "-c")
 START_TIMEOUT_S = 30.0  # s
 STOP_TIMEOUT_S = 30.0  # s; longer than any drain a test configures
 
@@ -84,15 +87,20 @@ async def running_gateway(
     environment: Mapping[str, str] | None = None,
     command: Sequence[str] = RUN_COMMAND,
     ready: bool = True,
+    is_forked: bool = True,
 ) -> AsyncIterator[GatewayProcess]:
     """A gateway with this configuration (a mapping, or YAML), ended with the block.
 
     ready: wait for /health/ready; else only until it listens.
     arguments: after `run -c FILE`. environment: over the test's own.
+    command: before the file. A command of `gateway` is a fork of a process that has it imported,
+             unless is_forked is false or Python has environment variables of its own.
     """
     parsed = YAML(typ="safe").load(config) if isinstance(config, str) else config
     with tempfile.TemporaryDirectory(prefix="gateway-") as directory:
-        gateway = GatewayProcess(parsed, Path(directory), command, arguments, environment or {})
+        gateway = GatewayProcess(
+            parsed, Path(directory), command, arguments, environment or {}, is_forked=is_forked
+        )
         try:
             await gateway.start(ready=ready)
             try:
@@ -119,6 +127,8 @@ class GatewayProcess:
         command: Sequence[str],
         arguments: Sequence[str],
         environment: Mapping[str, str],
+        *,
+        is_forked: bool,
     ) -> None:
         self.host = ""
         self.port = 0
@@ -126,7 +136,10 @@ class GatewayProcess:
         self.log_path = directory / "gateway.log"
         self._command = [*command, str(self.config_path), *arguments]
         self._environment = {**os.environ, "PYTHONUNBUFFERED": "1", **environment}
-        self._process: subprocess.Popen[bytes] | None = None
+        is_gateway = tuple(command[: len(GATEWAY)]) == GATEWAY
+        has_python_variables = any(name.startswith("PYTHON") for name in environment)
+        self._is_forked = is_forked and is_gateway and not has_python_variables
+        self._process: subprocess.Popen[bytes] | ForkedCommand | None = None
         self.write_config(config)
 
     @property
@@ -179,8 +192,8 @@ class GatewayProcess:
         listen = {"host": "127.0.0.1", **config.get("listen", {})}
         if self.port:
             listen["port"] = self.port
-        with self.config_path.open("w") as file:
-            YAML().dump({**config, "listen": listen}, file)
+        # JSON is YAML, and 20 times as quickly written.
+        self.config_path.write_text(json.dumps({**config, "listen": listen}, indent=1))
         self._config = config
 
     async def start(self, *, ready: bool = True) -> None:
@@ -234,7 +247,10 @@ class GatewayProcess:
         """SIGHUP to reload, SIGSTOP and SIGCONT to freeze."""
         self._get_process().send_signal(signal_number)
 
-    def _spawn(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
+    def _spawn(self, log: IO[bytes]) -> subprocess.Popen[bytes] | ForkedCommand:
+        if self._is_forked:
+            arguments = self._command[len(GATEWAY) :]
+            return ForkedCommand(arguments, self._environment, self.log_path)
         return subprocess.Popen(
             self._command,
             stdin=subprocess.DEVNULL,
@@ -257,6 +273,7 @@ class GatewayProcess:
             process.kill()
             process.wait()
             raise AssertionError(f"{late}\n{self.read_log_tail()}") from None
+        assert process.returncode is not None
         return process.returncode
 
     async def _wait_until(self, condition: Any, description: str) -> None:

@@ -38,7 +38,7 @@ class JobLoop:
                 f"job {self.run.job.name} has ended: {self.run.failure_reason}"
             )
             self.run.poll()
-            time.sleep(0.02)
+            time.sleep(0.1)  # many conditions read a topic from its begin
 
 
 @contextmanager

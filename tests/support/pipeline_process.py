@@ -15,17 +15,9 @@ from typing import Any
 import psutil
 from confluent_kafka import Consumer, Producer
 from confluent_kafka import TopicPartition as Partition
+from support.spark_jvm import build_spark_conf
 
 PROCESS_TIMEOUT_S = 300.0  # s; Spark starts in 6 to 60 s, on a cluster in more
-LEAN_JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
-SPARK_CONF = {
-    "spark.driver.extraJavaOptions": LEAN_JVM_OPTIONS,
-    "spark.executor.extraJavaOptions": LEAN_JVM_OPTIONS,
-    "spark.driver.host": "127.0.0.1",
-    # Compiling what runs for a few rows takes longer than they do.
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-}
 
 
 class PipelineProcess:
@@ -89,7 +81,8 @@ def write_config(
     master: str = "local[2]", conf: Mapping[str, str] | None = None,
 ) -> Path:  # fmt: skip
     """Writes a configuration with one job (JSON is YAML)."""
-    spark = {"master": master, "conf": {**SPARK_CONF, **(conf or {})}}
+    lean = build_spark_conf(is_local=master.startswith("local"))
+    spark = {"master": master, "conf": {**lean, **(conf or {})}}
     where = {"checkpoints": str(checkpoints), "spark": spark, "jobs": [job]}
     config_path.write_text(
         json.dumps({"kafka": {"servers": [servers]}, "pipelines": where}, indent=1)

@@ -18,12 +18,9 @@ from typing import Any, NamedTuple
 
 import psutil
 from confluent_kafka import Consumer, KafkaError, TopicPartition
+from support.spark_jvm import build_spark_conf
 
 JOB_TIMEOUT_S = 240.0  # s; Spark starts in 6 to 60 s
-SPARK_CONF = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",
-    "spark.driver.host": "127.0.0.1",
-}
 
 
 @dataclass
@@ -71,7 +68,7 @@ class JobHistory:
         """The file's. changed: of the job's output."""
         job = {**self.job, "to": {**self.job["to"], **output_options}, "trigger": "available-now"}
         pipelines = {"checkpoints": str(self.directory / "checkpoints"), "jobs": [job]}
-        spark = {"master": "local[2]", "conf": SPARK_CONF}
+        spark = {"master": "local[2]", "conf": build_spark_conf()}
         return {"kafka": {"servers": self.servers}, "pipelines": {**pipelines, "spark": spark}}
 
     @contextmanager
@@ -192,7 +189,7 @@ def wait_until(
     is_met: Callable[[], object],
     description: str,
     timeout_s: float = JOB_TIMEOUT_S,
-    interval_s: float = 0.02,
+    interval_s: float = 0.1,
 ) -> None:
     deadline = time.monotonic() + timeout_s
     while not is_met():

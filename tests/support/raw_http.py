@@ -9,14 +9,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import uvicorn
 from support.waiting import WAIT_TIMEOUT_S
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gateway.web.http.edge import configure_socket
-from gateway.web.http.transport import GatewayProtocol
+if TYPE_CHECKING:
+    import uvicorn
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 
 @dataclass
@@ -185,6 +184,12 @@ def running_server(
     **options: Any,
 ) -> Iterator[RunningServer]:
     """The app under uvicorn in a thread of its own, on a port of the OS."""
+    # Clients are processes of their own, too, and need neither: the imports take 0.5 s of CPU.
+    import uvicorn
+
+    from gateway.web.http.edge import configure_socket
+    from gateway.web.http.transport import GatewayProtocol
+
     settings = {"lifespan": "off", "log_level": "critical", "timeout_graceful_shutdown": 0}
     config = uvicorn.Config(app, http=http, **(settings | options))
     server = uvicorn.Server(config)

@@ -12,29 +12,19 @@ from typing import Any
 
 import pytest
 from support.requirements import require_tools
+from support.spark_jvm import LEAN_CONF, WORKER_CONF, build_jvm_options
 
 from gateway.config.sections.job import Spark
 from gateway.pipeline.spark.session import build_checkpoint_conf, create_session
-
-# First compiler and one collector only: 26 s instead of 22 for ten small tests and the start.
-LEAN_JVM_OPTIONS = (
-    "-XX:TieredStopAtLevel=1",
-    "-XX:+UseSerialGC",
-    "-Xshare:auto",
-    "-XX:-UsePerfData",
-)
 
 SPARK_CONF = {
     "spark.sql.shuffle.partitions": "2",
     "spark.default.parallelism": "2",
     "spark.sql.streaming.stateStore.maintenanceInterval": "600s",
     "spark.sql.streaming.metricsEnabled": "false",
-    "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # A query of a few rows ends before its code would be compiled: 60 s of CPU instead of 78 for
-    # the sessions' tests.
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    **LEAN_CONF,
+    **WORKER_CONF,
     **build_checkpoint_conf("/"),
 }
 
@@ -43,7 +33,7 @@ SPARK_CONF = {
 def session_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     require_tools("java17")
     made = create_session(
-        _build_settings(tmp_path_factory.mktemp("spark")), "tests", jvm_options=LEAN_JVM_OPTIONS
+        _build_settings(tmp_path_factory.mktemp("spark")), "tests", jvm_options=build_jvm_options()
     )
     yield made
     for query in made.streams.active:

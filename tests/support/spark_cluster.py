@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import pyspark
-from support.pipeline_process import LEAN_JVM_OPTIONS
 from support.requirements import require_tools
+from support.spark_jvm import LEAN_JVM_OPTIONS
 
 START_TIMEOUT_S = 120.0  # s
 
@@ -84,7 +84,7 @@ class SparkCluster:
             **{k: v for k, v in os.environ.items() if not k.startswith(("SPARK_", "PYSPARK_"))},
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": LEAN_JVM_OPTIONS,
+            "SPARK_DAEMON_JAVA_OPTS": " ".join(LEAN_JVM_OPTIONS),
             "SPARK_LOCAL_DIRS": str(self.directory / "local"),
         }
         kind, *options = map(str, arguments)

@@ -1,25 +1,30 @@
 """Which worker a test goes to, where several share the work (`--dist loadgroup`).
 
 A module's tests go to one worker, so that what it starts for all of them is started once. All
-tests of a broker that lives as long as its worker go to one, too: Kafka takes 250 MB, 2 s of CPU
-to start, and 2 to 5 % of a core each while it idles. Spark, a JVM of 1 GB, has a worker of its own,
-with a broker where a test needs both. Without that option this changes nothing.
+tests of a session's broker go to one, too: Kafka takes 250 MB, 2 s of CPU to start, and 2 to 5 % of
+a core each while it idles, so it ends with the last test of its group. Spark, a JVM of 1 GB, has a
+group of its own, with a broker where a test needs both. Without that option this changes nothing.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 
 BROKER_FIXTURES = ("session_kafka", "session_kafka3", "session_secured")
 SPARK_FIXTURE = "session_spark"
+SPARK_PROCESSES = "spark_processes"  # with a broker of its own: they take minutes
+LONG_GROUPS = (SPARK_FIXTURE, *BROKER_FIXTURES, SPARK_PROCESSES)  # in the order of their start
 SPARK_TEST_TIMEOUT_S = (
     600.0  # s for a test that needs Spark; other workers take most of the machine meanwhile
 )
-LONG_TEST_PATHS = ("tests/e2e/", "tests/model/")  # these begin: what is begun last should be short
+LONG_TEST_PATHS = ("tests/e2e/", "tests/model/")
+
+_running_fixtures: dict[str, Callable[[], None]] = {}  # what ends each that is shared and runs
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -30,7 +35,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.hookimpl(tryfirst=True)  # before the groups become a part of the names
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not item.nodeid.startswith(LONG_TEST_PATHS))
+    items.sort(key=estimate_start)
     for item in items:
         item.add_marker(pytest.mark.xdist_group(choose_group(item)))
         if needs_spark(item) and item.get_closest_marker("timeout") is None:
@@ -45,11 +50,37 @@ def pytest_xdist_node_collection_finished(node: Any, ids: Sequence[str]) -> None
         pytest.exit("pytest-xdist loses the groups of tests with this pytest; see pyproject", 4)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: Any) -> None:
+    if fixturedef.argname in (*BROKER_FIXTURES, SPARK_FIXTURE):
+        _running_fixtures[fixturedef.argname] = partial(fixturedef.finish, request)
+
+
+@pytest.hookimpl(trylast=True)  # after the fixtures that use them
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Brokers and Spark end with their group. Without groups they end with the session."""
+    if nextitem is None or not _has_group(item.nodeid):
+        return
+    if _get_group(item.nodeid) != _get_group(nextitem.nodeid):
+        while _running_fixtures:
+            _running_fixtures.popitem()[1]()
+
+
+def estimate_start(item: pytest.Item) -> int:
+    """Sort key: the groups that take longest begin, and what is begun last is short."""
+    group = choose_group(item)
+    if group in LONG_GROUPS:
+        return LONG_GROUPS.index(group)
+    return len(LONG_GROUPS) + (not item.nodeid.startswith(LONG_TEST_PATHS))
+
+
 def choose_group(item: pytest.Item) -> str:
     needed: list[str] = getattr(item, "fixturenames", [])
     module = item.nodeid.partition("::")[0]
     if SPARK_FIXTURE in needed:
         return SPARK_FIXTURE  # also with a broker, which this worker then has for itself
+    if BROKER_FIXTURES[0] in needed and needs_spark(item):
+        return SPARK_PROCESSES
     return next((broker for broker in BROKER_FIXTURES if broker in needed), module)
 
 
@@ -64,6 +95,10 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Names as one may ask for them: without the group, which has done its service."""
     if _has_group(report.nodeid) and "PYTEST_XDIST_WORKER" not in os.environ:
         report.nodeid = report.nodeid[: report.nodeid.rfind("@")]
+
+
+def _get_group(name: str) -> str:
+    return name[name.rfind("@") :]
 
 
 def _has_group(name: str) -> bool:

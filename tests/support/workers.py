@@ -53,10 +53,12 @@ def find_workers(gateway: GatewayProcess) -> dict[int, psutil.Process]:
     found: dict[int, psutil.Process] = {}
     for process in psutil.Process(gateway.pid).children():
         try:
-            command = process.cmdline()
+            name, command = process.name(), process.cmdline()
         except psutil.Error:  # it ended just now
             continue
-        if "gateway.web.workers.worker" in command:
+        if name.startswith("worker-"):  # a fork
+            found[int(name.removeprefix("worker-"))] = process
+        elif "gateway.web.workers.worker" in command:
             found[int(command[-1])] = process
     return found
 

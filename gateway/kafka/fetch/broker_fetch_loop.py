@@ -368,7 +368,7 @@ class BrokerFetchLoop:
         want: FetchTarget,
         fetched: FetchedPartition,
         now: float,
-    ) -> DeliverRest | None:
+    ) -> PartitionWork | None:
         """Deliver the first slice of the records that came; see `_on_partition_response`."""
         reader = partition_fetch.reader
         decoding = RecordSetDecoder(

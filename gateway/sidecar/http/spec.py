@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -315,8 +315,17 @@ def _get_property_names(document: Mapping[str, Any], schema: Mapping[str, Any]) 
 
 
 def _load_yaml(name: str) -> dict[str, Any]:
-    document: dict[str, Any] = YAML(typ="safe", pure=True).load(SPEC_DIRECTORY / f"{name}.yaml")
+    document: dict[str, Any] = orjson.loads(_convert_yaml(name))
     return document
+
+
+@cache
+def _convert_yaml(name: str) -> bytes:
+    """Return a file as JSON, which is read 100 times as fast as YAML. Callers change what they get.
+
+    All files take 0.25 s of CPU; the tests create hundreds of sidecars in a process.
+    """
+    return orjson.dumps(YAML(typ="safe", pure=True).load(SPEC_DIRECTORY / f"{name}.yaml"))
 
 
 def _merge(target: dict[str, Any], members: Mapping[str, Any]) -> None:

@@ -759,7 +759,7 @@ def test_bytes_come_whole_and_in_order_through_a_small_buffer(tight, size):
         begin_stream(wire, f"/take/{name}")
         tight.push_chunks(name, *(sent[at : at + size] for at in range(0, total, size)))
         client = tight.get_client(name)
-        assert client.outlet.full and client.pending_chunks
+        wait_until(lambda: client.outlet.full and client.pending_chunks, "it is never full")
         assert b"".join(wire.read_chunk() for _ in range(-(-total // size))) == sent
         wait_until(lambda: client.drain_count and not client.outlet.full, "it stays full")
         tight.finish_stream(name)
