@@ -158,12 +158,15 @@ class Replay:
             bytes=self.bytes + bytes,
             dead=self.dead + dead,
             updated=at,
+            # Whatever it waited for has come.
             error="",
         )
 
     def with_missing(self, partition: int, next_offset: int, at: int) -> Replay:
         """Return the replay after Kafka turned out to have nothing before an offset any more."""
         span = self.spans[partition]
+        # Retention may have gone beyond the end of the span, and what is there is not of the
+        # replay.
         missing = MissingRange(partition, span.next_offset, min(next_offset, span.end))
         spans = {**self.spans, partition: span._replace(next_offset=missing.next_offset)}
         return replace(self, spans=spans, lacks=(*self.lacks, missing), updated=at)
@@ -232,6 +235,7 @@ class Replays:
         tracked = self._tracked.get(id)
         steps: deque[tuple[float, int]] = tracked.progress if tracked is not None else deque()
         steps.append((now, replay.records))
+        # Two steps are kept however old they are: a slow replay has a rate, too.
         while len(steps) > 2 and now - steps[0][0] > RATE_WINDOW_S:
             steps.popleft()
         # Drawn again for each change, so that no process is always the first to take over.

@@ -27,7 +27,8 @@ _JSON_SCHEMA_TYPES = {
     "number": "double",
     "string": "string",
 }
-# In Protobuf's JSON a 64-bit number is a text, which Spark only reads as a decimal.
+# In Protobuf's JSON a 64-bit number is a text, which Spark only reads as a decimal. The largest
+# unsigned one has 20 digits.
 _INT64_TYPE = "decimal(20,0)"
 _PROTOBUF_TYPES = {
     1: "double", 2: "float", 3: _INT64_TYPE, 4: _INT64_TYPE, 5: "int", 6: _INT64_TYPE,

@@ -116,6 +116,7 @@ def fetch_schema_columns(topic: str, value: Fields, catalog: SchemaRegistry) -> 
         _verify_format(topic, value.model, schema)
         return schema_columns.parse_schema_columns(schema.format, schema.text, schema.references)
 
+    # This is in the driver, before the query starts. The loop of `_run_coroutine` is for workers.
     return asyncio.run(fetch())
 
 

@@ -33,6 +33,9 @@ __all__ = [
 KAFKA_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
 """The columns of Spark's Kafka source that are read."""
 
+# Spark has `headers` only with `includeHeaders`. No job uses them: the records of dead letters,
+# which keep them, are read again by `read_raw_range`.
+_STREAM_COLUMNS = tuple(name for name in KAFKA_COLUMNS if name != "headers")
 
 # Spark keeps this option in its plan, and its Kafka source ignores it. `find_sources` reads it.
 _INPUT_NAME_OPTION = "gatewayInput"
@@ -79,7 +82,7 @@ def read_stream(
     )
     loaded = spark.readStream.format("kafka").options(**options).load()
     table = parse_records(
-        loaded.select(*_list_stream_columns(input)),
+        loaded.select(*_STREAM_COLUMNS),
         input,
         catalogs,
         metrics_name=metrics_name,
@@ -202,10 +205,6 @@ def select_invalid_records(
     decoded, schema_columns = schemas.decode_values(raw, input, catalogs or {})
     invalid = fields.select_invalid_values(decoded, input, schema_columns)
     return invalid.select(*raw.columns, fields.REASON_COLUMN)
-
-
-def _list_stream_columns(input: Input) -> tuple[str, ...]:
-    return tuple(name for name in KAFKA_COLUMNS if name != "headers")
 
 
 def _build_source_options(input: Input) -> dict[str, str]:

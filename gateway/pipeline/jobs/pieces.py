@@ -137,7 +137,8 @@ class _SessionCut:
     def from_pieces(cls, pieces: pa.Table, rules: SessionRules) -> _SessionCut:
         """Sort pieces and divide them into sessions."""
         ids = _compute_key_ids(pieces, rules.key_count)
-        # lexsort takes the least significant key first.
+        # lexsort takes the least significant key first. Events of the same time are in the order of
+        # their partitions and offsets, for `first`.
         tie_keys = [_to_int_array(pieces, name) for name in ("fo", "fp")] if rules.has_order else []
         order = np.lexsort((*tie_keys, _to_int_array(pieces, "start"), ids))
         pieces, ids = pieces.take(pa.array(order)), ids[order]
@@ -148,7 +149,7 @@ class _SessionCut:
 
     def merge_sessions(self, rules: SessionRules) -> pa.Table:
         """Return one piece for each session, in their order."""
-        if len(self.session_starts) == len(self.key_ids):
+        if len(self.session_starts) == len(self.key_ids):  # one piece each
             return self.pieces
         last = self._find_last_pieces(rules)
         columns: dict[str, Any] = {
@@ -227,6 +228,7 @@ def _aggregate_values(
     values: pa.ChunkedArray, function: str, session_ids: IntArray
 ) -> pa.ChunkedArray:
     table = pa.table({"value": values, "n": pa.array(session_ids)})
+    # Only one thread returns the groups in the order in which they first appear.
     return table.group_by("n", use_threads=False).aggregate([("value", function)])[
         f"value_{function}"
     ]
@@ -327,6 +329,8 @@ def _compute_key_ids(pieces: pa.Table, key_count: int) -> IntArray:
         if not len(column):
             return ids
         codes = column.dictionary_encode(null_encoding="encode").indices
+        # Every code is less than the factor, so different pairs give different numbers. `unique`
+        # makes them small again: the product with the next column must fit 64 bits.
         ids = ids * (len(ids) + 1) + codes.to_numpy(zero_copy_only=False)
         if key_count > 1:
             ids = np.unique(ids, return_inverse=True)[1].astype(np.int64)

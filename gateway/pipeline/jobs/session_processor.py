@@ -145,6 +145,8 @@ class SessionProcessor(StatefulProcessor):
         close_ms = -(-close_us // 1000)  # rounded up
         if timer_ms is not None and watermark_ms < timer_ms <= close_ms:
             return timer_ms
+        # A later timer stays registered beside it, because Spark keeps one for each time. It
+        # expires with nothing to close, which does no harm.
         self._handle.registerTimer(close_ms)
         return close_ms
 

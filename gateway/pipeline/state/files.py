@@ -85,6 +85,8 @@ class LocalFiles:
         """Write a file atomically: a crash leaves the old content or the new one."""
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
+        # In the same directory, as a rename is atomic only within a file system. The dot hides it
+        # from `list_sizes`, should a crash leave it behind.
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
             file.write(data)
             file.flush()
@@ -189,6 +191,7 @@ class HadoopFiles:
             local = Path(directory, name.rsplit("/", 1)[-1])
             self._run_on_path(
                 name,
+                # Keep the source, and write no `.crc` file beside the copy.
                 lambda path: self._fs.copyToLocalFile(False, path, self._local_path(local), True),
             )
             yield local
@@ -197,7 +200,9 @@ class HadoopFiles:
         """Copy a local file into the directory."""
         source_path = self._local_path(source)
         self._run_on_path(
-            name, lambda path: self._fs.copyFromLocalFile(False, True, source_path, path)
+            # Keep the source, and replace the target.
+            name,
+            lambda path: self._fs.copyFromLocalFile(False, True, source_path, path),
         )
 
     def rename_to(self, directory: str) -> None:
