@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -9,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from ruamel.yaml import YAML
 from support.gateways import build_config, build_route, running_gateway
 from support.waiting import wait_until
+
+from gateway.kafka.embedded import EmbeddedKafka
 
 # Serves its configuration; ready at the second question; `mood` says how it misbehaves.
 STAND_IN = """
@@ -148,3 +152,28 @@ def test_routes_given_are_the_routes() -> None:
 async def test_yaml_will_do_as_a_configuration(stand_in: list[str]) -> None:
     async with running_gateway("listen: {port: 0}\nname: text", command=stand_in) as gateway:
         assert (await served_config(gateway.base_url))["name"] == "text"
+
+
+async def test_a_fork_ends_as_a_process_does(embedded: EmbeddedKafka) -> None:
+    async with running_gateway(build_config(embedded.bootstrap, ["orders"])) as gateway:
+        first = psutil.Process(gateway.pid)
+        assert first.ppid() != os.getpid()
+        await gateway.kill()
+        assert not first.is_running()
+        await gateway.restart()
+        assert gateway.pid != first.pid
+        assert await gateway.stop() == 0
+        assert gateway.log.count("listening on") == 2
+
+
+async def test_a_fork_that_dies_says_why() -> None:
+    with pytest.raises(AssertionError, match=r"status 78(.|\n)*unknown key 'mood'"):
+        async with running_gateway(config(mood="dies")):
+            pass
+
+
+async def test_a_fork_has_the_environment_that_is_given(embedded: EmbeddedKafka) -> None:
+    made = build_config(embedded.bootstrap, ["orders"], name="${env.GATEWAY_TEST_NAME}")
+    async with running_gateway(made, environment={"GATEWAY_TEST_NAME": "of-the-test"}) as gateway:
+        assert gateway.is_alive
+    assert "GATEWAY_TEST_NAME" not in os.environ
