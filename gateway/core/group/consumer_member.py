@@ -396,8 +396,8 @@ class ConsumerMember:
             events = self._lose_partitions(f"{reason}: {response.message or error}")
             # At once the first time, later with delays: a member that is fenced again and again
             # must not load the coordinator.
-            self.next_request_at = now if self._failures == 0 else now + self._next_retry_delay()
-            self._failures += 1
+            is_first, delay = self._failures == 0, self._next_retry_delay()
+            self.next_request_at = now if is_first else now + delay
             return events
         if error in FATAL_ERRORS:
             events = self._lose_partitions(FATAL_ERRORS[error])

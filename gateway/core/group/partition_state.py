@@ -99,6 +99,27 @@ class PartitionState:
         self.position = self.fetch_offset = offset
         self.epoch = self.fetch_epoch = epoch
 
+    def truncate(self, end: int, epoch: int) -> None:
+        """Drop what was fetched of a log that an unclean election cut off, and keep the rest.
+
+        Args:
+            end: Where the newest epoch ends that the log has in common with what was fetched.
+            epoch: That epoch.
+        """
+        end = min(end, self.fetch_offset)
+        if self.position is None or self.position >= end:
+            self.seek(end, epoch)
+            return
+        self.discard_in_flight()
+        # A record of a later epoch before `end` is of the lost log, too: it is fetched again.
+        while self.records and (self.records[-1].offset >= end or self.records[-1].epoch > epoch):
+            dropped = self.records.pop()
+            self.buffered_bytes -= prefetched_size(dropped)
+            end = min(end, dropped.offset)
+        self.fetch_offset, self.fetch_epoch, self.is_out_of_range = end, epoch, False
+        if not self.records:
+            self._advance_position()
+
     def reset(self, offset_spec: int) -> None:
         """Forget the position: it is to be looked up."""
         self._clear()

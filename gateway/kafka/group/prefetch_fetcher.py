@@ -351,7 +351,7 @@ class PrefetchFetcher:
         elif fetched.diverging_epoch is not None:
             epoch, end = fetched.diverging_epoch
             log.warning("%s was truncated to %s by an unclean election", state.tp, end)
-            state.seek(min(end, state.fetch_offset), epoch)
+            state.truncate(end, epoch)
         elif fetched.preferred_replica not in (-1, node):
             # The leader names a nearer replica and sends no records (KIP-392).
             now = asyncio.get_running_loop().time()

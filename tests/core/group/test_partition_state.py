@@ -69,6 +69,68 @@ def test_a_seek_waits_for_nothing_that_is_under_way():
     assert one.in_flight is None
 
 
+def test_a_truncation_keeps_what_was_fetched_before_it():
+    """It was dropped, and never returned: only what follows was fetched again."""
+    one = build_state()
+    one.add_fetched([record(n) for n in range(6)], 6, 3)
+    one.take(1, 1 << 20)
+    before = one.lineage
+    one.truncate(4, 3)
+    assert (one.position, one.fetch_offset, one.fetch_epoch) == (1, 4, 3)
+    assert one.lineage > before
+    assert [each.offset for each in one.take(9, 1 << 20)] == [1, 2, 3]
+    assert (one.position, one.epoch, one.buffered_bytes) == (4, 3, 0)
+
+
+def test_what_was_returned_already_of_a_log_that_is_cut_off_is_followed_by_the_new_log():
+    one = build_state()
+    one.add_fetched([record(n) for n in range(6)], 6, 3)
+    one.take(4, 1 << 20)
+    one.truncate(2, 2)
+    assert (one.position, one.epoch, one.fetch_offset, list(one.records)) == (2, 2, 2, [])
+
+
+@given(
+    st.lists(st.integers(0, 3), max_size=8).map(sorted),
+    st.lists(st.integers(0, 3), max_size=8).map(sorted),
+    st.integers(0, 8),
+    st.integers(0, 8),
+)
+def test_after_a_truncation_each_record_of_the_new_log_comes_once(
+    old_epochs: list[int], new_epochs: list[int], common: int, taken: int
+):
+    """The records of both logs have the epochs given; the first `common` ones are the same. The
+    broker is asked as KIP-320 has it until it finds no divergence. The replica that leads now may
+    have had more of the last common epoch."""
+    common = min(common, len(old_epochs))
+    last_common = old_epochs[common - 1] if common else 4
+    log = old_epochs[:common] + [epoch + 4 if epoch else last_common for epoch in new_epochs]
+    # A record is told by its offset and epoch: an epoch has one leader.
+    while common < len(old_epochs) and log[common : common + 1] == [old_epochs[common]]:
+        common += 1
+    one = build_state()
+    one.add_fetched(
+        [record(n, epoch) for n, epoch in enumerate(old_epochs)],
+        len(old_epochs),
+        old_epochs[-1] if old_epochs else -1,
+    )
+    # Of a lost record that was returned only its offset is known, so that is not considered here.
+    taken = min(taken, common)
+    returned = [each.offset for each in one.take(taken, 1 << 20)] if taken else []
+    for _ in range(9):
+        fetch_epoch = one.fetch_epoch
+        if fetch_epoch < 0:
+            break
+        end = sum(epoch <= fetch_epoch for epoch in log)
+        epoch = log[end - 1] if end else -1
+        if epoch == fetch_epoch and end >= one.fetch_offset:
+            break
+        one.truncate(end, epoch)
+    assert one.fetch_offset <= common
+    kept = [each.offset for each in one.records]
+    assert [*returned, *kept] == list(range(one.fetch_offset))
+
+
 def test_a_reset_has_no_position_until_it_is_looked_up():
     one = build_state(4)
     one.reset(EARLIEST)
