@@ -45,8 +45,8 @@ demo: setup ## set-up, then the demo in a browser: http://127.0.0.1:8080; PORT=9
 demo-pipeline: setup ## a shop, Spark jobs over it, live in a browser; PORT=9000; needs Java 17
 	$(BIN)/gateway pipeline demo $(if $(PORT),--port $(PORT)) $(ARGS)
 
-# Modules are shared out, the long ones first; how is told in tests/support/worker_groups.py. Some
-# hundred gateways are started: compiled once, each takes 0.6 s of CPU instead of 0.75.
+# Modules are shared out, the long ones first; how is told in tests/support/worker_groups.py. Python
+# may keep what it compiled: each command that a test starts takes 0.6 s of CPU instead of 0.75.
 test: export PYTHONDONTWRITEBYTECODE :=
 SHARED := -n auto --dist loadgroup --no-loadscope-reorder
 test: setup lint types layers ## everything CI runs; ARGS="-k name" for some of it

@@ -1,9 +1,9 @@
 """Which worker a test goes to, where several share the work (`--dist loadgroup`).
 
-A module's tests go to one worker, so that what it starts for all of them is started once. All
-tests of a session's broker go to one, too: Kafka takes 250 MB, 2 s of CPU to start, and 2 to 5 % of
-a core each while it idles, so it ends with the last test of its group. Spark, a JVM of 1 GB, has a
-group of its own, with a broker where a test needs both. Without that option this changes nothing.
+A module's tests go to one worker, so that what it starts for all of them is started once. Tests of
+a session's broker go to few, too: Kafka takes 250 MB, 2 s of CPU to start, and 2 to 5 % of a core
+while it idles, so it ends with the last test of its group. So does Spark, a JVM of 1 GB and 8 s. No
+group should take more than a third of the whole. Without that option this changes nothing.
 """
 
 from __future__ import annotations
@@ -17,12 +17,19 @@ import pytest
 
 BROKER_FIXTURES = ("session_kafka", "session_kafka3", "session_secured")
 SPARK_FIXTURE = "session_spark"
-SPARK_PROCESSES = "spark_processes"  # with a broker of its own: they take minutes
-LONG_GROUPS = (SPARK_FIXTURE, *BROKER_FIXTURES, SPARK_PROCESSES)  # in the order of their start
+SPARK_AND_BROKER = "spark_and_broker"
+SPARK_PROCESSES = "spark_processes"  # of its own each, and a broker
+KAFKA_E2E = "kafka_e2e"
+# In the order of their start. Each takes minutes and starts what it needs of Kafka and Spark.
+LONG_GROUPS = (
+    *(SPARK_AND_BROKER, KAFKA_E2E, SPARK_FIXTURE, "session_kafka", "session_kafka3"),
+    *(SPARK_PROCESSES, "session_secured"),
+)
 SPARK_TEST_TIMEOUT_S = (
     600.0  # s for a test that needs Spark; other workers take most of the machine meanwhile
 )
-LONG_TEST_PATHS = ("tests/e2e/", "tests/model/")
+E2E_PATH = "tests/e2e/"
+LONG_TEST_PATHS = (E2E_PATH, "tests/model/")
 
 _running_fixtures: dict[str, Callable[[], None]] = {}  # what ends each that is shared and runs
 
@@ -58,10 +65,17 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: Any) -> No
 
 @pytest.hookimpl(trylast=True)  # after the fixtures that use them
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Brokers and Spark end with their group. Without groups they end with the session."""
+    """Brokers and Spark end with their group. Without groups they end with the session.
+
+    So does the broker of Spark's jobs: clients of theirs outlive them, and each would say again and
+    again that it is gone.
+    """
     if nextitem is None or not _has_group(item.nodeid):
         return
-    if _get_group(item.nodeid) != _get_group(nextitem.nodeid):
+    group = _get_group(item.nodeid)
+    if group != _get_group(nextitem.nodeid):
+        if group == SPARK_AND_BROKER:
+            _running_fixtures.pop("session_kafka", None)
         while _running_fixtures:
             _running_fixtures.popitem()[1]()
 
@@ -77,11 +91,14 @@ def estimate_start(item: pytest.Item) -> int:
 def choose_group(item: pytest.Item) -> str:
     needed: list[str] = getattr(item, "fixturenames", [])
     module = item.nodeid.partition("::")[0]
+    broker = next((each for each in BROKER_FIXTURES if each in needed), None)
     if SPARK_FIXTURE in needed:
-        return SPARK_FIXTURE  # also with a broker, which this worker then has for itself
-    if BROKER_FIXTURES[0] in needed and needs_spark(item):
+        return SPARK_AND_BROKER if broker else SPARK_FIXTURE
+    if broker == "session_kafka" and needs_spark(item):
         return SPARK_PROCESSES
-    return next((broker for broker in BROKER_FIXTURES if broker in needed), module)
+    if broker == "session_kafka" and module.startswith(E2E_PATH):
+        return KAFKA_E2E
+    return broker or module
 
 
 def needs_spark(item: pytest.Item) -> bool:
@@ -98,7 +115,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def _get_group(name: str) -> str:
-    return name[name.rfind("@") :]
+    return name[name.rfind("@") + 1 :]
 
 
 def _has_group(name: str) -> bool:
