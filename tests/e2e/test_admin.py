@@ -620,13 +620,16 @@ async def test_what_is_logged_is_changed_in_all_workers(gateway: GatewayProcess,
         told = await http.put("/levels", json={"level": "info", "levels": {"web": "debug"}})
         assert told.json()["levels"]["web"] == "debug"
 
-        async def all_of_them() -> bool:
+        async def is_changed() -> bool:
+            """At whichever worker answers."""
             async with httpx.AsyncClient(base_url=http.base_url, trust_env=False) as each:
                 levels = (await each.get("/levels")).json()["levels"]
-            return bool(levels["web"] == "debug")
+            return bool(levels.get("web") == "debug")
 
-        for _ in range(3 * workers):
-            assert await all_of_them()
+        agreeing = 0  # in a row; the others are told, and not waited for
+        async with asyncio.timeout(WITHIN):
+            while agreeing < 3 * workers:
+                agreeing = agreeing + 1 if await is_changed() else 0
         assert (await http.put("/levels", json={"levels": {"web": "info"}})).status_code == 200
 
 

@@ -81,8 +81,7 @@ def write_config(
     master: str = "local[2]", conf: Mapping[str, str] | None = None,
 ) -> Path:  # fmt: skip
     """Writes a configuration with one job (JSON is YAML)."""
-    lean = build_spark_conf(is_local=master.startswith("local"))
-    spark = {"master": master, "conf": {**lean, **(conf or {})}}
+    spark = {"master": master, "conf": {**build_spark_conf(), **(conf or {})}}
     where = {"checkpoints": str(checkpoints), "spark": spark, "jobs": [job]}
     config_path.write_text(
         json.dumps({"kafka": {"servers": [servers]}, "pipelines": where}, indent=1)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import psutil
 from confluent_kafka import Consumer, KafkaError, TopicPartition
-from support.spark_jvm import build_spark_conf
+from support.spark_jvm import WORKER_CONF, build_spark_conf
 
 JOB_TIMEOUT_S = 240.0  # s; Spark starts in 6 to 60 s
 
@@ -68,7 +68,7 @@ class JobHistory:
         """The file's. changed: of the job's output."""
         job = {**self.job, "to": {**self.job["to"], **output_options}, "trigger": "available-now"}
         pipelines = {"checkpoints": str(self.directory / "checkpoints"), "jobs": [job]}
-        spark = {"master": "local[2]", "conf": build_spark_conf()}
+        spark = {"master": "local[2]", "conf": {**build_spark_conf(), **WORKER_CONF}}
         return {"kafka": {"servers": self.servers}, "pipelines": {**pipelines, "spark": spark}}
 
     @contextmanager

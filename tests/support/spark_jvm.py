@@ -35,7 +35,7 @@ LEAN_CONF = {
     # By default a query that waits asks its sources every 10 ms: 29 s instead of 58 for the same.
     "spark.sql.streaming.pollingDelay": "100",
 }
-# Of this machine's workers.
+# Of this machine's workers; those of a cluster have no folder of tests.
 WORKER_CONF = {
     "spark.python.daemon.module": "support.spark_daemon",
     "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[1]),
@@ -77,11 +77,11 @@ def build_jvm_options() -> tuple[str, ...]:
     return (*LEAN_JVM_OPTIONS, f"-XX:SharedArchiveFile={_ensure_archive()}")
 
 
-def build_spark_conf(*, is_local: bool = True) -> dict[str, str]:
-    """The settings of Spark in a process of its own. is_local: without a cluster."""
+def build_spark_conf() -> dict[str, str]:
+    """The settings of Spark in a process of its own, or on a cluster."""
     options = " ".join(build_jvm_options())
     jvms = {f"spark.{kind}.extraJavaOptions": options for kind in ("driver", "executor")}
-    return {**LEAN_CONF, **jvms, **(WORKER_CONF if is_local else {})}
+    return {**LEAN_CONF, **jvms}
 
 
 def _ensure_archive() -> Path:
