@@ -16,7 +16,7 @@ import runpy
 import sys
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -125,10 +125,10 @@ def _time_methods(protocol_class: type, methods: Mapping[str, Any]) -> None:
 
 
 def _wrap_method(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)  # the gateway looks at the parameters of uvicorn's methods when it starts
     def wrapper(*args: Any) -> Any:
         return call_timed(method, *args)
 
-    wrapper.__qualname__ = method.__qualname__
     wrapper.is_timed = True  # type: ignore[attr-defined]
     return wrapper
 
