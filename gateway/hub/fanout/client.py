@@ -242,7 +242,7 @@ class Client:
             outlet: The connection.
             head: Bytes that go out before the first block.
         """
-        push = PushDelivery(self.source, outlet, self._owner.broadcaster, self.close)
+        push = PushDelivery(self.source, outlet, self._owner.broadcaster, self)
         self.push = push
         first = head + self.begin()
         if first:
@@ -366,6 +366,10 @@ class Client:
         self._owner.remove_client(self)
         # `take_handover` and the `end` event of a pulled client have yet to use the position.
         self.source.close(keep_position=end_reason == END_CHANGED or pull is not None)
+
+    def on_delivered(self) -> None:
+        """Close it: the last bytes were written."""
+        self.close()
 
     def _count_end(self, reason: str) -> None:
         self.subscription.traffic.ended[reason] += 1

@@ -24,7 +24,7 @@ from gateway.core.log.position import Position
 from .broadcaster import Broadcaster
 from .client_source import ClientPosition, ClientSource
 from .outlet import Outlet
-from .push_delivery import PushDelivery
+from .push_delivery import DeliveryOwner, PushDelivery
 
 MAX_PIECE_BYTES = 8 << 20  # bytes of pieces that are kept; a leader that is so far ahead waits
 JOIN_WINDOW_S = 1.0  # seconds after the last member joined for which others can still join
@@ -90,11 +90,12 @@ class SharedCatchUp:
         self._full_since: float | None = None
         leader.subscription.channel.followers.add(self)
         self._delivery = LeaderDelivery(
-            leader, LeaderOutlet(self), broadcaster, self._close_leader, self.on_leader_caught_up
+            leader, LeaderOutlet(self), broadcaster, self, self.on_leader_caught_up
         )
         self._delivery.wake()
 
-    def _close_leader(self) -> None:
+    def on_delivered(self) -> None:
+        """Close the leader: it has read everything, or its stream ended."""
         self._delivery.close()
         self._leader.close()
 
@@ -197,7 +198,7 @@ class SharedCatchUp:
         """Let the members attach to the channel: the leader has everything that was published."""
         # Before the leader is closed, which drops its position.
         self._end_position = self._leader.get_position(), self.subscription.next_seq
-        self._close_leader()
+        self.on_delivered()
         self.wake()
 
     # what the channel sees: a follower that keeps it alive
@@ -250,7 +251,7 @@ class SharedCatchUp:
     def close(self) -> None:
         """Close the leader, and stop following the channel."""
         self.subscription.channel.followers.discard(self)
-        self._close_leader()
+        self.on_delivered()
 
     def _drop_pieces(self, *, keep: bool = True) -> None:
         """Drop the pieces that all members have.
@@ -315,10 +316,10 @@ class LeaderDelivery(PushDelivery):
         source: ClientSource,
         outlet: Outlet,
         broadcaster: Broadcaster,
-        on_ended: Callable[[], None],
+        owner: DeliveryOwner,
         on_caught_up: Callable[[], None],
     ) -> None:
-        super().__init__(source, outlet, broadcaster, on_ended)
+        super().__init__(source, outlet, broadcaster, owner)
         self._on_caught_up = on_caught_up
 
     def _join_group(self) -> None:
