@@ -88,3 +88,18 @@ def test_a_config_error_carries_no_values_with_it():
 def test_the_public_names_are_all_there():
     for name in gateway.config.__all__:
         assert hasattr(gateway.config, name)
+
+
+@pytest.mark.parametrize("kind", ["['${env.S}']", "{k: '${env.S}'}", "[[{k: '${env.S}'}]]"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "guards: {g: {type: KIND}}\nroutes: [{when: [{path: /a}], with: {topic: o}}]\n",
+        "routes: [{when: [{path: /a}], with: {topic: o, capability: KIND}}]\n",
+    ],
+)
+def test_a_variable_within_a_list_is_shown_as_it_was_written(text: str, kind: str):
+    with pytest.raises(ConfigError) as refused:
+        loads(text.replace("KIND", kind), environ={"S": "hunter2"})
+    assert "hunter2" not in str(refused.value)
+    assert "${env.S}" in str(refused.value)

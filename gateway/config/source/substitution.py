@@ -87,9 +87,20 @@ def parse_parts(text: str) -> tuple[ExpressionPart, ...]:
 
 def safe_repr(value: object) -> str:
     """Return a value for a message: as written, without secrets, at most 60 characters long."""
-    text = repr(value.source if isinstance(value, SubstitutedText) else value)
+    text = repr(_restore_sources(value))
     text = re.sub(r":[^\s/@]+@", ":***@", text)  # user:password@host, in the wrong place
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _restore_sources(value: object) -> object:
+    """Return a value with each text as it was written, also within lists and mappings."""
+    if isinstance(value, SubstitutedText):
+        return value.source
+    if isinstance(value, Mapping):
+        return {key: _restore_sources(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_restore_sources(item) for item in value]
+    return value
 
 
 def _resolve(
