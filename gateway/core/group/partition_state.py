@@ -111,14 +111,19 @@ class PartitionState:
             self.seek(end, epoch)
             return
         self.discard_in_flight()
-        # A record of a later epoch before `end` is of the lost log, too: it is fetched again.
+        # A record of a later epoch before `end` is of the lost log, too.
         while self.records and (self.records[-1].offset >= end or self.records[-1].epoch > epoch):
-            dropped = self.records.pop()
-            self.buffered_bytes -= prefetched_size(dropped)
-            end = min(end, dropped.offset)
-        self.fetch_offset, self.fetch_epoch, self.is_out_of_range = end, epoch, False
-        if not self.records:
-            self._advance_position()
+            self.buffered_bytes -= prefetched_size(self.records.pop())
+        # Go on behind the last record that is kept, not at `end`: offsets between that held nothing
+        # in the lost log may hold records now. Its epoch is named, too, so that the leader finds
+        # out if the logs part even earlier (KIP-320).
+        if self.records:
+            self.fetch_offset = self.records[-1].next_offset
+            self.fetch_epoch = self.records[-1].epoch
+        else:
+            self.epoch = min(self.epoch, epoch)
+            self.fetch_offset, self.fetch_epoch = self.position, self.epoch
+        self.is_out_of_range = False
 
     def reset(self, offset_spec: int) -> None:
         """Forget the position: it is to be looked up."""
