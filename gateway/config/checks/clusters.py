@@ -12,6 +12,7 @@ from gateway.config.sections.kafka import is_cluster_mapping
 from gateway.config.source.expression import suggest
 from gateway.config.source.substitution import UnresolvedText, safe_repr
 from gateway.config.source.template import Template
+from gateway.config.types.raw import as_mapping
 from gateway.config.types.section import Problem
 
 Loc = tuple[str | int, ...]
@@ -21,10 +22,10 @@ def iter_clusters(raw: Mapping[str, Any]) -> Iterator[tuple[Loc, str, Mapping[An
     """Yield the path, the name (empty for a single cluster) and the options of each cluster."""
     written = raw.get("kafka")
     if is_cluster_mapping(written):
-        for name, options in _as_mapping(written).items():
-            yield ("kafka", name), str(name), _as_mapping(options)
+        for name, options in as_mapping(written).items():
+            yield ("kafka", name), str(name), as_mapping(options)
     else:
-        yield ("kafka",), "", _as_mapping(written)
+        yield ("kafka",), "", as_mapping(written)
 
 
 def find_clusters(topics: Mapping[str, Sequence[str]], templates: Iterable[Template]) -> list[str]:
@@ -100,7 +101,3 @@ def list_topics(topics: Mapping[str, Sequence[str]], cluster: object) -> list[st
     if isinstance(cluster, str) and cluster in topics:
         return list(topics[cluster])
     return list(dict.fromkeys(name for known in topics.values() for name in known))
-
-
-def _as_mapping(value: object) -> Mapping[Any, Any]:
-    return value if isinstance(value, Mapping) else {}

@@ -16,6 +16,7 @@ from gateway.config.source.expression import suggest
 from gateway.config.source.substitution import UnresolvedText, safe_repr
 from gateway.config.source.template import Placeholder, Template
 from gateway.config.types.path import PathPattern
+from gateway.config.types.raw import as_list, as_mapping
 from gateway.config.types.section import Problem
 
 from . import clusters
@@ -54,14 +55,14 @@ def check_settings(raw: Mapping[str, Any]) -> Iterator[Problem]:
     yield from beside.check_sidecar(raw)
     yield from check_jobs(raw)
     yield from _check_paths(raw)
-    for index, route in enumerate(_as_list(raw.get("routes"))):
-        for problem in _check_route(raw, _as_mapping(route), topics):
+    for index, route in enumerate(as_list(raw.get("routes"))):
+        for problem in _check_route(raw, as_mapping(route), topics):
             yield problem._replace(loc=("routes", index, *problem.loc))
 
 
 def _iter_topic_names(kafka: Mapping[Any, Any]) -> Iterator[tuple[int, str]]:
-    for index, topic in enumerate(_as_list(kafka.get("topics"))):
-        name = _as_mapping(topic).get("name")
+    for index, topic in enumerate(as_list(kafka.get("topics"))):
+        name = as_mapping(topic).get("name")
         if isinstance(name, str):
             yield index, name
 
@@ -74,7 +75,7 @@ def _check_topics(kafka: Mapping[Any, Any], topics: list[str]) -> Iterator[Probl
             yield Problem(("topics", index, "name"), message)
         first_index.setdefault(name, index)
     seen: set[str] = set()
-    for index, name in enumerate(_as_list(kafka.get("bootstrap"))):
+    for index, name in enumerate(as_list(kafka.get("bootstrap"))):
         loc: Loc = ("bootstrap", index)
         if isinstance(name, str) and not _is_known(name, topics):
             yield Problem(loc, _describe_unknown_topic(name, topics))
@@ -93,10 +94,10 @@ def _describe_unknown_topic(name: str, topics: list[str]) -> str:
 
 
 def _check_catalogs(raw: Mapping[str, Any], kafka: Mapping[Any, Any]) -> Iterator[Problem]:
-    catalogs = [str(name) for name in _as_mapping(raw.get("catalogs"))]
-    for index, topic in enumerate(_as_list(kafka.get("topics"))):
+    catalogs = [str(name) for name in as_mapping(raw.get("catalogs"))]
+    for index, topic in enumerate(as_list(kafka.get("topics"))):
         for part in ("key", "value"):
-            name = _as_mapping(_as_mapping(topic).get(part)).get("catalog")
+            name = as_mapping(as_mapping(topic).get(part)).get("catalog")
             if isinstance(name, str) and name not in catalogs:
                 near = suggest(name, catalogs, "add it to catalogs")
                 what = f"unknown catalog {safe_repr(name)}; {near}"
@@ -105,7 +106,7 @@ def _check_catalogs(raw: Mapping[str, Any], kafka: Mapping[Any, Any]) -> Iterato
 
 def _check_paths(raw: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield the paths that are taken by the gateway itself or by an earlier route."""
-    metrics = _as_mapping(_as_mapping(raw.get("telemetry")).get("metrics")).get(
+    metrics = as_mapping(as_mapping(raw.get("telemetry")).get("metrics")).get(
         "prometheus", "/metrics"
     )
     reserved_paths = RESERVED_PATHS | ({str(metrics)} if isinstance(metrics, str) else set())
@@ -129,15 +130,15 @@ def _check_paths(raw: Mapping[str, Any]) -> Iterator[Problem]:
 
 def _iter_paths(raw: Mapping[str, Any]) -> Iterator[tuple[Loc, str, str, PathPattern]]:
     """Yield the paths of all routes with their methods, including those of delayed replies."""
-    for index, route in enumerate(_as_list(raw.get("routes"))):
-        options = _as_mapping(_as_mapping(route).get("with"))
+    for index, route in enumerate(as_list(raw.get("routes"))):
+        options = as_mapping(as_mapping(route).get("with"))
         default_method = (WITH_KINDS.find(options) or With).methods[0]
-        for number, when in enumerate(_as_list(_as_mapping(route).get("when"))):
-            pattern = _parse_pattern(_as_mapping(when).get("path"))
+        for number, when in enumerate(as_list(as_mapping(route).get("when"))):
+            pattern = _parse_pattern(as_mapping(when).get("path"))
             if pattern is not None:
                 loc: Loc = ("routes", index, "when", number, "path")
-                method = str(_as_mapping(when).get("method") or default_method)
-                yield loc, method, str(_as_mapping(when)["path"]), pattern
+                method = str(as_mapping(when).get("method") or default_method)
+                yield loc, method, str(as_mapping(when)["path"]), pattern
         for loc, location in _iter_location_templates(options):
             try:
                 yield ("routes", index, *loc), "GET", str(location), parse_location(location)
@@ -151,10 +152,10 @@ def _check_route(
     yield from check_guarded(raw, route)
     yield from check_masked_fields(raw, route)
     yield from clusters.check_cluster_choice(
-        topics_by_cluster, _as_mapping(route.get("with")), list(_iter_source_templates(route))
+        topics_by_cluster, as_mapping(route.get("with")), list(_iter_source_templates(route))
     )
-    topics = list_topics(topics_by_cluster, _as_mapping(route.get("with")).get("kafka"))
-    chosen = _as_mapping(route.get("with")).get("allow") is not None
+    topics = list_topics(topics_by_cluster, as_mapping(route.get("with")).get("kafka"))
+    chosen = as_mapping(route.get("with")).get("allow") is not None
     for loc, template in _iter_source_templates(route):
         if chosen and template.placeholders:
             yield from _check_chosen_topic(loc, template)
@@ -164,7 +165,7 @@ def _check_route(
         what = "'allow' is for topics that a path chooses; add one such as ${params.topics}"
         yield Problem(("with", "allow"), what, is_key=True)
     params = _collect_params(route)
-    options = _as_mapping(route.get("with"))
+    options = as_mapping(route.get("with"))
     replies = options.get("replyTo")
     if isinstance(replies, str) and not _is_known(replies, topics):
         yield Problem(("with", "replyTo"), _describe_unknown_topic(replies, topics))
@@ -201,40 +202,40 @@ def _check_chosen_topic(loc: Loc, template: Template) -> Iterator[Problem]:
 
 
 def _iter_source_templates(route: Mapping[str, Any]) -> Iterator[tuple[Loc, Template]]:
-    options = _as_mapping(route.get("with"))
+    options = as_mapping(route.get("with"))
     yield from _iter_templates(("with", "topic"), options.get("topic"))
-    for index, topic in enumerate(_as_list(options.get("topics"))):
+    for index, topic in enumerate(as_list(options.get("topics"))):
         yield from _iter_templates(("with", "topics", index), topic)
 
 
 def _iter_filter_templates(route: Mapping[str, Any]) -> Iterator[tuple[Loc, Template]]:
-    for index, condition in enumerate(_as_list(_as_mapping(route.get("with")).get("filters"))):
+    for index, condition in enumerate(as_list(as_mapping(route.get("with")).get("filters"))):
         loc: Loc = ("with", "filters", index)
-        yield from _iter_condition_templates((*loc, "key"), _as_mapping(condition).get("key"))
+        yield from _iter_condition_templates((*loc, "key"), as_mapping(condition).get("key"))
         for part in ("headers", "value"):
-            for name, expected in _as_mapping(_as_mapping(condition).get(part)).items():
+            for name, expected in as_mapping(as_mapping(condition).get(part)).items():
                 yield from _iter_condition_templates((*loc, part, name), expected)
 
 
 def _iter_write_templates(options: Mapping[str, Any]) -> Iterator[tuple[Loc, Template]]:
     yield from _iter_templates(("with", "key"), options.get("key"))
-    for name, text in _as_mapping(options.get("overrides")).items():
+    for name, text in as_mapping(options.get("overrides")).items():
         yield from _iter_templates(("with", "overrides", name), text)
     yield from _iter_location_templates(options)
 
 
 def _iter_location_templates(options: Mapping[str, Any]) -> Iterator[tuple[Loc, Template]]:
     yield from _iter_templates(
-        ("with", "async", "location"), _as_mapping(options.get("async")).get("location")
+        ("with", "async", "location"), as_mapping(options.get("async")).get("location")
     )
 
 
 def _iter_condition_templates(loc: Loc, condition: object) -> Iterator[tuple[Loc, Template]]:
     """Yield the templates of a text, or of the options of a condition."""
     yield from _iter_templates(loc, condition)
-    for name, text in _as_mapping(condition).items():
+    for name, text in as_mapping(condition).items():
         yield from _iter_templates((*loc, name), text)
-        for index, item in enumerate(_as_list(text)):
+        for index, item in enumerate(as_list(text)):
             yield from _iter_templates((*loc, name, index), item)
 
 
@@ -262,9 +263,7 @@ def _check_claim(
 
 def _collect_params(route: Mapping[str, Any]) -> dict[str, bool]:
     """Return the parameters of a route's paths, and whether every path has each."""
-    patterns = [
-        _parse_pattern(_as_mapping(when).get("path")) for when in _as_list(route.get("when"))
-    ]
+    patterns = [_parse_pattern(as_mapping(when).get("path")) for when in as_list(route.get("when"))]
     sets = [set(pattern.params) for pattern in patterns if pattern is not None]
     return {name: all(name in names for names in sets) for name in set().union(*sets)}
 
@@ -285,11 +284,3 @@ def _iter_templates(loc: Loc, text: object) -> Iterator[tuple[Loc, Template]]:
             yield loc, Template.parse(text)
         except ValueError:
             return
-
-
-def _as_mapping(value: object) -> Mapping[Any, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _as_list(value: object) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else []

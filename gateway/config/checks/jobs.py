@@ -8,6 +8,7 @@ from typing import Any
 
 from gateway.config.source.expression import suggest
 from gateway.config.source.substitution import safe_repr
+from gateway.config.types.raw import as_mapping
 from gateway.config.types.section import Problem
 
 Loc = tuple[str | int, ...]
@@ -20,22 +21,22 @@ OUTPUT_SUFFIXES = (".ledger", ".gaps", ".dlq")
 
 def check_jobs(raw: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield every disagreement of the jobs; the values may be wrong in any way."""
-    written = _as_mapping(raw.get("pipelines")).get("jobs")
+    written = as_mapping(raw.get("pipelines")).get("jobs")
     first_index: dict[str, int] = {}
     for index, job in enumerate(written if isinstance(written, list) else ()):
         loc: Loc = ("pipelines", "jobs", index)
-        name = _as_mapping(job).get("name")
+        name = as_mapping(job).get("name")
         if isinstance(name, str):
             if name in first_index:
                 what = f"'{name}' is the name of jobs[{first_index[name]}], too; give it another"
                 yield Problem((*loc, "name"), what)
             first_index.setdefault(name, index)
         checks = (
-            _check_realtime(_as_mapping(job)),
-            _check_references(raw, _as_mapping(job)),
-            _check_cycle(_as_mapping(job)),
+            _check_realtime(as_mapping(job)),
+            _check_references(raw, as_mapping(job)),
+            _check_cycle(as_mapping(job)),
         )
-        for problem in chain(*checks, _check_lengths(_as_mapping(job))):
+        for problem in chain(*checks, _check_lengths(as_mapping(job))):
             yield problem._replace(loc=(*loc, *problem.loc))
 
 
@@ -44,18 +45,18 @@ def _check_realtime(job: Mapping[str, Any]) -> Iterator[Problem]:
 
     Spark's real-time mode has no foreachBatch, so there are no transactions.
     """
-    guarantee = _as_mapping(job.get("to")).get("guarantee", "exactly-once")
+    guarantee = as_mapping(job.get("to")).get("guarantee", "exactly-once")
     if job.get("trigger") == "realtime" and guarantee == "exactly-once":
         what = "realtime writes as it reads, which no transaction can hold together"
         yield Problem(("trigger",), f"{what}; add guarantee: at-least-once to 'to'")
 
 
 def _check_references(raw: Mapping[str, Any], job: Mapping[str, Any]) -> Iterator[Problem]:
-    catalogs = [str(name) for name in _as_mapping(raw.get("catalogs"))]
-    kafka = _as_mapping(raw.get("kafka"))
+    catalogs = [str(name) for name in as_mapping(raw.get("catalogs"))]
+    kafka = as_mapping(raw.get("kafka"))
     clusters = [] if "servers" in kafka else [str(name) for name in kafka]
     for loc, part in _iter_inputs_and_outputs(job):
-        for suffix, holder in (((), part), (("value",), _as_mapping(part.get("value")))):
+        for suffix, holder in (((), part), (("value",), as_mapping(part.get("value")))):
             catalog = holder.get("catalog")
             if isinstance(catalog, str) and catalog not in catalogs:
                 hint = suggest(catalog, catalogs, "add it to catalogs")
@@ -74,14 +75,14 @@ def _check_references(raw: Mapping[str, Any], job: Mapping[str, Any]) -> Iterato
 def _iter_inputs_and_outputs(job: Mapping[str, Any]) -> Iterator[tuple[Loc, Mapping[str, Any]]]:
     for name in (*INPUT_OPTIONS, "to"):
         if name in job:
-            yield (name,), _as_mapping(job[name])
-    for name, table in _as_mapping(job.get("tables")).items():
-        yield ("tables", name), _as_mapping(table)
+            yield (name,), as_mapping(job[name])
+    for name, table in as_mapping(job.get("tables")).items():
+        yield ("tables", name), as_mapping(table)
 
 
 def _check_cycle(job: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield a problem if a job reads the topic that it writes."""
-    to = _as_mapping(job.get("to"))
+    to = as_mapping(job.get("to"))
     inputs = [
         (part.get("kafka"), part.get("topic"))
         for loc, part in _iter_inputs_and_outputs(job)
@@ -106,7 +107,3 @@ def _check_lengths(job: Mapping[str, Any]) -> Iterator[Problem]:
             what = f"the name has {len(topic)} characters; take one of at most {max_length}"
             why = f"the job also writes to topics of this name with {' or '.join(suffixes)}"
             yield Problem((*loc, "topic"), f"{what}, as {why}")
-
-
-def _as_mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}

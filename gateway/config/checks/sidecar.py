@@ -12,6 +12,7 @@ from gateway.config.source.expression import suggest
 from gateway.config.source.substitution import UnresolvedText, safe_repr
 from gateway.config.types.address import is_loopback
 from gateway.config.types.formats import SerializationFormat
+from gateway.config.types.raw import as_mapping
 from gateway.config.types.section import Problem
 
 from .clusters import iter_clusters
@@ -41,13 +42,13 @@ def check_sidecar(raw: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield the problems between the sidecar and other sections."""
     if not isinstance(raw.get("sidecar"), Mapping):
         return
-    written = _as_mapping(raw.get("sidecar"))
+    written = as_mapping(raw.get("sidecar"))
     for problem in check_guarded(raw, written):
         yield problem._replace(loc=("sidecar", *problem.loc))
     yield from _check_exposed(raw, written)
     yield from _check_cluster(raw, written)
     yield from _check_catalog(raw, written)
-    workers = _as_mapping(raw.get("listen")).get("workers", 1)
+    workers = as_mapping(raw.get("listen")).get("workers", 1)
     has_workers = str(workers) != "1" and not isinstance(workers, UnresolvedText)
     if has_workers:
         yield from _check_workers(written)
@@ -60,25 +61,25 @@ def _check_workers(section: Mapping[Any, Any]) -> Iterator[Problem]:
         what = "instances of consumers live in one process, and their requests would meet others"
         hint = "set listen.workers: 1, and run more replicas with consumer.baseUri"
         yield Problem(("sidecar", "consumer"), f"{what}; {hint}", is_key=True)
-    if _as_mapping(section.get("ksqldb")).get("queries"):
+    if as_mapping(section.get("ksqldb")).get("queries"):
         what = "each worker would ask every query, and the back end get all rows from each"
         yield Problem(
             ("sidecar", "ksqldb", "queries"), f"{what}; set listen.workers: 1", is_key=True
         )
-    if _as_mapping(section.get("admin")).get("chaos") in (True, "true"):
+    if as_mapping(section.get("admin")).get("chaos") in (True, "true"):
         what = "each worker has a chaos monkey, and a request to switch one off may reach another"
         yield Problem(("sidecar", "admin", "chaos"), f"{what}; set listen.workers: 1", is_key=True)
 
 
 def _check_exposed(raw: Mapping[str, Any], section: Mapping[Any, Any]) -> Iterator[Problem]:
     """Yield a problem if other machines reach a sidecar without guards by accident."""
-    host = _as_mapping(raw.get("listen")).get("host", "127.0.0.1")
+    host = as_mapping(raw.get("listen")).get("host", "127.0.0.1")
     if not isinstance(host, str) or isinstance(host, UnresolvedText) or is_loopback(host):
         return
     allowed = section.get("exposed") in (True, "true")
     if (
         not allowed
-        and not _as_mapping(section.get("guarded"))
+        and not as_mapping(section.get("guarded"))
         and SECTION_PATHS.keys() & section.keys()
     ):
         yield Problem(("sidecar",), EXPOSED_MESSAGE, is_key=True)
@@ -99,17 +100,17 @@ def _check_reactive(
     raw: Mapping[str, Any], section: Mapping[Any, Any], has_workers: bool
 ) -> Iterator[Problem]:
     """Yield the problems of reactive groups with workers and catalogs."""
-    groups = _as_mapping(section.get("reactive")).get("groups")
+    groups = as_mapping(section.get("reactive")).get("groups")
     is_single = isinstance(groups, Mapping)
     for index, group in enumerate(groups if isinstance(groups, (list, tuple)) else [groups]):
         loc = ("sidecar", "reactive", "groups", *(() if is_single else (index,)))
-        if has_workers and _as_mapping(group).get("instanceId"):
+        if has_workers and as_mapping(group).get("instanceId"):
             what = "each worker would be the same static member, and put the others out"
             yield Problem((*loc, "instanceId"), f"{what}; set listen.workers: 1", is_key=True)
         for name in ("keyFormat", "valueFormat"):
-            written = _as_mapping(group).get(name)
+            written = as_mapping(group).get(name)
             format = SerializationFormat.find(written)
-            if format and format.has_schema and not _as_mapping(raw.get("catalogs")):
+            if format and format.has_schema and not as_mapping(raw.get("catalogs")):
                 what = f"no record can be read as {written} without its schema"
                 yield Problem((*loc, name), f"{what}; add a registry to catalogs")
 
@@ -129,7 +130,7 @@ def _check_cluster(raw: Mapping[str, Any], section: Mapping[Any, Any]) -> Iterat
 
 
 def _check_catalog(raw: Mapping[str, Any], section: Mapping[Any, Any]) -> Iterator[Problem]:
-    names = [str(name) for name in _as_mapping(raw.get("catalogs"))]
+    names = [str(name) for name in as_mapping(raw.get("catalogs"))]
     wanted = section.get("catalog")
     if wanted is None and len(names) > 1:
         choice = " or ".join(f"catalog: {name}" for name in names)
@@ -137,7 +138,3 @@ def _check_catalog(raw: Mapping[str, Any], section: Mapping[Any, Any]) -> Iterat
     elif isinstance(wanted, str) and not isinstance(wanted, UnresolvedText) and wanted not in names:
         near = suggest(wanted, names, "add it to catalogs")
         yield Problem(("sidecar", "catalog"), f"unknown catalog {safe_repr(wanted)}; {near}")
-
-
-def _as_mapping(value: object) -> Mapping[Any, Any]:
-    return value if isinstance(value, Mapping) else {}

@@ -65,6 +65,16 @@ class EntryEvent(ControlEvent, ABC, Generic[ItemT]):
         """Return the data of the event for an entry."""
 
 
+def _build_topics_schema(members: dict[str, Schema]) -> Schema:
+    """Return the schema of data that lists partitions by topic.
+
+    Args:
+        members: The members of each topic beside its name.
+    """
+    topic = build_object_schema({"topic": TEXT_SCHEMA, **members})
+    return build_object_schema({"topics": {"type": "array", "items": topic}})
+
+
 class BeginEvent(ControlEvent):
     """`begin`: the stream begins."""
 
@@ -117,19 +127,11 @@ class PartitionsReadyEvent(ControlEvent):
     name = "partitions-ready"
     summary = "Sent with ?grouped."
     schema: ClassVar[Schema | None] = {
-        **build_object_schema(
+        **_build_topics_schema(
             {
-                "topics": {
-                    "type": "array",
-                    "items": build_object_schema(
-                        {
-                            "topic": TEXT_SCHEMA,
-                            "resolved": {"enum": ["exact", "approximate"]},
-                            "partitions": {"type": "array", "items": COUNT_SCHEMA},
-                            "offsets": {"type": "array", "items": COUNT_SCHEMA},
-                        }
-                    ),
-                }
+                "resolved": {"enum": ["exact", "approximate"]},
+                "partitions": {"type": "array", "items": COUNT_SCHEMA},
+                "offsets": {"type": "array", "items": COUNT_SCHEMA},
             }
         ),
         "description": "Partitions can be read (again), each from its offset on; sent in place of "
@@ -203,18 +205,10 @@ class PartitionsErrorEvent(ControlEvent):
     name = "partitions-error"
     summary = "Sent with ?grouped."
     schema: ClassVar[Schema | None] = {
-        **build_object_schema(
+        **_build_topics_schema(
             {
-                "topics": {
-                    "type": "array",
-                    "items": build_object_schema(
-                        {
-                            "topic": TEXT_SCHEMA,
-                            "code": TEXT_SCHEMA,
-                            "partitions": {"type": "array", "items": COUNT_SCHEMA},
-                        }
-                    ),
-                }
+                "code": TEXT_SCHEMA,
+                "partitions": {"type": "array", "items": COUNT_SCHEMA},
             }
         ),
         "description": "Partitions cannot be read for now; sent in place of `error` with "
