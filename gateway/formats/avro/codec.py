@@ -16,7 +16,6 @@ takes 6 us, encoding 10 us, of which fastavro 4 us; writing the bytes here as we
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from io import BytesIO
 from typing import Any
@@ -25,10 +24,10 @@ import orjson
 from fastavro import parse_schema, schemaless_reader, schemaless_writer
 
 from gateway.errors import FormatError
-from gateway.formats.plain import describe_json_type
 from gateway.formats.schema_mismatch import SchemaMismatch
 
 from .json_size import JsonSizeLimit
+from .record import RecordFields
 from .types import (
     PRIMITIVES,
     AvroType,
@@ -37,9 +36,12 @@ from .types import (
     create_enum,
     create_fixed,
     create_map,
-    suggest_name,
 )
 from .union import create_union, mark_branches
+
+# In all defaults of a schema. Defaults that contain other defaults double with each level: 30 short
+# records would have a default of a thousand million values.
+MAX_DEFAULT_VALUES = 100_000
 
 _VALUE_FIELD = "value"
 
@@ -60,8 +62,8 @@ class AvroCodec:
         try:
             builder = _TypeBuilder()
             for reference_text in references.values():
-                builder.build_type(orjson.loads(reference_text), "")
-            self._type = builder.build_type(orjson.loads(text), "")
+                builder.build_schema(reference_text)
+            self._type = builder.build_schema(text)
             plain = builder.inline_types(self._type.plain)
             self._sizes = JsonSizeLimit(plain)
             field = {"name": _VALUE_FIELD, "type": mark_branches(plain)}
@@ -135,20 +137,36 @@ class _TypeBuilder:
         self._named: dict[str, AvroType] = {}  # by full name
         self._labels: dict[str, str] = {}  # of each full name
         self._plain: dict[str, Any] = {}  # the plain definition of each label
+        self._unresolved: list[RecordFields] = []  # whose defaults are not computed yet
+        self._default_values = 0  # in all defaults of the schema
 
-    def build_type(self, schema: Any, namespace: str) -> AvroType:
-        """Build the type of a schema.
+    def build_schema(self, text: str) -> AvroType:
+        """Build the type of a schema, and compute the defaults in it.
 
         Args:
-            schema: The parsed schema.
-            namespace: The namespace that encloses it; empty for none.
+            text: The schema; the named types of those built before are known to it.
 
         Raises:
-            ValueError: A name is unknown or defined twice. A bad schema leads to other exceptions,
-                too.
+            ValueError: A name is unknown or defined twice, or a default has no end. A bad schema
+                leads to other exceptions, too.
+        """
+        built_type = self._build_type(orjson.loads(text), "")
+        # Inner records are complete before those that enclose them, so this does not recurse deep.
+        for fields in self._unresolved:
+            for default in fields.resolve_defaults():
+                self._count_default(default)
+        self._unresolved.clear()
+        return built_type
+
+    def _build_type(self, schema: Any, namespace: str) -> AvroType:
+        """Build the type of a part of a schema.
+
+        Args:
+            schema: The parsed part.
+            namespace: The namespace that encloses it; empty for none.
         """
         if isinstance(schema, list):
-            union = create_union([self.build_type(branch, namespace) for branch in schema])
+            union = create_union([self._build_type(branch, namespace) for branch in schema])
             self.needs_branch_names = self.needs_branch_names or len(schema) > 1
             return union
         if isinstance(schema, str):
@@ -159,12 +177,12 @@ class _TypeBuilder:
         if kind in ("enum", "fixed"):
             return self._build_flat_type(kind, schema, namespace)
         if kind == "array":
-            return create_array(self.build_type(schema["items"], namespace))
+            return create_array(self._build_type(schema["items"], namespace))
         if kind == "map":
-            return create_map(self.build_type(schema["values"], namespace))
+            return create_map(self._build_type(schema["values"], namespace))
         if isinstance(kind, str) and kind in PRIMITIVES:
             return apply_logical_type(PRIMITIVES[kind], schema)
-        return self.build_type(kind, namespace)
+        return self._build_type(kind, namespace)
 
     def inline_types(self, plain: Any) -> Any:
         """Return a plain schema with each named type defined where it is first used, only."""
@@ -185,6 +203,21 @@ class _TypeBuilder:
             ]
             return {**plain, "fields": fields}
         return plain
+
+    def _count_default(self, default: Any) -> None:
+        """Count the values in a default against `MAX_DEFAULT_VALUES`."""
+        remaining = [default]
+        while remaining:
+            value = remaining.pop()
+            self._default_values += 1
+            if self._default_values > MAX_DEFAULT_VALUES:
+                raise ValueError(f"its defaults come to more than {MAX_DEFAULT_VALUES} values")
+            if type(value) is tuple:  # the branch of a union, and its value
+                remaining.append(value[1])
+            elif type(value) is list:
+                remaining.extend(value)
+            elif type(value) is dict:
+                remaining.extend(value.values())
 
     def _find_type(self, name: str, namespace: str) -> AvroType:
         full_name = f"{namespace}.{name}" if namespace and "." not in name else name
@@ -218,59 +251,17 @@ class _TypeBuilder:
     def _build_record(self, schema: Mapping[str, Any], namespace: str) -> AvroType:
         """Build a record. Its fields may refer to the record itself."""
         name, inner_namespace, label = self._register_name(schema, namespace)
-        # Filled below, after the record can be found by its name.
-        fields: list[tuple[str, AvroType]] = []
-        defaults: dict[str, Any] = {}  # as fastavro writes them
-        converters: list[tuple[str, Any]] = []  # of the fields that are not JSON as they are read
-
-        def from_json(value: Any) -> dict[str, Any]:
-            if type(value) is not dict:
-                raise SchemaMismatch(f"takes an object (a {name}), not {describe_json_type(value)}")
-            converted = defaults.copy()
-            found = 0
-            for field, field_type in fields:
-                if field in value:
-                    found += 1
-                    try:
-                        converted[field] = field_type.from_json(value[field])
-                    except SchemaMismatch as mismatch:
-                        raise mismatch.add_step(field) from None
-                elif field not in defaults:
-                    raise SchemaMismatch(f"lacks '{field}' of {name}")
-            if found != len(value):
-                raise _build_unknown_field(value, [field for field, _ in fields], name)
-            return converted
-
-        def to_json(value: Any) -> Any:
-            for field, convert in converters:
-                value[field] = convert(value[field])
-            return value
-
-        record_type = self._named[name] = AvroType(name, label, from_json, to_json)
+        fields = RecordFields(name)
+        # Its fields may need it before they are known.
+        record_type = self._named[name] = AvroType(
+            name, label, fields.from_json, fields.to_json, fields.default_from_json
+        )
         plain_fields = []
         for field in schema["fields"]:
-            field_type = self.build_type(field["type"], inner_namespace)
-            fields.append((field["name"], field_type))
+            field_type = self._build_type(field["type"], inner_namespace)
+            fields.add_field(field, field_type)
             plain_fields.append({"name": field["name"], "type": field_type.plain})
-            if field_type.to_json is not None:
-                converters.append((field["name"], field_type.to_json))
-        for (field_name, field_type), field in zip(fields, schema["fields"], strict=True):
-            if "default" in field:
-                # Avro's own libraries differ about a default that does not fit. Here the field is
-                # required.
-                with contextlib.suppress(SchemaMismatch):
-                    defaults[field_name] = field_type.default_from_json(field["default"])
+        record_type.to_json = fields.get_converter()
         self._plain[label] = {"type": "record", "name": label, "fields": plain_fields}
-        if not converters:
-            record_type.to_json = None
+        self._unresolved.append(fields)
         return record_type
-
-
-def _build_unknown_field(
-    value: Mapping[str, Any], field_names: list[str], name: str
-) -> SchemaMismatch:
-    """Return the exception for an object that has more fields than its record."""
-    known = set(field_names)
-    unknown = next(field for field in value if field not in known)
-    hint = suggest_name(unknown, field_names)
-    return SchemaMismatch(f"has '{unknown}', which {name} has not; {hint}")

@@ -37,8 +37,8 @@ class AvroType:
         name: The name that a union uses for its branch, as in `{"string": ...}`.
         plain: The schema that fastavro reads and writes it by.
         from_json: Converts a JSON value to what fastavro writes; raises SchemaMismatch.
-        default_from_json: The same for a default in a schema, where logical types are not JSON
-            text.
+        default_from_json: The same for a default in a schema, in which a logical type is written
+            as its base type, and a union without the name of its branch.
         to_json: Converts what fastavro read to JSON; None if that is JSON already.
     """
 
@@ -50,24 +50,25 @@ class AvroType:
         plain: Any,
         from_json: ConvertFromJson,
         to_json: ConvertToJson | None = None,
+        default_from_json: ConvertFromJson | None = None,
     ) -> None:
-        """Create a type whose defaults are converted like its values."""
+        """Create a type; without `default_from_json`, defaults are converted like values."""
         self.name = name
         self.plain = plain
-        self.from_json = self.default_from_json = from_json
+        self.from_json = from_json
+        self.default_from_json = default_from_json or from_json
         self.to_json = to_json
 
     def as_logical(self, logical_type: LogicalType) -> AvroType:
         """Return a logical type that is based on this type."""
         base_from_json, logical_from_json = self.from_json, logical_type.from_json
-        avro_type = AvroType(
+        return AvroType(
             self.name,
             self.plain,
             lambda value: base_from_json(logical_from_json(value)),
             logical_type.to_json,
+            self.default_from_json,
         )
-        avro_type.default_from_json = self.default_from_json
-        return avro_type
 
     def convert(self, value: Any) -> Any:
         """Convert what fastavro read to JSON."""
@@ -208,8 +209,17 @@ def create_enum(name: str, label: str, symbols: list[str]) -> AvroType:
 
 def create_array(items: AvroType) -> AvroType:
     """Create an array."""
-    item_from_json = items.from_json
+    convert = items.to_json
+    return AvroType(
+        "array",
+        {"type": "array", "items": items.plain},
+        _create_array_converter(items.from_json),
+        None if convert is None else lambda value: [convert(item) for item in value],
+        _create_array_converter(items.default_from_json),
+    )
 
+
+def _create_array_converter(item_from_json: ConvertFromJson) -> ConvertFromJson:
     def from_json(value: Any) -> list[Any]:
         if type(value) is not list:
             raise _build_mismatch("an array", value)
@@ -221,15 +231,22 @@ def create_array(items: AvroType) -> AvroType:
             raise mismatch.add_step(len(converted)) from None
         return converted
 
-    convert = items.to_json
-    to_json = None if convert is None else lambda value: [convert(item) for item in value]
-    return AvroType("array", {"type": "array", "items": items.plain}, from_json, to_json)
+    return from_json
 
 
 def create_map(values: AvroType) -> AvroType:
     """Create a map."""
-    value_from_json = values.from_json
+    convert = values.to_json
+    return AvroType(
+        "map",
+        {"type": "map", "values": values.plain},
+        _create_map_converter(values.from_json),
+        None if convert is None else lambda value: {k: convert(v) for k, v in value.items()},
+        _create_map_converter(values.default_from_json),
+    )
 
+
+def _create_map_converter(value_from_json: ConvertFromJson) -> ConvertFromJson:
     def from_json(value: Any) -> dict[str, Any]:
         if type(value) is not dict:
             raise _build_mismatch("an object", value)
@@ -242,9 +259,7 @@ def create_map(values: AvroType) -> AvroType:
                 raise mismatch.add_step(key) from None
         return converted
 
-    convert = values.to_json
-    to_json = None if convert is None else lambda value: {k: convert(v) for k, v in value.items()}
-    return AvroType("map", {"type": "map", "values": values.plain}, from_json, to_json)
+    return from_json
 
 
 def suggest_name(name: object, known: list[str]) -> str:

@@ -46,7 +46,7 @@ def create_union(branches: list[AvroType]) -> AvroType:
     """Create a union.
 
     A value may name its branch, as in `{"string": "x"}`, or not; then it is of the first branch
-    that accepts it.
+    that accepts it. A default never names its branch.
     """
     by_name = {branch.name: branch for branch in branches}
     non_null = [branch for branch in branches if branch.name != "null"]
@@ -55,6 +55,12 @@ def create_union(branches: list[AvroType]) -> AvroType:
         branch.name: branch.plain if isinstance(branch.plain, str) else branch.name
         for branch in branches
     }
+
+    # In a union with string, "NaN" is a string.
+    of_text = [branch for branch in branches if branch.plain not in ("float", "double")]
+
+    def list_candidates(value: Any) -> list[AvroType]:
+        return of_text if type(value) is str and "string" in by_name else branches
 
     def from_json(value: Any) -> tuple[str, Any]:
         # The most helpful of the mismatches: that of the branch which the value names, or else that
@@ -67,9 +73,7 @@ def create_union(branches: list[AvroType]) -> AvroType:
                     return labels[name], by_name[name].from_json(inner)
                 except SchemaMismatch as mismatch:
                     reported = mismatch.add_step(name)
-        for branch in branches:
-            if type(value) is str and "string" in by_name and branch.plain in ("float", "double"):
-                continue  # in a union with string, "NaN" is a string
+        for branch in list_candidates(value):
             try:
                 return labels[branch.name], branch.from_json(value)
             except SchemaMismatch as mismatch:
@@ -82,7 +86,7 @@ def create_union(branches: list[AvroType]) -> AvroType:
 
     def default_from_json(value: Any) -> tuple[str, Any]:
         """Convert a default, which is of the first branch that accepts it."""
-        for branch in branches:
+        for branch in list_candidates(value):
             try:
                 return labels[branch.name], branch.default_from_json(value)
             except SchemaMismatch:

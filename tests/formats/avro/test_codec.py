@@ -162,6 +162,127 @@ def test_a_default_that_is_an_incomplete_value_of_its_own_record_is_none():
     assert made.decode(made.encode({"next": None, "number": 1})) == {"next": None, "number": 1}
 
 
+def record(name: str, *fields: Any) -> dict[str, Any]:
+    """Return a record of fields, each of a name, a type, and perhaps a default."""
+    keys = ("name", "type", "default")
+    named = [dict(zip(keys, field, strict=False)) for field in fields]
+    return {"type": "record", "name": name, "fields": named}
+
+
+DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 8, "scale": 2}
+FIXED_UUID = {"type": "fixed", "name": "U", "size": 16, "logicalType": "uuid"}
+
+
+def test_a_default_of_an_enclosing_record_has_all_of_its_fields():
+    """It was computed before the enclosing record had its defaults: `w` was null, or, without
+    null in its type, a ValueError came out of `encode`.
+    """
+    for number in (["int", "null"], "int"):
+        inner = record("N2", ("back", "N1", {}))
+        nodes = ["null", {"type": "array", "items": inner}]
+        made = avro(record("N1", ("n", nodes, None), ("w", number, 7)))
+        back = {"n": None, "w": 7}
+        assert made.decode(made.encode({"n": [{}]})) == {"n": [{"back": back}], "w": 7}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "missing"),
+    [
+        (record("N1", ("f", record("N2", ("f", "N1", {})))), {"f": {}}, "lacks 'f' of N2"),
+        (
+            record("N1", ("n", {"type": "array", "items": record("N2", ("back", "N1", {}))}),
+                   ("w", "int", 7)),
+            {"n": [{}]}, "lacks 'back' of N2",
+        ),
+        (
+            record("O", ("child", ["null", record("I", ("o", "O", {}))]),
+                   ("note", ["null", "string"])),
+            {"child": {"I": {}}, "note": None}, "lacks 'o' of I",
+        ),
+    ],
+)  # fmt: skip
+def test_a_default_that_lacks_a_field_of_an_enclosing_record_is_none(
+    schema: Any, value: Any, missing: str
+):
+    """The record was not complete yet, so nothing was required: records were invented, or
+    fastavro raised a ValueError.
+    """
+    with pytest.raises(FormatError, match=missing):
+        avro(schema).encode(value)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        record("N", ("next", "N", {})),
+        record("N", ("next", ["N", "null"], {})),
+        record("N", ("children", {"type": "array", "items": "N"}, [{}])),
+        record("N", ("by_name", {"type": "map", "values": "N"}, {"k": {}})),
+        record("N", ("inner", record("I", ("outer", "N", {})), {})),
+        record("N", ("next", "N", {"next": {"next": {}}})),
+        record("N", ("bad", "int", None), ("next", "N", {"next": {"bad": 1}})),
+        record("N", ("next", "N", {"next": {"bad": 1}}), ("bad", "int", None)),
+    ],
+)
+def test_a_schema_with_a_default_that_contains_itself_is_refused(schema: Any):
+    """`encode` raised a ValueError when a field was missing."""
+    with pytest.raises(FormatError, match="contains itself"):
+        avro(schema)
+
+
+def test_a_default_may_be_of_its_own_record_where_it_ends():
+    made = avro(record("N", ("next", ["N", "null"], {"next": None}), ("k", "int", 3)))
+    assert made.decode(made.encode({})) == {"next": {"next": None, "k": 3}, "k": 3}
+
+
+def test_defaults_that_double_with_each_level_are_refused():
+    """30 small records had a default of 2**30 values."""
+    schema = record("L0", ("x", "int", 1))
+    for level in range(1, 30):
+        schema = record(f"L{level}", ("a", schema, {}), ("b", f"L{level - 1}", {}))
+    with pytest.raises(FormatError, match="defaults come to more than"):
+        avro(schema)
+
+
+@pytest.mark.parametrize(
+    ("kind", "default", "written", "shown"),
+    [
+        (record("Q", ("d", DECIMAL)), {"d": "12"}, "043132", {"d": "125.94"}),
+        ({"type": "array", "items": DECIMAL}, ["1", "\u00ff"], "04023102ff00", ["0.49", "-0.01"]),
+        ({"type": "map", "values": DECIMAL}, {"k": "1"}, "02026b023100", {"k": "0.49"}),
+        (
+            {"type": "map", "values": {"type": "int", "logicalType": "date"}}, {"k": 3},
+            "02026b0600", {"k": "1970-01-04"},
+        ),
+        (
+            record("Q", ("u", FIXED_UUID)), {"u": "0123456789abcdef"},
+            "30313233343536373839616263646566", {"u": "30313233-3435-3637-3839-616263646566"},
+        ),
+        (
+            record("Q", ("n", ["null", "int"], None), ("w", ["int", "null"], 7)), {},
+            "00000e", {"n": None, "w": 7},
+        ),
+        (record("Q", ("n", ["null", DECIMAL])), {"n": "1"}, "020231", {"n": "0.49"}),
+        (["double", "string"], "NaN", "02064e614e", {"string": "NaN"}),
+        ("bytes", "\u00e9\u00ff", "04e9ff", "\u00e9\u00ff"),
+    ],
+)  # fmt: skip
+def test_a_default_is_the_one_that_java_has(kind: Any, default: Any, written: str, shown: Any):
+    """Inside of records, arrays and maps, a logical type was read as its text in JSON. The bytes
+    were written by org.apache.avro 1.12.1 from a record that was read without the field.
+    """
+    made = avro(record("P", ("f", kind, default)))
+    assert made.encode({}).hex() == written
+    assert made.decode(bytes.fromhex(written)) == {"f": shown}
+
+
+@pytest.mark.parametrize("default", [{"d": 12.5}, {"d": "\u0100"}, {"n": {"int": 1}}, {"x": 1}])
+def test_a_field_with_a_default_that_does_not_fit_is_required(default: Any):
+    inner = record("Q", ("d", DECIMAL, "1"), ("n", ["null", "int"], None))
+    with pytest.raises(FormatError, match="lacks 'f' of P"):
+        avro(record("P", ("f", inner, default))).encode({})
+
+
 @pytest.mark.parametrize("value", ["x", {"string": "x"}])
 def test_both_forms_of_a_union_are_taken_and_the_plain_one_of_nullable_is_shown(value: Any):
     made = avro(["null", "string"])
@@ -314,6 +435,16 @@ def test_bytes_that_are_not_of_the_schema_are_refused(data: bytes):
 def test_a_schema_that_is_none_is_refused(text: str):
     with pytest.raises(FormatError, match="the Avro schema cannot be used"):
         AvroCodec(text, {})
+
+
+def test_records_of_a_union_are_told_apart_without_looking_into_them():
+    """Each was tried down to the innermost: the time doubled with each level, to hours here."""
+    second = record("B", ("x", ["null", "A", "B"]), ("k", "int"))
+    made = avro(record("A", ("x", ["null", "A", second]), ("j", "int")))
+    value: Any = None
+    for _ in range(30):
+        value = {"x": value, "k": 1}
+    assert made.encode({"x": value, "j": 1}) == b"\4" * 30 + b"\0" + b"\2" * 31
 
 
 def test_a_value_nested_without_end_is_refused():
