@@ -36,6 +36,10 @@ class LogicalType(NamedTuple):
     from_json: Callable[[Any], Any]
 
 
+MAX_DECIMAL_DIGITS = 4300
+"""Python converts no more digits to an integer or back, since that takes quadratic time."""
+
+_DECIMAL_END = 10**MAX_DECIMAL_DIGITS
 _PER_SECOND = {"millis": 1_000, "micros": 1_000_000, "nanos": 1_000_000_000}
 _DIGITS = {1_000: 3, 1_000_000: 6, 1_000_000_000: 9}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -53,6 +57,9 @@ def create_logical_type(schema: Mapping[str, Any], base: str) -> LogicalType | N
 
     Returns:
         None if there is none, or one that is unknown or does not fit its base, which is ignored.
+
+    Raises:
+        ValueError: It is a decimal with too large a scale.
     """
     name = schema.get("logicalType")
     size = schema.get("size")
@@ -76,13 +83,22 @@ def create_logical_type(schema: Mapping[str, Any], base: str) -> LogicalType | N
 
 
 def _create_decimal(schema: Mapping[str, Any], size: int | None) -> LogicalType | None:
-    """Create a decimal; `size` is that of its fixed in bytes, None for bytes."""
+    """Create a decimal; `size` is that of its fixed in bytes, None for bytes.
+
+    Raises:
+        ValueError: Its scale is too large.
+    """
     precision, scale = schema.get("precision"), schema.get("scale", 0)
     if type(precision) is not int or type(scale) is not int or not 0 <= scale <= precision:
         return None
+    if scale > MAX_DECIMAL_DIGITS:
+        raise ValueError(f"a decimal has a scale of more than {MAX_DECIMAL_DIGITS}")
+    max_digits = min(precision, MAX_DECIMAL_DIGITS)
 
     def to_json(data: bytes) -> str:
         unscaled = int.from_bytes(data, "big", signed=True)
+        if abs(unscaled) >= _DECIMAL_END:
+            raise ValueError(f"a decimal has more than {MAX_DECIMAL_DIGITS} digits")
         digits = str(abs(unscaled)).zfill(scale + 1)
         whole, part = digits[: len(digits) - scale], digits[len(digits) - scale :]
         return f"{'-' * (unscaled < 0)}{whole}{'.' * bool(part)}{part}"
@@ -92,6 +108,8 @@ def _create_decimal(schema: Mapping[str, Any], size: int | None) -> LogicalType 
             raise SchemaMismatch(
                 f'takes a decimal such as "12.50", not {describe_json_type(value)}'
             )
+        if isinstance(value, int) and abs(value) >= _DECIMAL_END:
+            raise SchemaMismatch(f"has more than {max_digits} digits")
         try:
             sign, digits, exponent = Decimal(str(value)).as_tuple()
         except InvalidOperation:
@@ -102,8 +120,8 @@ def _create_decimal(schema: Mapping[str, Any], size: int | None) -> LogicalType 
         # How many zeros to append for the unscaled number. Negative: so many digits are behind
         # those that the scale keeps, and must be zeros.
         zeros = exponent + scale
-        if text and len(text) + zeros > precision:
-            raise SchemaMismatch(f"has more than {precision} digits")
+        if text and len(text) + zeros > max_digits:
+            raise SchemaMismatch(f"has more than {max_digits} digits")
         if zeros < 0 and text[zeros:].strip("0"):
             raise SchemaMismatch(f"has more than {scale} digits after the point")
         number = int((text + "0" * zeros if zeros >= 0 else text[:zeros]) or "0") if text else 0

@@ -26,6 +26,7 @@ ConvertToJson = Callable[[Any], Any]
 ConvertFromJson = Callable[[Any], Any]
 """Convert a JSON value to what fastavro writes; raises SchemaMismatch, and changes nothing."""
 
+_MAX_SHOWN_BITS = 1024
 _FLOAT = struct.Struct("<f")
 NON_FINITE_FLOATS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
@@ -79,6 +80,13 @@ def _build_mismatch(expected: str, value: Any) -> SchemaMismatch:
     return SchemaMismatch(f"takes {expected}, not {describe_json_type(value)}")
 
 
+def _show_number(value: float) -> str:
+    """Return a number for a message. Python refuses to show an integer of too many digits."""
+    if type(value) is int and value.bit_length() > _MAX_SHOWN_BITS:
+        return f"a number of {value.bit_length()} bits"
+    return str(value)
+
+
 def _check_null(value: Any) -> None:
     if value is not None:
         raise _build_mismatch("null", value)
@@ -104,7 +112,7 @@ def _create_integer_check(bits: int, name: str) -> ConvertFromJson:
                 else SchemaMismatch(f"takes a whole number, not {value}")
             )
         if not low <= value <= high:
-            raise SchemaMismatch(f"{value} is no {name}; use {low} to {high}")
+            raise SchemaMismatch(f"{_show_number(value)} is no {name}; use {low} to {high}")
         return value
 
     return check
@@ -120,7 +128,7 @@ def _check_double(value: Any) -> float:
     try:
         return float(value)
     except OverflowError:
-        raise SchemaMismatch(f"{value} is too large") from None
+        raise SchemaMismatch(f"{_show_number(value)} is too large") from None
 
 
 def _check_float(value: Any) -> float:
@@ -128,7 +136,7 @@ def _check_float(value: Any) -> float:
     try:
         _FLOAT.pack(number)  # fastavro would write infinity
     except OverflowError:
-        raise SchemaMismatch(f"{value} is too large") from None
+        raise SchemaMismatch(f"{_show_number(value)} is too large") from None
     return number
 
 
@@ -198,7 +206,9 @@ def create_enum(name: str, label: str, symbols: list[str]) -> AvroType:
     known = frozenset(symbols)
 
     def check(value: Any) -> str:
-        if type(value) is not str or value not in known:
+        if type(value) is not str:
+            raise _build_mismatch("one of its symbols", value)
+        if value not in known:
             raise SchemaMismatch(
                 f"{value!r:.60} is none of its symbols; {suggest_name(value, symbols)}"
             )
@@ -262,9 +272,9 @@ def _create_map_converter(value_from_json: ConvertFromJson) -> ConvertFromJson:
     return from_json
 
 
-def suggest_name(name: object, known: list[str]) -> str:
+def suggest_name(name: str, known: list[str]) -> str:
     """Return the hint of an error message about an unknown name."""
-    closest = find_closest(str(name), known)
+    closest = find_closest(name, known)
     return f"did you mean {closest}?" if closest else f"use one of {', '.join(known[:12])}"
 
 

@@ -437,6 +437,36 @@ def test_a_schema_that_is_none_is_refused(text: str):
         AvroCodec(text, {})
 
 
+def test_a_decimal_of_too_many_digits_is_refused():
+    """Python converts no more than 4,300 digits, and its ValueError came out of `encode`."""
+    made = avro({**DECIMAL, "precision": 1_000_000, "scale": 0})
+    for value in ("9" * 4301, "1e4300", 10**4300, -(10**5000)):
+        with pytest.raises(FormatError, match="has more than 4300 digits"):
+            made.encode(value)
+    with pytest.raises(FormatError, match="has more than 4300 digits"):
+        made.decode(avro("bytes").encode((b"\x7f" * 2000).decode("latin-1")))
+    assert made.decode(made.encode("9" * 4300)) == "9" * 4300
+
+
+@pytest.mark.parametrize(
+    "schema",
+    ["int", "long", "float", "double", "string", ["null", "long", "double"],
+     {"type": "enum", "name": "E", "symbols": ["A"]}, {"type": "int", "logicalType": "date"}],
+)  # fmt: skip
+def test_a_number_of_too_many_digits_is_refused(schema: Any):
+    """The message was to show all of its digits, which Python refuses with a ValueError."""
+    with pytest.raises(FormatError):
+        avro(schema).encode(10**5000)
+
+
+@pytest.mark.parametrize("value", [{"a": 1, 2: 3}, {2: 3}])
+def test_an_object_whose_names_are_not_text_is_refused(value: Any):
+    """The Python API can pass one."""
+    for schema in (record("R", ("a", "int", 1)), {"type": "map", "values": "int"}):
+        with pytest.raises(FormatError):
+            avro(schema).encode(value)
+
+
 def test_records_of_a_union_are_told_apart_without_looking_into_them():
     """Each was tried down to the innermost: the time doubled with each level, to hours here."""
     second = record("B", ("x", ["null", "A", "B"]), ("k", "int"))
