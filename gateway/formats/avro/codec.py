@@ -234,6 +234,8 @@ class _TypeBuilder:
         label = f"t{len(self._labels)}"
         if name in self._named:
             raise ValueError(f"type '{name}' is defined twice")
+        if name in PRIMITIVES:
+            raise ValueError(f"a type has the name of the primitive type {name}")
         self._labels[name] = label
         return name, name.rpartition(".")[0], label
 
@@ -243,7 +245,10 @@ class _TypeBuilder:
         if kind == "enum":
             flat_type = create_enum(name, label, list(schema["symbols"]))
         else:
-            flat_type = apply_logical_type(create_fixed(name, label, int(schema["size"])), schema)
+            size = schema["size"]
+            if type(size) is not int or size < 0:
+                raise ValueError(f"the size of {name} is no number of bytes")
+            flat_type = apply_logical_type(create_fixed(name, label, size), schema)
         self._plain[label], flat_type.plain = flat_type.plain, label
         self._named[name] = flat_type
         return flat_type

@@ -47,8 +47,18 @@ def create_union(branches: list[AvroType]) -> AvroType:
 
     A value may name its branch, as in `{"string": "x"}`, or not; then it is of the first branch
     that accepts it. A default never names its branch.
+
+    Raises:
+        ValueError: The union contains a union, or two branches of one name (Avro specification
+            1.12, Unions): two arrays, or an int and a date.
     """
-    by_name = {branch.name: branch for branch in branches}
+    by_name: dict[str, AvroType] = {}
+    for branch in branches:
+        if branch.name == "union":
+            raise ValueError("a union contains a union")
+        if branch.name in by_name:
+            raise ValueError(f"a union has two branches of type {branch.name}")
+        by_name[branch.name] = branch
     non_null = [branch for branch in branches if branch.name != "null"]
     # What fastavro calls each branch: the label of a named type, the kind of the others.
     labels = {

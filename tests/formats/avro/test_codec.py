@@ -437,6 +437,30 @@ def test_a_schema_that_is_none_is_refused(text: str):
         AvroCodec(text, {})
 
 
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ([{"type": "array", "items": "int"}, {"type": "array", "items": "string"}], "type array"),
+        ([{"type": "map", "values": "int"}, {"type": "map", "values": "string"}], "type map"),
+        (["int", {"type": "int", "logicalType": "date"}], "type int"),
+        ([record("R"), "R"], "type R"),
+        (["null", ["int", "string"]], "contains a union"),
+        (record("R", ("a", "int"), ("a", "int")), "two fields 'a'"),
+        (record("R", (1, "int")), "name is a number"),
+        (record("int"), "primitive type int"),
+        ({"type": "fixed", "name": "F", "size": -1}, "size of F"),
+        ({"type": "fixed", "name": "F", "size": "4"}, "size of F"),
+        ({**DECIMAL, "precision": 5000, "scale": 4301}, "scale of more than 4300"),
+    ],
+)
+def test_a_schema_that_the_specification_forbids_is_refused(schema: Any, why: str):
+    """It was compiled. Values of two arrays, of a field twice and of a decimal whose size is text
+    then raised TypeError or StopIteration.
+    """
+    with pytest.raises(FormatError, match=f"the Avro schema cannot be used: .*{why}"):
+        avro(schema)
+
+
 def test_a_decimal_of_too_many_digits_is_refused():
     """Python converts no more than 4,300 digits, and its ValueError came out of `encode`."""
     made = avro({**DECIMAL, "precision": 1_000_000, "scale": 0})
