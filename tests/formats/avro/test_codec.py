@@ -12,6 +12,14 @@ import fastavro
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.avro_model import (
+    AvroModel,
+    DoesNotFit,
+    EndlessDefault,
+    strip_branches,
+    strip_logical_types,
+)
+from support.avro_strategies import schemas_with_values
 from support.budgets import measure_peak_memory
 
 from gateway.errors import FormatError
@@ -547,3 +555,37 @@ def test_a_value_that_is_too_deep_is_refused():
     for depth in (5_000, 1_000_000):
         with pytest.raises(FormatError, match="recursion"):
             avro.decode(b"\2" * depth + b"\0")
+
+
+@MANY
+@given(schemas_with_values())
+def test_any_value_is_refused_or_written_as_the_specification_has_it(case: tuple[Any, list[Any]]):
+    """Values without some of their fields were written with other defaults or none, and some
+    raised what no caller expects.
+    """
+    schema, values = case
+    model = AvroModel(schema)
+    try:
+        model.check_defaults()
+    except EndlessDefault:
+        with pytest.raises(FormatError, match="contains itself"):
+            avro(schema)
+        return
+    made = avro(schema)
+    base = fastavro.parse_schema(strip_logical_types(schema))
+    for value in values:
+        try:
+            expected = model.encode(value)
+        except DoesNotFit:
+            with pytest.raises(FormatError):
+                made.encode(value)
+            continue
+        written = made.encode(value)
+        by_fastavro = io.BytesIO()
+        fastavro.schemaless_writer(by_fastavro, base, expected)
+        assert written == by_fastavro.getvalue()
+        source = io.BytesIO(written)
+        read = fastavro.schemaless_reader(source, base, None)
+        assert repr(read) == repr(strip_branches(expected)), "NaN is not equal to itself"
+        assert source.tell() == len(written)
+        made.decode_text(written)
