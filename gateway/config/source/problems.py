@@ -183,6 +183,8 @@ def _unwrap_type(kind: Any, value: Any) -> Any:
             for kinds in metadata:
                 if isinstance(kinds, Kinds) and isinstance(value, Mapping):
                     return kinds.find(value) or kinds
+        elif get_origin(kind) is tuple and isinstance(value, Mapping):
+            kind = get_args(kind)[0]  # a single item stands for a list of one
         elif get_origin(kind) in (Union, UnionType):
             members = [arg for arg in get_args(kind) if arg is not type(None)]
             chosen = (member for member in members if _is_dict(member) == is_cluster_mapping(value))

@@ -167,16 +167,16 @@ class Kinds(dict[str, type[S]], Generic[S]):
                 errors[name] = error
         reported = {name: set(list_errors(error)) for name, error in errors.items()}
 
-        def is_certain(error: ErrorKey) -> bool:
-            loc = error[0]
+        def is_certain(key: ErrorKey) -> bool:
+            loc = key[0]
             option = str(loc[0]) if loc and loc[0] in value else ""
             names = [name for name, kind in self.items() if _has_option(kind, option)] or list(self)
-            return all(error in reported.get(name, ()) for name in names)
+            return all(key in reported.get(name, ()) for name in names)
 
         certain: list[ValidationError] = []
         seen: set[ErrorKey] = set()
-        for error in errors.values():
-            selected = select_errors(error, lambda each: is_certain(each) and each not in seen)
+        for of_kind in errors.values():
+            selected = select_errors(of_kind, lambda key: is_certain(key) and key not in seen)
             if selected is not None:
                 certain.append(selected)
                 seen.update(list_errors(selected))
