@@ -55,17 +55,30 @@ class BackgroundTasks:
 
         Args:
             timeout_s: The longest wait in seconds; None for no limit.
-            return_when: Whether to wait for all tasks or for the first, as of `asyncio.wait`.
+            return_when: Whether to wait for all tasks, also those that are started meanwhile, or
+                for the first, as of `asyncio.wait`.
         """
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=timeout_s, return_when=return_when)
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout_s is None else loop.time() + timeout_s
+        while self._tasks:
+            rest = None if deadline is None else max(0.0, deadline - loop.time())
+            await asyncio.wait(self._tasks, timeout=rest, return_when=return_when)
+            is_over = deadline is not None and loop.time() >= deadline
+            if is_over or return_when != asyncio.ALL_COMPLETED:
+                return
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """Cancel the tasks that have not ended after so many seconds, and wait for their end."""
+        """Cancel the tasks that have not ended after so many seconds, and wait for their end.
+
+        A task that ends may start another one, to clean up or because a callback of its own came
+        too late. That one may run as long as the tasks that were cancelled, and is then cancelled.
+        Starting it is no error: its owner could only ignore that.
+        """
         if grace_s:
             await self.wait(grace_s)
-        self.cancel()
-        await self.wait()
+        while self._tasks:
+            self.cancel()
+            await asyncio.wait(self._tasks)
 
     def _on_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

@@ -92,6 +92,40 @@ async def test_cancelled_tasks_are_waited_for():
     assert is_clean.is_set()
 
 
+async def test_closing_leaves_no_task_that_is_started_meanwhile():
+    """The tasks were waited for once, and one that another started at its end ran on."""
+    tasks = BackgroundTasks(log)
+    started = list[asyncio.Task[None]]()
+
+    async def start_another_at_the_end() -> None:
+        try:
+            await wait_for_ever()
+        finally:
+            started.append(tasks.start(wait_for_ever(), "another"))
+
+    tasks.start(start_another_at_the_end(), "a test")
+    await asyncio.sleep(0)
+    await asyncio.wait_for(tasks.close(), 5.0)
+    assert [task.cancelled() for task in started] == [True]
+    assert not len(tasks)
+
+
+async def test_waiting_for_all_includes_those_that_are_started_meanwhile():
+    tasks, is_over = BackgroundTasks(log), asyncio.Event()
+
+    async def start_another() -> None:
+        await asyncio.sleep(0)
+        tasks.start(set_later(), "another")
+
+    async def set_later() -> None:
+        await asyncio.sleep(0)
+        is_over.set()
+
+    tasks.start(start_another(), "a test")
+    await asyncio.wait_for(tasks.wait(), 5.0)
+    assert is_over.is_set()
+
+
 async def test_a_task_may_have_a_context_of_its_own():
     async def read_variable() -> str:
         return variable.get()

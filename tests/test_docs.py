@@ -24,7 +24,7 @@ from support.sse import SseEvent, parse_stream
 from typer.testing import CliRunner
 
 from gateway.cli import app
-from gateway.config import build_json_schema, iter_warnings, loads
+from gateway.config import build_json_schema, dumps, iter_warnings, loads
 from gateway.core.channel import channel
 from gateway.core.channel.ring_budget import RingBudget
 from gateway.core.log.record import (
@@ -207,7 +207,9 @@ def test_links_and_paths_exist(page: Path):
 
 @pytest.mark.parametrize("block", [b for page in PAGES for b in fenced(page.read_text(), "yaml")])
 def test_every_yaml_block_is_a_configuration_without_a_warning(block: str):
-    assert list(iter_warnings(loads(whole(block)))) == []
+    settings = loads(whole(block))
+    assert list(iter_warnings(settings)) == []
+    assert loads(dumps(settings)) == settings
 
 
 def whole(block: str) -> str:

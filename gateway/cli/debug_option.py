@@ -20,7 +20,7 @@ def _validate_components(names: Sequence[str] | None) -> Sequence[str] | None:
         if name not in COMPONENTS:
             from gateway.config.source.expression import find_closest
 
-            closest = find_closest(name, COMPONENTS)
+            closest = find_closest(name.removeprefix("gateway."), COMPONENTS)
             hint = f"did you mean '{closest}'?" if closest else f"use {', '.join(COMPONENTS)}"
             raise typer.BadParameter(f"unknown component '{name}'; {hint}")
     return names

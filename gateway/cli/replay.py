@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -99,7 +100,8 @@ def start(
     """
     if (to_topic is not None) == to_backend:
         raise typer.BadParameter("give either --to-topic or --to-backend")
-    start_time = int(from_time) if from_time is not None and from_time.isdecimal() else from_time
+    is_millis = from_time is not None and re.fullmatch(r"[0-9]{1,18}", from_time)
+    start_time = int(from_time) if from_time is not None and is_millis else from_time
     options = {
         "topic": topic,
         "partition": partition,

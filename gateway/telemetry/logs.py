@@ -111,6 +111,18 @@ def get_levels() -> dict[str, str]:
     return general | named
 
 
+def is_logger(name: str) -> bool:
+    """Return whether something logs as a component, a library or a module of this process.
+
+    Args:
+        name: A name as of `set_levels`, such as `kafka.fetch`, `aiokafka` or `kafka.fetch.fetcher`.
+    """
+    if name in COMPONENTS or name in LIBRARIES:
+        return True
+    known = logging.root.manager.loggerDict.get(f"gateway.{name}")
+    return isinstance(known, logging.Logger)
+
+
 _configured_loggers: set[str] = set()  # the names of loggers whose level `set_levels` set
 
 

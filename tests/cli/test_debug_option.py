@@ -53,7 +53,12 @@ def test_help_lists_every_component(command: str):
 @pytest.mark.parametrize("command", ["run", "sidecar"])
 @pytest.mark.parametrize(
     ("name", "closest"),
-    [("kafka.fecth", "kafka.fetch"), ("fanout", "hub.fanout"), ("Sidecar", "sidecar")],
+    [
+        ("kafka.fecth", "kafka.fetch"),
+        ("fanout", "hub.fanout"),
+        ("Sidecar", "sidecar"),
+        ("gateway.kafka.fetch", "kafka.fetch"),
+    ],
 )
 def test_an_unknown_component_is_answered_with_the_nearest(
     command: str, name: str, closest: str, config: Path

@@ -77,7 +77,7 @@ CASES = {
     "options where a list is": (KAFKA + "routes: §{when: []}\n", "list options"),
     "list where options are": (KAFKA + "listen: §[a]\n", "options list"),
     "number as name": ("name: §12\n" + KAFKA, "name text 12 quotes"),
-    "boolean as name": ("name: §true\n" + KAFKA, "text True quotes"),
+    "boolean as name": ("name: §true\n" + KAFKA, "text true quotes"),
     "empty name": ("name: §''\n" + KAFKA, "name empty"),
     "name of two lines": ('name: §"a\\nb"\n' + KAFKA, "control line break"),
     "yes is no boolean": (SASL + "tls: {verify: §no}\n", "'no' true or false"),

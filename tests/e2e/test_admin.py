@@ -615,7 +615,13 @@ async def test_the_command_says_what_came_of_it(kafka: EmbeddedKafka):
 async def test_what_is_logged_is_changed_in_all_workers(gateway: GatewayProcess, workers: int):
     async with open_admin_api(gateway) as http:
         assert (await http.get("/levels")).json()["level"] == "info"
-        for body in ({"level": "loud"}, {"levels": {"web": "loud"}}, {"lvel": "info"}, []):
+        for body in (
+            {"level": "loud"},
+            {"levels": {"web": "loud"}},
+            {"levels": {"wbe": "info"}},
+            {"lvel": "info"},
+            [],
+        ):
             assert (await http.put("/levels", json=body)).status_code == 400
         told = await http.put("/levels", json={"level": "info", "levels": {"web": "debug"}})
         assert told.json()["levels"]["web"] == "debug"

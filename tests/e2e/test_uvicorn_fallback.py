@@ -124,6 +124,29 @@ async def test_certificates_of_clients_that_nobody_could_read_are_no_guard(
             pass
 
 
+async def test_a_reload_adds_no_guard_of_certificates_that_nobody_could_read(
+    kafka: EmbeddedKafka, tmp_path: Path
+):
+    """Only the start was refused: after such a reload, clients were answered 401 for ever."""
+    authority = CertificateAuthority(tmp_path)
+    pem = str(authority.issue_certificate("gateway"))
+    tls = {"certificate": pem, "key": pem, "trust": str(authority.certificate_path)}
+    listen = {"host": "127.0.0.1", "port": 0, "tls": tls}
+    config = build_config(kafka.bootstrap, ["orders"], listen=listen)
+    async with (
+        running_fallback(config) as gateway,
+        httpx.AsyncClient(verify=authority.create_client_context(), trust_env=False) as http,
+    ):
+        url = gateway.base_url.replace("127.0.0.1", "localhost")
+        assert (await http.get(f"{url}/health/live")).status_code == 200
+        gateway.write_config({**config, "guards": {"machines": {"type": "x509"}}})
+        gateway.send_signal(signal.SIGHUP)
+        await wait_until(
+            lambda: "configuration not reloaded" in gateway.log, gateway.read_log_tail, 30
+        )
+        assert "guard 'machines' cannot read client certificates" in gateway.log
+
+
 async def test_a_known_one_costs_no_line_in_the_log(kafka: EmbeddedKafka):
     """sse-starlette replaces a method of uvicorn's server: it took our own for an unknown one."""
     async with running_gateway(build_config(kafka.bootstrap, ["orders"])) as gateway:

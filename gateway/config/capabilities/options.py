@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PlainValidator, TypeAdapter
+from pydantic import Field, PlainSerializer, PlainValidator, SerializationInfo, TypeAdapter
 
 from gateway.config.source.template import Template
 from gateway.config.types.condition import Filter, RequestTemplate
@@ -46,8 +46,16 @@ def _validate_shown_field(value: object) -> str | Shown:
     return _POINTER_ADAPTER.validate_python(value)
 
 
+def _serialize_shown_field(value: str | Shown, info: SerializationInfo) -> Any:
+    if isinstance(value, str):
+        return value
+    return value.model_dump(mode=info.mode, by_alias=bool(info.by_alias))
+
+
 ShownField = Annotated[
-    str | Shown, PlainValidator(_validate_shown_field, json_schema_input_type=Pointer | Shown)
+    str | Shown,
+    PlainValidator(_validate_shown_field, json_schema_input_type=Pointer | Shown),
+    PlainSerializer(_serialize_shown_field, return_type=Any),
 ]
 
 

@@ -2,6 +2,7 @@
 
 Routes, guards, topics and log levels are taken over. The options that the process was built from
 (its address, its connections to Kafka) keep their old values until a restart, and are reported.
+What is taken over has to agree with what stays, as the sections of one file have to.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from pydantic.alias_generators import to_camel
 
+from gateway.config.checks.crosscheck import check_settings
 from gateway.config.sections.admin import Admin
 from gateway.config.sections.kafka import Kafka
 from gateway.config.sections.settings import Settings
+from gateway.config.source.dump import dump_values
+from gateway.config.source.problems import format_loc
 from gateway.config.types.section import Section
 from gateway.errors import ConfigError
 
@@ -40,7 +44,7 @@ def apply_reload(running: Settings, loaded: Settings) -> ReloadedSettings:
     """Combine the running settings with those that were loaded.
 
     Raises:
-        ConfigError: If a cluster is new.
+        ConfigError: If a cluster is new, or if what was loaded disagrees with what is kept.
     """
     kept: list[str] = []
     telemetry = running.telemetry
@@ -64,7 +68,27 @@ def apply_reload(running: Settings, loaded: Settings) -> ReloadedSettings:
             kept,
         ),
     }
-    return ReloadedSettings(loaded.model_copy(update=dict(parts)), tuple(kept))
+    settings = loaded.model_copy(update=dict(parts))
+    if kept:
+        _check_combination(settings, kept)
+    return ReloadedSettings(settings, tuple(kept))
+
+
+def _check_combination(settings: Settings, kept: list[str]) -> None:
+    """Refuse new options that are valid in their file, but not together with those that are kept.
+
+    A new guard may need `listen.tls.trust`, which is new in the same file, and a sidecar that is
+    gone from the file runs on with guards that are gone, too.
+
+    Raises:
+        ConfigError: If they disagree.
+    """
+    problems = list(check_settings(dump_values(settings)))
+    if problems:
+        reason = f"until a restart as before: {', '.join(kept)}"
+        raise ConfigError(
+            [f"{format_loc(problem.loc)}: {problem.message} ({reason})" for problem in problems]
+        )
 
 
 def _reload_admin(running: Admin | None, loaded: Admin | None, kept: list[str]) -> Admin | None:

@@ -91,7 +91,8 @@ class Route(Section):
         kind = WITH_KINDS.find(options)
         for index, when in enumerate(as_list(raw.get("when"))):
             method = as_mapping(when).get("method")
-            if kind is not None and isinstance(method, str):
+            # Without options, nobody said yet what the method is for: that alone is reported.
+            if options and kind is not None and isinstance(method, str):
                 refusal = kind.check_method(method, options)
                 if refusal is not None:
                     yield Problem(("when", index, "method"), refusal)

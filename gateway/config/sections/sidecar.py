@@ -7,14 +7,15 @@ Each part of the sidecar is served only if its section is in the file, even if i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
-    BeforeValidator,
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
+    ValidationInfo,
+    WrapValidator,
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
@@ -372,15 +373,22 @@ def _compile_topic_pattern(pattern: str, excluded_suffix: str) -> re.Pattern[str
     return re.compile(f"(?:{pattern})(?<!{re.escape(excluded_suffix)})")
 
 
-def _wrap_single(value: object) -> object:
-    """Return a list for a single group."""
-    return (value,) if isinstance(value, (Mapping, Group)) else value
+def _validate_groups(
+    value: object, handler: Callable[[object], tuple[Group, ...]], info: ValidationInfo
+) -> tuple[Group, ...]:
+    """Return the groups of a list, or a single one, whose problems have the places of the file."""
+    if isinstance(value, (Mapping, Group)):
+        return (Group.model_validate(value, context=info.context),)
+    return handler(value)
 
 
 class Reactive(Section):
     """The groups whose records the sidecar POSTs to the back end. Each group is listed once."""
 
-    groups: Annotated[tuple[Group, ...], BeforeValidator(_wrap_single)] = Field(
+    groups: Annotated[
+        tuple[Group, ...],
+        WrapValidator(_validate_groups, json_schema_input_type=Group | tuple[Group, ...]),
+    ] = Field(
         default=(), description="A group, or a list of groups. For back ends that are called."
     )
 

@@ -49,7 +49,8 @@ def _validate_logger_name(name: str) -> str:
     names = (*COMPONENTS, *LIBRARIES)
     if name not in names:
         raise create_value_error(
-            f"no component or library logs as {safe_repr(name)}; {suggest(name, names)}"
+            f"no component or library logs as {safe_repr(name)}; "
+            f"{suggest(name.removeprefix('gateway.'), names)}"
         )
     return name
 

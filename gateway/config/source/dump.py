@@ -27,7 +27,12 @@ _RESERVED_WORDS = frozenset({"null", "true", "false", "yes", "no", "on", "off", 
 
 def dumps(settings: Settings) -> str:
     """Return the effective configuration as YAML, with defaults written out."""
-    return "\n".join(_iter_mapping_lines(_dump_section(settings, ()), 0)) + "\n"
+    return "\n".join(_iter_mapping_lines(dump_values(settings), 0)) + "\n"
+
+
+def dump_values(settings: Settings) -> dict[str, Any]:
+    """Return the effective configuration as the values that its YAML would hold."""
+    return _dump_section(settings, ())
 
 
 def _dump_section(section: Section, loc: tuple[str, ...]) -> dict[str, Any]:
@@ -37,11 +42,12 @@ def _dump_section(section: Section, loc: tuple[str, ...]) -> dict[str, Any]:
     for name, field in type(section).model_fields.items():
         alias = field.alias or name
         value = getattr(section, name)
-        if (value is None and field.default is None) or value in ((), {}):
+        # An empty list is left out only where it is the default: `forward.headers: []` is not.
+        if value == field.default and (value is None or value in ((), {})):
             continue
         dumped_value = _dump_value(value, dumped[alias], (*loc, alias))
         # `tls: {}` turns TLS on, but `traces: {}` is the default.
-        if dumped_value != {} or field.default is None:
+        if dumped_value != {} or value != field.default:
             result[alias] = dumped_value
     return result
 
@@ -54,12 +60,13 @@ def _dump_value(value: object, dumped: Any, loc: tuple[str, ...]) -> Any:
         return _RawText(value.source or f"${{env.{_build_variable_name(loc)}}}")
     if isinstance(value, Template):
         return _RawText(str(value))
-    if isinstance(value, tuple):
+    # A serializer may write a tuple or a mapping as something else: a single URL as one text.
+    if isinstance(value, tuple) and isinstance(dumped, list):
         return [
             _dump_value(item, dumped_item, (*loc, str(index)))
             for index, (item, dumped_item) in enumerate(zip(value, dumped, strict=True))
         ]
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and isinstance(dumped, Mapping):
         return {key: _dump_value(item, dumped[key], (*loc, key)) for key, item in value.items()}
     return dumped
 

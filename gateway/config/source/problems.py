@@ -142,6 +142,8 @@ def _list_keys(root: type[BaseModel], loc: Loc, values: Any) -> list[str]:
     for depth, step in enumerate(loc):
         kind = _get_child_type(_unwrap_type(kind, _get_value(values, loc[:depth])), step)
     kind = _unwrap_type(kind, _get_value(values, loc))
+    if isinstance(kind, Kinds):
+        return kind.list_options()
     if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
         return []
     return [field.alias or name for name, field in kind.model_fields.items()]
@@ -153,6 +155,9 @@ def _get_child_type(kind: Any, step: str | int) -> Any:
         fields = {field.alias or name: field for name, field in kind.model_fields.items()}
         field = fields.get(str(step))
         return None if field is None else _add_kinds(field)
+    if isinstance(kind, Kinds):
+        children = (_get_child_type(member, step) for member in kind.values())
+        return next((child for child in children if child is not None), None)
     if get_origin(kind) in (tuple, dict):
         return get_args(kind)[0 if get_origin(kind) is tuple else 1]
     return None
@@ -169,14 +174,17 @@ def _add_kinds(field: FieldInfo) -> Any:
 def _unwrap_type(kind: Any, value: Any) -> Any:
     """Return a type without Annotated and Optional.
 
-    Of several kinds, or of a union, return the one that the value is meant as.
+    Of several kinds, or of a union, return the one that the value is meant as; all kinds if the
+    value names none that is known.
     """
     while True:
         if get_origin(kind) is Annotated:
             kind, *metadata = get_args(kind)
             for kinds in metadata:
                 if isinstance(kinds, Kinds) and isinstance(value, Mapping):
-                    return kinds.find(value)
+                    return kinds.find(value) or kinds
+        elif get_origin(kind) is tuple and isinstance(value, Mapping):
+            kind = get_args(kind)[0]  # a single item stands for a list of one
         elif get_origin(kind) in (Union, UnionType):
             members = [arg for arg in get_args(kind) if arg is not type(None)]
             chosen = (member for member in members if _is_dict(member) == is_cluster_mapping(value))

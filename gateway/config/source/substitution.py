@@ -87,7 +87,7 @@ def parse_parts(text: str) -> tuple[ExpressionPart, ...]:
 
 def safe_repr(value: object) -> str:
     """Return a value for a message: as written, without secrets, at most 60 characters long."""
-    text = repr(_restore_sources(value))
+    text = str(value).lower() if isinstance(value, bool) else repr(_restore_sources(value))
     text = re.sub(r":[^\s/@]+@", ":***@", text)  # user:password@host, in the wrong place
     return text if len(text) <= 60 else f"{text[:57]}..."
 

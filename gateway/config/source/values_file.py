@@ -10,6 +10,7 @@ milliseconds and sizes are bytes. An option of a section that is not configured 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
@@ -59,7 +60,7 @@ def _parse_flag(value: Any) -> bool:
 def _parse_number(value: Any) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    if isinstance(value, str) and value.isdecimal():
+    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value):
         return int(value)
     raise ValueError("is not a whole number; write such as 100")
 

@@ -32,8 +32,11 @@ MAX_VALUES = 20_000  # with aliases expanded: refuses an alias bomb, but not 500
 
 _BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
 _NULL = re.compile(r"|~|null|Null|NULL")
-_INT = re.compile(r"[-+]?[0-9]{1,30}")
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]{1,30}(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_INT = re.compile(r"[-+]?[0-9]+")
+_BASE_INT = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_SPECIAL_FLOAT = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_MAX_INT_CHARS = 4000  # beyond 4300, int() raises ValueError
 
 
 class SourceMarks(NamedTuple):
@@ -178,13 +181,21 @@ class _ValueBuilder:
 
 
 def parse_plain(text: str) -> Any:
-    """Return the value of an unquoted scalar."""
+    """Return the value of an unquoted scalar, by YAML's core schema (YAML 1.2 10.3.2).
+
+    Editors and other programs read the file so, too. A number of too many digits is an infinite
+    float, which no option takes.
+    """
     if _NULL.fullmatch(text):
         return None
     if _BOOL.fullmatch(text):
         return text.lower() == "true"
-    if _INT.fullmatch(text):
+    if _BASE_INT.fullmatch(text):
+        return int(text, 0)
+    if _INT.fullmatch(text) and len(text) <= _MAX_INT_CHARS:
         return int(text)
     if _FLOAT.fullmatch(text):
         return float(text)
+    if _SPECIAL_FLOAT.fullmatch(text):
+        return float(text.replace(".", ""))
     return text

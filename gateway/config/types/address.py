@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from ipaddress import ip_address, ip_network
 from typing import Annotated, Literal, TypeAlias
 from urllib.parse import urlsplit
@@ -107,15 +107,25 @@ def _validate_servers(value: object) -> tuple[str, ...] | Literal["embedded"]:
         raise create_value_error(f"{safe_repr(value)} is no list; write [{value}], or embedded")
     if not isinstance(value, Sequence) or not value:
         raise create_value_error("expects servers; write [localhost:9092], or embedded")
-    return tuple(_iter_validated_servers(value))
+    return validate_items(value, _validate_server)
 
 
-def _iter_validated_servers(servers: Sequence[object]) -> Iterator[str]:
-    for index, server in enumerate(servers):
+def validate_items(items: Sequence[object], validate: Callable[[object], str]) -> tuple[str, ...]:
+    """Return the validated items of a list.
+
+    Raises:
+        ValidationError: With the problem of every item that `validate` refuses.
+    """
+    validated: list[str] = []
+    problems: list[Problem] = []
+    for index, item in enumerate(items):
         try:
-            yield _validate_server(server)
+            validated.append(validate(item))
         except PydanticCustomError as error:
-            raise create_section_error(Problem((index,), error.message())) from None
+            problems.append(Problem((index,), error.message()))
+    if problems:
+        raise create_section_error(*problems)
+    return tuple(validated)
 
 
 def _validate_urls(value: object) -> tuple[str, ...]:
@@ -125,15 +135,11 @@ def _validate_urls(value: object) -> tuple[str, ...]:
             validate_url(SubstitutedText.from_parts(value.source, (url.strip(),)))
             for url in value.split(",")
         )
-    if isinstance(value, str) or not isinstance(value, Sequence) or not value:
+    if isinstance(value, str) or not isinstance(value, Sequence):
         return (validate_url(value),)
-    urls = []
-    for index, url in enumerate(value):
-        try:
-            urls.append(validate_url(url))
-        except PydanticCustomError as error:
-            raise create_section_error(Problem((index,), error.message())) from None
-    return tuple(urls)
+    if not value:
+        raise create_value_error("is empty; list at least one URL")
+    return validate_items(value, validate_url)
 
 
 def _validate_proxies(value: object) -> bool | tuple[str, ...]:
@@ -149,20 +155,19 @@ def _validate_proxies(value: object) -> bool | tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence) or not value:
         what = safe_repr(value) if isinstance(value, str) else "this"
         raise create_value_error(f"{what} is no list of proxies; write [10.0.0.0/8], true or false")
-    return tuple(_validate_proxy(index, item) for index, item in enumerate(value))
+    return validate_items(value, _validate_proxy)
 
 
-def _validate_proxy(index: int, item: object) -> str:
+def _validate_proxy(item: object) -> str:
     """Return one address or network as its canonical text."""
+    text = validate_text(item)
     try:
-        return str(ip_network(validate_text(item)))
-    except PydanticCustomError as error:
-        message = error.message()
+        return str(ip_network(text))
     except ValueError:
         message = (
             f"{safe_repr(item)} is no address or network; write such as 10.0.0.1 or 10.0.0.0/8"
         )
-    raise create_section_error(Problem((index,), message))
+        raise create_value_error(message) from None
 
 
 _SERVER_PATTERN = r":[0-9]+$|\$\{"

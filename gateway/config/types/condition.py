@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, Wra
 
 from gateway.config.source.substitution import safe_repr
 from gateway.config.source.template import REQUEST_ROOTS, Template, require_roots
-from gateway.core.channel.exact_json import parse_number
+from gateway.core.channel.exact_json import NUMBER_PATTERN, parse_number
 
 from .fields import Flag, Pointer, Text
 from .section import Problem, Section, create_value_error
@@ -72,7 +72,7 @@ BoundTemplate = Annotated[
     RequestTemplate,
     BeforeValidator(_validate_number),
     AfterValidator(_validate_numeric_template),
-    WithJsonSchema({"type": ["number", "string"]}),
+    WithJsonSchema({"type": ["number", "string"], "pattern": rf"^({NUMBER_PATTERN})$|\$\{{"}),
 ]
 
 

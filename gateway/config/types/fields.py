@@ -55,6 +55,8 @@ class Secret(SecretStr):
 
 def validate_text(value: object) -> str:
     """Return a text that is not empty and has no control characters."""
+    if value is None:
+        raise create_value_error("is empty; give it a text or remove it")
     if not isinstance(value, str):
         raise create_value_error(f"expects text, not {safe_repr(value)}; put it in quotes")
     if isinstance(value, SubstitutedText) and not value.is_resolved:

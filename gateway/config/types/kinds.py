@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import reduce
+from itertools import chain
 from operator import or_
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -23,7 +24,16 @@ from gateway.config.source.expression import suggest
 from gateway.config.source.substitution import safe_repr
 
 from .fields import SUBSTITUTION_SCHEMA
-from .section import Problem, Section, create_section_error, replace_unknown_keys
+from .section import (
+    ErrorKey,
+    Problem,
+    Section,
+    create_section_error,
+    list_errors,
+    merge_errors,
+    replace_unknown_keys,
+    select_errors,
+)
 
 S = TypeVar("S", bound=Section)
 
@@ -64,6 +74,11 @@ class Kinds(dict[str, type[S]], Generic[S]):
         """Return the kind of a section as written; None if it names none that is known."""
         name = self._get_name(raw)
         return self.get(name) if isinstance(name, str) else None
+
+    def list_options(self) -> list[str]:
+        """Return the options of all kinds, as files have them."""
+        options = (_list_options(kind) for kind in self.values())
+        return list(dict.fromkeys(chain.from_iterable(options)))
 
     def _describe_key(self, key: str) -> str | None:
         """Return the message for a key that only other kinds have; None for any other."""
@@ -119,19 +134,62 @@ class Kinds(dict[str, type[S]], Generic[S]):
                 return kind.model_validate(value, context=info.context)
             except ValidationError as error:
                 raise replace_unknown_keys(error, self._describe_key) from None
-        name = self._get_name(value)
+        raise merge_errors(
+            self._noun,
+            [
+                create_section_error(self._describe_name(self._get_name(value))),
+                *self._find_certain_errors(value, info),
+            ],
+        )
+
+    def _describe_name(self, name: object) -> Problem:
+        """Return the problem of a name that is missing or that no kind has."""
         choice = f"one of {', '.join(self)}"
         if name is None:
-            what = f"'{self._option}' is missing; add {choice}"
-            raise create_section_error(Problem((), what, is_key=True))
+            return Problem((), f"'{self._option}' is missing; add {choice}", is_key=True)
         hint = suggest(name, self) if isinstance(name, str) else f"use {choice}"
-        what = f"{safe_repr(name)} is no kind of {self._noun}; {hint}"
-        raise create_section_error(Problem((self._option,), what))
+        return Problem((self._option,), f"{safe_repr(name)} is no kind of {self._noun}; {hint}")
+
+    def _find_certain_errors(
+        self, value: Mapping[Any, Any], info: ValidationInfo
+    ) -> list[ValidationError]:
+        """Return what is wrong in a section of an unknown kind, whichever kind is meant.
+
+        An error of an option counts if all kinds that have the option report it, any other error
+        if all kinds do. So a wrong topic is reported together with a misspelt `capability`, and an
+        option that only another kind lacks is not.
+        """
+        errors: dict[str, ValidationError] = {}
+        for name, kind in self.items():
+            try:
+                kind.model_validate({**value, self._option: name}, context=info.context)
+            except ValidationError as error:
+                errors[name] = error
+        reported = {name: set(list_errors(error)) for name, error in errors.items()}
+
+        def is_certain(key: ErrorKey) -> bool:
+            loc = key[0]
+            option = str(loc[0]) if loc and loc[0] in value else ""
+            names = [name for name, kind in self.items() if _has_option(kind, option)] or list(self)
+            return all(key in reported.get(name, ()) for name in names)
+
+        certain: list[ValidationError] = []
+        seen: set[ErrorKey] = set()
+        for of_kind in errors.values():
+            selected = select_errors(of_kind, lambda key: is_certain(key) and key not in seen)
+            if selected is not None:
+                certain.append(selected)
+                seen.update(list_errors(selected))
+        return certain
 
 
 def _has_option(kind: type[Section], key: str) -> bool:
     """Return whether a section has an option, as files have it."""
-    return key in [field.alias or name for name, field in kind.model_fields.items()]
+    return key in _list_options(kind)
+
+
+def _list_options(kind: type[Section]) -> list[str]:
+    return [field.alias or name for name, field in kind.model_fields.items()]
 
 
 def _serialize_section(section: Section, info: SerializationInfo) -> Any:

@@ -9,7 +9,7 @@ value.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeAlias
 
 from pydantic import (
     BaseModel,
@@ -22,6 +22,10 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 PROBLEM_ERROR_TYPE = "refused"  # the pydantic error type of messages that need no rewording
+
+
+ErrorKey: TypeAlias = tuple[tuple[str | int, ...], str, str]
+"""The path, the type and the message of an error, to compare it by."""
 
 
 class Problem(NamedTuple):
@@ -86,6 +90,33 @@ def create_section_error(*problems: Problem) -> ValidationError:
     """Return the error of a section, for an `after` validator to raise."""
     details = [_build_error_details(problem) for problem in problems]
     return ValidationError.from_exception_data("settings", details, hide_input=True)
+
+
+def list_errors(error: ValidationError) -> list[ErrorKey]:
+    """Return the path, the type and the message of every error in an error."""
+    return [(detail["loc"], detail["type"], detail["msg"]) for detail in error.errors()]
+
+
+def select_errors(
+    error: ValidationError, is_wanted: Callable[[ErrorKey], bool]
+) -> ValidationError | None:
+    """Return an error with some of its errors, as `list_errors` has them; None if none is wanted.
+
+    Args:
+        error: The error.
+        is_wanted: Returns whether to keep an error.
+    """
+    pairs = zip(list_errors(error), _iter_error_details(error), strict=True)
+    details = [detail for key, detail in pairs if is_wanted(key)]
+    if not details:
+        return None
+    return ValidationError.from_exception_data(error.title, details, hide_input=True)
+
+
+def merge_errors(title: str, errors: Iterable[ValidationError]) -> ValidationError:
+    """Return one error that has all errors of several."""
+    details = [detail for error in errors for detail in _iter_error_details(error)]
+    return ValidationError.from_exception_data(title, details, hide_input=True)
 
 
 def replace_unknown_keys(

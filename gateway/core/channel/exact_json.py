@@ -16,7 +16,8 @@ from typing import Any, TypeAlias
 
 Number: TypeAlias = int | Decimal
 
-_NUMBER_PATTERN = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?", re.ASCII)
+NUMBER_PATTERN = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?"
+_NUMBER = re.compile(NUMBER_PATTERN)
 _MAX_INT_DIGITS = 40  # digits up to which a number without a fraction is kept as an int
 
 
@@ -35,7 +36,7 @@ def parse_exact(data: bytes, convert: Callable[[str], Any] = str) -> Any:
 
 def parse_number(text: str) -> Decimal | None:
     """Return exactly the number that a text is in JSON's grammar (RFC 8259 6), None if none."""
-    if not _NUMBER_PATTERN.fullmatch(text):
+    if not _NUMBER.fullmatch(text):
         return None
     try:
         return Decimal(text)

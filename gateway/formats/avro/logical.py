@@ -44,8 +44,15 @@ _PER_SECOND = {"millis": 1_000, "micros": 1_000_000, "nanos": 1_000_000_000}
 _DIGITS = {1_000: 3, 1_000_000: 6, 1_000_000_000: 9}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST_DAY = date(1970, 1, 1)
+# Python itself also reads 1_0, full-width digits and the dates 20240229 and 2024-W09-4, which other
+# programs that validate the same records refuse.
+_DECIMAL = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
+_UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_DATE = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
 # Date with T, time, fraction, zone.
-_TIME = re.compile(r"(.+T)?([0-9]{2}:[0-9]{2}(?::[0-9]{2})?)(?:[.,]([0-9]{1,9}))?(Z|[+-][0-9:]+)?")
+_TIME = re.compile(
+    rf"({_DATE}T)?([0-9]{{2}}:[0-9]{{2}}(?::[0-9]{{2}})?)(?:[.,]([0-9]{{1,9}}))?(Z|[+-][0-9:]+)?"
+)
 
 
 def create_logical_type(schema: Mapping[str, Any], base: str) -> LogicalType | None:
@@ -111,11 +118,12 @@ def _create_decimal(schema: Mapping[str, Any], size: int | None) -> LogicalType 
         if isinstance(value, int) and abs(value) >= _DECIMAL_END:
             raise SchemaMismatch(f"has more than {max_digits} digits")
         try:
+            if not _DECIMAL.fullmatch(str(value)):
+                raise ValueError
             sign, digits, exponent = Decimal(str(value)).as_tuple()
-        except InvalidOperation:
+        except (ValueError, InvalidOperation):
             raise SchemaMismatch(f'takes a decimal such as "12.50", not {value!r:.60}') from None
-        if not isinstance(exponent, int):
-            raise SchemaMismatch(f"takes a decimal, not {value!r:.60}")
+        assert isinstance(exponent, int)
         text = "".join(map(str, digits)).lstrip("0")
         # How many zeros to append for the unscaled number. Negative: so many digits are behind
         # those that the scale keeps, and must be zeros.
@@ -136,11 +144,10 @@ def _create_decimal(schema: Mapping[str, Any], size: int | None) -> LogicalType 
 
 
 def _parse_uuid(value: Any) -> UUID:
-    try:
+    if isinstance(value, str) and _UUID.fullmatch(value):
         return UUID(value)
-    except (ValueError, AttributeError, TypeError):
-        shown = f"{value!r:.60}" if isinstance(value, str) else describe_json_type(value)
-        raise SchemaMismatch(f"takes a UUID, not {shown}") from None
+    shown = f"{value!r:.60}" if isinstance(value, str) else describe_json_type(value)
+    raise SchemaMismatch(f"takes a UUID of 32 hex digits and dashes, not {shown}")
 
 
 def _format_date(days: int) -> Any:
@@ -154,6 +161,8 @@ def _parse_date(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
+        if not re.fullmatch(_DATE, value):
+            raise ValueError
         return (date.fromisoformat(value) - _FIRST_DAY).days
     except ValueError:
         raise SchemaMismatch(f"takes a date such as 2024-02-29, not {value!r:.60}") from None

@@ -129,7 +129,7 @@ def _skip_struct(tokens: Sequence[str], index: int) -> int:
 
 def _parse_number(tokens: Sequence[str], index: int) -> int:
     text = _get_token(tokens, index, "a number")
-    if not text.isdigit():
+    if not (text.isascii() and text.isdigit()):
         raise _TypeSyntaxError(f"'{text}' is no number; write such as decimal(10,2)")
     return int(text)
 

@@ -131,13 +131,14 @@ class RefreshedValue(Generic[T]):
             )
         else:
             self._replace_value(value, began)
-            alerts.clear_alert(self._job, REFRESH_ALERT)
 
     def _replace_value(self, value: T, started_at: float) -> None:
         self._read_started_at = started_at
         self._refresh_at = started_at + self._refresh_interval_s / 2
         self._wait_after = started_at + self._refresh_interval_s
         self._value = value
+        # Also after the first read: the query before this one may have raised it.
+        alerts.clear_alert(self._job, REFRESH_ALERT)
 
 
 def create_refreshed_table(

@@ -102,7 +102,7 @@ def serve(
         if ready.listen.tls is not None:
             # A certificate that cannot be used is reported once, and no worker is started.
             TlsContext(ready.listen.tls)
-        load_again = None if load is None else partial(_load_with_embedded_kafka, load, ready)
+        load_again = None if load is None else partial(_load_again, load, ready)
         if ready.listen.workers > 1 and not (pages or startup):
             # Likewise for settings that `create_app` refuses; this application never runs.
             create_app(ready, co_hosted_app_factory=co_hosted_app_factory)
@@ -127,14 +127,25 @@ def _check_uvicorn(settings: Settings) -> None:
     Raises:
         GatewayError: It cannot serve the settings.
     """
+    _refuse_unreadable_certificates(settings)
+    fallback = describe_fallback()
+    if fallback is not None:
+        log.warning("%s", fallback)
+
+
+def _refuse_unreadable_certificates(settings: Settings) -> None:
+    """Refuse guards that the installed uvicorn cannot serve, at the start and at each reload.
+
+    Raises:
+        GatewayError: A guard needs the certificates of clients, which uvicorn's own protocols do
+            not pass on.
+    """
     fallback = describe_fallback()
     if fallback is None:
         return
     for name, guard in settings.guards.items():
-        # uvicorn's own protocols do not pass the certificates of clients on.
         if isinstance(guard, X509) and not guard.forwarded:
             raise GatewayError(f"guard '{name}' cannot read client certificates: {fallback}")
-    log.warning("%s", fallback)
 
 
 def run_server(
@@ -239,9 +250,14 @@ def run_embedded_kafka(settings: Settings) -> Iterator[Settings]:
         yield settings.model_copy(update={"kafka": clusters.get("", clusters)})
 
 
-def _load_with_embedded_kafka(load: SettingsLoader, running: Settings) -> Settings:
-    """Load the configuration; an embedded Kafka is still the one that was started before."""
+def _load_again(load: SettingsLoader, running: Settings) -> Settings:
+    """Load the configuration; an embedded Kafka is still the one that was started before.
+
+    Raises:
+        GatewayError: The installed uvicorn cannot serve the settings.
+    """
     loaded = load()
+    _refuse_unreadable_certificates(loaded)
     clusters = dict(loaded.clusters)
     for name, kafka in loaded.clusters.items():
         if kafka.servers == "embedded" and name in running.clusters:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gateway.config.source.expression import suggest
+from gateway.config.source.substitution import safe_repr
 from gateway.telemetry import logs
 
 from .bus import Bus
@@ -37,8 +39,13 @@ class LogLevels:
             levels: The levels of single loggers, by name.
 
         Raises:
-            ValueError: One of them is no level.
+            ValueError: One of them is no level, or nothing logs under a name; nothing has changed.
         """
+        for name in levels:
+            if not logs.is_logger(name):
+                # Log lines show the names of loggers, which have this prefix.
+                near = suggest(name.removeprefix("gateway."), (*logs.COMPONENTS, *logs.LIBRARIES))
+                raise ValueError(f"no component or library logs as {safe_repr(name)}; {near}")
         logs.set_levels(level, levels)
         self._bus.broadcast(BUS_TOPIC, [level, dict(levels)])
 

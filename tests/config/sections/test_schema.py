@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from gateway.config import build_json_schema
+from gateway.config import build_json_schema, loads
+from gateway.errors import ConfigError
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
 
@@ -98,3 +103,76 @@ def test_options_of_another_capability_or_kind_are_marked_at_their_section():
     assert of(guard={"type": "http", "url": 7}) == ["$.guards.door.url"]
     assert of(guard={"type": "http", "users": {}}) == ["$.guards.door", "$.guards.door"]
     assert of(guard={"url": "http://a"}) == ["$.guards.door"]
+
+
+def read_core_schema(text: str) -> object:
+    """The value of a plain scalar by YAML 1.2 10.3.2, as an editor reads it."""
+    if re.fullmatch("null|Null|NULL|~", text):
+        return None
+    if re.fullmatch("true|True|TRUE|false|False|FALSE", text):
+        return text.lower() == "true"
+    if re.fullmatch("[-+]?[0-9]+", text):
+        return int(text)
+    if re.fullmatch("0o[0-7]+|0x[0-9a-fA-F]+", text):
+        return int(text, 0)
+    if re.fullmatch(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", text):
+        return float(text)
+    if re.fullmatch(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", text):
+        return float(text.replace(".", ""))
+    return text
+
+
+SCALARS = st.one_of(
+    st.sampled_from(
+        [".nan", ".NaN", ".inf", "-.INF", "+.inf", ".5", "5.", "1e3", "1e999", "1_0", "0x1f",
+         "0o17", "012", "1" * 31, "-" + "9" * 40, "1" * 31 + ".5", "1" * 300, "2024-02-29",
+         "20240229", "2024-W09-4", "\uff15", "5s", "1.5h", "5 s", "12:30", "true",
+         "FALSE", "null", "~", "yes", "nan", "inf", "gzip", "none", "100/s", "64MiB", "/a", "a b"]
+    ),
+    st.integers(-(10**40), 10**40).map(str),
+    st.floats().map(repr),
+    st.from_regex(r"[-+]?[0-9._]{1,40}([eE][-+]?[0-9]{1,3})?", fullmatch=True),
+    st.from_regex(r"[0-9a-zA-Z._+]{1,8}", fullmatch=True),
+)  # fmt: skip
+OPTIONS = {
+    "name": "name: {}",
+    "key": "routes: [{{when: [{{path: /a}}], with: {{topic: orders, filters: [{{key: {}}}]}}}}]",
+    "prefix": "routes: [{{when: [{{path: /a}}], with: {{topic: orders, filters: "
+    "[{{key: {{prefix: {}}}}}]}}}}]",
+    "gt": "routes: [{{when: [{{path: /a}}], with: {{topic: orders, filters: "
+    "[{{key: {{gt: {}}}}}]}}}}]",
+    "compression": "routes: [{{when: [{{path: /a}}], with: {{topic: orders, compression: {}}}}}]",
+    "flag": "listen: {{websocket: {{compression: {}}}}}",
+}
+VALIDATOR = jsonschema.Draft202012Validator(build_json_schema())
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@given(text=SCALARS)
+@settings(deadline=None, max_examples=60)
+def test_loading_and_the_schema_agree_about_unquoted_scalars(option: str, text: str):
+    """The loader read .nan, .inf and numbers of 31 digits as text, which the schema refused."""
+    value = read_core_schema(text)
+    if value is None or set(text) <= {"-", "."}:
+        return  # an option that is not there; the start of a list or of a document
+    kafka = "kafka: {servers: embedded, topics: [{name: orders}]}\n"
+    raw = YAML(typ="safe", pure=True).load(kafka + OPTIONS[option].format("MARKER"))
+    raw = json.loads(json.dumps(raw), object_hook=lambda each: _replace_marker(each, value))
+    is_number_of_json = not isinstance(value, float) or math.isfinite(value)
+    try:
+        loads(kafka + OPTIONS[option].format(text))
+        is_loaded = True
+    except ConfigError:
+        is_loaded = False
+    assert is_loaded == (is_number_of_json and VALIDATOR.is_valid(raw)), (text, errors(raw))
+
+
+def _replace_marker(section: dict[str, Any], value: object) -> dict[str, Any]:
+    def replace(item: object) -> object:
+        return (
+            [replace(each) for each in item]
+            if isinstance(item, list)
+            else (value if item == "MARKER" else item)
+        )
+
+    return {name: replace(item) for name, item in section.items()}

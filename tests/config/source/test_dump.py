@@ -167,3 +167,37 @@ def test_the_effective_configuration_is_dumped():
     text = dumps(loads("kafka: {servers: [a:1], topics: [{name: orders}]}\n"))
     for line in ("      partitionReadyTimeout: 5s", "        bytes: 64MiB", "memory: 1GiB"):
         assert line in text.splitlines()
+
+
+REGISTRY = "kafka: {servers: embedded}\ncatalogs: {r: {type: schema-registry, url: %s}}\n"
+
+
+@pytest.mark.parametrize("url", ["http://a", "[http://a]", "[http://a, http://b]"])
+def test_a_catalog_of_one_or_several_urls_loads_again(url: str):
+    """A single URL is dumped as one text, which was paired with the elements of the tuple."""
+    settings = loads(REGISTRY % url)
+    assert loads(dumps(settings)) == settings
+
+
+@pytest.mark.parametrize("headers", ["[]", "[cookie]"])
+def test_an_empty_list_that_is_not_the_default_is_dumped(headers: str):
+    """An empty list was left out, also where the default is none: cookies were forwarded then."""
+    guard = f"{{type: http, url: http://a, forward: {{headers: {headers}, query: [t]}}}}"
+    settings = loads(f"kafka: {{servers: embedded}}\nguards: {{g: {guard}}}\n")
+    assert loads(dumps(settings)) == settings
+
+
+def test_fields_for_some_roles_are_dumped_without_a_warning(recwarn: pytest.WarningsRecorder):
+    """A field with guards had no serializer, and `check --print` printed pydantic's warnings."""
+    fields = "[/a, {field: /b, guarded: {g: [admin]}}]"
+    settings = loads(
+        "kafka: {servers: embedded, topics: [{name: orders}]}\n"
+        "guards: {g: {type: x509, forwarded: true}}\n"
+        "listen: {forwarded: [10.0.0.1]}\n"
+        "routes:\n"
+        "- when: [{path: /a}]\n"
+        "  guarded: {g: []}\n"
+        f"  with: {{topic: orders, fields: {fields}}}\n"
+    )
+    assert loads(dumps(settings)) == settings
+    assert not recwarn.list

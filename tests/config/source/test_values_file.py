@@ -73,6 +73,7 @@ def test_what_is_for_a_part_that_is_off_changes_nothing(tmp_path):
     ("values", "said"),
     [
         ("kafka-producer.keyFromat: json", "1:1: unknown key 'kafka-producer.keyFromat'; did you"),
+        ("health.timeout: '\uff15'", "1:17: health.timeout: '\uff15' is not a whole number"),
         ("\nhealth.timeout: soon", "2:17: health.timeout: 'soon' is not a whole number"),
         ("health.enabled: maybe", "1:17: health.enabled: 'maybe' is neither true nor false"),
     ],

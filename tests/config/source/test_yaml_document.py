@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from gateway.config.source.nodes import SourceMark
@@ -12,8 +14,10 @@ from gateway.errors import ConfigError
     [
         ("", None), ("~", None), ("null", None), ("true", True), ("False", False),
         ("on", "on"), ("no", "no"), ("y", "y"), ("12", 12), ("-3", -3), ("012", 12),
-        ("0x1f", "0x1f"), ("0o7", "0o7"), ("1_000", "1_000"), ("1.5", 1.5), ("1e3", 1000.0),
-        ("12:30:45", "12:30:45"), ("2024-01-01", "2024-01-01"), (".inf", ".inf"), ("5s", "5s"),
+        ("0x1f", 31), ("0o17", 15), ("1_000", "1_000"), ("1.5", 1.5), ("1e3", 1000.0),
+        ("12:30:45", "12:30:45"), ("2024-01-01", "2024-01-01"), ("5s", "5s"),
+        (".inf", math.inf), ("-.INF", -math.inf), ("9" * 5000, math.inf),
+        ("1" * 31, int("1" * 31)), ("1" * 31 + ".5", float("1" * 31)),
     ],
 )  # fmt: skip
 def test_scalars_are_read_by_the_core_schema_of_yaml_1_2(text: str, value: object):

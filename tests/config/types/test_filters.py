@@ -153,7 +153,7 @@ def test_no_filter_is_none():
         ({"headers": ["a"]}, "headers: object ['a']"),
         ({"headers": {"h": None}}, "headers['h']: text null"),
         ({"value": {"amount": 1}}, "value: 'amount' JSON pointer /region"),
-        ({"value": {"/n": {"gt": True}}}, "gt: number True"),
+        ({"value": {"/n": {"gt": True}}}, "gt: number true"),
         ({"value": {"/n": {"gt": None}}}, "gt: number null"),
         ({"value": {"/n": {"gt": "0x1"}}}, "gt: number '0x1'"),
         ({"value": {"/n": float("nan")}}, "nan number"),

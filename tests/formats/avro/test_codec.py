@@ -400,6 +400,41 @@ def test_a_value_is_never_rounded_or_cut(schema: Any, value: Any):
         avro(schema).encode(value)
 
 
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        *(
+            ({"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}, text)
+            for text in ("1_0", " 5", "5 ", "\uff15", "\u0665", "Infinity", "")
+        ),
+        *(
+            ({"type": "int", "logicalType": "date"}, text)
+            for text in ("2024-W09-4", "20240229", "2024-2-29", "\uff12024-02-29", " 2024-02-29")
+        ),
+        ({"type": "long", "logicalType": "timestamp-millis"}, "20240229T13:05:00Z"),
+        ({"type": "long", "logicalType": "timestamp-millis"}, "2024-W09-4T13:05:00Z"),
+        *(
+            ({"type": "string", "logicalType": "uuid"}, text)
+            for text in (
+                "{12345678-1234-5678-1234-567812345678}",
+                "urn:uuid:12345678-1234-5678-1234-567812345678",
+                "12345678123456781234567812345678",
+            )
+        ),
+    ],
+)
+def test_texts_that_only_python_reads_are_refused(schema: Any, value: str):
+    """Spellings of Python were taken for decimals, dates and UUIDs, and written as other values."""
+    with pytest.raises(FormatError, match="takes a"):
+        avro(schema).encode(value)
+
+
+@pytest.mark.parametrize("value", ["5", "-0.5", "+1.", ".5", "1e1", 5, 0.5, 1e-2])
+def test_plain_decimals_are_taken(value: Any):
+    made = avro({"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2})
+    assert Decimal(str(made.decode(made.encode(value)))) == Decimal(str(value))
+
+
 def test_a_time_with_an_offset_is_that_instant_and_numbers_are_taken():
     made = avro({"type": "long", "logicalType": "timestamp-nanos"})
     assert made.decode(made.encode("2024-02-29T14:05:00.000000001+01:00")) == (

@@ -88,6 +88,13 @@ def test_the_last_good_one_goes_on_where_reads_fail():
     assert refreshed.get_current() == 2
 
 
+def test_a_query_that_reads_its_table_ends_the_alert_of_the_one_before():
+    """A job that was started again kept the alert, although its new query had read the table."""
+    alerts.raise_alert("enriched", REFRESH_ALERT, "its table cannot be read")
+    assert Source().refreshed().get_current() == 1
+    assert ("enriched", REFRESH_ALERT) not in alerts.get_active_alerts()
+
+
 def test_what_a_type_cannot_express_is_null_and_does_not_end_the_job(spark: Any):
     """One such row made the table unreadable, and the job did not begin."""
     values = {
