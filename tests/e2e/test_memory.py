@@ -58,7 +58,6 @@ async def fetch_view_bytes(gateway: GatewayProcess) -> float:
     return scrape["gateway_memory_bytes", {"part": "views"}]
 
 
-@pytest.mark.timeout(600)  # each record is tried on hundreds of filters: 10 s on a core of its own
 @pytest.mark.parametrize(
     "choose",
     [

@@ -225,8 +225,9 @@ async def test_clients_that_stop_reading_for_a_while_harm_nobody_and_lose_nothin
         assert {gap.reason for gap in told(skipping)} == {"skipped"}
         assert {gap.tp for gap in told(skipping)} == set(start)
         assert skipped > RATE * STALL / 3, "it was not led to the live end"
-        assert ends == [{"reason": "slow"}]
-        assert slow["disconnect"].open_count == 2
+        # It may be slow again: records go on coming while it reads what it has missed.
+        assert ends and all(end == {"reason": "slow"} for end in ends)
+        assert slow["disconnect"].open_count == 1 + len(ends)
 
 
 @every_wire
