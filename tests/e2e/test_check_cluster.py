@@ -39,6 +39,7 @@ from gateway.kafka.local import LocalKafka
 
 AWAY = "127.0.0.1:1"
 PASSWORD = "a-password-nobody-sees"
+BUSY = "60s"  # what a server may take on a machine that does much else
 
 
 @dataclass
@@ -123,8 +124,8 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
                     "tls": {"certificate": pem, "key": pem, "trust": str(house.certificate_path)}
                 },
                 guards={
-                    "login": {"type": "jwt", "keys": f"{issuer}/jwks"},
-                    "app": {"type": "http", "url": f"{application}/who"},
+                    "login": {"type": "jwt", "keys": f"{issuer}/jwks", "jwks": {"timeout": BUSY}},
+                    "app": {"type": "http", "url": f"{application}/who", "timeout": BUSY},
                     "badge": {"type": "x509"},
                 },
                 catalogs={
@@ -133,6 +134,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
                         "url": f"{application}/registry",
                         "username": "gateway",
                         "password": PASSWORD,
+                        "timeout": BUSY,
                     }
                 },
                 telemetry={"metrics": {"otlp": back_end.url}, "traces": {"otlp": back_end.url}},

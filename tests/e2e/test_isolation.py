@@ -35,7 +35,7 @@ CLIENTS = int(os.environ.get("GATEWAY_ISOLATION_CLIENTS", "500"))
 RECORDS = int(os.environ.get("GATEWAY_ISOLATION_RECORDS", "40"))  # to each client
 AT_ONCE = 10  # of them
 PARTITIONS = 12
-WHOLE_LIMIT_S = 3600.0 if CLIENTS > 500 else 240.0
+WHOLE_LIMIT_S = 3600.0 if CLIENTS > 500 else 600.0
 FILES_BESIDE = 500  # that a process has open besides its clients
 
 

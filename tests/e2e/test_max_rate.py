@@ -61,7 +61,7 @@ def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayProcess]:
         "hourly": {"topic": "hourly", "maxRate": "5/h"},
         "large": {"topic": "large", "maxRate": "5/h", "slowClient": "skip"},
         "ended": {"topic": "ended", "maxRate": "5/h", "slowClient": "disconnect"},
-        "prices": {"topic": "prices", "maxRate": "60/s", "slowClient": "conflate"},
+        "prices": {"topic": "prices", "maxRate": "10/s", "slowClient": "conflate"},
         "past": {"topic": "past", "maxRate": "60/s", "slowClient": "conflate"},
         "page": {"topic": "page", "maxRate": "7/h"},
         "snapshot": {"topic": "table", "maxRate": "20/s", "mode": "snapshot"},

@@ -19,7 +19,7 @@ from support.pipeline_process import (
 )
 from support.spark_cluster import running_spark_cluster
 
-pytestmark = [pytest.mark.needs("java17"), pytest.mark.timeout(900)]
+pytestmark = pytest.mark.needs("java17")
 EVENTS = 400
 GAP = 10  # s
 LAST = 1_000_000  # s of event time, later than all: sessions end

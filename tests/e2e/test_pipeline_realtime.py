@@ -9,8 +9,6 @@ import sys
 import pytest
 from support.pipeline_process import open_row_reader, produce_values, running_pipeline, write_config
 
-pytestmark = pytest.mark.timeout(600)
-
 
 def job(topic: str, sql: str, **to: object) -> dict[str, object]:
     fields = {"fields": {"user": "string", "amount": "double"}}

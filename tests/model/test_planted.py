@@ -22,7 +22,7 @@ from gateway.core.log.partition_reader import FetchResult, PartitionReader
 from gateway.core.log.position import PartitionPosition
 from gateway.core.log.record import Entry, Gap, GapReason, Record, TopicPartition
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(1200)
 
 SEEDS = 80  # the rarest is found by the 25th
 

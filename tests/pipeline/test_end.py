@@ -22,7 +22,6 @@ FOLLOWING = 2  # batches that may begin after the signal
 
 
 @pytest.mark.needs("java17")
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once"])
 def test_a_job_ends_within_two_batches_after_sigterm_while_records_keep_coming(
     kafka: KafkaCluster, tmp_path: Path, guarantee: str

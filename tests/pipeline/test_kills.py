@@ -20,6 +20,7 @@ import pytest
 from confluent_kafka import Producer
 from support.brokers import KafkaCluster
 from support.pipelines import JobHistory, KillResult, OutputTopic, kill_while_writing
+from support.worker_groups import SPARK_TEST_TIMEOUT_S
 
 from gateway.config import Kafka, loads
 from gateway.config.sections.pipelines import Broadcast, Enrich
@@ -155,7 +156,7 @@ def without_ends(found: Mapping[Any, int]) -> Counter[Any]:
 
 
 @pytest.mark.needs("java17")
-@pytest.mark.timeout(0 if LARGE else 600)
+@pytest.mark.timeout(0 if LARGE else SPARK_TEST_TIMEOUT_S)
 def test_a_job_killed_at_random_moments_writes_each_row_once(
     kafka: KafkaCluster, tmp_path: Path, request: pytest.FixtureRequest
 ):

@@ -69,7 +69,6 @@ def job(kind: str, read: dict[str, Any], users: str) -> dict[str, Any]:
 
 
 @pytest.mark.needs("java17")
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", KEPT)
 def test_good_records_are_rows_bad_ones_dead_letters_and_no_job_ends(
     kafka: KafkaCluster, spark: Any, tmp_path: Path, kind: str

@@ -12,6 +12,7 @@ import pytest
 from confluent_kafka import Producer
 from support.brokers import KafkaCluster
 from support.dead_letters import read_committed
+from support.jobs import JOB_TIMEOUT_S
 
 from gateway.config import loads
 from gateway.config.sections.pipelines import Pipelines
@@ -80,7 +81,7 @@ def _run(
     assert isinstance(loaded.pipelines, Pipelines)
     job = loaded.pipelines.jobs[0]
     place = prepare_checkpoint(str(root), job, spark, fresh=fresh)
-    assert query.start_query(spark.newSession(), job, loaded, place).awaitTermination(120)
+    assert query.start_query(spark.newSession(), job, loaded, place).awaitTermination(JOB_TIMEOUT_S)
 
 
 def _produce(kafka: KafkaCluster, topic: str, numbers: range) -> None:

@@ -27,7 +27,7 @@ from support.pipeline_process import (
 )
 from support.pipelines import wait_until
 
-pytestmark = [pytest.mark.needs("java17"), pytest.mark.timeout(600)]
+pytestmark = pytest.mark.needs("java17")
 
 ROOT = "viewfs://away/jobs"
 EVENTS = 300

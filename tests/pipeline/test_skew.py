@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.jobs import JOB_TIMEOUT_S
 from support.joins import JoinRule, join_rows
 from typer.testing import CliRunner
 
@@ -190,7 +191,7 @@ def test_a_hot_partition_is_read_by_several_tasks(
     for given in ({}, more):
         events = read_stream(spark, job(hot, hot, **given).left, cluster, {})
         query = events.writeStream.foreachBatch(tasks).trigger(availableNow=True).start()
-        assert query.awaitTermination(60)
+        assert query.awaitTermination(JOB_TIMEOUT_S)
         assert (seen.pop(0) >= 5) == bool(given)
         assert seen == {1: 1, 2: 1, 3: 1}
 

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ class FakeBackend:
         say:     good, garbage, short, empty, hang (after the work), partly (only items that failed
                  name their records), or a status (without any).
         after:   Retry-After, with a status. delay: seconds of work for a batch.
+        hold:    numbers: the batch that has one waits until orders do not name it any more.
         well:    what /health says.
         """
         new = self._directory / "orders.new"
@@ -92,6 +93,12 @@ class FakeBackend:
         return [json.loads(line) for line in lines]
 
     @property
+    def arrived_count(self) -> int:
+        """How many batches came and have their orders, those that are not answered included."""
+        arrivals = self._directory / "arrivals"
+        return len(arrivals.read_bytes()) if arrivals.exists() else 0
+
+    @property
     def processed_records(self) -> list[Record]:
         """All records that it processed, in its order, those done twice included."""
         return list(_iter_processed(self.calls))
@@ -128,7 +135,9 @@ async def running_backend() -> AsyncIterator[FakeBackend]:
 class _BackendApp:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._journal = os.open(directory / "journal", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        self._journal = os.open(directory / "journal", flags)
+        self._arrivals = os.open(directory / "arrivals", flags)  # a byte for each batch
 
     def read_orders(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self._directory / "orders.json").read_bytes())
@@ -138,6 +147,9 @@ class _BackendApp:
         from starlette.responses import JSONResponse, Response
 
         records, orders = json.loads(await request.body()), self.read_orders()
+        os.write(self._arrivals, b".")
+        while self._has_number(records, self.read_orders().get("hold", ())):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
         await asyncio.sleep(orders.get("delay", 0.0))
         say = orders.get("say", "good")
         if isinstance(say, int) or self._should_answer_500(records, orders):
@@ -175,7 +187,10 @@ class _BackendApp:
         return bool(each) and self._get_number(record) % each == 0
 
     def _should_answer_500(self, records: list[Record], orders: Mapping[str, Any]) -> bool:
-        return any(self._get_number(each) in orders.get("stumble", ()) for each in records)
+        return self._has_number(records, orders.get("stumble", ()))
+
+    def _has_number(self, records: list[Record], numbers: Collection[int]) -> bool:
+        return any(self._get_number(each) in numbers for each in records)
 
     def _write_call(
         self, request: Any, records: list[Record], processed: list[bool] | None

@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka import TopicPartition as Partition
 from support.spark_jvm import build_spark_conf
 
-PROCESS_TIMEOUT_S = 300.0  # s; Spark starts in 6 to 60 s, on a cluster in more
+PROCESS_TIMEOUT_S = 600.0  # s; Spark starts in 6 to 60 s, on a cluster in more
 
 
 class PipelineProcess:

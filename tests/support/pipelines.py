@@ -20,7 +20,7 @@ import psutil
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from support.spark_jvm import WORKER_CONF, build_spark_conf
 
-JOB_TIMEOUT_S = 240.0  # s; Spark starts in 6 to 60 s
+JOB_TIMEOUT_S = 600.0  # s; Spark starts in 6 to 60 s
 
 
 @dataclass

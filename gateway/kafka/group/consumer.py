@@ -122,6 +122,11 @@ class GroupConsumer:
         """Return the state of the member; RUNNING for partitions that are assigned by hand."""
         return self._assignment.state
 
+    @property
+    def group_failure(self) -> KafkaError | None:
+        """Return why the group cannot be used now, which each poll raises; None if it can."""
+        return self._assignment.failure
+
     # Reading.
 
     async def poll(

@@ -56,7 +56,6 @@ class ReactiveGroup:
         settings: The group's section.
         name: The name of the consumer group.
         is_paused: Whether an operator has paused it.
-        failure: Why nothing can be read; None while reading works.
         consumer: The member; None while the group does not run.
         counts: Counters for metrics, of all runs.
         runners: Its lanes.
@@ -67,7 +66,6 @@ class ReactiveGroup:
         self.settings = settings
         self.name = settings.group
         self.is_paused = False
-        self.failure: str | None = None
         self.consumer: GroupConsumer | None = None
         self.counts = ReactiveCounts()
         self.runners: list[LaneRunner] = []
@@ -75,7 +73,15 @@ class ReactiveGroup:
         self._context = context
         self._client = client
         self._runners_by_partition: dict[TopicPartition, LaneRunner] = {}
+        self._poll_failure: str | None = None  # why the last poll raised, or some partitions fail
         self._unreadable_labels: set[str] = set()  # of the outages that are in the log now
+
+    @property
+    def failure(self) -> str | None:
+        """Return why nothing can be read; None while reading works."""
+        # The member learns that it is refused before the next poll raises it.
+        refusal = self.consumer.group_failure if self.consumer is not None else None
+        return str(refusal) if refusal is not None else self._poll_failure
 
     async def run(self) -> None:
         """Run until cancelled; then finish or abandon batches in flight, and commit."""
@@ -152,14 +158,14 @@ class ReactiveGroup:
                     max_records=settings.max_poll_records,
                 )
             except KafkaError as error:
-                self.failure = str(error)  # the consumer logs a failure of the whole group
+                self._poll_failure = str(error)  # the consumer logs a failure of the whole group
                 self._report_unreadable(consumer.failures)
                 # After the failure of one partition the others can be polled at once.
                 if error not in consumer.failures.values():
                     await asyncio.sleep(RETRY_DELAY_S)
                 continue
             self._report_unreadable(consumer.failures)
-            self.failure = next(map(str, consumer.failures.values()), None)
+            self._poll_failure = next(map(str, consumer.failures.values()), None)
             for record in records:
                 # No partition can be gone: nothing was awaited since `poll` returned its records.
                 self._runners_by_partition[record.tp].queue.put((record,))

@@ -75,7 +75,6 @@ def places(kafka: KafkaCluster) -> Any:
 
 
 @pytest.mark.needs("java17")
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("guarantee", TELLING)
 def test_a_new_topic_is_read_from_its_begin(
     kafka: KafkaCluster,
@@ -105,7 +104,6 @@ def test_a_new_topic_is_read_from_its_begin(
 
 
 @pytest.mark.needs("java17")
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("guarantee", TELLING)
 @pytest.mark.parametrize("count", [3, 40])
 def test_a_query_that_runs_begins_again(
@@ -141,7 +139,6 @@ def test_a_query_that_runs_begins_again(
 
 
 @pytest.mark.needs("java17")
-@pytest.mark.timeout(600)
 def test_a_batch_that_read_a_topic_while_it_was_recreated_is_not_committed(
     kafka: KafkaCluster, spark: Any, tmp_path: Path
 ):
@@ -171,7 +168,6 @@ def test_a_batch_that_read_a_topic_while_it_was_recreated_is_not_committed(
 
 
 @pytest.mark.needs("java17")
-@pytest.mark.timeout(600)
 def test_a_new_topic_that_ends_where_the_old_one_did_is_read(
     kafka: KafkaCluster, spark: Any, tmp_path: Path, places: tuple[str, str]
 ):
@@ -189,7 +185,6 @@ def test_a_new_topic_that_ends_where_the_old_one_did_is_read(
 
 
 @pytest.mark.needs("java17")
-@pytest.mark.timeout(600)
 def test_a_topic_is_known_before_the_first_batch_is_planned(
     kafka: KafkaCluster, spark: Any, tmp_path: Path, places: tuple[str, str]
 ):
@@ -216,7 +211,6 @@ def test_a_topic_is_known_before_the_first_batch_is_planned(
 
 
 @pytest.mark.needs("java17")
-@pytest.mark.timeout(600)
 def test_state_of_a_topic_that_is_gone_is_not_made_again_of_another(
     kafka: KafkaCluster, spark: Any, tmp_path: Path, places: tuple[str, str]
 ):
@@ -255,7 +249,6 @@ class Endless(JobHistory):
 
 
 @pytest.mark.needs("java17")
-@pytest.mark.timeout(600)
 def test_a_job_waits_for_a_topic_that_is_away(
     kafka: KafkaCluster, tmp_path: Path, places: tuple[str, str]
 ):
@@ -275,7 +268,6 @@ def test_a_job_waits_for_a_topic_that_is_away(
 
 
 @pytest.mark.needs("java17")
-@pytest.mark.timeout(600)
 def test_unreadable_records_of_a_new_topic_are_told_once_each(
     kafka: KafkaCluster, spark: Any, tmp_path: Path, places: tuple[str, str]
 ):
@@ -299,7 +291,6 @@ def test_unreadable_records_of_a_new_topic_are_told_once_each(
 
 
 @pytest.mark.needs("java17")
-@pytest.mark.timeout(600)
 def test_a_table_is_loaded_from_the_begin_of_a_new_topic(
     kafka: KafkaCluster,
     spark: Any,

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 from confluent_kafka import Producer
 from support.brokers import KafkaCluster
+from support.jobs import JOB_TIMEOUT_S
 from support.pipelines import wait_until
 
 from gateway.config import loads
@@ -47,7 +48,6 @@ def held() -> Held:
 
 
 @pytest.mark.needs("java17")
-@pytest.mark.timeout(600)
 def test_starts_of_a_query_leave_neither_descriptors_nor_threads(
     kafka: KafkaCluster, spark: Any, tmp_path: Path
 ):
@@ -70,7 +70,7 @@ def test_starts_of_a_query_leave_neither_descriptors_nor_threads(
         producer.produce(topic, b'{"n": 1}')
         assert producer.flush(30) == 0
         started = query.start_query(session, job, loaded, place)
-        assert started.awaitTermination(120)
+        assert started.awaitTermination(JOB_TIMEOUT_S)
         assert started.lastProgress["numInputRows"] == 1
 
     for _ in range(2):

@@ -11,6 +11,7 @@ import pytest
 from confluent_kafka import Producer
 from support.brokers import TEST_PROPERTIES, KafkaCluster, running_kafka
 from support.dead_letters import get_header, read_committed
+from support.jobs import JOB_TIMEOUT_S
 from support.pipelines import OutputTopic
 
 from gateway.config import loads
@@ -177,7 +178,7 @@ def _run(
     place = prepare_checkpoint(str(root), job, spark)
     assert query.start_query(
         create_job_session(spark, profiles.build_job_conf(job)), job, loaded, place
-    ).awaitTermination(120)
+    ).awaitTermination(JOB_TIMEOUT_S)
     if finish:
         side_outputs.finish(place.query_id)
 

@@ -72,7 +72,6 @@ def users_of(kafka: KafkaCluster, topic: str) -> Counter[str]:
 
 
 @pytest.mark.needs("java17")
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["query", "sessions", "aggregate", "join"])
 def test_good_records_around_unreadable_ones_are_rows_once(
     kafka: KafkaCluster, spark: Any, tmp_path: Path, topics: tuple[str, str], kind: str
@@ -94,7 +93,6 @@ def test_good_records_around_unreadable_ones_are_rows_once(
 
 
 @pytest.mark.needs("java17")
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("told", [True, False])
 def test_at_least_once_a_letter_is_sent_once_where_that_is_asked_for(
     kafka: KafkaCluster, spark: Any, tmp_path: Path, topics: tuple[str, str], told: bool
@@ -110,7 +108,6 @@ def test_at_least_once_a_letter_is_sent_once_where_that_is_asked_for(
 
 
 @pytest.mark.needs("java17")
-@pytest.mark.timeout(600)
 def test_where_bad_records_end_the_job_this_one_does(
     kafka: KafkaCluster, spark: Any, tmp_path: Path, topics: tuple[str, str]
 ):
@@ -124,7 +121,6 @@ def test_where_bad_records_end_the_job_this_one_does(
 
 
 @pytest.mark.needs("java17")
-@pytest.mark.timeout(600)
 def test_a_table_is_read_around_unreadable_records(
     kafka: KafkaCluster, spark: Any, tmp_path: Path, topics: tuple[str, str]
 ):
@@ -145,7 +141,6 @@ def test_a_table_is_read_around_unreadable_records(
 
 
 @pytest.mark.needs("java17")
-@pytest.mark.timeout(600)
 def test_a_loaded_table_has_the_records_around_unreadable_ones(
     kafka: KafkaCluster,
     spark: Any,
@@ -165,7 +160,6 @@ def test_a_loaded_table_has_the_records_around_unreadable_ones(
 
 
 @pytest.mark.needs("java17")
-@pytest.mark.timeout(600)
 def test_a_restored_job_goes_on_behind_what_was_passed_over(
     kafka: KafkaCluster, spark: Any, tmp_path: Path, topics: tuple[str, str]
 ):
@@ -197,7 +191,6 @@ def test_a_restored_job_goes_on_behind_what_was_passed_over(
 
 
 @pytest.mark.needs("java17")
-@pytest.mark.timeout(600)
 def test_a_job_that_is_killed_between_its_letters_and_its_rows_repeats_none(
     kafka: KafkaCluster, tmp_path: Path, topics: tuple[str, str]
 ):

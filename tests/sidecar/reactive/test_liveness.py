@@ -105,3 +105,36 @@ def test_an_outage_is_logged_once_then_every_minute_and_at_its_end(
     messages = [message for message in caplog.messages if message.startswith("group=g ")]
     assert len(messages) == 2, messages
     assert "cause=" in messages[0] and "can be used again after" in messages[1]
+
+
+@pytest.mark.parametrize("protocol", ["consumer", "classic"])
+def test_a_group_that_is_refused_says_why_as_soon_as_it_is_failed(protocol: str):
+    """Until its next poll raised it, it was FAILED without a failure, and ready."""
+    world = GroupSimulation(1, is_classic=protocol == "classic")
+    failures: list[str | None] = []
+
+    class FailureNoter(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.getMessage().endswith("-> FAILED"):
+                failures.append(world.members[0].group.failure)
+
+    async def play() -> None:
+        kafka = asyncio.create_task(world.kafka.run_expiry())
+        world.start()
+        await asyncio.sleep(10.0)
+        world.kafka.is_denied = True
+        await asyncio.sleep(50.0)
+        world.members[0].task.cancel()
+        await asyncio.wait([world.members[0].task])
+        kafka.cancel()
+
+    noter, log = FailureNoter(), logging.getLogger("gateway")
+    level = log.level
+    log.addHandler(noter)
+    log.setLevel(logging.INFO)
+    try:
+        run_in_virtual_time(play())
+    finally:
+        log.setLevel(level)
+        log.removeHandler(noter)
+    assert failures and all(failures), failures
