@@ -202,6 +202,31 @@ def test_links_and_paths_exist(page: Path):
     assert links or page.name == "CHANGELOG.md" or page.parent.name == "bench"
 
 
+def names_beside_links(page: Path) -> Iterator[tuple[str, Path]]:
+    """Every name in backticks that is beside a link to a module, or its text, and that module."""
+    link, name = r"\[[^\]]*\]\(([\w/.-]+\.py)\)", r"`([A-Za-z_][\w.]*)(?:\(\))?`"
+    patterns = (
+        rf"{name}\s+(?:in\s+)?\(?{link}",
+        rf"\[{name}\]\(([\w/.-]+\.py)\)",
+        rf"(?P<module>{link})[,:]?\s+{name}",
+    )
+    for pattern in patterns:
+        for found in re.finditer(pattern, page.read_text()):
+            first, second = found.groups()[-2:]
+            named, module = (second, first) if "module" in found.groupdict() else (first, second)
+            yield named, page.parent / module
+
+
+NAMES_BESIDE_LINKS = sorted({found for page in PAGES for found in names_beside_links(page)})
+
+
+@pytest.mark.parametrize(("name", "module"), NAMES_BESIDE_LINKS)
+def test_a_name_beside_a_link_to_a_module_occurs_in_it(name: str, module: Path):
+    """`USER_TIMEOUT_S` was said to be in the module of the transport, which it had left."""
+    words = set(re.findall(r"\w+", module.read_text()))
+    assert set(name.split(".")) <= words, f"{named(module)} has no {name}"
+
+
 # Configurations
 
 
