@@ -27,6 +27,7 @@ from gateway.cli import app
 from gateway.config import build_json_schema, iter_warnings, loads
 from gateway.core.channel import channel
 from gateway.core.channel.ring_budget import RingBudget
+from gateway.core.client.end_reason import UNSENT_END_REASONS, EndReason
 from gateway.core.log.record import (
     Fault,
     Gap,
@@ -284,9 +285,9 @@ def option(path: str) -> dict[str, Any]:
     return found
 
 
-def table(heading: str, number: int = 0) -> list[list[str]]:
+def table(heading: str, number: int = 0, *, text: str = README) -> list[list[str]]:
     """The rows of a table below a heading of the README, the first one if no other is named."""
-    _, _, below = README.partition(f"\n## {heading}\n")
+    _, _, below = text.partition(f"# {heading}\n")
     found = re.findall(r"(?:^\|.*\|\n)+", below.partition("\n## ")[0], re.M)
     rows = [line[1:-1] for line in found[number].splitlines()]
     return [[cell.strip() for cell in row.split(" | ")] for row in rows[2:]]
@@ -395,16 +396,28 @@ def test_the_end_of_a_snapshot_is_told_with_the_fields_that_the_table_names():
 
 def test_every_reason_of_an_end_is_in_the_table():
     """Those that clients are told: not how sockets end streams of which nobody is to hear."""
-    named = r"^END_(?:WAITED|EXPIRED|ACCESS_CHANGED|ROUTE_REMOVED) = |^DISCONNECT_REASON = "
-    made = r"\.end\(|build_unavailable_response\(|\breason: str = |^    reason = "
-    kinds = rf"\bend_reason = (?:\w+\.end_reason or )?(?:\(\s*)?|{made}|{named}"
-    folders = [ROOT / "gateway" / name for name in ("api", "core", "hub", "web")]
-    paths = [path for folder in folders for path in folder.rglob("*.py")]
-    source = "".join(path.read_text() for path in paths)
-    real = set(re.findall(rf'(?:{kinds})"([a-z-]+)"', source, re.M)) - {"closed"}
     (end,) = [row for row in table("In the browser") if row[0] == "`end`"]
-    assert set(re.findall(r"`([\w-]+)`", end[2])) - {"reason"} == real
-    assert {"drain", "busy", "unsubscribed", "wait"} <= real
+    told = set(EndReason) - UNSENT_END_REASONS
+    assert set(re.findall(r"`([\w-]+)`", end[2])) - {"reason"} == told
+
+
+def test_every_reason_of_an_end_is_listed_with_the_modules_that_give_it():
+    """The reasons were literals in twelve modules, and the list of who gives them lacked half."""
+    listed: set[tuple[EndReason, str]] = set()
+    for reasons, modules in table("Who ends a stream", text=(SOURCE / "README.md").read_text()):
+        links = re.findall(r"\]\(([\w/]+\.py)\)", modules)
+        listed |= {
+            (EndReason(r), link) for r in re.findall(r"`([\w-]+)`", reasons) for link in links
+        }
+    source = {str(path.relative_to(SOURCE)): path.read_text() for path in SOURCE.rglob("*.py")}
+    given = {
+        (EndReason[name], path)
+        for path, text in source.items()
+        for name in re.findall(r"\.end\(EndReason\.(\w+)\)(?!`)", text)
+    }
+    assert {reason for reason, _ in listed} == set(EndReason) and given <= listed
+    for reason, path in listed:
+        assert f"EndReason.{reason.name}" in source[path], (reason, path)
 
 
 def titles() -> Iterator[str]:

@@ -19,6 +19,7 @@ import orjson
 
 from gateway.core.channel.byte_counts import ByteSum
 from gateway.core.channel.chunk import ChannelEvent
+from gateway.core.client.end_reason import EndReason
 from gateway.core.log.record import Record as Entered
 from gateway.core.log.record import StreamItem, TopicPartition
 from gateway.formats import Format
@@ -84,7 +85,9 @@ class ObjectWire:
         """Return nothing: there is no connection to keep alive."""
         return b""
 
-    def encode_end(self, reason: str, token: bytes, delivered_sum: ByteSum | None = None) -> bytes:
+    def encode_end(
+        self, reason: EndReason, token: bytes, delivered_sum: ByteSum | None = None
+    ) -> bytes:
         """Return the last frame of a stream; see `Wire`."""
         return _encode_control("end", {"reason": reason, "token": token.decode()}) + _NO_TOKEN
 

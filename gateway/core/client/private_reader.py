@@ -23,6 +23,7 @@ from gateway.core.log.position import (
 from gateway.core.log.record import Entry, Gap, GapReason, TopicPartition
 
 from .catch_up import CatchUp, build_truncation_gap
+from .end_reason import EndReason
 from .private_positions import FastForwardPartitions, PrivatePositions
 from .read_buffer import ReadBuffer
 from .shared_cursor import SharedCursor
@@ -325,7 +326,7 @@ class PrivateReader:
             if data:
                 batch.add_chunk(data)
             if ends_stream:
-                cursor.end("offset-out-of-range")
+                cursor.end(EndReason.OFFSET_OUT_OF_RANGE)
 
     def _detach_all(self) -> None:
         """Read all partitions privately, as the stream has an end of its own.
@@ -360,7 +361,7 @@ class PrivateReader:
         ):
             return
         if cursor.slow_policy is SlowClientPolicy.DISCONNECT:
-            cursor.end("slow")
+            cursor.end(EndReason.SLOW)
         else:
             self._apply_slow_policy(self._credit_limited)
             self._credit_limited = set()

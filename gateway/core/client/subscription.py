@@ -17,6 +17,7 @@ from gateway.core.log.position import NO_EPOCH, PartitionPosition, Position
 from gateway.core.log.record import TopicPartition
 from gateway.telemetry.traffic import StreamCounts
 
+from .end_reason import EndReason
 from .private_reader import PrivateReader
 from .shared_cursor import UNREPORTED_TRAFFIC, SharedCursor
 from .slow_client import SlowClientPolicy
@@ -241,7 +242,7 @@ class Subscription(SharedCursor):
     ) -> None:
         """Go on by private reading, as the ring drops what was not taken; see `Follower`."""
         if is_slow and self.slow_policy is SlowClientPolicy.DISCONNECT:
-            self.end("slow")
+            self.end(EndReason.SLOW)
         # Even then the positions are kept: the first id of the client may be still to be built.
         self.ensure_private_reader().fall_behind(position, notices, is_slow=is_slow)
 

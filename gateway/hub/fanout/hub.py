@@ -22,6 +22,7 @@ from weakref import WeakValueDictionary
 from gateway.config import Kafka, Settings
 from gateway.core.channel.channel import Channel, Encoder
 from gateway.core.channel.ring_budget import RingBudget
+from gateway.core.client.end_reason import EndReason
 from gateway.core.client.snapshot import Snapshot
 from gateway.core.client.subscription import Subscription
 from gateway.core.client.terms import SubscriptionTerms
@@ -245,7 +246,7 @@ class Hub:
         """Apply other settings while the hub runs.
 
         The topics whose options changed are read from scratch. Their present clients keep a tail
-        that is no longer fed, so the caller must move them on (see `client.END_CHANGED`).
+        that is no longer fed, so the caller must move them on (see `EndReason.CHANGED`).
 
         Args:
             settings: The new settings.
@@ -286,7 +287,7 @@ class Hub:
         """Return how many bytes all tables of this hub may take."""
         return self.settings.memory // TABLES_MEMORY_DIVISOR // len(self.process_hubs)
 
-    def drain(self, reason: str = "drain") -> None:
+    def drain(self, reason: EndReason = EndReason.DRAIN) -> None:
         """End all streams; their `end` events spread the reconnects over some seconds."""
         self.draining = True
         for client in list(self.clients):
@@ -368,7 +369,7 @@ class Hub:
         self.clients.add(client)
         subscription.traffic.opened += 1
         if self.draining:  # it began while this client was waiting above
-            client.end("drain")
+            client.end(EndReason.DRAIN)
         return client
 
     def keep_open(self, view: View) -> SharedTail:

@@ -14,8 +14,10 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from gateway.core.client.end_reason import EndReason
+
 from .broadcaster import Broadcaster, ReceiverGroup
-from .client_source import END_CHANGED, ClientSource
+from .client_source import ClientSource
 from .outlet import Outlet
 from .state_log import log as state_logger
 
@@ -112,7 +114,7 @@ class PushDelivery:
             outlet.write(data)
         if subscription.end_reason:
             self.is_end_written = True
-            if subscription.end_reason == END_CHANGED:
+            if subscription.end_reason is EndReason.CHANGED:
                 outlet.hand_over()
             else:
                 outlet.finish(self._source.encode_end(subscription.end_reason))

@@ -17,6 +17,7 @@ import orjson
 
 from gateway.core.channel.byte_counts import ByteSum
 from gateway.core.channel.chunk import ChannelEvent
+from gateway.core.client.end_reason import EndReason
 from gateway.core.log.record import Ready, Record, StreamItem
 from gateway.core.token.resume_token import seal_token
 from gateway.formats import Format, create_json_encoder
@@ -87,7 +88,9 @@ class NdjsonWire:
         """Return an empty line."""
         return HEARTBEAT
 
-    def encode_end(self, reason: str, token: bytes, delivered_sum: ByteSum | None = None) -> bytes:
+    def encode_end(
+        self, reason: EndReason, token: bytes, delivered_sum: ByteSum | None = None
+    ) -> bytes:
         """Return the last line; see `Wire`."""
         return encode_line("end", {"reason": reason, "position": token.decode()})
 

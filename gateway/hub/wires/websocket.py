@@ -14,6 +14,7 @@ import orjson
 
 from gateway.core.channel.byte_counts import ByteSum
 from gateway.core.channel.chunk import ChannelEvent
+from gateway.core.client.end_reason import EndReason
 from gateway.core.log.record import Record, StreamItem
 from gateway.core.token.resume_token import seal_token
 from gateway.formats import Format, create_json_encoder
@@ -77,7 +78,9 @@ class WebSocketWire:
         """Return nothing: the protocol below sends pings."""
         return b""
 
-    def encode_end(self, reason: str, token: bytes, delivered_sum: ByteSum | None = None) -> bytes:
+    def encode_end(
+        self, reason: EndReason, token: bytes, delivered_sum: ByteSum | None = None
+    ) -> bytes:
         """Return the last message; see `Wire`."""
         return self.build_message("end", {"reason": reason, "position": token.decode()})
 

@@ -10,6 +10,7 @@ from typing import Any
 from gateway.core.channel.byte_counts import ByteSum
 from gateway.core.channel.channel import Encoder
 from gateway.core.channel.chunk import ChannelEvent
+from gateway.core.client.end_reason import EndReason
 from gateway.formats import Format
 
 from .wire import Wire
@@ -63,7 +64,9 @@ class WrappingWire(ABC):
         return self.wrap(self.wire.encode_heartbeat())
 
     @abstractmethod
-    def encode_end(self, reason: str, token: bytes, delivered_sum: ByteSum | None = None) -> bytes:
+    def encode_end(
+        self, reason: EndReason, token: bytes, delivered_sum: ByteSum | None = None
+    ) -> bytes:
         """Return the last block and what ends the stream; see `Wire`."""
 
 

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.core.client.end_reason import EndReason
 from gateway.errors import Busy, GatewayError, GuardUnavailable
 from gateway.web.app import assets
 from gateway.web.app.co_hosted_app import CoHostedApp
@@ -222,7 +223,7 @@ class StreamMiddleware:
         except Busy as exc:
             # An EventSource would not reconnect after any other status than 200.
             if query.is_event_source(request):
-                return sse.build_unavailable_response("busy", exc.retry_after)
+                return sse.build_unavailable_response(EndReason.BUSY, exc.retry_after)
             return build_problem(exc, request.url.path)
         except (GatewayError, HTTPException) as exc:
             return build_problem(exc, request.url.path)
@@ -239,7 +240,7 @@ class StreamMiddleware:
             raise
         except GuardUnavailable:
             if query.is_event_source(request):
-                return sse.build_unavailable_response("guard-unavailable")
+                return sse.build_unavailable_response(EndReason.GUARD_UNAVAILABLE)
             raise
 
 

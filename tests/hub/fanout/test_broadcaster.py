@@ -17,6 +17,7 @@ from support.single_client import (
 )
 from support.waiting import wait_until
 
+from gateway.core.client.end_reason import EndReason
 from gateway.core.client.slow_client import SlowClientPolicy
 from gateway.core.log.record import Skip
 from gateway.hub.fanout import broadcaster as pump
@@ -134,7 +135,7 @@ async def test_it_ends_with_its_last_words_wherever_it_is():
     await run_loop_turns()
     fill_outlet(clients[1], full)
     for client in clients:
-        client.end("drain")
+        client.end(EndReason.DRAIN)
     await wait_until(lambda: riding.is_finished and full.is_finished and late.is_finished)
     assert all(b'{"reason":"drain"}' in outlet.chunks[-1] for outlet in (riding, full, late))
     assert set(get_hub(clients[0]).removed_clients) == set(clients)
