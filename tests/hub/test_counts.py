@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 from support.outlet import FakeOutlet
-from support.single_client import TP, create_client, drain_outlet, leave_group, write_records
+from support.single_client import TP, create_client, drain_outlet, leave_audience, write_records
 from support.waiting import wait_until
 
 from gateway.core.client.end_reason import EndReason
@@ -180,7 +180,7 @@ async def test_distances_are_offsets_to_where_the_channel_stands_by_the_reason()
     write_records(riding, b"0")
     await run_loop_turns()
     assert slow.state == SLOW and riding.state is None
-    leave_group(short)
+    leave_audience(short)
     short.subscription.limit_credit(0)
     for value in range(1, 11):
         write_records(riding, b"%d" % value)

@@ -15,9 +15,10 @@ from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.record import Ready, Record, TopicPartition
 from gateway.core.log.tail import Tail
 from gateway.formats import create_format
-from gateway.hub.fanout.broadcaster import BatchPacing, Broadcaster
+from gateway.hub.fanout.broadcaster import Broadcaster
 from gateway.hub.fanout.client import Client, ClientOptions
 from gateway.hub.fanout.client_source import ClientSource
+from gateway.hub.fanout.pacing import BatchPacing
 from gateway.hub.fanout.rate_limiter import RateLimiter
 from gateway.hub.fanout.shared_catch_up import SharedCatchUps
 from gateway.hub.fanout.shared_tail import SharedTail
@@ -94,10 +95,10 @@ def get_hub(client: Client) -> FakeHub:
     return hub
 
 
-def leave_group(client: Client) -> None:
+def leave_audience(client: Client) -> None:
     """As if its outlet had been full in a round."""
-    assert client.push is not None and client.push._group is not None
-    client.push._group.remove_client(client.push)
+    assert client.push is not None and client.push._audience is not None
+    client.push._audience.remove_client(client.push)
 
 
 def drain_outlet(client: Client) -> None:

@@ -53,10 +53,11 @@ from gateway.hub.writes.writer import RecordWriter
 from gateway.kafka.client.cluster import Cluster
 from gateway.telemetry.traffic import SLOW, ClientsBehind, StreamCountsByRoute
 
-from .broadcaster import BatchPacing, Broadcaster
+from .broadcaster import Broadcaster
 from .client import Client, ClientOptions
 from .client_source import ClientSource
 from .lag_scan import LagScan
+from .pacing import BatchPacing
 from .rate_limiter import RateLimiter
 from .received_bytes import received_bytes
 from .shared_catch_up import SharedCatchUps

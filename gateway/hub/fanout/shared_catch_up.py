@@ -303,7 +303,7 @@ class LeaderOutlet:
 
 
 class LeaderDelivery(PushDelivery):
-    """Push what a leader reads to its outlet; it never joins the broadcaster's groups.
+    """Push what a leader reads to its outlet; it never joins the broadcaster's audiences.
 
     Args:
         on_caught_up: Called when the leader has everything that was published.
@@ -322,7 +322,7 @@ class LeaderDelivery(PushDelivery):
         super().__init__(source, outlet, broadcaster, owner)
         self._on_caught_up = on_caught_up
 
-    def _join_group(self) -> None:
+    def _join_audience(self) -> None:
         self._on_caught_up()
 
 

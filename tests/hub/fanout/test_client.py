@@ -12,7 +12,7 @@ from gateway.core.channel.channel import Channel
 from gateway.core.client.end_reason import EndReason
 from gateway.core.client.subscription import Subscription
 from gateway.core.client.throttle import Throttle
-from gateway.hub.fanout.broadcaster import ReceiverGroup
+from gateway.hub.fanout.broadcaster import Audience
 from gateway.hub.fanout.client import Client
 from gateway.hub.fanout.client_source import ClientSource
 from gateway.hub.fanout.pull_delivery import PullDelivery
@@ -63,7 +63,7 @@ async def test_one_that_waits_for_its_begin_and_is_told_to_end_does_so():
 async def test_a_client_that_is_gone_waits_for_no_collection_of_garbage():
     """It was part of a reference cycle, with its filters and its channel."""
     kinds = (
-        Client, ClientSource, PushDelivery, PullDelivery, Subscription, Channel, ReceiverGroup,
+        Client, ClientSource, PushDelivery, PullDelivery, Subscription, Channel, Audience,
     )  # fmt: skip
 
     def count_alive() -> int:
