@@ -12,7 +12,7 @@ from support.single_client import TP, create_client, drain_outlet, leave_audienc
 from support.waiting import wait_until
 
 from gateway.core.client.end_reason import EndReason
-from gateway.core.client.slow_client import SlowClientPolicy
+from gateway.core.client.slow_client_policy import SlowClientPolicy
 from gateway.core.client.subscription import Subscription
 from gateway.core.log.position import PartitionPosition
 from gateway.core.log.record import Gap, GapReason

@@ -8,7 +8,7 @@ from typing import Any
 from gateway.core.channel.channel import Channel
 from gateway.core.channel.ring_budget import RingBudget
 from gateway.core.client.shared_cursor import UNREPORTED_TRAFFIC
-from gateway.core.client.slow_client import SlowClientPolicy
+from gateway.core.client.slow_client_policy import SlowClientPolicy
 from gateway.core.client.subscription import Subscription
 from gateway.core.client.terms import SubscriptionTerms
 from gateway.core.log.partition_log import PartitionLog

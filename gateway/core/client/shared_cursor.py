@@ -16,7 +16,7 @@ from gateway.core.token.resume_token import TokenWriter
 from gateway.telemetry.traffic import StreamCounts
 
 from .end_reason import EndReason
-from .slow_client import SlowClientPolicy
+from .slow_client_policy import SlowClientPolicy
 from .terms import DEFAULT_TERMS, SubscriptionTerms
 
 # Shared by all cursors whose traffic no metric reports; nobody reads it.

@@ -17,10 +17,8 @@ from gateway.core.log.position import NO_EPOCH, PartitionPosition, Position
 from gateway.core.log.record import TopicPartition
 from gateway.telemetry.traffic import StreamCounts
 
-from .end_reason import EndReason
 from .private_reader import PrivateReader
 from .shared_cursor import UNREPORTED_TRAFFIC, SharedCursor
-from .slow_client import SlowClientPolicy
 from .terms import DEFAULT_TERMS, SubscriptionTerms
 
 
@@ -241,9 +239,6 @@ class Subscription(SharedCursor):
         self, position: Position, notices: Sequence[bytes] = (), *, is_slow: bool = True
     ) -> None:
         """Go on by private reading, as the ring drops what was not taken; see `Follower`."""
-        if is_slow and self.slow_policy is SlowClientPolicy.DISCONNECT:
-            self.end(EndReason.SLOW)
-        # Even then the positions are kept: the first id of the client may be still to be built.
         self.ensure_private_reader().fall_behind(position, notices, is_slow=is_slow)
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from gateway.config import Rate
 from gateway.core.channel.byte_counts import ByteSum
 from gateway.core.client.end_reason import EndReason
-from gateway.core.client.slow_client import SlowClientPolicy
+from gateway.core.client.slow_client_policy import SlowClientPolicy
 from gateway.core.client.throttle import Throttle
 from gateway.core.log.record import TopicPartition
 from gateway.hub.reads.services import ReadServices

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
 from gateway.config import AccessControl, Route, Settings
-from gateway.core.client.slow_client import SlowClientPolicy
+from gateway.core.client.slow_client_policy import SlowClientPolicy
 from gateway.errors import RequestError, TokenError, TokenTooOld
 from gateway.hub.fanout.client import Client, ClientOptions, Handover
 from gateway.hub.fanout.hub import Hub

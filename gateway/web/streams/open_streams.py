@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from gateway.background_tasks import BackgroundTasks
 from gateway.config import Route
 from gateway.core.client.end_reason import EndReason
-from gateway.core.client.slow_client import SlowClientPolicy
+from gateway.core.client.slow_client_policy import SlowClientPolicy
 from gateway.errors import GatewayError, KafkaError, RequestError, UnknownTopic
 from gateway.hub.fanout.client import Client, Handover
 from gateway.hub.fanout.hubs import ClusterTopic

@@ -10,7 +10,7 @@ from gateway.core.channel.dispatcher import ChannelDispatcher
 from gateway.core.channel.filters import Filters
 from gateway.core.channel.ring_budget import RingBudget
 from gateway.core.client.private_reader import PrivateReader
-from gateway.core.client.slow_client import SlowClientPolicy
+from gateway.core.client.slow_client_policy import SlowClientPolicy
 from gateway.core.client.subscription import Subscription
 from gateway.core.client.terms import SubscriptionTerms
 from gateway.core.log.partition_log import PartitionLog

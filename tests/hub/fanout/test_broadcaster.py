@@ -18,7 +18,7 @@ from support.single_client import (
 from support.waiting import wait_until
 
 from gateway.core.client.end_reason import EndReason
-from gateway.core.client.slow_client import SlowClientPolicy
+from gateway.core.client.slow_client_policy import SlowClientPolicy
 from gateway.core.log.record import Skip
 from gateway.hub.fanout import broadcaster as pump
 from gateway.hub.fanout.client import Client

@@ -16,7 +16,7 @@ from support.waiting import wait_until
 from gateway.core.channel.byte_counts import CountedBytes
 from gateway.core.channel.chunk import ChannelEvent
 from gateway.core.client.end_reason import EndReason
-from gateway.core.client.slow_client import SlowClientPolicy
+from gateway.core.client.slow_client_policy import SlowClientPolicy
 from gateway.core.client.subscription import Subscription
 from gateway.formats import create_format
 from gateway.hub.fanout.client import Client
