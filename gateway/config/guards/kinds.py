@@ -17,4 +17,5 @@ GUARD_KINDS: Kinds[GuardSection] = Kinds(
 )
 """The sections of all kinds of guards, by their `type`."""
 
-Guard: TypeAlias = Annotated[GuardSection, GUARD_KINDS]
+AnyGuardSection: TypeAlias = Annotated[GuardSection, GUARD_KINDS]
+"""The section of a guard of any kind, which its `type` names."""
