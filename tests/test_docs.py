@@ -424,7 +424,7 @@ def titles() -> Iterator[str]:
     """Of all errors that a message over WebSocket may be answered with."""
     makes = ("RequestError", "BadMessageError")
     beside = ("http/transport", "http/head", "http/hosts", "discovery/__init__")  # of HTTP alone
-    beside += tuple(f"exchange/{name}" for name in ("exchange", "latest", "produce", "reply"))
+    beside += tuple(f"exchange/{name}" for name in ("dispatch", "fetch", "produce", "reply"))
     beside += ("streams/renewal",)
     apart = {ROOT / "gateway" / "web" / f"{name}.py" for name in beside}
     assert all(path.is_file() for path in apart)

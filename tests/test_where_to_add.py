@@ -54,7 +54,7 @@ from gateway.web.access.guard import AccessRequest, Guard, GuardContext
 from gateway.web.access.guard_errors import GuardErrors
 from gateway.web.access.kinds import GUARD_LOADERS
 from gateway.web.access.security_schemes import SecurityScheme, build_api_key
-from gateway.web.exchange.kind import Exchange
+from gateway.web.exchange.exchange import Exchange
 from gateway.web.exchange.kinds import EXCHANGES
 from gateway.web.routing.match import Match
 from gateway.web.routing.query import get_query_pairs

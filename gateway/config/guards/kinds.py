@@ -6,10 +6,10 @@ from typing import Annotated, TypeAlias
 
 from gateway.config.types.kinds import Kinds
 
+from .guard_section import GuardSection
 from .http import Http
 from .inline import Inline
 from .jwt import Jwt
-from .section import GuardSection
 from .x509 import X509
 
 GUARD_KINDS: Kinds[GuardSection] = Kinds(

@@ -16,7 +16,7 @@ from gateway.core.client.end_reason import EndReason
 from gateway.errors import Busy, GatewayError, GuardUnavailable
 from gateway.web.app import assets
 from gateway.web.app.co_hosted_app import CoHostedApp
-from gateway.web.exchange import exchange
+from gateway.web.exchange import dispatch
 from gateway.web.http.cors import (
     CorsPolicies,
     CorsPolicy,
@@ -216,7 +216,7 @@ class StreamMiddleware:
             await check_rate(request.scope)
             if match.route.is_stream:
                 return await self._respond_stream(request, match)
-            response = await exchange.respond(self._routes, match, request)
+            response = await dispatch.respond(self._routes, match, request)
             if self._routes.cors is not None:
                 response.headers.add_vary_header("Origin")
             return response

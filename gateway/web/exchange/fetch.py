@@ -32,7 +32,7 @@ from gateway.web.routing.query import get_query_pairs
 from gateway.web.routing.routes import Routes
 from gateway.web.streams.disconnect import run_while_connected
 
-from .kind import Exchange
+from .exchange import Exchange
 
 
 class LatestDocument(NamedTuple):
