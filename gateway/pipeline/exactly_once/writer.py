@@ -20,7 +20,7 @@ from confluent_kafka import KafkaException
 from gateway.config.sections.job import Output
 from gateway.errors import PipelineUnavailable
 from gateway.pipeline.progress import progress_file
-from gateway.pipeline.run.dead_letters import get_dead_letter_topic
+from gateway.pipeline.run.dead_letter_format import get_dead_letter_topic
 from gateway.pipeline.run.failures import build_kafka_error
 from gateway.pipeline.topics import fetch_max_message_bytes
 

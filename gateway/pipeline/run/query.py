@@ -541,7 +541,7 @@ def _skip_unreadable(
 ) -> None:
     """Edit the checkpoint so that the query skips a record. Raise PipelineError if it cannot."""
     from gateway.pipeline.unreadable import skip
-    from gateway.pipeline.unreadable.dead_letters import DeadLetterSender
+    from gateway.pipeline.unreadable.dead_letters import DeadLetterWriter
     from gateway.pipeline.unreadable.offsets import find_unfinished_batch
 
     def create_source(name: str, input: Input) -> skip.InputSource:
@@ -553,7 +553,7 @@ def _skip_unreadable(
             and is_enabled
             and (to.guarantee == "exactly-once" or _has_side_outputs(job))
         ):
-            dead_letters = DeadLetterSender(
+            dead_letters = DeadLetterWriter(
                 job_checkpoint.query_id, to, find_cluster(settings.clusters, to.kafka)
             )
         kafka = find_cluster(settings.clusters, input.kafka)
