@@ -121,7 +121,7 @@ class ObjectEncoder:
         """Return the frame of a `Position`, without the token; see `Encoder`."""
         return _encode_control("position", {})
 
-    def encode_events(self, events: Iterable[ChannelEvent], view: bytes) -> bytes:
+    def encode_events(self, events: Iterable[ChannelEvent], view_digest: bytes) -> bytes:
         """Return events as frames, each followed by its token; see `Encoder`."""
         parts: list[bytes] = []
         for _, head, token_text, _ in events:
@@ -146,13 +146,15 @@ class ObjectEncoder:
             return None, b"".join((head, key or b"", value or b"", *_iter_headers(headers)))
         return None, b"".join((head, key or b"", value or b""))
 
-    def decode_events(self, data: bytes, last_token: LazyToken | str, view: bytes) -> list[Event]:
+    def decode_events(
+        self, data: bytes, last_token: LazyToken | str, view_digest: bytes
+    ) -> list[Event]:
         """Return the events of a chunk.
 
         Args:
             data: The chunk.
             last_token: The token of the last event before it, which events without one get.
-            view: The digest of the channel's view, for the tokens.
+            view_digest: The digest of the channel's view, for the tokens.
         """
         events: list[Event] = []
         at, end = 0, len(data)
@@ -177,7 +179,7 @@ class ObjectEncoder:
             at += _LENGTH.size
             if token_length >= 0:
                 last_token, at = (
-                    _new(LazyToken, (data[at : at + token_length], view)),
+                    _new(LazyToken, (data[at : at + token_length], view_digest)),
                     at + token_length,
                 )
             if name is None:

@@ -160,7 +160,7 @@ class Stream:
             raise StopAsyncIteration
         self._fill_buffer(
             self._encoder.decode_events(
-                data, self._last_token, self._client.subscription.channel.view
+                data, self._last_token, self._client.subscription.channel.view_digest
             )
         )
 
@@ -185,8 +185,8 @@ class Stream:
         encoder = self._client.subscription.channel.encoder
         assert isinstance(encoder, ObjectEncoder)
         self._encoder, self._is_open = encoder, True
-        view = self._client.subscription.channel.view
-        self._fill_buffer(encoder.decode_events(self._client.pull().begin(), "", view))
+        view_digest = self._client.subscription.channel.view_digest
+        self._fill_buffer(encoder.decode_events(self._client.pull().begin(), "", view_digest))
         return True
 
     async def _create_client(self) -> Client:

@@ -190,7 +190,7 @@ class ClientSource:
             "resume": "exact" if tail.has_exact_tokens and not flushes else "batch",
         }
         token = None if self._backfill is None else self._backfill.token
-        if token is not None and token.view != self.subscription.channel.view:
+        if token is not None and token.view_digest != self.subscription.channel.view_digest:
             data["view"] = "changed"
         return data
 

@@ -492,7 +492,7 @@ class Hub:
         if channel is None:
             encoder = self._get_encoder(view, wire)
             accepts = view.filters.matches if view.filters.filters else None
-            failing_topics = [
+            topics_ending_on_loss = [
                 name
                 for name in view.topics
                 if self.topics.get_settings(name).offset_out_of_range == "fail"
@@ -502,7 +502,7 @@ class Hub:
                 self.token_verifier.create_seal(view),
                 encoder,
                 accepts,
-                failing_topics=failing_topics,
+                topics_ending_on_loss=topics_ending_on_loss,
                 ring_budget=self.rings,
             )
             shared_tail.add_channel(key, channel, view.filters)

@@ -129,7 +129,7 @@ class PushDelivery:
             self._audience is None
             and subscription.is_fully_shared
             # A round does not look for gaps that end a stream (`offsetOutOfRange: fail`).
-            and not subscription.channel.failing_topics
+            and not subscription.channel.topics_ending_on_loss
         ):
             self._join_audience()
         if state_logger.isEnabledFor(logging.DEBUG):

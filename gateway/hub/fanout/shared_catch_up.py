@@ -364,7 +364,11 @@ class SharedCatchUps:
         reader, channel = subscription.private_reader, subscription.channel
         if reader is None or reader.is_selective or subscription.snapshot is not None:
             return None
-        if channel.failing_topics or channel.tail.is_conflated or self.size > self._max_bytes:
+        if (
+            channel.topics_ending_on_loss
+            or channel.tail.is_conflated
+            or self.size > self._max_bytes
+        ):
             return None
         positions = frozenset(subscription.private_positions.items())
         key = (subscription.channel, positions, subscription.resolve_since, source.max_age)

@@ -133,7 +133,7 @@ class NdjsonEncoder:
         """Return the head of a line with a position only; see `Encoder`."""
         return b"{" if self._positions else b""
 
-    def encode_events(self, events: Iterable[ChannelEvent], view: bytes) -> bytes:
+    def encode_events(self, events: Iterable[ChannelEvent], view_digest: bytes) -> bytes:
         """Return events as lines; see `Encoder`."""
         if self._grouped:
             events = iter_joined_statuses(
@@ -148,7 +148,7 @@ class NdjsonEncoder:
             else:
                 comma = b"" if head == b"{" else b","
                 parts.append(
-                    b'%b%b"@position":"%b"}\n' % (head, comma, seal_token(token_text, view))
+                    b'%b%b"@position":"%b"}\n' % (head, comma, seal_token(token_text, view_digest))
                 )
         return b"".join(parts)
 

@@ -112,7 +112,7 @@ class SseEncoder:
         """Return the head of a `position` event; see `Encoder`."""
         return _POSITION_HEAD
 
-    def encode_events(self, events: Iterable[ChannelEvent], view: bytes) -> bytes:
+    def encode_events(self, events: Iterable[ChannelEvent], view_digest: bytes) -> bytes:
         """Return events as text; see `Encoder`."""
         if self._grouped:
             events = iter_joined_statuses(events, encode_control)
@@ -120,7 +120,7 @@ class SseEncoder:
         for _, head, token_text, _ in events:
             parts.append(head)
             parts.append(
-                b"\n" if token_text is None else sse.encode_id(seal_token(token_text, view))
+                b"\n" if token_text is None else sse.encode_id(seal_token(token_text, view_digest))
             )
         return b"".join(parts)
 

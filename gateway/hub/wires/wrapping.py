@@ -80,6 +80,6 @@ class WrappingEncoder:
         self._encode_events = encoder.encode_events
         self._wrap = wrap
 
-    def encode_events(self, events: Iterable[ChannelEvent], view: bytes) -> bytes:
+    def encode_events(self, events: Iterable[ChannelEvent], view_digest: bytes) -> bytes:
         """Return events as one wrapped block; see `Encoder`."""
-        return self._wrap(self._encode_events(events, view))
+        return self._wrap(self._encode_events(events, view_digest))

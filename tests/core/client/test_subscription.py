@@ -231,7 +231,7 @@ def test_an_end_is_reached_when_all_partitions_have():
 
 
 def test_only_what_retention_took_ends_those_who_want_to_fail():
-    gateway = TailFixture(failing_topics=["orders"])
+    gateway = TailFixture(topics_ending_on_loss=["orders"])
     skipping, failing = gateway.subscribe((A, PartitionPosition(0, NO_EPOCH))), gateway.subscribe()
     gateway.apply_entries(Gap(B, 0, 4, 0, GapReason.SKIPPED))
     take_lines(skipping)
