@@ -1,8 +1,8 @@
 """Write the batches of a query to Kafka, each exactly once, from Spark's `foreachBatch`.
 
-The driver takes the query over by the steps of `writer_plan` and gives every batch to the workers as a
-`WriteTask`. A batch that Kafka interrupts is written again from the same rows: writers that have
-committed it skip it.
+The driver takes the query over by the steps of `writer_plan` and gives every batch to the workers
+as a `WriteTask`. A batch that Kafka interrupts is written again from the same rows: writers that
+have committed it skip it.
 """
 
 from __future__ import annotations
