@@ -24,7 +24,7 @@ from gateway.errors import GatewayError, StreamEnded
 from gateway.hub.fanout.client import Client, ClientOptions
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.view import View
-from gateway.hub.reads.stream_start import StreamStart
+from gateway.hub.reads.position_resolver import StreamStart
 
 from .events import End, Event, Fault, Gap, LazyToken, Record
 from .object_wire import ObjectEncoder, ObjectWire

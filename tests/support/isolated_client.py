@@ -21,7 +21,7 @@ from gateway.core.log.record import TopicPartition
 from gateway.core.token.resume_token import parse_token
 from gateway.hub.fanout.client import Client, ClientOptions, Handover
 from gateway.hub.fanout.hub import Hub
-from gateway.hub.reads.stream_start import StreamStart
+from gateway.hub.reads.position_resolver import StreamStart
 from gateway.hub.wires.chunked import ChunkedWire
 from gateway.hub.wires.gzip import GzipWire
 from gateway.hub.wires.ndjson import NdjsonWire

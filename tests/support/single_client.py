@@ -22,7 +22,7 @@ from gateway.hub.fanout.pacing import BatchPacing
 from gateway.hub.fanout.rate_limiter import RateLimiter
 from gateway.hub.fanout.shared_catch_up import SharedCatchUps
 from gateway.hub.fanout.shared_tail import SharedTail
-from gateway.hub.reads.stream_start import StreamStart
+from gateway.hub.reads.position_resolver import StreamStart
 from gateway.hub.wires.sse import SseWire
 from gateway.hub.wires.wire import Wire
 from gateway.telemetry.traffic import StreamCounts

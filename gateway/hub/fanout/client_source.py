@@ -20,8 +20,8 @@ from gateway.core.client.terms import SubscriptionTerms
 from gateway.core.log.position import Position
 from gateway.core.log.record import GapReason, TopicPartition
 from gateway.hub.reads.backfill import Backfill
+from gateway.hub.reads.position_resolver import StreamStart
 from gateway.hub.reads.services import ReadServices
-from gateway.hub.reads.stream_start import StreamStart
 from gateway.hub.wires.wire import Wire
 from gateway.telemetry.log_context import log_context
 from gateway.telemetry.traffic import CATCHING_UP, NO_CREDIT, SLOW, THROTTLED

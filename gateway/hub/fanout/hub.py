@@ -33,16 +33,16 @@ from gateway.core.log.tail import Tail
 from gateway.errors import MemoryFull
 from gateway.formats import create_format
 from gateway.formats.invalid_values import wrap_format
-from gateway.hub.reads import stream_start
+from gateway.hub.reads import position_resolver
 from gateway.hub.reads.backfill_reader import BackfillReader
 from gateway.hub.reads.documents import DocumentReader
 from gateway.hub.reads.epoch_ends import EpochEnds
 from gateway.hub.reads.key_partitions import KeyPartitions
+from gateway.hub.reads.position_resolver import StreamStart
 from gateway.hub.reads.services import ReadServices
 from gateway.hub.reads.shared_reads import SharedReads
 from gateway.hub.reads.snapshots import Snapshots
-from gateway.hub.reads.starts import fetch_ends, resolve_starts
-from gateway.hub.reads.stream_start import StreamStart
+from gateway.hub.reads.start_lookup import fetch_ends, resolve_starts
 from gateway.hub.reads.token_verifier import TokenVerifier
 from gateway.hub.reads.topic_opener import TopicOpener
 from gateway.hub.wires.models import Models
@@ -406,14 +406,14 @@ class Hub:
         )
         if token is not None:
             # A token with another topic id may also mean that our own metadata is outdated.
-            if stream_start.has_recreated_topic(token, tail):
+            if position_resolver.has_recreated_topic(token, tail):
                 await self.cluster.metadata.refresh("a token has another topic id")
-            positions = stream_start.build_position(token, tail)
+            positions = position_resolver.build_position(token, tail)
             if token.max_age is not None:
                 await self.token_verifier.check_history(token, positions, tail)
                 # Again: a topic may have been deleted and created during the await, and positions
                 # are compared with the topic ids that are known at this instant.
-                positions = stream_start.build_position(token, tail)
+                positions = position_resolver.build_position(token, tail)
         elif start.since is not None:
             positions = await resolve_starts(
                 self.backfill_reader, tail, start.since, deadline, reads_partition

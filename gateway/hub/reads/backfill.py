@@ -20,9 +20,9 @@ from gateway.core.token.resume_token import ResumeToken
 from gateway.errors import KafkaError
 from gateway.kafka.client import offsets
 
+from .position_resolver import StreamStart
 from .services import ReadServices
 from .snapshots import SnapshotRead
-from .stream_start import StreamStart
 
 if TYPE_CHECKING:
     from gateway.hub.fanout.shared_tail import SharedTail

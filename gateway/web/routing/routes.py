@@ -17,7 +17,7 @@ from gateway.hub.fanout.client import Client, ClientOptions, Handover
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.hubs import Hubs
 from gateway.hub.fanout.view import View
-from gateway.hub.reads.stream_start import StreamStart
+from gateway.hub.reads.position_resolver import StreamStart
 from gateway.hub.wires.websocket import WebSocketWire
 from gateway.hub.wires.wire import Wire
 from gateway.telemetry.log_context import bind_log_context
