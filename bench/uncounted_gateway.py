@@ -10,7 +10,7 @@ import runpy
 from typing import Any
 
 from gateway.core.client.shared_cursor import SharedCursor
-from gateway.hub.fanout.broadcaster import ReceiverGroup
+from gateway.hub.fanout.broadcaster import Audience
 from gateway.telemetry.counts import BrokerRequestCounts
 from gateway.telemetry.traffic import StreamCounts
 
@@ -20,7 +20,7 @@ def do_nothing(*_: Any, **__: Any) -> None: ...
 
 def main() -> None:
     StreamCounts.count_sent = StreamCounts.count_gaps = do_nothing  # type: ignore[method-assign, assignment]
-    ReceiverGroup._note_writes = ReceiverGroup.count_round = do_nothing  # type: ignore[method-assign, assignment]
+    Audience._note_writes = Audience.count_round = do_nothing  # type: ignore[method-assign, assignment]
     SharedCursor.count_sent = do_nothing  # type: ignore[method-assign, assignment]
     BrokerRequestCounts.observe_response = do_nothing  # type: ignore[method-assign, assignment]
     runpy.run_module("gateway", run_name="__main__", alter_sys=True)

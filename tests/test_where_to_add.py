@@ -52,9 +52,9 @@ from gateway.kafka.embedded import EmbeddedKafka
 from gateway.web.access.grant import Grant
 from gateway.web.access.guard import AccessRequest, Guard, GuardContext
 from gateway.web.access.guard_errors import GuardErrors
-from gateway.web.access.kinds import GUARD_CLASSES
+from gateway.web.access.kinds import GUARD_LOADERS
 from gateway.web.access.security_schemes import SecurityScheme, build_api_key
-from gateway.web.exchange.kind import Exchange
+from gateway.web.exchange.exchange import Exchange
 from gateway.web.exchange.kinds import EXCHANGES
 from gateway.web.routing.match import Match
 from gateway.web.routing.query import get_query_pairs
@@ -120,7 +120,7 @@ class BadgeGuard(Guard[BadgeSection]):
 def badge(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The kind of guard is added; return the section of one."""
     monkeypatch.setitem(GUARD_KINDS, "badge", BadgeSection)
-    monkeypatch.setitem(GUARD_CLASSES, BadgeSection, lambda: BadgeGuard)
+    monkeypatch.setitem(GUARD_LOADERS, BadgeSection, lambda: BadgeGuard)
     return {"type": "badge", "color": "red"}
 
 

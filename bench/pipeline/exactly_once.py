@@ -21,7 +21,7 @@ from confluent_kafka import Producer
 from gateway.config import Kafka
 from gateway.config.sections.job import Fields, Input, Output, Spark
 from gateway.pipeline.checkpoint.checkpoint import Checkpoint
-from gateway.pipeline.exactly_once import ExactlyOnceWriter
+from gateway.pipeline.exactly_once import ExactlyOnceOutput
 from gateway.pipeline.inputs import source
 from gateway.pipeline.run import output
 from gateway.pipeline.spark import client_config
@@ -56,7 +56,7 @@ def _measure_sinks(
     clicks, plain, once = (kafka.create_topic(partitions=2) for _ in range(3))
     _fill_topic(",".join(servers), clicks, records)
     cluster = Kafka(servers=servers)
-    writer = _create_writer(cluster, once)
+    writer = _create_output(cluster, once)
     options = client_config.build_spark_options(cluster) | {
         "topic": plain,
         "kafka.compression.type": "lz4",
@@ -82,9 +82,9 @@ def _measure_sinks(
     return figures + _measure_small_batches(spark, cluster, kafka.create_topic(partitions=2))
 
 
-def _create_writer(cluster: Kafka, topic: str) -> ExactlyOnceWriter:
+def _create_output(cluster: Kafka, topic: str) -> ExactlyOnceOutput:
     none = Checkpoint("/nowhere")  # its batches have no marks
-    return ExactlyOnceWriter(
+    return ExactlyOnceOutput(
         uuid.uuid4().hex,
         Output(topic=topic),
         client_config.build_client_config(cluster),
@@ -93,7 +93,7 @@ def _create_writer(cluster: Kafka, topic: str) -> ExactlyOnceWriter:
 
 
 def _measure_small_batches(spark: SparkSession, cluster: Kafka, topic: str) -> list[Figure]:
-    writer = _create_writer(cluster, topic)
+    writer = _create_output(cluster, topic)
     spent: dict[str, list[float]] = {"written": [], "handed through": []}
 
     def pass_through(batches: Iterator[Any]) -> Iterator[Any]:  # here, for workers have no `bench`

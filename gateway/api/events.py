@@ -26,14 +26,14 @@ class LazyToken(NamedTuple):
 
     Attributes:
         text: The token without its view and checksum.
-        view: The digest of the view.
+        view_digest: The digest of the view.
     """
 
     text: bytes
-    view: bytes
+    view_digest: bytes
 
     def __str__(self) -> str:
-        return seal_token(self.text, self.view).decode()
+        return seal_token(self.text, self.view_digest).decode()
 
 
 class Record(NamedTuple):

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from gateway.config import Settings, load
 from gateway.config.source.expression import suggest
 from gateway.config.source.problems import format_loc
+from gateway.core.client.end_reason import EndReason
 from gateway.errors import ConfigError, GatewayError
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.hubs import ClusterTopic, Hubs
@@ -107,7 +108,7 @@ class Gateway:
 
     async def close(self) -> None:
         """End all streams and close all connections."""
-        self.hubs.drain("closed")
+        self.hubs.drain(EndReason.CLOSED)
         await self.hubs.close()
         tracing, self.tracing = self.tracing, None
         if tracing is not None:
@@ -118,7 +119,7 @@ class Gateway:
 
         Returns:
             The topics that are read from scratch because of the new settings. The caller must move
-                their clients on (see `hub.fanout.client.END_CHANGED`).
+                their clients on (see `EndReason.CHANGED`).
         """
         self.settings = settings
         return self.hubs.apply_settings(settings)

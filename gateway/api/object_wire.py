@@ -19,6 +19,7 @@ import orjson
 
 from gateway.core.channel.byte_counts import ByteSum
 from gateway.core.channel.chunk import ChannelEvent
+from gateway.core.client.end_reason import EndReason
 from gateway.core.log.record import Record as Entered
 from gateway.core.log.record import StreamItem, TopicPartition
 from gateway.formats import Format
@@ -84,7 +85,9 @@ class ObjectWire:
         """Return nothing: there is no connection to keep alive."""
         return b""
 
-    def encode_end(self, reason: str, token: bytes, delivered_sum: ByteSum | None = None) -> bytes:
+    def encode_end(
+        self, reason: EndReason, token: bytes, delivered_sum: ByteSum | None = None
+    ) -> bytes:
         """Return the last frame of a stream; see `Wire`."""
         return _encode_control("end", {"reason": reason, "token": token.decode()}) + _NO_TOKEN
 
@@ -118,7 +121,7 @@ class ObjectEncoder:
         """Return the frame of a `Position`, without the token; see `Encoder`."""
         return _encode_control("position", {})
 
-    def encode_events(self, events: Iterable[ChannelEvent], view: bytes) -> bytes:
+    def encode_events(self, events: Iterable[ChannelEvent], view_digest: bytes) -> bytes:
         """Return events as frames, each followed by its token; see `Encoder`."""
         parts: list[bytes] = []
         for _, head, token_text, _ in events:
@@ -143,13 +146,15 @@ class ObjectEncoder:
             return None, b"".join((head, key or b"", value or b"", *_iter_headers(headers)))
         return None, b"".join((head, key or b"", value or b""))
 
-    def decode_events(self, data: bytes, last_token: LazyToken | str, view: bytes) -> list[Event]:
+    def decode_events(
+        self, data: bytes, last_token: LazyToken | str, view_digest: bytes
+    ) -> list[Event]:
         """Return the events of a chunk.
 
         Args:
             data: The chunk.
             last_token: The token of the last event before it, which events without one get.
-            view: The digest of the channel's view, for the tokens.
+            view_digest: The digest of the channel's view, for the tokens.
         """
         events: list[Event] = []
         at, end = 0, len(data)
@@ -174,7 +179,7 @@ class ObjectEncoder:
             at += _LENGTH.size
             if token_length >= 0:
                 last_token, at = (
-                    _new(LazyToken, (data[at : at + token_length], view)),
+                    _new(LazyToken, (data[at : at + token_length], view_digest)),
                     at + token_length,
                 )
             if name is None:

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 from gateway.config.types.filters import parse_fields, parse_filter
 from gateway.core.token import resume_token as tokens
 from gateway.hub.fanout.view import View
-from gateway.hub.reads.stream_start import StreamStart
+from gateway.hub.reads.position_resolver import StreamStart
 
 From: TypeAlias = Literal["live", "earliest"] | datetime | timedelta
 Until: TypeAlias = Literal["latest"] | datetime | int

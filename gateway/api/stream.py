@@ -19,11 +19,12 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
 
+from gateway.core.client.end_reason import EndReason
 from gateway.errors import GatewayError, StreamEnded
 from gateway.hub.fanout.client import Client, ClientOptions
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.view import View
-from gateway.hub.reads.stream_start import StreamStart
+from gateway.hub.reads.position_resolver import StreamStart
 
 from .events import End, Event, Fault, Gap, LazyToken, Record
 from .object_wire import ObjectEncoder, ObjectWire
@@ -159,7 +160,7 @@ class Stream:
             raise StopAsyncIteration
         self._fill_buffer(
             self._encoder.decode_events(
-                data, self._last_token, self._client.subscription.channel.view
+                data, self._last_token, self._client.subscription.channel.view_digest
             )
         )
 
@@ -184,8 +185,8 @@ class Stream:
         encoder = self._client.subscription.channel.encoder
         assert isinstance(encoder, ObjectEncoder)
         self._encoder, self._is_open = encoder, True
-        view = self._client.subscription.channel.view
-        self._fill_buffer(encoder.decode_events(self._client.pull().begin(), "", view))
+        view_digest = self._client.subscription.channel.view_digest
+        self._fill_buffer(encoder.decode_events(self._client.pull().begin(), "", view_digest))
         return True
 
     async def _create_client(self) -> Client:
@@ -198,7 +199,7 @@ class Stream:
             task = asyncio.current_task()
             if self._hub.draining and task is not None and not task.cancelling():
                 # Not this task was cancelled, but the opening of the topic, with the gateway.
-                raise StreamEnded("closed", "") from None
+                raise StreamEnded(EndReason.CLOSED.value, "") from None
             raise
 
     def _fill_buffer(self, events: list[Event]) -> None:
@@ -216,13 +217,13 @@ class Stream:
         elif type(event) is End:
             was_closed = self._closed
             self._close()
-            if event.reason != "until" and not was_closed:
+            if event.reason != EndReason.UNTIL and not was_closed:
                 raise StreamEnded(event.reason, event.position)
 
     def _close(self) -> None:
         self._closed, self._buffer = True, iter(())
         if self._client is not None:
-            self._client.end("closed")
+            self._client.end(EndReason.CLOSED)
             self._client.close()
 
 

@@ -126,7 +126,7 @@ class DecodedToken:
         return {
             "issued": _format_time(self.token.issued),
             "signature": self.signature,
-            "view": self.token.view.decode(),
+            "view": self.token.view_digest.decode(),
             "cluster": self.token.cluster.decode(),
             "partitions": list(self._iter_partitions()),
         }
@@ -152,7 +152,7 @@ class DecodedToken:
         lines = [
             f"issued     {_format_time(self.token.issued)}",
             f"signature  {self.signature}",
-            f"view       digest {self.token.view.decode()}",
+            f"view       digest {self.token.view_digest.decode()}",
             f"cluster    digest {self.token.cluster.decode()}",
             "",
             *("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows),

@@ -27,12 +27,12 @@ from gateway.config.capabilities.produce import ProduceWith
 from gateway.config.capabilities.stream import StreamWith
 from gateway.config.checks.warnings import iter_warnings
 from gateway.config.guards.credentials import Credentials
+from gateway.config.guards.guard_section import GuardSection
 from gateway.config.guards.http import Forward, Http
 from gateway.config.guards.inline import Inline, User
 from gateway.config.guards.jwk import Jwk
 from gateway.config.guards.jwt import Jwks, Jwt
-from gateway.config.guards.kinds import GUARD_KINDS, Guard
-from gateway.config.guards.section import GuardSection
+from gateway.config.guards.kinds import GUARD_KINDS, AnyGuardSection
 from gateway.config.guards.x509 import X509
 from gateway.config.sections.admin import Admin
 from gateway.config.sections.catalog import SchemaRegistry
@@ -64,6 +64,7 @@ __all__ = [
     "AccessControl",
     "Admin",
     "Allow",
+    "AnyGuardSection",
     "Cache",
     "Condition",
     "Credentials",
@@ -71,7 +72,6 @@ __all__ = [
     "FetchWith",
     "Filter",
     "Forward",
-    "Guard",
     "GuardSection",
     "Http",
     "Influx",

@@ -67,7 +67,7 @@ COMPONENTS: Mapping[str, Sequence[str]] = {
     ],
     "reactive": ["reactive:ReactiveComponent"],
     "ksqldb": ["ksqldb:KsqldbComponent"],
-    "dead_letter": ["deadletter:DeadLetterComponent"],
+    "dead_letter": ["dead_letter_retry:DeadLetterComponent"],
     "replay": ["replay:ReplayComponent"],
     "admin": ["admin:AdminComponent"],
     "health": ["health:HealthComponent"],

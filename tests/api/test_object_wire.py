@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from gateway.api.events import Begin, End, Fault, Gap, Position, Ready, Record
 from gateway.api.object_wire import ObjectEncoder, ObjectWire
 from gateway.core.channel.chunk import ChannelEvent
+from gateway.core.client.end_reason import EndReason
 from gateway.core.log import record as core
 from gateway.core.log.record import GapReason, TopicPartition
 from gateway.core.token.resume_token import seal_token
@@ -88,7 +89,7 @@ def test_begin_and_end_carry_their_tokens():
         wire.encode_begin(data, b"TOKEN", position_refused=False), "", VIEW
     )
     assert begin == Begin(("orders",), {"orders": 4}, (("orders", 3),), "exact", True, "TOKEN")
-    (end,) = encoder.decode_events(wire.encode_end("until", b"TOKEN"), "", VIEW)
+    (end,) = encoder.decode_events(wire.encode_end(EndReason.UNTIL, b"TOKEN"), "", VIEW)
     assert end == End("until", "TOKEN")
     assert wire.encode_heartbeat() == b""
 

@@ -37,7 +37,7 @@ from gateway.core.log.record import Record, TopicPartition
 from gateway.core.log.tail import Tail
 from gateway.core.token import resume_token as tokens
 from gateway.formats import create_format
-from gateway.hub.reads import stream_start
+from gateway.hub.reads import position_resolver
 from gateway.hub.wires.sse import SseEncoder
 
 TRAFFIC = 5.0  # s of cuts and kills
@@ -534,7 +534,7 @@ class Replica:
     def stream(self, last_event_id: str) -> Subscription:
         own = {}
         if last_event_id:
-            found = stream_start.build_position(tokens.parse_token(last_event_id), self.tail)
+            found = position_resolver.build_position(tokens.parse_token(last_event_id), self.tail)
             own = {tp: place._replace(lineage=0) for tp, place in found.items()}
         return Subscription(self.channel, own)
 

@@ -15,11 +15,12 @@ from support.topic_reads import open_cluster
 from support.waiting import wait_until
 
 from gateway.config import Settings
-from gateway.core.client.slow_client import SlowClientPolicy
+from gateway.core.client.end_reason import EndReason
+from gateway.core.client.slow_client_policy import SlowClientPolicy
 from gateway.core.token.resume_token import parse_token
 from gateway.hub.fanout.client import Client, ClientOptions
 from gateway.hub.fanout.hub import Hub
-from gateway.hub.reads.stream_start import StreamStart
+from gateway.hub.reads.position_resolver import StreamStart
 from gateway.hub.wires.ndjson import NdjsonWire
 from gateway.hub.wires.sse import SseWire
 from gateway.hub.wires.wire import Wire
@@ -159,7 +160,7 @@ async def test_a_member_of_a_herd_whose_token_expires_is_told_where_it_stands(
         clients, outlets = await start_three_clients(shown, NdjsonWire(True), 3)
         await shown.write_orders(more, 2000)
         for client, outlet in zip(clients, outlets, strict=True):
-            client.end("token-expired")
+            client.end(EndReason.TOKEN_EXPIRED)
             await wait_until(lambda outlet=outlet: outlet.end_data)
             (end,) = json.loads(outlet.end_data).values()
             (topic,) = parse_token(end["position"]).topics

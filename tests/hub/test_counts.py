@@ -8,16 +8,16 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 from support.outlet import FakeOutlet
-from support.single_client import TP, create_client, drain_outlet, leave_group, write_records
+from support.single_client import TP, create_client, drain_outlet, leave_audience, write_records
 from support.waiting import wait_until
 
-from gateway.core.client.slow_client import SlowClientPolicy
+from gateway.core.client.end_reason import EndReason
+from gateway.core.client.slow_client_policy import SlowClientPolicy
 from gateway.core.client.subscription import Subscription
 from gateway.core.log.position import PartitionPosition
 from gateway.core.log.record import Gap, GapReason
 from gateway.hub.fanout import broadcaster as pump
 from gateway.hub.fanout.client import Client
-from gateway.hub.fanout.client_source import END_LEFT
 from gateway.hub.fanout.lag_scan import LagScan
 from gateway.telemetry.traffic import CATCHING_UP, NO_CREDIT, SLOW, StreamCounts
 
@@ -151,11 +151,11 @@ async def test_ends_are_counted_by_their_reason_and_who_goes_without_one_has_lef
     clients = attach_counted(outlets, traffic)
     traffic.opened = 3
     await run_loop_turns()
-    clients[0].end("drain")
+    clients[0].end(EndReason.DRAIN)
     await wait_until(lambda: outlets[0].is_finished)
     clients[1].close()
     clients[1].close()
-    assert (traffic.ended, traffic.open) == ({"drain": 1, END_LEFT: 1}, 1)
+    assert (traffic.ended, traffic.open) == ({"drain": 1, EndReason.LEFT: 1}, 1)
 
 
 async def test_who_is_pulled_is_counted_as_who_is_pushed():
@@ -166,7 +166,7 @@ async def test_who_is_pulled_is_counted_as_who_is_pushed():
     for value in range(5):
         write_records(client, b"%d" % value)
         got.append(await anext(stream))
-    client.end("drain")
+    client.end(EndReason.DRAIN)
     got += [piece async for piece in stream]
     assert (traffic.records, traffic.bytes) == (5, sum(map(len, got)))
     assert traffic.ended == {"drain": 1}
@@ -180,7 +180,7 @@ async def test_distances_are_offsets_to_where_the_channel_stands_by_the_reason()
     write_records(riding, b"0")
     await run_loop_turns()
     assert slow.state == SLOW and riding.state is None
-    leave_group(short)
+    leave_audience(short)
     short.subscription.limit_credit(0)
     for value in range(1, 11):
         write_records(riding, b"%d" % value)

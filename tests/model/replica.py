@@ -53,8 +53,8 @@ KEY_FILTERS = Filters((Filter(key=KEY),))
 class ModelEncoder(PerEventEncoder):
     """Events short enough to be many, and counted: what every client got is checked by its sum."""
 
-    def encode_events(self, events: Iterable[ChannelEvent], view: bytes) -> bytes:
-        data = super().encode_events(events, view)
+    def encode_events(self, events: Iterable[ChannelEvent], view_digest: bytes) -> bytes:
+        data = super().encode_events(events, view_digest)
         return CountedBytes.create(data, Crc32Sum.from_bytes(data)) if data else data
 
     def encode_entry(self, entry: Entry) -> bytes | None:
@@ -124,7 +124,7 @@ class Replica:
                 encoder,
                 None,
                 ring_budget=RingBudget(max_ring_bytes=size),
-                failing_topics=fails,
+                topics_ending_on_loss=fails,
             ),
             Channel(
                 self.tail,
@@ -132,7 +132,7 @@ class Replica:
                 encoder,
                 KEY_FILTERS.matches,
                 ring_budget=RingBudget(max_ring_bytes=size),
-                failing_topics=fails,
+                topics_ending_on_loss=fails,
             ),
         ]
         self.spread = ChannelDispatcher(self.tail)

@@ -39,8 +39,8 @@ def register_bug(bug: PlantedBug) -> PlantedBug:
 def the_id_comes_before_the_data(patch: pytest.MonkeyPatch) -> None:
     render = PerEventEncoder.encode_events
 
-    def early(self: PerEventEncoder, events: Iterable[ChannelEvent], view: bytes) -> bytes:
-        blocks = render(self, events, view).split(b"\n\n")
+    def early(self: PerEventEncoder, events: Iterable[ChannelEvent], view_digest: bytes) -> bytes:
+        blocks = render(self, events, view_digest).split(b"\n\n")
         return b"\n\n".join(map(_id_first, blocks))
 
     patch.setattr(PerEventEncoder, "encode_events", early)

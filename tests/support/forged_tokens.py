@@ -39,4 +39,4 @@ def forge_token(
             + encode_varint(0)
         )
         text += ALPHABET[width : width + 1] + encode_digits(offset, width) * count
-    return seal_token(text, told.view).decode()
+    return seal_token(text, told.view_digest).decode()

@@ -15,13 +15,13 @@ from support.single_client import drain_outlet
 from support.sse import SseEvent, SseParser
 
 from gateway.config import Rate
-from gateway.core.client.slow_client import SlowClientPolicy
+from gateway.core.client.end_reason import EndReason
+from gateway.core.client.slow_client_policy import SlowClientPolicy
 from gateway.core.log.record import TopicPartition
 from gateway.core.token.resume_token import parse_token
 from gateway.hub.fanout.client import Client, ClientOptions, Handover
-from gateway.hub.fanout.client_source import END_CHANGED
 from gateway.hub.fanout.hub import Hub
-from gateway.hub.reads.stream_start import StreamStart
+from gateway.hub.reads.position_resolver import StreamStart
 from gateway.hub.wires.chunked import ChunkedWire
 from gateway.hub.wires.gzip import GzipWire
 from gateway.hub.wires.ndjson import NdjsonWire
@@ -201,7 +201,7 @@ class IsolatedClient:
         if self.client is not None and not self.is_finished and self._handover is None:
             self.read_events()
             self.request = request
-            self.client.end(END_CHANGED)
+            self.client.end(EndReason.CHANGED)
 
     async def finish_change(self) -> None:
         """Take over from a client that was told to change, once it is gone."""
@@ -219,7 +219,7 @@ class IsolatedClient:
 
     @property
     def is_changing(self) -> bool:
-        return self.client is not None and self.client.subscription.end_reason == END_CHANGED
+        return self.client is not None and self.client.subscription.end_reason == EndReason.CHANGED
 
     def stop_reading(self) -> None:
         """Take nothing any more."""

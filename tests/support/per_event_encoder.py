@@ -14,11 +14,11 @@ class PerEventEncoder:
     def encode_event_end(self, token: bytes | None) -> bytes:
         raise NotImplementedError
 
-    def encode_events(self, events: Iterable[ChannelEvent], view: bytes) -> bytes:
+    def encode_events(self, events: Iterable[ChannelEvent], view_digest: bytes) -> bytes:
         return b"".join(
             event.payload
             + self.encode_event_end(
-                None if event.token_text is None else seal_token(event.token_text, view)
+                None if event.token_text is None else seal_token(event.token_text, view_digest)
             )
             for event in events
         )

@@ -8,20 +8,21 @@ from typing import Any
 from gateway.core.channel.channel import Channel
 from gateway.core.channel.ring_budget import RingBudget
 from gateway.core.client.shared_cursor import UNREPORTED_TRAFFIC
-from gateway.core.client.slow_client import SlowClientPolicy
+from gateway.core.client.slow_client_policy import SlowClientPolicy
 from gateway.core.client.subscription import Subscription
 from gateway.core.client.terms import SubscriptionTerms
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.record import Ready, Record, TopicPartition
 from gateway.core.log.tail import Tail
 from gateway.formats import create_format
-from gateway.hub.fanout.broadcaster import BatchPacing, Broadcaster
+from gateway.hub.fanout.broadcaster import Broadcaster
 from gateway.hub.fanout.client import Client, ClientOptions
 from gateway.hub.fanout.client_source import ClientSource
+from gateway.hub.fanout.pacing import BatchPacing
 from gateway.hub.fanout.rate_limiter import RateLimiter
 from gateway.hub.fanout.shared_catch_up import SharedCatchUps
 from gateway.hub.fanout.shared_tail import SharedTail
-from gateway.hub.reads.stream_start import StreamStart
+from gateway.hub.reads.position_resolver import StreamStart
 from gateway.hub.wires.sse import SseWire
 from gateway.hub.wires.wire import Wire
 from gateway.telemetry.traffic import StreamCounts
@@ -94,10 +95,10 @@ def get_hub(client: Client) -> FakeHub:
     return hub
 
 
-def leave_group(client: Client) -> None:
+def leave_audience(client: Client) -> None:
     """As if its outlet had been full in a round."""
-    assert client.push is not None and client.push._group is not None
-    client.push._group.remove_client(client.push)
+    assert client.push is not None and client.push._audience is not None
+    client.push._audience.remove_client(client.push)
 
 
 def drain_outlet(client: Client) -> None:

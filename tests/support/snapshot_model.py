@@ -16,7 +16,7 @@ from gateway.core.channel.channel import Channel
 from gateway.core.channel.dispatcher import ChannelDispatcher
 from gateway.core.channel.filters import Filters
 from gateway.core.channel.ring_budget import RingBudget
-from gateway.core.client.slow_client import SlowClientPolicy
+from gateway.core.client.slow_client_policy import SlowClientPolicy
 from gateway.core.client.snapshot import Snapshot
 from gateway.core.client.snapshot_blocks import SnapshotBlock, SnapshotBlocks
 from gateway.core.client.subscription import Subscription

@@ -20,6 +20,7 @@ from gateway import __version__
 from gateway.config import Settings, loads
 from gateway.config.checks.crosscheck import RESERVED_PATHS
 from gateway.core.channel.chunk import ChannelEvent
+from gateway.core.client.end_reason import EndReason
 from gateway.core.log.record import (
     Entry,
     Fault,
@@ -430,7 +431,7 @@ def encode_entries(wire: Wire, format: Format) -> list[tuple[str, Any]]:
     data = wire.encode_begin(BEGIN, b"AAA", position_refused=True) + encoder.encode_events(
         events, b"AAAAA"
     )
-    return decode_entries(wire, data + wire.encode_end("until", b"AAA"))
+    return decode_entries(wire, data + wire.encode_end(EndReason.UNTIL, b"AAA"))
 
 
 def decode_entries(wire: Wire, data: bytes) -> list[tuple[str, Any]]:

@@ -2,7 +2,7 @@
 
 This module has the commands `list` and `show`. `actions` retries and drops, `context` opens the
 sidecar's cluster and finds the queue of a group, and `report` formats what is printed. Start
-reading with `context`; the queue itself is `gateway.sidecar.deadletter.queue`.
+reading with `context`; the queue itself is `gateway.sidecar.dead_letter_retry.queue`.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def list_(config: ConfigFileOption, group: GroupOption = None, as_json: JsonOpti
 
 async def _print_counts(config: Path, group: str | None, as_json: bool) -> None:
     from gateway.sidecar.backends import get_dead_letter_ext
-    from gateway.sidecar.deadletter.counts import count_dead_letters
+    from gateway.sidecar.dead_letter_retry.counts import count_dead_letters
 
     from .context import open_context
     from .report import format_count_json, format_table

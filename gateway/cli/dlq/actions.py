@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from gateway.core.log.record import TopicPartition
     from gateway.kafka.produce.transactional_producer import TransactionalProducer
     from gateway.sidecar.context import Context
-    from gateway.sidecar.deadletter.queue import DeadLetterQueue
-    from gateway.sidecar.deadletter.retry import RetryResult
+    from gateway.sidecar.dead_letter_retry.queue import DeadLetterQueue
+    from gateway.sidecar.dead_letter_retry.retry import RetryResult
 
 MAX_BATCH_RECORDS = 500  # records in one transaction of a retry to the topic
 MAX_BATCH_BYTES = 1 << 20  # likewise, bytes of keys and values
@@ -45,7 +45,7 @@ async def retry_dead_letters(
         typer.Exit: Some failed again.
         GatewayError: The retry could not be completed.
     """
-    from gateway.sidecar.deadletter.retry import create_transactions
+    from gateway.sidecar.dead_letter_retry.retry import create_transactions
 
     async with open_context(file) as context:
         queue = await find_queue(context, topic, group)
@@ -71,7 +71,7 @@ async def _retry_to_topic(
     limit: int | None,
     give_up: bool,
 ) -> Counter[str]:
-    from gateway.sidecar.deadletter.retry import DeadLetterCopier
+    from gateway.sidecar.dead_letter_retry.retry import DeadLetterCopier
 
     copier = DeadLetterCopier(queue, context)
     counts = Counter[str]()
@@ -101,7 +101,7 @@ async def _retry_to_backend(
     import httpx
 
     from gateway.sidecar.backends import get_group
-    from gateway.sidecar.deadletter.retry import DeadLetterRetry
+    from gateway.sidecar.dead_letter_retry.retry import DeadLetterRetry
     from gateway.sidecar.reactive.backend import BackendClient
     from gateway.sidecar.reactive.batch_encoder import BatchEncoder
 
@@ -159,7 +159,7 @@ async def drop_dead_letters(
         GatewayError: They cannot be dropped.
     """
     from gateway.kafka.admin.delete_records import delete_records
-    from gateway.sidecar.deadletter.retry import create_transactions
+    from gateway.sidecar.dead_letter_retry.retry import create_transactions
 
     async with open_context(file) as context:
         queue = await find_queue(context, topic, group)

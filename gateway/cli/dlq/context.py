@@ -14,7 +14,7 @@ from gateway.errors import BrokerUnavailable, GatewayError, UnknownTopic
 if TYPE_CHECKING:
     from gateway.kafka.client.cluster import Cluster
     from gateway.sidecar.context import Context
-    from gateway.sidecar.deadletter.queue import DeadLetterQueue
+    from gateway.sidecar.dead_letter_retry.queue import DeadLetterQueue
 
 CONNECT_TIMEOUT_S = 15.0  # seconds until a broker must have answered
 
@@ -85,8 +85,8 @@ async def find_queue(context: Context, topic: str, group: str | None) -> DeadLet
         GatewayError: There is not exactly one such group.
     """
     from gateway.sidecar.backends import get_dead_letter_ext
-    from gateway.sidecar.deadletter.counts import count_dead_letters
-    from gateway.sidecar.deadletter.queue import DeadLetterQueue
+    from gateway.sidecar.dead_letter_retry.counts import count_dead_letters
+    from gateway.sidecar.dead_letter_retry.queue import DeadLetterQueue
 
     ext = get_dead_letter_ext(context.section, group)
     name = topic if topic.endswith(ext) else f"{topic}{ext}"

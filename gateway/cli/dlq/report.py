@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gateway.sidecar.deadletter.counts import DeadLetterCounts
-    from gateway.sidecar.deadletter.queue import QueuedDeadLetter
+    from gateway.sidecar.dead_letter_retry.counts import DeadLetterCounts
+    from gateway.sidecar.dead_letter_retry.queue import QueuedDeadLetter
 
 MAX_VALUE_CHARS = 2000  # characters of a key, value or header that are printed
 

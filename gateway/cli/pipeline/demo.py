@@ -58,7 +58,7 @@ def demo(
     """
     from gateway.cli.demo import require_free_port
     from gateway.pipeline.generate import ShopTraffic
-    from gateway.web.shop import CONFIG, run_shop_demo
+    from gateway.web.pipeline_demo import CONFIG, run_shop_demo
 
     if print_config:
         typer.echo(CONFIG, nl=False)

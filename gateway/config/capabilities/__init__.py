@@ -5,6 +5,6 @@ A route streams records (`stream`, the default), shows the latest record of a ke
 
 To add a capability whose requests have one response, write a subclass of `options.With` with its
 options, and enter it in `kinds.WITH_KINDS`; then write a subclass of
-`gateway.web.exchange.kind.Exchange`, which responds to requests and describes them for documents,
-and enter it in `gateway.web.exchange.kinds.EXCHANGES`.
+`gateway.web.exchange.exchange.Exchange`, which responds to requests and describes them for
+documents, and enter it in `gateway.web.exchange.kinds.EXCHANGES`.
 """

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gateway.config.guards.guard_section import GuardSection
 from gateway.config.guards.kinds import GUARD_KINDS
-from gateway.config.guards.section import GuardSection
 from gateway.config.source.expression import suggest
 from gateway.config.source.substitution import UnresolvedText
 from gateway.config.source.template import Placeholder

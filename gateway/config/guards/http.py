@@ -13,7 +13,7 @@ from gateway.config.types.raw import as_list, as_mapping
 from gateway.config.types.section import Problem, Section
 
 from .credentials import HeaderName, QueryName
-from .section import ChallengeDuration, GuardSection, check_issuer_url
+from .guard_section import ChallengeDuration, GuardSection, check_issuer_url
 
 FORWARDED_HEADERS = frozenset({"x-forwarded-method", "x-forwarded-uri"})
 """Headers that the gateway itself sends to the application.

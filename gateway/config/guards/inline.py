@@ -13,7 +13,7 @@ from gateway.config.types.raw import as_list, as_mapping
 from gateway.config.types.section import Problem, Section, create_value_error
 
 from .credentials import BEARER_CREDENTIALS, Credentials
-from .section import GuardSection
+from .guard_section import GuardSection
 
 
 class User(Section):

@@ -12,8 +12,8 @@ from gateway.config.types.section import Problem, Section, create_section_error
 from gateway.config.types.units import format_duration
 
 from .credentials import BEARER_CREDENTIALS, Credentials
+from .guard_section import ChallengeDuration, GuardSection, check_issuer_url
 from .jwk import SHARED_SECRET_ALGORITHMS, Algorithm, Keys
-from .section import ChallengeDuration, GuardSection, check_issuer_url
 
 MIN_KEY_BITS = {"RSA": 2048, "oct": 256}
 """The least bits of a key, by its type (RFC 7518 3.2, 3.3)."""

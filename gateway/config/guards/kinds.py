@@ -6,10 +6,10 @@ from typing import Annotated, TypeAlias
 
 from gateway.config.types.kinds import Kinds
 
+from .guard_section import GuardSection
 from .http import Http
 from .inline import Inline
 from .jwt import Jwt
-from .section import GuardSection
 from .x509 import X509
 
 GUARD_KINDS: Kinds[GuardSection] = Kinds(
@@ -17,4 +17,5 @@ GUARD_KINDS: Kinds[GuardSection] = Kinds(
 )
 """The sections of all kinds of guards, by their `type`."""
 
-Guard: TypeAlias = Annotated[GuardSection, GUARD_KINDS]
+AnyGuardSection: TypeAlias = Annotated[GuardSection, GUARD_KINDS]
+"""The section of a guard of any kind, which its `type` names."""

@@ -11,7 +11,7 @@ from gateway.config.types.fields import Flag, Text
 from gateway.config.types.raw import as_mapping, is_true
 from gateway.config.types.section import Problem
 
-from .section import GuardSection
+from .guard_section import GuardSection
 
 CertificateField = Literal[
     "CN", "O", "OU", "C", "L", "ST", "DC", "UID", "serialNumber", "email", "dns", "uri"

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from gateway.config.checks.clusters import find_clusters
 from gateway.config.checks.crosscheck import check_settings
-from gateway.config.guards.kinds import Guard
+from gateway.config.guards.kinds import AnyGuardSection
 from gateway.config.types.fields import Size, Text, in_range
 from gateway.config.types.section import Problem, Section
 from gateway.config.types.units import format_size
@@ -43,7 +43,7 @@ class Settings(Section):
     routes: tuple[Route, ...] = Field(
         default=(), description="Paths, and what they stream, show or write. For clients."
     )
-    guards: dict[Text, Guard] = Field(
+    guards: dict[Text, AnyGuardSection] = Field(
         default={},
         description="How clients are identified, by the name of the guard. For `guarded` of "
         "routes.",

@@ -37,10 +37,10 @@ class Encoder(Protocol):
     def encode_position(self) -> bytes:
         """Return the event that only carries an id; empty on wires without ids."""
 
-    def encode_events(self, events: Iterable[ChannelEvent], view: bytes) -> bytes:
+    def encode_events(self, events: Iterable[ChannelEvent], view_digest: bytes) -> bytes:
         """Return payloads and ids as they go on the wire, in order.
 
-        Each id is `seal_token(event.token_text, view)`.
+        Each id is `seal_token(event.token_text, view_digest)`.
         """
 
 
@@ -55,11 +55,11 @@ class Channel(ChunkRing):
     never older than one sent before it.
 
     Attributes:
-        view: The digest of what is seen (topics, filter, format); part of every id.
+        view_digest: The digest of what is seen (topics, filter, format); part of every id.
         encoder: What turns entries into events.
         accepts: The filter; None lets every record through.
-        failing_topics: Topics whose clients end where the log lost records (`offsetOutOfRange:
-            fail`).
+        topics_ending_on_loss: Topics whose clients end where the log lost records
+            (`offsetOutOfRange: fail`).
         latest_by_partition: The latest offsets of keys, for clients that are conflated; None before
             there was one.
         total: The sum over all chunks ever published; None on wires that count nothing.
@@ -73,28 +73,28 @@ class Channel(ChunkRing):
         "_last_token_text",
         "accepts",
         "encoder",
-        "failing_topics",
         "has_sent_id",
         "latest_by_partition",
+        "topics_ending_on_loss",
         "total",
-        "view",
+        "view_digest",
     )  # fmt: skip
 
     def __init__(
         self,
         tail: Tail,
-        view: bytes,
+        view_digest: bytes,
         encoder: Encoder,
         accepts: Callable[[Record], bool] | None = None,
         *,
-        failing_topics: Iterable[str] = (),
+        topics_ending_on_loss: Iterable[str] = (),
         ring_budget: RingBudget | None = None,
     ) -> None:
         super().__init__(tail, encoder.encode_position(), ring_budget)
-        self.view = view
+        self.view_digest = view_digest
         self.encoder = encoder
         self.accepts = accepts
-        self.failing_topics = frozenset(failing_topics)
+        self.topics_ending_on_loss = frozenset(topics_ending_on_loss)
         self.latest_by_partition: WeakValueDictionary[TopicPartition, LatestOffsets] | None = None
         self.total: ByteSum | None = None  # of all chunks ever; None on wires that count nothing
         self.has_sent_id = False
@@ -192,13 +192,13 @@ class Channel(ChunkRing):
         """
         return (
             type(entry) is Gap
-            and entry.tp.topic in self.failing_topics
+            and entry.tp.topic in self.topics_ending_on_loss
             and entry.reason is GapReason.RETENTION
         )
 
     def build_token(self, text: bytes) -> bytes:
         """Return the whole token of a token text, for this view."""
-        return seal_token(text, self.view)
+        return seal_token(text, self.view_digest)
 
     def get_cohort_data(
         self, chunk: Chunk, positions: Position, key: CohortKey, issued: int | None
@@ -270,7 +270,7 @@ class Channel(ChunkRing):
 
     def encode_events(self, events: Iterable[ChannelEvent]) -> bytes:
         """Return events with their ids as they go on this channel's wire."""
-        return self.encoder.encode_events(events, self.view)
+        return self.encoder.encode_events(events, self.view_digest)
 
     def _encode_without(self, chunk: Chunk, positions: Position, issued: int | None) -> bytes:
         """Return a chunk without the events of some partitions, with ids of these positions."""

@@ -14,6 +14,7 @@ from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.position import UNVERIFIED_LINEAGE, PartitionPosition
 from gateway.core.log.record import Entry, Gap, GapReason, TopicPartition
 
+from .end_reason import EndReason
 from .private_positions import PrivatePositions
 from .read_buffer import ReadBuffer
 from .shared_cursor import SharedCursor
@@ -94,7 +95,7 @@ class CatchUp:
         if cursor.end_offsets is not None and all(
             map(self._positions.has_reached_end, self._positions)
         ):
-            cursor.end("until")
+            cursor.end(EndReason.UNTIL)
 
     def try_join(self, tp: TopicPartition) -> bool:
         """Attach a partition to the shared cursor if the client stands where the tail stands.

@@ -23,10 +23,11 @@ from gateway.core.log.position import (
 from gateway.core.log.record import Entry, Gap, GapReason, TopicPartition
 
 from .catch_up import CatchUp, build_truncation_gap
+from .end_reason import EndReason
 from .private_positions import FastForwardPartitions, PrivatePositions
 from .read_buffer import ReadBuffer
 from .shared_cursor import SharedCursor
-from .slow_client import SlowClientPolicy
+from .slow_client_policy import SlowClientPolicy
 from .snapshot_blocks import SnapshotBlock
 from .terms import SubscriptionTerms
 from .write_batch import WriteBatch
@@ -270,10 +271,21 @@ class PrivateReader:
         self._buffer.drop_all_backfilled()
 
     def _apply_slow_policy(self, tps: set[TopicPartition]) -> None:
-        if self._cursor.slow_policy is SlowClientPolicy.SKIP:
-            self._partitions_to_skip |= tps
-        elif self._cursor.slow_policy is SlowClientPolicy.CONFLATE:
-            self._catch_up.conflate(tps)
+        """Do what `slowClient` of the route says with a slow client.
+
+        Args:
+            tps: The partitions in which it fell behind. A client that is disconnected keeps its
+                positions in them: its first id may be still to be built.
+        """
+        match self._cursor.slow_policy:
+            case SlowClientPolicy.SKIP:
+                self._partitions_to_skip |= tps
+            case SlowClientPolicy.CONFLATE:
+                self._catch_up.conflate(tps)
+            case SlowClientPolicy.DISCONNECT:
+                self._cursor.end(EndReason.SLOW)
+            case SlowClientPolicy.CATCH_UP:
+                pass
 
     def _skip_behind(self) -> None:
         """Move a slow client from where it fell behind to where the tail stands now.
@@ -325,7 +337,7 @@ class PrivateReader:
             if data:
                 batch.add_chunk(data)
             if ends_stream:
-                cursor.end("offset-out-of-range")
+                cursor.end(EndReason.OFFSET_OUT_OF_RANGE)
 
     def _detach_all(self) -> None:
         """Read all partitions privately, as the stream has an end of its own.
@@ -359,11 +371,8 @@ class PrivateReader:
             self.positions[tp].is_behind(oldest_position[tp]) for tp in self._credit_limited
         ):
             return
-        if cursor.slow_policy is SlowClientPolicy.DISCONNECT:
-            cursor.end("slow")
-        else:
-            self._apply_slow_policy(self._credit_limited)
-            self._credit_limited = set()
+        self._apply_slow_policy(self._credit_limited)
+        self._credit_limited = set()
 
     def _conflate_without_credit(self) -> None:
         """Conflate what a client without credit still has to read.

@@ -15,7 +15,8 @@ from gateway.core.log.record import TopicPartition
 from gateway.core.token.resume_token import TokenWriter
 from gateway.telemetry.traffic import StreamCounts
 
-from .slow_client import SlowClientPolicy
+from .end_reason import EndReason
+from .slow_client_policy import SlowClientPolicy
 from .terms import DEFAULT_TERMS, SubscriptionTerms
 
 # Shared by all cursors whose traffic no metric reports; nobody reads it.
@@ -81,12 +82,12 @@ class SharedCursor:
         self.snapshot = terms.snapshot
         self.traffic = traffic
         self.next_seq = channel.next_seq
-        self.end_reason: str | None = None
+        self.end_reason: EndReason | None = None
         self.has_more = False
 
     # what happens to the stream
 
-    def end(self, reason: str) -> None:
+    def end(self, reason: EndReason) -> None:
         """End the stream; the first reason counts."""
         if self.end_reason is None:
             self.end_reason = reason
@@ -133,7 +134,7 @@ class SharedCursor:
         if self.remaining_records is not None:
             self.remaining_records -= 1
             if self.remaining_records <= 0:
-                self.end("until")
+                self.end(EndReason.UNTIL)
 
     # what is sent
 
@@ -164,7 +165,7 @@ class SharedCursor:
             pieces.append(chunk.data)
             max_bytes -= len(chunk.data)
             if chunk.ending_partitions:
-                self.end("offset-out-of-range")
+                self.end(EndReason.OFFSET_OUT_OF_RANGE)
         self.has_more = (is_credit_short or max_bytes <= 0) and not self.end_reason
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 

@@ -54,7 +54,7 @@ class SnapshotBlocks:
     def __init__(self, channel: Channel) -> None:
         # Not the channel itself: the snapshot refers to it weakly, as the key of these blocks.
         self.bytes = 0
-        self._encoder, self._view = channel.encoder, channel.view
+        self._encoder, self._view_digest = channel.encoder, channel.view_digest
         self._accepts = channel.accepts
         self._blocks: dict[int, SnapshotBlock] = {}  # by the index of the first entry
 
@@ -97,6 +97,8 @@ class SnapshotBlocks:
         if index == len(snapshot.entries):  # the last block leads to the end, past what was deleted
             assert snapshot.end_position.offset is not None
             next_offset, epoch = snapshot.end_position.offset, snapshot.end_position.epoch
-        data = self._encoder.encode_events(events[:-1], self._view) if len(events) > 1 else b""
+        data = (
+            self._encoder.encode_events(events[:-1], self._view_digest) if len(events) > 1 else b""
+        )
         last_payload = events[-1].payload if events else None
         return SnapshotBlock(snapshot.tp, offset, next_offset, epoch, data, last_payload, records)

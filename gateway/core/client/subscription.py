@@ -19,7 +19,6 @@ from gateway.telemetry.traffic import StreamCounts
 
 from .private_reader import PrivateReader
 from .shared_cursor import UNREPORTED_TRAFFIC, SharedCursor
-from .slow_client import SlowClientPolicy
 from .terms import DEFAULT_TERMS, SubscriptionTerms
 
 
@@ -240,9 +239,6 @@ class Subscription(SharedCursor):
         self, position: Position, notices: Sequence[bytes] = (), *, is_slow: bool = True
     ) -> None:
         """Go on by private reading, as the ring drops what was not taken; see `Follower`."""
-        if is_slow and self.slow_policy is SlowClientPolicy.DISCONNECT:
-            self.end("slow")
-        # Even then the positions are kept: the first id of the client may be still to be built.
         self.ensure_private_reader().fall_behind(position, notices, is_slow=is_slow)
 
 

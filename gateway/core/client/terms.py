@@ -9,7 +9,7 @@ from typing import TypeAlias
 from gateway.core.channel.byte_counts import ByteSum
 from gateway.core.log.record import TopicPartition
 
-from .slow_client import SlowClientPolicy
+from .slow_client_policy import SlowClientPolicy
 from .snapshot import Snapshot
 
 PartitionPredicate: TypeAlias = Callable[[TopicPartition], bool]

@@ -14,6 +14,7 @@ from gateway.core.log.position import PartitionPosition
 from gateway.core.log.record import Entry, Gap, Record, SnapshotEnd, TopicPartition
 from gateway.core.token.resume_token import TokenWriter
 
+from .end_reason import EndReason
 from .private_positions import PrivatePositions
 from .shared_cursor import SharedCursor
 from .snapshot_blocks import SnapshotBlock
@@ -69,7 +70,7 @@ class WriteBatch:
                 ChannelEvent(gap.tp, cursor.channel.encoder.encode_entry(gap) or b"", None)
             )
             if cursor.channel.should_end_at(gap):
-                cursor.end("offset-out-of-range")
+                cursor.end(EndReason.OFFSET_OUT_OF_RANGE)
         self._events[-1] = self._events[-1]._replace(
             token_text=cursor.create_token_writer(self._positions).to_text()
         )
@@ -101,7 +102,7 @@ class WriteBatch:
         self._events.append(ChannelEvent(entry.tp, payload, text))
         self.remaining_bytes -= len(payload) + len(text or b"")
         if channel.should_end_at(entry):
-            cursor.end("offset-out-of-range")
+            cursor.end(EndReason.OFFSET_OUT_OF_RANGE)
         if type(entry) is Record:
             cursor.count_private_record()
         elif type(entry) is Gap:

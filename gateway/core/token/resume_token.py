@@ -247,21 +247,23 @@ def _encode_epochs(epochs: Sequence[int]) -> bytes:
 
 
 @lru_cache(4096)
-def _crc_seed(view: bytes) -> int:
+def _crc_seed(view_digest: bytes) -> int:
     # The checksum goes on from here over the token text, so each token costs one crc32 call.
-    return crc32(VERSION + view)
+    return crc32(VERSION + view_digest)
 
 
-def seal_token(text: bytes, view: bytes) -> bytes:
+def seal_token(text: bytes, view_digest: bytes) -> bytes:
     """Return the whole token: the token text with the view it is sent to, and a checksum.
 
     Args:
         text: The token text of a position.
-        view: The digest of the view. If it is a `TokenSeal`, the token also gets a MAC.
+        view_digest: The digest of the view. If it is a `TokenSeal`, the token also gets a MAC.
     """
-    if type(view) is TokenSeal:
-        return view.sign(text)
-    return VERSION + view + text + encode_digits(crc32(text, _crc_seed(view)), CRC_WIDTH)
+    if type(view_digest) is TokenSeal:
+        return view_digest.sign(text)
+    return (
+        VERSION + view_digest + text + encode_digits(crc32(text, _crc_seed(view_digest)), CRC_WIDTH)
+    )
 
 
 class TokenSeal(bytes):
@@ -270,10 +272,10 @@ class TokenSeal(bytes):
     `TokenSigner.create_seal` makes one for each channel. It is equal to the plain digest.
     """
 
-    def __new__(cls, view: bytes, issuer: bytes, key: bytes) -> TokenSeal:
+    def __new__(cls, view_digest: bytes, issuer: bytes, key: bytes) -> TokenSeal:
         """Prepare the MAC and the checksum of all tokens of the view up to the token text."""
-        seal = super().__new__(cls, view)
-        seal._head = SIGNED_VERSION + issuer + view
+        seal = super().__new__(cls, view_digest)
+        seal._head = SIGNED_VERSION + issuer + view_digest
         # Keyed once: copying the state takes 0.1 us, keying 0.6.
         seal._mac = blake2b(seal._head, key=key, digest_size=MAC_BYTES)
         seal._crc = crc32(seal._head)

@@ -26,15 +26,15 @@ class TokenSigner:
             for secret in secrets
         ]
 
-    def create_seal(self, view: bytes, issuer: str) -> TokenSeal:
+    def create_seal(self, view_digest: bytes, issuer: str) -> TokenSeal:
         """Return what signs the ids of a view.
 
         Args:
-            view: The digest of the view.
+            view_digest: The digest of the view.
             issuer: The issuer of its ids.
         """
         key = self._keys[0]
-        return TokenSeal(view, _digest_issuer(key, issuer), key)
+        return TokenSeal(view_digest, _digest_issuer(key, issuer), key)
 
     def verify(self, token: ResumeToken, issuer: str) -> bool:
         """Return whether a token of these gateways was sent by this very issuer.

@@ -38,7 +38,7 @@ class ResumeToken:
     """A token that was read. Names and ids stay digests.
 
     Attributes:
-        view: The digest of the view that it was sent to.
+        view_digest: The digest of the view that it was sent to.
         issued: The time of issue, in seconds since 1970.
         cluster: The digest of the cluster's id.
         topics: The topics, in the token's order.
@@ -48,7 +48,7 @@ class ResumeToken:
         max_age: How far back it may lead, in seconds, once its route has set it; None for any time.
     """
 
-    view: bytes
+    view_digest: bytes
     issued: int
     cluster: bytes
     topics: Sequence[TokenTopic]
@@ -189,7 +189,7 @@ def parse_token(token: str) -> ResumeToken:
         issuer = body[1:head_size]
     reader = DigitReader(body)
     reader.take(head_size)
-    view, issued, cluster = (
+    view_digest, issued, cluster = (
         reader.take(DIGEST_WIDTH),
         reader.read_number(ISSUED_WIDTH),
         reader.take(DIGEST_WIDTH),
@@ -201,7 +201,7 @@ def parse_token(token: str) -> ResumeToken:
     ]
     if not reader.is_at_end() or len(set(identified)) < len(identified):
         raise build_damaged_error()
-    return ResumeToken(view, issued, cluster, topics, body if mac else b"", mac, issuer)
+    return ResumeToken(view_digest, issued, cluster, topics, body if mac else b"", mac, issuer)
 
 
 def read_token_topic(reader: DigitReader) -> TokenTopic:

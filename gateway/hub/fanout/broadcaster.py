@@ -23,6 +23,7 @@ from gateway.core.client.subscription import Subscription
 from gateway.telemetry.traffic import StreamCounts
 
 from .outlet import Outlet
+from .pacing import BatchPacing
 
 if TYPE_CHECKING:
     from gateway.telemetry.traces import Tracing
@@ -30,61 +31,6 @@ if TYPE_CHECKING:
 SLICE_S = 0.004  # seconds of a round before other tasks get a turn
 WRITES_PER_CLOCK_CHECK = 64  # writes from one look at the clock to the next
 BYTES_PER_CLOCK_CHECK = 1 << 20  # likewise in bytes: 64 writes of a megabyte take 60 ms
-REST_FACTOR = 16.0  # the rest after a flush or a slice, as a multiple of what it cost
-MAX_REST_S = 0.008  # seconds
-
-
-class BatchPacing:
-    """Decide how long records that arrive from Kafka wait for more.
-
-    Each flush and each slice of a round is followed by a rest in proportion to what it cost. A
-    flush of a single record is not: the next record most likely arrives alone, too, and would only
-    arrive later (200 clients, 100 records a second: p50 1.9 ms instead of 5 ms).
-
-    `Hub` creates one at each start. `SharedReads` and the `Broadcaster` record in it what they do,
-    and the fetcher awaits `pause` before it asks Kafka for more.
-
-    Attributes:
-        is_single: The last flush applied a single entry.
-        is_behind: Entries that were delivered wait for another flush.
-        has_rounds: A round is under way.
-        pushes_scheduled: How many pushes were scheduled so far.
-        pushes_done: How many of them have run.
-    """
-
-    def __init__(self) -> None:
-        self.is_single = self.is_behind = self.has_rounds = False
-        self.pushes_scheduled = self.pushes_done = 0
-        self._now = asyncio.get_running_loop().time
-        self._rest_until = 0.0
-
-    @property
-    def remaining_rest(self) -> float:
-        """Return the seconds until the rest is over; 0 if there is none."""
-        return max(0.0, self._rest_until - self._now())
-
-    async def pause(self) -> None:
-        """Wait until what was just delivered is published and written, and the rest is over.
-
-        The fetcher asks Kafka only then, so that what the answer brings can be published at once.
-        An answer that arrived during the rest would have to wait until it is over (2,000 clients
-        with a filter each, 4,000 records a second: p50 6 ms instead of 14 ms).
-        """
-        await asyncio.sleep(0)  # let it be flushed
-        while self.is_behind:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        await asyncio.sleep(0)  # let its round begin
-        rest = self.remaining_rest
-        while rest > 0:
-            await asyncio.sleep(rest)
-            rest = self.remaining_rest
-
-    def record_cost(self, seconds: float) -> None:
-        """Extend the rest in proportion to the seconds that a flush or a slice took."""
-        if self.is_single:
-            return
-        now = self._now()
-        self._rest_until = min(now + MAX_REST_S, max(now, self._rest_until) + REST_FACTOR * seconds)
 
 
 class Receiver(Protocol):
@@ -101,27 +47,27 @@ class Receiver(Protocol):
     def push(self) -> None:
         """Write what the client has to be sent for itself alone."""
 
-    def on_group_left(self) -> None:
+    def on_audience_left(self) -> None:
         """Handle that rounds do not write to the client any more."""
 
 
-class ReceiverGroup:
+class Audience:
     """Hold the attached clients of one channel that are counted together, and write rounds to them.
 
     Clients of one channel may come by several routes that show the same; each route (and so each
-    `StreamCounts`) has a group of its own, linked by `next_group`. The `Broadcaster` creates
-    groups, and drops them with their channel.
+    `StreamCounts`) has an audience of its own, linked by `next_audience`. The `Broadcaster` creates
+    audiences, and drops them with their channel.
 
     Between rounds, every client in `clients` has all chunks of the channel, has no private reader,
     and has an outlet that is not full.
 
     Attributes:
-        broadcaster: The broadcaster that calls this group.
+        broadcaster: The broadcaster that calls this audience.
         channel: The channel that the clients are attached to.
         clients: The attached clients, in the order of attaching (a dict used as an ordered set).
         has_more: More was published since the present round began.
         is_scheduled: A round is scheduled or under way.
-        next_group: Another group of the same channel; None for the last.
+        next_audience: Another audience of the same channel; None for the last.
         remaining: The clients that the present round has yet to write to.
         sent_at: When the last round began, by the loop's clock.
         traffic: Where it is counted what the clients are sent.
@@ -135,7 +81,7 @@ class ReceiverGroup:
         "clients",
         "has_more",
         "is_scheduled",
-        "next_group",
+        "next_audience",
         "remaining",
         "sent_at",
         "traffic",
@@ -149,30 +95,30 @@ class ReceiverGroup:
         broadcaster: Broadcaster,
         channel: Channel,
         traffic: StreamCounts,
-        next_group: ReceiverGroup | None = None,
+        next_audience: Audience | None = None,
     ) -> None:
         self.broadcaster = broadcaster
         self.channel = channel
         self.traffic = traffic
-        self.next_group = next_group
+        self.next_audience = next_audience
         self._chunks: Sequence[Chunk] = ()
         self.uncounted = 0
         self.clients: dict[Receiver, None] = {}
         self.remaining: list[Receiver] = []
         self.is_scheduled = self.has_more = False
         self.sent_at = 0.0
-        # The channel calls its newest group only, which passes the call on to the older ones.
+        # The channel calls its newest audience only, which passes the call on to the older ones.
         channel.on_publish = self.schedule_round
 
     def schedule_round(self) -> None:
-        """Schedule a round of this group and of those linked to it: something was published."""
-        if self.next_group is not None:
-            self.next_group.schedule_round()
+        """Schedule a round of this audience and of those linked to it: something was published."""
+        if self.next_audience is not None:
+            self.next_audience.schedule_round()
         if self.is_scheduled:
             self.has_more = True
         elif self.clients:
             self.is_scheduled = True  # until its round is over, not only until it begins
-            self.broadcaster.schedule_group(self)
+            self.broadcaster.schedule_audience(self)
 
     def start_round(self, now: float) -> None:
         """Begin a round for all clients that are attached now.
@@ -261,7 +207,7 @@ class ReceiverGroup:
     def remove_client(self, client: Receiver) -> None:
         """Detach a client; it pushes its own bytes until it has caught up."""
         self.clients.pop(client, None)
-        client.on_group_left()
+        client.on_audience_left()
 
 
 class Broadcaster:
@@ -275,34 +221,34 @@ class Broadcaster:
         self.tracing = tracing
         self._loop = asyncio.get_running_loop()
         self._pacing = pacing
-        self._groups: dict[Channel, ReceiverGroup] = {}
-        self._scheduled_groups: deque[ReceiverGroup] = deque()
+        self._audiences: dict[Channel, Audience] = {}
+        self._scheduled_audiences: deque[Audience] = deque()
         self._is_running = False
         self._pending_pushes: deque[Receiver] = deque()
 
-    def add_client(self, client: Receiver) -> ReceiverGroup:
+    def add_client(self, client: Receiver) -> Audience:
         """Attach a client to the rounds of its channel; it has all that was published.
 
         Returns:
-            The group that writes to it from now on.
+            The audience that writes to it from now on.
         """
         channel, traffic = client.subscription.channel, client.subscription.traffic
-        group = self._groups.get(channel)
-        while group is not None and group.traffic is not traffic:
-            group = group.next_group
-        if group is None:
-            group = self._groups[channel] = ReceiverGroup(
-                self, channel, traffic, self._groups.get(channel)
+        audience = self._audiences.get(channel)
+        while audience is not None and audience.traffic is not traffic:
+            audience = audience.next_audience
+        if audience is None:
+            audience = self._audiences[channel] = Audience(
+                self, channel, traffic, self._audiences.get(channel)
             )
-        group.clients[client] = None
+        audience.clients[client] = None
         # A round writes to it from now on; a wake as well would schedule a push for nothing.
         channel.followers_to_wake.discard(client.subscription)
-        return group
+        return audience
 
     def remove_channel(self, channel: Channel) -> None:
-        """Forget the groups of a channel that nobody follows any more."""
-        self._groups.pop(channel, None)
-        channel.on_publish = None  # break the reference cycle with its group
+        """Forget the audiences of a channel that nobody follows any more."""
+        self._audiences.pop(channel, None)
+        channel.on_publish = None  # break the reference cycle with its audience
 
     def schedule_push(self, client: Receiver) -> None:
         """Schedule `client.push`, so that pushes take at most about `SLICE_S` of a turn.
@@ -330,9 +276,9 @@ class Broadcaster:
             if pushes:
                 self._loop.call_soon(self._run_pushes)
 
-    def schedule_group(self, group: ReceiverGroup) -> None:
-        """Append a group to those that wait for a round."""
-        self._scheduled_groups.append(group)
+    def schedule_audience(self, audience: Audience) -> None:
+        """Append an audience to those that wait for a round."""
+        self._scheduled_audiences.append(audience)
         self._pacing.has_rounds = True
         if not self._is_running:
             self._is_running = True
@@ -342,23 +288,23 @@ class Broadcaster:
         """Run one slice. Several small rounds share it; a large round takes several slices."""
         began = now = perf_counter()
         try:
-            while self._scheduled_groups and now - began < SLICE_S:
-                group = self._scheduled_groups[0]
-                if not group.remaining:
-                    group.start_round(self._loop.time())
-                group.write_slice(WRITES_PER_CLOCK_CHECK)
-                if not group.remaining:
-                    self._scheduled_groups.popleft()
-                    group.is_scheduled = False
-                    if group.uncounted:
-                        group.count_round()
-                    if group.has_more:
-                        group.schedule_round()
+            while self._scheduled_audiences and now - began < SLICE_S:
+                audience = self._scheduled_audiences[0]
+                if not audience.remaining:
+                    audience.start_round(self._loop.time())
+                audience.write_slice(WRITES_PER_CLOCK_CHECK)
+                if not audience.remaining:
+                    self._scheduled_audiences.popleft()
+                    audience.is_scheduled = False
+                    if audience.uncounted:
+                        audience.count_round()
+                    if audience.has_more:
+                        audience.schedule_round()
                     else:
-                        group.channel.drop_if_caught_up()
+                        audience.channel.drop_if_caught_up()
                 now = perf_counter()
         finally:  # if a write failed, its client has left `remaining` already: go on with the rest
             self._pacing.record_cost(now - began)
-            self._is_running = self._pacing.has_rounds = bool(self._scheduled_groups)
-            if self._scheduled_groups:
+            self._is_running = self._pacing.has_rounds = bool(self._scheduled_audiences)
+            if self._scheduled_audiences:
                 self._loop.call_soon(self._run_rounds)

@@ -15,13 +15,14 @@ from typing import Any, NamedTuple, Protocol
 
 from gateway.config import Rate
 from gateway.core.channel.byte_counts import ByteSum
-from gateway.core.client.slow_client import SlowClientPolicy
+from gateway.core.client.end_reason import EndReason
+from gateway.core.client.slow_client_policy import SlowClientPolicy
 from gateway.core.client.throttle import Throttle
 from gateway.core.log.record import TopicPartition
 from gateway.hub.reads.services import ReadServices
 
 from .broadcaster import Broadcaster
-from .client_source import END_CHANGED, END_EXPIRED, END_LEFT, CatchUpRegistry, ClientSource
+from .client_source import CatchUpRegistry, ClientSource
 from .outlet import Outlet
 from .pull_delivery import PullDelivery
 from .push_delivery import PushDelivery
@@ -35,7 +36,7 @@ UNLIMITED_S = 1e9
 
 
 class Handover(NamedTuple):
-    """Describe what a client that ends as `END_CHANGED` leaves to the client that replaces it.
+    """Describe what a client that ends by `EndReason.CHANGED` leaves to the next client.
 
     Attributes:
         position: The resume token of where it stood.
@@ -299,7 +300,7 @@ class Client:
         if self.push is None or self.push.is_end_written:
             return
         if now >= self.ends_at:
-            self.end("lifetime")
+            self.end(EndReason.LIFETIME)
         else:
             self.push.check_heartbeat(now, self.heartbeat)
 
@@ -318,9 +319,9 @@ class Client:
             self._expiry_timer = WallClockTimer(expires_at, self._on_expired)
 
     def _on_expired(self) -> None:
-        self.end(END_EXPIRED)
+        self.end(EndReason.TOKEN_EXPIRED)
 
-    def end(self, reason: str) -> None:
+    def end(self, reason: EndReason) -> None:
         """End the stream with an `end` event; the first reason counts."""
         self.subscription.end(reason)
         # A live client is written to in rounds, and needs a push of its own for its end.
@@ -331,7 +332,7 @@ class Client:
     def take_handover(self) -> Handover:
         """Return what the client that replaces this one needs.
 
-        It is called once, after BEGIN and after `end(END_CHANGED)`.
+        It is called once, after BEGIN and after `end(EndReason.CHANGED)`.
         """
         subscription, rate_limiter = self.subscription, self.source.rate_limiter
         handover = Handover(
@@ -360,18 +361,18 @@ class Client:
         pull, self._pull = self._pull, None
         delivery, end_reason = push or pull, self.subscription.end_reason
         is_end_written = delivery is not None and delivery.is_end_written
-        self._count_end((end_reason if is_end_written else None) or END_LEFT)
+        self._count_end((end_reason if is_end_written else None) or EndReason.LEFT)
         if push is not None:
             push.close()
         self._owner.remove_client(self)
         # `take_handover` and the `end` event of a pulled client have yet to use the position.
-        self.source.close(keep_position=end_reason == END_CHANGED or pull is not None)
+        self.source.close(keep_position=end_reason is EndReason.CHANGED or pull is not None)
 
     def on_delivered(self) -> None:
         """Close it: the last bytes were written."""
         self.close()
 
-    def _count_end(self, reason: str) -> None:
+    def _count_end(self, reason: EndReason) -> None:
         self.subscription.traffic.ended[reason] += 1
         if log.isEnabledFor(logging.DEBUG):
             with self.source.log_context():

@@ -14,13 +14,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from gateway.core.client.end_reason import EndReason
 from gateway.core.client.subscription import Subscription
 from gateway.core.client.terms import SubscriptionTerms
 from gateway.core.log.position import Position
 from gateway.core.log.record import GapReason, TopicPartition
 from gateway.hub.reads.backfill import Backfill
+from gateway.hub.reads.position_resolver import StreamStart
 from gateway.hub.reads.services import ReadServices
-from gateway.hub.reads.stream_start import StreamStart
 from gateway.hub.wires.wire import Wire
 from gateway.telemetry.log_context import log_context
 from gateway.telemetry.traffic import CATCHING_UP, NO_CREDIT, SLOW, THROTTLED
@@ -31,11 +32,6 @@ from .state_log import LIVE, StateLog
 from .state_log import log as state_logger
 
 MAX_TAKE_BYTES = 64 * 1024  # bytes that are taken from a subscription at once
-
-# Reasons of an end.
-END_EXPIRED = "token-expired"
-END_CHANGED = "changed"  # another client, with another view, goes on with the stream
-END_LEFT = "left"  # the client went away (in metrics only)
 
 
 class ClientPosition(NamedTuple):
@@ -194,14 +190,14 @@ class ClientSource:
             "resume": "exact" if tail.has_exact_tokens and not flushes else "batch",
         }
         token = None if self._backfill is None else self._backfill.token
-        if token is not None and token.view != self.subscription.channel.view:
+        if token is not None and token.view_digest != self.subscription.channel.view_digest:
             data["view"] = "changed"
         return data
 
     def take(self) -> bytes:
         """Return about `MAX_TAKE_BYTES` that can be sent now; empty while there are none."""
         subscription = self.subscription
-        if subscription.end_reason == END_EXPIRED:
+        if subscription.end_reason is EndReason.TOKEN_EXPIRED:
             # Nothing more is sent after the expiry. A member of a shared catch-up has to get its
             # position back first, because `end` carries it.
             if self.shared_catch_up is not None:
@@ -236,7 +232,7 @@ class ClientSource:
         """Return a heartbeat, which the caller sends; empty on wires that have none."""
         return self._count_private(self._wire.encode_heartbeat())
 
-    def encode_end(self, reason: str) -> bytes:
+    def encode_end(self, reason: EndReason) -> bytes:
         """Return the last bytes, which the caller sends."""
         subscription = self.subscription
         last = self._wire.encode_end(reason, subscription.token, subscription.delivered_sum)

@@ -22,6 +22,7 @@ from weakref import WeakValueDictionary
 from gateway.config import Kafka, Settings
 from gateway.core.channel.channel import Channel, Encoder
 from gateway.core.channel.ring_budget import RingBudget
+from gateway.core.client.end_reason import EndReason
 from gateway.core.client.snapshot import Snapshot
 from gateway.core.client.subscription import Subscription
 from gateway.core.client.terms import SubscriptionTerms
@@ -32,16 +33,16 @@ from gateway.core.log.tail import Tail
 from gateway.errors import MemoryFull
 from gateway.formats import create_format
 from gateway.formats.invalid_values import wrap_format
-from gateway.hub.reads import stream_start
+from gateway.hub.reads import position_resolver
 from gateway.hub.reads.backfill_reader import BackfillReader
 from gateway.hub.reads.documents import DocumentReader
 from gateway.hub.reads.epoch_ends import EpochEnds
 from gateway.hub.reads.key_partitions import KeyPartitions
+from gateway.hub.reads.position_resolver import StreamStart
 from gateway.hub.reads.services import ReadServices
 from gateway.hub.reads.shared_reads import SharedReads
 from gateway.hub.reads.snapshots import Snapshots
-from gateway.hub.reads.starts import fetch_ends, resolve_starts
-from gateway.hub.reads.stream_start import StreamStart
+from gateway.hub.reads.start_lookup import fetch_ends, resolve_starts
 from gateway.hub.reads.token_verifier import TokenVerifier
 from gateway.hub.reads.topic_opener import TopicOpener
 from gateway.hub.wires.models import Models
@@ -52,10 +53,11 @@ from gateway.hub.writes.writer import RecordWriter
 from gateway.kafka.client.cluster import Cluster
 from gateway.telemetry.traffic import SLOW, ClientsBehind, StreamCountsByRoute
 
-from .broadcaster import BatchPacing, Broadcaster
+from .broadcaster import Broadcaster
 from .client import Client, ClientOptions
 from .client_source import ClientSource
 from .lag_scan import LagScan
+from .pacing import BatchPacing
 from .rate_limiter import RateLimiter
 from .received_bytes import received_bytes
 from .shared_catch_up import SharedCatchUps
@@ -245,7 +247,7 @@ class Hub:
         """Apply other settings while the hub runs.
 
         The topics whose options changed are read from scratch. Their present clients keep a tail
-        that is no longer fed, so the caller must move them on (see `client.END_CHANGED`).
+        that is no longer fed, so the caller must move them on (see `EndReason.CHANGED`).
 
         Args:
             settings: The new settings.
@@ -286,7 +288,7 @@ class Hub:
         """Return how many bytes all tables of this hub may take."""
         return self.settings.memory // TABLES_MEMORY_DIVISOR // len(self.process_hubs)
 
-    def drain(self, reason: str = "drain") -> None:
+    def drain(self, reason: EndReason = EndReason.DRAIN) -> None:
         """End all streams; their `end` events spread the reconnects over some seconds."""
         self.draining = True
         for client in list(self.clients):
@@ -368,7 +370,7 @@ class Hub:
         self.clients.add(client)
         subscription.traffic.opened += 1
         if self.draining:  # it began while this client was waiting above
-            client.end("drain")
+            client.end(EndReason.DRAIN)
         return client
 
     def keep_open(self, view: View) -> SharedTail:
@@ -404,14 +406,14 @@ class Hub:
         )
         if token is not None:
             # A token with another topic id may also mean that our own metadata is outdated.
-            if stream_start.has_recreated_topic(token, tail):
+            if position_resolver.has_recreated_topic(token, tail):
                 await self.cluster.metadata.refresh("a token has another topic id")
-            positions = stream_start.build_position(token, tail)
+            positions = position_resolver.build_position(token, tail)
             if token.max_age is not None:
                 await self.token_verifier.check_history(token, positions, tail)
                 # Again: a topic may have been deleted and created during the await, and positions
                 # are compared with the topic ids that are known at this instant.
-                positions = stream_start.build_position(token, tail)
+                positions = position_resolver.build_position(token, tail)
         elif start.since is not None:
             positions = await resolve_starts(
                 self.backfill_reader, tail, start.since, deadline, reads_partition
@@ -490,7 +492,7 @@ class Hub:
         if channel is None:
             encoder = self._get_encoder(view, wire)
             accepts = view.filters.matches if view.filters.filters else None
-            failing_topics = [
+            topics_ending_on_loss = [
                 name
                 for name in view.topics
                 if self.topics.get_settings(name).offset_out_of_range == "fail"
@@ -500,7 +502,7 @@ class Hub:
                 self.token_verifier.create_seal(view),
                 encoder,
                 accepts,
-                failing_topics=failing_topics,
+                topics_ending_on_loss=topics_ending_on_loss,
                 ring_budget=self.rings,
             )
             shared_tail.add_channel(key, channel, view.filters)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 from gateway.config import Settings
+from gateway.core.client.end_reason import EndReason
 from gateway.kafka.client.cluster import Cluster
 
 from .hub import Hub
@@ -103,7 +104,7 @@ class Hubs:
         for hub in self:
             hub.draining = True
 
-    def drain(self, reason: str = "drain") -> None:
+    def drain(self, reason: EndReason = EndReason.DRAIN) -> None:
         """End all streams; their `end` events spread the reconnects over some seconds."""
         for hub in self:
             hub.drain(reason)

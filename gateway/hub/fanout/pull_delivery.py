@@ -7,7 +7,9 @@ import logging
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol
 
-from .client_source import END_CHANGED, END_EXPIRED, ClientSource
+from gateway.core.client.end_reason import EndReason
+
+from .client_source import ClientSource
 from .state_log import log as state_logger
 
 
@@ -74,7 +76,7 @@ class PullDelivery:
         subscription = source.subscription
         while not self.is_end_written:
             self._woken.clear()  # before looking: a wake after the look must not be lost
-            if self._event is not None and subscription.end_reason != END_EXPIRED:
+            if self._event is not None and subscription.end_reason is not EndReason.TOKEN_EXPIRED:
                 (kind, event_data), self._event = self._event, None
                 return source.encode_event(kind, event_data)
             data = source.take()
@@ -86,13 +88,13 @@ class PullDelivery:
                 self.is_end_written = True
                 return (
                     None
-                    if subscription.end_reason == END_CHANGED
+                    if subscription.end_reason is EndReason.CHANGED
                     else source.encode_end(subscription.end_reason)
                 )
             elif subscription.has_more:  # a filter lets nothing through for a while
                 await asyncio.sleep(0)
             elif asyncio.get_running_loop().time() >= client.ends_at:
-                subscription.end("lifetime")
+                subscription.end(EndReason.LIFETIME)
             elif not await self._wait(client.heartbeat, client.ends_at):
                 return source.encode_heartbeat()
         return None

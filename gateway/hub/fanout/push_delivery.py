@@ -3,8 +3,8 @@
 What is published is written in rounds by the `Broadcaster`; a `PushDelivery` writes only what is
 the client's own: what it is sent while it catches up, heartbeats and the end. Its states:
 
-- In a `ReceiverGroup`: the client has all that was published, and rounds write to its outlet.
-- Otherwise `push` takes from the `ClientSource`. When the client has caught up it joins a group.
+- In an `Audience`: the client has all that was published, and rounds write to its outlet.
+- Otherwise `push` takes from the `ClientSource`. A client that has caught up joins an audience.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from .broadcaster import Broadcaster, ReceiverGroup
-from .client_source import END_CHANGED, ClientSource
+from gateway.core.client.end_reason import EndReason
+
+from .broadcaster import Audience, Broadcaster
+from .client_source import ClientSource
 from .outlet import Outlet
 from .state_log import log as state_logger
 
@@ -47,8 +49,8 @@ class PushDelivery:
     """
 
     __slots__ = (
+        "_audience",
         "_broadcaster",
-        "_group",
         "_is_push_scheduled",
         "_owner",
         "_source",
@@ -72,14 +74,14 @@ class PushDelivery:
         self._source = source
         self._broadcaster = broadcaster
         self._owner = owner
-        self._group: ReceiverGroup | None = None  # set while rounds write to it
+        self._audience: Audience | None = None  # set while rounds write to it
         self._is_push_scheduled = False
         self.subscription.wake = self.wake
 
     @property
     def is_live(self) -> bool:
         """Return whether rounds write to it, so that it has all that was published."""
-        return self._group is not None
+        return self._audience is not None
 
     @property
     def is_full(self) -> bool:
@@ -99,7 +101,7 @@ class PushDelivery:
     def push(self) -> None:
         """Send about 64 KiB of what is this client's own.
 
-        Once it has everything, it joins the group that the `Broadcaster` writes to.
+        Once it has everything, it joins the audience that the `Broadcaster` writes to.
         """
         self._is_push_scheduled = False
         outlet, subscription = self.outlet, self.subscription
@@ -112,7 +114,7 @@ class PushDelivery:
             outlet.write(data)
         if subscription.end_reason:
             self.is_end_written = True
-            if subscription.end_reason == END_CHANGED:
+            if subscription.end_reason is EndReason.CHANGED:
                 outlet.hand_over()
             else:
                 outlet.finish(self._source.encode_end(subscription.end_reason))
@@ -124,22 +126,22 @@ class PushDelivery:
             self.wake()  # after the others that wait: a client far behind must not hold them up
         # Only a take that brought nothing shows that it has everything.
         elif (
-            self._group is None
+            self._audience is None
             and subscription.is_fully_shared
             # A round does not look for gaps that end a stream (`offsetOutOfRange: fail`).
-            and not subscription.channel.failing_topics
+            and not subscription.channel.topics_ending_on_loss
         ):
-            self._join_group()
+            self._join_audience()
         if state_logger.isEnabledFor(logging.DEBUG):
             self._source.log_changes(is_full=outlet.full)
 
-    def _join_group(self) -> None:
+    def _join_audience(self) -> None:
         """Let rounds write to this client: it has everything that was published."""
-        self._group = self._broadcaster.add_client(self)
+        self._audience = self._broadcaster.add_client(self)
 
-    def on_group_left(self) -> None:
-        """Take over from the rounds of a group, which no longer write to this client."""
-        self._group = None
+    def on_audience_left(self) -> None:
+        """Take over from the rounds of an audience, which no longer write to this client."""
+        self._audience = None
         if self.outlet is not None:
             # Again it has to hear of each chunk itself. Something may be there already.
             self.subscription.channel.followers_to_wake.add(self.subscription)
@@ -164,8 +166,8 @@ class PushDelivery:
             now: The time by the loop's clock, in seconds.
             heartbeat: Seconds after which an idle stream is sent a heartbeat.
         """
-        if self._group is not None:
-            self.sent_at = max(self.sent_at, self._group.sent_at)
+        if self._audience is not None:
+            self.sent_at = max(self.sent_at, self._audience.sent_at)
         if now - self.sent_at >= heartbeat and not self.is_full:
             self.sent_at = now
             self.probe()
@@ -179,6 +181,6 @@ class PushDelivery:
 
     def close(self) -> None:
         """Write nothing more. It may be called again."""
-        self.outlet = None  # so that leaving the group does not wake it
-        if self._group is not None:
-            self._group.remove_client(self)
+        self.outlet = None  # so that leaving the audience does not wake it
+        if self._audience is not None:
+            self._audience.remove_client(self)

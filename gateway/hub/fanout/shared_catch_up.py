@@ -303,7 +303,7 @@ class LeaderOutlet:
 
 
 class LeaderDelivery(PushDelivery):
-    """Push what a leader reads to its outlet; it never joins the broadcaster's groups.
+    """Push what a leader reads to its outlet; it never joins the broadcaster's audiences.
 
     Args:
         on_caught_up: Called when the leader has everything that was published.
@@ -322,7 +322,7 @@ class LeaderDelivery(PushDelivery):
         super().__init__(source, outlet, broadcaster, owner)
         self._on_caught_up = on_caught_up
 
-    def _join_group(self) -> None:
+    def _join_audience(self) -> None:
         self._on_caught_up()
 
 
@@ -364,7 +364,11 @@ class SharedCatchUps:
         reader, channel = subscription.private_reader, subscription.channel
         if reader is None or reader.is_selective or subscription.snapshot is not None:
             return None
-        if channel.failing_topics or channel.tail.is_conflated or self.size > self._max_bytes:
+        if (
+            channel.topics_ending_on_loss
+            or channel.tail.is_conflated
+            or self.size > self._max_bytes
+        ):
             return None
         positions = frozenset(subscription.private_positions.items())
         key = (subscription.channel, positions, subscription.resolve_since, source.max_age)

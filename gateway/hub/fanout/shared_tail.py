@@ -19,7 +19,7 @@ from gateway.core.channel.filters import Filters
 from gateway.core.log.partition_reader import PartitionReader
 from gateway.core.log.record import Entry, Record
 from gateway.core.log.tail import Tail, TailUpdate
-from gateway.hub.reads.stream_start import count_partitions
+from gateway.hub.reads.position_resolver import count_partitions
 from gateway.hub.wires.wire import Wire
 
 from .view import View

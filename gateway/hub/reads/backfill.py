@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from gateway.core.client.end_reason import EndReason
 from gateway.core.client.subscription import Subscription
 from gateway.core.log.partition_reader import EARLIEST, LATEST, LiveStart, Start, TimestampStart
 from gateway.core.log.position import NO_EPOCH, RETIRED_EPOCH, UNVERIFIED_LINEAGE, PartitionPosition
@@ -19,9 +20,9 @@ from gateway.core.token.resume_token import ResumeToken
 from gateway.errors import KafkaError
 from gateway.kafka.client import offsets
 
+from .position_resolver import StreamStart
 from .services import ReadServices
 from .snapshots import SnapshotRead
-from .stream_start import StreamStart
 
 if TYPE_CHECKING:
     from gateway.hub.fanout.shared_tail import SharedTail
@@ -175,7 +176,7 @@ class Backfill:
         self._read_partitions.discard(tp)
         if not task.cancelled() and task.exception() is not None:
             log.error("catching up on %s failed", tp, exc_info=task.exception())
-            self._subscription.end("error")
+            self._subscription.end(EndReason.ERROR)
         self._on_found()  # also if it was cancelled: another task may be due for the partition
 
     async def _read_partition(self, tp: TopicPartition, position: PartitionPosition) -> None:

@@ -12,6 +12,7 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from gateway.core.client.end_reason import EndReason
 from gateway.core.client.subscription import Subscription
 from gateway.errors import KafkaError
 from gateway.hub.fanout.client import Client
@@ -25,9 +26,6 @@ SETTLE_TIMEOUT_S = 1.0  # seconds for the partitions to answer, also with `wait=
 # Seconds between looks at whether they have answered: the first, and the last after doublings.
 POLL_INTERVALS_S = (0.001, 0.016)
 
-END_WAITED = "wait"
-"""The reason in the last line of a page, unless the stream ended for another reason."""
-
 
 class Page(NamedTuple):
     """Hold one page.
@@ -40,7 +38,7 @@ class Page(NamedTuple):
 
     body: bytes
     position: bytes
-    reason: str
+    reason: EndReason
 
 
 @dataclass(slots=True)
@@ -88,10 +86,12 @@ async def read_page(client: Client, wire: NdjsonWire, wait: float) -> Page:
     await _fill_page(client, page, 0.0 if is_unreadable else deadline)
     if is_unreadable and page.first_line_at is None:
         raise KafkaError("no partition can be read for now; ask again")
-    client.end(END_WAITED)
+    client.end(EndReason.WAIT)
     page.add(await pull.next_bytes() or b"")
     subscription = client.subscription
-    return Page(b"".join(page.pieces), subscription.token, subscription.end_reason or END_WAITED)
+    return Page(
+        b"".join(page.pieces), subscription.token, subscription.end_reason or EndReason.WAIT
+    )
 
 
 async def _fill_page(client: Client, page: _PageBuffer, deadline: float) -> None:

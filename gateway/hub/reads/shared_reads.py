@@ -35,7 +35,7 @@ from gateway.core.log.position import NO_EPOCH, PartitionPosition
 from gateway.core.log.record import Entry, Fault, Gap, Ready, Record, Skip, TopicPartition
 from gateway.core.log.recovery import Backoff
 from gateway.core.log.tail import Tail
-from gateway.hub.fanout.broadcaster import BatchPacing
+from gateway.hub.fanout.pacing import BatchPacing
 from gateway.hub.fanout.shared_tail import SharedTail
 from gateway.hub.wires.transform import Transformer
 from gateway.kafka.client.cluster import Cluster

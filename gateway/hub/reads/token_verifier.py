@@ -40,7 +40,7 @@ from gateway.kafka.client.metadata_changes import TopicChange
 from gateway.kafka.client.offsets import OffsetAndTimestamp
 from gateway.telemetry.log_context import create_detached_task
 
-from .stream_start import check_token
+from .position_resolver import check_token
 from .topic_opener import TopicOpener
 
 MAX_UNKNOWN_PARTITIONS = 64  # how many partitions of a topic a token may name beyond the known ones

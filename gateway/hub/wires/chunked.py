@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gateway.core.channel.byte_counts import ByteSum, CountedBytes
+from gateway.core.client.end_reason import EndReason
 
 from .wrapping import WrappingWire
 
@@ -23,6 +24,8 @@ class ChunkedWire(WrappingWire):
         # The sum is that of what the inner wire counts, without the framing.
         return CountedBytes.create(chunk, data.sum) if type(data) is CountedBytes else chunk
 
-    def encode_end(self, reason: str, token: bytes, delivered_sum: ByteSum | None = None) -> bytes:
+    def encode_end(
+        self, reason: EndReason, token: bytes, delivered_sum: ByteSum | None = None
+    ) -> bytes:
         """Return the last block and the end of the body; see `Wire`."""
         return self.wrap(self.wire.encode_end(reason, token, delivered_sum)) + LAST_CHUNK

@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
+from gateway.core.client.end_reason import UNSENT_END_REASONS, EndReason
 from gateway.core.log.record import (
     Fault,
     Gap,
@@ -223,7 +224,9 @@ class EndEvent(ControlEvent):
     summary = "The last event."
     position = "data"
     schema: ClassVar[Schema | None] = {
-        **build_object_schema({"reason": TEXT_SCHEMA}),
+        **build_object_schema(
+            {"reason": {"enum": [str(r) for r in EndReason if r not in UNSENT_END_REASONS]}}
+        ),
         "description": "The last event; connect again after the time of `retry:`, "
         "unless you are done.",
     }

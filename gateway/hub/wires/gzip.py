@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.core.channel.byte_counts import CountedBytes
+from gateway.core.client.end_reason import EndReason
 from gateway.wire import gzip
 from gateway.wire.crc import Crc32Sum
 
@@ -57,7 +58,7 @@ class GzipWire(WrappingWire):
             gzip.HEADER + gzip.compress_block(first), Crc32Sum.from_bytes(first)
         )
 
-    def encode_end(self, reason: str, token: bytes, delivered_sum: Any = None) -> bytes:
+    def encode_end(self, reason: EndReason, token: bytes, delivered_sum: Any = None) -> bytes:
         """Return the last block and the gzip trailer; see `Wire`."""
         last = self.wire.encode_end(reason, token)
         last_sum = Crc32Sum.from_bytes(last)

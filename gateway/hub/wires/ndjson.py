@@ -17,6 +17,7 @@ import orjson
 
 from gateway.core.channel.byte_counts import ByteSum
 from gateway.core.channel.chunk import ChannelEvent
+from gateway.core.client.end_reason import EndReason
 from gateway.core.log.record import Ready, Record, StreamItem
 from gateway.core.token.resume_token import seal_token
 from gateway.formats import Format, create_json_encoder
@@ -87,7 +88,9 @@ class NdjsonWire:
         """Return an empty line."""
         return HEARTBEAT
 
-    def encode_end(self, reason: str, token: bytes, delivered_sum: ByteSum | None = None) -> bytes:
+    def encode_end(
+        self, reason: EndReason, token: bytes, delivered_sum: ByteSum | None = None
+    ) -> bytes:
         """Return the last line; see `Wire`."""
         return encode_line("end", {"reason": reason, "position": token.decode()})
 
@@ -130,7 +133,7 @@ class NdjsonEncoder:
         """Return the head of a line with a position only; see `Encoder`."""
         return b"{" if self._positions else b""
 
-    def encode_events(self, events: Iterable[ChannelEvent], view: bytes) -> bytes:
+    def encode_events(self, events: Iterable[ChannelEvent], view_digest: bytes) -> bytes:
         """Return events as lines; see `Encoder`."""
         if self._grouped:
             events = iter_joined_statuses(
@@ -145,7 +148,7 @@ class NdjsonEncoder:
             else:
                 comma = b"" if head == b"{" else b","
                 parts.append(
-                    b'%b%b"@position":"%b"}\n' % (head, comma, seal_token(token_text, view))
+                    b'%b%b"@position":"%b"}\n' % (head, comma, seal_token(token_text, view_digest))
                 )
         return b"".join(parts)
 

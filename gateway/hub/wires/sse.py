@@ -15,6 +15,7 @@ import orjson
 
 from gateway.core.channel.byte_counts import ByteSum
 from gateway.core.channel.chunk import ChannelEvent
+from gateway.core.client.end_reason import EndReason
 from gateway.core.log.record import Record, StreamItem
 from gateway.core.token.resume_token import seal_token
 from gateway.formats import Format
@@ -73,7 +74,9 @@ class SseWire:
         """Return a comment, which EventSource ignores."""
         return sse.encode_comment()
 
-    def encode_end(self, reason: str, token: bytes, delivered_sum: ByteSum | None = None) -> bytes:
+    def encode_end(
+        self, reason: EndReason, token: bytes, delivered_sum: ByteSum | None = None
+    ) -> bytes:
         """Return the last block; see `Wire`. It has no id: the client keeps the one it has."""
         # A longer range than at the beginning: many streams end at once when the gateway drains.
         retry = sse.encode_retry(int(1000 * random.uniform(RETRY_RANGE_S[0], 5 * RETRY_RANGE_S[1])))
@@ -109,7 +112,7 @@ class SseEncoder:
         """Return the head of a `position` event; see `Encoder`."""
         return _POSITION_HEAD
 
-    def encode_events(self, events: Iterable[ChannelEvent], view: bytes) -> bytes:
+    def encode_events(self, events: Iterable[ChannelEvent], view_digest: bytes) -> bytes:
         """Return events as text; see `Encoder`."""
         if self._grouped:
             events = iter_joined_statuses(events, encode_control)
@@ -117,7 +120,7 @@ class SseEncoder:
         for _, head, token_text, _ in events:
             parts.append(head)
             parts.append(
-                b"\n" if token_text is None else sse.encode_id(seal_token(token_text, view))
+                b"\n" if token_text is None else sse.encode_id(seal_token(token_text, view_digest))
             )
         return b"".join(parts)
 

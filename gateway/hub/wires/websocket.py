@@ -14,6 +14,7 @@ import orjson
 
 from gateway.core.channel.byte_counts import ByteSum
 from gateway.core.channel.chunk import ChannelEvent
+from gateway.core.client.end_reason import EndReason
 from gateway.core.log.record import Record, StreamItem
 from gateway.core.token.resume_token import seal_token
 from gateway.formats import Format, create_json_encoder
@@ -77,7 +78,9 @@ class WebSocketWire:
         """Return nothing: the protocol below sends pings."""
         return b""
 
-    def encode_end(self, reason: str, token: bytes, delivered_sum: ByteSum | None = None) -> bytes:
+    def encode_end(
+        self, reason: EndReason, token: bytes, delivered_sum: ByteSum | None = None
+    ) -> bytes:
         """Return the last message; see `Wire`."""
         return self.build_message("end", {"reason": reason, "position": token.decode()})
 
@@ -151,7 +154,7 @@ class MessageEncoder:
         """Return the head of a `position` message; see `Encoder`."""
         return self._position_head
 
-    def encode_events(self, events: Iterable[ChannelEvent], view: bytes) -> bytes:
+    def encode_events(self, events: Iterable[ChannelEvent], view_digest: bytes) -> bytes:
         """Return events as frames; see `Encoder`."""
         if self._wire.grouped:
             events = iter_joined_statuses(events, self._encode_control)
@@ -166,28 +169,34 @@ class MessageEncoder:
                 or size > MAX_BATCH_BYTES
                 or (token_text is None and batch_token is not None)
             ):
-                self._flush_records(frames, batch, batch_token, view)
+                self._flush_records(frames, batch, batch_token, view_digest)
                 size, batch_token = 0, None
             # A control message goes out in its place: the records before it were flushed above.
             if type(head) is ControlHead:
-                frames.append(self._wire.frame_message(head + _close_message(token_text, view)))
+                frames.append(
+                    self._wire.frame_message(head + _close_message(token_text, view_digest))
+                )
             else:
                 batch.append(head)
                 size += len(head)
                 batch_token = token_text
-        self._flush_records(frames, batch, batch_token, view)
+        self._flush_records(frames, batch, batch_token, view_digest)
         return b"".join(frames)
 
     def _flush_records(
-        self, frames: list[bytes], batch: list[bytes], token_text: bytes | None, view: bytes
+        self, frames: list[bytes], batch: list[bytes], token_text: bytes | None, view_digest: bytes
     ) -> None:
         """Append the records of a batch as one frame, and clear the batch."""
         if batch:
             records = self._records_head + b",".join(batch) + b"]"
-            frames.append(self._wire.frame_message(records + _close_message(token_text, view)))
+            frames.append(
+                self._wire.frame_message(records + _close_message(token_text, view_digest))
+            )
             batch.clear()
 
 
-def _close_message(token_text: bytes | None, view: bytes) -> bytes:
+def _close_message(token_text: bytes | None, view_digest: bytes) -> bytes:
     """Return the end of a message, with the position if there is one."""
-    return b"}" if token_text is None else b',"position":"%b"}' % seal_token(token_text, view)
+    return (
+        b"}" if token_text is None else b',"position":"%b"}' % seal_token(token_text, view_digest)
+    )

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from gateway.core.channel.byte_counts import ByteSum
 from gateway.core.channel.channel import Encoder
+from gateway.core.client.end_reason import EndReason
 from gateway.formats import Format
 
 
@@ -57,7 +58,9 @@ class Wire(Hashable, Protocol):
     def encode_heartbeat(self) -> bytes:
         """Return what keeps an idle stream alive; empty if something else does."""
 
-    def encode_end(self, reason: str, token: bytes, delivered_sum: ByteSum | None = None) -> bytes:
+    def encode_end(
+        self, reason: EndReason, token: bytes, delivered_sum: ByteSum | None = None
+    ) -> bytes:
         """Return the last block of a stream.
 
         Args:

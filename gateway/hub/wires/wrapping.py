@@ -10,6 +10,7 @@ from typing import Any
 from gateway.core.channel.byte_counts import ByteSum
 from gateway.core.channel.channel import Encoder
 from gateway.core.channel.chunk import ChannelEvent
+from gateway.core.client.end_reason import EndReason
 from gateway.formats import Format
 
 from .wire import Wire
@@ -63,7 +64,9 @@ class WrappingWire(ABC):
         return self.wrap(self.wire.encode_heartbeat())
 
     @abstractmethod
-    def encode_end(self, reason: str, token: bytes, delivered_sum: ByteSum | None = None) -> bytes:
+    def encode_end(
+        self, reason: EndReason, token: bytes, delivered_sum: ByteSum | None = None
+    ) -> bytes:
         """Return the last block and what ends the stream; see `Wire`."""
 
 
@@ -77,6 +80,6 @@ class WrappingEncoder:
         self._encode_events = encoder.encode_events
         self._wrap = wrap
 
-    def encode_events(self, events: Iterable[ChannelEvent], view: bytes) -> bytes:
+    def encode_events(self, events: Iterable[ChannelEvent], view_digest: bytes) -> bytes:
         """Return events as one wrapped block; see `Encoder`."""
-        return self._wrap(self._encode_events(events, view))
+        return self._wrap(self._encode_events(events, view_digest))

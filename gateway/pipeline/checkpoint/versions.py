@@ -3,9 +3,9 @@
 The first run, `--fresh` and `restore` create a version. Older versions stay until an operator
 removes them. To go back to an earlier definition, remove the versions since. With `guarantee:
 exactly-once` the earlier version is then refused if a later one has written rows (see
-`exactly_once.plan`); `backup` and `restore` make it a new version, which writes once more what was
-written since. Besides Spark's own directories each version has a `definition.json`. Other file
-systems than the local one are listed by Hadoop in Spark's JVM.
+`exactly_once.writer_plan`); `backup` and `restore` make it a new version, which writes once more
+what was written since. Besides Spark's own directories each version has a `definition.json`. Other
+file systems than the local one are listed by Hadoop in Spark's JVM.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Write the rows of a query to Kafka, each exactly once for readers of committed records.
 
-The jobs call `ExactlyOnceWriter` from Spark's `foreachBatch`. Start reading in `plan`, which has
-the rules without I/O. `ledger` stores in Kafka which batches were written, `producers` keeps
+The jobs call `ExactlyOnceOutput` from Spark's `foreachBatch`. Start reading in `writer_plan`, which
+has the rules without I/O. `ledger` stores in Kafka which batches were written, `producers` keeps
 transactional producers in the Python workers, `task` is what a worker does with its rows, and
-`writer` is what the driver does. `large_rows` builds the dead letters of rows that their topic
+`driver` is what the driver does. `large_rows` builds the dead letters of rows that their topic
 refuses.
 
 `side_outputs` writes what a job reports beside its rows: `gaps` the offsets that it did not read,
@@ -13,6 +13,6 @@ was deleted and created again.
 
 from __future__ import annotations
 
-from .writer import ExactlyOnceWriter
+from .driver import ExactlyOnceOutput
 
-__all__ = ["ExactlyOnceWriter"]
+__all__ = ["ExactlyOnceOutput"]

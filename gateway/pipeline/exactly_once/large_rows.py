@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gateway.pipeline.run.dead_letters import build_dead_letter_headers
+from gateway.pipeline.run.dead_letter_format import build_dead_letter_headers
 
 # How much of such a row its dead letter keeps: of the key, and of the headers and the value.
 MAX_KEY_BYTES, MAX_SAMPLE_BYTES = 1_000, 16_384

@@ -32,7 +32,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from gateway.errors import PipelineUnavailable
 from gateway.pipeline.run.failures import build_kafka_error
 
-from .plan import LedgerEntry, WriterPlan
+from .writer_plan import LedgerEntry, WriterPlan
 
 # Kafka never compacts the segment that is being written. So the size of a segment limits how much
 # a reader has to read.

@@ -2,7 +2,7 @@
 
 Spark drops late rows silently, and an undecodable record never becomes a row. Both are found
 exactly by reading the offsets again that batches have read, several batches at once (see
-`side_outputs`). An `ExactlyOnceWriter` writes them under a query id of their own
+`side_outputs`). An `ExactlyOnceOutput` writes them under a query id of their own
 (`<query>/late/<input>`, `<query>/dlq/<input>`), so the ledger says up to which batch they were
 written. There, an input is named by its cluster, its topic and its name in the job, because two
 inputs of a job may read one topic, or topics of the same name.
@@ -27,8 +27,8 @@ from gateway.pipeline.checkpoint.checkpoint import BatchOffsets, Checkpoint, Off
 from gateway.pipeline.inputs import source
 from gateway.pipeline.spark.client_config import build_client_config
 
+from .driver import ExactlyOnceOutput
 from .recreated_topics import ReadTopic
-from .writer import ExactlyOnceWriter
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -149,7 +149,7 @@ class SideOutput:
         output_cluster: The cluster of the output, where these records are written, too.
         checkpoint: The checkpoint of the query.
         catalogs: The schema registries, by name.
-        read_topics: The topics that are read, as of `ExactlyOnceWriter`.
+        read_topics: The topics that are read, as of `ExactlyOnceOutput`.
     """
 
     spark: SparkSession
@@ -162,7 +162,7 @@ class SideOutput:
     checkpoint: Checkpoint
     catalogs: source.Catalogs
     read_topics: tuple[ReadTopic, ...] = ()
-    _writers: dict[SideOutputKind, ExactlyOnceWriter] = field(default_factory=dict)
+    _outputs: dict[SideOutputKind, ExactlyOnceOutput] = field(default_factory=dict)
 
     def write_invalid(self, batches: Sequence[BatchOffsets]) -> int:
         """Write the records of batches that the input's model cannot decode.
@@ -221,12 +221,12 @@ class SideOutput:
         """
         last_batch = self._read_last_entry(kind)
         if last_batch < epoch:
-            self._get_writer(kind).prepare(epoch)
+            self._get_output(kind).prepare(epoch)
             last_batch = self._read_last_entry(kind)
         return last_batch
 
     def _read_last_entry(self, kind: SideOutputKind) -> int:
-        ledger, name = self._get_writer(kind).ledger, self._build_query_id(kind)
+        ledger, name = self._get_output(kind).ledger, self._build_query_id(kind)
         return max((entry.epoch for entry in ledger.read_entries(name)), default=-1)
 
     def _read_records(self, batches: Sequence[BatchOffsets]) -> DataFrame | None:
@@ -248,12 +248,12 @@ class SideOutput:
             if rows.isEmpty():  # the topic is only created when there is a record for it
                 return 0
             topics.ensure_topic(self.output_cluster, topic, None, existing)
-        return self._get_writer(kind)(rows, epoch)
+        return self._get_output(kind)(rows, epoch)
 
-    def _get_writer(self, kind: SideOutputKind) -> ExactlyOnceWriter:
-        if kind not in self._writers:
+    def _get_output(self, kind: SideOutputKind) -> ExactlyOnceOutput:
+        if kind not in self._outputs:
             topic = side_topic(self.input.topic, kind)
-            self._writers[kind] = ExactlyOnceWriter(
+            self._outputs[kind] = ExactlyOnceOutput(
                 self._build_query_id(kind),
                 self.output.model_copy(update={"topic": topic, "writers": 1}),
                 build_client_config(self.output_cluster),
@@ -261,7 +261,7 @@ class SideOutput:
                 ledger_output=self.output.topic,
                 read_topics=self.read_topics,
             )
-        return self._writers[kind]
+        return self._outputs[kind]
 
     def _build_query_id(self, kind: SideOutputKind) -> str:
         return (

@@ -101,7 +101,7 @@ class SideOutputs:
             get_counts: Returns the counts of a batch.
             retained_batches: The number of batches whose offsets Spark keeps. Pending batches are
                 fewer, so that the next process can still read their offsets.
-            read_topics: The topics that the records are read from, as of `ExactlyOnceWriter`.
+            read_topics: The topics that the records are read from, as of `ExactlyOnceOutput`.
             clock: Returns the seconds of any monotonic clock.
         """
         self._job = job

@@ -15,9 +15,9 @@ from gateway.pipeline import topics
 
 from . import large_rows, producers
 from .ledger import Ledger, writer_key
-from .plan import PlanSuperseded, WriterPlan, must_write, verify_plan
 from .producers import LedgerProducer, TransactionInterrupted, WriteRefused
 from .recreated_topics import ReadTopic, check_topics
+from .writer_plan import PlanSuperseded, WriterPlan, must_write, verify_plan
 
 if TYPE_CHECKING:
     import pyarrow as pa

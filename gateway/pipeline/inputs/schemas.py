@@ -23,7 +23,7 @@ from gateway.config.types.formats import needs_catalog
 from gateway.errors import FormatError, RegistryUnavailable
 from gateway.formats.codec import Codecs, EncodedData, SerializationFormat, compile_schema
 from gateway.formats.registry import CachedRegistryClient, Schema
-from gateway.pipeline.run.dead_letters import build_dead_letter_headers, get_dead_letter_topic
+from gateway.pipeline.run.dead_letter_format import build_dead_letter_headers, get_dead_letter_topic
 
 from . import schema_columns
 from .fields import FAULT_COLUMN, TEXT_COLUMN

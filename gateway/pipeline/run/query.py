@@ -2,7 +2,7 @@
 
 Jobs write in one of three ways. Rows of real-time mode, and those with `at-least-once` and without
 side outputs, go to Spark's Kafka sink. All other rows go through a function for each batch
-(`foreachBatch`): it calls `ExactlyOnceWriter`, or Spark's batch sink with `at-least-once`. `load`
+(`foreachBatch`): it calls `ExactlyOnceOutput`, or Spark's batch sink with `at-least-once`. `load`
 has its own function, which writes into Redis. Start reading in `start_query` and `_create_writer`.
 """
 
@@ -424,11 +424,11 @@ def _create_batch_function(
 
         return write_at_least_once
 
-    from gateway.pipeline.exactly_once import ExactlyOnceWriter
+    from gateway.pipeline.exactly_once import ExactlyOnceOutput
 
     checkpoint = Checkpoint(job_checkpoint.location, spark)
     name = build_owner_name(job, settings)
-    writer = ExactlyOnceWriter(
+    exactly_once_output = ExactlyOnceOutput(
         job_checkpoint.query_id,
         output,
         build_client_config(kafka),
@@ -438,9 +438,11 @@ def _create_batch_function(
     )
 
     def write_exactly_once(rows: DataFrame, epoch: int) -> None:
-        writer.prepare(epoch)  # first, so that a refused checkpoint writes no side outputs either
+        exactly_once_output.prepare(
+            epoch
+        )  # first, so that a refused checkpoint writes no side outputs either
         side_outputs.begin_batch(epoch)
-        writer(rows, epoch)
+        exactly_once_output(rows, epoch)
 
     return write_exactly_once
 
@@ -541,7 +543,7 @@ def _skip_unreadable(
 ) -> None:
     """Edit the checkpoint so that the query skips a record. Raise PipelineError if it cannot."""
     from gateway.pipeline.unreadable import skip
-    from gateway.pipeline.unreadable.dead_letters import DeadLetterSender
+    from gateway.pipeline.unreadable.dead_letters import DeadLetterWriter
     from gateway.pipeline.unreadable.offsets import find_unfinished_batch
 
     def create_source(name: str, input: Input) -> skip.InputSource:
@@ -553,7 +555,7 @@ def _skip_unreadable(
             and is_enabled
             and (to.guarantee == "exactly-once" or _has_side_outputs(job))
         ):
-            dead_letters = DeadLetterSender(
+            dead_letters = DeadLetterWriter(
                 job_checkpoint.query_id, to, find_cluster(settings.clusters, to.kafka)
             )
         kafka = find_cluster(settings.clusters, input.kafka)

@@ -35,7 +35,7 @@ from gateway.pipeline.state import damage, integrity, lease, profiles, recovery
 from gateway.pipeline.state.files import open_files
 
 from . import query
-from .dead_letters import get_dead_letter_topic
+from .dead_letter_format import get_dead_letter_topic
 from .job_run import JobRun
 
 if TYPE_CHECKING:

@@ -46,7 +46,7 @@ class RecordOrigin:
 
 
 @dataclass
-class DeadLetterSender:
+class DeadLetterWriter:
     """A writer of the dead letters of one job.
 
     The runner creates one for each start of the job, while it holds the job's lease. Between calls,
@@ -64,7 +64,7 @@ class DeadLetterSender:
     _producers: dict[str, tuple[LedgerProducer, int]] = field(default_factory=dict)
     _next_offsets: dict[str, int] = field(default_factory=dict)  # by the ledger's key
 
-    def send(self, origin: RecordOrigin, records: Sequence[UnreadableRecord]) -> None:
+    def write(self, origin: RecordOrigin, records: Sequence[UnreadableRecord]) -> None:
         """Write the dead letters of records, except those that were written before.
 
         Args:

@@ -19,7 +19,7 @@ from gateway.pipeline.spark.client_config import build_client_config
 from gateway.pipeline.topics import TopicDescription
 from gateway.telemetry import catalog
 
-from .dead_letters import DeadLetterSender, RecordOrigin
+from .dead_letters import DeadLetterWriter, RecordOrigin
 from .offsets import PartitionRange, UnfinishedBatch
 from .records import UnreadableRecord, find_next_unreadable, read_run
 
@@ -43,7 +43,7 @@ class InputSource:
     input: Input
     cluster: Kafka
     topic: TopicDescription
-    dead_letters: DeadLetterSender | None
+    dead_letters: DeadLetterWriter | None
 
 
 def skip_records(
@@ -246,7 +246,7 @@ class _Skipper:
             return
         if source.dead_letters is not None:
             self.check_topics()
-            source.dead_letters.send(
+            source.dead_letters.write(
                 RecordOrigin(offset_range.input_name, source.topic, offset_range.partition), records
             )
         counts.increment_counter(

@@ -29,9 +29,9 @@ from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.group.consumer import GroupConsumer
 from gateway.kafka.group.group_offsets import GroupOffsets
 from gateway.kafka.protocol.group_messages import OffsetAndMetadata
-from gateway.sidecar.consumer_options import build_consumer_options
 from gateway.sidecar.context import Auditor, NullAuditor, audit_gap
 from gateway.sidecar.http.status import StatusError
+from gateway.sidecar.membership_options import build_consumer_options
 from gateway.telemetry.log_context import create_detached_task
 
 from .instance_options import InstanceOptions

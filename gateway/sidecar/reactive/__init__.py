@@ -4,8 +4,8 @@ Start with `component`, which has the groups and lets operators see and steer th
 member of a consumer group; it spreads its partitions over lanes, and a `lane_runner` does what
 `core.delivery` decides for a lane: send a batch (`batch_encoder`, `backend`), write dead letters
 (`dead_letters`, `message`), commit (`offset_committer`). `state` describes a group. `app` creates
-the component; `deadletter`, `replay` and `ksqldb` use the modules for the back end and for dead
-letters.
+the component; `dead_letter_retry`, `replay` and `ksqldb` use the modules for the back end and for
+dead letters.
 """
 
 from .component import ReactiveComponent

@@ -27,8 +27,8 @@ from gateway.kafka.client.offsets import (
     OffsetAndTimestamp,
 )
 from gateway.kafka.group.consumer import GroupConsumer
-from gateway.sidecar.consumer_options import build_consumer_options
 from gateway.sidecar.context import Context, audit_gap
+from gateway.sidecar.membership_options import build_consumer_options
 from gateway.telemetry.histogram import Histogram
 
 from .backend import BackendClient

@@ -101,7 +101,7 @@ class GuardContext:
 class Guard(ABC, Generic[SectionT]):
     """Knows who a client is. Created and owned by `Guards`, one per configured guard.
 
-    Each kind is a subclass, in a module of its own, and listed in `kinds.GUARD_CLASSES`.
+    Each kind is a subclass, in a module of its own, and listed in `kinds.GUARD_LOADERS`.
 
     Attributes:
         is_renewable: Whether it uses the token of a `token` message.

@@ -1,4 +1,4 @@
-"""List the classes of all kinds of guards."""
+"""List how the class of each kind of guard is imported."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def _load_inline() -> type[Guard[Any]]:
     return InlineGuard
 
 
-GUARD_CLASSES: dict[type[GuardSection], Callable[[], type[Guard[Any]]]] = {
+GUARD_LOADERS: dict[type[GuardSection], Callable[[], type[Guard[Any]]]] = {
     Jwt: _load_jwt,
     Http: _load_http,
     X509: _load_x509,
     Inline: _load_inline,
 }
-"""What returns the class of a kind of guard, by its section."""
+"""Functions that import the class of a kind of guard and return it, by its section."""
 
 
 def get_guard_class(section: GuardSection) -> type[Guard[Any]]:
     """Return the class of guards with a section of this kind."""
-    return GUARD_CLASSES[type(section)]()
+    return GUARD_LOADERS[type(section)]()

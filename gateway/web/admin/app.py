@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from gateway.config.source.expression import suggest
+from gateway.core.client.end_reason import EndReason
 from gateway.errors import RequestError
 from gateway.web.access.guards import Guards
 from gateway.web.app.metrics import Metrics
@@ -34,7 +35,6 @@ from .reload_coordinator import ReloadCoordinator, ReloadRefused
 from .stream_filter import StreamFilter
 
 DEFAULT_LIMIT, MAX_LIMIT = 100, 10_000  # streams of one page of the list
-DISCONNECT_REASON = "disconnected"
 NO_STORE_HEADERS = {"Cache-Control": "no-store"}
 
 
@@ -136,13 +136,13 @@ class AdminApi:
             # An empty filter would end all streams by a mistake.
             detail = "say which: ?route=, ?identity= (?guard=) or ?address="
             raise RequestError(400, "Bad request", detail)
-        ended, missing = await self._listing.end_streams(stream_filter, DISCONNECT_REASON)
+        ended, missing = await self._listing.end_streams(stream_filter, EndReason.DISCONNECTED)
         log_action(request, "disconnect", **stream_filter._asdict(), ended=ended)
         return JSONResponse({"ended": ended, "missing": missing}, headers=NO_STORE_HEADERS)
 
     async def _end_stream(self, request: Request) -> Response:
         id = request.path_params["id"]
-        await self._listing.end_stream(id, DISCONNECT_REASON)
+        await self._listing.end_stream(id, EndReason.DISCONNECTED)
         log_action(request, "disconnect", id=id)
         return Response(status_code=204, headers=NO_STORE_HEADERS)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
+from gateway.core.client.end_reason import EndReason
 from gateway.errors import RequestError
 from gateway.web.routing.block_errors import AccessRevoked, RoutePaused
 from gateway.web.routing.match import Match, get_route_name
@@ -65,7 +66,7 @@ class BlocklistEntry(NamedTuple):
         return StreamFilter(identity=self.identity, guard=self.guard or None)
 
     @property
-    def reason(self) -> str:
+    def reason(self) -> EndReason:
         """Return the reason that its streams end with."""
         return RoutePaused.reason if self.route else AccessRevoked.reason
 

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
+from gateway.core.client.end_reason import EndReason
 from gateway.core.client.subscription import Subscription
 from gateway.core.log.position import Position
 from gateway.core.log.record import TopicPartition
@@ -144,7 +145,7 @@ class StreamListing:
         stream: dict[str, Any] = await self._ask_owner("admin-stream", id)
         return stream
 
-    async def end_stream(self, id: str, reason: str) -> None:
+    async def end_stream(self, id: str, reason: EndReason) -> None:
         """End a stream.
 
         Args:
@@ -157,7 +158,7 @@ class StreamListing:
         await self._ask_owner("admin-end-one", id, reason)
 
     async def end_streams(
-        self, stream_filter: StreamFilter, reason: str
+        self, stream_filter: StreamFilter, reason: EndReason
     ) -> tuple[int, Sequence[int]]:
         """End streams.
 
@@ -239,14 +240,15 @@ class StreamListing:
 
     def _handle_end(self, worker: int, data: tuple[Sequence[Any], str]) -> int:
         fields, reason = data
-        return self._routes.stream_registry.end_matching(StreamFilter(*fields).matches, reason)
+        matches = StreamFilter(*fields).matches
+        return self._routes.stream_registry.end_matching(matches, EndReason(reason))
 
     def _handle_end_one(self, worker: int, data: tuple[str, int, str]) -> bool | None:
         instance_id, number, reason = data
         stream = self._find_stream(instance_id, number)
         if stream is None:
             return None
-        stream.end(reason)
+        stream.end(EndReason(reason))
         return True
 
     def _find_stream(self, instance_id: str, number: int) -> OpenStream | None:

@@ -1,78 +1,38 @@
-"""Respond to a request that is for no stream: dispatch it by the capability of its route."""
+"""Define what responds to the requests of a capability."""
 
 from __future__ import annotations
+
+from abc import ABC, abstractmethod
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.errors import RequestError, StreamEnded
-from gateway.telemetry.log_context import bind_log_context
-from gateway.web.app.tracing import ROUTE_SCOPE_KEY
-from gateway.web.routing.match import Match, get_route_name
+from gateway.config import With
+from gateway.web.routing.match import Match
 from gateway.web.routing.routes import Routes
-from gateway.web.streams.disconnect import ClientDisconnected
-from gateway.web.websocket.origin import is_origin_allowed
-
-from .kinds import get_exchange
 
 
-async def respond(routes: Routes, match: Match, request: Request) -> Response:
-    """Return a document, the result of a write, or a reply.
+class Exchange(ABC):
+    """A capability whose requests have one response. There is one instance, without state.
 
-    Args:
-        routes: The routes of the gateway.
-        match: The route; the client is admitted here.
-        request: The request.
-
-    Raises:
-        RequestError: The request is refused.
-        KafkaError: Kafka does not answer.
+    Each is a subclass in a module of its own, and listed in `kinds.EXCHANGES`.
     """
-    name = request.scope[ROUTE_SCOPE_KEY] = get_route_name(match.route)
-    bind_log_context(route=name)
-    if match.route.with_.can_write and not match.is_reply:
-        _check_origin(routes, match, request)
-    match = await routes.admit(match, request)
-    release_slot = await routes.limits.acquire_slot(request.scope, match.granted)
-    try:
-        if routes.hubs.draining:
-            raise _build_draining_error()
-        match = await routes.refresh(match, request)
-        return await get_exchange(match.route.with_).respond(routes, match, request)
-    except ClientDisconnected:
-        return Response(status_code=204)  # the client does not receive it
-    except StreamEnded:  # a request may wait on a stream, which ends when the gateway drains
-        raise _build_draining_error() from None
-    finally:
-        release_slot()
 
+    @abstractmethod
+    def describe(self, with_: With) -> str:
+        """Return what a request to a route with these options does, for people."""
 
-def _build_draining_error() -> RequestError:
-    detail = "this gateway is about to end; repeat it with its Idempotency-Key"
-    return RequestError(503, "Draining", detail, retry_after=1.0)
+    @abstractmethod
+    async def respond(self, routes: Routes, match: Match, request: Request) -> Response:
+        """Return the response to a request.
 
+        Args:
+            routes: The routes of the gateway.
+            match: The route, to which the client was admitted, with the newest configuration.
+            request: The request.
 
-def _check_origin(routes: Routes, match: Match, request: Request) -> None:
-    """Refuse a write from a page of another site that may not write (CSRF).
-
-    Any page can send a form here without a preflight, and the browser adds the user's credentials
-    by itself: cookies, a password, a client certificate.
-
-    Raises:
-        RequestError: 403, if the origin is not allowed.
-    """
-    headers, guards = request.headers, routes.settings.guards
-    has_ambient_credentials = (
-        "cookie" in headers
-        or headers.get("authorization", "")[:6].lower() == "basic "
-        or any(guards[name].has_ambient_credentials for name in match.route.guarded)
-    )
-    access = routes.get_access_control(match.route)
-    if not is_origin_allowed(
-        access,
-        headers.get("origin"),
-        headers.get("host", ""),
-        has_cookies=has_ambient_credentials,
-    ):
-        detail = "pages of this origin may not write; see access-control"
-        raise RequestError(403, "Foreign origin", detail)
+        Raises:
+            RequestError: The request is refused.
+            KafkaError: Kafka does not answer.
+            ClientDisconnected: The client has disconnected.
+        """

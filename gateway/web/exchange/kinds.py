@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gateway.config import FetchWith, ProduceWith, With
 
-from .kind import Exchange
-from .latest import FetchExchange
+from .exchange import Exchange
+from .fetch import FetchExchange
 from .write import ProduceExchange
 
 EXCHANGES: dict[type[With], Exchange] = {

@@ -26,7 +26,7 @@ from gateway.api.stream import Stream
 from gateway.core.channel.filters import Filters
 from gateway.errors import BrokerUnavailable, GatewayError
 from gateway.hub.fanout.view import View
-from gateway.hub.reads.stream_start import StreamStart
+from gateway.hub.reads.position_resolver import StreamStart
 from gateway.telemetry.log_context import create_detached_task
 
 if TYPE_CHECKING:

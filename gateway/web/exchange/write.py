@@ -10,7 +10,7 @@ from gateway.web.routing.match import Match
 from gateway.web.routing.routes import Routes
 
 from . import produce, reply
-from .kind import Exchange
+from .exchange import Exchange
 
 
 class ProduceExchange(Exchange):

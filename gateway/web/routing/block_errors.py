@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from gateway.core.client.end_reason import EndReason
 from gateway.errors import NotGranted, RequestError
 
 RETRY_DELAY_S = (3.0, 10.0)  # seconds until a client of a paused route tries again
@@ -16,7 +17,7 @@ class RoutePaused(RequestError):
         reason: The reason of the `end` event of a stream that this ends.
     """
 
-    reason = "paused"
+    reason = EndReason.PAUSED
 
     def __init__(self) -> None:
         detail = "this route is paused by an operator; come back later"
@@ -30,7 +31,7 @@ class AccessRevoked(NotGranted):
         reason: The reason of the `end` event of a stream that this ends.
     """
 
-    reason = "access-revoked"
+    reason = EndReason.ACCESS_REVOKED
 
     def __init__(self) -> None:
         super().__init__(403, "your access was revoked; ask whoever runs the gateway")

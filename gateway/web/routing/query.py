@@ -18,7 +18,7 @@ from starlette.requests import HTTPConnection
 from gateway.core.token import resume_token as tokens
 from gateway.core.token.resume_token import ResumeToken
 from gateway.errors import RequestError, TokenError
-from gateway.hub.reads.stream_start import StreamStart
+from gateway.hub.reads.position_resolver import StreamStart
 
 _AGO_PATTERN = re.compile(r"-([0-9]{1,9})(ms|s|m|h|d)")
 _COUNT_PATTERN = re.compile(r"[0-9]{1,12}")

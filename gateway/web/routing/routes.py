@@ -11,13 +11,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
 from gateway.config import AccessControl, Route, Settings
-from gateway.core.client.slow_client import SlowClientPolicy
+from gateway.core.client.slow_client_policy import SlowClientPolicy
 from gateway.errors import RequestError, TokenError, TokenTooOld
 from gateway.hub.fanout.client import Client, ClientOptions, Handover
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.hubs import Hubs
 from gateway.hub.fanout.view import View
-from gateway.hub.reads.stream_start import StreamStart
+from gateway.hub.reads.position_resolver import StreamStart
 from gateway.hub.wires.websocket import WebSocketWire
 from gateway.hub.wires.wire import Wire
 from gateway.telemetry.log_context import bind_log_context

@@ -10,9 +10,9 @@ from typing import Self
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from gateway.core.client.end_reason import EndReason
 from gateway.errors import GatewayError
 from gateway.hub.fanout.client import Client, Handover
-from gateway.hub.fanout.client_source import END_CHANGED
 from gateway.hub.wires.wire import Wire
 from gateway.web.http.outlet import HttpOutlet
 from gateway.web.routing.limits import ReleaseSlot
@@ -117,7 +117,7 @@ class HttpStream(OpenStream):
                 self._on_attached(client)
                 async for data in client.pull().iter_bytes():
                     yield data
-                if client.subscription.end_reason != END_CHANGED:
+                if client.subscription.end_reason is not EndReason.CHANGED:
                     return
                 last_bytes = await self._open_next_client(self._take_handover())
                 if last_bytes:
@@ -167,7 +167,10 @@ class HttpStream(OpenStream):
 
         A client that `iter_bytes` pulls from is also closed at a handover, which ends nothing.
         """
-        if self._client is not None and self._client.subscription.end_reason != END_CHANGED:
+        if (
+            self._client is not None
+            and self._client.subscription.end_reason is not EndReason.CHANGED
+        ):
             self._client = None
             self.mark_closed()
 

@@ -12,10 +12,11 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.core.client.end_reason import EndReason
 from gateway.errors import Busy, GatewayError, GuardUnavailable
 from gateway.web.app import assets
 from gateway.web.app.co_hosted_app import CoHostedApp
-from gateway.web.exchange import exchange
+from gateway.web.exchange import dispatch
 from gateway.web.http.cors import (
     CorsPolicies,
     CorsPolicy,
@@ -215,14 +216,14 @@ class StreamMiddleware:
             await check_rate(request.scope)
             if match.route.is_stream:
                 return await self._respond_stream(request, match)
-            response = await exchange.respond(self._routes, match, request)
+            response = await dispatch.respond(self._routes, match, request)
             if self._routes.cors is not None:
                 response.headers.add_vary_header("Origin")
             return response
         except Busy as exc:
             # An EventSource would not reconnect after any other status than 200.
             if query.is_event_source(request):
-                return sse.build_unavailable_response("busy", exc.retry_after)
+                return sse.build_unavailable_response(EndReason.BUSY, exc.retry_after)
             return build_problem(exc, request.url.path)
         except (GatewayError, HTTPException) as exc:
             return build_problem(exc, request.url.path)
@@ -239,7 +240,7 @@ class StreamMiddleware:
             raise
         except GuardUnavailable:
             if query.is_event_source(request):
-                return sse.build_unavailable_response("guard-unavailable")
+                return sse.build_unavailable_response(EndReason.GUARD_UNAVAILABLE)
             raise
 
 

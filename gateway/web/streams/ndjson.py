@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from gateway.core.client.end_reason import EndReason
 from gateway.core.short_cache import cache_short
 from gateway.hub.fanout.client import Client
 from gateway.hub.reads import page
@@ -146,7 +147,7 @@ async def _build_page_response(
     body, coding_headers = negotiate_body(result.body, match.route, request)
     headers = STREAM_HEADERS | coding_headers
     # A page that has reached `until` is the last one.
-    if result.reason != "until" and len(result.position) <= MAX_LINK_TOKEN_CHARS:
+    if result.reason is not EndReason.UNTIL and len(result.position) <= MAX_LINK_TOKEN_CHARS:
         next_link = build_next_link(request.scope, result.position.decode())
         headers["Link"] = f'<{next_link}>; rel="next"'
     return Response(body, headers=headers, media_type=MEDIA_TYPE)

@@ -20,10 +20,10 @@ from starlette.exceptions import HTTPException
 
 from gateway.background_tasks import BackgroundTasks
 from gateway.config import Route
-from gateway.core.client.slow_client import SlowClientPolicy
+from gateway.core.client.end_reason import EndReason
+from gateway.core.client.slow_client_policy import SlowClientPolicy
 from gateway.errors import GatewayError, KafkaError, RequestError, UnknownTopic
 from gateway.hub.fanout.client import Client, Handover
-from gateway.hub.fanout.client_source import END_CHANGED
 from gateway.hub.fanout.hubs import ClusterTopic
 from gateway.hub.fanout.view import View
 from gateway.hub.fanout.wall_clock_timer import WallClockTimer
@@ -33,8 +33,6 @@ from gateway.web.routing.match import Match
 from gateway.web.websocket.request import QueryPairs
 
 STREAMS_PER_SLICE = 100  # streams that are visited before other tasks run
-END_ACCESS_CHANGED = "access-changed"  # reason to end: the client may not have the stream any more
-END_ROUTE_REMOVED = "route-removed"  # reason to end: its route or its topic was removed
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +128,7 @@ class OpenStream:
         self._pending_change: StreamChange | None = None
         self._challenge_timer: WallClockTimer | None = None
         # Why the stream is to end. It is kept for the case that a handover is on its way.
-        self._end_reason = ""
+        self._end_reason: EndReason | None = None
         self.number = routes.stream_registry.add(self)
 
     @property
@@ -152,7 +150,7 @@ class OpenStream:
         """The connection, which several streams may share; None where another server owns it."""
         return None
 
-    def end(self, reason: str) -> None:
+    def end(self, reason: EndReason) -> None:
         """End the stream with an `end` event of this reason."""
         self._end_reason = self._end_reason or reason
         if self._client is not None:
@@ -196,7 +194,7 @@ class OpenStream:
             match = self.routes.match(before.path)
             granted = keep_grants(before, match.route, changed_guards)
             if granted is None:
-                return self._end_after_reload(END_ACCESS_CHANGED)
+                return self._end_after_reload(EndReason.ACCESS_CHANGED)
             match = match._replace(granted=granted)
             view = await self.routes.get_view(match, query)
         except (GatewayError, HTTPException) as exc:
@@ -209,7 +207,7 @@ class OpenStream:
         self.apply_change(StreamChange(match, query, view, needs_new_client))
         return "untouched" if self._pending_change is None else "moved"
 
-    def _end_after_reload(self, reason: str) -> str:
+    def _end_after_reload(self, reason: EndReason) -> str:
         self.end(reason)
         return f"ended ({reason})"
 
@@ -247,7 +245,7 @@ class OpenStream:
         match, query, view, needs_new_client = self._pending_change
         # The client ends, and its outlet calls `hand_over`, which takes the change from here.
         if needs_new_client or client.view != view or client.subscription.end_reason is not None:
-            client.end(END_CHANGED)
+            client.end(EndReason.CHANGED)
             return
         self.match, self.query, self._pending_change = match, query, None
         self._end_if_blocked()
@@ -264,7 +262,7 @@ class OpenStream:
             self.end(error.reason)
 
     def _take_handover(self) -> Handover:
-        """Return what a client has left that ended by `END_CHANGED`, and apply the change."""
+        """Return what a client has left that ended by `EndReason.CHANGED`, and apply the change."""
         client, self._client, self._has_begun = self._client, None, False
         assert client is not None and self._pending_change is not None
         self.match, self.query, _, _ = self._pending_change
@@ -323,14 +321,14 @@ def keep_grants(previous_match: Match, route: Route, changed_guards: Set[str]) -
     return granted.only(own | route.guarded.keys())
 
 
-def get_end_reason(exc: GatewayError | HTTPException) -> str:
+def get_end_reason(exc: GatewayError | HTTPException) -> EndReason:
     """Return the reason in the `end` event of a stream that cannot go on for an error."""
     if isinstance(exc, UnknownTopic | HTTPException):
-        return END_ROUTE_REMOVED
-    return "kafka-unavailable" if isinstance(exc, KafkaError) else END_ACCESS_CHANGED
+        return EndReason.ROUTE_REMOVED
+    return EndReason.KAFKA_UNAVAILABLE if isinstance(exc, KafkaError) else EndReason.ACCESS_CHANGED
 
 
-async def _end_streams(streams: Iterable[OpenStream], reason: str) -> None:
+async def _end_streams(streams: Iterable[OpenStream], reason: EndReason) -> None:
     """End streams in slices, so that other tasks run in between."""
     for n, stream in enumerate(streams):
         stream.end(reason)
@@ -436,7 +434,7 @@ class StreamRegistry:
                 await asyncio.sleep(0)
         return dict(outcomes)
 
-    def end_matching(self, predicate: Callable[[OpenStream], bool], reason: str) -> int:
+    def end_matching(self, predicate: Callable[[OpenStream], bool], reason: EndReason) -> int:
         """End the streams that a predicate selects, in slices, without waiting for that.
 
         Args:
@@ -460,4 +458,4 @@ class StreamRegistry:
         try:
             await stream.renew(granted)
         except (GatewayError, HTTPException):
-            stream.end(END_ACCESS_CHANGED)
+            stream.end(EndReason.ACCESS_CHANGED)

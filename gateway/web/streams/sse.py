@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from gateway.core.client.end_reason import EndReason
 from gateway.errors import AccessDenied, KafkaError, UnknownTopic
 from gateway.hub.wires.sse import SseWire, encode_control
 from gateway.web.http.encoding import negotiate_wire
@@ -107,7 +108,7 @@ async def respond(routes: Routes, match: Match, request: Request) -> AsgiRespons
         raise
     except KafkaError:
         if query.is_event_source(request):
-            return build_unavailable_response("kafka-unavailable")
+            return build_unavailable_response(EndReason.KAFKA_UNAVAILABLE)
         raise
     if request.method == "HEAD":
         stream.close()
@@ -120,7 +121,7 @@ async def respond(routes: Routes, match: Match, request: Request) -> AsgiRespons
     return await build_response(stream, wire, open_stream, build_asgi_response, direct_headers)
 
 
-def build_unavailable_response(reason: str, retry_after_s: float | None = None) -> Response:
+def build_unavailable_response(reason: EndReason, retry_after_s: float | None = None) -> Response:
     """Return the response to an EventSource that cannot be served now: 200 with `retry` and `end`.
 
     Any other status would end the EventSource for good (WHATWG HTML 9.2.3).

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from starlette.requests import HTTPConnection
 
+from gateway.core.client.end_reason import EndReason
 from gateway.hub.fanout.client import Handover
 from gateway.hub.wires.websocket import WebSocketWire, encode_label
 from gateway.web.access import Granted
@@ -148,7 +149,7 @@ class WebSocketStream(OpenStream):
             client.grant_credit(self._pending_credit)
             self._pending_credit = 0
             if self._is_stopped:
-                client.end("unsubscribed")
+                client.end(EndReason.UNSUBSCRIBED)
             await client.wait_until_ready()
         except BaseException:
             self.close()
@@ -198,14 +199,14 @@ class WebSocketStream(OpenStream):
         """End the stream for its client, with an `end`."""
         self._is_stopped = True
         if self._client is not None:
-            self._client.end("unsubscribed")
+            self._client.end(EndReason.UNSUBSCRIBED)
 
     def close(self) -> None:
         """Release the stream without an `end`. It may be called again."""
         client, self._client = self._client, None
         self.mark_closed()
         if client is not None:
-            client.end("closed")  # wakes `wait_until_ready`
+            client.end(EndReason.CLOSED)  # wakes `wait_until_ready`
             client.close()
         self.write = _discard_data  # the bound method would be a reference cycle
 

@@ -26,7 +26,7 @@ from gateway.core.channel.conflation import (
     conflate,
 )
 from gateway.core.channel.ring_budget import RingBudget
-from gateway.core.client.slow_client import SlowClientPolicy
+from gateway.core.client.slow_client_policy import SlowClientPolicy
 from gateway.core.client.subscription import Subscription
 from gateway.core.client.terms import SubscriptionTerms
 from gateway.core.log.partition_log import PartitionLog, estimate_entry_size

@@ -95,7 +95,9 @@ def build_channel(
     kind: type[Channel] = Channel,
 ) -> Channel:
     accepts = filters.matches if filters.filters else None
-    made = kind(tail, b"view-", encoder or RecordingEncoder(), accepts, failing_topics=["orders"])
+    made = kind(
+        tail, b"view-", encoder or RecordingEncoder(), accepts, topics_ending_on_loss=["orders"]
+    )
     return add_follower(made)
 
 

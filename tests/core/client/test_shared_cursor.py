@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from support.snapshot_model import PARTITIONS, KeyedTopic
 
+from gateway.core.client.end_reason import EndReason
 from gateway.core.client.shared_cursor import SharedCursor
 from gateway.core.client.terms import SubscriptionTerms
 from gateway.core.log.position import PartitionPosition
@@ -55,8 +56,8 @@ def test_on_its_way_it_stands_where_its_next_chunk_begins():
 
 def test_the_first_reason_of_an_end_counts():
     cursor = SharedCursor(KeyedTopic().channel)
-    cursor.end("drain")
-    cursor.end("slow")
+    cursor.end(EndReason.DRAIN)
+    cursor.end(EndReason.SLOW)
     assert cursor.end_reason == "drain"
 
 

@@ -10,7 +10,7 @@ from gateway.core.channel.dispatcher import ChannelDispatcher
 from gateway.core.channel.filters import Filters
 from gateway.core.channel.ring_budget import RingBudget
 from gateway.core.client.private_reader import PrivateReader
-from gateway.core.client.slow_client import SlowClientPolicy
+from gateway.core.client.slow_client_policy import SlowClientPolicy
 from gateway.core.client.subscription import Subscription
 from gateway.core.client.terms import SubscriptionTerms
 from gateway.core.log.partition_log import PartitionLog
@@ -231,7 +231,7 @@ def test_an_end_is_reached_when_all_partitions_have():
 
 
 def test_only_what_retention_took_ends_those_who_want_to_fail():
-    gateway = TailFixture(failing_topics=["orders"])
+    gateway = TailFixture(topics_ending_on_loss=["orders"])
     skipping, failing = gateway.subscribe((A, PartitionPosition(0, NO_EPOCH))), gateway.subscribe()
     gateway.apply_entries(Gap(B, 0, 4, 0, GapReason.SKIPPED))
     take_lines(skipping)

@@ -12,15 +12,17 @@ from support.single_client import (
     create_client,
     drain_outlet,
     get_hub,
-    leave_group,
+    leave_audience,
     write_records,
 )
 from support.waiting import wait_until
 
-from gateway.core.client.slow_client import SlowClientPolicy
+from gateway.core.client.end_reason import EndReason
+from gateway.core.client.slow_client_policy import SlowClientPolicy
 from gateway.core.log.record import Skip
 from gateway.hub.fanout import broadcaster as pump
 from gateway.hub.fanout.client import Client
+from gateway.hub.fanout.pacing import MAX_REST_S, BatchPacing
 
 
 def attach_clients(
@@ -36,7 +38,7 @@ def attach_clients(
 
 def fill_outlet(client: Client, outlet: FakeOutlet) -> None:
     outlet.capacity = -1
-    leave_group(client)
+    leave_audience(client)
 
 
 async def run_loop_turns(count: int = 5) -> None:
@@ -134,7 +136,7 @@ async def test_it_ends_with_its_last_words_wherever_it_is():
     await run_loop_turns()
     fill_outlet(clients[1], full)
     for client in clients:
-        client.end("drain")
+        client.end(EndReason.DRAIN)
     await wait_until(lambda: riding.is_finished and full.is_finished and late.is_finished)
     assert all(b'{"reason":"drain"}' in outlet.chunks[-1] for outlet in (riding, full, late))
     assert set(get_hub(clients[0]).removed_clients) == set(clients)
@@ -191,7 +193,7 @@ async def test_a_rest_is_in_proportion_to_what_the_round_cost():
     assert pace.remaining_rest == 0
     write_records(clients[0], b"1")
     await wait_until(lambda: outlets[-1].values == [1], interval_s=0)
-    assert 0 < pace.remaining_rest <= pump.MAX_REST_S
+    assert 0 < pace.remaining_rest <= MAX_REST_S
     await wait_until(lambda: pace.remaining_rest == 0)
 
 
@@ -223,13 +225,13 @@ async def test_credit_is_kept_on_the_way_to_an_outlet():
 
 
 async def test_a_turn_is_followed_by_a_rest_unless_it_brought_a_single_record():
-    pace = pump.BatchPacing()
+    pace = BatchPacing()
     pace.is_single = True
     pace.record_cost(1.0)
     assert pace.remaining_rest == 0
     pace.is_single = False
     pace.record_cost(1.0)
-    assert 0 < pace.remaining_rest <= pump.MAX_REST_S
+    assert 0 < pace.remaining_rest <= MAX_REST_S
 
 
 async def test_clients_who_wake_at_once_are_pushed_to_in_turns_with_others(

@@ -9,11 +9,12 @@ from support.outlet import FakeOutlet
 from support.single_client import create_client, get_hub, write_records
 
 from gateway.core.channel.channel import Channel
+from gateway.core.client.end_reason import EndReason
 from gateway.core.client.subscription import Subscription
 from gateway.core.client.throttle import Throttle
-from gateway.hub.fanout.broadcaster import ReceiverGroup
+from gateway.hub.fanout.broadcaster import Audience
 from gateway.hub.fanout.client import Client
-from gateway.hub.fanout.client_source import END_EXPIRED, ClientSource
+from gateway.hub.fanout.client_source import ClientSource
 from gateway.hub.fanout.pull_delivery import PullDelivery
 from gateway.hub.fanout.push_delivery import PushDelivery
 from gateway.hub.fanout.rate_limiter import RateLimiter
@@ -52,7 +53,7 @@ async def test_one_that_waits_for_its_begin_and_is_told_to_end_does_so():
     client = create_client(ready=False, deadline=asyncio.get_running_loop().time() + 3600)
     waiting = asyncio.create_task(client.wait_until_ready())
     await asyncio.sleep(0)
-    client.end("drain")
+    client.end(EndReason.DRAIN)
     async with asyncio.timeout(30):
         await waiting
         pieces = [piece async for piece in client.pull().iter_bytes()]
@@ -62,7 +63,7 @@ async def test_one_that_waits_for_its_begin_and_is_told_to_end_does_so():
 async def test_a_client_that_is_gone_waits_for_no_collection_of_garbage():
     """It was part of a reference cycle, with its filters and its channel."""
     kinds = (
-        Client, ClientSource, PushDelivery, PullDelivery, Subscription, Channel, ReceiverGroup,
+        Client, ClientSource, PushDelivery, PullDelivery, Subscription, Channel, Audience,
     )  # fmt: skip
 
     def count_alive() -> int:
@@ -86,7 +87,7 @@ async def test_a_client_that_is_gone_waits_for_no_collection_of_garbage():
             del client, hub, channel
             client = create_client(credit=credit)
             async for _ in client.pull().iter_bytes():
-                client.end("drain")
+                client.end(EndReason.DRAIN)
             get_hub(client).removed_clients.clear()
             del client
         await asyncio.sleep(0)
@@ -104,7 +105,7 @@ async def test_an_event_for_a_pulled_client_alone_comes_next_and_nothing_after_i
     assert b"event: challenge" in await anext(stream)
     assert b"data: 1\n" in await anext(stream)
     client.send_event("challenge", {"guard": "jwt0"})
-    client.end(END_EXPIRED)
+    client.end(EndReason.TOKEN_EXPIRED)
     assert [b"event: end" in piece async for piece in stream] == [True]
 
 

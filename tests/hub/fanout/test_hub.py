@@ -23,7 +23,7 @@ from gateway.hub.fanout import hub as hubs
 from gateway.hub.fanout.client import Client, ClientOptions
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.view import View
-from gateway.hub.reads.stream_start import StreamStart
+from gateway.hub.reads.position_resolver import StreamStart
 from gateway.hub.wires.sse import SseWire
 from gateway.kafka.embedded import EmbeddedKafka
 

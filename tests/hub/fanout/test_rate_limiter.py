@@ -9,7 +9,7 @@ from support.outlet import FakeOutlet
 from support.single_client import create_client, write_records
 from support.waiting import wait_until
 
-from gateway.core.client.slow_client import SlowClientPolicy
+from gateway.core.client.slow_client_policy import SlowClientPolicy
 from gateway.core.client.throttle import Throttle
 from gateway.hub.fanout.client import Client
 from gateway.hub.fanout.rate_limiter import RateLimiter

@@ -12,6 +12,7 @@ from support.outlet import FakeOutlet
 from support.single_client import TP, create_client, drain_outlet, get_hub, write_records
 from support.waiting import wait_until
 
+from gateway.core.client.end_reason import EndReason
 from gateway.core.client.subscription import Subscription
 from gateway.core.log.position import PartitionPosition
 from gateway.core.token.resume_token import parse_token
@@ -158,7 +159,7 @@ async def test_who_is_told_to_end_ends_where_it_stands(monkeypatch: pytest.Monke
     attach_late_clients(first, outlets, 0)
     await wait_until(lambda: all(len(outlet.values) > 20 for outlet in outlets), interval_s=0)
     for outlet in outlets:
-        outlet.client.end("drain")
+        outlet.client.end(EndReason.DRAIN)
     await wait_until(lambda: all(outlet.is_finished for outlet in outlets))
     for outlet in outlets:
         *_, position = re.findall(rb"^id: (\S+)$", b"".join(outlet.chunks), re.MULTILINE)
@@ -228,8 +229,8 @@ async def test_compressed_streams_of_a_herd_end_with_the_right_sum(
     await wait_until(lambda: all(outlet.client.state is None for outlet in outlets))
     write_records(first, b"%d" % (MISSED + 5))
     for outlet in outlets:
-        outlet.client.end("drain")
-    first.end("drain")
+        outlet.client.end(EndReason.DRAIN)
+    first.end(EndReason.DRAIN)
     await wait_until(lambda: all(outlet.is_finished for outlet in riding))  # type: ignore[union-attr]
     for outlet in outlets:
         outlet.chunks = [gzip.decompress(b"".join(outlet.chunks))]  # checks the sum

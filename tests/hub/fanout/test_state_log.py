@@ -20,7 +20,7 @@ from gateway.core.token.resume_token import parse_token
 from gateway.hub.fanout.client import Client, ClientOptions
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.view import View
-from gateway.hub.reads.stream_start import StreamStart
+from gateway.hub.reads.position_resolver import StreamStart
 from gateway.hub.wires.sse import SseWire
 from gateway.kafka.embedded import EmbeddedKafka
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.single_client import TP, create_client, write_records
 
+from gateway.core.client.end_reason import EndReason
 from gateway.core.log.position import UNVERIFIED_LINEAGE, PartitionPosition
 from gateway.core.token.resume_token import parse_token
 from gateway.errors import KafkaError
@@ -99,7 +100,7 @@ async def test_a_gateway_that_ends_says_so_in_the_page_at_once():
     it = build_client()
     reading = asyncio.create_task(read_page_in_time(it, 300.0))
     await asyncio.sleep(0)
-    it.end("drain")
+    it.end(EndReason.DRAIN)
     got = await reading
     assert (parse_lines(got), got.reason) == ([build_end(got)], "drain")
 

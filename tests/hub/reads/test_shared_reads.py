@@ -19,7 +19,7 @@ from gateway.core.client.subscription import Subscription
 from gateway.core.log.record import Fault, Gap, GapReason, Ready, Record, TopicPartition
 from gateway.core.log.tail import Tail
 from gateway.formats import create_format
-from gateway.hub.fanout import broadcaster as pump
+from gateway.hub.fanout import pacing
 from gateway.hub.fanout.shared_tail import SharedTail
 from gateway.hub.reads import shared_reads as hub_feeds
 from gateway.hub.reads.shared_reads import SharedReads
@@ -46,7 +46,7 @@ class RecordingSubscription(Subscription):
 @pytest.fixture(autouse=True)
 def without_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """A turn of the loop is all that one of the feeds takes."""
-    monkeypatch.setattr(pump, "REST_FACTOR", 0.0)
+    monkeypatch.setattr(pacing, "REST_FACTOR", 0.0)
     monkeypatch.setattr(hub_feeds, "MAX_FLUSH_S", 60.0)
 
 

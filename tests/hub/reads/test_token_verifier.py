@@ -22,7 +22,7 @@ from gateway.errors import BrokerUnavailable, TokenForeign, TokenTooOld
 from gateway.hub.fanout.client import Client, ClientOptions
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.view import View
-from gateway.hub.reads.stream_start import StreamStart
+from gateway.hub.reads.position_resolver import StreamStart
 from gateway.hub.reads.token_verifier import MAX_UNKNOWN_PARTITIONS
 from gateway.hub.wires.sse import SseWire
 from gateway.kafka.embedded import EmbeddedKafka

@@ -15,7 +15,8 @@ from support.waiting import wait_until
 
 from gateway.core.channel.byte_counts import CountedBytes
 from gateway.core.channel.chunk import ChannelEvent
-from gateway.core.client.slow_client import SlowClientPolicy
+from gateway.core.client.end_reason import EndReason
+from gateway.core.client.slow_client_policy import SlowClientPolicy
 from gateway.core.client.subscription import Subscription
 from gateway.formats import create_format
 from gateway.hub.fanout.client import Client
@@ -124,7 +125,7 @@ async def test_whoever_comes_and_whatever_happens_gets_all_of_it_and_a_right_end
         drain_outlet(client)
     await wait_until(lambda: all(client.state is None for client in crowd), "all ride")
     for client, its in outlets.items():
-        client.end("drain")
+        client.end(EndReason.DRAIN)
         await wait_until(lambda its=its: its.is_finished)
         text = gzip.decompress(join_body(wire, its.chunks))
         assert find_orders(text) == list(range(came[client], written))
@@ -179,7 +180,7 @@ async def test_gaps_and_ends_of_slow_ones_are_counted(slow: SlowClientPolicy):
         write_records(client, VALUE % (n, b"x" * 300))
     if slow is SlowClientPolicy.SKIP:
         await wait_until(lambda: len(its.chunks) > 1)
-        client.end("drain")
+        client.end(EndReason.DRAIN)
     await wait_until(lambda: its.is_finished)
     text = gzip.decompress(b"".join(its.chunks))
     told = b"event: gap" if slow is SlowClientPolicy.SKIP else b'{"reason":"slow"}'
@@ -193,7 +194,7 @@ async def test_without_an_outlet_it_is_the_same():
     write_records(client, VALUE % (0, b""))
     while zlib.decompressobj(31).decompress(b"".join(got)).count(b"data: ") < 2:
         got.append(await anext(stream))
-    client.end("drain")
+    client.end(EndReason.DRAIN)
     got += [piece async for piece in stream]
     text = gzip.decompress(b"".join(got))
     assert find_orders(text) == [0] and b":\n" in text and text.endswith(b"\n\n")
@@ -208,7 +209,7 @@ async def test_riding_costs_a_client_nothing_until_its_end(monkeypatch: pytest.M
         write_records(client, VALUE % (n, b"x" * 300))
         await run_loop_turns()
     monkeypatch.undo()
-    client.end("drain")
+    client.end(EndReason.DRAIN)
     await wait_until(lambda: its.is_finished)
     assert find_orders(gzip.decompress(b"".join(its.chunks))) == list(range(10))
 

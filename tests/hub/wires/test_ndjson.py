@@ -13,6 +13,7 @@ from support.ndjson_parser import NdjsonParser
 
 from gateway.core.channel.channel import Channel
 from gateway.core.channel.chunk import ChannelEvent
+from gateway.core.client.end_reason import EndReason
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.record import (
     Entry,
@@ -138,7 +139,7 @@ def test_a_position_that_was_refused_is_told_first():
 @pytest.mark.parametrize("wire", [PLAIN, MARKED])
 def test_the_last_line_says_why_and_where_to_go_on(wire: NdjsonWire):
     end = {"@end": {"reason": "drain", "position": "TOKEN"}}
-    assert json.loads(wire.encode_end("drain", b"TOKEN")) == end
+    assert json.loads(wire.encode_end(EndReason.DRAIN, b"TOKEN")) == end
     assert wire.encode_heartbeat() == b"\n"
 
 

@@ -15,6 +15,7 @@ from websockets.protocol import OPEN
 from websockets.uri import parse_uri
 
 from gateway.core.channel.chunk import ChannelEvent
+from gateway.core.client.end_reason import EndReason
 from gateway.core.log.record import Gap, GapReason, Ready, Record, Skip, TopicPartition
 from gateway.core.token.resume_token import seal_token
 from gateway.formats import create_format
@@ -173,6 +174,6 @@ def test_begin_says_where_it_begins_and_end_why():
         insert_label(LABELLED, LABELLED.encode_begin({"topics": []}, b"t", position_refused=False))
     )
     assert begin == {"type": "begin", "id": "a", "topics": [], "position": "t"}
-    assert decode_frames(insert_label(LABELLED, LABELLED.encode_end("until", b"t"))) == [
+    assert decode_frames(insert_label(LABELLED, LABELLED.encode_end(EndReason.UNTIL, b"t"))) == [
         {"type": "end", "id": "a", "reason": "until", "position": "t"}
     ]

@@ -1,6 +1,6 @@
 """What befalls a transaction while it is open: its broker dies or freezes, or it takes too long.
 
-Of minutes, so by `make kills` only; the rules are tested by `test_plan`, on the ledger by
+Of minutes, so by `make kills` only; the rules are tested by `test_writer_plan`, on the ledger by
 `test_ledger`.
 """
 
@@ -24,7 +24,7 @@ from support.pipelines import OutputTopic, wait_until
 from gateway.config.sections import job as config
 from gateway.errors import PipelineError
 from gateway.pipeline.checkpoint.checkpoint import Checkpoint
-from gateway.pipeline.exactly_once import ExactlyOnceWriter
+from gateway.pipeline.exactly_once import ExactlyOnceOutput
 
 pytestmark = [
     pytest.mark.needs("java17"),
@@ -69,7 +69,7 @@ def write(
                     return
 
     none = Checkpoint("/nowhere")  # its batches have no marks
-    writer = ExactlyOnceWriter(
+    writer = ExactlyOnceOutput(
         query, to, {"bootstrap.servers": kafka.bootstrap_servers}, checkpoint=none
     )
     under_way = threading.Thread(target=epoch, args=(0,))

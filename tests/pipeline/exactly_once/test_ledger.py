@@ -15,8 +15,8 @@ from gateway.pipeline.exactly_once.ledger import (
     open_ledger,
     writer_key,
 )
-from gateway.pipeline.exactly_once.plan import LedgerEntry, WriterPlan
 from gateway.pipeline.exactly_once.producers import LedgerProducer, TransactionInterrupted
+from gateway.pipeline.exactly_once.writer_plan import LedgerEntry, WriterPlan
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from support.pipelines import OutputTopic
 
 from gateway.pipeline.exactly_once import producers
 from gateway.pipeline.exactly_once.ledger import open_ledger
-from gateway.pipeline.exactly_once.plan import WriterPlan
 from gateway.pipeline.exactly_once.task import WriteTask
+from gateway.pipeline.exactly_once.writer_plan import WriterPlan
 
 
 def test_a_key_of_any_bytes_is_written_as_it_is(kafka: KafkaCluster):

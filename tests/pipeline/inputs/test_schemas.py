@@ -15,7 +15,7 @@ from gateway.config import Kafka, SchemaRegistry
 from gateway.config.sections.job import Input, Output
 from gateway.formats.codec import Codecs, SerializationFormat
 from gateway.pipeline.checkpoint.checkpoint import Checkpoint
-from gateway.pipeline.exactly_once import ExactlyOnceWriter
+from gateway.pipeline.exactly_once import ExactlyOnceOutput
 from gateway.pipeline.inputs.source import parse_records, select_invalid_records
 from gateway.pipeline.run.output import encode_rows
 from gateway.pipeline.run.query import build_sink_options
@@ -144,7 +144,7 @@ def write(spark, servers, to, catalogs, directory):
     if to.guarantee == "at-least-once":
         rows.write.format("kafka").options(**build_sink_options(to, kafka)).save()
         return
-    write = ExactlyOnceWriter(
+    write = ExactlyOnceOutput(
         "q", to, build_client_config(kafka), checkpoint=Checkpoint(str(directory))
     )
     assert write(rows, 0) == 7

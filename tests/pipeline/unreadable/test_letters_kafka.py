@@ -13,7 +13,7 @@ from gateway.config import Kafka
 from gateway.config.sections.job import Output
 from gateway.pipeline.exactly_once.ledger import ledger_topic
 from gateway.pipeline.topics import TopicDescription
-from gateway.pipeline.unreadable.dead_letters import DeadLetterSender, RecordOrigin
+from gateway.pipeline.unreadable.dead_letters import DeadLetterWriter, RecordOrigin
 from gateway.pipeline.unreadable.records import (
     MAX_TIMESTAMP_MS,
     UnreadableRecord,
@@ -38,9 +38,9 @@ def topic(kafka: KafkaCluster) -> str:
 
 
 @pytest.fixture
-def letters(kafka: KafkaCluster) -> Iterator[DeadLetterSender]:
+def letters(kafka: KafkaCluster) -> Iterator[DeadLetterWriter]:
     into = Kafka.model_validate({"servers": kafka.bootstrap})
-    made = DeadLetterSender(
+    made = DeadLetterWriter(
         "query-id", Output.model_validate({"topic": kafka.create_unique_topic()}), into
     )
     yield made
@@ -66,17 +66,17 @@ def test_what_retention_took_is_no_run(kafka: KafkaCluster, topic: str):
 
 
 def test_letters_that_were_sent_before_a_crash_are_not_sent_again(
-    kafka: KafkaCluster, letters: DeadLetterSender
+    kafka: KafkaCluster, letters: DeadLetterWriter
 ):
     topic = kafka.create_unique_topic()
     records = [UnreadableRecord(n, BEYOND + n, b"k%d" % n, b"v", [("h", None)]) for n in range(4)]
     origin = RecordOrigin("left", TopicDescription(topic, "id", 1), 0)
-    letters.send(origin, records[:2])
-    again = DeadLetterSender(letters.query_id, letters.output, letters.output_cluster)
-    again.send(origin, records[:2])
-    again.send(origin, records[1:])
-    again.send(RecordOrigin("left", TopicDescription(topic, "anew", 1), 0), records[:1])
-    again.send(RecordOrigin("right", TopicDescription(topic, "id", 1), 0), records[:1])
+    letters.write(origin, records[:2])
+    again = DeadLetterWriter(letters.query_id, letters.output, letters.output_cluster)
+    again.write(origin, records[:2])
+    again.write(origin, records[1:])
+    again.write(RecordOrigin("left", TopicDescription(topic, "anew", 1), 0), records[:1])
+    again.write(RecordOrigin("right", TopicDescription(topic, "id", 1), 0), records[:1])
     found = read_committed(kafka, f"{topic}.dlq")
     assert [each.key() for each in found] == [b"k0", b"k1", b"k2", b"k3", b"k0", b"k0"]
     assert found[1].headers()[0] == ("h", None)
@@ -87,11 +87,11 @@ def test_letters_that_were_sent_before_a_crash_are_not_sent_again(
     kafka.admin.delete_topic(f"{topic}.dlq")
 
 
-def test_a_letter_that_is_too_large_is_cut(kafka: KafkaCluster, letters: DeadLetterSender):
+def test_a_letter_that_is_too_large_is_cut(kafka: KafkaCluster, letters: DeadLetterWriter):
     """Its topic refused it, and so it ended the job."""
     topic = kafka.create_unique_topic()
     large = UnreadableRecord(0, BEYOND, b"k", b"x" * 2_000_000, [])
-    letters.send(
+    letters.write(
         RecordOrigin("t", TopicDescription(topic, "id", 1), 0),
         [large, UnreadableRecord(1, BEYOND, b"l", None, [])],
     )

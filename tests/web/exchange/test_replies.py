@@ -13,7 +13,7 @@ import pytest
 from gateway.api.events import Record
 from gateway.config import Topic
 from gateway.errors import BrokerUnavailable, KafkaError
-from gateway.hub.reads.stream_start import StreamStart
+from gateway.hub.reads.position_resolver import StreamStart
 from gateway.web.exchange import replies as module
 from gateway.web.exchange.replies import REPLY_WINDOW_S, Reply, ReplyCache, ReplyReader
 

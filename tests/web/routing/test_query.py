@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from gateway.core.token.resume_token import TokenWriter, TopicPositions, seal_token
 from gateway.errors import RequestError, TokenCorrupt
-from gateway.hub.reads.stream_start import StreamStart
+from gateway.hub.reads.position_resolver import StreamStart
 from gateway.web.routing import query
 from gateway.web.routing.query import is_event_source, parse_start_request
 

@@ -12,6 +12,7 @@ from support.single_client import create_client, get_hub, write_records
 from support.waiting import wait_until
 
 from gateway.config import Limits as Settings
+from gateway.core.client.end_reason import EndReason
 from gateway.errors import RequestError
 from gateway.hub.fanout.client import Client
 from gateway.web.access import NO_GRANTS, Granted
@@ -208,7 +209,7 @@ async def test_a_drain_closes_at_once_where_nothing_runs_and_else_behind_the_las
     await wait_until(lambda: house.list_sent("begin"))
     house.draining = True
     (leave,) = house.drain_callbacks
-    house.clients["/open"].end("drain")
+    house.clients["/open"].end(EndReason.DRAIN)
     leave()
     assert not house.closed
     await wait_until(lambda: house.closed)

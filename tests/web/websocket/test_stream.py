@@ -10,6 +10,7 @@ from support.single_client import TP, create_client, get_hub, write_records
 from support.waiting import wait_until
 
 from gateway.config import Route
+from gateway.core.client.end_reason import EndReason
 from gateway.core.log.record import Ready
 from gateway.hub.fanout.client import Client, Handover
 from gateway.web.access import NO_GRANTS
@@ -173,7 +174,7 @@ async def test_one_whose_client_goes_while_it_opens_does_not_begin():
 async def test_one_that_was_told_to_end_before_it_began_ends_as_it_begins():
     hall = FakeStreamOwner(ready=True)
     stream = hall.build_stream("a", "/orders", [])
-    stream.end("disconnected")
+    stream.end(EndReason.DISCONNECTED)
     hall.start_opening(stream)
     await wait_until(lambda: hall.ended_streams)
     assert hall.sent_types == ["begin", "end"] and stream.close_reason == "disconnected"
@@ -189,7 +190,7 @@ async def test_one_that_was_told_to_end_while_another_client_takes_over_ends_as_
         await stream.build_change(ChangeMessage(type="change", fields=["/n"]), NO_GRANTS)
     )
     assert hall.clients[0].subscription.end_reason == "changed"
-    stream.end("access-revoked")
+    stream.end(EndReason.ACCESS_REVOKED)
     await wait_until(lambda: hall.ended_streams)
     assert hall.sent_types == ["begin", "begin", "end"] and stream.close_reason == "access-revoked"
     await asyncio.gather(*hall.open_tasks)

@@ -22,7 +22,7 @@ from gateway.formats import FORMATS, create_format
 from gateway.formats.invalid_values import InvalidValue, RawValue, wrap_format
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.view import View
-from gateway.hub.reads.stream_start import StreamStart
+from gateway.hub.reads.position_resolver import StreamStart
 from gateway.web.http.document import matches_if_none_match
 from gateway.web.http.etag import build_etag
 from gateway.web.http.media_type import SAFE_HEADERS, get_media_type
@@ -32,7 +32,7 @@ from gateway.web.routing.query import get_query_pairs
 from gateway.web.routing.routes import Routes
 from gateway.web.streams.disconnect import run_while_connected
 
-from .kind import Exchange
+from .exchange import Exchange
 
 
 class LatestDocument(NamedTuple):

@@ -1,8 +1,8 @@
 """Write the batches of a query to Kafka, each exactly once, from Spark's `foreachBatch`.
 
-The driver takes the query over by the steps of `plan` and gives every batch to the workers as a
-`WriteTask`. A batch that Kafka interrupts is written again from the same rows: writers that have
-committed it skip it.
+The driver takes the query over by the steps of `writer_plan` and gives every batch to the workers
+as a `WriteTask`. A batch that Kafka interrupts is written again from the same rows: writers that
+have committed it skip it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,22 @@ from confluent_kafka import KafkaException
 from gateway.config.sections.job import Output
 from gateway.errors import PipelineUnavailable
 from gateway.pipeline.progress import progress_file
-from gateway.pipeline.run.dead_letters import get_dead_letter_topic
+from gateway.pipeline.run.dead_letter_format import get_dead_letter_topic
 from gateway.pipeline.run.failures import build_kafka_error
 from gateway.pipeline.topics import fetch_max_message_bytes
 
 from .ledger import Ledger, open_ledger, owner_key
-from .plan import LedgerEntry, PlanChange, PlanSuperseded, WriterPlan, verify_entries, verify_owner
 from .producers import RETRY_MARKER, LedgerProducer
 from .recreated_topics import ReadTopic
 from .task import RESULT_SCHEMA, WriteTask, parse_refusal
+from .writer_plan import (
+    LedgerEntry,
+    PlanChange,
+    PlanSuperseded,
+    WriterPlan,
+    verify_entries,
+    verify_owner,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -44,7 +51,7 @@ MAX_ATTEMPTS = 6
 RETRY_DELAY_S = 0.5
 
 
-class ExactlyOnceWriter:
+class ExactlyOnceOutput:
     """The driver's side of exactly-once output: it writes the batches of one query to Kafka.
 
     A job creates one for its output, and each `SideOutput` one for each of its topics. The rows
@@ -69,7 +76,7 @@ class ExactlyOnceWriter:
         job: str = "",
         read_topics: tuple[ReadTopic, ...] = (),
     ) -> None:
-        """Set the writer up; Kafka is not contacted yet.
+        """Set the output up; Kafka is not contacted yet.
 
         Args:
             query_id: The id of the checkpoint, or a name made of it. A new checkpoint counts its
@@ -218,7 +225,7 @@ class ExactlyOnceWriter:
         return self._plan
 
     def _take_over(self, epoch: int) -> WriterPlan:
-        """Take the query over by the steps of `plan`, in their order."""
+        """Take the query over by the steps of `writer_plan`, in their order."""
         self._processes_by_writer.clear()
         self._verify_entries(epoch)
         self._claim_job()

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import CheckpointRefused
-from gateway.pipeline.exactly_once.plan import (
+from gateway.pipeline.exactly_once.writer_plan import (
     LedgerEntry,
     PlanChange,
     PlanSuperseded,

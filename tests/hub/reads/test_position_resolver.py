@@ -16,7 +16,7 @@ from gateway.core.token.resume_token import (
     seal_token,
 )
 from gateway.errors import TokenForeign
-from gateway.hub.reads.stream_start import (
+from gateway.hub.reads.position_resolver import (
     build_position,
     check_token,
     count_partitions,

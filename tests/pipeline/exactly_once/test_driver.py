@@ -16,7 +16,7 @@ from support.dead_letters import get_header, read_committed
 from gateway.config.sections.job import Output
 from gateway.errors import CheckpointRefused, PipelineError, PipelineUnavailable
 from gateway.pipeline.checkpoint.checkpoint import Checkpoint
-from gateway.pipeline.exactly_once import ExactlyOnceWriter
+from gateway.pipeline.exactly_once import ExactlyOnceOutput
 from gateway.pipeline.exactly_once.ledger import Ledger, ledger_topic, open_ledger, writer_key
 from gateway.pipeline.exactly_once.producers import LedgerProducer
 
@@ -64,8 +64,8 @@ def commit(
 
 def writer(
     output: Output, query: str, ledger: Ledger, held: Checkpoint, job: str = ""
-) -> ExactlyOnceWriter:
-    return ExactlyOnceWriter(query, output, ledger.client_config, checkpoint=held, job=job)
+) -> ExactlyOnceOutput:
+    return ExactlyOnceOutput(query, output, ledger.client_config, checkpoint=held, job=job)
 
 
 def test_a_checkpoint_that_was_put_back_is_refused_before_the_plan_is_changed(
@@ -194,7 +194,7 @@ def test_a_row_that_is_too_large_for_the_output_is_a_dead_letter(
     given = spark.createDataFrame(rows, "key string, value string")
     output = Output.model_validate({"topic": topic, "writers": WRITERS})
     options = {"bootstrap.servers": kafka.bootstrap_servers}
-    write = ExactlyOnceWriter(query, output, options, checkpoint=checkpoint(tmp_path / "held", 1))
+    write = ExactlyOnceOutput(query, output, options, checkpoint=checkpoint(tmp_path / "held", 1))
     try:
         assert write(given, 0) == len(rows)
         found = Counter((each.key(), len(each.value())) for each in read_committed(kafka, topic))
@@ -217,7 +217,7 @@ def test_what_kafka_refuses_for_good_is_not_tried_again(
     topic = kafka.create_unique_topic(configs={"cleanup.policy": "compact"})
     output = Output.model_validate({"topic": topic, "writers": WRITERS})
     options = {"bootstrap.servers": kafka.bootstrap_servers}
-    write = ExactlyOnceWriter(query, output, options, checkpoint=checkpoint(tmp_path / "held", 1))
+    write = ExactlyOnceOutput(query, output, options, checkpoint=checkpoint(tmp_path / "held", 1))
     rows = spark.createDataFrame([(None, "x")], "key string, value string")
     try:
         with pytest.raises(PipelineError, match=rf"{topic} \[0\].*set to\.key") as caught:

@@ -27,7 +27,7 @@ this query would write (`verify_owner`).
 So whether a checkpoint may write is decided once, for all writers, before any of them begins. A
 writer alone cannot decide it: its own last entry may be older than those of the other writers, and
 a writer without rows in an epoch writes nothing, not even an entry (if the epoch is repeated, it
-has no rows again). This module does no I/O: `PlanChange` says what to do, and `writer` does it.
+has no rows again). This module does no I/O: `PlanChange` says what to do, and `driver` does it.
 """
 
 from __future__ import annotations

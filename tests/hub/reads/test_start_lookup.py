@@ -13,7 +13,7 @@ from gateway.core.log.partition_reader import Start, TimestampStart
 from gateway.core.log.position import PartitionPosition
 from gateway.core.log.record import TopicPartition
 from gateway.core.log.tail import Tail
-from gateway.hub.reads.starts import resolve_starts
+from gateway.hub.reads.start_lookup import resolve_starts
 
 FAST, SILENT = TopicPartition("orders", 0), TopicPartition("orders", 1)
 
