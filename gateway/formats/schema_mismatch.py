@@ -12,15 +12,26 @@ class SchemaMismatch(Exception):
     `pointer` leads from the whole value to the part.
     """
 
-    def __init__(self, message: str) -> None:
-        """Create one for the part itself; the message continues "the value ..."."""
+    def __init__(self, message: str, path: Iterable[str] = ()) -> None:
+        """Create one.
+
+        Args:
+            message: What does not fit; it continues "the value ...".
+            path: The steps to the part that are known, innermost first. By default it is raised for
+                the part itself.
+        """
         super().__init__(message)
-        self._path: list[str] = []  # innermost step first
+        self._path = list(path)  # innermost step first
 
     def add_step(self, step: str | int) -> SchemaMismatch:
         """Add the name or index of the part in the enclosing object or array, and return self."""
         self._path.append(str(step))
         return self
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """Return the steps that were added, innermost first."""
+        return tuple(self._path)
 
     @property
     def pointer(self) -> str:

@@ -37,7 +37,7 @@ from .types import (
     create_fixed,
     create_map,
 )
-from .union import create_union, mark_branches
+from .union import UnionAttempts, create_union, mark_branches
 
 # In all defaults of a schema. Defaults that contain other defaults double with each level: 30 short
 # records would have a default of a thousand million values.
@@ -70,6 +70,7 @@ class AvroCodec:
             # Wrapped in a record, because fastavro would parse a bare union again for each value.
             self._plain = parse_schema({"type": "record", "name": "Framed", "fields": [field]})
             self._needs_branch_names = builder.needs_branch_names
+            self._attempts = builder.attempts
         except (Exception, RecursionError) as exc:  # a bad schema raises many kinds
             raise FormatError(f"the Avro schema cannot be used: {exc}; correct it") from None
 
@@ -88,6 +89,8 @@ class AvroCodec:
             raise FormatError(message, pointer=pointer) from None
         except RecursionError:
             raise FormatError("the value is nested too deep; flatten it") from None
+        finally:
+            self._attempts.clear()
         return out.getvalue()
 
     def decode(self, data: bytes) -> Any:
@@ -128,12 +131,14 @@ class _TypeBuilder:
     Attributes:
         needs_branch_names: There is a union, so fastavro must return the branch of a named type.
         defined: The labels whose definition is in the plain schema already.
+        attempts: What the unions of the schema share while they convert a value.
     """
 
     def __init__(self) -> None:
         """Create a builder that knows no named types."""
         self.needs_branch_names = False
         self.defined: set[str] = set()
+        self.attempts = UnionAttempts()
         self._named: dict[str, AvroType] = {}  # by full name
         self._labels: dict[str, str] = {}  # of each full name
         self._plain: dict[str, Any] = {}  # the plain definition of each label
@@ -166,7 +171,8 @@ class _TypeBuilder:
             namespace: The namespace that encloses it; empty for none.
         """
         if isinstance(schema, list):
-            union = create_union([self._build_type(branch, namespace) for branch in schema])
+            branches = [self._build_type(branch, namespace) for branch in schema]
+            union = create_union(branches, self.attempts)
             self.needs_branch_names = self.needs_branch_names or len(schema) > 1
             return union
         if isinstance(schema, str):

@@ -42,11 +42,52 @@ def mark_branches(plain: Any) -> Any:
     return plain if inner is None else {**plain, inner: mark_branches(plain[inner])}
 
 
-def create_union(branches: list[AvroType]) -> AvroType:
+class UnionAttempts:
+    """What branches of unions have made of the objects and arrays of one JSON value.
+
+    A union tries one branch after the other. Where records contain themselves, each level would
+    multiply the attempts at what is inside: a value of 300 bytes, 16 levels deep in two similar
+    records, took 5 s. So no branch is asked twice about the same object.
+
+    One instance per schema, owned by its codec, which calls `clear` after each value: objects are
+    known by their id, which is theirs only while they exist.
+    """
+
+    def __init__(self) -> None:
+        """Create one without attempts."""
+        self._converted: dict[tuple[int, int], Any] = {}
+        self._mismatches: dict[tuple[int, int], tuple[str, tuple[str, ...]]] = {}
+
+    def convert(self, branch: AvroType, value: Any) -> Any:
+        """Convert a value by a branch; raises SchemaMismatch if it does not fit."""
+        if type(value) is not dict and type(value) is not list:
+            return branch.from_json(value)
+        key = (id(branch), id(value))
+        if key in self._mismatches:
+            raise SchemaMismatch(*self._mismatches[key])
+        if key not in self._converted:
+            try:
+                self._converted[key] = branch.from_json(value)
+            except SchemaMismatch as mismatch:
+                self._mismatches[key] = str(mismatch), mismatch.path
+                raise
+        return self._converted[key]
+
+    def clear(self) -> None:
+        """Forget all attempts."""
+        self._converted.clear()
+        self._mismatches.clear()
+
+
+def create_union(branches: list[AvroType], attempts: UnionAttempts) -> AvroType:
     """Create a union.
 
     A value may name its branch, as in `{"string": "x"}`, or not; then it is of the first branch
     that accepts it. A default never names its branch.
+
+    Args:
+        branches: The types of the union.
+        attempts: Shared by all unions of the schema.
 
     Raises:
         ValueError: The union contains a union, or two branches of one name (Avro specification
@@ -80,12 +121,13 @@ def create_union(branches: list[AvroType]) -> AvroType:
             ((name, inner),) = value.items()
             if name in by_name:
                 try:
-                    return labels[name], by_name[name].from_json(inner)
+                    branch = by_name[name]
+                    return labels[name], attempts.convert(branch, inner)
                 except SchemaMismatch as mismatch:
                     reported = mismatch.add_step(name)
         for branch in list_candidates(value):
             try:
-                return labels[branch.name], branch.from_json(value)
+                return labels[branch.name], attempts.convert(branch, value)
             except SchemaMismatch as mismatch:
                 if reported is None and len(non_null) == 1 and branch is non_null[0]:
                     reported = mismatch

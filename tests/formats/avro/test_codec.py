@@ -624,3 +624,27 @@ def test_any_value_is_refused_or_written_as_the_specification_has_it(case: tuple
         assert repr(read) == repr(strip_branches(expected)), "NaN is not equal to itself"
         assert source.tell() == len(written)
         made.decode_text(written)
+
+
+def test_similar_records_within_each_other_are_tried_once_each() -> None:
+    """Each level of two similar records doubled the attempts: 16 levels of a value took 5 s."""
+    fields = [{"name": "next", "type": ["null", "A", "B"]}, {"name": "x", "type": "int"}]
+    b = {
+        "type": "record",
+        "name": "B",
+        "fields": [fields[0], {"name": "x", "type": "string"}],
+    }
+    a = {
+        "type": "record",
+        "name": "A",
+        "fields": [{"name": "next", "type": ["null", "A", b]}, fields[1]],
+    }
+    codec = AvroCodec(json.dumps(["null", a, "B"]), {})
+    fitting: Any = None
+    wrong: Any = "no record"
+    for _ in range(100):
+        fitting = {"next": fitting, "x": "text"}  # fits B only, which is tried after A
+        wrong = {"next": wrong, "x": 1}
+    assert codec.decode(codec.encode(fitting))["B"]["x"] == "text"
+    with pytest.raises(FormatError, match="is of none of its types"):
+        codec.encode(wrong)
