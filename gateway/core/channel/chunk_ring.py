@@ -183,6 +183,7 @@ class ChunkRing:
         self._drop_to(self.next_seq, to_free_memory=True)
 
     def _grow(self, size: int) -> None:
+        """Count `size` more bytes, and drop chunks if the ring or all rings exceed their bound."""
         self.bytes += size
         # Its own bound first, or a ring that is too large would make those of other channels go.
         if self.bytes > self.ring_budget.max_ring_bytes and len(self._ring) > 1:

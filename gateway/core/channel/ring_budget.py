@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+DEFAULT_MAX_RING_BYTES = 1 << 20  # bytes of one channel's chunks
+
 
 class Ring(Protocol):
     """The chunks that one channel holds."""
@@ -53,7 +55,7 @@ class RingBudget:
         self,
         limit: int | None = None,
         list_rings: Callable[[], Iterable[Ring]] = lambda: (),
-        max_ring_bytes: int = 1 << 20,
+        max_ring_bytes: int = DEFAULT_MAX_RING_BYTES,
     ) -> None:
         """Start with empty rings.
 

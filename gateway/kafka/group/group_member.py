@@ -149,7 +149,7 @@ class GroupMember:
             pass
 
     async def close(self, leave: bool = True) -> None:
-        """End the member's tasks.
+        """Stop the member's tasks, and leave the group.
 
         Args:
             leave: Leave the group, so that the others need not wait until the session expires.
