@@ -29,6 +29,7 @@ from support.brokers import KafkaCluster
 from support.dead_letters import read_committed
 from support.jobs import JOB_TIMEOUT_S
 from support.pipelines import JobHistory, OutputTopic, kill_while_writing, wait_until
+from support.spark import NO_PYTHON_WORKER
 
 from gateway.config import loads
 from gateway.config.sections.pipelines import Pipelines
@@ -62,7 +63,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "sessions": {**UPDATES, "gap": "1h"},
 }
 TIME = 1_700_000_000_000  # of all events: none is late, and no session or window ends
-SPARK_IS_BUSY = "Python worker failed to connect back"  # within 10 s, which no setting changes
 SAID = ("put back to another state", "has written the job's rows since", "another process runs")
 
 
@@ -160,7 +160,7 @@ class History:
             try:
                 assert started.awaitTermination(JOB_TIMEOUT_S)
             except StreamingQueryException as error:
-                if SPARK_IS_BUSY not in str(error):
+                if NO_PYTHON_WORKER not in str(error):
                     raise
             else:
                 return

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from support.spark import NO_PYTHON_WORKER
 
 Row = Mapping[str, Any]
 
@@ -59,8 +61,17 @@ class FileStream:
         written = self._source_directory / f".{self._file_count:06}.json"
         written.write_text("".join(json.dumps(row, default=str) + "\n" for row in rows))
         written.rename(self._source_directory / f"{self._file_count:06}.json")
-        self._query.processAllAvailable()
+        self._process_all()
         return [row for n, rows in sorted(self._batches.items()) if n > before for row in rows]
+
+    def _process_all(self) -> None:
+        while True:
+            try:
+                return self._query.processAllAvailable()
+            except StreamingQueryException as error:
+                if NO_PYTHON_WORKER not in str(error):
+                    raise
+                self.restart_query()
 
     @property
     def output_rows(self) -> list[dict[str, Any]]:

@@ -17,6 +17,9 @@ from support.spark_jvm import LEAN_CONF, WORKER_CONF, build_jvm_options
 from gateway.config.sections.job import Spark
 from gateway.pipeline.spark.session import build_checkpoint_conf, create_session
 
+# What a query with a Python state processor ends with where Spark has started no worker for it
+# within 10 s, which no setting changes. `pipeline run` starts such a query again.
+NO_PYTHON_WORKER = "Python worker failed to connect back"
 SPARK_CONF = {
     "spark.sql.shuffle.partitions": "2",
     "spark.default.parallelism": "2",
