@@ -33,10 +33,11 @@ from gateway.web.app.tracing import ROUTE_SCOPE_KEY
 from gateway.web.exchange.replies import ReplyReaders
 from gateway.web.http.cors import CorsPolicies
 from gateway.web.streams.open_streams import StreamRegistry
-from gateway.web.websocket.origin import refuse_foreign_origin
+from gateway.web.websocket.origin import is_listed_origin, refuse_foreign_origin
 from gateway.web.websocket.request import QueryPairs, build_request, merge_query
 
 from . import query
+from .foreign_origins import ForeignOriginLog, OriginRefusal
 from .limits import Limits
 from .match import Match, get_route_name
 from .paths import PathMatch, Paths
@@ -76,6 +77,7 @@ class Routes:
         self.settings = settings
         self.limits = limits
         self.stream_registry = StreamRegistry()
+        self._foreign_origins = ForeignOriginLog()
         self._access = access
         self._views = Views(hubs, settings)
         self._has_reported_not_started = False
@@ -198,6 +200,44 @@ class Routes:
         """Return what pages of other sites may do: the route's own section, or that of `listen`."""
         return route.access_control or self.settings.listen.access_control
 
+    def refuse_foreign_origin(
+        self, connection: HTTPConnection, path: str, route: Route | None
+    ) -> None:
+        """Check the origin of a WebSocket's handshake, and log one that is refused.
+
+        Args:
+            connection: The handshake.
+            path: The path of the route, or of a socket for many.
+            route: The route; None before one is known, where any of them may allow the page.
+
+        Raises:
+            RequestError: 403, if the page may not connect.
+        """
+        routes = self.settings.routes if route is None else [route]
+        access_controls = [self.get_access_control(each) for each in routes]
+        if route is None:
+            access_controls.insert(0, self.settings.listen.access_control)
+        try:
+            refuse_foreign_origin(access_controls, connection)
+        except RequestError:
+            self.report_foreign_origin(connection.headers["origin"], path, route)
+            raise
+
+    def report_foreign_origin(self, origin: str, path: str, route: Route | None) -> None:
+        """Log that a page of another site was refused, with the option that decided.
+
+        Args:
+            origin: The origin of the page.
+            path: The path that it asked for.
+            route: The route of the path; None for what belongs to no single route.
+        """
+        access, option = self.settings.listen.access_control, "listen.access-control"
+        if route is not None and route.access_control is not None:
+            access = route.access_control
+            option = f"access-control of the route {get_route_name(route)}"
+        is_listed = access.policy == "cross-origin" and is_listed_origin(access, origin)
+        self._foreign_origins.report(OriginRefusal(origin, path, option, is_listed))
+
     async def admit(
         self, match: Match, connection: HTTPConnection, token: str | None = None
     ) -> Match:
@@ -229,7 +269,7 @@ class Routes:
         if match.route.guarded:
             connection.scope[REQUESTED_ACTION_SCOPE_KEY] = RequestedAction(match.method, match.path)
         if connection.scope["type"] == "websocket":
-            refuse_foreign_origin([self.get_access_control(match.route)], connection)
+            self.refuse_foreign_origin(connection, match.path, match.route)
             # For the check of a host application, which finds the method there on every wire
             # (`Access`).
             connection.scope["method"] = match.method
