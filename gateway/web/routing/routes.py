@@ -40,6 +40,7 @@ from . import query
 from .foreign_origins import ForeignOriginLog, OriginRefusal
 from .limits import Limits
 from .match import Match, get_route_name
+from .parameters import Parameters
 from .paths import PathMatch, Paths
 from .views import Views
 
@@ -64,7 +65,15 @@ class Routes:
     a match may be out of date after every `await`; `refresh` brings it up to date.
     """
 
-    def __init__(self, hubs: Hubs, settings: Settings, access: Access, limits: Limits) -> None:
+    def __init__(
+        self,
+        hubs: Hubs,
+        settings: Settings,
+        access: Access,
+        limits: Limits,
+        *,
+        has_own_access: bool = False,
+    ) -> None:
         """Create the routes.
 
         Args:
@@ -72,6 +81,7 @@ class Routes:
             settings: The configuration.
             access: Admits or refuses clients.
             limits: The limits of connections and requests.
+            has_own_access: Whether an application checks access in addition to the guards.
         """
         self.hubs = hubs
         self.settings = settings
@@ -80,6 +90,8 @@ class Routes:
         self._foreign_origins = ForeignOriginLog()
         self._access = access
         self._views = Views(hubs, settings)
+        self._has_own_access = has_own_access
+        self._parameters = Parameters(settings, is_open=has_own_access)
         self._has_reported_not_started = False
         self.paths = Paths(settings.routes)
         self.cors = CorsPolicies.from_settings(settings)
@@ -183,6 +195,7 @@ class Routes:
         self.paths = Paths(settings.routes)
         self.cors = CorsPolicies.from_settings(settings)
         self._views = Views(self.hubs, settings)
+        self._parameters = Parameters(settings, is_open=self._has_own_access)
 
     def require_started(self) -> None:
         """Check that the gateway was started.
@@ -311,7 +324,9 @@ class Routes:
         """
         name = request.scope[ROUTE_SCOPE_KEY] = get_route_name(match.route)
         bind_log_context(route=name)
-        view = await self.get_view(match, query.get_query_pairs(request))
+        query_pairs = query.get_query_pairs(request)
+        self.check_parameters(match, query_pairs)
+        view = await self.get_view(match, query_pairs)
         start, has_unreadable_token = self._resolve_start(match.route, view, request)
         if start.credit is not None and not isinstance(wire, WebSocketWire):
             detail = "?credit= is granted by messages; leave it out, or use a WebSocket"
@@ -379,6 +394,16 @@ class Routes:
         if route.stream.mode == "snapshot" and not request.query_params.get("from"):
             start = replace(start, snapshot=True)
         return start, start_request.token_error is not None
+
+    def check_parameters(self, match: Match, query_pairs: QueryPairs) -> None:
+        """Check that something reads each parameter of the query.
+
+        A stream that continues is not checked again: after a reload, its route may read others.
+
+        Raises:
+            RequestError: 400 for one that nothing reads.
+        """
+        self._parameters.check(match.route, query_pairs)
 
     async def get_view(self, match: Match, query_pairs: QueryPairs) -> View:
         """Return the view of a request with this query.
