@@ -112,7 +112,11 @@ class StreamMiddleware:
                 scope, receive, add_security_headers(send, varies_by_origin=False)
             )
             return
-        is_page = decoded_path in self._pages.paths or decoded_path.startswith(self._pages.prefixes)
+        is_page = (
+            decoded_path in self._pages.paths
+            or decoded_path.startswith(self._pages.prefixes)
+            or assets.is_versioned_path(decoded_path)
+        )
         # CORS does not apply to WebSockets (see `websocket.origin`).
         cors = self._routes.cors
         cors_request = parse_cors_request(scope) if scope["type"] == "http" else None
@@ -271,7 +275,7 @@ class StreamMiddleware:
 
 def _is_shared_path(path: str) -> bool:
     """Return whether a path is for pages of all routes: the module, or a renewal of tokens."""
-    return path in assets.ASSET_PATHS or parse_renewal_path(path) is not None
+    return assets.is_asset_path(path) or parse_renewal_path(path) is not None
 
 
 def get_encoded_path(scope: Scope) -> str:
