@@ -18,7 +18,7 @@ from support.browser import running_browser, running_firefox
 from support.certificates import CertificateAuthority
 from support.clients.js_module import ModuleClient
 from support.clients.module_pages import ModulePages, serve_pages
-from support.gateways import GatewayProcess, build_config, running_gateway
+from support.gateways import GatewayProcess, build_config, build_route, running_gateway
 from support.tcp_proxy import ProxyConnection, TcpProxy
 from support.waiting import wait_until
 
@@ -118,6 +118,30 @@ async def test_a_server_that_is_no_gateway_is_told():
         await wait_until(lambda: client.troubles, client.describe_state, WITHIN)
         assert client.troubles[0]["reason"] == "refused"
         assert "text/html" in client.troubles[0]["hint"]
+
+
+@in_node
+async def test_a_stream_that_only_writes_is_told_and_its_write_succeeds_later(
+    embedded: EmbeddedKafka,
+):
+    """Its promise was pending for ever, without a word."""
+    embedded.create_topic(TOPIC, 1)
+    routes = [build_route(TOPIC, "value", produce=True)]
+    async with running_gateway(build_config(embedded.bootstrap, [TOPIC], routes)) as gateway:
+        client = ModuleClient(f"{gateway.base_url}{PATH}", {"transport": "websocket"})
+        client.proxy = ClosedPort()
+        async with client:
+            client.call_method("close")
+            record = {"key": "ada", "value": 1}
+            client.call_method("produce", record)
+            await wait_until(
+                lambda: any(trouble["state"] == "closed" for trouble in client.troubles),
+                client.describe_state,
+                WITHIN,
+            )
+            assert client.troubles[-1]["reason"] == "unreachable"
+            await client.proxy.restore()
+            assert (await client.wait_for_result(record))["offset"] == 0
 
 
 @in_node

@@ -126,22 +126,25 @@ postToMembers([member],{type:"answer",id,...outcome});this.#closeWhenIdle()}#han
 const wasOpen=this.#isOpen;this.#dropSocket();this.#clearTimer("drained");if(!wasOpen)this.#attempts++;
 if(!wasOpen&&this.jwt)this.requestToken();this.#subscriptionsById.clear();const subscriptions=[...this.#subscriptions];
 for(const subscription of subscriptions){this.#multiplexer.handleDisconnect(subscription);this.#multiplexer.
-explainFailure(subscription)}if(this.#attempts>1&&!this.#hasEverOpened){for(const subscription of subscriptions){
-this.#multiplexer.switchTransport(subscription,true)}}if(!this.#subscriptions.size&&!this.#writes.size)
-return this.close();this.#attempts=Math.max(this.#attempts,MIN_ATTEMPTS_BY_CLOSE_CODE[code]??0);this.#scheduleRetry()}#dropSocket(){
-const socket=this.#socket;this.#socket=null;this.#isOpen=false;this.#clearTimer("silence");socket?.close()}#scheduleRetry(){
-this.#setTimer("retry",drawBackoff(this.#attempts),()=>this.#connect())}#retryNow(){if(this.#timers.
-retry)this.#connect()}#send(message){if(this.#isOpen)this.#socket.send(JSON.stringify(message))}#closeWhenIdle(){
-if(this.#subscriptions.size||this.#writes.size)return;this.#setTimer("idle",IDLE_TIMEOUT_MS,()=>this.
-close())}#listMembers(){const subscribers=[...this.#subscriptions].flatMap(({members})=>[...members]);
-return[...subscribers,...[...this.#writes.values()].map(({member})=>member)]}#scheduleTokenRequest(){
-const leftMs=getExpiry(this.jwt)-Date.now();if(leftMs===Infinity)return;const waitMs=Math.max(1e3,leftMs-
-Math.min(3e4,leftMs/5));this.#setTimer("expiry",Math.min(waitMs,MAX_TIMER_MS),()=>{this.requestToken();
-this.#scheduleTokenRequest()})}#checkSilence(){const silenceMs=Date.now()-this.#receivedAt;if(silenceMs>=
-2*PING_AFTER_MS)return this.#handleClose();if(silenceMs>=PING_AFTER_MS)this.#send({type:"ping"});this.#setTimer(
-"silence",PING_AFTER_MS/3,()=>this.#checkSilence())}#setTimer(name,delayMs,callback){clearTimeout(this.#timers[name]);
-this.#timers[name]=setTimeout(()=>{delete this.#timers[name];callback()},delayMs)}#clearTimer(name){
-clearTimeout(this.#timers[name]);delete this.#timers[name]}};var FINAL_END_REASONS=new Set(["until","unsubscribed","offset-out-of-range","forbidden"]);var TRANSIENT_ERROR_CODES=new Set(
+explainFailure(subscription)}if(!subscriptions.length)this.#explainPendingWrites();if(this.#attempts>
+1&&!this.#hasEverOpened){for(const subscription of subscriptions){this.#multiplexer.switchTransport(
+subscription,true)}}if(!this.#subscriptions.size&&!this.#writes.size)return this.close();this.#attempts=
+Math.max(this.#attempts,MIN_ATTEMPTS_BY_CLOSE_CODE[code]??0);this.#scheduleRetry()}#explainPendingWrites(){
+const[write]=this.#writes.values();if(!write||this.#attempts!==2)return;const request={base:this.#url.
+replace(/^ws/,"http").slice(0,-3),path:write.message.path};this.#multiplexer.explainWrites(this.#listMembers(),
+request,this.#attempts,this.jwt)}#dropSocket(){const socket=this.#socket;this.#socket=null;this.#isOpen=
+false;this.#clearTimer("silence");socket?.close()}#scheduleRetry(){this.#setTimer("retry",drawBackoff(
+this.#attempts),()=>this.#connect())}#retryNow(){if(this.#timers.retry)this.#connect()}#send(message){
+if(this.#isOpen)this.#socket.send(JSON.stringify(message))}#closeWhenIdle(){if(this.#subscriptions.size||
+this.#writes.size)return;this.#setTimer("idle",IDLE_TIMEOUT_MS,()=>this.close())}#listMembers(){const subscribers=[
+...this.#subscriptions].flatMap(({members})=>[...members]);return[...subscribers,...[...this.#writes.
+values()].map(({member})=>member)]}#scheduleTokenRequest(){const leftMs=getExpiry(this.jwt)-Date.now();
+if(leftMs===Infinity)return;const waitMs=Math.max(1e3,leftMs-Math.min(3e4,leftMs/5));this.#setTimer(
+"expiry",Math.min(waitMs,MAX_TIMER_MS),()=>{this.requestToken();this.#scheduleTokenRequest()})}#checkSilence(){
+const silenceMs=Date.now()-this.#receivedAt;if(silenceMs>=2*PING_AFTER_MS)return this.#handleClose();
+if(silenceMs>=PING_AFTER_MS)this.#send({type:"ping"});this.#setTimer("silence",PING_AFTER_MS/3,()=>this.#checkSilence())}#setTimer(name,delayMs,callback){
+clearTimeout(this.#timers[name]);this.#timers[name]=setTimeout(()=>{delete this.#timers[name];callback()},
+delayMs)}#clearTimer(name){clearTimeout(this.#timers[name]);delete this.#timers[name]}};var FINAL_END_REASONS=new Set(["until","unsubscribed","offset-out-of-range","forbidden"]);var TRANSIENT_ERROR_CODES=new Set(
 ["kafka-unavailable","rate-limited","too-many-subscriptions","internal-error"]);var MAX_UNAUTHORIZED_ATTEMPTS=3;
 var MAX_RECENT_MESSAGES=64;var Multiplexer=class{#members=new Map;#subscriptions=new Set;#sockets=new Map;#tabs=new Set;#blockedServers=new Set;constructor({
 WebSocket,EventSource}={}){this.WebSocket=WebSocket??globalThis.WebSocket;this.EventSource=EventSource??
@@ -207,23 +210,24 @@ transport instanceof EventSourceTransport;const trouble=known??await diagnose(re
 "EventSource":"WebSocket",hasFallback:subscription.allowsEitherTransport&&Boolean(this.EventSource),
 jwt:subscription.transport?.jwt??jwt,...situation});subscription.isDiagnosed=false;if(!trouble||subscription.
 hasBegun||!this.#subscriptions.has(subscription))return;subscription.hasTrouble=true;const attempts=Math.
-max(1,failedAttempts);postToMembers(subscription.members,{type:"trouble",attempts,...trouble})}#handleEnd(subscription,{
-reason,position,retry}){if(position)subscription.position=position;if(FINAL_END_REASONS.has(reason)){
-return this.#closeSubscription(subscription,{reason,position})}this.handleDisconnect(subscription,reason);
-const hint=`the gateway ended the stream before it began: ${reason}`;this.explainFailure(subscription,
-{known:{reason:"refused",hint}});const delayMs=retry??drawBackoff(++subscription.attempts);subscription.
-transport.resubscribe(subscription,reason,delayMs)}#handleError(subscription,error){const{hasBegun,previousRequest,
-position,transport,jwt}=subscription;const resubscribe=()=>{const delayMs=drawBackoff(++subscription.
-attempts);transport.resubscribe(subscription,error.code,delayMs)};if(hasBegun&&previousRequest){subscription.
-setRequest(previousRequest);subscription.previousRequest=null;postToMembers(subscription.members,error);
-transport.unsubscribe(subscription);transport.subscribe(subscription)}else if(error.code==="unknown-\
-subscription"){if(hasBegun)resubscribe()}else if(error.code==="position-refused"&&position){const nowhere={
-topic:null,partition:null,from:null,to:null};subscription.position="";const gap={type:"gap",...nowhere,
-reason:error.code,position:""};postToMembers(subscription.members,gap);transport.resubscribe(subscription,
-error.code,0)}else if(TRANSIENT_ERROR_CODES.has(error.code)){postToMembers(subscription.members,error);
-this.handleDisconnect(subscription,error.code);this.explainFailure(subscription,{known:{reason:"refu\
-sed",hint:error.message}});resubscribe()}else if(error.code==="unauthorized"&&jwt&&subscription.attempts<
-MAX_UNAUTHORIZED_ATTEMPTS){transport.requestToken();resubscribe()}else if(hasBegun)return false;else
+max(1,failedAttempts);postToMembers(subscription.members,{type:"trouble",attempts,...trouble})}async explainWrites(members,request,attempts,jwt){
+const trouble=await diagnose(request,{transport:"WebSocket",hasFallback:false,jwt});if(trouble)postToMembers(
+members,{type:"trouble",attempts,...trouble})}#handleEnd(subscription,{reason,position,retry}){if(position)
+subscription.position=position;if(FINAL_END_REASONS.has(reason)){return this.#closeSubscription(subscription,
+{reason,position})}this.handleDisconnect(subscription,reason);const hint=`the gateway ended the stre\
+am before it began: ${reason}`;this.explainFailure(subscription,{known:{reason:"refused",hint}});const delayMs=retry??
+drawBackoff(++subscription.attempts);subscription.transport.resubscribe(subscription,reason,delayMs)}#handleError(subscription,error){
+const{hasBegun,previousRequest,position,transport,jwt}=subscription;const resubscribe=()=>{const delayMs=drawBackoff(
+++subscription.attempts);transport.resubscribe(subscription,error.code,delayMs)};if(hasBegun&&previousRequest){
+subscription.setRequest(previousRequest);subscription.previousRequest=null;postToMembers(subscription.
+members,error);transport.unsubscribe(subscription);transport.subscribe(subscription)}else if(error.code===
+"unknown-subscription"){if(hasBegun)resubscribe()}else if(error.code==="position-refused"&&position){
+const nowhere={topic:null,partition:null,from:null,to:null};subscription.position="";const gap={type:"\
+gap",...nowhere,reason:error.code,position:""};postToMembers(subscription.members,gap);transport.resubscribe(
+subscription,error.code,0)}else if(TRANSIENT_ERROR_CODES.has(error.code)){postToMembers(subscription.
+members,error);this.handleDisconnect(subscription,error.code);this.explainFailure(subscription,{known:{
+reason:"refused",hint:error.message}});resubscribe()}else if(error.code==="unauthorized"&&jwt&&subscription.
+attempts<MAX_UNAUTHORIZED_ATTEMPTS){transport.requestToken();resubscribe()}else if(hasBegun)return false;else
 this.#closeSubscription(subscription,{error});return true}#closeSubscription(subscription,content){postToMembers(
 subscription.members,{type:"closed",...content});for(const member of[...subscription.members])this.#removeMember(
 member)}};function serveTabs(worker){const multiplexer=new Multiplexer;const lock=`${PROTOCOL_NAME} worker ${createUuid()}`;
@@ -321,7 +325,8 @@ for(let failures=0;this.#options.token;failures++){try{return await this.#option
 this.#emit("error",error);await new Promise(resolve=>setTimeout(resolve,drawBackoff(failures)));if(this.#state===
 "closed"&&!this.#writes.size)break}}return void 0}async#renewToken(){this.#send({type:"token",jwt:await this.#getToken()})}#receive({
 type,position,...content},attempt){if(type==="answer")return this.#settleWrite(content);if(type==="t\
-oken")return this.#renewToken();if(attempt!==this.#attempt)return;if(position!==void 0)this.#receivedPosition=
+oken")return this.#renewToken();if(type==="trouble"&&this.#state==="closed"){return this.#writes.size?
+this.#reportTrouble(content):void 0}if(attempt!==this.#attempt)return;if(position!==void 0)this.#receivedPosition=
 position||null;if(type==="records")this.#enqueue("record",content.records,position);else if(type==="\
 delete")this.#enqueue(type,[content.record],position);else if(type in GROUPED_EVENT_TYPES){this.#enqueue(
 GROUPED_EVENT_TYPES[type],splitGroupedEvent(type,content),position)}else this.#enqueue(type.replace(
@@ -344,15 +349,15 @@ if(this.#saveTimer===null)return;clearTimeout(this.#saveTimer);this.#saveTimer=n
 store.save(this.position))}#useCredit(){const{credit}=this.#request;if(credit===void 0||++this.#usedCredit<
 credit/2)return;this.#send({type:"credit",attempt:this.#attempt,n:this.#usedCredit});this.#usedCredit=
 0}#settleWrite({id,error,...place}){const{message,resolve,reject}=this.#writes.get(id)??{};if(!this.#writes.
-delete(id))return;const{idempotencyKey}=message;if(error)reject(Object.assign(new StreamError(error),
-{idempotencyKey}));else resolve(place);this.#detachIfIdle()}#finish({reason,error}){this.#attempt++;
-const ended=["closed","lost","trouble"];this.#queue=this.#queue.filter(({type})=>!ended.includes(type));
-this.#endTrouble();this.#savePosition();this.#send({type:"leave"});if(error)this.#error=error instanceof
-Error?error:new StreamError(error);this.#setState("closed",reason??error?.code);if(error)this.#emit(
-"error",this.#error);this.#iteration?.wake?.();this.#detachIfIdle()}#reportTrouble({reason,attempts,
-hint}){const{base,path}=this.#request;const isNew=this.#troubleReason===null;const error=new StreamError(
+delete(id))return;if(this.#state==="closed")this.#endTrouble();const{idempotencyKey}=message;if(error)
+reject(Object.assign(new StreamError(error),{idempotencyKey}));else resolve(place);this.#detachIfIdle()}#finish({
+reason,error}){this.#attempt++;const ended=["closed","lost","trouble"];this.#queue=this.#queue.filter(
+({type})=>!ended.includes(type));this.#endTrouble();this.#savePosition();this.#send({type:"leave"});
+if(error)this.#error=error instanceof Error?error:new StreamError(error);this.#setState("closed",reason??
+error?.code);if(error)this.#emit("error",this.#error);this.#iteration?.wake?.();this.#detachIfIdle()}#reportTrouble({
+reason,attempts,hint}){const{base,path}=this.#request;const isNew=this.#troubleReason===null;const error=new StreamError(
 {code:reason,message:hint,attempts,url:base+path});this.#troubleReason=reason;this.#emit("state",this.#state,
-{reason,attempts,hint});if(isNew&&this.#state==="connecting")this.#emit("error",error);if(warnedServers.
+{reason,attempts,hint});if(isNew&&this.#state!=="reconnecting")this.#emit("error",error);if(warnedServers.
 has(base))return;warnedServers.add(base);console.warn(`gateway.js: ${reason}: ${hint}. It goes on tr\
 ying (${attempts} so far).`)}#endTrouble(){if(!this.#troubleReason)return void 0;warnedServers.delete(
 this.#request.base);this.#troubleReason=null;return"recovered"}#setState(state,reason){if(this.#state===

@@ -231,6 +231,10 @@ export class Stream extends EventTarget {
   #receive({ type, position, ...content }, attempt) {
     if (type === "answer") return this.#settleWrite(content);
     if (type === "token") return this.#renewToken();
+    // A stream that only writes has no subscription, and no attempt.
+    if (type === "trouble" && this.#state === "closed") {
+      return this.#writes.size ? this.#reportTrouble(content) : undefined;
+    }
     if (attempt !== this.#attempt) return;
     if (position !== undefined) this.#receivedPosition = position || null;
     if (type === "records") this.#enqueue("record", content.records, position);
@@ -317,6 +321,7 @@ export class Stream extends EventTarget {
   #settleWrite({ id, error, ...place }) {
     const { message, resolve, reject } = this.#writes.get(id) ?? {};
     if (!this.#writes.delete(id)) return;
+    if (this.#state === "closed") this.#endTrouble();
     const { idempotencyKey } = message;
     if (error) reject(Object.assign(new StreamError(error), { idempotencyKey }));
     else resolve(place);
@@ -347,7 +352,7 @@ export class Stream extends EventTarget {
     const error = new StreamError({ code: reason, message: hint, attempts, url: base + path });
     this.#troubleReason = reason;
     this.#emit("state", this.#state, { reason, attempts, hint });
-    if (isNew && this.#state === "connecting") this.#emit("error", error);
+    if (isNew && this.#state !== "reconnecting") this.#emit("error", error);
     if (warnedServers.has(base)) return;
     warnedServers.add(base);
     console.warn(`gateway.js: ${reason}: ${hint}. It goes on trying (${attempts} so far).`);

@@ -265,6 +265,12 @@ export class Multiplexer {
     postToMembers(subscription.members, { type: "trouble", attempts, ...trouble });
   }
 
+  /** Tell streams why their writes are not answered; see `explainFailure`. */
+  async explainWrites(members, request, attempts, jwt) {
+    const trouble = await diagnose(request, { transport: "WebSocket", hasFallback: false, jwt });
+    if (trouble) postToMembers(members, { type: "trouble", attempts, ...trouble });
+  }
+
   #handleEnd(subscription, { reason, position, retry }) {
     if (position) subscription.position = position;
     if (FINAL_END_REASONS.has(reason)) {

@@ -208,6 +208,7 @@ export class WebSocketTransport {
       this.#multiplexer.handleDisconnect(subscription);
       this.#multiplexer.explainFailure(subscription);
     }
+    if (!subscriptions.length) this.#explainPendingWrites();
     if (this.#attempts > 1 && !this.#hasEverOpened) {
       for (const subscription of subscriptions) {
         this.#multiplexer.switchTransport(subscription, true);
@@ -216,6 +217,14 @@ export class WebSocketTransport {
     if (!this.#subscriptions.size && !this.#writes.size) return this.close();
     this.#attempts = Math.max(this.#attempts, MIN_ATTEMPTS_BY_CLOSE_CODE[code] ?? 0);
     this.#scheduleRetry();
+  }
+
+  /** Tell the streams that only write why their writes are not answered. */
+  #explainPendingWrites() {
+    const [write] = this.#writes.values();
+    if (!write || this.#attempts !== 2) return;
+    const request = { base: this.#url.replace(/^ws/, "http").slice(0, -3), path: write.message.path };
+    this.#multiplexer.explainWrites(this.#listMembers(), request, this.#attempts, this.jwt);
   }
 
   #dropSocket() {
