@@ -103,4 +103,4 @@ def _build_unknown_parameter(name: str, known: frozenset[str]) -> RequestError:
     hint, listed = suggest(quoted, known), ", ".join(sorted(known))
     if hint.startswith("did you mean"):
         hint += f" This route reads {listed}"
-    return RequestError(400, "Unknown parameter", f"nothing reads ?{quoted}=; {hint}")
+    return RequestError(400, "Bad request", f"nothing reads ?{quoted}=; {hint}")
