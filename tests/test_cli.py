@@ -308,11 +308,22 @@ def test_demo_prints_its_configuration_to_start_from(room):
     assert (result.exit_code, result.stdout) == (0, "name: demo\n")
 
 
+def test_demo_prints_the_origins_of_other_pages():
+    origins = ("--origin", "http://localhost:5173/page", "--origin", "HTTPS://Shop.example:443")
+    result = gateway_with("demo", *origins, "--print-config")
+    access = loads(result.stdout).listen.access_control
+    assert access.allow.origins == ("http://localhost:5173", "https://shop.example")
+
+
+def test_demo_refuses_an_origin_that_no_browser_sends():
+    assert gateway_with("demo", "--origin", "localhost:5173", "--print-config").exit_code == 2
+
+
 def test_demo_is_shown_where_it_was_asked_for(room):
     demo = Calls()
     room("gateway.web.demo", CONFIG="", run_demo=demo)
     assert gateway_with("demo", "--port", "0", "--no-browser").exit_code == 0
-    asked = {"host": "127.0.0.1", "port": 0, "browser": False, "pages": None}
+    asked = {"host": "127.0.0.1", "port": 0, "browser": False, "pages": None, "origins": []}
     assert demo == [((), asked)]
 
 

@@ -1,12 +1,13 @@
 import { StrictMode, useState } from "react";
+import { useStream } from "gateway.js/react";
 import { createRoot } from "react-dom/client";
-import { useStream } from "./useStream.js";
 
 const CUSTOMERS = ["ada", "edsger", "frances", "grace", "hedy", "katherine", "linus", "radia"];
 
 function Orders({ customer }) {
   const path = customer ? `/events/orders/${customer}` : "/events/orders";
-  const { records, missed, state, error } = useStream(path, {
+  const { records, missed, state, trouble, error } = useStream(path, {
+    worker: "/gateway.js", // the gateway's own file, for one connection of all tabs
     from: "earliest",
     limit: 20,
     keep: "orders",
@@ -19,6 +20,7 @@ function Orders({ customer }) {
           Some orders will not come ({gap.reason}).
         </p>
       ))}
+      {trouble && <p className="error" role="alert">{trouble.hint}</p>}
       {error && <p className="error" role="alert">{error.message}</p>}
       <table>
         <thead>

@@ -12,6 +12,8 @@ interface Order {
 
 const [url = "http://127.0.0.1:8080/events/orders", file = "orders.position"] = process.argv.slice(2);
 
+process.stdout.on("error", () => process.exit()); // who reads has left, as `| head` does
+
 const orders = connect<Order>(url, {
   from: "earliest",
   position: existsSync(file) ? readFileSync(file, "utf8") : null,

@@ -6,6 +6,7 @@ import errno
 import socket
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -22,6 +23,14 @@ def demo(
         Path | None,
         typer.Option(exists=True, file_okay=False, help="A folder of yours to serve at /pages/."),
     ] = None,
+    origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL",
+            help="Origin of another page that may use the demo, such as http://localhost:5173; "
+            "repeatable.",
+        ),
+    ] = None,
     print_config: Annotated[
         bool,
         typer.Option(
@@ -37,15 +46,43 @@ def demo(
     gateway demo
     gateway demo --port 9000 --no-browser
     gateway demo --pages examples
+    gateway demo --origin http://localhost:5173
     gateway demo --print-config > gateway.yaml
     """
-    from gateway.web.demo import CONFIG, run_demo
+    from gateway.web import demo as web_demo
 
+    origins = [_parse_origin(text) for text in origin or ()]
     if print_config:
-        typer.echo(CONFIG, nl=not CONFIG.endswith("\n"))
+        config = web_demo.CONFIG
+        if origins:
+            config = web_demo.replace_listen(host, port, origins)
+        typer.echo(config, nl=not config.endswith("\n"))
         return
     require_free_port(host, port)
-    run_demo(host=host, port=port, browser=browser, pages=pages)
+    web_demo.run_demo(host=host, port=port, browser=browser, pages=pages, origins=origins)
+
+
+def _parse_origin(text: str) -> str:
+    """Return the origin of a page's address, as browsers send it: without a path.
+
+    Raises:
+        typer.BadParameter: It is no address of a page.
+    """
+    if text == "*":
+        return text
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        parts, port = urlsplit(""), None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise typer.BadParameter(
+            f"{text} is no origin; give scheme, host and port, such as http://localhost:5173",
+            param_hint="--origin",
+        )
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    is_default = port is None or port == {"http": 80, "https": 443}[parts.scheme]
+    return f"{parts.scheme}://{host}" if is_default else f"{parts.scheme}://{host}:{port}"
 
 
 def require_free_port(host: str, port: int) -> None:

@@ -189,7 +189,7 @@ async def test_every_stream_is_listed_whatever_its_wire_and_its_worker(
     async with AsyncExitStack() as stack:
         for wire in CLIENT_BY_WIRE:
             for n in range(3):
-                await connected(stack, gateway, wire, f"/open/{n}?token=s3cret&n={n}")
+                await connected(stack, gateway, wire, f"/open/{n}?token=s3cret&_n={n}")
             await connected(stack, gateway, wire, "/kept", "ada")
         http = await stack.enter_async_context(open_admin_api(gateway))
         found = await list_streams(http)
@@ -199,7 +199,7 @@ async def test_every_stream_is_listed_whatever_its_wire_and_its_worker(
         assert {stream["address"] for stream in found} == {"127.0.0.1"}
         assert "s3cret" not in json.dumps(found)
         urls = [stream["url"] for stream in found]
-        assert sum(url.startswith("/open/2?token=***&n=2") for url in urls) == 3
+        assert sum(url.startswith("/open/2?token=***&_n=2") for url in urls) == 3
         assert all(stream["bytes"] > 0 and stream["error"] is None for stream in found)
         found = counted_off(found)
         # one at a time they are the same, in the same order

@@ -259,6 +259,10 @@ async def test_a_stream_is_tried_by_keys_alone_and_shows_text_never_markup(tab: 
         await tab.press_keys("earliest")
         line = await tab.run_script(f"return {card}.querySelector('code').textContent")
         assert line == f"curl -N '{gateway.base_url}/events/orders/ada?from=earliest'"
+        snippet = await tab.run_script(
+            f"return {card}.querySelector('[data-snippet] code').textContent"
+        )
+        assert f'("{gateway.base_url}/events/orders/ada?from=earliest", {{' in snippet
         await tab_to(tab, f"{path} try")
         await tab.press_keys(ENTER)
         await shows(tab, f"return {card}.querySelectorAll('.record').length === {len(RECORDS)}")

@@ -193,6 +193,19 @@ async def test_the_typescript_client_compiles_and_goes_on_where_it_was(
     await are_all(runs, running, again=len(runs[0]) - 1)  # a message's
 
 
+@pytest.mark.needs("node", "npm")
+async def test_the_typescript_client_ends_with_the_reader_of_its_pipe(
+    place: Path, running: DemoProcess, built: None
+):
+    """It died with a trace of `write EPIPE`."""
+    line = line_of("typescript", "node").replace("http://127.0.0.1:8080", running.url)
+    async with running_shell(
+        f"{line.replace('orders.position', 'head.position')} | head -1", place
+    ) as shell:
+        assert await shell.wait_ended(START_TIMEOUT_S) == 0
+    assert "EPIPE" not in shell.output
+
+
 # Pages
 
 

@@ -484,7 +484,7 @@ async def the_leading_tab_is_ousted(tabs: Browser, proxy: TcpProxy, oracle: Stre
     """As one is that its browser froze: its lock is taken away, and it follows from then on."""
     before = len(proxy.accepted_at)
     writing = asyncio.create_task(write_slowly(oracle))
-    await tabs.run_script("navigator.locks.request('gateway.js/1 leader', {steal: true}, () => {})")
+    await tabs.run_script("navigator.locks.request('gateway.js/2 leader', {steal: true}, () => {})")
     await wait_until(lambda: len(proxy.accepted_at) > before, "the next one's connection", WITHIN)
     await writing
 

@@ -123,7 +123,7 @@ async def test_no_change_of_what_is_shown_gives_more(gateway: GatewayProcess, or
         await oracle.produce_records("hourly", 20)
         await socket.wait_until(lambda: len(socket.get_records("a")) == 5)
         for n in range(3):
-            await socket.change("a", **({"path": "/hourly"} if n % 2 else {"path": "/hourly?n=1"}))
+            await socket.change("a", **({"path": "/hourly"} if n % 2 else {"path": "/hourly?_n=1"}))
             await socket.wait_for_pong()
         assert len(socket.get_records("a")) == 5
         await socket.subscribe("b", "/hourly", **{"from": "earliest"})

@@ -172,7 +172,7 @@ async def test_clients_that_read_nothing_keep_nobody_from_reading(kafka: Embedde
     other = {"topic": "others"}
     async with serving(kafka, other=other) as gateway, AsyncExitStack() as stack:
         for n in range(16):
-            held = RawClient(f"{gateway.base_url}/orders?from=earliest&n={n}", receive_buffer=4096)
+            held = RawClient(f"{gateway.base_url}/orders?from=earliest&_n={n}", receive_buffer=4096)
             await stack.enter_async_context(held)
             held.stop_reading()
         for _ in range(3):

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
+import httpx
 import psutil
 import pytest
 from confluent_kafka import Producer
@@ -318,22 +319,29 @@ def test_a_start_or_end_without_sense_is_refused(gateway: GatewayProcess, query:
 @pytest.mark.parametrize(
     "query",
     [
-        b"%",
         b"&&&===",
         b"from=",
         b"until=",
-        b"unknown=1",
-        b"%FF=%FF",
-        b"From=nonsense",
+        b"_=1764158400000&t=1",
         b"from=0001-01-01",
         b"from=-999999999d",
         b"until=999999999999",
-        b"&".join([b"a=b"] * 256),
+        b"&".join([b"_a=b"] * 256),
     ],
     ids=lambda query: query[:40].decode(),
 )
 def test_a_query_of_no_meaning_is_no_harm(gateway: GatewayProcess, query: bytes) -> None:
     assert get_first_event(gateway, build_request(b"/events/orders?" + query)) == ["begin"]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [b"%", b"unknown=1", b"%FF=%FF", b"From=nonsense", b"&".join([b"a=b"] * 256)],
+    ids=lambda query: query[:40].decode(),
+)
+def test_a_parameter_that_nothing_reads_is_refused(gateway: GatewayProcess, query: bytes) -> None:
+    answer = get_answer(gateway, build_request(b"/events/orders?" + query))
+    assert answer.status == 400 and b"nothing reads" in answer.body
 
 
 def test_a_query_of_too_many_parameters_is_refused_unread(gateway: GatewayProcess) -> None:
@@ -690,3 +698,17 @@ def test_a_record_larger_than_any_fetch_goes_through(
     assert [odd[path].next_record().event_type for path in ("/records/odd", "/cloud/odd")] == [
         "message"
     ] * 2
+
+
+@pytest.mark.parametrize("accept", ["text/event-stream", "application/x-ndjson"])
+def test_a_parameter_that_nothing_reads_is_refused_with_the_one_that_is_meant(
+    accept: str, gateway: GatewayProcess
+):
+    """`?untill=latest` was ignored: the stream did not end."""
+    url = f"{gateway.base_url}/events/orders"
+    with httpx.Client(trust_env=False, timeout=WAIT_TIMEOUT_S) as http:
+        refused = http.get(url, params={"untill": "latest"}, headers={"Accept": accept})
+        assert refused.status_code == 400
+        assert "'until'" in refused.json()["detail"]
+        known = {"until": "latest", "from": "earliest", "_": "1", "t": "2"}
+        assert http.get(url, params=known, headers={"Accept": accept}).status_code == 200

@@ -55,6 +55,17 @@ def test_a_run_has_its_own_servers_and_address():
     assert settings.kafka.servers == ("127.0.0.1:4711",)
 
 
+def test_a_run_lets_pages_of_other_origins_in():
+    """A page of a development server saw nothing of the demo, and no option allowed it."""
+    origins = ["http://localhost:5173", "https://shop.example"]
+    access = loads(demo.build_config(["k:9092"], "::1", 9000, origins)).listen.access_control
+    assert access.policy == "cross-origin"
+    assert access.allow.origins == tuple(origins)
+    assert access.allow.credentials
+    anybody = loads(demo.build_config(["k:9092"], "::1", 9000, ["*"])).listen.access_control
+    assert anybody.policy == "cross-origin" and not anybody.allow.credentials
+
+
 def test_the_printed_configuration_is_a_valid_one():
     assert loads(demo.CONFIG).kafka.servers == "embedded"
 

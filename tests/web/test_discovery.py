@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import AsyncIterator
+from html import unescape
 from html.parser import HTMLParser
 from typing import Any
 
@@ -14,11 +15,12 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount, Route
 from support.asyncapi import check_payload, find_faults, get_messages
+from support.gateways import build_config
 from support.sse import parse_stream
 
 from gateway import __version__
 from gateway.config import Settings, loads
-from gateway.config.checks.crosscheck import RESERVED_PATHS
+from gateway.config.checks.crosscheck import RESERVED_PATHS, is_reserved_path
 from gateway.core.channel.chunk import ChannelEvent
 from gateway.core.client.end_reason import EndReason
 from gateway.core.log.record import (
@@ -38,6 +40,7 @@ from gateway.hub.wires.websocket import WebSocketWire, encode_label
 from gateway.hub.wires.wire import Wire
 from gateway.web import demo, discovery
 from gateway.web.app.app import create_app
+from gateway.web.app.assets import VERSIONED_MODULE_PATH
 from gateway.web.discovery.asyncapi import build_document
 from gateway.web.discovery.description import build_description
 from gateway.web.discovery.html import MIN_STREAMS_FOR_SEARCH, render_page
@@ -120,7 +123,7 @@ async def test_a_page_for_those_who_ask_for_one_and_json_for_the_rest(
     answer = await shop.get("/", headers={"accept": accept})
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/html" if page else "application/json")
-    assert answer.headers["vary"] == "Accept"
+    assert set(answer.headers["vary"].split(", ")) == {"Accept", "Accept-Encoding"}
     assert ("<!doctype html>" in answer.text) is page
     assert page or answer.json()["name"] == "shop"
 
@@ -334,10 +337,31 @@ def test_a_guarded_stream_says_how_to_show_who_one_is(
         assert "covert" not in page
 
 
+@pytest.mark.parametrize(("path", "is_guarded"), [("/orders", False), ("/secret", True)])
+def test_a_page_shows_how_scripts_open_a_stream(path: str, is_guarded: bool):
+    """It had lines for curl and wscat alone, and its readers write pages."""
+    routes: list[dict[str, Any]] = [{"when": [{"path": path}], "with": {"topic": "a"}}]
+    guards: dict[str, Any] = {}
+    if is_guarded:
+        routes[0]["guarded"] = {"login": []}
+        guards = {"login": {"type": "jwt", "issuer": "i", "audience": "a", "keys": "https://k"}}
+    settings = Settings.model_validate(
+        build_config(["localhost:9092"], ["a"], routes, guards=guards)
+    )
+    page = unescape(render_page(settings, "http://gw"))
+    assert 'import { connect } from "http://gw/gateway.js";' in page
+    assert 'import { connect } from "gateway.js";' in page
+    assert f'("http://gw{path}", {{' in page
+    assert ("token: async () =>" in page) is is_guarded
+
+
 async def test_every_path_of_the_gateway_itself_is_refused_to_routes():
     served = [each for each in create_app(loads(SHOP)).routes if isinstance(each, Route)]
     assert served
-    assert {each.path for each in served} <= RESERVED_PATHS | {"/metrics"}  # by its own option
+    paths = {each.path for each in served if "{" not in each.path}
+    assert paths <= RESERVED_PATHS | {"/metrics"}  # by its own option
+    assert is_reserved_path(VERSIONED_MODULE_PATH)
+    assert not is_reserved_path("/gateway-status")
 
 
 # AsyncAPI

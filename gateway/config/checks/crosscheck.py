@@ -6,6 +6,7 @@ route is reported together with an invalid duration elsewhere, not only after th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -38,7 +39,15 @@ RESERVED_PATHS = frozenset(
         *("/gateway.js", "/gateway.d.ts", "/health/live", "/health/ready", "/ws"),
     }
 )
+VERSIONED_MODULE_PATTERN = re.compile(r"/gateway-[0-9a-f]{16}\.js")
+"""The paths of the versions of `/gateway.js`."""
 RESERVED_PLACEHOLDER_NAMES = frozenset({"filter", "fields"})
+
+
+def is_reserved_path(path: str) -> bool:
+    """Return whether a path is the gateway's own."""
+    return path in RESERVED_PATHS or bool(VERSIONED_MODULE_PATTERN.fullmatch(path))
+
 
 Loc = tuple[str | int, ...]
 
@@ -109,10 +118,9 @@ def _check_paths(raw: Mapping[str, Any]) -> Iterator[Problem]:
     metrics = as_mapping(as_mapping(raw.get("telemetry")).get("metrics")).get(
         "prometheus", "/metrics"
     )
-    reserved_paths = RESERVED_PATHS | ({str(metrics)} if isinstance(metrics, str) else set())
     earlier_paths: dict[str, list[tuple[int, str, PathPattern]]] = {}
     for loc, method, text, pattern in _iter_paths(raw):
-        if text in reserved_paths:
+        if is_reserved_path(text) or (isinstance(metrics, str) and text == metrics):
             yield Problem(loc, f"path '{text}' is the gateway's own; use another")
         elif beside.is_sidecar_path(raw, text):
             yield Problem(loc, f"path '{text}' is the sidecar's own; use another")

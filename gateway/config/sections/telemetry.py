@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema
 
-from gateway.config.checks.crosscheck import RESERVED_PATHS
+from gateway.config.checks.crosscheck import is_reserved_path
 from gateway.config.source.expression import suggest
 from gateway.config.source.substitution import safe_repr
 from gateway.config.types.address import Url
@@ -28,7 +28,7 @@ def _validate_metrics_path(path: str) -> str:
         raise create_value_error(str(error)) from None
     if pattern.params or pattern.has_wildcard or path == "/":
         raise create_value_error(f"path {path!r} is no fixed path; write such as /metrics")
-    if path in RESERVED_PATHS:
+    if is_reserved_path(path):
         raise create_value_error(
             f"path {path!r} is the gateway's own; use another, such as /metrics"
         )

@@ -171,7 +171,8 @@ def create_app(
     page_routes = build_routes(settings)
     page_paths = PagePaths(page_routes)
     guards = Guards(settings, access)
-    routes = Routes(gateway.hubs, settings, guards, limits)
+    has_own_access = access is not allow_anyone
+    routes = Routes(gateway.hubs, settings, guards, limits, has_own_access=has_own_access)
     renewer = TokenRenewer(routes, bus)
     tracing_middleware = (
         [Middleware(TracingMiddleware, gateway=gateway)] if settings.telemetry.traces.otlp else []

@@ -16,6 +16,7 @@ import webbrowser
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from gateway.kafka.embedded import EmbeddedKafka
@@ -69,6 +70,7 @@ def run_demo(
     port: int = 8080,
     browser: bool = True,
     pages: Path | None = None,
+    origins: Sequence[str] = (),
 ) -> None:
     """Run the demo until SIGTERM or ^C.
 
@@ -77,6 +79,7 @@ def run_demo(
         port: The port; 0 for any free one.
         browser: Whether to open the page in a browser.
         pages: A folder to serve at `/pages/`.
+        origins: The origins of other pages that may use the demo.
     """
     from gateway.config import loads
     from gateway.web.app.server import serve
@@ -84,7 +87,7 @@ def run_demo(
     port = port or find_free_port(host)
     url = build_page_url(host, port)
     with EmbeddedKafka(topics=TOPIC_PARTITIONS) as kafka:
-        settings = loads(build_config(kafka.bootstrap, host, port), name="demo")
+        settings = loads(build_config(kafka.bootstrap, host, port, origins), name="demo")
         startup = [partial(publish_records, kafka.bootstrap)]
         if browser:
             startup.append(partial(open_page, url))
@@ -94,11 +97,20 @@ def run_demo(
         serve(settings, pages=all_pages, startup=startup)
 
 
-def build_config(servers: Sequence[str], host: str, port: int) -> str:
-    """Return `CONFIG` with these servers and this address."""
-    listen = json.dumps({"host": host, "port": port})
-    text = CONFIG.replace("{host: 127.0.0.1, port: 8080}", listen)
-    return text.replace("servers: embedded ", f"servers: {json.dumps(list(servers))} ")
+def build_config(servers: Sequence[str], host: str, port: int, origins: Sequence[str] = ()) -> str:
+    """Return `CONFIG` with these servers, this address and these origins of other pages."""
+    return replace_listen(host, port, origins).replace(
+        "servers: embedded ", f"servers: {json.dumps(list(servers))} "
+    )
+
+
+def replace_listen(host: str, port: int, origins: Sequence[str] = ()) -> str:
+    """Return `CONFIG` with this address and these origins of other pages."""
+    listen: dict[str, Any] = {"host": host, "port": port}
+    if origins:
+        allow = {"origins": list(origins), "credentials": "*" not in origins}
+        listen["access-control"] = {"policy": "cross-origin", "allow": allow}
+    return CONFIG.replace("{host: 127.0.0.1, port: 8080}", json.dumps(listen))
 
 
 def format_invitation(url: str) -> str:

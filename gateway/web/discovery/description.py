@@ -19,6 +19,7 @@ from gateway.config.types.path import PathPattern
 from gateway.config.types.units import format_duration
 from gateway.version import __version__
 from gateway.web.access.security_schemes import SecurityScheme
+from gateway.web.app.assets import VERSIONED_MODULE_PATH
 
 from .exchanges import list_exchanges
 from .security_schemes import build_security_schemes
@@ -334,6 +335,7 @@ def build_description(settings: Settings, base_url: str) -> dict[str, Any]:
         "ready": f"{base_url}/health/ready",
         "websocket": f"{scheme}{base_url[base_url.index(':') :]}{MULTIPLEX_PATH}",
         "module": f"{base_url}/gateway.js",
+        "versionedModule": f"{base_url}{VERSIONED_MODULE_PATH}",
         "types": f"{base_url}/gateway.d.ts",
     }
     description: dict[str, Any] = {"name": settings.name, "version": __version__}

@@ -7,6 +7,7 @@ scripts, and cannot open a stream.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
@@ -22,6 +23,25 @@ MIN_STREAMS_FOR_SEARCH = 7  # streams; fewer fit on a screen, and the search is 
 
 _PAGE_TEMPLATE = Template((Path(__file__).parent / "page" / "index.html").read_text("utf-8"))
 _TRANSPORT_NAMES = {"sse": "Server-sent events", "ndjson": "NDJSON", "websocket": "WebSocket"}
+# __URL__ and BASE/... become JSON strings of the URLs of the stream and the module, OPTIONS lines.
+_SNIPPETS = {
+    "JavaScript in a page": """\
+import { connect } from BASE/gateway.js;
+
+connect(__URL__, {
+OPTIONS  onrecord: (record) => console.log(record),
+  onstate: (state, { hint }) => console.log(state, hint ?? ""),
+});""",
+    "TypeScript, with the npm package": """\
+import { connect } from "gateway.js";
+
+type Item = Record<string, unknown>;
+const stream = connect<Item>(__URL__, {
+OPTIONS  onrecord: (record, { position }) => console.log(position, record),
+  onstate: (state, { hint }) => console.log(state, hint ?? ""),
+});""",
+}
+_TOKEN_OPTION = '  token: async () => "TOKEN",\n'
 _INPUT_HINTS = {"from": "", "filter": "/amount>=10", "fields": "/id,/status"}
 
 
@@ -79,6 +99,9 @@ def _render_card(number: int, path: str, stream: StreamDescription, base_url: st
     )
     inputs = "".join(_render_input(number, parameter) for parameter in _iter_inputs(path, stream))
     lines = "".join(_render_line(example, path, stream, base_url) for example in stream.examples)
+    lines += "".join(
+        _render_snippet(name, text, path, stream, base_url) for name, text in _SNIPPETS.items()
+    )
     return f"""
 <article class="stream" data-path="{escape(path)}" aria-labelledby="stream-{number}">
   <h2 id="stream-{number}">{escape(path)}</h2>
@@ -157,5 +180,21 @@ def _render_line(
         f' data-transport="{example.transport}">'
         f"<div><span>{_TRANSPORT_NAMES[example.transport]}</span>"
         f"<code>{escape(line)}</code></div>"
+        '<button type="button" class="copy" hidden>Copy</button></li>'
+    )
+
+
+def _render_snippet(
+    name: str, text: str, path: str, stream: StreamDescription, base_url: str
+) -> str:
+    """Return lines for a script; the script of the page replaces __URL__ as its fields change."""
+    options = "" if stream.is_usable_by_page else _TOKEN_OPTION
+    module = json.dumps(f"{base_url}/gateway.js", ensure_ascii=False)
+    text = text.replace("BASE/gateway.js", module).replace("OPTIONS", options)
+    query = f"?{stream.required_query}" if stream.required_query else ""
+    url = json.dumps(f"{base_url}{path}{query}", ensure_ascii=False)
+    return (
+        f'<li data-snippet="{escape(text)}"><div><span>{escape(name)}</span>'
+        f"<code>{escape(text.replace('__URL__', url))}</code></div>"
         '<button type="button" class="copy" hidden>Copy</button></li>'
     )

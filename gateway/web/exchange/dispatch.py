@@ -74,5 +74,6 @@ def _check_origin(routes: Routes, match: Match, request: Request) -> None:
         headers.get("host", ""),
         has_cookies=has_ambient_credentials,
     ):
+        routes.report_foreign_origin(headers["origin"], match.path, match.route)
         detail = "pages of this origin may not write; see access-control"
         raise RequestError(403, "Foreign origin", detail)

@@ -57,6 +57,7 @@ class FetchExchange(Exchange):
             KafkaError: Kafka does not answer.
             ClientDisconnected: The client has disconnected while it waited.
         """
+        routes.check_parameters(match, get_query_pairs(request))
         while True:
             response = await _respond_once(routes, match, request)
             if routes.is_current(match):

@@ -94,6 +94,7 @@ async def read_write_request(routes: Routes, match: Match, request: Request) -> 
         KafkaError: Kafka does not answer.
     """
     query = get_query_pairs(request)
+    routes.check_parameters(match, query)
     view = await _get_view(routes, match, query)
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         detail = "a record's value is written as it comes; send it without Content-Encoding"

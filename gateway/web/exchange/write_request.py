@@ -88,6 +88,7 @@ async def parse_produce_message(
     # A reply belongs to an HTTP request, which waits for it; a socket has no such thing.
     if with_.reply_topic is not None:
         raise _build_forbidden_error(f"{path} is answered with replies; ask by HTTP")
+    routes.check_parameters(match, query)
     view = await routes.get_view(match, query)
     topic = _choose_topic(view.topics, message.topic)
     key, value = _encode_content(message)

@@ -4,6 +4,25 @@
  * `connect` and after `close` or an end. */
 export type State = "connecting" | "live" | "reconnecting" | "closed";
 
+/** Why a stream does not come about, found out after its second failed attempt. The module goes on
+ * trying, and calls `onstate` again at the fourth attempt, the eighth and so on.
+ *
+ * - "unreachable": no server responds at the address, or its certificate is not trusted.
+ * - "foreign-origin": it responds, but `access-control` does not let pages of this origin read.
+ * - "refused": it responds, but not with a stream.
+ * - "proxy-buffering": it responds, but a proxy in between holds the events back. */
+export type Trouble = "unreachable" | "foreign-origin" | "refused" | "proxy-buffering";
+
+/** What is known of a state. */
+export interface StateDetails {
+  /** A `Trouble`; "recovered" if it has passed; else why the gateway ended the stream. */
+  reason?: Trouble | "recovered" | (string & {}) | undefined;
+  /** With a `Trouble`: how many attempts in a row have failed. */
+  attempts?: number;
+  /** With a `Trouble`: what happened, with which address, and what to do. */
+  hint?: string;
+}
+
 /** Any JSON value. */
 export type Json = null | boolean | number | string | Json[] | { [name: string]: Json };
 
@@ -126,9 +145,11 @@ export interface Callbacks<T> {
   onsnapshot?(this: Stream<T>, snapshot: Record<string, any>, context: Context): void;
   onbegin?(this: Stream<T>, begin: Begin, context: Context): void;
   onready?(this: Stream<T>, ready: Ready, context: Context): void;
-  onstate?(this: Stream<T>, state: State, about: { reason?: string }): void;
-  /** A partition cannot be read for now, while the stream goes on; or `token` or `store.load`
-   * failed; or this is why the stream was closed. */
+  /** The state changed, or (with a `hint`, in the same state) this is why it does not. */
+  onstate?(this: Stream<T>, state: State, about: StateDetails): void;
+  /** A partition cannot be read for now, while the stream goes on; or a stream that never began
+   * does not come about (once, with a `Trouble` as its code, while the module goes on trying); or
+   * `token` or `store.load` failed; or this is why the stream was closed. */
   onerror?(this: Stream<T>, error: StreamError | Error): void;
   /** The position moved: all that comes before it has been delivered. */
   onposition?(this: Stream<T>, position: string | null): void;
@@ -181,7 +202,7 @@ interface Events<T> {
   snapshot: CustomEvent<Context & { snapshot: Record<string, any> }>;
   begin: CustomEvent<Context & { begin: Begin }>;
   ready: CustomEvent<Context & { ready: Ready }>;
-  state: CustomEvent<{ state: State; reason?: string }>;
+  state: CustomEvent<StateDetails & { state: State }>;
   error: CustomEvent<{ error: StreamError | Error }>;
   position: CustomEvent<{ position: string | null }>;
 }
@@ -232,7 +253,8 @@ export function connect<T = any>(path: string, options?: Options<T>): Stream<T>;
 /** Why the gateway refused something, or why a partition cannot be read. */
 export class StreamError extends Error {
   constructor(message: { code: string; message?: string; [name: string]: unknown });
-  /** The kind of error: unknown-path, unknown-topic, forbidden, bad-request, kafka-unavailable... */
+  /** The kind of error: a `Trouble`, or unknown-path, unknown-topic, forbidden, bad-request,
+   * kafka-unavailable... */
   code: string;
   /** Everything else that the gateway said: topic, partition, status... */
   details: Record<string, unknown>;

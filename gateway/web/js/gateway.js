@@ -1,68 +1,103 @@
 // Streams of the gateway, described in gateway.d.ts. Bundled from src/: edit there, run `make js`.
-var PROTOCOL_NAME="gateway.js/1";var ANSWER_TIMEOUT_MS=1e4;function holdLock(name){if(!globalThis.navigator?.locks)return Promise.resolve();return new Promise(
+var PROTOCOL_NAME="gateway.js/2";var ANSWER_TIMEOUT_MS=1e4;function holdLock(name){if(!globalThis.navigator?.locks)return Promise.resolve();return new Promise(
 resolve=>{navigator.locks.request(name,()=>(resolve(),new Promise(()=>{})))})}function whenReleased(name,callback){
 globalThis.navigator?.locks?.request(name,()=>void callback())}var FIRST_BACKOFF_MS=500;var MAX_BACKOFF_MS=3e4;function drawBackoff(attempt){return Math.random()*Math.
 min(MAX_BACKOFF_MS,FIRST_BACKOFF_MS*2**attempt)}function parseClaims(jwt){try{return JSON.parse(atob(jwt.split(".")[1].replace(/-/g,"+").replace(/_/g,
 "/")))}catch{return{}}}function getExpiry(jwt){return(parseClaims(jwt).exp??Infinity)*1e3}function getIdentity(jwt){
 if(!jwt)return"";const{exp,iat,nbf,jti,...identifying}=parseClaims(jwt);return Object.keys(identifying).
-length?JSON.stringify(identifying):jwt}var GROUPED_EVENT_TYPES={"partitions-ready":"ready","partitions-error":"error"};function requestGroupedEvents(path){
+length?JSON.stringify(identifying):jwt}var RESPONSE_TIMEOUT_MS=5e3;var TRANSIENT_STATUSES=[408,425,429];async function fetchAnswer(url,{credentials,
+jwt}={}){const headers={Accept:"text/event-stream"};if(jwt)headers.Authorization=`Bearer ${jwt}`;return fetchHead(
+url,{headers,credentials:credentials?"include":"same-origin"})}async function fetchHead(url,options){
+const control=new AbortController;const timer=setTimeout(()=>control.abort(),RESPONSE_TIMEOUT_MS);try{
+const response=await fetch(url,{...options,cache:"no-store",signal:control.signal});const{status}=response;
+const mediaType=response.headers.get("content-type")??"";const problem=status<400?{}:await response.
+json().catch(()=>({}));return{status,mediaType,problem:problem??{}}}catch(error){return{isLate:control.
+signal.aborted,failure:error?.cause?.code}}finally{clearTimeout(timer);control.abort()}}function getRefusal({
+status,problem},position){if(!(status>=400&&status<500)||TRANSIENT_STATUSES.includes(status))return null;
+const{detail=`HTTP status ${status}`,topic}=problem;let code="bad-request";if(status===401||status===
+403)code="forbidden";else if(status===404)code=topic?"unknown-topic":"unknown-path";else if(status===
+400&&position)code="position-refused";return{code,message:detail,status}}async function diagnose(request,{
+answer,jwt,transport,hasFallback,isSilent}){const url=request.base+request.path;answer??=await fetchAnswer(
+url,{credentials:request.credentials,jwt});const{status,mediaType,problem,isLate,failure}=answer;const refused=hint=>({
+reason:"refused",hint});const buffering={reason:"proxy-buffering",hint:`${request.base} responds, bu\
+t no event of ${url} arrives: turn buffering off in the proxy in between`};if(status>=400){return refused(
+`${url} responds with status ${status}: ${problem.detail??"no detail"}`)}if(status&&!mediaType.startsWith(
+"text/event-stream")){return refused(`${url} responds with ${mediaType||"no media type"} instead of \
+a stream of events: this is another server, or a proxy that does not pass the path on to the gateway`)}
+if(status&&isSilent)return buffering;if(status&&(hasFallback||transport==="EventSource"))return null;
+if(status){return refused(`${url} responds to HTTP, but no WebSocket to ${request.base}/ws opens: a \
+proxy in between must pass Upgrade on, and a page of another origin whose browser sends cookies need\
+s allow.credentials in access-control`)}const page=globalThis.location?.origin;const isForeign=Boolean(
+page)&&page!==new URL(request.base).origin;const probe={method:"HEAD",mode:"no-cors",credentials:"om\
+it"};const isAlive=(await fetchHead(`${request.base}/gateway.js`,probe)).status!==void 0;if(!isAlive)
+return{reason:"unreachable",hint:explainUnreachable(request.base,failure)};if(isLate)return buffering;
+if(isForeign){return{reason:"foreign-origin",hint:`${url} responds, but not to pages of ${page}: all\
+ow this origin in listen.access-control, or in the route's access-control, or let the page's own ser\
+ver pass the path on to the gateway`}}return refused(`${url} redirects to another server, as one tha\
+t asks for a login does`)}function explainUnreachable(base,failure){const{protocol,host}=new URL(base);
+const problem=`${host} cannot be reached${failure?` (${failure})`:""}`;if(globalThis.navigator?.onLine===
+false)return`${problem}: this device is offline`;if(protocol==="http:"&&globalThis.location?.protocol===
+"https:"){return`${problem}: a page of https may not open http; give an address of https`}if(protocol===
+"https:"&&globalThis.location){return`${problem}: open ${base}/gateway.js in a tab; if the browser w\
+arns of the certificate, it is not trusted; else the address is wrong, or the gateway does not run`}
+if(/CERT|SELF_SIGNED/.test(failure)){return`${problem}: its certificate is not trusted; name its CA \
+in NODE_EXTRA_CA_CERTS`}return`${problem}: check the address, and whether the gateway runs`}var GROUPED_EVENT_TYPES={"partitions-ready":"ready","partitions-error":"error"};function requestGroupedEvents(path){
 return/[?&]grouped\b/.test(path)?path:`${path}${path.includes("?")?"&":"?"}grouped=true`}function splitGroupedEvent(type,{
 topics}){return topics.flatMap(({topic,code,resolved,partitions,offsets})=>partitions.map((partition,n)=>{
 if(type==="partitions-ready")return{topic,partition,offset:offsets[n],resolved};const problem=`${topic}\
 -${partition} cannot be read for now (${code})`;return{topic,partition,code,message:`${problem}; the\
  stream goes on by itself`}}))}var EVENT_TYPES=["message","begin","ready","position","gap","delete","snapshot-end","challenge","end",
-"error",...Object.keys(GROUPED_EVENT_TYPES)];var CLOSED=2;var TRANSIENT_STATUSES=[408,425,429];var EventSourceTransport=class{#multiplexer;#subscription;#source=null;#hasOpened=false;#timer=null;constructor(multiplexer,subscription){
-this.#multiplexer=multiplexer;this.#subscription=subscription}subscribe(){clearTimeout(this.#timer);
-const{request,position}=this.#subscription;const{base,path,from,filter,fields,credentials}=request;const url=new URL(
+"error",...Object.keys(GROUPED_EVENT_TYPES)];var CLOSED=2;var FIRST_EVENT_TIMEOUT_MS=15e3;var EventSourceTransport=class{#multiplexer;#subscription;#source=null;#hasOpened=false;#timer=null;#silenceTimer=null;constructor(multiplexer,subscription){
+this.#multiplexer=multiplexer;this.#subscription=subscription}subscribe(){this.#clearTimers();const{
+request,position}=this.#subscription;const{base,path,from,filter,fields,credentials}=request;const url=new URL(
 base+requestGroupedEvents(path));const start=position?{lastEventId:position}:{from};const query={...start,
 filter:filter&&JSON.stringify(filter),fields:fields?.join()};for(const[name,value]of Object.entries(
 query))if(value)url.searchParams.set(name,value);const options={withCredentials:Boolean(credentials)};
 const source=this.#source=new this.#multiplexer.EventSource(url.href,options);this.#subscription.isAtPosition=
-true;this.#hasOpened=false;source.onopen=()=>this.#hasOpened=true;for(const type of EVENT_TYPES){source.
-addEventListener(type,event=>{if(source!==this.#source)return;if(event.data!==void 0)this.#handleEvent(
-event);else if(type==="error")this.#handleFailure(source,url.href,credentials)})}}unsubscribe(){clearTimeout(
-this.#timer);this.#source?.close();this.#source=null}resubscribe(subscription,reason,delayMs){if(this.#source?.
-readyState!==CLOSED)return;this.#timer=setTimeout(()=>this.subscribe(),delayMs)}#handleEvent({type,data,
-lastEventId}){let content=data;try{content=JSON.parse(data)}catch{}const position=lastEventId===this.#subscription.
-position?void 0:lastEventId;if(type==="challenge")return this.#renew(content.url);let message={...content,
-type,position};if(type==="message")message={type:"records",records:[content],position};else if(type===
-"delete")message={type,record:content,position};this.#multiplexer.handleMessage(this.#subscription,message)}#renew(path){
-const{base,credentials}=this.#subscription.request;const absolute=new URL(path,base).href;const url=absolute.
-startsWith(`${base}/`)?absolute:base+path;const answer=fetch(url,{method:"POST",credentials:credentials?
-"include":"same-origin"});answer.catch(()=>{})}async#handleFailure(source,url,credentials){const subscription=this.#subscription;
-this.#multiplexer.handleDisconnect(subscription);if(source.readyState!==CLOSED&&this.#hasOpened)return;
-source.close();const error=await fetchRefusal(url,credentials,subscription.position);if(source!==this.#source)
-return;if(error)return this.#multiplexer.handleMessage(subscription,{type:"error",...error});this.#timer=
-setTimeout(()=>{if(this.#hasOpened||!this.#multiplexer.switchTransport(subscription,false)){this.subscribe()}},
-drawBackoff(++subscription.attempts))}};async function fetchRefusal(url,credentials,position){const control=new AbortController;
-try{const answer=await fetch(url,{headers:{Accept:"text/event-stream"},credentials:credentials?"incl\
-ude":"same-origin",signal:control.signal});const{status}=answer;if(status<400||status>=500||TRANSIENT_STATUSES.
-includes(status))return null;const{detail=`HTTP status ${status}`,topic}=await answer.json().catch(()=>({}));
-let code="bad-request";if(status===401||status===403)code="forbidden";else if(status===404)code=topic?
-"unknown-topic":"unknown-path";else if(status===400&&position)code="position-refused";return{code,message:detail,
-status}}catch{return null}finally{control.abort()}}function postToMembers(members,message){const receiversByPort=new Map;for(const{port,stream,attempt}of members){
+true;this.#hasOpened=false;source.onopen=()=>this.#hasOpened=true;this.#silenceTimer=setTimeout(()=>this.#multiplexer.
+explainFailure(this.#subscription,{isSilent:true}),FIRST_EVENT_TIMEOUT_MS);for(const type of EVENT_TYPES){
+source.addEventListener(type,event=>{if(source!==this.#source)return;clearTimeout(this.#silenceTimer);
+if(event.data!==void 0)this.#handleEvent(event);else if(type==="error")this.#handleFailure(source,url.
+href,credentials)})}}unsubscribe(){this.#clearTimers();this.#source?.close();this.#source=null}resubscribe(subscription,reason,delayMs){
+if(this.#source?.readyState!==CLOSED)return;this.#timer=setTimeout(()=>this.subscribe(),delayMs)}#handleEvent({
+type,data,lastEventId}){let content=data;try{content=JSON.parse(data)}catch{}const position=lastEventId===
+this.#subscription.position?void 0:lastEventId;if(type==="challenge")return this.#renew(content.url);
+let message={...content,type,position};if(type==="message")message={type:"records",records:[content],
+position};else if(type==="delete")message={type,record:content,position};this.#multiplexer.handleMessage(
+this.#subscription,message)}#renew(path){const{base,credentials}=this.#subscription.request;const absolute=new URL(
+path,base).href;const url=absolute.startsWith(`${base}/`)?absolute:base+path;const answer=fetch(url,
+{method:"POST",credentials:credentials?"include":"same-origin"});answer.catch(()=>{})}async#handleFailure(source,url,credentials){
+const subscription=this.#subscription;this.#multiplexer.handleDisconnect(subscription);if(source.readyState!==
+CLOSED&&this.#hasOpened){return this.#multiplexer.explainFailure(subscription)}source.close();const answer=await fetchAnswer(
+url,{credentials});if(source!==this.#source)return;const error=getRefusal(answer,subscription.position);
+if(error)return this.#multiplexer.handleMessage(subscription,{type:"error",...error});this.#multiplexer.
+explainFailure(subscription,{answer});this.#timer=setTimeout(()=>{if(this.#hasOpened||!this.#multiplexer.
+switchTransport(subscription,false)){this.subscribe()}},drawBackoff(++subscription.attempts))}#clearTimers(){
+clearTimeout(this.#timer);clearTimeout(this.#silenceTimer)}};function postToMembers(members,message){const receiversByPort=new Map;for(const{port,stream,attempt}of members){
 if(!receiversByPort.has(port))receiversByPort.set(port,[]);receiversByPort.get(port).push([stream,attempt])}
 for(const[port,to]of receiversByPort)port.post({to,message})}function createUuid(){if(globalThis.crypto.randomUUID)return crypto.randomUUID();const bytes=crypto.
 getRandomValues(new Uint8Array(16));return Array.from(bytes,byte=>byte.toString(16).padStart(2,"0")).
-join("")}var Subscription=class{members=new Set;transport=null;id=null;reopenTimer=null;hasBegun=false;isAtPosition=true;recentMessages=[];attempts=0;previousRequest=null;hasNewView=false;constructor(request,position,jwt){
+join("")}var Subscription=class{members=new Set;transport=null;id=null;reopenTimer=null;hasBegun=false;isAtPosition=true;recentMessages=[];attempts=0;failedAttempts=0;isDiagnosed=false;hasTrouble=false;previousRequest=null;hasNewView=false;constructor(request,position,jwt){
 this.position=position??"";this.jwt=jwt;const isExclusive=request.credit!==void 0||/[?&]until=/.test(
 request.path);this.scope=[getIdentity(jwt),isExclusive?createUuid():""];this.setRequest(request)}setRequest(request){
 const{base,path,filter,fields}=request;this.request=request;this.viewKey=JSON.stringify([this.scope,
 base,path,filter,fields])}get allowsEitherTransport(){const{transport,token,credit}=this.request;return transport===
-"auto"&&!token&&credit===void 0}};var PING_AFTER_MS=15e3;var MAX_WRITES_IN_FLIGHT=50;var IDLE_TIMEOUT_MS=1e3;var DRAIN_TIMEOUT_MS=1e3;
+"auto"&&!token&&credit===void 0}};var PING_AFTER_MS=15e3;var MAX_WRITES_IN_FLIGHT=50;var OPEN_TIMEOUT_MS=2e4;var IDLE_TIMEOUT_MS=1e3;var DRAIN_TIMEOUT_MS=1e3;
 var MAX_TIMER_MS=2**31-1;var MIN_ATTEMPTS_BY_CLOSE_CODE={1012:2,1013:4};var SERVICE_RESTART=1012;var WebSocketTransport=class{#multiplexer;#url;#onClose;#socket=null;#isOpen=false;#hasEverOpened=false;#attempts=0;#lastNumber=0;#subscriptions=new Set;#subscriptionsById=new Map;#writes=new Map;#receivedAt=0;#tokenRequests=0;#timers={};constructor(multiplexer,base,jwt,onClose){
 this.jwt=jwt;this.#multiplexer=multiplexer;this.#url=`${base.replace(/^http/,"ws")}/ws`;this.#onClose=
 onClose;globalThis.addEventListener?.("online",this);this.#connect()}close(){for(const name of Object.
 keys(this.#timers))this.#clearTimer(name);globalThis.removeEventListener?.("online",this);this.#dropSocket();
 this.#onClose()}handleEvent(){this.#retryNow()}subscribe(subscription){this.#subscriptions.add(subscription);
-this.#clearTimer("idle");if(this.#isOpen)this.#sendSubscribe(subscription)}unsubscribe(subscription){
-clearTimeout(subscription.reopenTimer);this.#subscriptions.delete(subscription);if(this.#subscriptionsById.
-delete(subscription.id)){this.#send({type:"unsubscribe",id:subscription.id})}this.#closeWhenIdle()}change({
-id,request:{path,filter,fields}}){const view={filter:filter??void 0,fields:fields??void 0};this.#send(
-{type:"change",id,path,...view})}credit({id,hasBegun},n){if(hasBegun)this.#send({type:"credit",id,n})}produce(member,message){
-this.#clearTimer("idle");const{isSent=false}=this.#writes.get(message.id)??{};this.#writes.set(message.
-id,{member,message,isSent});this.#sendWrites()}renewToken(jwt){if(jwt)this.jwt=jwt;this.#scheduleTokenRequest();
-if(jwt)this.#send({type:"token",jwt});this.#retryNow()}resubscribe(subscription,reason,delayMs){this.#subscriptionsById.
+this.#clearTimer("idle");if(this.#isOpen)return this.#sendSubscribe(subscription);if(!this.#attempts)
+return;subscription.failedAttempts=Math.max(subscription.failedAttempts,this.#attempts);this.#multiplexer.
+explainFailure(subscription)}unsubscribe(subscription){clearTimeout(subscription.reopenTimer);this.#subscriptions.
+delete(subscription);if(this.#subscriptionsById.delete(subscription.id)){this.#send({type:"unsubscri\
+be",id:subscription.id})}this.#closeWhenIdle()}change({id,request:{path,filter,fields}}){const view={
+filter:filter??void 0,fields:fields??void 0};this.#send({type:"change",id,path,...view})}credit({id,
+hasBegun},n){if(hasBegun)this.#send({type:"credit",id,n})}produce(member,message){this.#clearTimer("\
+idle");const{isSent=false}=this.#writes.get(message.id)??{};this.#writes.set(message.id,{member,message,
+isSent});this.#sendWrites()}renewToken(jwt){if(jwt)this.jwt=jwt;this.#scheduleTokenRequest();if(jwt)
+this.#send({type:"token",jwt});this.#retryNow()}resubscribe(subscription,reason,delayMs){this.#subscriptionsById.
 delete(subscription.id);if(reason==="drain"){const reconnect=()=>this.#handleClose({code:SERVICE_RESTART});
 return this.#setTimer("drained",DRAIN_TIMEOUT_MS,reconnect)}subscription.reopenTimer=setTimeout(()=>this.
 subscribe(subscription),delayMs)}requestToken(){const members=this.#listMembers().filter(({jwt})=>jwt);
@@ -71,17 +106,18 @@ this.#clearTimer("retry");if(getExpiry(this.jwt)<=Date.now()){this.requestToken(
 const protocols=this.jwt?["gateway.v1",`bearer.${this.jwt}`]:["gateway.v1"];const socket=this.#socket=
 new this.#multiplexer.WebSocket(this.#url,protocols);const ifCurrent=handle=>event=>socket===this.#socket&&
 handle(event);socket.onopen=ifCurrent(()=>this.#handleOpen());socket.onmessage=ifCurrent(({data})=>this.#handleMessage(
-JSON.parse(data)));socket.onclose=ifCurrent(event=>this.#handleClose(event));socket.onerror=()=>{}}#handleOpen(){
-this.#isOpen=this.#hasEverOpened=true;this.#receivedAt=Date.now();for(const subscription of this.#subscriptions)
-this.#sendSubscribe(subscription);for(const write of this.#writes.values())write.isSent=false;this.#sendWrites();
-this.#scheduleTokenRequest();this.#checkSilence()}#sendSubscribe(subscription){clearTimeout(subscription.
-reopenTimer);const id=subscription.id=`s${++this.#lastNumber}`;this.#subscriptionsById.set(id,subscription);
-const{position,request}=subscription;const{path,from,filter,fields,credit}=request;const start=position?
-{lastEventId:position}:{from};const view={path:requestGroupedEvents(path),filter:filter??void 0,fields:fields??
-void 0};subscription.isAtPosition=true;this.#send({type:"subscribe",id,...view,...start,credit})}#handleMessage({
-id,...message}){this.#receivedAt=Date.now();this.#attempts=0;const{type}=message;const subscription=this.#subscriptionsById.
-get(id);if(subscription)this.#multiplexer.handleMessage(subscription,message);else if(this.#writes.has(
-id)){if(message.code!=="draining")this.#settleWrite(id,message)}else if(type==="challenge")this.requestToken();else if(type===
+JSON.parse(data)));socket.onclose=ifCurrent(event=>this.#handleClose(event));socket.onerror=()=>{};this.#setTimer(
+"silence",OPEN_TIMEOUT_MS,()=>this.#handleClose())}#handleOpen(){this.#isOpen=this.#hasEverOpened=true;
+this.#receivedAt=Date.now();for(const subscription of this.#subscriptions)this.#sendSubscribe(subscription);
+for(const write of this.#writes.values())write.isSent=false;this.#sendWrites();this.#scheduleTokenRequest();
+this.#checkSilence()}#sendSubscribe(subscription){clearTimeout(subscription.reopenTimer);const id=subscription.
+id=`s${++this.#lastNumber}`;this.#subscriptionsById.set(id,subscription);const{position,request}=subscription;
+const{path,from,filter,fields,credit}=request;const start=position?{lastEventId:position}:{from};const view={
+path:requestGroupedEvents(path),filter:filter??void 0,fields:fields??void 0};subscription.isAtPosition=
+true;this.#send({type:"subscribe",id,...view,...start,credit})}#handleMessage({id,...message}){this.#receivedAt=
+Date.now();this.#attempts=0;const{type}=message;const subscription=this.#subscriptionsById.get(id);if(subscription)
+this.#multiplexer.handleMessage(subscription,message);else if(this.#writes.has(id)){if(message.code!==
+"draining")this.#settleWrite(id,message)}else if(type==="challenge")this.requestToken();else if(type===
 "error"&&id===void 0)postToMembers(this.#listMembers(),message)}#sendWrites(){let capacity=MAX_WRITES_IN_FLIGHT;
 for(const write of this.#writes.values()){if(!this.#isOpen||capacity--===0)return;if(!write.isSent)this.#send(
 {type:"produce",...write.message});write.isSent=true}}#settleWrite(id,{type,...answer}){const{member}=this.#writes.
@@ -89,12 +125,16 @@ get(id);this.#writes.delete(id);this.#sendWrites();const outcome=type==="error"?
 postToMembers([member],{type:"answer",id,...outcome});this.#closeWhenIdle()}#handleClose({code}={}){
 const wasOpen=this.#isOpen;this.#dropSocket();this.#clearTimer("drained");if(!wasOpen)this.#attempts++;
 if(!wasOpen&&this.jwt)this.requestToken();this.#subscriptionsById.clear();const subscriptions=[...this.#subscriptions];
-for(const subscription of subscriptions)this.#multiplexer.handleDisconnect(subscription);if(this.#attempts>
+for(const subscription of subscriptions){this.#multiplexer.handleDisconnect(subscription);this.#multiplexer.
+explainFailure(subscription)}if(!subscriptions.length)this.#explainPendingWrites();if(this.#attempts>
 1&&!this.#hasEverOpened){for(const subscription of subscriptions){this.#multiplexer.switchTransport(
 subscription,true)}}if(!this.#subscriptions.size&&!this.#writes.size)return this.close();this.#attempts=
-Math.max(this.#attempts,MIN_ATTEMPTS_BY_CLOSE_CODE[code]??0);this.#scheduleRetry()}#dropSocket(){const socket=this.#socket;
-this.#socket=null;this.#isOpen=false;this.#clearTimer("silence");socket?.close()}#scheduleRetry(){this.#setTimer(
-"retry",drawBackoff(this.#attempts),()=>this.#connect())}#retryNow(){if(this.#timers.retry)this.#connect()}#send(message){
+Math.max(this.#attempts,MIN_ATTEMPTS_BY_CLOSE_CODE[code]??0);this.#scheduleRetry()}#explainPendingWrites(){
+const[write]=this.#writes.values();if(!write||this.#attempts!==2)return;const request={base:this.#url.
+replace(/^ws/,"http").slice(0,-3),path:write.message.path};this.#multiplexer.explainWrites(this.#listMembers(),
+request,this.#attempts,this.jwt)}#dropSocket(){const socket=this.#socket;this.#socket=null;this.#isOpen=
+false;this.#clearTimer("silence");socket?.close()}#scheduleRetry(){this.#setTimer("retry",drawBackoff(
+this.#attempts),()=>this.#connect())}#retryNow(){if(this.#timers.retry)this.#connect()}#send(message){
 if(this.#isOpen)this.#socket.send(JSON.stringify(message))}#closeWhenIdle(){if(this.#subscriptions.size||
 this.#writes.size)return;this.#setTimer("idle",IDLE_TIMEOUT_MS,()=>this.close())}#listMembers(){const subscribers=[
 ...this.#subscriptions].flatMap(({members})=>[...members]);return[...subscribers,...[...this.#writes.
@@ -152,20 +192,32 @@ isAtPosition=false;postToMembers(subscription.members,message);const equals=[...
 filter(other=>{return other!==subscription&&other.hasBegun&&other.viewKey===subscription.viewKey});const{
 recentMessages}=subscription;if(type==="begin"||!equals.length)subscription.recentMessages=[];else if(recentMessages.
 push(message)>MAX_RECENT_MESSAGES)recentMessages.shift();if(position)this.#merge(subscription,equals)}#handleBegin(subscription,message){
-subscription.hasBegun=true;subscription.attempts=0;if(message.changed)subscription.previousRequest=null;else if(subscription.
-hasNewView)message.changed=true;subscription.hasNewView=false}#merge(subscription,equals){for(const other of equals){
-if(!subscription.hasBegun||subscription.previousRequest||other.previousRequest)continue;const{position,
-recentMessages}=other;let at=recentMessages.findLastIndex(message=>message.position===subscription.position);
-if(at<0&&other.isAtPosition&&position===subscription.position){at=recentMessages.length}if(at<0)continue;
-for(const message of recentMessages.slice(at+1)){postToMembers(subscription.members,message)}for(const member of subscription.
-members){member.subscription=other;other.members.add(member)}subscription.members.clear();return this.#removeSubscription(
+subscription.hasBegun=true;Object.assign(subscription,{attempts:0,failedAttempts:0,hasTrouble:false});
+if(message.changed)subscription.previousRequest=null;else if(subscription.hasNewView)message.changed=
+true;subscription.hasNewView=false}#merge(subscription,equals){for(const other of equals){if(!subscription.
+hasBegun||subscription.previousRequest||other.previousRequest)continue;const{position,recentMessages}=other;
+let at=recentMessages.findLastIndex(message=>message.position===subscription.position);if(at<0&&other.
+isAtPosition&&position===subscription.position){at=recentMessages.length}if(at<0)continue;for(const message of recentMessages.
+slice(at+1)){postToMembers(subscription.members,message)}for(const member of subscription.members){member.
+subscription=other;other.members.add(member)}subscription.members.clear();return this.#removeSubscription(
 subscription)}}handleDisconnect(subscription,reason){if(!this.#subscriptions.has(subscription))return;
-Object.assign(subscription,{hasBegun:false,previousRequest:null});postToMembers(subscription.members,
-{type:"lost",reason})}#handleEnd(subscription,{reason,position,retry}){if(position)subscription.position=
-position;if(FINAL_END_REASONS.has(reason)){return this.#closeSubscription(subscription,{reason,position})}
-this.handleDisconnect(subscription,reason);const delayMs=retry??drawBackoff(++subscription.attempts);
-subscription.transport.resubscribe(subscription,reason,delayMs)}#handleError(subscription,error){const{
-hasBegun,previousRequest,position,transport,jwt}=subscription;const resubscribe=()=>{const delayMs=drawBackoff(
+subscription.failedAttempts=subscription.hasBegun?0:subscription.failedAttempts+1;Object.assign(subscription,
+{hasBegun:false,previousRequest:null});postToMembers(subscription.members,{type:"lost",reason})}async explainFailure(subscription,{
+known,...situation}={}){const{failedAttempts,hasTrouble,request,jwt}=subscription;const isPowerOfTwo=(failedAttempts&
+failedAttempts-1)===0;const isDue=failedAttempts>1&&(!hasTrouble||isPowerOfTwo);if(!isDue&&!situation.
+isSilent||subscription.isDiagnosed)return;subscription.isDiagnosed=true;const isEventSource=subscription.
+transport instanceof EventSourceTransport;const trouble=known??await diagnose(request,{transport:isEventSource?
+"EventSource":"WebSocket",hasFallback:subscription.allowsEitherTransport&&Boolean(this.EventSource),
+jwt:subscription.transport?.jwt??jwt,...situation});subscription.isDiagnosed=false;if(!trouble||subscription.
+hasBegun||!this.#subscriptions.has(subscription))return;subscription.hasTrouble=true;const attempts=Math.
+max(1,failedAttempts);postToMembers(subscription.members,{type:"trouble",attempts,...trouble})}async explainWrites(members,request,attempts,jwt){
+const trouble=await diagnose(request,{transport:"WebSocket",hasFallback:false,jwt});if(trouble)postToMembers(
+members,{type:"trouble",attempts,...trouble})}#handleEnd(subscription,{reason,position,retry}){if(position)
+subscription.position=position;if(FINAL_END_REASONS.has(reason)){return this.#closeSubscription(subscription,
+{reason,position})}this.handleDisconnect(subscription,reason);const hint=`the gateway ended the stre\
+am before it began: ${reason}`;this.explainFailure(subscription,{known:{reason:"refused",hint}});const delayMs=retry??
+drawBackoff(++subscription.attempts);subscription.transport.resubscribe(subscription,reason,delayMs)}#handleError(subscription,error){
+const{hasBegun,previousRequest,position,transport,jwt}=subscription;const resubscribe=()=>{const delayMs=drawBackoff(
 ++subscription.attempts);transport.resubscribe(subscription,error.code,delayMs)};if(hasBegun&&previousRequest){
 subscription.setRequest(previousRequest);subscription.previousRequest=null;postToMembers(subscription.
 members,error);transport.unsubscribe(subscription);transport.subscribe(subscription)}else if(error.code===
@@ -173,11 +225,12 @@ members,error);transport.unsubscribe(subscription);transport.subscribe(subscript
 const nowhere={topic:null,partition:null,from:null,to:null};subscription.position="";const gap={type:"\
 gap",...nowhere,reason:error.code,position:""};postToMembers(subscription.members,gap);transport.resubscribe(
 subscription,error.code,0)}else if(TRANSIENT_ERROR_CODES.has(error.code)){postToMembers(subscription.
-members,error);this.handleDisconnect(subscription,error.code);resubscribe()}else if(error.code==="un\
-authorized"&&jwt&&subscription.attempts<MAX_UNAUTHORIZED_ATTEMPTS){transport.requestToken();resubscribe()}else if(hasBegun)
-return false;else this.#closeSubscription(subscription,{error});return true}#closeSubscription(subscription,content){
-postToMembers(subscription.members,{type:"closed",...content});for(const member of[...subscription.members])
-this.#removeMember(member)}};function serveTabs(worker){const multiplexer=new Multiplexer;const lock=`${PROTOCOL_NAME} worker ${createUuid()}`;
+members,error);this.handleDisconnect(subscription,error.code);this.explainFailure(subscription,{known:{
+reason:"refused",hint:error.message}});resubscribe()}else if(error.code==="unauthorized"&&jwt&&subscription.
+attempts<MAX_UNAUTHORIZED_ATTEMPTS){transport.requestToken();resubscribe()}else if(hasBegun)return false;else
+this.#closeSubscription(subscription,{error});return true}#closeSubscription(subscription,content){postToMembers(
+subscription.members,{type:"closed",...content});for(const member of[...subscription.members])this.#removeMember(
+member)}};function serveTabs(worker){const multiplexer=new Multiplexer;const lock=`${PROTOCOL_NAME} worker ${createUuid()}`;
 const lockHeld=holdLock(lock);worker.onconnect=({ports:[port]})=>{let tab="";const client={post:message=>port.
 postMessage(message)};port.onclose=()=>multiplexer.removeTab(tab);port.onmessage=async({data})=>{if(!data.
 hello)return multiplexer.receive(client,tab,data);tab=data.hello;await lockHeld;port.postMessage({hello:lock})}}}function resolveAddress(path,base){if(/^(http|ws)s?:/i.test(path)){const url=new URL(path.replace(/^ws/i,
@@ -234,9 +287,9 @@ href).origin===location.origin;if(!globalThis.SharedWorker||!isSameOrigin)return
 return openWorker(ANSWER_TIMEOUT_MS).catch(openWithoutWorker)}var StreamError=class extends Error{constructor({type,code,message,...details}){super(message??code);
 this.name="StreamError";this.code=code;this.details=details}};var TRANSPORTS=["auto","eventsource","websocket"];var ITERATED_TYPES=new Set(["record","delete","gap",
 "snapshot"]);var SAVE_INTERVAL_MS=250;function connect(path,options){return new Stream(path,options).
-connect()}function callSafely(callback){try{return callback()}catch(error){if(globalThis.reportError)
-reportError(error);else setTimeout(()=>{throw error})}}var Stream=class extends EventTarget{#options;#request;#link=null;#linkPromise=null;#state="\
-closed";#attempt=0;#receivedPosition=null;#queue=[];#isDelivering=false;#iteration=null;#error=null;#usedCredit=0;#writes=new Map;#listenedTypes=new Set;#saveTimer=null;constructor(path,options={}){
+connect()}var warnedServers=new Set;function callSafely(callback){try{return callback()}catch(error){
+if(globalThis.reportError)reportError(error);else setTimeout(()=>{throw error})}}var Stream=class extends EventTarget{#options;#request;#link=null;#linkPromise=null;#state="\
+closed";#attempt=0;#receivedPosition=null;#queue=[];#isDelivering=false;#iteration=null;#error=null;#troubleReason=null;#usedCredit=0;#writes=new Map;#listenedTypes=new Set;#saveTimer=null;constructor(path,options={}){
 super();const{from,filter,fields,credit,credentials,token,transport="auto"}=options;if(!TRANSPORTS.includes(
 transport)){throw new TypeError(`transport ${transport} is none of ${TRANSPORTS.join(", ")}`)}if(transport===
 "eventsource"&&(token||credit!==void 0)){throw new TypeError("an EventSource takes neither token nor\
@@ -272,7 +325,8 @@ for(let failures=0;this.#options.token;failures++){try{return await this.#option
 this.#emit("error",error);await new Promise(resolve=>setTimeout(resolve,drawBackoff(failures)));if(this.#state===
 "closed"&&!this.#writes.size)break}}return void 0}async#renewToken(){this.#send({type:"token",jwt:await this.#getToken()})}#receive({
 type,position,...content},attempt){if(type==="answer")return this.#settleWrite(content);if(type==="t\
-oken")return this.#renewToken();if(attempt!==this.#attempt)return;if(position!==void 0)this.#receivedPosition=
+oken")return this.#renewToken();if(type==="trouble"&&this.#state==="closed"){return this.#writes.size?
+this.#reportTrouble(content):void 0}if(attempt!==this.#attempt)return;if(position!==void 0)this.#receivedPosition=
 position||null;if(type==="records")this.#enqueue("record",content.records,position);else if(type==="\
 delete")this.#enqueue(type,[content.record],position);else if(type in GROUPED_EVENT_TYPES){this.#enqueue(
 GROUPED_EVENT_TYPES[type],splitGroupedEvent(type,content),position)}else this.#enqueue(type.replace(
@@ -285,22 +339,29 @@ this.#queue.shift());if(ITERATED_TYPES.has(type)){return{done:false,value:{type,
 if(this.#state==="closed"){this.#iteration=null;if(this.#error)throw this.#error;return{done:true,value:void 0}}
 await new Promise(wake=>this.#iteration={wake})}}#deliver({type,payload,position:newPosition}){const position=newPosition===
 void 0?this.position:newPosition||null;const context={position,id:this.id};if(type==="closed")this.#finish(
-payload);else if(type==="lost")this.#setState("reconnecting",payload.reason);else if(type==="error")
-this.#emit(type,new StreamError(payload),context);else if(type!=="position")this.#emit(type,payload,
-context);if(type==="begin")this.#setState("live");if(type==="record"||type==="delete")this.#useCredit();
-if(this.position!==position)this.#setPosition(position);return position}#setPosition(position){this.
-position=position;this.#emit("position",position);if(!this.#options.store)return;this.#saveTimer??=setTimeout(
-()=>this.#savePosition(),SAVE_INTERVAL_MS)}#savePosition(){if(this.#saveTimer===null)return;clearTimeout(
-this.#saveTimer);this.#saveTimer=null;callSafely(()=>this.#options.store.save(this.position))}#useCredit(){
-const{credit}=this.#request;if(credit===void 0||++this.#usedCredit<credit/2)return;this.#send({type:"\
-credit",attempt:this.#attempt,n:this.#usedCredit});this.#usedCredit=0}#settleWrite({id,error,...place}){
-const{message,resolve,reject}=this.#writes.get(id)??{};if(!this.#writes.delete(id))return;const{idempotencyKey}=message;
-if(error)reject(Object.assign(new StreamError(error),{idempotencyKey}));else resolve(place);this.#detachIfIdle()}#finish({
-reason,error}){this.#attempt++;this.#queue=this.#queue.filter(({type})=>type!=="closed"&&type!=="los\
-t");this.#savePosition();this.#send({type:"leave"});if(error)this.#error=error instanceof Error?error:
-new StreamError(error);this.#setState("closed",reason??error?.code);if(error)this.#emit("error",this.#error);
-this.#iteration?.wake?.();this.#detachIfIdle()}#setState(state,reason){if(this.#state===state)return;
-if(state==="reconnecting"&&this.#state==="connecting")return;this.#state=state;this.#emit("state",state,
-{reason})}#emit(type,payload,context){const callback=this.#options[`on${type}`];if(callback)callSafely(
-()=>callback.call(this,payload,context));if(!this.#listenedTypes.has(type))return;this.dispatchEvent(
+payload);else if(type==="lost")this.#setState("reconnecting",payload.reason);else if(type==="trouble")
+this.#reportTrouble(payload);else if(type==="error")this.#emit(type,new StreamError(payload),context);else if(type!==
+"position")this.#emit(type,payload,context);if(type==="begin")this.#setState("live",this.#endTrouble());
+if(type==="record"||type==="delete")this.#useCredit();if(this.position!==position)this.#setPosition(
+position);return position}#setPosition(position){this.position=position;this.#emit("position",position);
+if(!this.#options.store)return;this.#saveTimer??=setTimeout(()=>this.#savePosition(),SAVE_INTERVAL_MS)}#savePosition(){
+if(this.#saveTimer===null)return;clearTimeout(this.#saveTimer);this.#saveTimer=null;callSafely(()=>this.#options.
+store.save(this.position))}#useCredit(){const{credit}=this.#request;if(credit===void 0||++this.#usedCredit<
+credit/2)return;this.#send({type:"credit",attempt:this.#attempt,n:this.#usedCredit});this.#usedCredit=
+0}#settleWrite({id,error,...place}){const{message,resolve,reject}=this.#writes.get(id)??{};if(!this.#writes.
+delete(id))return;if(this.#state==="closed")this.#endTrouble();const{idempotencyKey}=message;if(error)
+reject(Object.assign(new StreamError(error),{idempotencyKey}));else resolve(place);this.#detachIfIdle()}#finish({
+reason,error}){this.#attempt++;const ended=["closed","lost","trouble"];this.#queue=this.#queue.filter(
+({type})=>!ended.includes(type));this.#endTrouble();this.#savePosition();this.#send({type:"leave"});
+if(error)this.#error=error instanceof Error?error:new StreamError(error);this.#setState("closed",reason??
+error?.code);if(error)this.#emit("error",this.#error);this.#iteration?.wake?.();this.#detachIfIdle()}#reportTrouble({
+reason,attempts,hint}){const{base,path}=this.#request;const isNew=this.#troubleReason===null;const error=new StreamError(
+{code:reason,message:hint,attempts,url:base+path});this.#troubleReason=reason;this.#emit("state",this.#state,
+{reason,attempts,hint});if(isNew&&this.#state!=="reconnecting")this.#emit("error",error);if(warnedServers.
+has(base))return;warnedServers.add(base);console.warn(`gateway.js: ${reason}: ${hint}. It goes on tr\
+ying (${attempts} so far).`)}#endTrouble(){if(!this.#troubleReason)return void 0;warnedServers.delete(
+this.#request.base);this.#troubleReason=null;return"recovered"}#setState(state,reason){if(this.#state===
+state)return;if(state==="reconnecting"&&this.#state==="connecting")return;this.#state=state;this.#emit(
+"state",state,{reason})}#emit(type,payload,context){const callback=this.#options[`on${type}`];if(callback)
+callSafely(()=>callback.call(this,payload,context));if(!this.#listenedTypes.has(type))return;this.dispatchEvent(
 new CustomEvent(type,{detail:{...context,[type]:payload}}))}};if(globalThis.SharedWorkerGlobalScope&&globalThis.name===PROTOCOL_NAME)serveTabs(globalThis);export{Stream,StreamError,connect};

@@ -33,12 +33,14 @@ from gateway.web.app.tracing import ROUTE_SCOPE_KEY
 from gateway.web.exchange.replies import ReplyReaders
 from gateway.web.http.cors import CorsPolicies
 from gateway.web.streams.open_streams import StreamRegistry
-from gateway.web.websocket.origin import refuse_foreign_origin
+from gateway.web.websocket.origin import is_listed_origin, refuse_foreign_origin
 from gateway.web.websocket.request import QueryPairs, build_request, merge_query
 
 from . import query
+from .foreign_origins import ForeignOriginLog, OriginRefusal
 from .limits import Limits
 from .match import Match, get_route_name
+from .parameters import Parameters
 from .paths import PathMatch, Paths
 from .views import Views
 
@@ -63,7 +65,15 @@ class Routes:
     a match may be out of date after every `await`; `refresh` brings it up to date.
     """
 
-    def __init__(self, hubs: Hubs, settings: Settings, access: Access, limits: Limits) -> None:
+    def __init__(
+        self,
+        hubs: Hubs,
+        settings: Settings,
+        access: Access,
+        limits: Limits,
+        *,
+        has_own_access: bool = False,
+    ) -> None:
         """Create the routes.
 
         Args:
@@ -71,13 +81,17 @@ class Routes:
             settings: The configuration.
             access: Admits or refuses clients.
             limits: The limits of connections and requests.
+            has_own_access: Whether an application checks access in addition to the guards.
         """
         self.hubs = hubs
         self.settings = settings
         self.limits = limits
         self.stream_registry = StreamRegistry()
+        self._foreign_origins = ForeignOriginLog()
         self._access = access
         self._views = Views(hubs, settings)
+        self._has_own_access = has_own_access
+        self._parameters = Parameters(settings, is_open=has_own_access)
         self._has_reported_not_started = False
         self.paths = Paths(settings.routes)
         self.cors = CorsPolicies.from_settings(settings)
@@ -181,6 +195,7 @@ class Routes:
         self.paths = Paths(settings.routes)
         self.cors = CorsPolicies.from_settings(settings)
         self._views = Views(self.hubs, settings)
+        self._parameters = Parameters(settings, is_open=self._has_own_access)
 
     def require_started(self) -> None:
         """Check that the gateway was started.
@@ -197,6 +212,44 @@ class Routes:
     def get_access_control(self, route: Route) -> AccessControl:
         """Return what pages of other sites may do: the route's own section, or that of `listen`."""
         return route.access_control or self.settings.listen.access_control
+
+    def refuse_foreign_origin(
+        self, connection: HTTPConnection, path: str, route: Route | None
+    ) -> None:
+        """Check the origin of a WebSocket's handshake, and log one that is refused.
+
+        Args:
+            connection: The handshake.
+            path: The path of the route, or of a socket for many.
+            route: The route; None before one is known, where any of them may allow the page.
+
+        Raises:
+            RequestError: 403, if the page may not connect.
+        """
+        routes = self.settings.routes if route is None else [route]
+        access_controls = [self.get_access_control(each) for each in routes]
+        if route is None:
+            access_controls.insert(0, self.settings.listen.access_control)
+        try:
+            refuse_foreign_origin(access_controls, connection)
+        except RequestError:
+            self.report_foreign_origin(connection.headers["origin"], path, route)
+            raise
+
+    def report_foreign_origin(self, origin: str, path: str, route: Route | None) -> None:
+        """Log that a page of another site was refused, with the option that decided.
+
+        Args:
+            origin: The origin of the page.
+            path: The path that it asked for.
+            route: The route of the path; None for what belongs to no single route.
+        """
+        access, option = self.settings.listen.access_control, "listen.access-control"
+        if route is not None and route.access_control is not None:
+            access = route.access_control
+            option = f"access-control of the route {get_route_name(route)}"
+        is_listed = access.policy == "cross-origin" and is_listed_origin(access, origin)
+        self._foreign_origins.report(OriginRefusal(origin, path, option, is_listed))
 
     async def admit(
         self, match: Match, connection: HTTPConnection, token: str | None = None
@@ -229,7 +282,7 @@ class Routes:
         if match.route.guarded:
             connection.scope[REQUESTED_ACTION_SCOPE_KEY] = RequestedAction(match.method, match.path)
         if connection.scope["type"] == "websocket":
-            refuse_foreign_origin([self.get_access_control(match.route)], connection)
+            self.refuse_foreign_origin(connection, match.path, match.route)
             # For the check of a host application, which finds the method there on every wire
             # (`Access`).
             connection.scope["method"] = match.method
@@ -271,7 +324,9 @@ class Routes:
         """
         name = request.scope[ROUTE_SCOPE_KEY] = get_route_name(match.route)
         bind_log_context(route=name)
-        view = await self.get_view(match, query.get_query_pairs(request))
+        query_pairs = query.get_query_pairs(request)
+        self.check_parameters(match, query_pairs)
+        view = await self.get_view(match, query_pairs)
         start, has_unreadable_token = self._resolve_start(match.route, view, request)
         if start.credit is not None and not isinstance(wire, WebSocketWire):
             detail = "?credit= is granted by messages; leave it out, or use a WebSocket"
@@ -339,6 +394,16 @@ class Routes:
         if route.stream.mode == "snapshot" and not request.query_params.get("from"):
             start = replace(start, snapshot=True)
         return start, start_request.token_error is not None
+
+    def check_parameters(self, match: Match, query_pairs: QueryPairs) -> None:
+        """Check that something reads each parameter of the query.
+
+        A stream that continues is not checked again: after a reload, its route may read others.
+
+        Raises:
+            RequestError: 400 for one that nothing reads.
+        """
+        self._parameters.check(match.route, query_pairs)
 
     async def get_view(self, match: Match, query_pairs: QueryPairs) -> View:
         """Return the view of a request with this query.

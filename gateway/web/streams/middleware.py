@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.config import Route as StreamRoute
 from gateway.core.client.end_reason import EndReason
 from gateway.errors import Busy, GatewayError, GuardUnavailable
 from gateway.web.app import assets
@@ -28,6 +29,7 @@ from gateway.web.http.problems import build_problem
 from gateway.web.http.security_headers import add_security_headers
 from gateway.web.routing import query
 from gateway.web.routing.block_errors import RoutePaused
+from gateway.web.routing.foreign_origins import is_foreign_request
 from gateway.web.routing.match import Match
 from gateway.web.routing.routes import Routes
 from gateway.web.websocket import endpoint as websocket
@@ -111,12 +113,20 @@ class StreamMiddleware:
                 scope, receive, add_security_headers(send, varies_by_origin=False)
             )
             return
-        is_page = decoded_path in self._pages.paths or decoded_path.startswith(self._pages.prefixes)
+        is_page = (
+            decoded_path in self._pages.paths
+            or decoded_path.startswith(self._pages.prefixes)
+            or assets.is_versioned_path(decoded_path)
+        )
         # CORS does not apply to WebSockets (see `websocket.origin`).
-        cors = self._routes.cors if scope["type"] == "http" else None
-        cors_request = None if cors is None else parse_cors_request(scope)
-        if cors is not None and cors_request is not None:
+        cors = self._routes.cors
+        cors_request = parse_cors_request(scope) if scope["type"] == "http" else None
+        if cors_request is not None and cors is None:
+            self._report_foreign_origin(cors_request, scope, path, is_page)
+        elif cors_request is not None and cors is not None:
             policy = self._get_cors_policy(cors, cors_request, path, is_page)
+            if not policy.allows_origin(cors_request.origin):
+                self._report_foreign_origin(cors_request, scope, path, is_page)
             # Under `same-origin` a preflight is an OPTIONS request like any other.
             if cors_request.header_names is not None and policy.allows_cross_origin:
                 limited_path = None if is_page else path
@@ -170,10 +180,30 @@ class StreamMiddleware:
             path: Its path, percent-encoded.
             is_page: Whether the path is a page.
         """
-        if path in assets.ASSET_PATHS or parse_renewal_path(path) is not None:
+        if _is_shared_path(path):
             return cors.get_shared_policy(cors_request.origin)
+        return cors.get_policy(self._find_nearest_route(cors_request, path, is_page))
+
+    def _find_nearest_route(
+        self, cors_request: CorsRequest, path: str, is_page: bool
+    ) -> StreamRoute | None:
+        """Return the route whose `access-control` decides; None for a page."""
+        if is_page or _is_shared_path(path):
+            return None
         method = "GET" if cors_request.method == "HEAD" else cors_request.method
-        return cors.get_policy(None if is_page else self._routes.paths.find_nearest(path, method))
+        return self._routes.paths.find_nearest(path, method)
+
+    def _report_foreign_origin(
+        self, cors_request: CorsRequest, scope: Scope, path: str, is_page: bool
+    ) -> None:
+        """Log a page of another site that may not read the response.
+
+        Requests to the page's own origin have an `Origin`, too, if they may write.
+        """
+        origin = cors_request.origin
+        if is_foreign_request(origin, scope):
+            route = self._find_nearest_route(cors_request, path, is_page)
+            self._routes.report_foreign_origin(origin, path, route)
 
     async def _respond_preflight(
         self, policy: CorsPolicy, cors_request: CorsRequest, scope: Scope, path: str | None
@@ -242,6 +272,11 @@ class StreamMiddleware:
             if query.is_event_source(request):
                 return sse.build_unavailable_response(EndReason.GUARD_UNAVAILABLE)
             raise
+
+
+def _is_shared_path(path: str) -> bool:
+    """Return whether a path is for pages of all routes: the module, or a renewal of tokens."""
+    return assets.is_asset_path(path) or parse_renewal_path(path) is not None
 
 
 def get_encoded_path(scope: Scope) -> str:

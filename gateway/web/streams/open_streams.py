@@ -63,6 +63,9 @@ class StreamRoutes(Protocol):
     def match(self, path: str) -> Match:
         """Return the route of a path."""
 
+    def check_parameters(self, match: Match, query_pairs: QueryPairs) -> None:
+        """Check that something reads each parameter of the query."""
+
     async def get_view(self, match: Match, query_pairs: QueryPairs) -> View:
         """Return the view of a request with this query."""
 

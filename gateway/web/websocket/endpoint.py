@@ -28,7 +28,6 @@ from gateway.wire.websocket import iter_texts
 
 from .handshake_scope import HandshakeScope
 from .message_processor import POLICY_VIOLATION, TRY_AGAIN_LATER
-from .origin import refuse_foreign_origin
 from .session import Session
 from .socket import AsgiSocket, Socket
 
@@ -96,11 +95,7 @@ async def _admit_handshake(
     if path == MULTIPLEX_PATH:
         # No route is known yet: the origin has to be allowed by any of them. Each subscription
         # checks that of its own route.
-        refuse_foreign_origin(
-            [routes.settings.listen.access_control]
-            + [routes.get_access_control(route) for route in routes.settings.routes],
-            connection,
-        )
+        routes.refuse_foreign_origin(connection, path, None)
         routes.require_started()
     else:
         match = routes.match(path)

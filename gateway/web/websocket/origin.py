@@ -29,7 +29,7 @@ def is_origin_allowed(
         has_cookies: Whether the browser sent credentials of its own accord. A page of another site
             needs `allow.credentials` then.
     """
-    if origin is None or _is_same_origin(origin, host):
+    if origin is None or is_same_origin(origin, host):
         return True
     if access.policy == "same-origin" or (has_cookies and not access.allow.credentials):
         return False
@@ -66,7 +66,7 @@ def refuse_foreign_origin(
         raise RequestError(403, "Foreign origin", detail)
 
 
-def _is_same_origin(origin: str, host: str) -> bool:
+def is_same_origin(origin: str, host: str) -> bool:
     """Return whether an origin has the host and port of `Host`.
 
     The schemes are not compared: behind a proxy that ends TLS, a page's https is http here.

@@ -191,6 +191,8 @@ class WebSocketStream(OpenStream):
             query += [pair for pair in kept if pair[0] not in dict(query)]
         query = merge_query(query, build_selection_query(selection))
         match = self.routes.match(path)._replace(granted=granted)
+        if selection.path is not None:
+            self.routes.check_parameters(match, query)
         return StreamChange(
             match, query, await self.routes.get_view(match, query), needs_new_client=True
         )

@@ -22,7 +22,11 @@ class ModuleClient(ProcessClient):
     Attributes:
         options: The options of the Stream, as JSON.
         states: All states that it was in, each with its reason.
+        troubles: What was said of failed attempts, as `onstate` got it.
+        warnings: What it wrote to the console.
+        live_reasons: The reason of each state `live`.
         twin_events: The events of the second stream, which a call of `twin` opened.
+        twin_troubles: As `troubles`, of the second stream.
         results_by_argument: The results of the methods called, by their argument (as JSON).
     """
 
@@ -34,7 +38,11 @@ class ModuleClient(ProcessClient):
         super().__init__(url)
         self.options = dict(options or {})
         self.states: list[tuple[str, str | None]] = []
+        self.troubles: list[dict[str, Any]] = []
+        self.warnings: list[str] = []
+        self.live_reasons: list[str | None] = []
         self.twin_events: list[ReceivedEvent] = []
+        self.twin_troubles: list[dict[str, Any]] = []
         self.results_by_argument: dict[str, Any] = {}
 
     async def build_command(self) -> Sequence[str]:
@@ -53,6 +61,11 @@ class ModuleClient(ProcessClient):
             message = json.loads(line)
             if "opened" in message:
                 self.open_count += 1
+                self.live_reasons.append(message.get("reason"))
+            elif "hint" in message:
+                (self.twin_troubles if message.get("twin") else self.troubles).append(message)
+            elif "warning" in message:
+                self.warnings.append(message["warning"])
             elif "state" in message:
                 self.states.append((message["state"], message.get("reason")))
                 self.is_closed |= message["state"] == "closed"

@@ -33,11 +33,18 @@ PAGE_TIMEOUT_S = 60.0  # s
 
 @dataclass
 class PageLog:
-    """What one page has told."""
+    """What one page has told.
+
+    states: All states, each with its reason in `reasons`. troubles: what was said of failed
+    attempts, as `onstate` got it. warnings: what the module wrote to the console.
+    """
 
     events: list[ReceivedEvent] = field(default_factory=list)
     states: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    troubles: list[dict[str, Any]] = field(default_factory=list)
+    reasons: list[str | None] = field(default_factory=list)
 
 
 class ModulePages:
@@ -71,6 +78,15 @@ class ModulePages:
 
         await wait_until(are_live, lambda: self.describe_state(tabs), PAGE_TIMEOUT_S)
 
+    async def wait_for_trouble(self, tab: str) -> dict[str, Any]:
+        """Until it is told why its stream does not begin; that."""
+        await wait_until(
+            lambda: self[tab].troubles and self[tab].warnings,
+            lambda: self.describe_state([tab]),
+            PAGE_TIMEOUT_S,
+        )
+        return self[tab].troubles[0]
+
     async def wait_for_events(
         self, tab: str, condition: Callable[[Sequence[ReceivedEvent]], object]
     ) -> None:
@@ -90,8 +106,13 @@ class ModulePages:
     async def _handle_post(self, request: Request) -> Response:
         told = self[request.query_params["tab"]]
         for line in await request.json():
-            if "state" in line:
+            if "hint" in line:
+                told.troubles.append(line)
+            elif "state" in line:
                 told.states.append(line["state"])
+                told.reasons.append(line.get("reason"))
+            elif "warning" in line:
+                told.warnings.append(line["warning"])
             elif "error" in line:
                 told.errors.append(line["error"])
             else:

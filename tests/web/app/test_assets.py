@@ -20,6 +20,7 @@ from gateway.web.app.app import create_app
 
 MODULE = (assets.JS_DIRECTORY / "gateway.js").read_text()
 TYPES = (assets.JS_DIRECTORY / "gateway.d.ts").read_text()
+MAX_MODULE_BYTES = 14_000  # bytes, in gzip: what a page waits for before its first stream
 JS_SOURCE_DIRECTORY = assets.JS_DIRECTORY / "src"
 PACKAGE = json.loads((assets.JS_DIRECTORY / "package.json").read_text())
 
@@ -42,14 +43,45 @@ async def test_the_module_and_its_types_are_served_for_revalidation(path: str, k
     assert answer.headers["content-type"] == kind
     assert answer.headers["cache-control"] == "no-cache"
     assert answer.content == (assets.JS_DIRECTORY / path[1:]).read_bytes()
-    assert (await open_client().head(path)).headers["content-length"] == str(len(answer.content))
+    plain = await open_client().head(path, headers={"Accept-Encoding": "identity"})
+    assert plain.headers["content-length"] == str(len(answer.content))
     assert (await open_client().post(path)).status_code == 405
+
+
+async def test_the_module_is_compressed_for_clients_that_accept_it():
+    """It was served as 45 kB to `Accept-Encoding: gzip`, too."""
+    compressed = await open_client().get("/gateway.js", headers={"Accept-Encoding": "gzip"})
+    plain = await open_client().get("/gateway.js", headers={"Accept-Encoding": "identity"})
+    assert compressed.headers["content-encoding"] == "gzip"
+    assert "content-encoding" not in plain.headers
+    assert compressed.content == plain.content
+    for answer in (compressed, plain):
+        assert answer.headers["vary"] == "Accept-Encoding"
+    assert compressed.headers["etag"] != plain.headers["etag"]
+    assert int(compressed.headers["content-length"]) < MAX_MODULE_BYTES
+
+
+async def test_a_version_of_the_module_is_kept_for_ever():
+    answer = await open_client().get(assets.VERSIONED_MODULE_PATH)
+    assert answer.text == MODULE
+    assert "immutable" in answer.headers["cache-control"]
+    description = await open_client().get("/", headers={"Accept": "application/json"})
+    link = description.json()["links"]["versionedModule"]
+    assert link.endswith(assets.VERSIONED_MODULE_PATH)
+
+
+async def test_another_version_is_answered_with_this_one_and_not_kept():
+    """Replicas are not updated at once, and the worker of an old page may be started again."""
+    answer = await open_client().get("/gateway-0123456789abcdef.js")
+    assert answer.text == MODULE
+    assert answer.headers["cache-control"] == "no-cache"
+    assert (await open_client().get("/gateway-status.js")).status_code == 404
 
 
 @pytest.mark.parametrize("form", ["{}", "W/{}", '"other", {}', "*"])
 async def test_who_has_it_gets_no_body(form: str):
     tag = (await open_client().get("/gateway.js")).headers["etag"]
-    assert re.fullmatch(r'"[0-9a-f]{32}"', tag)
+    assert re.fullmatch(r'"[0-9a-f]{32}-gzip"', tag)
     answer = await open_client().get("/gateway.js", headers={"If-None-Match": form.format(tag)})
     assert (answer.status_code, answer.content) == (304, b"")
     assert answer.headers["etag"] == tag
@@ -105,7 +137,9 @@ def test_the_types_name_all_that_is_exported():
 
 def test_the_module_needs_nothing_but_itself():
     assert not re.search(r"\bimport\s*[\w{*(\"']|\bfrom\s*[\"']|\brequire\(", MODULE)
-    assert not {"dependencies", "peerDependencies"} & PACKAGE.keys()
+    assert "dependencies" not in PACKAGE
+    optional = PACKAGE["peerDependenciesMeta"]
+    assert all(optional[name]["optional"] for name in PACKAGE["peerDependencies"])
 
 
 def test_its_version_is_that_of_the_gateway():
@@ -113,19 +147,45 @@ def test_its_version_is_that_of_the_gateway():
 
 
 @pytest.mark.needs("npm")
-def test_the_npm_package_holds_the_module_its_types_and_what_is_said_of_them(tmp_path: Path):
-    source = shutil.copytree(assets.JS_DIRECTORY, tmp_path / "js")
-    command = ["npm", "pack", "--silent", "--offline", "--pack-destination", str(tmp_path)]
-    subprocess.run(command, cwd=source, check=True, capture_output=True, timeout=60)
-    (packed,) = tmp_path.glob("*.tgz")
-    with tarfile.open(packed) as archive:
+def test_the_npm_package_holds_the_module_its_hook_their_types_and_what_is_said_of_them(
+    tmp_path: Path,
+):
+    with tarfile.open(pack_module(tmp_path)) as archive:
         names = {name.removeprefix("package/") for name in archive.getnames()}
-    assert names == {"README.md", "gateway.d.ts", "gateway.js", "package.json"}
-    named = {PACKAGE["types"], *PACKAGE["exports"]["."].values()}
+    assert names == {
+        *("LICENSE", "README.md", "package.json"),
+        *("gateway.d.ts", "gateway.js", "react.d.ts", "react.js"),
+    }
+    named = {PACKAGE["types"]}
+    for target in PACKAGE["exports"].values():
+        named |= {target} if isinstance(target, str) else set(target.values())
     assert {name.removeprefix("./") for name in named} <= names
 
 
-COMPILER = ("--noEmit", "--strict", "--target", "es2022", "--module", "nodenext")
+def pack_module(directory: Path) -> Path:
+    source = directory / "js"
+    shutil.copytree(
+        assets.JS_DIRECTORY, source, ignore=shutil.ignore_patterns("node_modules", "src")
+    )
+    command = ["npm", "pack", "--silent", "--offline", "--pack-destination", str(directory)]
+    subprocess.run(command, cwd=source, check=True, capture_output=True, timeout=60)
+    (packed,) = directory.glob("*.tgz")
+    return packed
+
+
+def test_the_license_of_the_npm_package_is_that_of_the_project():
+    project_license = Path(__file__).parents[3] / "LICENSE"
+    assert (assets.JS_DIRECTORY / "LICENSE").read_text() == project_license.read_text()
+
+
+COMPILER = (
+    *("--noEmit", "--strict", "--exactOptionalPropertyTypes", "--noUncheckedIndexedAccess"),
+    *("--target", "es2022"),
+)
+RESOLUTIONS = {
+    "node": ("--module", "nodenext"),
+    "bundler": ("--module", "esnext", "--moduleResolution", "bundler"),
+}
 
 
 def compile_types(directory: Path, *, lib: str) -> str:
@@ -133,8 +193,12 @@ def compile_types(directory: Path, *, lib: str) -> str:
     for file in (assets.JS_DIRECTORY / "gateway.d.ts", SOURCE_DIRECTORY / "types.ts"):
         shutil.copy(file, directory)
     (directory / "package.json").write_text('{"type": "module"}')
+    return run_compiler(directory, *RESOLUTIONS["node"], "--lib", lib, "types.ts")
+
+
+def run_compiler(directory: Path, *arguments: str) -> str:
     tsc = ensure_installed() / "node_modules" / "typescript" / "bin" / "tsc"
-    command = ["node", str(tsc), *COMPILER, "--lib", lib, "types.ts"]
+    command = ["node", str(tsc), *COMPILER, *arguments]
     done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=90)
     return done.stdout + done.stderr
 
@@ -142,3 +206,20 @@ def compile_types(directory: Path, *, lib: str) -> str:
 @pytest.mark.needs("node", "npm")
 def test_typescript_takes_the_types_and_finds_what_is_wrong_with_a_use(tmp_path: Path):
     assert compile_types(tmp_path, lib="es2022,dom,dom.iterable") == ""
+
+
+@pytest.mark.needs("node", "npm")
+@pytest.mark.parametrize("resolution", RESOLUTIONS)
+def test_an_application_imports_the_package_and_its_hook_with_types(
+    resolution: str, tmp_path: Path
+):
+    """The hook was a file of an example, without types, that imported an address of the gateway."""
+    packages = tmp_path / "node_modules"
+    packages.mkdir()
+    with tarfile.open(pack_module(tmp_path)) as archive:
+        archive.extractall(packages, filter="data")
+    (packages / "package").rename(packages / "gateway.js")
+    (tmp_path / "package.json").write_text('{"type": "module"}')
+    shutil.copy(SOURCE_DIRECTORY / "react-types.ts", tmp_path)
+    lib = ("--lib", "es2022,dom,dom.iterable")
+    assert run_compiler(tmp_path, *RESOLUTIONS[resolution], *lib, "react-types.ts") == ""

@@ -47,6 +47,9 @@ class FakeStreamOwner:
     def match(self, path: str) -> Match:
         return Match(Route.model_construct(), {})
 
+    def check_parameters(self, match: Any, query: QueryPairs) -> None:
+        """Accept all parameters."""
+
     async def get_view(self, match: Any, query: QueryPairs) -> Any:
         return self
 

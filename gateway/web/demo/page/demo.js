@@ -306,7 +306,7 @@ $("cut").addEventListener("click", () => {
   }
 });
 
-/* curl lines */
+/* Lines for a terminal and for scripts */
 const base = new URL(".", document.baseURI).href.replace(/\/$/, "");
 const lines = [
   ["every order, from now on", `curl -N ${base}/events/orders`],
@@ -314,6 +314,20 @@ const lines = [
   ["whole records: key, headers, offset, timestamp", `curl -N '${base}/records/orders?from=earliest'`],
   ["this machine", `curl -N ${base}/events/host`],
   ["is the gateway ready?", `curl ${base}/health/ready`],
+  ["JavaScript in a page", `import { connect } from "${base}/gateway.js";
+
+connect("${base}/events/orders", {
+  from: "-5m",
+  onrecord: (order) => console.log(order.customer, order.total),
+  onstate: (state, { hint }) => console.log(state, hint ?? ""),
+});`],
+  ["TypeScript, with the npm package", `import { connect } from "gateway.js";
+
+interface Order { order: string; customer: string; status: string; total: number }
+const orders = connect<Order>("${base}/events/orders", {
+  onrecord: ({ customer, total }, { position }) => console.log(position, customer, total),
+  onstate: (state, { hint }) => console.log(state, hint ?? ""),
+});`],
 ];
 $("try").append(...lines.map(([description, line]) => {
   const item = document.createElement("li");

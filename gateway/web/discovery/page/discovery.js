@@ -48,7 +48,11 @@ class Card {
 
   updateLines() {
     for (const line of this.lines) {
-      const { command, query, transport } = line.dataset;
+      const { command, query, transport, snippet } = line.dataset;
+      if (snippet) {
+        line.querySelector("code").textContent = snippet.replace("__URL__", () => JSON.stringify(this.buildUrl()));
+        continue;
+      }
       const url = this.buildUrl(query);
       line.querySelector("code").textContent = `${command} ${quoteForShell(transport === "websocket" ? url.replace(/^http/, "ws") : url)}`;
     }
@@ -58,7 +62,7 @@ class Card {
     const button = line.querySelector(".copy");
     const text = line.querySelector("code");
     button.hidden = false;
-    button.setAttribute("aria-label", `Copy the ${line.querySelector("span").textContent} line`);
+    button.setAttribute("aria-label", `Copy: ${line.querySelector("span").textContent}`);
     button.addEventListener("click", async () => {
       try {
         await navigator.clipboard.writeText(text.textContent);

@@ -18,6 +18,8 @@
  * To Streams, as `{ to: [[stream, attempt], ...], message }`: the gateway's messages, and
  *
  * - `lost`: `{ reason }`. The connection was lost; the Multiplexer reconnects.
+ * - `trouble`: `{ reason, attempts, hint }`. The subscription does not come about; the Multiplexer
+ *   goes on trying.
  * - `closed`: `{ reason, error }`. The subscription is over.
  * - `answer`: `{ id, ... }`, the outcome of `produce`
  * - `token`: a new token is needed
@@ -30,7 +32,7 @@
  */
 
 /** The name of the worker and of the channel, and the prefix of all locks. */
-export const PROTOCOL_NAME = "gateway.js/1";
+export const PROTOCOL_NAME = "gateway.js/2";
 
 /** Milliseconds for a worker to begin, or for the leading tab to answer. */
 export const ANSWER_TIMEOUT_MS = 10_000;

@@ -19,6 +19,9 @@ export function connect(path, options) {
   return new Stream(path, options).connect();
 }
 
+/** The servers that the console of this page was warned of, until a stream of them begins. */
+const warnedServers = new Set();
+
 /** Call a page's callback. An exception is reported as the page's, and does not end the stream. */
 function callSafely(callback) {
   try {
@@ -47,6 +50,7 @@ export class Stream extends EventTarget {
   #isDelivering = false;
   #iteration = null; // of the async iterator: { wake } while it waits
   #error = null; // why the stream closed
+  #troubleReason = null; // why the stream does not begin, as the page was told
   #usedCredit = 0; // records delivered since credit was last returned to the gateway
   #writes = new Map(); // id -> { message, resolve, reject }: not answered
   #listenedTypes = new Set();
@@ -227,6 +231,10 @@ export class Stream extends EventTarget {
   #receive({ type, position, ...content }, attempt) {
     if (type === "answer") return this.#settleWrite(content);
     if (type === "token") return this.#renewToken();
+    // A stream that only writes has no subscription, and no attempt.
+    if (type === "trouble" && this.#state === "closed") {
+      return this.#writes.size ? this.#reportTrouble(content) : undefined;
+    }
     if (attempt !== this.#attempt) return;
     if (position !== undefined) this.#receivedPosition = position || null;
     if (type === "records") this.#enqueue("record", content.records, position);
@@ -279,9 +287,10 @@ export class Stream extends EventTarget {
     const context = { position, id: this.id };
     if (type === "closed") this.#finish(payload);
     else if (type === "lost") this.#setState("reconnecting", payload.reason);
+    else if (type === "trouble") this.#reportTrouble(payload);
     else if (type === "error") this.#emit(type, new StreamError(payload), context);
     else if (type !== "position") this.#emit(type, payload, context);
-    if (type === "begin") this.#setState("live");
+    if (type === "begin") this.#setState("live", this.#endTrouble());
     if (type === "record" || type === "delete") this.#useCredit();
     if (this.position !== position) this.#setPosition(position);
     return position;
@@ -312,6 +321,7 @@ export class Stream extends EventTarget {
   #settleWrite({ id, error, ...place }) {
     const { message, resolve, reject } = this.#writes.get(id) ?? {};
     if (!this.#writes.delete(id)) return;
+    if (this.#state === "closed") this.#endTrouble();
     const { idempotencyKey } = message;
     if (error) reject(Object.assign(new StreamError(error), { idempotencyKey }));
     else resolve(place);
@@ -320,7 +330,9 @@ export class Stream extends EventTarget {
 
   #finish({ reason, error }) {
     this.#attempt++;
-    this.#queue = this.#queue.filter(({ type }) => type !== "closed" && type !== "lost");
+    const ended = ["closed", "lost", "trouble"];
+    this.#queue = this.#queue.filter(({ type }) => !ended.includes(type));
+    this.#endTrouble();
     this.#savePosition();
     this.#send({ type: "leave" });
     if (error) this.#error = error instanceof Error ? error : new StreamError(error);
@@ -328,6 +340,30 @@ export class Stream extends EventTarget {
     if (error) this.#emit("error", this.#error);
     this.#iteration?.wake?.();
     this.#detachIfIdle();
+  }
+
+  /**
+   * Tell the page why the stream does not begin: by its state each time, by the console once for a
+   * server, and as an error once if the stream never began (a cut passes by itself).
+   */
+  #reportTrouble({ reason, attempts, hint }) {
+    const { base, path } = this.#request;
+    const isNew = this.#troubleReason === null;
+    const error = new StreamError({ code: reason, message: hint, attempts, url: base + path });
+    this.#troubleReason = reason;
+    this.#emit("state", this.#state, { reason, attempts, hint });
+    if (isNew && this.#state !== "reconnecting") this.#emit("error", error);
+    if (warnedServers.has(base)) return;
+    warnedServers.add(base);
+    console.warn(`gateway.js: ${reason}: ${hint}. It goes on trying (${attempts} so far).`);
+  }
+
+  /** Return "recovered" if the page was told of a trouble, which has passed. */
+  #endTrouble() {
+    if (!this.#troubleReason) return undefined;
+    warnedServers.delete(this.#request.base);
+    this.#troubleReason = null;
+    return "recovered";
   }
 
   #setState(state, reason) {

@@ -1,7 +1,7 @@
 // The gateway's own module in Node: node module.mjs PATH-OF-GATEWAY.JS URL OPTIONS-AS-JSON
 // Prints a line of JSON for each record, gap, state and error. Reads lines of JSON, each
 // {"call": METHOD, "with": ARGUMENT}, and prints {"result", "argument"} for each; the method `twin`
-// opens a second stream with these options. With the option `lifetime` it presents tokens, numbered
+// opens a second stream with these options. What the module says in the console is printed, too. With the option `lifetime` it presents tokens, numbered
 // from 1, that expire after so many seconds. With `readiness` it also prints ready partitions.
 import { createInterface } from "node:readline";
 import { pathToFileURL } from "node:url";
@@ -23,6 +23,8 @@ const print = (line) => process.stdout.write(JSON.stringify(line) + "\n");
 const printAs = (event, twin) => (payload, { position }) =>
   print({ event, id: position ?? "", data: JSON.stringify(payload), twin });
 
+console.warn = (warning) => print({ warning });
+
 const stream = connect(url, {
   WebSocket,
   EventSource,
@@ -33,12 +35,16 @@ const stream = connect(url, {
   ongap: printAs("gap"),
   onbegin: printAs("begin"),
   onready: readiness && printAs("ready"),
-  onstate: (state, { reason }) => (state === "live" ? print({ opened: true }) : print({ state, reason })),
+  onstate: (state, about) => {
+    if (state === "live") print({ opened: true, ...about });
+    else print({ state, ...about });
+  },
   onerror: (error) => print({ error: `${error.code}: ${error.message}`, closed: stream.state === "closed" }),
 });
 
 stream.twin = (options) => {
-  const callbacks = { onrecord: printAs("message", true), ongap: printAs("gap", true) };
+  const onstate = (state, about) => "hint" in about && print({ state, ...about, twin: true });
+  const callbacks = { onrecord: printAs("message", true), ongap: printAs("gap", true), onstate };
   connect(url, { WebSocket, EventSource, ...options, ...callbacks });
 };
 

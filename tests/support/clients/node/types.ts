@@ -1,5 +1,5 @@
 // What a user of the module writes; compiled, never run.
-import { connect, Stream, StreamError, type Gap, type Item, type Options } from "./gateway.js";
+import { connect, Stream, StreamError, type Gap, type Item, type Options, type Trouble } from "./gateway.js";
 
 interface Order {
   order: string;
@@ -21,7 +21,11 @@ const options: Options<Order> = {
     void [total, kept];
   },
   ongap: (gap: Gap) => void gap.reason,
-  onstate: (state, { reason }) => void (state === "closed" && reason),
+  onstate(state, { reason, attempts, hint }) {
+    const trouble: Trouble[] = ["unreachable", "foreign-origin", "refused", "proxy-buffering"];
+    if (hint !== undefined) void [state === "connecting", attempts, hint.length, trouble];
+    else void (state === "closed" && reason);
+  },
   onerror: (error) => void (error instanceof StreamError && error.code),
 };
 

@@ -1,12 +1,13 @@
 import { drawBackoff } from "../backoff.js";
 import { GROUPED_EVENT_TYPES, requestGroupedEvents } from "../grouped-events.js";
+import { fetchAnswer, getRefusal } from "./diagnosis.js";
 
 const EVENT_TYPES = [
   "message", "begin", "ready", "position", "gap", "delete", "snapshot-end", "challenge", "end",
   "error", ...Object.keys(GROUPED_EVENT_TYPES),
 ];
 const CLOSED = 2; // EventSource.readyState: it does not reconnect by itself
-const TRANSIENT_STATUSES = [408, 425, 429]; // of 4xx; all of 5xx are
+const FIRST_EVENT_TIMEOUT_MS = 15_000; // then nothing comes through, it seems
 
 /** An EventSource for one subscription. */
 export class EventSourceTransport {
@@ -15,6 +16,7 @@ export class EventSourceTransport {
   #source = null;
   #hasOpened = false; // this source
   #timer = null;
+  #silenceTimer = null; // until the first event of this source
 
   /**
    * @param {import("./multiplexer.js").Multiplexer} multiplexer
@@ -26,7 +28,7 @@ export class EventSourceTransport {
   }
 
   subscribe() {
-    clearTimeout(this.#timer);
+    this.#clearTimers();
     const { request, position } = this.#subscription;
     const { base, path, from, filter, fields, credentials } = request;
     const url = new URL(base + requestGroupedEvents(path));
@@ -38,9 +40,15 @@ export class EventSourceTransport {
     this.#subscription.isAtPosition = true;
     this.#hasOpened = false;
     source.onopen = () => (this.#hasOpened = true);
+    // The source is kept: a gateway may also wait for Kafka, and then begins late.
+    this.#silenceTimer = setTimeout(
+      () => this.#multiplexer.explainFailure(this.#subscription, { isSilent: true }),
+      FIRST_EVENT_TIMEOUT_MS,
+    );
     for (const type of EVENT_TYPES) {
       source.addEventListener(type, (event) => {
         if (source !== this.#source) return;
+        clearTimeout(this.#silenceTimer);
         // The gateway's event `error` has data; the EventSource's own has none.
         if (event.data !== undefined) this.#handleEvent(event);
         else if (type === "error") this.#handleFailure(source, url.href, credentials);
@@ -49,7 +57,7 @@ export class EventSourceTransport {
   }
 
   unsubscribe() {
-    clearTimeout(this.#timer);
+    this.#clearTimers();
     this.#source?.close();
     this.#source = null;
   }
@@ -90,47 +98,24 @@ export class EventSourceTransport {
   async #handleFailure(source, url, credentials) {
     const subscription = this.#subscription;
     this.#multiplexer.handleDisconnect(subscription);
-    if (source.readyState !== CLOSED && this.#hasOpened) return;
+    if (source.readyState !== CLOSED && this.#hasOpened) {
+      return this.#multiplexer.explainFailure(subscription);
+    }
     source.close();
-    const error = await fetchRefusal(url, credentials, subscription.position);
+    const answer = await fetchAnswer(url, { credentials });
     if (source !== this.#source) return;
+    const error = getRefusal(answer, subscription.position);
     if (error) return this.#multiplexer.handleMessage(subscription, { type: "error", ...error });
+    this.#multiplexer.explainFailure(subscription, { answer });
     this.#timer = setTimeout(() => {
       if (this.#hasOpened || !this.#multiplexer.switchTransport(subscription, false)) {
         this.subscribe();
       }
     }, drawBackoff(++subscription.attempts));
   }
-}
 
-/**
- * Return why an EventSource was refused, which it does not tell, by the same request once more.
- *
- * @param {string} url
- * @param {boolean | undefined} credentials
- * @param {string} position
- * @returns {Promise<{ code: string, message: string, status: number } | null>} null if the request
- *   is to be tried again.
- */
-async function fetchRefusal(url, credentials, position) {
-  const control = new AbortController();
-  try {
-    const answer = await fetch(url, {
-      headers: { Accept: "text/event-stream" },
-      credentials: credentials ? "include" : "same-origin",
-      signal: control.signal,
-    });
-    const { status } = answer;
-    if (status < 400 || status >= 500 || TRANSIENT_STATUSES.includes(status)) return null;
-    const { detail = `HTTP status ${status}`, topic } = await answer.json().catch(() => ({}));
-    let code = "bad-request";
-    if (status === 401 || status === 403) code = "forbidden";
-    else if (status === 404) code = topic ? "unknown-topic" : "unknown-path";
-    else if (status === 400 && position) code = "position-refused";
-    return { code, message: detail, status };
-  } catch {
-    return null;
-  } finally {
-    control.abort();
+  #clearTimers() {
+    clearTimeout(this.#timer);
+    clearTimeout(this.#silenceTimer);
   }
 }

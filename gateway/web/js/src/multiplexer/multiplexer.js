@@ -1,6 +1,7 @@
 import { drawBackoff } from "../backoff.js";
 import { getExpiry, getIdentity } from "../jwt.js";
 import { whenReleased } from "../locks.js";
+import { diagnose } from "./diagnosis.js";
 import { EventSourceTransport } from "./event-source-transport.js";
 import { postToMembers } from "./members.js";
 import { Subscription } from "./subscription.js";
@@ -18,8 +19,8 @@ const MAX_RECENT_MESSAGES = 64; // of a subscription, for another that joins it 
  *
  * A transport (WebSocketTransport, EventSourceTransport) carries subscriptions. It provides
  * `subscribe`, `unsubscribe` and `resubscribe`, and for a WebSocket also `change`, `credit`,
- * `produce`, `renewToken` and `requestToken`. It calls `handleMessage`, `handleDisconnect` and
- * `switchTransport` here.
+ * `produce`, `renewToken` and `requestToken`. It calls `handleMessage`, `handleDisconnect`,
+ * `explainFailure` and `switchTransport` here.
  */
 export class Multiplexer {
   /** @type {Map<string, import("./members.js").Member>} */
@@ -191,7 +192,7 @@ export class Multiplexer {
 
   #handleBegin(subscription, message) {
     subscription.hasBegun = true;
-    subscription.attempts = 0;
+    Object.assign(subscription, { attempts: 0, failedAttempts: 0, hasTrouble: false });
     if (message.changed) subscription.previousRequest = null;
     else if (subscription.hasNewView) message.changed = true;
     subscription.hasNewView = false;
@@ -229,8 +230,45 @@ export class Multiplexer {
   /** Handle the loss of a subscription's connection. The next one begins with the newest view. */
   handleDisconnect(subscription, reason) {
     if (!this.#subscriptions.has(subscription)) return;
+    subscription.failedAttempts = subscription.hasBegun ? 0 : subscription.failedAttempts + 1;
     Object.assign(subscription, { hasBegun: false, previousRequest: null });
     postToMembers(subscription.members, { type: "lost", reason });
+  }
+
+  /**
+   * Tell the streams of a subscription why it does not come about.
+   *
+   * They are told at the second failed attempt, and then at the fourth, the eighth and so on:
+   * what a thousand clients ask of a server that restarts must not double for that.
+   *
+   * @param {Subscription} subscription
+   * @param {{ answer?: import("./diagnosis.js").Answer, isSilent?: boolean, known?: object }}
+   *   situation See `diagnose`. `known` is the diagnosis, if there is nothing to find out.
+   */
+  async explainFailure(subscription, { known, ...situation } = {}) {
+    const { failedAttempts, hasTrouble, request, jwt } = subscription;
+    const isPowerOfTwo = (failedAttempts & (failedAttempts - 1)) === 0;
+    const isDue = failedAttempts > 1 && (!hasTrouble || isPowerOfTwo);
+    if ((!isDue && !situation.isSilent) || subscription.isDiagnosed) return;
+    subscription.isDiagnosed = true;
+    const isEventSource = subscription.transport instanceof EventSourceTransport;
+    const trouble = known ?? (await diagnose(request, {
+      transport: isEventSource ? "EventSource" : "WebSocket",
+      hasFallback: subscription.allowsEitherTransport && Boolean(this.EventSource),
+      jwt: subscription.transport?.jwt ?? jwt,
+      ...situation,
+    }));
+    subscription.isDiagnosed = false;
+    if (!trouble || subscription.hasBegun || !this.#subscriptions.has(subscription)) return;
+    subscription.hasTrouble = true;
+    const attempts = Math.max(1, failedAttempts);
+    postToMembers(subscription.members, { type: "trouble", attempts, ...trouble });
+  }
+
+  /** Tell streams why their writes are not answered; see `explainFailure`. */
+  async explainWrites(members, request, attempts, jwt) {
+    const trouble = await diagnose(request, { transport: "WebSocket", hasFallback: false, jwt });
+    if (trouble) postToMembers(members, { type: "trouble", attempts, ...trouble });
   }
 
   #handleEnd(subscription, { reason, position, retry }) {
@@ -239,6 +277,8 @@ export class Multiplexer {
       return this.#closeSubscription(subscription, { reason, position });
     }
     this.handleDisconnect(subscription, reason);
+    const hint = `the gateway ended the stream before it began: ${reason}`;
+    this.explainFailure(subscription, { known: { reason: "refused", hint } });
     const delayMs = retry ?? drawBackoff(++subscription.attempts);
     subscription.transport.resubscribe(subscription, reason, delayMs);
   }
@@ -270,6 +310,7 @@ export class Multiplexer {
     } else if (TRANSIENT_ERROR_CODES.has(error.code)) {
       postToMembers(subscription.members, error);
       this.handleDisconnect(subscription, error.code);
+      this.explainFailure(subscription, { known: { reason: "refused", hint: error.message } });
       resubscribe();
     } else if (
       error.code === "unauthorized" && jwt && subscription.attempts < MAX_UNAUTHORIZED_ATTEMPTS

@@ -14,7 +14,10 @@ export class Subscription {
   hasBegun = false;
   isAtPosition = true; // nothing has arrived since the position
   recentMessages = []; // kept while another subscription has the same view
-  attempts = 0; // that failed since the last begin
+  attempts = 0; // that failed since the last begin, by errors of the gateway or of an EventSource
+  failedAttempts = 0; // in a row that did not lead to a begin, for whatever reason
+  isDiagnosed = false; // why is being found out
+  hasTrouble = false; // its streams were told why
   previousRequest = null; // while a change of the view is not confirmed
   hasNewView = false; // the next begin is that of a change, for the members
 

@@ -5,6 +5,7 @@ import { postToMembers } from "./members.js";
 
 const PING_AFTER_MS = 15_000; // of silence; after twice that the socket is given up
 const MAX_WRITES_IN_FLIGHT = 50; // the gateway refuses more on one socket
+const OPEN_TIMEOUT_MS = 20_000; // for a handshake: a browser waits for minutes
 const IDLE_TIMEOUT_MS = 1_000; // for which an unused socket is kept
 const DRAIN_TIMEOUT_MS = 1_000; // for a draining server to close the socket by itself
 const MAX_TIMER_MS = 2 ** 31 - 1; // longer ones fire at once
@@ -61,7 +62,11 @@ export class WebSocketTransport {
   subscribe(subscription) {
     this.#subscriptions.add(subscription);
     this.#clearTimer("idle");
-    if (this.#isOpen) this.#sendSubscribe(subscription);
+    if (this.#isOpen) return this.#sendSubscribe(subscription);
+    if (!this.#attempts) return;
+    // What other streams found out counts for this one, too: the next attempt may be far away.
+    subscription.failedAttempts = Math.max(subscription.failedAttempts, this.#attempts);
+    this.#multiplexer.explainFailure(subscription);
   }
 
   unsubscribe(subscription) {
@@ -130,6 +135,7 @@ export class WebSocketTransport {
     socket.onmessage = ifCurrent(({ data }) => this.#handleMessage(JSON.parse(data)));
     socket.onclose = ifCurrent((event) => this.#handleClose(event));
     socket.onerror = () => {}; // onclose follows
+    this.#setTimer("silence", OPEN_TIMEOUT_MS, () => this.#handleClose());
   }
 
   #handleOpen() {
@@ -198,7 +204,11 @@ export class WebSocketTransport {
     if (!wasOpen && this.jwt) this.requestToken();
     this.#subscriptionsById.clear();
     const subscriptions = [...this.#subscriptions];
-    for (const subscription of subscriptions) this.#multiplexer.handleDisconnect(subscription);
+    for (const subscription of subscriptions) {
+      this.#multiplexer.handleDisconnect(subscription);
+      this.#multiplexer.explainFailure(subscription);
+    }
+    if (!subscriptions.length) this.#explainPendingWrites();
     if (this.#attempts > 1 && !this.#hasEverOpened) {
       for (const subscription of subscriptions) {
         this.#multiplexer.switchTransport(subscription, true);
@@ -207,6 +217,14 @@ export class WebSocketTransport {
     if (!this.#subscriptions.size && !this.#writes.size) return this.close();
     this.#attempts = Math.max(this.#attempts, MIN_ATTEMPTS_BY_CLOSE_CODE[code] ?? 0);
     this.#scheduleRetry();
+  }
+
+  /** Tell the streams that only write why their writes are not answered. */
+  #explainPendingWrites() {
+    const [write] = this.#writes.values();
+    if (!write || this.#attempts !== 2) return;
+    const request = { base: this.#url.replace(/^ws/, "http").slice(0, -3), path: write.message.path };
+    this.#multiplexer.explainWrites(this.#listMembers(), request, this.#attempts, this.jwt);
   }
 
   #dropSocket() {
