@@ -199,6 +199,28 @@ class TimedClient(RawClient):
                     longest = max(longest, came.get(offset, now) - at)
         return longest
 
+    async def wait_until_received(
+        self, writer: ContinuousWriter, partitions: Iterable[TopicPartition], since: float
+    ) -> None:
+        """Until every record came that was acknowledged after `since` and before this call."""
+        asked = time.monotonic()
+        due = {
+            tp: {offset for offset, at in writer.acked_at[tp].items() if since < at < asked}
+            for tp in partitions
+        }
+
+        def list_missing() -> list[tuple[TopicPartition, list[int]]]:
+            offsets = self.received_offsets
+            missing = [
+                (tp, sorted(wanted - {offset for _, offset in offsets[tp]}))
+                for tp, wanted in due.items()
+            ]
+            return [(tp, held) for tp, held in missing if held]
+
+        await wait_until(
+            lambda: not list_missing(), lambda: f"{list_missing()} {self.describe_state()}", 60, 0.1
+        )
+
     async def wait_until_caught_up(
         self, oracle: StreamOracle, partitions: Iterable[TopicPartition]
     ) -> None:
