@@ -10,7 +10,7 @@ PLOTS  := $(VENV)/.plots
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-pipeline test lint types layers format js bench figures model isolation fuzz groups reactive kills lock clean
+.PHONY: help setup demo demo-pipeline test lint types layers format docs js bench figures model isolation fuzz groups reactive kills lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +66,12 @@ format: $(READY) ## rewrite as ruff likes it
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The site is built without a network. A link or an anchor that leads nowhere ends it.
+docs: $(READY) ## write docs/reference, build the site into site/; SERVE=1 serves it
+	$(BIN)/python -m docgen
+	$(BIN)/python -m zensical build --clean --strict
+	$(if $(SERVE),$(BIN)/python -m zensical serve --dev-addr 127.0.0.1:$(or $(PORT),8000))
+
 js: ## bundle gateway/web/js/src into gateway/web/js/gateway.js; needs node and npm
 	cd gateway/web/js/src && npm ci --silent --ignore-scripts && npm run --silent build
 
@@ -110,6 +116,6 @@ lock: $(READY) ## write requirements.lock anew from pyproject.toml; ARGS=--upgra
 	sed -i.old '/^# WARNING/,$$d' requirements.lock && rm requirements.lock.old
 
 clean: ## remove the .venv and everything made; downloads stay cached
-	rm -rf $(VENV) dist node_modules .*_cache .hypothesis
+	rm -rf $(VENV) dist site node_modules .*_cache .hypothesis
 	rm -rf examples/*/node_modules examples/*/dist gateway/web/js/src/node_modules
-	find gateway tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	find gateway docgen tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +

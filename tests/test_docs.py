@@ -71,7 +71,7 @@ PAGES = [
     for name in (
         "README.md", "gateway/README.md", "gateway/sidecar/README.md", "gateway/pipeline/README.md",
         "examples/README.md", "examples/pipeline/README.md", "deploy/README.md",
-        "bench/README.md", "CHANGELOG.md", "SECURITY.md", "docs/threat-model.md",
+        "bench/README.md", "CHANGELOG.md", "SECURITY.md",
     )
 ]  # fmt: skip
 README = PAGES[0].read_text()

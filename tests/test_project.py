@@ -26,12 +26,14 @@ TOP_LEVEL = {
     "SECURITY.md",
     "bench",
     "deploy",
+    "docgen",
     "docs",
     "examples",
     "gateway",
     "pyproject.toml",
     "requirements.lock",
     "tests",
+    "zensical.toml",
 }
 
 
@@ -42,7 +44,12 @@ def locked() -> dict[str, str]:
 
 def declared() -> list[Requirement]:
     extras = PROJECT["project"]["optional-dependencies"]
-    texts = [*PROJECT["project"]["dependencies"], *extras["dev"], *extras["broker"]]
+    texts = [
+        *PROJECT["project"]["dependencies"],
+        *extras["dev"],
+        *extras["broker"],
+        *extras["docs"],
+    ]
     return [each for each in map(Requirement, texts) if each.name != "gateway"]
 
 

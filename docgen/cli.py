@@ -1,0 +1,93 @@
+"""Write the reference of the command line, from its commands."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+
+from gateway.cli import app
+
+from .markdown import escape_markdown
+
+Command = Any  # click's, or that of typer's own copy of click, which is not public
+
+
+def build_cli_page() -> str:
+    """Return the page."""
+    parts = [
+        "# Command line\n\n"
+        "Every command takes `--help`. `gateway --install-completion` sets up completion of your "
+        "shell.\n"
+    ]
+    for words, command in iter_commands():
+        parts.append(_build_command(words, command))
+    return "\n".join(parts)
+
+
+def iter_commands() -> Iterator[tuple[tuple[str, ...], Command]]:
+    """Yield every command with the words that call it, groups before their commands."""
+    yield from _iter_below(("gateway",), typer.main.get_command(app))
+
+
+def _iter_below(
+    words: tuple[str, ...], command: Command
+) -> Iterator[tuple[tuple[str, ...], Command]]:
+    if not command.hidden:
+        yield words, command
+        for name, below in getattr(command, "commands", {}).items():
+            yield from _iter_below((*words, name), below)
+
+
+def _build_command(words: tuple[str, ...], command: Command) -> str:
+    name = " ".join(words)
+    context = command.make_context(name, [], resilient_parsing=True)
+    usage = " ".join([name, *command.collect_usage_pieces(context)])
+    anchor = "-".join(words)
+    parts = [f"## `{name}` {{ #{anchor} }}\n", f"`{usage}`\n"]
+    parts += [_format_help(inspect.cleandoc(command.help or ""))]
+    for kind in ("argument", "option"):
+        params = [p for p in command.params if p.param_type_name == kind]
+        rows = [_build_row(p, context) for p in params if not getattr(p, "hidden", False)]
+        if rows:
+            parts.append("\n".join([f"| {kind.capitalize()} | |", "|---|---|", *rows]) + "\n")
+    if hasattr(command, "commands"):
+        links = [
+            f"[`{name} {each}`](#{anchor}-{each})"
+            for each, below in command.commands.items()
+            if not below.hidden
+        ]
+        parts.append(f"Commands: {', '.join(links)}.\n")
+    if command.epilog:
+        parts.append(f"{command.epilog}\n")
+    return "\n".join(part for part in parts if part)
+
+
+def _build_row(param: Any, context: Any) -> str:
+    names, text = param.get_help_record(context) or (
+        param.make_metavar(context),
+        getattr(param, "help", None) or "",
+    )
+    return f"| `{names}` | {escape_markdown(' '.join(text.split()))} |"
+
+
+def _format_help(text: str) -> str:
+    r"""Return a help text as Markdown; what follows `\b` keeps its lines, as a block."""
+    parts = []
+    for paragraph in text.split("\n\n"):
+        if paragraph.startswith("\b\n"):
+            block = paragraph.removeprefix("\b\n").rstrip()
+            parts.append(_format_block(block))
+        else:
+            parts.append(escape_markdown(paragraph) + "\n")
+    return "\n".join(parts)
+
+
+def _format_block(block: str) -> str:
+    """Return lines of a help text as a block: of commands, or of words with commands behind."""
+    if all(re.match(r"gateway( \S+)+( +#.*)?$", line) for line in block.splitlines()):
+        return f"```sh\n{block}\n```\n"
+    return f"<!-- check: help -->\n```text\n{block}\n```\n"

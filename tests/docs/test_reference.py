@@ -1,0 +1,100 @@
+"""The reference has all that the code declares, and is what it would be if it were written now."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from support.doc_blocks import DOCS, list_pages, read_blocks
+
+from docgen.cli import iter_commands
+from docgen.configuration import load_examples
+from docgen.errors import PROBLEMS, SIDECAR_CODES, find_problems, find_sidecar_codes
+from docgen.pages import build_pages, find_outdated
+from docgen.schema import iter_sections, iter_values
+from gateway.config import build_json_schema
+from gateway.core.log.record import GapReason
+from gateway.hub.wires.control_events import CONTROL_EVENTS
+from gateway.telemetry.catalog import METRICS
+
+SCHEMA = build_json_schema()
+REFERENCE = DOCS / "reference"
+CONFIGURATION = "\n".join(page.read_text() for page in (REFERENCE / "configuration").glob("*.md"))
+WRITTEN = "\n".join(page.read_text() for page in list_pages())
+
+
+def test_the_pages_are_what_the_code_says():
+    assert find_outdated(build_pages()) == [], "run `python -m docgen`"
+
+
+def test_every_option_is_in_the_configuration_reference():
+    headings = set(re.findall(r"^#+ `([^`]+)`", CONFIGURATION, re.M))
+    names = {heading.rpartition(".")[2] for heading in headings}
+    assert {name for each in SCHEMA["$defs"].values() for name in each["properties"]} <= names
+    assert SCHEMA["properties"].keys() <= names | {
+        page.stem for page in (REFERENCE / "configuration").glob("*.md")
+    }
+
+
+def test_every_section_is_reached():
+    assert {section.title for section in iter_sections(SCHEMA)} == set(SCHEMA["$defs"])
+
+
+def test_every_section_with_options_has_an_example():
+    shown = {
+        section.title
+        for config in load_examples().values()
+        for section, _, _ in iter_values(SCHEMA, config)
+    }
+    wanted = {s.title for s in iter_sections(SCHEMA) if s.node.get("properties")}
+    assert wanted - shown == set()
+
+
+def test_every_option_has_a_description():
+    blank = re.findall(r"^#+ `([^`]+)` \{[^}]*\}\n\n[^\n]*\n\n+(?=#|\Z)", CONFIGURATION, re.M)
+    assert blank == []
+
+
+def test_every_event_and_reason_of_a_gap_is_in_the_reference():
+    text = (REFERENCE / "events.md").read_text()
+    for name in CONTROL_EVENTS:
+        assert f"## `{name}`" in text
+    assert {str(reason.value) for reason in GapReason} <= set(re.findall(r'"([\w-]+)"', text))
+
+
+def test_every_metric_is_in_the_reference():
+    text = (REFERENCE / "metrics.md").read_text()
+    for metric in METRICS:
+        assert f"### `{metric.exposed_name}`" in text
+
+
+def test_every_command_and_option_is_in_the_reference():
+    text = (REFERENCE / "cli.md").read_text()
+    for words, command in iter_commands():
+        _, _, below = text.partition(f"## `{' '.join(words)}` ")
+        assert below, words
+        section = below.partition("\n## ")[0]
+        for param in command.params:
+            if param.param_type_name == "option" and not param.hidden:
+                assert all(name in section for name in param.opts), (words, param.opts)
+
+
+def test_every_problem_is_explained():
+    assert find_problems().keys() == PROBLEMS.keys()
+
+
+def test_every_code_of_the_sidecar_is_explained():
+    made_of_statuses = {"INVALID_BODY", "INVALID_CONFIGURATION"}  # positional arguments
+    assert find_sidecar_codes() | made_of_statuses == SIDECAR_CODES.keys()
+
+
+def test_the_ways_to_take_a_value_from_elsewhere_are_explained():
+    for form in ("${env.NAME}", "${env.NAME:default}", "${file:PATH}"):
+        assert f"`{form}`" in CONFIGURATION
+
+
+@pytest.mark.parametrize("page", list_pages(), ids=lambda page: page.stem)
+def test_titles_of_files_are_given_to_blocks_alone(page: Any):
+    for block in read_blocks(page):
+        assert not block.title or re.fullmatch(r"[\w./-]+", block.title), block.place
