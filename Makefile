@@ -68,8 +68,9 @@ format: $(READY) ## rewrite as ruff likes it
 
 # The site is built without a network. A link or an anchor that leads nowhere ends it.
 docs: $(READY) ## write docs/reference, build the site into site/; SERVE=1 serves it
-	$(BIN)/python -m docgen
+	PYTHONPATH=docs $(BIN)/python -m docgen
 	$(BIN)/python -m zensical build --clean --strict
+	rm -rf site/docgen
 	$(if $(SERVE),$(BIN)/python -m zensical serve --dev-addr 127.0.0.1:$(or $(PORT),8000))
 
 js: ## bundle gateway/web/js/src into gateway/web/js/gateway.js; needs node and npm
@@ -118,4 +119,4 @@ lock: $(READY) ## write requirements.lock anew from pyproject.toml; ARGS=--upgra
 clean: ## remove the .venv and everything made; downloads stay cached
 	rm -rf $(VENV) dist site node_modules .*_cache .hypothesis
 	rm -rf examples/*/node_modules examples/*/dist gateway/web/js/src/node_modules
-	find gateway docgen tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	find gateway docs tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -26,7 +26,6 @@ TOP_LEVEL = {
     "SECURITY.md",
     "bench",
     "deploy",
-    "docgen",
     "docs",
     "examples",
     "gateway",

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from docgen.configuration import load_examples
 from ruamel.yaml import YAML
 from support.clients.node_sse import ensure_installed
 from support.doc_blocks import (
@@ -32,7 +33,6 @@ from support.doc_commands import check_command, iter_commands, parse_gateway_com
 from support.doc_configs import complete_config, load_config, load_yaml
 from support.sse import parse_stream
 
-from docgen.configuration import load_examples
 from gateway.config import Settings, loads
 from gateway.hub.wires.control_events import CONTROL_EVENTS
 from gateway.web.app.assets import JS_DIRECTORY

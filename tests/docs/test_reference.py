@@ -6,13 +6,13 @@ import re
 from typing import Any
 
 import pytest
-from support.doc_blocks import DOCS, list_pages, read_blocks
-
 from docgen.cli import iter_commands
 from docgen.configuration import load_examples
 from docgen.errors import PROBLEMS, SIDECAR_CODES, find_problems, find_sidecar_codes
 from docgen.pages import build_pages, find_outdated
 from docgen.schema import iter_sections, iter_values
+from support.doc_blocks import DOCS, list_pages, read_blocks
+
 from gateway.config import build_json_schema
 from gateway.core.log.record import GapReason
 from gateway.hub.wires.control_events import CONTROL_EVENTS
@@ -25,7 +25,7 @@ WRITTEN = "\n".join(page.read_text() for page in list_pages())
 
 
 def test_the_pages_are_what_the_code_says():
-    assert find_outdated(build_pages()) == [], "run `python -m docgen`"
+    assert find_outdated(build_pages()) == [], "run `make docs`"
 
 
 def test_every_option_is_in_the_configuration_reference():

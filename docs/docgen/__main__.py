@@ -12,7 +12,7 @@ def main() -> None:
     if sys.argv[1:] == ["--check"]:
         outdated = find_outdated(build_pages())
         if outdated:
-            sys.exit(f"{', '.join(outdated)}: not up to date; run `python -m docgen`")
+            sys.exit(f"{', '.join(outdated)}: not up to date; run `make docs`")
         return
     for path in write_pages():
         print(f"wrote docs/{path}")

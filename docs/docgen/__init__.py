@@ -1,6 +1,6 @@
 """Write the reference pages of the documentation from what the code declares.
 
-`python -m docgen` writes docs/reference, and `python -m docgen --check` says whether it is up to
+`make docs` writes docs/reference, and `python -m docgen --check` says whether it is up to
 date; `make docs` and the tests call it. The pages are kept in the repository, so that a change of
 an option shows in its diff, and so that they can be read without the site. `pages` lists all pages,
 and there is one module for each source: `configuration` reads the JSON Schema, `cli` the commands,
