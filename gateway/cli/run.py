@@ -53,7 +53,7 @@ def run(
     from . import sidecar_factory
 
     def load_settings() -> Settings:
-        return load(config, listen={"workers": workers})
+        return load(config, options={"listen.workers": workers})
 
     with _write_pid_file(pid_file):
         status = serve(

@@ -55,7 +55,8 @@ def sidecar(
 
     def load_settings() -> Settings:
         return build_standalone_settings(
-            load(config, values=values, listen={"host": host, "port": port}), str(config)
+            load(config, values=values, options={"listen.host": host, "listen.port": port}),
+            str(config),
         )
 
     status = serve(

@@ -120,9 +120,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
                 kafka.bootstrap,
                 ["orders", "payments"],
                 kafka={"bootstrap": ["orders"], "requestTimeout": "5s"},
-                listen={
-                    "tls": {"certificate": pem, "key": pem, "trust": str(house.certificate_path)}
-                },
+                listen={"tls": {"certificate": pem, "key": pem, "ca": str(house.certificate_path)}},
                 guards={
                     "login": {"type": "jwt", "keys": f"{issuer}/jwks", "jwks": {"timeout": BUSY}},
                     "app": {"type": "http", "url": f"{application}/who", "timeout": BUSY},
@@ -148,7 +146,7 @@ async def test_a_configuration_that_lacks_nothing_is_ok(world: World, tmp_path: 
     assert code == 0
     assert [subject.split(" ")[0] for subject in found] == [
         "broker", "broker", "topic", "topic", "catalog", "guard", "guard",
-        "telemetry.metrics", "telemetry.traces", "listen.tls.certificate", "listen.tls.trust",
+        "telemetry.metrics", "telemetry.traces", "listen.tls.certificate", "listen.tls.ca",
     ]  # fmt: skip
     assert found["topic orders"] == ("ok", "3 partitions, may be read")
     sent = sorted(path for path, _, _ in world.back_end.requests)
