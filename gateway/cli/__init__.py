@@ -16,7 +16,21 @@ import typer
 
 from gateway.version import __version__
 
-from . import broker, check, demo, dlq, pipeline, produce, reload, replay, run, sidecar, tail, token
+from . import (
+    broker,
+    check,
+    config,
+    demo,
+    dlq,
+    pipeline,
+    produce,
+    reload,
+    replay,
+    run,
+    sidecar,
+    tail,
+    token,
+)
 from .commands import (
     EXIT_CONFIG_ERROR,
     EXIT_FAILURE,
@@ -42,6 +56,7 @@ for command, exit_codes in (
     (reload.reload, format_exit_codes("not reloaded")),
     (demo.demo, format_exit_codes(reads_config=False)),
     (check.check, format_exit_codes("something fails with --cluster")),
+    (config.config, format_exit_codes()),
     (produce.produce, format_exit_codes("a record was not acknowledged")),
     (tail.tail, format_exit_codes("failure or, with --strict, a gap")),
     (broker.broker, format_exit_codes(reads_config=False)),
@@ -81,6 +96,8 @@ def gateway(
 
     \b
     To see it work:       gateway demo
-    With your own Kafka:  gateway check gateway.yaml
-                          gateway run -c gateway.yaml
+    With your own Kafka:  gateway run --servers localhost:9092 --topic orders
+    With a configuration: gateway init
+                          gateway check --cluster
+                          gateway run
     """

@@ -48,7 +48,7 @@ from gateway.config.sections.security import Sasl, Security, Tls
 from gateway.config.sections.settings import Settings
 from gateway.config.sections.telemetry import Influx, Logs, Metrics, Telemetry, Traces
 from gateway.config.sections.tokens import Tokens
-from gateway.config.sections.variables import list_variables, read_variables
+from gateway.config.sections.variables import Variable, list_variables, read_variables
 from gateway.config.source import problems
 from gateway.config.source import yaml_document as source
 from gateway.config.source.dump import dumps
@@ -110,6 +110,7 @@ __all__ = [
     "Traces",
     "Transform",
     "User",
+    "Variable",
     "When",
     "With",
     "build_json_schema",
@@ -122,6 +123,7 @@ __all__ = [
     "parse_fields",
     "parse_filter",
     "parse_filters",
+    "read_variables",
 ]
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from typing import Any
 
 import typer
 
-_DEFAULT_FILE = "gateway.yaml"
+from gateway.cli.options import CONFIG_VARIABLE, DEFAULT_CONFIG_FILE
 
 
 def complete_job(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -28,7 +28,7 @@ def complete_job(ctx: typer.Context, incomplete: str) -> list[str]:
         ctx: The command line as click has parsed it so far.
         incomplete: The text that the user has typed.
     """
-    file = ctx.params.get("config") or _find_config_option(_read_command_line()) or _DEFAULT_FILE
+    file = _find_config_option(_read_command_line()) or ctx.params.get("config") or _find_default()
     return [name for name in _iter_job_names(Path(file)) if name.startswith(incomplete)]
 
 
@@ -53,6 +53,11 @@ def _find_config_option(words: Sequence[str]) -> str | None:
         if word.startswith("--config="):
             return word.removeprefix("--config=")
     return None
+
+
+def _find_default() -> Path:
+    named = os.environ.get(CONFIG_VARIABLE)
+    return Path(named) if named else DEFAULT_CONFIG_FILE
 
 
 def _iter_job_names(file: Path) -> Iterator[str]:

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli.options import DEFAULT_SERVERS, KafkaConfigOption, ServersOption, split_list
+from gateway.cli.options import DEFAULT_SERVERS, KafkaConfigOption, KafkaSource, ServersOption
 
 from .output_format import OutputFormat
 
@@ -28,6 +28,7 @@ def _complete_until() -> list[str]:
 
 
 def tail(
+    ctx: typer.Context,
     stream: Annotated[
         str,
         typer.Argument(
@@ -153,8 +154,7 @@ def tail(
     if count is not None:
         query = replace(query, count=count)
     options = TailOptions(
-        servers=split_list(servers),
-        config=config,
+        kafka=None if target.scheme else KafkaSource.find(ctx, servers, config),
         style=style,
         quiet=quiet,
         strict=strict,

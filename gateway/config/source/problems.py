@@ -134,10 +134,10 @@ def _find_mark(document: YamlDocument, loc: Loc, *, key: bool = False) -> Source
 
     A value that is not in the file has the place of its closest ancestor, or its own origin.
     """
+    for length in range(len(loc), 0, -1):
+        if loc[:length] in document.origins:
+            return SourceMark(0, 0, document.origins[loc[:length]])
     for length in range(len(loc), -1, -1):
-        origin = document.origins.get(loc[:length])
-        if origin is not None:
-            return SourceMark(0, 0, origin)
         marks = document.marks.get(document.get_written_loc(loc[:length]))
         if marks is not None:
             return marks.key if key or length < len(loc) else marks.value
