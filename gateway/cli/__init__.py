@@ -30,6 +30,7 @@ from . import (
     sidecar,
     tail,
     token,
+    topics,
 )
 from .commands import (
     EXIT_CONFIG_ERROR,
@@ -59,6 +60,7 @@ for command, exit_codes in (
     (config.config, format_exit_codes()),
     (produce.produce, format_exit_codes("a record was not acknowledged")),
     (tail.tail, format_exit_codes("failure or, with --strict, a gap")),
+    (topics.topics, format_exit_codes()),
     (broker.broker, format_exit_codes(reads_config=False)),
     (sidecar.sidecar, format_exit_codes()),
 ):

@@ -214,6 +214,9 @@ def load_kafka(file: Path, topics: Sequence[str], *, has_servers: bool = False) 
 
     settings = load(file)
     names = settings.find_cluster_names(topics)
+    if len(names) != 1 and not topics:
+        names_of_file = ", ".join(settings.clusters)
+        raise GatewayError(f"{file} has several clusters: {names_of_file}; give --servers")
     if len(names) != 1:
         which = " and ".join(names) if names else f"none of {', '.join(settings.clusters)}"
         raise GatewayError(f"{', '.join(topics)}: {which} of {file} lists it; give --servers")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from .commands import EXIT_INTERRUPTED
+from .completion import complete_topic
 from .options import DEFAULT_SERVERS, KafkaConfigOption, KafkaSource, ServersOption
 
 if TYPE_CHECKING:
@@ -20,7 +21,12 @@ if TYPE_CHECKING:
 
 def produce(
     ctx: typer.Context,
-    topic: Annotated[str, typer.Argument(show_default=False, help="The topic to write to.")],
+    topic: Annotated[
+        str,
+        typer.Argument(
+            show_default=False, help="The topic to write to.", autocompletion=complete_topic
+        ),
+    ],
     file: Annotated[
         Path | None,
         typer.Option(

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from gateway.cli.completion import complete_topic
 from gateway.cli.options import DEFAULT_SERVERS, KafkaConfigOption, KafkaSource, ServersOption
 
 from .output_format import OutputFormat
@@ -35,6 +36,7 @@ def tail(
             metavar="URL|TOPIC",
             show_default=False,
             help="A stream: http(s)://, ws(s)://; or topics of a Kafka, separated by commas.",
+            autocompletion=complete_topic,
         ),
     ],
     begin: Annotated[

@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from gateway.cli.commands import EXIT_FAILURE, format_exit_codes
+from gateway.cli.completion import complete_guard
 from gateway.cli.options import ConfigFileOption, build_config_option, require_config_file
 
 STDIN_ARGUMENT = "-"
@@ -71,6 +72,7 @@ def create(
         typer.Option(
             metavar="NAME",
             help="Take issuer, audience and a listed shared secret from this guard.",
+            autocompletion=complete_guard,
         ),
     ] = None,
     config: Annotated[
@@ -144,7 +146,11 @@ def check(
     config: ConfigFileOption,
     guard: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The guard; required if there are several."),
+        typer.Option(
+            metavar="NAME",
+            help="The guard; required if there are several.",
+            autocompletion=complete_guard,
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -187,8 +193,8 @@ def decode(
 ) -> None:
     """Print what a resume token or a JWT holds.
 
-    A resume token holds a position. For each partition this is the next offset to fetch, or `pending` if it was not known
-    yet. A resume token has digests of the names of its topics, and not the names: give them with
+    A resume token holds a position: for each partition the next offset to fetch, or `pending` if it
+    was not known yet. It has digests of the names of its topics, and not the names: give them with
     --topic or --config. Without them the digest is shown.
 
     The signature of a JWT is not verified; `gateway token check` does that.
