@@ -15,7 +15,7 @@ from typing import Any
 
 import typer
 
-from .options import CONFIG_VARIABLE, DEFAULT_CONFIG_FILE
+from .options import CONFIG_VARIABLE, DEFAULT_CONFIG_FILE, is_given
 
 
 def read_configuration(ctx: typer.Context) -> dict[str, Any]:
@@ -29,7 +29,8 @@ def read_configuration(ctx: typer.Context) -> dict[str, Any]:
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
-    file = _find_config_option(_read_command_line()) or ctx.params.get("config") or _find_default()
+    parsed = ctx.params["config"] if is_given(ctx, "config") else None
+    file = _find_config_option(_read_command_line()) or parsed or _find_default()
     try:
         document: Any = YAML(typ="safe").load(Path(file).read_text())
     except (OSError, ValueError, YAMLError):

@@ -13,6 +13,7 @@ import typer
 
 from gateway.errors import ConfigError
 
+from .completion import complete_topic
 from .debug_option import DebugOption
 from .options import (
     CONFIG_HELP,
@@ -44,6 +45,7 @@ def run(
             "-t",
             metavar="TOPIC",
             help="Without a configuration: stream this topic at /events/TOPIC; repeatable.",
+            autocompletion=complete_topic,
         ),
     ] = None,
     origins: Annotated[

@@ -78,22 +78,28 @@ def _add_short_routes(definitions: dict[str, Any]) -> None:
     """
     route = definitions["Route"]
     own, path = route["properties"], definitions["When"]["properties"]
-    rules = {"type": "object", "additionalProperties": False}
+    names = [*own, *path]
     has_path = {"anyOf": [{"required": ["path"]}, {"required": ["when"]}]}
     has_topic = {"anyOf": [{"required": ["topic"]}, {"required": ["topics"]}]}
     choices = []
     for choice in own["with"]["allOf"]:
         name = choice["then"]["$ref"].rpartition("/")[2]
-        options = {**definitions[name]["properties"], **own, **path}
-        del options["with"]
-        short = {**rules, "properties": options, "allOf": [has_path, has_topic]}
-        definitions[f"Short{name}"] = {**short, "description": "A route in the short form."}
+        options = definitions[name]["properties"]
+        # The options of the route itself are checked by the route, not once more here.
+        definitions[f"Short{name}"] = {
+            "description": "A route in the short form.",
+            "type": "object",
+            "properties": options,
+            "propertyNames": {"enum": [*names, *options]},
+            "allOf": [has_path, has_topic],
+        }
         choices.append({**choice, "then": {"$ref": f"#/$defs/Short{name}"}})
     definitions["Route"] = {
         "description": route["description"],
         "type": "object",
+        "properties": {**own, **path},
         "if": {"required": ["with"]},
-        "then": {**rules, "properties": {**own, **path}, "required": ["with"], **has_path},
+        "then": {"propertyNames": {"enum": names}, **has_path},
         "else": {"properties": {"capability": own["with"]["properties"]["capability"]}}
         | {"allOf": choices},
     }

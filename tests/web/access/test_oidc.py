@@ -6,11 +6,20 @@ import json
 from typing import Any
 
 import pytest
-from support.issuer import build_jwk, get_rsa_key
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from support.access_requests import build_access_request
+from support.app_server import running_app
+from support.issuer import AUDIENCE, TokenIssuer, build_jwk, get_rsa_key
 
 from gateway.config import Jwks, Jwt
-from gateway.web.access.external_http import ExternalHttpError, ExternalResponse
+from gateway.errors import GuardUnavailable, NotGranted
+from gateway.web.access.external_http import ExternalHttp, ExternalHttpError, ExternalResponse
+from gateway.web.access.guard import GuardContext
 from gateway.web.access.jwks import KeysUnavailable, RemoteKeySource
+from gateway.web.access.jwt import JwtGuard
 from gateway.web.access.oidc import IssuerDiscovery, parse_jwks_url
 
 ISSUER = "https://login.example/realms/shop"
@@ -130,6 +139,33 @@ async def test_an_issuer_without_metadata_is_asked_again_after_the_delay(keys, i
     internet.documents[METADATA_URL] = metadata
     clock.now += 11
     assert len(await keys.get_current()) == 1
+
+
+async def test_a_guard_with_an_issuer_alone_admits_its_tokens():
+    """It was refused, because it had no keys."""
+    tokens = TokenIssuer("ES256")
+    documents: dict[str, Any] = {"/keys": {"keys": tokens.jwks}}
+
+    async def answer(request: Request) -> Response:
+        document = documents.get(request.url.path)
+        return JSONResponse(document, 404 if document is None else 200)
+
+    external_http = ExternalHttp()
+    async with running_app(Starlette(routes=[Route("/{path:path}", answer)])) as issuer:
+        section = Jwt.model_validate({"type": "jwt", "issuer": issuer, "audience": AUDIENCE})
+        guard = JwtGuard.create(section, GuardContext("login", "orders", external_http))
+        request = build_access_request(token=tokens.issue_token(iss=issuer))
+        with pytest.raises(GuardUnavailable):
+            await guard.grant(request)
+        documents["/.well-known/openid-configuration"] = {
+            "issuer": issuer,
+            "jwks_uri": f"{issuer}/keys",
+        }
+        guard = JwtGuard.create(section, GuardContext("login", "orders", external_http))
+        assert (await guard.grant(request)).identity == "ada"
+        with pytest.raises(NotGranted, match="another issuer"):
+            await guard.grant(build_access_request(token=tokens.issue_token()))
+        await external_http.close()
 
 
 def test_an_issuer_of_this_machine_may_have_keys_without_tls():
