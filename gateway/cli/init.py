@@ -69,7 +69,7 @@ def init(
         bool, typer.Option("--yes", "-y", help="Do not ask; take defaults for what is not given.")
     ] = False,
 ) -> None:
-    """Write a first configuration: the cluster, its topics and their routes.
+    """Write a first configuration for a cluster and its topics.
 
     On a terminal it asks for what is not given. The cluster is asked for its topics; a secret is
     never written: the file refers to variables such as ${env.KAFKA_PASSWORD}.
