@@ -25,7 +25,7 @@ from gateway.cli.sidecar_factory import create_sidecar
 from gateway.config import loads
 from gateway.errors import ConfigError, GatewayError, KafkaError
 
-COMMANDS = ["run", "demo", "check", "produce", "tail", "broker"]
+COMMANDS = ["run", "demo", "init", "check", "config", "topics", "produce", "tail", "broker"]
 
 
 def gateway_with(*arguments: str) -> Result:

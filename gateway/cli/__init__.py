@@ -16,7 +16,23 @@ import typer
 
 from gateway.version import __version__
 
-from . import broker, check, demo, dlq, pipeline, produce, reload, replay, run, sidecar, tail, token
+from . import (
+    broker,
+    check,
+    config,
+    demo,
+    dlq,
+    init,
+    pipeline,
+    produce,
+    reload,
+    replay,
+    run,
+    sidecar,
+    tail,
+    token,
+    topics,
+)
 from .commands import (
     EXIT_CONFIG_ERROR,
     EXIT_FAILURE,
@@ -41,9 +57,12 @@ for command, exit_codes in (
     (run.run, format_exit_codes()),
     (reload.reload, format_exit_codes("not reloaded")),
     (demo.demo, format_exit_codes(reads_config=False)),
+    (init.init, format_exit_codes("not written", reads_config=False)),
     (check.check, format_exit_codes("something fails with --cluster")),
+    (config.config, format_exit_codes()),
     (produce.produce, format_exit_codes("a record was not acknowledged")),
     (tail.tail, format_exit_codes("failure or, with --strict, a gap")),
+    (topics.topics, format_exit_codes()),
     (broker.broker, format_exit_codes(reads_config=False)),
     (sidecar.sidecar, format_exit_codes()),
 ):
@@ -81,6 +100,8 @@ def gateway(
 
     \b
     To see it work:       gateway demo
-    With your own Kafka:  gateway check gateway.yaml
-                          gateway run -c gateway.yaml
+    With your own Kafka:  gateway run --servers localhost:9092 --topic orders
+    With a configuration: gateway init
+                          gateway check --cluster
+                          gateway run
     """

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .commands import EXIT_FAILURE
+from .options import ConfigFileArgument, build_config_option, require_config_file
 
 if TYPE_CHECKING:
     from gateway.config import Settings
@@ -23,15 +24,9 @@ _STATE_TONES = {"ok": "good", "warning": "warn", "fails": "bad"}
 
 
 def check(
-    file: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            show_default=False,
-            help="The configuration, in YAML.",
-        ),
+    file: ConfigFileArgument = None,
+    config_file: Annotated[
+        Path | None, build_config_option("The same as FILE, as the other commands have it.")
     ] = None,
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON Schema of configurations, for editors.")
@@ -60,26 +55,34 @@ def check(
     would, and writes nothing.
 
     \b
-    gateway check gateway.yaml
+    gateway check                           # gateway.yaml of this folder
     gateway check gateway.yaml --cluster
+    gateway check -c gateway.yaml --print   # with all defaults, and in the long form
     gateway check --schema > gateway.schema.json
     """
     from gateway import config
 
-    if schema == (file is not None):
+    if file is not None and config_file is not None:
+        raise typer.BadParameter("give either FILE or --config")
+    file = file or config_file
+    if schema and file is not None:
         raise typer.BadParameter("give either FILE or --schema")
     if cluster and (schema or print_settings):
         raise typer.BadParameter("takes neither --schema nor --print", param_hint="--cluster")
     if as_json and not cluster:
         raise typer.BadParameter("is for --cluster", param_hint="--json")
-    if file is None:
+    if schema:
         typer.echo(json.dumps(config.build_json_schema(), indent=2))
         return
-    settings = config.load(file)
+    file = require_config_file(file)
+    load_warnings: list[str] = []
+    settings = config.load(file, warn=load_warnings.append)
     if settings.pipelines is not None:
         from gateway.pipeline.check import raise_for_problems
 
         raise_for_problems(file, settings)
+    for warning in load_warnings:
+        typer.echo(f"warning: {warning}", err=True)
     for warning in config.iter_warnings(settings):
         typer.echo(f"{file}: warning: {warning}", err=True)
     if cluster:

@@ -2,19 +2,90 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from gateway.errors import GatewayError
+from gateway.errors import ConfigError, GatewayError
 
 if TYPE_CHECKING:
     from gateway.config import Kafka
 
 CONFIG_HELP = "The configuration, in YAML."
+CONFIG_VARIABLE = "GATEWAY_CONFIG"
+DEFAULT_CONFIG_FILE = Path("gateway.yaml")
+DEFAULT_CONFIG_NAME = f"${CONFIG_VARIABLE} or {DEFAULT_CONFIG_FILE}"
+MISSING_CONFIG_MESSAGE = (
+    f"there is no configuration: give -c FILE, set {CONFIG_VARIABLE}, or put {DEFAULT_CONFIG_FILE} "
+    "into this folder; `gateway init` writes one"
+)
 DEFAULT_SERVERS = "localhost:9092"
+
+
+def find_config_file(file: Path | None = None) -> Path | None:
+    """Return the configuration to use: the one given, or the default one; None if there is none.
+
+    Args:
+        file: The file that the command line names; None for the default.
+
+    Raises:
+        typer.BadParameter: The file that GATEWAY_CONFIG names does not exist.
+    """
+    if file is not None:
+        return file
+    named = os.environ.get(CONFIG_VARIABLE)
+    if not named:
+        return DEFAULT_CONFIG_FILE if DEFAULT_CONFIG_FILE.is_file() else None
+    if not Path(named).is_file():
+        raise typer.BadParameter(
+            f"the file '{named}' of {CONFIG_VARIABLE} does not exist; correct it, or give -c FILE"
+        )
+    return Path(named)
+
+
+def require_config_file(file: Path | None = None) -> Path:
+    """Return the configuration to use; see `find_config_file`.
+
+    Raises:
+        typer.BadParameter: There is none.
+    """
+    found = find_config_file(file)
+    if found is None:
+        raise typer.BadParameter(MISSING_CONFIG_MESSAGE)
+    return found
+
+
+def is_given(ctx: typer.Context, name: str, *, in_environment: bool = False) -> bool:
+    """Return whether a parameter was given on the command line.
+
+    Args:
+        ctx: The context of the command.
+        name: The parameter's name in the function.
+        in_environment: Whether its environment variable counts, too.
+    """
+    source = ctx.get_parameter_source(name)
+    names = ("COMMANDLINE", "ENVIRONMENT") if in_environment else ("COMMANDLINE",)
+    return source is not None and source.name in names
+
+
+def _validate_config_file(ctx: typer.Context, file: Path) -> Path:
+    """Return the value of --config, or the default configuration.
+
+    Raises:
+        typer.BadParameter: The file does not exist.
+    """
+    if ctx.resilient_parsing:  # a shell completes the line
+        return file
+    if not is_given(ctx, "config"):
+        return require_config_file()
+    if not file.is_file():
+        raise typer.BadParameter(f"File '{file}' does not exist.")
+    return file
 
 
 def build_config_option(help: str) -> Any:
@@ -22,7 +93,29 @@ def build_config_option(help: str) -> Any:
     return typer.Option("--config", "-c", metavar="FILE", exists=True, dir_okay=False, help=help)
 
 
-ConfigFileOption = Annotated[Path, build_config_option(CONFIG_HELP)]
+ConfigFileOption = Annotated[
+    Path,
+    typer.Option(
+        "--config",
+        "-c",
+        metavar="FILE",
+        dir_okay=False,
+        default_factory=lambda: DEFAULT_CONFIG_FILE,
+        callback=_validate_config_file,
+        show_default=DEFAULT_CONFIG_NAME,
+        help=CONFIG_HELP,
+    ),
+]
+ConfigFileArgument = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+        show_default=DEFAULT_CONFIG_NAME,
+        help=CONFIG_HELP,
+    ),
+]
 ServersOption = Annotated[
     str,
     typer.Option(
@@ -34,16 +127,84 @@ ServersOption = Annotated[
 ]
 KafkaConfigOption = Annotated[
     Path | None,
-    build_config_option("Take servers, TLS and SASL from a gateway's configuration."),
+    build_config_option(
+        "Take servers, TLS and SASL from a gateway's configuration.  "
+        f"[default without --servers: {DEFAULT_CONFIG_NAME}]"
+    ),
 ]
 
 
-def load_kafka(file: Path, topics: Sequence[str]) -> Kafka:
+@dataclass(frozen=True)
+class KafkaSource:
+    """Where a command gets its Kafka from.
+
+    Attributes:
+        file: A configuration; None for none.
+        servers: Brokers, which override those of the file; None for the file's.
+    """
+
+    file: Path | None
+    servers: Sequence[str] | None
+
+    @classmethod
+    def find(cls, ctx: typer.Context, servers: str, config: Path | None) -> Self:
+        """Return what the command line says, or else the environment, or else the default file.
+
+        Args:
+            ctx: The context of the command, which has the options `servers` and `config`.
+            servers: The value of --servers.
+            config: The value of --config.
+        """
+        given = split_list(servers)
+        if config is not None:
+            return cls(config, given if is_given(ctx, "servers") else None)
+        if is_given(ctx, "servers", in_environment=True):
+            return cls(None, given)
+        file = find_config_file()
+        return cls(file, given if file is None else None)
+
+    def load(self, topics: Sequence[str], name: str) -> Kafka:
+        """Return the settings of the cluster that has these topics.
+
+        Args:
+            topics: Names of topics.
+            name: The name of the command, for the client id if there is no file.
+
+        Raises:
+            ConfigError: The configuration is wrong.
+            GatewayError: The servers are wrong, or the file has no Kafka for these topics.
+        """
+        if self.file is None:
+            return build_kafka(self.servers or (), name)
+        kafka = load_kafka(self.file, topics, has_servers=self.servers is not None)
+        if self.servers is None:
+            return kafka
+        return kafka.model_copy(update={"servers": build_kafka(self.servers, name).servers})
+
+
+def build_kafka(servers: Sequence[str], name: str) -> Kafka:
+    """Return the settings of a cluster without TLS and SASL, for a command with this name.
+
+    Raises:
+        GatewayError: The servers are wrong.
+    """
+    from gateway.config import loads
+
+    try:
+        settings = loads(json.dumps({"name": name, "kafka": {"servers": list(servers)}}))
+    except ConfigError as exc:
+        reason = exc.problems[0].split(": ", 1)[-1]
+        raise GatewayError(f"--servers {','.join(servers)}: {reason}") from None
+    return settings.clusters[""]
+
+
+def load_kafka(file: Path, topics: Sequence[str], *, has_servers: bool = False) -> Kafka:
     """Return the settings of the cluster that lists these topics.
 
     Args:
         file: The configuration. If it has one cluster, that need not list the topics.
         topics: Names of topics.
+        has_servers: The caller has other servers than the file's, which may then be embedded.
 
     Raises:
         ConfigError: The configuration is wrong.
@@ -53,11 +214,14 @@ def load_kafka(file: Path, topics: Sequence[str]) -> Kafka:
 
     settings = load(file)
     names = settings.find_cluster_names(topics)
+    if len(names) != 1 and not topics:
+        names_of_file = ", ".join(settings.clusters)
+        raise GatewayError(f"{file} has several clusters: {names_of_file}; give --servers")
     if len(names) != 1:
         which = " and ".join(names) if names else f"none of {', '.join(settings.clusters)}"
         raise GatewayError(f"{', '.join(topics)}: {which} of {file} lists it; give --servers")
     kafka = settings.clusters[names[0]]
-    if kafka.servers == "embedded":
+    if kafka.servers == "embedded" and not has_servers:
         raise GatewayError(f"the Kafka of {file} is embedded in the gateway; give --servers")
     return kafka
 

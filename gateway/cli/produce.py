@@ -12,14 +12,21 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from .commands import EXIT_INTERRUPTED
-from .options import DEFAULT_SERVERS, KafkaConfigOption, ServersOption, load_kafka, split_list
+from .completion import complete_topic
+from .options import DEFAULT_SERVERS, KafkaConfigOption, KafkaSource, ServersOption
 
 if TYPE_CHECKING:
     from gateway.kafka.produce.line_producer import ProduceProgress
 
 
 def produce(
-    topic: Annotated[str, typer.Argument(show_default=False, help="The topic to write to.")],
+    ctx: typer.Context,
+    topic: Annotated[
+        str,
+        typer.Argument(
+            show_default=False, help="The topic to write to.", autocompletion=complete_topic
+        ),
+    ],
     file: Annotated[
         Path | None,
         typer.Option(
@@ -95,7 +102,7 @@ def produce(
             headers=[_parse_header(each) for each in headers or ()],
             partition=partition,
             progress=progress,
-            **_build_connection_options(servers, config, topic),
+            **_build_connection_options(KafkaSource.find(ctx, servers, config), topic),
         )
     _print_summary(topic, result)
 
@@ -107,12 +114,12 @@ def _parse_header(text: str) -> tuple[str, bytes]:
     return name, value.encode()
 
 
-def _build_connection_options(servers: str, config: Path | None, topic: str) -> dict[str, Any]:
-    if config is None:
-        return {"servers": split_list(servers)}
+def _build_connection_options(source: KafkaSource, topic: str) -> dict[str, Any]:
+    if source.file is None:
+        return {"servers": source.servers}
     from gateway.kafka.client.security import create_credentials
 
-    kafka = load_kafka(config, [topic])
+    kafka = source.load([topic], "produce")
     return {"servers": kafka.servers, "credentials": create_credentials(kafka.security)()}
 
 

@@ -1,24 +1,71 @@
-"""`gateway run`: serve the routes of a configuration."""
+"""`gateway run`: serve the routes of a configuration, or streams of topics without one."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gateway.errors import ConfigError
+
+from .completion import complete_topic
 from .debug_option import DebugOption
-from .options import ConfigFileOption
+from .options import (
+    CONFIG_HELP,
+    DEFAULT_CONFIG_FILE,
+    DEFAULT_CONFIG_NAME,
+    DEFAULT_SERVERS,
+    MISSING_CONFIG_MESSAGE,
+    ServersOption,
+    build_config_option,
+    find_config_file,
+    is_given,
+)
+from .quick_start import QuickStart
 
 if TYPE_CHECKING:
     from gateway.config import Settings
 
 
 def run(
-    config: ConfigFileOption,
+    ctx: typer.Context,
+    config: Annotated[
+        Path | None, build_config_option(f"{CONFIG_HELP}  [default: {DEFAULT_CONFIG_NAME}]")
+    ] = None,
+    servers: ServersOption = DEFAULT_SERVERS,
+    topics: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--topic",
+            "-t",
+            metavar="TOPIC",
+            help="Without a configuration: stream this topic at /events/TOPIC; repeatable.",
+            autocompletion=complete_topic,
+        ),
+    ] = None,
+    origins: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--origin",
+            metavar="URL",
+            help="Let pages of this origin connect, such as http://localhost:5173; repeatable.",
+        ),
+    ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(metavar="HOST", help="Address to listen on; overrides listen.host."),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65535, metavar="N", help="Port, 0 for any free one; overrides listen.port."
+        ),
+    ] = None,
     workers: Annotated[
         int | None,
         typer.Option(
@@ -34,30 +81,111 @@ def run(
             metavar="PATH", help="Keep the process id in this file while it runs.", dir_okay=False
         ),
     ] = None,
+    print_config: Annotated[
+        bool,
+        typer.Option("--print-config", help="With --topic: print the configuration, and end."),
+    ] = False,
     debug: DebugOption = None,
 ) -> None:
-    """Serve the routes of a configuration until SIGTERM or ^C.
+    """Serve the routes of a configuration, or streams of topics.
+
+    It serves until SIGTERM or ^C. To begin, --topic is enough. --print-config prints the same as a
+    configuration, to keep and extend. The command line overrides environment variables (see
+    `gateway config --env`), and these override the file.
 
     SIGHUP makes it read the configuration again (see `gateway reload`).
 
     \b
-    gateway run -c gateway.yaml
+    gateway run --servers localhost:9092 --topic orders --origin http://localhost:5173
+    gateway run --topic orders --print-config > gateway.yaml
+    gateway run                                 # gateway.yaml of this folder
     gateway run -c gateway.yaml --workers 4     # one per core
     gateway run -c gateway.yaml --debug kafka   # why is this partition late?
     gateway run -c gateway.yaml --debug kafka.fetch --debug hub.fanout
     gateway run -c gateway.yaml --pid-file /run/gateway.pid     # for `gateway reload`
     """
-    from gateway.config import load
+    options: dict[str, Any] = {
+        "listen.host": host,
+        "listen.port": port,
+        "listen.workers": workers,
+        "kafka.servers": servers if is_given(ctx, "servers") else None,
+    }
+    if print_config and not topics:
+        raise typer.BadParameter("is for --topic", param_hint="--print-config")
+    if not topics:
+        if origins:
+            options["listen.access-control.policy"] = "cross-origin"
+            options["listen.access-control.allow.origins"] = origins
+        _serve(_choose_loader(config, options), pid_file, debug)
+        return
+    if config is not None:
+        raise typer.BadParameter("give either --config or --topic")
+    start = QuickStart(servers, tuple(dict.fromkeys(topics)), origins or (), host, port)
+    _validate_quick_start(start)
+    if print_config:
+        typer.echo(start.to_yaml(), nl=False)
+        return
+    _serve(_create_loader(start.to_yaml(), "gateway run --topic", options), pid_file, debug, start)
+
+
+def _choose_loader(config: Path | None, options: Mapping[str, Any]) -> Callable[[], Settings]:
+    """Return what loads the configuration: of a file, or of the environment alone.
+
+    Raises:
+        typer.BadParameter: There is neither.
+    """
+    file = find_config_file(config)
+    if file is not None:
+        from gateway.config import load
+
+        return partial(load, file, options=options)
+    if any(name.startswith("GATEWAY_KAFKA__") and value for name, value in os.environ.items()):
+        return _create_loader("{}", "the environment", options)
+    start = f"`gateway run --servers {DEFAULT_SERVERS} --topic orders` needs none"
+    raise typer.BadParameter(f"{MISSING_CONFIG_MESSAGE}, and {start}")
+
+
+def _create_loader(text: str, name: str, options: Mapping[str, Any]) -> Callable[[], Settings]:
+    """Return what loads a configuration that is in no file."""
+    from gateway.config import loads
+
+    return partial(loads, text, name=name, options=options, with_variables=True)
+
+
+def _validate_quick_start(start: QuickStart) -> None:
+    """Check the values of the command line.
+
+    Raises:
+        typer.BadParameter: One of them is wrong.
+    """
+    from gateway.config import loads
+
+    try:
+        loads(start.to_yaml())
+    except ConfigError as exc:
+        raise typer.BadParameter(exc.problems[0].split(": ", 1)[-1]) from None
+
+
+def _serve(
+    load_settings: Callable[[], Settings],
+    pid_file: Path | None,
+    debug: Sequence[str] | None,
+    start: QuickStart | None = None,
+) -> None:
+    """Serve what is loaded, and end with the status of that."""
     from gateway.web.app.server import serve
 
     from . import sidecar_factory
 
-    def load_settings() -> Settings:
-        return load(config, listen={"workers": workers})
-
     with _write_pid_file(pid_file):
+        settings = load_settings()
+        if start is not None:
+            if DEFAULT_CONFIG_FILE.is_file():
+                typer.echo(f"{DEFAULT_CONFIG_FILE} of this folder is not used, because of --topic")
+            for line in start.iter_notes(settings):
+                typer.echo(line)
         status = serve(
-            load_settings(),
+            settings,
             debug=set(debug or ()),
             load=load_settings,
             co_hosted_app_factory=sidecar_factory.create_sidecar,

@@ -41,7 +41,9 @@ def sidecar(
 ) -> None:
     """Serve Kafka over HTTP to a back end on the same host.
 
-    Serve the section `sidecar` of a configuration, and none of its routes, until SIGTERM or ^C.
+    Serve the section `sidecar` of a configuration, and none of its routes, until SIGTERM or ^C. The
+    command line overrides environment variables (see `gateway config --env`), these override
+    --values, and --values overrides the file.
 
     \b
     gateway sidecar -c gateway.yaml                       # on 127.0.0.1:8080
@@ -55,7 +57,8 @@ def sidecar(
 
     def load_settings() -> Settings:
         return build_standalone_settings(
-            load(config, values=values, listen={"host": host, "port": port}), str(config)
+            load(config, values=values, options={"listen.host": host, "listen.port": port}),
+            str(config),
         )
 
     status = serve(

@@ -12,8 +12,11 @@ routes with `==`.
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -45,6 +48,7 @@ from gateway.config.sections.security import Sasl, Security, Tls
 from gateway.config.sections.settings import Settings
 from gateway.config.sections.telemetry import Influx, Logs, Metrics, Telemetry, Traces
 from gateway.config.sections.tokens import Tokens
+from gateway.config.sections.variables import Variable, list_variables, read_variables
 from gateway.config.source import problems
 from gateway.config.source import yaml_document as source
 from gateway.config.source.dump import dumps
@@ -54,6 +58,7 @@ from gateway.config.source.values_file import read_values as read_values
 from gateway.config.types.condition import Condition, Filter
 from gateway.config.types.filters import parse_fields, parse_filter, parse_filters
 from gateway.config.types.path import PathPattern
+from gateway.config.types.shorthand import expand
 from gateway.config.types.units import Rate
 from gateway.errors import ConfigError
 
@@ -105,35 +110,48 @@ __all__ = [
     "Traces",
     "Transform",
     "User",
+    "Variable",
     "When",
     "With",
     "build_json_schema",
     "create_locator",
     "dumps",
     "iter_warnings",
+    "list_variables",
     "load",
     "loads",
     "parse_fields",
     "parse_filter",
     "parse_filters",
+    "read_variables",
 ]
+
+log = logging.getLogger(__name__)
 
 
 def load(
     path: str | os.PathLike[str],
     *,
     values: str | os.PathLike[str] | None = None,
-    listen: Mapping[str, Any] = MappingProxyType({}),
+    options: Mapping[str, Any] = MappingProxyType({}),
+    environ: Mapping[str, str] = os.environ,
+    warn: Callable[[str], None] | None = None,
 ) -> Settings:
-    """Load the settings of a file.
+    """Load the settings of a file, and of the environment variables that set options.
+
+    The variables, such as GATEWAY_LISTEN__PORT, override both files; see `sections.variables`.
 
     Args:
         path: The YAML file.
         values: A file of single options that override it; see `source.values_file`.
-        listen: Options of the section `listen` that override both files. None is ignored.
+        options: Values by the paths of options, such as `listen.port`, which override everything
+            else. None is ignored.
+        environ: The environment variables.
+        warn: Called with a line for each old spelling and for each variable that sets nothing. By
+            default these are logged, once in this process.
 
     Raises:
-        ConfigError: With every problem that was found in the files.
+        ConfigError: With every problem that was found.
     """
     name = os.fspath(path)
     try:
@@ -141,8 +159,15 @@ def load(
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError([f"{name}:1:1: cannot be read ({reason}); check the path"]) from None
-    overrides = None if values is None else read_values(values)
-    return loads(source.decode_utf8(raw, name=name), name=name, values=overrides, listen=listen)
+    return loads(
+        source.decode_utf8(raw, name=name),
+        name=name,
+        environ=environ,
+        values=None if values is None else read_values(values),
+        options=options,
+        with_variables=True,
+        warn=warn,
+    )
 
 
 def loads(
@@ -151,7 +176,9 @@ def loads(
     name: str = "<string>",
     environ: Mapping[str, str] = os.environ,
     values: ValuesFile | None = None,
-    listen: Mapping[str, Any] = MappingProxyType({}),
+    options: Mapping[str, Any] = MappingProxyType({}),
+    with_variables: bool = False,
+    warn: Callable[[str], None] | None = None,
 ) -> Settings:
     """Load the settings of a text.
 
@@ -160,16 +187,33 @@ def loads(
         name: The name of its file. `${file:...}` is relative to the folder of this file.
         environ: The environment variables for `${env...}`.
         values: Single options that override the text.
-        listen: Options of the section `listen` that override both. None is ignored.
+        options: Values by the paths of options that override everything else. None is ignored.
+        with_variables: Whether variables such as GATEWAY_LISTEN__PORT override the text.
+        warn: See `load`.
 
     Raises:
         ConfigError: With every problem that was found in the text.
     """
     overrides = values or ValuesFile()
+    warn = warn or _log_warning
     document = source.parse_document(
         text, name=name, environ=environ, substitutions=overrides.texts
     )
-    document.values = _override_listen(overrides.apply_to(document.values), listen)
+    for line in _expand_document(document):
+        warn(line)
+    document.values = overrides.apply_to(document.values)
+    if with_variables:
+        referenced = re.findall(r"\$\{env\.([A-Za-z0-9_]+)", text)
+        variables, warnings = read_variables(environ, document.values, referenced)
+        for loc, value, origin in variables:
+            document.override(loc, value, origin)
+        for line in warnings:
+            warn(line)
+    for option, value in options.items():
+        if value is not None:
+            document.override(tuple(option.split(".")), value, "the command line")
+    if document.origins:
+        _expand_document(document)
     error: ValidationError | None = None
     if document.values is not None:
         try:
@@ -180,7 +224,7 @@ def loads(
         except ValidationError as validation_error:
             error = validation_error
     elif not document.problems:  # a file with `null` and nothing else
-        return loads("", name=name, environ=environ, values=values, listen=listen)
+        return loads("", name=name, environ=environ, values=values, options=options)
     raise ConfigError(problems.format_problems(document, error, Settings)) from None
 
 
@@ -196,15 +240,19 @@ def create_locator(path: str | os.PathLike[str]) -> Callable[[tuple[str | int, .
     name = os.fspath(path)
     text = source.decode_utf8(Path(path).read_bytes(), name=name)
     document = source.parse_document(text, name=name, environ=os.environ)
+    _expand_document(document)
     return lambda loc, message: problems.format_problem(document, loc, message)
 
 
-def _override_listen(raw: Any, options: Mapping[str, Any]) -> Any:
-    """Return the raw values with options of `listen` replaced; None is ignored."""
-    overrides = {name: value for name, value in options.items() if value is not None}
-    written = raw.get("listen") or {} if isinstance(raw, dict) else None
-    return (
-        {**raw, "listen": {**written, **overrides}}
-        if overrides and isinstance(written, dict)
-        else raw
-    )
+def _expand_document(document: source.YamlDocument) -> Iterator[str]:
+    """Write the shorthands and old spellings of a document out; return a line for each of these."""
+    expansion = expand(Settings, document.values)
+    document.values = expansion.values
+    document.moves |= expansion.moves
+    return problems.iter_old_spellings(document, expansion.old_spellings)
+
+
+@functools.cache
+def _log_warning(line: str) -> None:
+    """Log a warning about a file, once in this process however often the file is loaded."""
+    log.warning("%s", line)

@@ -51,7 +51,9 @@ def bash(script: str, home: Path) -> str:
         ("gateway check --sch", ["--schema"]),
         ("gateway run --debug kafka.f", ["kafka.fetch"]),
         ("gateway sidecar --debug hub.", ["hub.fanout", "hub.reads"]),
-        ("gateway token ", ["decode"]),
+        ("gateway token ", ["create", "check", "decode"]),
+        ("gateway run --ori", ["--origin"]),
+        ("gateway init --security scram", ["scram-256", "scram-512"]),
         ("gateway token decode --t", ["--topic"]),
     ],
 )
@@ -65,6 +67,25 @@ def test_commands_options_and_values_are_completed(shell: str, line: str, words:
 def test_each_shell_has_a_script_that_asks_the_command(shell: str):
     script = gateway(_GATEWAY_COMPLETE=f"source_{shell}")
     assert f"_GATEWAY_COMPLETE=complete_{shell}" in script
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("gateway tail o", ["orders", "other"]),
+        ("gateway produce st", ["stock"]),
+        ("gateway topics ", ["orders", "other", "stock"]),
+        ("gateway run --topic st", ["stock"]),
+        ("gateway token check a.b.c --guard ", ["login"]),
+    ],
+)
+def test_names_of_the_configuration_are_completed(tmp_path: Path, line: str, words: list[str]):
+    """Only jobs of pipelines were."""
+    file = tmp_path / "mine.yaml"
+    file.write_text("kafka: {topics: [orders, {name: other}, stock]}\nguards: {login: {}}\n")
+    command = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
+    told = gateway(_GATEWAY_COMPLETE="complete_bash", GATEWAY_CONFIG=str(file), **command)
+    assert told.splitlines() == words
 
 
 def test_a_real_bash_completes(tmp_path: Path):

@@ -59,7 +59,9 @@ CASES = {
                     "unknown 'partitonReadyTimeout' kafka.topics[0] 'partitionReadyTimeout'?"),
     "unknown key at the top": (KAFKA + "§kafak: x\n", "unknown 'kafak' 'kafka'?"),
     "another spelling": (TOPIC + "§default_offset: live\n", "'defaultOffset'?"),
-    "zilla's word": (KAFKA + "listen: {§accessControl: {}}\n", "'access-control'?"),
+    "zilla's word": (KAFKA + "listen: {§acces-control: {}}\n", "'access-control'?"),
+    "an option by two names": (
+        KAFKA + "listen: {access-control: {}, §accessControl: {}}\n", "unknown 'accessControl'"),
     "a key like no other": (KAFKA + "listen: {§zzz: 1}\n", "'zzz' host, port"),
     "empty key": (KAFKA + "§'': 1\n", "unknown ''"),
     "empty guard name": (KAFKA + "guards:\n  §'': {type: jwt, keys: http://k}\n", "empty"),
@@ -134,7 +136,7 @@ CASES = {
     "server with a word as port": ("kafka: {servers: [§'a:kafka']}\n", "port 65535"),
     "server as number": ("kafka: {servers: [§9092]}\n", "text 9092"),
     "bare address of version 6": ("kafka: {servers: [§'::1:9092']}\n", "host:port"),
-    "servers as text": ("kafka: {servers: §'a:9092'}\n", "[a:9092] embedded"),
+    "servers as text": ("kafka: {servers: §'a:9092,b'}\n", "'b:9092'"),
     "no servers": ("kafka: {servers: §[]}\n", "[localhost:9092] embedded"),
     "registry without scheme": (KAFKA + "catalogs: {r: {type: schema-registry, url: §'r:8081'}}\n",
                                 "URL http://localhost:8081"),
@@ -272,7 +274,7 @@ CASES = {
     "clients' filters in words": (
         ROUTE + "topic: orders\n      clientFilters: §allowed\n", "'allowed' true or false"),
     "clients' fields in another spelling": (
-        ROUTE + "topic: orders\n      §client-fields: true\n", "'clientFields'?"),
+        ROUTE + "topic: orders\n      §client_fields: true\n", "'clientFields'?"),
     "field by no pointer": (ROUTE + "topic: orders\n      fields: [/id, §name]\n",
                             "fields[1] 'name' JSON pointer"),
     "no fields": (ROUTE + "topic: orders\n      fields: §[]\n", "fields empty pointer"),
@@ -480,7 +482,11 @@ CASES = {
         "- when: [{path: /a}]\n  guarded: {g: []}\n"
         "  with: {topic: orders, filters: [{key: §\"${guarded['g'].attributes.regoin}\"}]}\n",
         "'regoin' 'region'?"),
-    "certificates of nobody": (KAFKA + "guards: {§g: {type: x509}}\n", "listen.tls.trust"),
+    "a jwt guard without keys": (
+        KAFKA + "guards: {§g: {type: jwt}}\n", "'keys' missing issuer URL"),
+    "an issuer that cannot be asked for keys": (
+        KAFKA + "guards: {§g: {type: jwt, issuer: shop}}\n", "'keys' missing issuer URL"),
+    "certificates of nobody": (KAFKA + "guards: {§g: {type: x509}}\n", "listen.tls.ca"),
     "certificates of anybody": (
         KAFKA + "listen: {forwarded: true}\nguards: {g: {type: x509, §forwarded: true}}\n",
         "anybody listen.forwarded"),
@@ -489,7 +495,7 @@ CASES = {
         "guards: {g: {type: x509, forwarded: true, identity: §cn}}\n", "'cn' 'CN'?"),
     "mutual without authorities": (
         KAFKA + "listen: {tls: {certificate: pyproject.toml, key: pyproject.toml,\n"
-        "  §mutual: required}}\n", "'trust'"),
+        "  §mutual: required}}\n", "'ca'"),
     "users of the file before strangers": (
         KAFKA + "listen: {host: 0.0.0.0}\nguards: {§g: {type: inline, users: {a: {token: t}}}}\n",
         "development exposed: true"),

@@ -343,7 +343,7 @@ async def test_from_other_machines_it_is_reached_by_tls_and_known_certificates_a
 ):
     authority = CertificateAuthority(tmp_path)
     own, eve = authority.issue_certificate("gateway"), authority.issue_certificate("eve")
-    tls = {"certificate": str(own), "key": str(own), "trust": str(authority.certificate_path)}
+    tls = {"certificate": str(own), "key": str(own), "ca": str(authority.certificate_path)}
     config = build_config(
         kafka.bootstrap,
         ["orders"],

@@ -11,7 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,6 +48,11 @@ class Site:
 
     says: int = 401
     lists: int = 200
+    metadata: dict[str, str] = field(default_factory=dict)
+
+    async def describe_issuer(self, request: Request) -> Response:
+        body = json.dumps(self.metadata) if self.metadata else ""
+        return Response(body, 200 if body else 404)
 
     async def who(self, request: Request) -> Response:
         return Response(status_code=self.says)
@@ -58,8 +63,13 @@ class Site:
 
     @property
     def app(self) -> Starlette:
+        metadata = "/.well-known/openid-configuration"
         return Starlette(
-            routes=[Route("/who", self.who), Route("/registry/subjects", self.subjects)]
+            routes=[
+                Route("/who", self.who),
+                Route("/registry/subjects", self.subjects),
+                Route(metadata, self.describe_issuer),
+            ]
         )
 
 
@@ -120,9 +130,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
                 kafka.bootstrap,
                 ["orders", "payments"],
                 kafka={"bootstrap": ["orders"], "requestTimeout": "5s"},
-                listen={
-                    "tls": {"certificate": pem, "key": pem, "trust": str(house.certificate_path)}
-                },
+                listen={"tls": {"certificate": pem, "key": pem, "ca": str(house.certificate_path)}},
                 guards={
                     "login": {"type": "jwt", "keys": f"{issuer}/jwks", "jwks": {"timeout": BUSY}},
                     "app": {"type": "http", "url": f"{application}/who", "timeout": BUSY},
@@ -148,12 +156,26 @@ async def test_a_configuration_that_lacks_nothing_is_ok(world: World, tmp_path: 
     assert code == 0
     assert [subject.split(" ")[0] for subject in found] == [
         "broker", "broker", "topic", "topic", "catalog", "guard", "guard",
-        "telemetry.metrics", "telemetry.traces", "listen.tls.certificate", "listen.tls.trust",
+        "telemetry.metrics", "telemetry.traces", "listen.tls.certificate", "listen.tls.ca",
     ]  # fmt: skip
     assert found["topic orders"] == ("ok", "3 partitions, may be read")
     sent = sorted(path for path, _, _ in world.back_end.requests)
     assert sent == ["/v1/metrics", "/v1/traces"]
     assert not world.back_end.spans and not world.back_end.metrics
+
+
+async def test_the_keys_of_an_issuer_are_found_by_its_metadata(world: World, tmp_path: Path):
+    keys, issuer = world.guard("login").pop("keys"), world.guard("app")["url"].removesuffix("/who")
+    world.guard("login")["issuer"] = issuer
+    for metadata, state, word in (
+        ({"issuer": issuer, "jwks_uri": keys}, "ok", "1 key for ES256"),
+        ({"issuer": keys, "jwks_uri": keys}, "fails", "correct issuer"),
+        ({"issuer": issuer, "jwks_uri": f"http://{AWAY}"}, "fails", "cannot be fetched"),
+        ({}, "fails", "answers 404 without metadata"),
+    ):
+        world.site.metadata = metadata
+        found = (await check(world.config, tmp_path)).found["guard login"]
+        assert (found[0], word in found[1]) == (state, True), found
 
 
 Breaks = Callable[[World], object]

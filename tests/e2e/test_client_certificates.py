@@ -46,7 +46,7 @@ async def guarded(
 
 def tls(authority: CertificateAuthority, **options: str) -> dict[str, Any]:
     own = str(authority.issue_certificate("gateway"))
-    return {"certificate": own, "key": own, "trust": str(authority.certificate_path), **options}
+    return {"certificate": own, "key": own, "ca": str(authority.certificate_path), **options}
 
 
 async def test_who_shows_a_certificate_is_known_by_it_on_every_wire(

@@ -111,7 +111,7 @@ async def test_certificates_of_clients_that_nobody_could_read_are_no_guard(
 ):
     authority = CertificateAuthority(tmp_path)
     pem = str(authority.issue_certificate("gateway"))
-    tls = {"certificate": pem, "key": pem, "trust": str(authority.certificate_path)}
+    tls = {"certificate": pem, "key": pem, "ca": str(authority.certificate_path)}
     config = build_config(
         kafka.bootstrap,
         ["orders"],

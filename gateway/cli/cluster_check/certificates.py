@@ -27,8 +27,8 @@ def check_certificates(settings: Settings, now: datetime | None = None) -> Itera
     listen = settings.listen.tls
     if listen is not None:
         yield check_key_pair("listen.tls.certificate", listen.certificate, listen.key, None, now)
-        if listen.trust is not None:
-            yield check_authorities("listen.tls.trust", listen.trust, now)
+        if listen.ca is not None:
+            yield check_authorities("listen.tls.ca", listen.ca, now)
     for name, kafka in settings.clusters.items():
         if kafka.security.tls is not None:
             option = f"kafka.{name}" if name else "kafka"

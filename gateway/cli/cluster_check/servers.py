@@ -17,6 +17,7 @@ from gateway.config import Http, Influx, Jwt, SchemaRegistry, Settings
 from gateway.config.types.tls_context import create_client_context
 from gateway.web.access.external_http import ExternalHttpError, ExternalResponse
 from gateway.web.access.jwks import MAX_JWKS_BYTES, KeySet
+from gateway.web.access.oidc import MAX_METADATA_BYTES, parse_jwks_url
 
 from .finding import CheckProgress, Finding, failure, ok, warning
 
@@ -101,6 +102,32 @@ async def check_jwks(name: str, guard: Jwt, url: str, steps: CheckProgress) -> F
         what = f"the keys of {url} are for {algorithms}, but the guard accepts {accepted}"
         return failure(subject, f"{what}; correct algorithms")
     return ok(subject, f"{len(keys)} key{'s' * (len(keys) > 1)} for {algorithms} at {url}")
+
+
+async def check_issuer(name: str, guard: Jwt, steps: CheckProgress) -> Finding:
+    """Check that an issuer names its keys in its metadata, and has keys that a guard can use.
+
+    Args:
+        name: The guard's name.
+        guard: The guard.
+        steps: Where the progress is tracked.
+    """
+    subject, url = f"guard {name}", guard.metadata_url
+    with steps.track(f"{subject} at {url}"):
+        try:
+            response = await send_request(
+                "GET", url, timeout_s=guard.jwks.timeout, max_body_bytes=MAX_METADATA_BYTES
+            )
+        except ExternalHttpError as exc:
+            return failure(subject, f"the issuer's metadata cannot be fetched from {url}: {exc}")
+    if response.status != 200:
+        hint = "correct issuer, or add keys"
+        return failure(subject, f"{url} answers {response.status} without metadata; {hint}")
+    try:
+        keys_url = parse_jwks_url(response.body, guard.issuer or "")
+    except ValueError as exc:
+        return failure(subject, f"{url} cannot be used: {exc}")
+    return await check_jwks(name, guard, keys_url, steps)
 
 
 async def check_application(name: str, guard: Http, steps: CheckProgress) -> Finding:
@@ -237,6 +264,8 @@ def iter_checks(settings: Settings, steps: CheckProgress) -> Iterator[Coroutine[
     for name, guard in settings.guards.items():
         if isinstance(guard, Jwt) and isinstance(guard.keys, str):
             yield check_jwks(name, guard, guard.keys, steps)
+        elif isinstance(guard, Jwt) and guard.keys is None:
+            yield check_issuer(name, guard, steps)
         elif isinstance(guard, Http):
             yield check_application(name, guard, steps)
     for signal, url in iter_telemetry_endpoints(settings):

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gateway.errors import BrokerUnavailable, GatewayError, UnknownTopic
+from gateway.cli.kafka_connection import open_cluster
+from gateway.errors import GatewayError, UnknownTopic
 
 if TYPE_CHECKING:
-    from gateway.kafka.client.cluster import Cluster
     from gateway.sidecar.context import Context
     from gateway.sidecar.dead_letter_retry.queue import DeadLetterQueue
-
-CONNECT_TIMEOUT_S = 15.0  # seconds until a broker must have answered
 
 
 @asynccontextmanager
@@ -37,15 +33,11 @@ async def open_context(file: Path) -> AsyncIterator[Context]:
     from gateway.config import load
     from gateway.config.sections.sidecar import Sidecar
     from gateway.formats.codec import Codecs
-    from gateway.kafka.client.cluster import Cluster, ClusterSettings
     from gateway.sidecar.app import get_catalog
     from gateway.sidecar.context import Context
     from gateway.sidecar.http.authorization import allow_anyone
     from gateway.sidecar.http.spec import Spec
 
-    logging.getLogger("aiokafka").addHandler(
-        logging.NullHandler()
-    )  # failures are reported once, as errors
     settings = load(file)
     if settings.sidecar is None:
         settings = settings.model_copy(update={"sidecar": Sidecar()})
@@ -53,22 +45,12 @@ async def open_context(file: Path) -> AsyncIterator[Context]:
     kafka = settings.clusters[settings.sidecar.kafka or next(iter(settings.clusters))]
     if kafka.servers == "embedded":
         raise GatewayError(f"the Kafka of {file} is embedded in the gateway and ends with it")
-    async with Cluster(ClusterSettings.from_config(kafka)) as cluster:
-        await _require_reachable(cluster)
+    async with open_cluster(kafka) as cluster:
         context = Context(settings, cluster, Codecs(get_catalog(settings)), allow_anyone, Spec(()))
         try:
             yield context
         finally:
             await context.codecs.close()
-
-
-async def _require_reachable(cluster: Cluster) -> None:
-    try:
-        async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            await cluster.metadata.refresh("a command begins")
-    except TimeoutError:
-        servers = ", ".join(cluster.settings.servers)
-        raise BrokerUnavailable(f"no broker of {servers} answers; check kafka.servers") from None
 
 
 async def find_queue(context: Context, topic: str, group: str | None) -> DeadLetterQueue:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gateway.cli.commands import EXIT_FAILURE
-from gateway.cli.options import CONFIG_HELP, build_config_option
+from gateway.cli.options import CONFIG_HELP, build_config_option, find_config_file
 from gateway.errors import PipelineError
 
 from .completion import complete_job
@@ -65,8 +65,10 @@ def doctor(
     gateway pipeline doctor --from spark-events/eventlog_v2_app-1
     gateway pipeline doctor --from progress.json --cores 16 --json | jq '.causes[0].name'
     """
-    if source_file is None and (name is None or config is None):
-        raise typer.BadParameter("give NAME and --config, or --from FILE")
+    if source_file is None:
+        config = find_config_file(config)
+        if name is None or config is None:
+            raise typer.BadParameter("give NAME and --config, or --from FILE")
     diagnoses = (
         _diagnose_file(source_file, name, cores, above)
         if source_file

@@ -14,7 +14,8 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli.options import DEFAULT_SERVERS, KafkaConfigOption, ServersOption, split_list
+from gateway.cli.completion import complete_topic
+from gateway.cli.options import DEFAULT_SERVERS, KafkaConfigOption, KafkaSource, ServersOption
 
 from .output_format import OutputFormat
 
@@ -28,12 +29,14 @@ def _complete_until() -> list[str]:
 
 
 def tail(
+    ctx: typer.Context,
     stream: Annotated[
         str,
         typer.Argument(
             metavar="URL|TOPIC",
             show_default=False,
             help="A stream: http(s)://, ws(s)://; or topics of a Kafka, separated by commas.",
+            autocompletion=complete_topic,
         ),
     ],
     begin: Annotated[
@@ -153,8 +156,7 @@ def tail(
     if count is not None:
         query = replace(query, count=count)
     options = TailOptions(
-        servers=split_list(servers),
-        config=config,
+        kafka=None if target.scheme else KafkaSource.find(ctx, servers, config),
         style=style,
         quiet=quiet,
         strict=strict,

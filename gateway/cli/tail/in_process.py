@@ -9,49 +9,36 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import httpx
 from starlette.types import ASGIApp, Message
 
 from gateway import config
-from gateway.cli.options import load_kafka
+from gateway.cli.options import KafkaSource
 from gateway.config import Settings, Topic
-from gateway.errors import ConfigError, GatewayError
 from gateway.web.app.app import create_app
 
 STREAM_PATH = "/stream"
 ROUTE_OPTIONS = {"format": "envelope", "clientFilters": True, "clientFields": True}
 
 
-def build_settings(topics: Sequence[str], servers: Sequence[str], file: Path | None) -> Settings:
+def build_settings(topics: Sequence[str], source: KafkaSource) -> Settings:
     """Return settings with one route that serves these topics.
 
     Args:
         topics: The topics.
-        servers: The brokers; ignored if there is a file.
-        file: A configuration whose Kafka is used; None for none.
+        source: Where their Kafka is from.
 
     Raises:
-        ConfigError: The file is wrong.
-        GatewayError: The servers are wrong, or the file has no Kafka for these topics.
+        ConfigError: The source's file is wrong.
+        GatewayError: Its servers are wrong, or its file has no Kafka for these topics.
     """
-    route = {"when": [{"path": STREAM_PATH}], "with": {"topics": list(topics), **ROUTE_OPTIONS}}
-    document = {
-        "name": "tail",
-        "kafka": {"servers": list(servers), "topics": [{"name": name} for name in topics]},
-        "routes": [route],
-    }
-    try:
-        settings = config.loads(json.dumps(document))
-    except ConfigError as exc:
-        reason = exc.problems[0].split(": ", 1)[-1]
-        raise GatewayError(f"--servers {','.join(servers)}: {reason}") from None
-    if file is None:
-        return settings
-    kafka = load_kafka(file, topics)
+    kafka = source.load(topics, "tail")
     configured = tuple(kafka.find_topic(name) or Topic(name=name) for name in topics)
+    route = {"path": STREAM_PATH, "topics": list(topics), **ROUTE_OPTIONS}
+    document = {"name": "tail", "kafka": {"servers": "embedded", "topics": list(topics)}}
+    settings = config.loads(json.dumps({**document, "routes": [route]}))
     kafka = kafka.model_copy(update={"topics": configured, "bootstrap": ()})
     return settings.model_copy(update={"kafka": kafka})
 

@@ -8,11 +8,12 @@ import logging
 import signal
 import ssl
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gateway.cli.options import DEFAULT_SERVERS, KafkaSource
 from gateway.core.log.recovery import Cause
 from gateway.errors import GatewayError
 
@@ -36,8 +37,7 @@ class TailOptions:
     """The options of the command, apart from what to follow.
 
     Attributes:
-        servers: The brokers of topics.
-        config: A configuration whose Kafka is used instead of `servers`.
+        kafka: Where the Kafka of topics is from; None for a URL.
         style: The format of records; None for pretty on a terminal, else json.
         quiet: Report nothing on stderr but errors.
         strict: A gap is an error.
@@ -47,8 +47,7 @@ class TailOptions:
         insecure: Accept any certificate.
     """
 
-    servers: Sequence[str] = ()
-    config: Path | None = None
+    kafka: KafkaSource | None = None
     style: OutputFormat | None = None
     quiet: bool = False
     strict: bool = False
@@ -179,7 +178,7 @@ class _TailSession:
         from .sse import SseSource
 
         options, topics = self._options, self._target.topics
-        settings = build_settings(topics, options.servers, options.config)
+        settings = build_settings(topics, options.kafka or KafkaSource(None, (DEFAULT_SERVERS,)))
         target = replace(self._target, scheme="http", location="in-process", path=STREAM_PATH)
         display_name = ",".join(settings.clusters[""].servers)
         if options.quiet:

@@ -11,6 +11,7 @@ from gateway.config.source.template import Template
 from gateway.config.types.condition import Filter, RequestTemplate
 from gateway.config.types.fields import Choice, Flag, Pointer, Text, TopicGlob
 from gateway.config.types.formats import EVENT_FORMATS
+from gateway.config.types.guarded import Guarded
 from gateway.config.types.section import Problem, Section
 
 WRITE_METHODS = ("POST", "PUT", "PATCH", "DELETE")
@@ -20,7 +21,7 @@ class Shown(Section):
     """A field that only clients with certain roles are shown."""
 
     field: Pointer = Field(description="JSON pointer of the field. For data protection.")
-    guarded: dict[Text, tuple[Text, ...]] = Field(
+    guarded: Guarded = Field(
         description="Guards of the route, each with the roles that it must grant; all of them "
         "must. For masking by role.",
         json_schema_extra={"minProperties": 1},
@@ -111,6 +112,13 @@ class With(Section):
         "instead of a value that is not UTF-8, `base64` sends every value as base64. For binary "
         "topics.",
     )
+
+    @classmethod
+    def describe_unknown_key(cls, key: str) -> str | None:
+        """Return the message for options of the route itself."""
+        if key in ("guarded", "access-control", "accessControl", "when", "path"):
+            return f"'{key}' belongs beside `with`, not in it; move it there"
+        return None
 
     @property
     def topic_templates(self) -> tuple[Template, ...]:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from gateway.config.source.substitution import UnresolvedText
 from gateway.config.types.fields import Duration, Flag, Text, in_range
 from gateway.config.types.section import Problem, Section, create_section_error
 from gateway.config.types.units import format_duration
@@ -58,14 +59,17 @@ class Jwt(GuardSection):
 
     type: Literal["jwt"] = Field(description="The kind of guard. For access control.")
     issuer: Text | None = Field(
-        default=None, description="The `iss` that tokens must have. For access control."
+        default=None,
+        description="The `iss` that tokens must have. Without `keys` it is the URL of an issuer "
+        "with OpenID Connect discovery. For access control.",
     )
     audience: Text | None = Field(
         default=None, description="The `aud` that tokens must have. For access control."
     )
-    keys: Keys = Field(
-        description="The keys that verify tokens: a list, ${file:jwks.json} or the URL of a JWKS. "
-        "For access control."
+    keys: Keys | None = Field(
+        default=None,
+        description="The keys that verify tokens: a list, ${file:jwks.json} or the URL of a JWKS; "
+        "default those that `issuer` names in its metadata. For access control.",
     )
     jwks: Jwks = Field(
         default=Jwks(), description="How the keys of a URL are fetched. For operators."
@@ -113,6 +117,11 @@ class Jwt(GuardSection):
     )
 
     @property
+    def metadata_url(self) -> str:
+        """Where the issuer has its metadata (OpenID Connect Discovery 1.0, 4)."""
+        return f"{(self.issuer or '').rstrip('/')}/.well-known/openid-configuration"
+
+    @property
     def challenge_lead(self) -> float | None:
         """See `GuardSection`."""
         return self.challenge
@@ -124,8 +133,9 @@ class Jwt(GuardSection):
 
     def iter_warnings(self) -> Iterator[Problem]:
         """Yield warnings about keys without TLS, a missing audience, and short keys."""
-        yield from check_issuer_url("keys", self.keys)
-        keys = () if isinstance(self.keys, str) else self.keys
+        option, url = ("issuer", self.issuer) if self.keys is None else ("keys", self.keys)
+        yield from check_issuer_url(option, url)
+        keys = self.keys if isinstance(self.keys, tuple) else ()
         if self.audience is None and not (keys and all(key.kty == "oct" for key in keys)):
             what = "tokens of the issuer for other services are taken, too; set audience"
             yield Problem((), what)
@@ -137,7 +147,13 @@ class Jwt(GuardSection):
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        """Yield the problems of an empty list of algorithms and of a useless `maxLifetime`."""
+        """Yield the problems of missing keys, and of algorithms and a lifetime without effect."""
+        issuer = raw.get("issuer")
+        if "keys" not in raw and not isinstance(issuer, UnresolvedText):
+            is_url = isinstance(issuer, str) and issuer.startswith(("http://", "https://"))
+            if not is_url:
+                hint = "add it, or an issuer that is a URL, whose keys are then discovered"
+                yield Problem((), f"'keys' is missing; {hint}", is_key=True)
         if raw.get("algorithms") in ([], ()):
             yield Problem(("algorithms",), "is empty; list at least one, or leave it out")
         if raw.get("requireExpiry") in (True, "true") and "maxLifetime" in raw:
@@ -153,7 +169,7 @@ class Jwt(GuardSection):
         return self
 
     def _iter_disagreements(self) -> Iterable[Problem]:
-        listed_keys = self.keys if not isinstance(self.keys, str) else None
+        listed_keys = self.keys if isinstance(self.keys, tuple) else None
         if listed_keys is not None and self.jwks != Jwks():
             yield Problem(("jwks",), "is for keys of a URL; remove it", is_key=True)
         for index, algorithm in enumerate(self.algorithms):

@@ -21,7 +21,7 @@ CertificateField = Literal[
 
 
 class X509(GuardSection):
-    """A guard that reads the client certificate, which TLS has verified (`listen.tls.trust`)."""
+    """A guard that reads the client certificate, which TLS has verified (`listen.tls.ca`)."""
 
     has_ambient_credentials: ClassVar[bool] = True
 
@@ -50,9 +50,9 @@ class X509(GuardSection):
     ) -> Iterator[Problem]:
         """Yield the problem of a guard that sees no certificate, or one that anybody could send."""
         if not is_true(raw.get("forwarded")):
-            if as_mapping(listen.get("tls")).get("trust") is None:
+            if as_mapping(listen.get("tls")).get("ca") is None:
                 what = f"guard '{name}' sees no certificate: clients are not asked for any"
-                yield Problem((), f"{what}; add listen.tls.trust", is_key=True)
+                yield Problem((), f"{what}; add listen.tls.ca", is_key=True)
         elif not isinstance(listen.get("forwarded"), (list, tuple, str)):
             what = "anybody could send the certificate of another"
             hint = "list the proxies in listen.forwarded"

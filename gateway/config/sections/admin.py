@@ -7,7 +7,8 @@ from typing import Annotated
 from pydantic import Field
 
 from gateway.config.types.address import Host
-from gateway.config.types.fields import Number, Text, in_range
+from gateway.config.types.fields import Number, in_range
+from gateway.config.types.guarded import Guarded
 from gateway.config.types.section import Section
 
 from .route import Route
@@ -27,7 +28,7 @@ class Admin(Section):
     port: Annotated[Number, in_range(0, 65_535, str)] = Field(
         default=9901, description="Port to bind; 0 binds a free port. For operators and tests."
     )
-    guarded: dict[Text, tuple[Text, ...]] = Field(
+    guarded: Guarded = Field(
         default={},
         description="Guards, each with the roles that it must grant; all of them must admit the "
         "request. For operators who connect from other machines.",

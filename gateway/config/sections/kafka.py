@@ -21,6 +21,7 @@ from pydantic import (
 from gateway.config.source.template import MESSAGE_ROOTS, Template, require_roots
 from gateway.config.types.address import Servers
 from gateway.config.types.fields import (
+    TOPIC_NAME_SCHEMA,
     Choice,
     Duration,
     Size,
@@ -30,7 +31,14 @@ from gateway.config.types.fields import (
     validate_text,
 )
 from gateway.config.types.formats import list_topic_models, needs_catalog
-from gateway.config.types.section import Problem, Section, create_section_error, create_value_error
+from gateway.config.types.section import (
+    Problem,
+    Section,
+    WrittenForm,
+    create_section_error,
+    create_value_error,
+)
+from gateway.config.types.shorthand import Shorthand
 from gateway.config.types.units import format_duration
 
 from .security import Security
@@ -151,7 +159,14 @@ class Transform(Section):
 
 
 class Topic(Section):
-    """A topic, and how it is read and shown."""
+    """A topic, and how it is read and shown. The name alone is a topic with the defaults."""
+
+    @classmethod
+    def expand_written(cls, value: Any) -> WrittenForm | None:
+        """Return the options of a topic that is written as its name."""
+        if isinstance(value, str):
+            return WrittenForm({"name": value}, {("name",): ()})
+        return super().expand_written(value)
 
     name: TopicName = Field(description="Name of the topic in Kafka. For everyone.")
     default_offset: Literal["live", "historical"] = Field(
@@ -224,20 +239,25 @@ class Topic(Section):
             yield Problem(("partitioner",), what)
 
 
+NamedTopic: TypeAlias = Annotated[Topic, Shorthand(Topic.expand_written, TOPIC_NAME_SCHEMA)]
+
+
 class Kafka(Section):
     """A Kafka cluster, and the topics of it that routes may use."""
 
     servers: Servers = Field(
-        description="host:port of some brokers, which know the others; or `embedded`, a mock Kafka "
-        "in the process for demos. For everyone."
+        description="host:port of some brokers, which know the others, as a list or separated by "
+        "commas; or `embedded`, a mock Kafka in the process for demos. For everyone."
     )
     bootstrap: tuple[TopicName, ...] = Field(
         default=(),
         description="Topics that are read from the start. /health/ready answers 503 until all of "
         "their partitions were reached. For operators.",
     )
-    topics: tuple[Topic, ...] = Field(
-        default=(), description="The topics that routes may read and write. For everyone."
+    topics: tuple[NamedTopic, ...] = Field(
+        default=(),
+        description="The topics that routes may read and write: names, or topics with options. "
+        "For everyone.",
     )
     client_id: Text = Field(
         default="",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
@@ -138,6 +138,8 @@ class KsqlQuery(Section):
 class Ksqldb(Section):
     """The ksqlDB server of a sidecar, and the queries that the sidecar runs."""
 
+    old_names: ClassVar[Mapping[str, str]] = {"trust": "ca"}
+
     url: Url = Field(
         default="http://localhost:8088", description="Base URL of ksqlDB. For its queries."
     )
@@ -147,7 +149,7 @@ class Ksqldb(Section):
     password: SecretText | None = Field(
         default=None, description="Password of `username`. For secured servers."
     )
-    trust: File | None = Field(
+    ca: File | None = Field(
         default=None,
         description="PEM file of the certificate authorities to trust; default those of the "
         "system. For servers with a private authority.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -92,13 +92,15 @@ class WebSocket(Section):
 class ListenTls(Section):
     """The TLS of the gateway's port. Changed files are loaded without a restart."""
 
+    old_names: ClassVar[Mapping[str, str]] = {"trust": "ca"}
+
     certificate: File = Field(
         description="PEM file of the certificate chain, leaf first. For gateways without a proxy."
     )
     key: File = Field(
         description="PEM file of the certificate's private key. For gateways without a proxy."
     )
-    trust: File | None = Field(
+    ca: File | None = Field(
         default=None,
         description="PEM file of the certificate authorities of clients. With it, clients are "
         "asked for a certificate. For x509 guards.",
@@ -112,10 +114,8 @@ class ListenTls(Section):
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         """Yield the problem of client certificates without authorities that verify them."""
-        if "mutual" in raw and "trust" not in raw:
-            yield Problem(
-                ("mutual",), "'mutual' needs 'trust', the authorities; add it", is_key=True
-            )
+        if "mutual" in raw and "ca" not in raw:
+            yield Problem(("mutual",), "'mutual' needs 'ca', the authorities; add it", is_key=True)
 
 
 class Limits(Section):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
 from gateway.config.capabilities.kinds import WITH_KINDS, AnyWith
 from gateway.config.capabilities.stream import StreamWith
-from gateway.config.types.fields import Text, validate_text
+from gateway.config.types.fields import validate_text
+from gateway.config.types.guarded import Guarded
 from gateway.config.types.path import PathPattern
 from gateway.config.types.raw import as_list, as_mapping
-from gateway.config.types.section import Problem, Section, create_value_error
+from gateway.config.types.section import Problem, Section, WrittenForm, create_value_error
 
 from .listen import AccessControl
 
@@ -48,12 +49,39 @@ class When(Section):
 
 
 class Route(Section):
-    """Paths, what they do, and who may use them."""
+    """Paths, what they do, and who may use them.
+
+    A route with one path may have `path` and `method` instead of `when`, and the options of `with`
+    beside them.
+    """
+
+    short_keys: ClassVar[tuple[str, ...]] = ("path", "topic", "topics")
+
+    @classmethod
+    def expand_written(cls, value: Any) -> WrittenForm | None:
+        """Return a route with `when` and `with`, if it has their options itself."""
+        form = super().expand_written(value)
+        written = value if form is None else form.value
+        if not isinstance(written, Mapping):
+            return form
+        route = dict(written)
+        moves = {} if form is None else dict(form.moves)
+        if "path" in route and "when" not in route:
+            route["when"] = [{key: route.pop(key) for key in ("path", "method") if key in route}]
+            moves |= {("when",): (), ("when", 0): ()}
+        if "with" not in route:
+            options = set(WITH_KINDS.list_options()) - {"method", "path"}
+            shown = {key: route.pop(key) for key in list(written) if key in options}
+            if shown:
+                route["with"] = shown
+                moves[("with",)] = ()
+        old_spellings = {} if form is None else form.old_spellings
+        return form if route == written else WrittenForm(route, moves, old_spellings)
 
     when: tuple[When, ...] = Field(
         description="The paths of the route. For clients.", json_schema_extra={"minItems": 1}
     )
-    guarded: dict[Text, tuple[Text, ...]] = Field(
+    guarded: Guarded = Field(
         default={},
         description="Guards, each with the roles that it must grant; all of them must admit the "
         "request. For access control.",
@@ -66,6 +94,15 @@ class Route(Section):
     with_: AnyWith = Field(
         alias="with", description="What the route does, and with which topics. For clients."
     )
+
+    @classmethod
+    def describe_unknown_key(cls, key: str) -> str | None:
+        """Return the message for options of `when` or `with` that the route has besides those."""
+        if key in ("path", "method"):
+            return f"'{key}' belongs in `when`, which this route has; move it there"
+        if key in WITH_KINDS.list_options():
+            return f"'{key}' belongs in `with`, which this route has; move it there"
+        return None
 
     @property
     def stream(self) -> StreamWith:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import Field
 
@@ -20,6 +20,8 @@ class Tls(Section):
 
     `tls: {}` trusts the certificate authorities of the system.
     """
+
+    old_names: ClassVar[Mapping[str, str]] = {"trust": "ca"}
 
     ca: File | None = Field(
         default=None,

@@ -12,6 +12,7 @@ from gateway.config.checks.crosscheck import check_settings
 from gateway.config.guards.kinds import AnyGuardSection
 from gateway.config.types.fields import Size, Text, in_range
 from gateway.config.types.section import Problem, Section
+from gateway.config.types.shorthand import expand
 from gateway.config.types.units import format_size
 
 from .admin import Admin
@@ -128,6 +129,11 @@ class Settings(Section):
     def get_kafka(self, route: Route) -> Kafka:
         """Return the settings of the cluster of a route; see `get_cluster_name`."""
         return self.clusters[self.get_cluster_name(route)]
+
+    @classmethod
+    def normalize(cls, value: Any) -> Any:
+        """Return the long form of all sections, which the checks between sections work on."""
+        return expand(cls, value).values
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:

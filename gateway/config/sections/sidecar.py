@@ -24,6 +24,7 @@ from gateway.config.source.substitution import safe_repr
 from gateway.config.types.address import Url
 from gateway.config.types.fields import Duration, Flag, Number, Size, Text, TopicName, in_range
 from gateway.config.types.formats import SERIALIZATION_FORMATS
+from gateway.config.types.guarded import Guarded
 from gateway.config.types.section import Problem, Section, create_value_error
 from gateway.config.types.units import format_share, format_size
 
@@ -497,7 +498,7 @@ class Sidecar(Section):
         description="Name of the catalog with the schemas; default the only one. For avro, "
         "protobuf and jsonschema.",
     )
-    guarded: dict[Text, tuple[Text, ...]] = Field(
+    guarded: Guarded = Field(
         default={},
         description="Guards, each with the roles that it must grant besides kafka:w and kafka:r. "
         "For access control.",

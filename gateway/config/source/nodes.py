@@ -30,10 +30,18 @@ MAX_TEXT_CHARS = 1024 * 1024
 
 
 class SourceMark(NamedTuple):
-    """A place in the file; line and column count from 1."""
+    """A place in the file; line and column count from 1.
+
+    Attributes:
+        line: The line.
+        column: The column.
+        origin: Where a value is from that is not in the file, such as a variable of the
+            environment; empty for values of the file.
+    """
 
     line: int
     column: int
+    origin: str = ""
 
 
 START_MARK = SourceMark(1, 1)

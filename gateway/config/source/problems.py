@@ -6,7 +6,7 @@ Each problem is one line, `file:line:column: what is wrong; what to do`, in the 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 
 from gateway.config.sections.kafka import is_cluster_mapping
 from gateway.config.types.kinds import Kinds
-from gateway.config.types.section import PROBLEM_ERROR_TYPE
+from gateway.config.types.section import PROBLEM_ERROR_TYPE, Section
 
 from .expression import suggest
 from .nodes import START_MARK, SourceMark
@@ -45,7 +45,24 @@ def format_problems(
 
 def format_problem(document: YamlDocument, loc: Loc, message: str) -> str:
     """Return the line of a problem that was found after the settings were validated."""
-    return document.format_line(_find_mark(document, loc), f"{format_loc(loc)}: {message}")
+    written = format_loc(document.get_written_loc(loc))
+    return document.format_line(_find_mark(document, loc), f"{written}: {message}")
+
+
+def iter_old_spellings(document: YamlDocument, spellings: Mapping[Loc, str]) -> Iterator[str]:
+    """Yield a line for each option with an old spelling.
+
+    Args:
+        document: The document.
+        spellings: The paths of the options in the file, each with the new spelling.
+    """
+    for loc, spelling in spellings.items():
+        marks = document.marks.get(loc)
+        where = f" in {format_loc(loc[:-1])}" if len(loc) > 1 else ""
+        yield document.format_line(
+            START_MARK if marks is None else marks.key,
+            f"'{loc[-1]}'{where} is an old spelling; write '{spelling}'",
+        )
 
 
 def format_loc(loc: Sequence[str | int]) -> str:
@@ -67,11 +84,12 @@ def _locate_problem(
     """Return the place and the message of one of pydantic's errors."""
     loc = detail["loc"]
     kind, context = detail["type"], detail.get("ctx", {})
-    inside = f" in {format_loc(loc[:-1])}" if len(loc) > 1 else ""
+    parent = document.get_written_loc(loc[:-1])
+    inside = f" in {format_loc(parent)}" if parent else ""
     if loc and loc[-1] == "[key]":
         return _find_mark(
             document, loc[:-1], key=True
-        ), f"{format_loc(loc[:-1])}: {_get_message(detail)}"
+        ), f"{format_loc(parent)}: {_get_message(detail)}"
     if kind == "missing":
         what = f"'{loc[-1]}' is missing{inside}; add it"
         return _find_mark(document, loc[:-1], key=True), what
@@ -81,13 +99,12 @@ def _locate_problem(
         return _find_mark(document, loc, key=True), what
     if kind == PROBLEM_ERROR_TYPE:
         about_key = context.get("key") and not context.get("whole")
-        name = format_loc(loc[:-1] if about_key else loc)
+        name = format_loc(parent if about_key else document.get_written_loc(loc))
         message = f"{name}: {context['message']}" if name else str(context["message"])
         return _find_mark(document, loc, key=bool(context.get("key"))), message
     value = _get_value(document.values, loc)
-    return _find_mark(
-        document, loc
-    ), f"{format_loc(loc) or 'the file'}: {_describe_error(kind, detail, value)}"
+    name = format_loc(document.get_written_loc(loc)) or "the file"
+    return _find_mark(document, loc), f"{name}: {_describe_error(kind, detail, value)}"
 
 
 def _describe_error(kind: str, detail: ErrorDetails, value: object) -> str:
@@ -115,10 +132,13 @@ def _describe_nested(value: object) -> str:
 def _find_mark(document: YamlDocument, loc: Loc, *, key: bool = False) -> SourceMark:
     """Return the place of a value or of its key.
 
-    A value that is not in the file has the place of its closest ancestor.
+    A value that is not in the file has the place of its closest ancestor, or its own origin.
     """
+    for length in range(len(loc), 0, -1):
+        if loc[:length] in document.origins:
+            return SourceMark(0, 0, document.origins[loc[:length]])
     for length in range(len(loc), -1, -1):
-        marks = document.marks.get(loc[:length])
+        marks = document.marks.get(document.get_written_loc(loc[:length]))
         if marks is not None:
             return marks.key if key or length < len(loc) else marks.value
     return START_MARK
@@ -146,7 +166,8 @@ def _list_keys(root: type[BaseModel], loc: Loc, values: Any) -> list[str]:
         return kind.list_options()
     if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
         return []
-    return [field.alias or name for name, field in kind.model_fields.items()]
+    options = [field.alias or name for name, field in kind.model_fields.items()]
+    return [*options, *kind.short_keys] if issubclass(kind, Section) else options
 
 
 def _get_child_type(kind: Any, step: str | int) -> Any:

@@ -56,6 +56,9 @@ class YamlDocument:
         marks: The places of all keys and values, by path.
         problems: The places and messages of what is wrong.
         value_count: The values read so far, with aliases expanded.
+        moves: For each path of `values` that the file does not have: the path of the file that it
+            is from, which holds for everything below it, too.
+        origins: The paths of the values that are not from the file, each with its origin.
     """
 
     name: str
@@ -63,10 +66,44 @@ class YamlDocument:
     marks: dict[Loc, SourceMarks] = field(default_factory=dict)
     problems: list[tuple[SourceMark, str]] = field(default_factory=list)
     value_count: int = 0
+    moves: dict[Loc, Loc] = field(default_factory=dict)
+    origins: dict[Loc, str] = field(default_factory=dict)
+
+    def override(self, loc: Loc, value: Any, origin: str) -> None:
+        """Replace the value of an option, which the file need not have.
+
+        Args:
+            loc: The option's path, of names.
+            value: The new value.
+            origin: Where it is from, for messages.
+        """
+        self.origins[loc] = origin
+        self.values = _replace_value(self.values, loc, value)
+
+    def get_written_loc(self, loc: Loc) -> Loc:
+        """Return the path in the file of an option that the file has in another form."""
+        for length in range(len(loc), 0, -1):
+            moved = self.moves.get(loc[:length])
+            if moved is not None:
+                return (*moved, *loc[length:])
+        return loc
 
     def format_line(self, mark: SourceMark, message: str) -> str:
         """Return the line of a problem."""
+        if mark.origin:
+            return f"{mark.origin}: {message}"
         return f"{self.name}:{mark.line}:{mark.column}: {message}"
+
+
+def _replace_value(values: Any, loc: Loc, value: Any) -> Any:
+    """Return mappings in which the value at a path is another; what is no mapping stays."""
+    if not loc:
+        return value
+    if values is None:
+        values = {}
+    if not isinstance(values, dict):
+        return values
+    return {**values, loc[0]: _replace_value(values.get(loc[0]), loc[1:], value)}
 
 
 def parse_document(

@@ -104,7 +104,7 @@ def _validate_servers(value: object) -> tuple[str, ...] | Literal["embedded"]:
         ]
         return tuple(_validate_server(item) for item in servers)
     if isinstance(value, str):
-        raise create_value_error(f"{safe_repr(value)} is no list; write [{value}], or embedded")
+        return tuple(_validate_server(item.strip()) for item in value.split(","))
     if not isinstance(value, Sequence) or not value:
         raise create_value_error("expects servers; write [localhost:9092], or embedded")
     return validate_items(value, _validate_server)
@@ -171,6 +171,7 @@ def _validate_proxy(item: object) -> str:
 
 
 _SERVER_PATTERN = r":[0-9]+$|\$\{"
+_SERVERS_PATTERN = r"^(embedded|[^,]+:[0-9]+(,[^,]+:[0-9]+)*)$|\$\{"
 
 Host: TypeAlias = Annotated[
     str, BeforeValidator(validate_host), WithJsonSchema({"type": "string", "minLength": 1})
@@ -202,7 +203,7 @@ Servers: TypeAlias = Annotated[
     WithJsonSchema(
         {
             "anyOf": [
-                {"const": "embedded"},
+                {"type": "string", "pattern": _SERVERS_PATTERN},
                 {
                     "type": "array",
                     "minItems": 1,

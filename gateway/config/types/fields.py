@@ -262,6 +262,8 @@ def _json_schema(**schema: Any) -> WithJsonSchema:
 
 DURATION_PATTERN = r"^[0-9]+(\.[0-9]+)?(ms|s|m|h|d)$"
 RATE_PATTERN = r"^[0-9]+/(s|m|h)$"
+TOPIC_NAME_SCHEMA = {"type": "string", "pattern": f"^{_TOPIC_NAME.pattern}$"}
+"""The JSON Schema of the name of a topic."""
 SIZE_PATTERN = r"^[0-9]+(\.[0-9]+)?(B|kB|MB|GB|KiB|MiB|GiB|TiB)$"
 
 Text: TypeAlias = Annotated[
@@ -298,7 +300,7 @@ Size: TypeAlias = Annotated[
 TopicName: TypeAlias = Annotated[
     str,
     _create_text_validator(_parse_topic),
-    _json_schema(type="string", pattern=f"^{_TOPIC_NAME.pattern}$"),
+    WithJsonSchema(TOPIC_NAME_SCHEMA),
 ]
 TopicGlob: TypeAlias = Annotated[
     str,

@@ -1,15 +1,16 @@
 """Define the base class of every section, and how a section is refused.
 
 A section is a frozen pydantic model that reads the YAML's words (camelCase, or zilla's kebab-case
-where zilla has the option) and refuses unknown keys. `Section.check_raw` checks the raw input
-before pydantic does, so that problems between options are reported together with every invalid
-value.
+where zilla has the option) and refuses unknown keys. `Section.expand_written` writes shorthands and
+old spellings out. Then `Section.check_raw` checks the raw input before pydantic does, so that
+problems between options are reported together with every invalid value.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 from pydantic import (
     BaseModel,
@@ -22,6 +23,9 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 PROBLEM_ERROR_TYPE = "refused"  # the pydantic error type of messages that need no rewording
+
+Loc: TypeAlias = tuple[str | int, ...]
+"""The path of an option."""
 
 
 ErrorKey: TypeAlias = tuple[tuple[str | int, ...], str, str]
@@ -42,12 +46,81 @@ class Problem(NamedTuple):
     is_key: bool = False
 
 
+class WrittenForm(NamedTuple):
+    """The long form of a section or option that was written in another form.
+
+    Attributes:
+        value: The long form.
+        moves: For each path below it that the file does not have, the path of the file that it is
+            from. All paths begin at the section or option.
+        old_spellings: The keys with an old spelling, each with the new one.
+    """
+
+    value: Any
+    moves: Mapping[Loc, Loc] = {}
+    old_spellings: Mapping[str, str] = {}
+
+
 class Section(BaseModel):
     """The base class of all sections. Instances are immutable and compare by value."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", alias_generator=to_camel, hide_input_in_errors=True
     )
+
+    old_names: ClassVar[Mapping[str, str]] = {}
+    """Names that options had before, each with the present one. They are still read."""
+    short_keys: ClassVar[tuple[str, ...]] = ()
+    """The keys of shorthands, which are no options themselves; for suggestions."""
+
+    @classmethod
+    def expand_written(cls, value: Any) -> WrittenForm | None:
+        """Return the long form of the section as written.
+
+        Args:
+            value: The section as written; it may be invalid.
+
+        Returns:
+            The long form; None if it is written in the long form, or in none.
+        """
+        return cls.respell(value) if isinstance(value, Mapping) else None
+
+    @classmethod
+    def normalize(cls, value: Any) -> Any:
+        """Return the section as written in the form that `check_raw` and pydantic read."""
+        form = cls.expand_written(value)
+        return value if form is None else form.value
+
+    @classmethod
+    def describe_unknown_key(cls, key: str) -> str | None:
+        """Return the message for a key that is no option here; None for the usual one."""
+        return None
+
+    @classmethod
+    def respell(cls, raw: Mapping[Any, Any]) -> WrittenForm | None:
+        """Return options with their present names: `max-age` as `maxAge`, or the other way round.
+
+        Returns:
+            The options; None if all have their present names. A key whose present name is written
+            too stays as it is, and is refused as unknown.
+        """
+        options = [field.alias or name for name, field in cls.model_fields.items()]
+        unknown = [key for key in raw if isinstance(key, str) and key not in options]
+        if not unknown:
+            return None
+        names = {_to_camel_case(option): option for option in options} | dict(cls.old_names)
+        respelled = {
+            key: names[spelling]
+            for key in unknown
+            if (spelling := _to_camel_case(key)) in names and names[spelling] not in raw
+        }
+        if not respelled:
+            return None
+        return WrittenForm(
+            {respelled.get(key, key): value for key, value in raw.items()},
+            {(new,): (old,) for old, new in respelled.items()},
+            respelled,
+        )
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
@@ -62,6 +135,7 @@ class Section(BaseModel):
     @classmethod
     def _validate_with_checks(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         """Validate, and raise the problems of `check_raw` together with pydantic's."""
+        data = cls.normalize(data)
         problems: list[InitErrorDetails] = []
         if isinstance(data, Mapping):
             written = {key: value for key, value in data.items() if value is not None}
@@ -69,12 +143,16 @@ class Section(BaseModel):
         try:
             section = handler(data)
         except ValidationError as error:
-            if not problems:
-                raise
-            problems = [*_iter_error_details(error), *problems]
+            described = replace_unknown_keys(error, cls.describe_unknown_key)
+            problems = [*_iter_error_details(described), *problems]
         if problems:
             raise ValidationError.from_exception_data(cls.__name__, problems, hide_input=True)
         return section
+
+
+def _to_camel_case(key: str) -> str:
+    """Return a key in kebab-case as one in camelCase; any other key as it is."""
+    return re.sub(r"-([a-z])", lambda match: match[1].upper(), key)
 
 
 def create_value_error(message: str) -> PydanticCustomError:

@@ -65,7 +65,7 @@ class KsqldbComponent(Component):
             settings.url,
             user=settings.username,
             password=None if password is None else password.get_secret_value(),
-            tls=ssl.create_default_context(cafile=settings.trust and str(settings.trust)),
+            tls=ssl.create_default_context(cafile=settings.ca and str(settings.ca)),
             begin_timeout_s=settings.begin_timeout,
         )
         self.push_queries = [

@@ -22,6 +22,7 @@ from gateway.config import Jwk, Jwks
 from gateway.core.backoff import BackoffPolicy
 
 from .external_http import ExternalHttp, ExternalHttpError
+from .oidc import IssuerDiscovery
 
 MAX_JWKS_BYTES = 256 * 1024  # bytes of a JWKS; those of large issuers have 10 KB
 MAX_KEYS = 100  # keys of a JWKS that are looked at
@@ -153,7 +154,7 @@ class StaticKeySource:
 
 
 class RemoteKeySource:
-    """Keys of a URL.
+    """Keys of a URL, which an issuer may have to be asked for.
 
     Created by `JwtGuard`. At most one fetch runs at a time; a failed one keeps the keys. `_keys` is
     replaced only by other keys, so that its identity says whether a cached result is still valid.
@@ -162,7 +163,7 @@ class RemoteKeySource:
     def __init__(
         self,
         guard_name: str,
-        url: str,
+        location: str | IssuerDiscovery,
         settings: Jwks,
         external_http: ExternalHttp,
         clock: Callable[[], float] = time.monotonic,
@@ -171,14 +172,14 @@ class RemoteKeySource:
 
         Args:
             guard_name: The name of the guard, for the log.
-            url: The URL of the JWKS.
+            location: The URL of the JWKS, or what finds it.
             settings: The section `jwks` of the guard.
             external_http: Sends the requests.
             clock: Returns the time in seconds of a monotonic clock.
         """
         self._clock = clock
         self._guard_name = guard_name
-        self._url = url
+        self._location = location
         self._settings = settings
         self._external_http = external_http
         self._keys: KeySet | None = None
@@ -251,10 +252,20 @@ class RemoteKeySource:
         self._next_fetch_at = self._fetched_at + self._settings.cooldown
 
     async def _request_keys(self) -> KeySet:
-        """Return the keys of the URL."""
+        """Return the keys of the URL, which may have to be discovered first."""
+        if isinstance(self._location, str):
+            return await self._request_keys_from(self._location)
+        url = await self._location.find_jwks_url()
+        try:
+            return await self._request_keys_from(url)
+        except (ExternalHttpError, ValueError):
+            self._location.forget()  # the keys may have moved
+            raise
+
+    async def _request_keys_from(self, url: str) -> KeySet:
         timeout_s = self._settings.timeout
         response = await self._external_http.get(
-            self._url, timeout_s=timeout_s, max_body_bytes=MAX_JWKS_BYTES
+            url, timeout_s=timeout_s, max_body_bytes=MAX_JWKS_BYTES
         )
         if response.status != 200:
             raise ExternalHttpError(f"it answers {response.status}")

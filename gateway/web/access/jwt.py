@@ -33,6 +33,7 @@ from .grant import Grant
 from .guard import AccessRequest, Guard, GuardContext
 from .guard_errors import GuardErrors
 from .jwks import KeySet, KeySource, KeysUnavailable, RemoteKeySource, StaticKeySource
+from .oidc import IssuerDiscovery
 from .security_schemes import SecurityScheme, iter_credentials_schemes
 
 MAX_TOKEN_CHARS = 16 * 1024  # characters of a token
@@ -93,12 +94,15 @@ class JwtGuard(Guard[Jwt]):
     def create(cls, section: Jwt, context: GuardContext) -> JwtGuard:
         """Create the guard; see `Guard`."""
         key_source: KeySource
-        if isinstance(section.keys, str):
-            key_source = RemoteKeySource(
-                context.name, section.keys, section.jwks, context.external_http
-            )
-        else:
+        if isinstance(section.keys, tuple):
             key_source = StaticKeySource(section.keys)
+        else:
+            location = section.keys or IssuerDiscovery(
+                section.issuer or "", section.metadata_url, section.jwks, context.external_http
+            )
+            key_source = RemoteKeySource(
+                context.name, location, section.jwks, context.external_http
+            )
         return cls(context.name, section, context.realm, key_source)
 
     @classmethod

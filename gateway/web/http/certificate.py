@@ -135,12 +135,12 @@ def create_context(settings: ListenTls) -> ssl.SSLContext:
         # Without a password callback, OpenSSL would ask for the password of an encrypted key at
         # the terminal, and block the event loop until somebody answers.
         context.load_cert_chain(settings.certificate, settings.key, password=lambda: "")
-        if settings.trust is not None:
-            context.load_verify_locations(settings.trust)
+        if settings.ca is not None:
+            context.load_verify_locations(settings.ca)
             is_required = settings.mutual == "required"
             context.verify_mode = ssl.CERT_REQUIRED if is_required else ssl.CERT_OPTIONAL
     except (OSError, ValueError) as exc:
-        files = [settings.certificate, settings.key, *([settings.trust] if settings.trust else [])]
+        files = [settings.certificate, settings.key, *([settings.ca] if settings.ca else [])]
         names = ", ".join(str(name) for name in dict.fromkeys(files))
         reason = getattr(exc, "reason", None) or exc
         problem = f"listen.tls: {names} cannot be used ({reason})"
@@ -166,7 +166,7 @@ def read_validity(certificate: Path) -> tuple[float, float]:
 
 def read_file_stamps(settings: ListenTls) -> FileStamps:
     """Return what is different once a file was replaced or changed. Links are followed."""
-    return [_read_file_stamp(path) for path in (settings.certificate, settings.key, settings.trust)]
+    return [_read_file_stamp(path) for path in (settings.certificate, settings.key, settings.ca)]
 
 
 def _read_file_stamp(path: Path | None) -> tuple[int, int, int] | None:

@@ -78,7 +78,7 @@ def test_files_that_hold_none_are_told(house: CertificateAuthority, tmp_path: Pa
             check_key_pair("listen.tls.certificate", file, file, None, NOW).state
             is FindingState.FAILS
         )
-        assert check_authorities("listen.tls.trust", file, NOW).state is FindingState.FAILS
+        assert check_authorities("listen.tls.ca", file, NOW).state is FindingState.FAILS
 
 
 def test_authorities_are_good_while_one_of_them_is(house: CertificateAuthority, tmp_path: Path):
@@ -87,16 +87,13 @@ def test_authorities_are_good_while_one_of_them_is(house: CertificateAuthority, 
     both.write_bytes(house.certificate_path.read_bytes() + old.certificate_path.read_bytes())
     later = NOW + timedelta(days=30)
     assert (
-        check_authorities("listen.tls.trust", house.certificate_path, later).state
-        is FindingState.OK
+        check_authorities("listen.tls.ca", house.certificate_path, later).state is FindingState.OK
     )
-    found = check_authorities("listen.tls.trust", both, later)
+    found = check_authorities("listen.tls.ca", both, later)
     assert found.state is FindingState.WARNING and "CN=old authority" in found.detail
     assert (
-        check_authorities("listen.tls.trust", old.certificate_path, later).state
-        is FindingState.FAILS
+        check_authorities("listen.tls.ca", old.certificate_path, later).state is FindingState.FAILS
     )
     assert (
-        check_authorities("listen.tls.trust", old.certificate_path, NOW).state
-        is FindingState.WARNING
+        check_authorities("listen.tls.ca", old.certificate_path, NOW).state is FindingState.WARNING
     ), "soon"

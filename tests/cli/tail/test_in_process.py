@@ -8,12 +8,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gateway.cli.options import KafkaSource
 from gateway.cli.tail.in_process import InProcessTransport, build_settings
 from gateway.errors import ConfigError, GatewayError
 
 
 def test_servers_and_topics_make_one_route():
-    settings = build_settings(["orders", "payments"], ["a:9092", "b:9092"], None)
+    settings = build_settings(["orders", "payments"], KafkaSource(None, ["a:9092", "b:9092"]))
     assert settings.kafka.servers == ("a:9092", "b:9092")
     assert [topic.name for topic in settings.kafka.topics] == ["orders", "payments"]
     (route,) = settings.routes
@@ -28,7 +29,7 @@ def test_a_configuration_gives_its_kafka_and_what_it_says_of_the_topics(tmp_path
         "    - {name: orders, isolation: read_uncommitted}\n    - {name: other}\n"
         "  security: {tls: {}}\n"
     )
-    kafka = build_settings(["orders", "new"], ["a:9092"], file).kafka
+    kafka = build_settings(["orders", "new"], KafkaSource(file, None)).kafka
     assert (kafka.servers, kafka.bootstrap) == (("c:9092",), ())
     assert [(t.name, t.isolation) for t in kafka.topics] == [
         ("orders", "read_uncommitted"), ("new", "read_committed"),
@@ -40,12 +41,12 @@ def test_what_cannot_be_read_is_told(tmp_path: Path):
     file = tmp_path / "gateway.yaml"
     file.write_text("kafka: {servers: embedded}\n")
     with pytest.raises(GatewayError, match="embedded in the gateway; give --servers"):
-        build_settings(["t"], ["a:9092"], file)
+        build_settings(["t"], KafkaSource(file, None))
     file.write_text("kafka: {}\n")
     with pytest.raises(ConfigError):
-        build_settings(["t"], ["a:9092"], file)
+        build_settings(["t"], KafkaSource(file, None))
     with pytest.raises(GatewayError, match="'abc' is not host:port"):
-        build_settings(["t"], ["abc"], None)
+        build_settings(["t"], KafkaSource(None, ["abc"]))
 
 
 START = {"type": "http.response.start", "status": 200, "headers": []}

@@ -41,7 +41,7 @@ def test_names_of_clusters_are_told_from_the_options_of_one():
     ("text", "said"),
     [
         ("kafka: {eu: {servrs: [a:9092]}}", "'servrs' in kafka.eu; did you mean 'servers'?"),
-        ("kafka: {eu: {servers: a:9092}}", "kafka.eu.servers: 'a:9092' is no list"),
+        ("kafka: {eu: {servers: a}}", "kafka.eu.servers: 'a' is not host:port"),
         ("kafka: {'e u': {servers: [a:9092]}}", "is no name of a cluster"),
         ("kafka: {server: [a:9092]}", "unknown key 'server' in kafka; did you mean 'servers'?"),
         ("kafka: {topics: [{name: orders}]}", "'servers' is missing in kafka"),
@@ -125,7 +125,7 @@ def test_warnings_say_which_it_is():
     ("kafka", "wrong"),
     [
         ({"eu": {"servers": ["a:9092"]}, "us": {"servers": ["b:9092"]}}, []),
-        ({"eu": {"servers": ["a:9092"]}, "us": {"servers": "b:9092"}}, ["$.kafka.us.servers"]),
+        ({"eu": {"servers": ["a:9092"]}, "us": {"servers": "b"}}, ["$.kafka.us.servers"]),
         ({"servers": ["a:9092"], "topics": [{"nam": "orders"}]}, ["$.kafka.topics[0]"] * 2),
     ],
 )

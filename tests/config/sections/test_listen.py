@@ -58,7 +58,7 @@ def test_all_of_it_is_written_back_as_it_is_read():
         ("{workers: 1.5}", "workers 1.5 whole number"),
         ("{worker: 2}", "unknown 'worker' 'workers'?"),
         ("{limits: {connections: 0}}", "limits.connections 0 out of range"),
-        ("{limits: {per-address: 3}}", "unknown 'per-address' 'perAddress'?"),
+        ("{limits: {per_address: 3}}", "unknown 'per_address' 'perAddress'?"),
         ("{limits: {perIdentity: 0}}", "limits.perIdentity 0 out of range"),
         ("{limits: {rate: 20}}", "limits.rate 20 unit 20/s"),
         ("{limits: {rate: 20/sec}}", "limits.rate '20/sec' mean '20/s'?"),

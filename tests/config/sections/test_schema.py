@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
+import gateway
 from gateway.config import build_json_schema, loads
 from gateway.errors import ConfigError
 
@@ -67,7 +68,7 @@ def test_what_loading_refuses_the_schema_marks_too():
     assert errors({**base, "memory": "${env.MEMORY:1GiB}"}) == []
     assert errors({**base, "listen": {"port": "${env.PORT}"}}) == []
     assert errors({**base, "listen": {"port": "80"}}) == ["$.listen.port"]
-    assert errors({"kafka": {"servers": "localhost:9092"}}) == ["$.kafka.servers"]
+    assert errors({"kafka": {"servers": "localhost"}}) == ["$.kafka.servers"]
 
 
 def test_conditions_and_choices_are_in_the_schema():
@@ -176,3 +177,33 @@ def _replace_marker(section: dict[str, Any], value: object) -> dict[str, Any]:
         )
 
     return {name: replace(item) for name, item in section.items()}
+
+
+def test_the_schema_says_what_it_is_of_and_its_examples_are_valid():
+    """Editors and catalogs of schemas know one by its id, and people by title and version."""
+    schema = build_json_schema()
+    assert gateway.__version__ in schema["$id"]
+    assert schema["title"] and schema["version"] == gateway.__version__
+    for example in schema["examples"]:
+        assert errors(example) == []
+        loads(json.dumps(example))
+
+
+@pytest.mark.parametrize(
+    ("route", "wrong"),
+    [
+        ({"path": "/a", "topic": "orders"}, []),
+        ({"path": "/a", "topics": ["orders"], "guarded": ["login"], "heartbeat": "5s"}, []),
+        ({"path": "/a", "method": "PUT", "capability": "produce", "topic": "orders"}, []),
+        ({"path": "/a", "with": {"topic": "orders"}}, []),
+        ({"when": [{"path": "/a"}], "topic": "orders"}, []),
+        ({"path": "/a", "topic": "orders", "heartbeat": 5}, ["$.routes[0].heartbeat"]),
+        ({"path": "/a", "topic": "orders", "heartbaet": "5s"}, ["$.routes[0]"]),
+        ({"path": "/a"}, ["$.routes[0]"]),
+        ({"topic": "orders"}, ["$.routes[0]"]),
+        ({"path": "/a", "topic": "orders", "guarded": [5]}, ["$.routes[0].guarded[0]"]),
+    ],
+)
+def test_the_schema_knows_routes_in_the_short_form(route: dict[str, Any], wrong: list[str]):
+    base = {"kafka": {"servers": "a:1,b:2", "topics": ["orders", {"name": "stock"}]}}
+    assert errors({**base, "routes": [route]}) == wrong

@@ -40,7 +40,7 @@ def build_guard(
 ) -> JwtGuard:
     given = {"issuer": ISSUER_NAME, "audience": AUDIENCE, **options}
     settings = Jwt.model_validate({"type": "jwt", "keys": keys or ISSUER.jwks, **given})
-    assert not isinstance(settings.keys, str)
+    assert isinstance(settings.keys, tuple)
     source = key_source or StaticKeySource(settings.keys)
     return kind("jwt0", settings, "orders", source)
 

@@ -136,7 +136,7 @@ def test_whom_it_trusts_is_read_anew_too(
     ours: CertificateAuthority, theirs: CertificateAuthority, tmp_path: Path
 ):
     trust = replace_file(ours.certificate_path, tmp_path / "trust.pem")
-    of = build_settings(ours.issue_certificate("server"), trust=str(trust), mutual="required")
+    of = build_settings(ours.issue_certificate("server"), ca=str(trust), mutual="required")
     tls = TlsContext(of)
     ada, eve = (
         ours.create_client_context(ours.issue_certificate("ada")),

@@ -113,7 +113,7 @@ async def running_port(
     own = authority.issue_certificate("gateway")
     kafka = {"servers": ["localhost:9092"]}
     settings = Settings.model_validate({"kafka": kafka, "listen": {"forwarded": forwarded}})
-    tls = TlsContext(ListenTls(certificate=own, key=own, trust=authority.certificate_path))
+    tls = TlsContext(ListenTls(certificate=own, key=own, ca=authority.certificate_path))
     gate = Limits(LimitSettings.model_validate(limits), Bus())
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listening:
         if forwarded is False:

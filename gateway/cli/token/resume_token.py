@@ -1,43 +1,18 @@
-"""`gateway token`: show what a resume token holds."""
+"""Decode resume tokens, for `gateway token decode`."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from gateway.errors import TokenCorrupt, TokenForeign
-
-from .commands import format_exit_codes
-from .options import build_config_option
 
 if TYPE_CHECKING:
     from gateway.config import Settings
     from gateway.core.token.resume_token import ResumeToken, TokenTopic
-
-STDIN_ARGUMENT = "-"
-MAX_INPUT_BYTES = 128 * 1024  # bytes read from standard input, twice the longest token
-EXIT_CODES = format_exit_codes("the token cannot be read")
-
-token = typer.Typer(no_args_is_help=True, rich_markup_mode=None, epilog=EXIT_CODES)
-
-
-@token.callback()
-def _token() -> None:
-    """Show what a resume token holds.
-
-    A resume token is the `id:` of an event, which a client sends back as `Last-Event-ID`.
-
-    \b
-    gateway token decode 1g0QzhBrAOj3y3KyFB1azr6lyQpZoHtMCABFFGFGFFFFFFFD389wp
-    """
 
 
 class SignatureState(StrEnum):
@@ -49,49 +24,22 @@ class SignatureState(StrEnum):
     INVALID = "invalid"
 
 
-@token.command(epilog=EXIT_CODES)
-def decode(
-    text: Annotated[
-        str,
-        typer.Argument(
-            metavar="TOKEN", show_default=False, help="The token, or - to read standard input."
-        ),
-    ],
-    topics: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--topic",
-            "-t",
-            metavar="TOPIC",
-            help="A topic that the token may be of, so that its name is shown; repeatable.",
-        ),
-    ] = None,
-    config: Annotated[
-        Path | None,
-        build_config_option(
-            "Take names of topics, and the secrets of signed tokens, from a configuration."
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
-    """Print the position that a resume token holds.
+def decode_resume_token(
+    text: str, topics: Sequence[str], settings: Settings | None
+) -> DecodedToken:
+    """Decode a token.
 
-    For each partition this is the next offset to fetch, or `pending` if it was not known yet. A
-    token has digests of the names of its topics, and not the names: give them with --topic or
-    --config. Without them the digest is shown.
+    Args:
+        text: The token.
+        topics: Names of topics, each of which must be in it.
+        settings: A configuration, whose topics may be in it; None for none.
 
-    \b
-    gateway token decode 1g0QzhBrAOj3y3KyFB1azr6lyQpZoHtMCABFFGFGFFFFFFFD389wp --topic orders
-    gateway token decode "$LAST_EVENT_ID" -c gateway.yaml
-    grep '^id:' events.txt | tail -n 1 | gateway token decode - --json | jq .partitions
+    Raises:
+        TokenCorrupt: It is damaged.
+        TokenForeign: It does not have one of the topics.
     """
     from gateway.core.token.resume_token import parse_token
 
-    if text == STDIN_ARGUMENT:
-        text = sys.stdin.buffer.read(MAX_INPUT_BYTES).decode(errors="replace")
-    text = _extract_token(text)
-    if not text:
-        raise typer.BadParameter("is empty", param_hint="TOKEN")
     try:
         parsed = parse_token(text)
     except TokenCorrupt:
@@ -100,11 +48,9 @@ def decode(
         raise TokenCorrupt(
             f"the resume token is damaged: {describe_damage(text)}; copy it again"
         ) from None
-    settings = None if config is None else _load_settings(config)
-    decoded = DecodedToken(
-        parsed, _check_signature(parsed, settings), _find_names(parsed, topics or [], settings)
+    return DecodedToken(
+        parsed, _check_signature(parsed, settings), _find_names(parsed, topics, settings)
     )
-    typer.echo(json.dumps(decoded.to_json()) if as_json else decoded.to_table())
 
 
 @dataclass(frozen=True)
@@ -175,17 +121,6 @@ class DecodedToken:
                     "leaderEpoch": epoch if epoch > NO_EPOCH else None,
                     "isOfEarlierTopic": epoch == RETIRED_EPOCH,
                 }
-
-
-def _load_settings(config: Path) -> Settings:
-    from gateway.config import load
-
-    return load(config)
-
-
-def _extract_token(text: str) -> str:
-    """Return the token of a text, which may be a line `id: TOKEN` of a stream."""
-    return text.strip().removeprefix("id:").strip()
 
 
 def _check_signature(token: ResumeToken, settings: Settings | None) -> SignatureState:

@@ -1,0 +1,188 @@
+"""Ask a guard of a configuration about a token, for `gateway token check`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gateway.errors import GatewayError, RequestError
+
+from .json_web_token import DecodedJwt, is_jwt
+
+if TYPE_CHECKING:
+    from gateway.config import GuardSection, Jwt, Settings
+    from gateway.web.access.grant import Grant
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a guard says of a token.
+
+    Attributes:
+        guard: The guard's name.
+        grant: What it knows of the client; None if it refuses the token.
+        reason: Why it refuses it, and what to do.
+        details: What the token has and the guard expects, if they differ.
+    """
+
+    guard: str
+    grant: Grant | None = None
+    reason: str = ""
+    details: tuple[str, ...] = ()
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether the guard accepts the token."""
+        return self.grant is not None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the verdict as a JSON object."""
+        if self.grant is None:
+            refusal = {"guard": self.guard, "accepted": False, "reason": self.reason}
+            return {**refusal, "details": list(self.details)}
+        return {
+            "guard": self.guard,
+            "accepted": True,
+            "identity": self.grant.identity,
+            "roles": sorted(self.grant.roles),
+            "attributes": dict(self.grant.attributes),
+            "expires": _format_expiry(self.grant),
+        }
+
+    def to_text(self) -> str:
+        """Return the verdict as lines for a terminal."""
+        from gateway.cli.tail.terminal import escape_controls
+
+        return "\n".join(escape_controls(line) for line in self._iter_lines())
+
+    def _iter_lines(self) -> Iterator[str]:
+        if self.grant is None:
+            yield f"guard {self.guard} refuses the token: {self.reason}"
+            yield from (f"  {line}" for line in self.details)
+            return
+        yield f"guard {self.guard} accepts the token"
+        yield f"  identity  {self.grant.identity}"
+        yield f"  roles     {', '.join(sorted(self.grant.roles)) or 'none'}"
+        for name, value in self.grant.attributes.items():
+            yield f"  {name}  {value}"
+        yield f"  expires   {_format_expiry(self.grant) or 'never'}"
+
+
+def _format_expiry(grant: Grant) -> str | None:
+    if grant.expires is None:
+        return None
+    moment = datetime.fromtimestamp(int(grant.expires), UTC)
+    return moment.isoformat().replace("+00:00", "Z")
+
+
+def find_guard(file: Path, name: str | None) -> tuple[Settings, str, GuardSection]:
+    """Return the settings of a configuration, and one of its guards with its name.
+
+    Args:
+        file: The configuration.
+        name: The guard's name; None for the only one.
+
+    Raises:
+        ConfigError: The configuration is wrong.
+        GatewayError: There is no such guard, or there are several.
+    """
+    from gateway.config import load
+    from gateway.config.source.expression import suggest
+
+    settings = load(file)
+    if name is None:
+        if len(settings.guards) != 1:
+            names = ", ".join(settings.guards) or "none"
+            raise GatewayError(f"{file} has not one guard but: {names}; give --guard NAME")
+        name = next(iter(settings.guards))
+    if name not in settings.guards:
+        hint = suggest(name, settings.guards, "add one to guards")
+        raise GatewayError(f"{file} has no guard '{name}'; {hint}")
+    return settings, name, settings.guards[name]
+
+
+def find_jwt_guard(file: Path, name: str) -> Jwt:
+    """Return a guard of type jwt.
+
+    Raises:
+        ConfigError: The configuration is wrong.
+        GatewayError: There is no such guard, or it takes no JWTs.
+    """
+    from gateway.config import Inline, Jwt
+
+    _, _, section = find_guard(file, name)
+    if isinstance(section, Jwt):
+        return section
+    hint = "send the `token` of one of its users" if isinstance(section, Inline) else "use another"
+    raise GatewayError(f"guard '{name}' takes no JWT; {hint}")
+
+
+def check_token(text: str, file: Path, name: str | None) -> Verdict:
+    """Return what a guard says of a token.
+
+    Args:
+        text: The token.
+        file: The configuration.
+        name: The guard's name; None for the only one.
+
+    Raises:
+        ConfigError: The configuration is wrong.
+        GatewayError: There is no such guard, or it takes no tokens.
+    """
+    settings, name, section = find_guard(file, name)
+    logging.getLogger("gateway.web.access").addHandler(logging.NullHandler())
+    return asyncio.run(_ask_guard(text, settings, name, section))
+
+
+async def _ask_guard(text: str, settings: Settings, name: str, section: GuardSection) -> Verdict:
+    from starlette.requests import HTTPConnection
+
+    from gateway.config import Route
+    from gateway.web.access.external_http import ExternalHttp
+    from gateway.web.access.guard import AccessRequest, GuardContext
+    from gateway.web.access.kinds import get_guard_class
+
+    route = Route.model_validate({"path": "/", "topic": "none", "guarded": [name]})
+    headers = [(b"authorization", b"Bearer " + text.encode("utf-8", "surrogateescape"))]
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": headers, "query_string": b""}
+    external_http = ExternalHttp()
+    guard = get_guard_class(section).create(
+        section, GuardContext(name, settings.name, external_http)
+    )
+    try:
+        grant = await guard.grant(AccessRequest(route, {}, HTTPConnection(scope), text))
+    except RequestError as exc:
+        return Verdict(name, reason=str(exc), details=tuple(_compare(text, section)))
+    finally:
+        await external_http.close()
+    return Verdict(name, grant)
+
+
+def _compare(text: str, section: GuardSection) -> Iterator[str]:
+    """Yield what a JWT has, and what its guard expects."""
+    from gateway.config import Jwt
+
+    if not isinstance(section, Jwt):
+        return
+    decoded = None
+    with contextlib.suppress(GatewayError):
+        decoded = DecodedJwt.decode(text) if is_jwt(text) else None
+    if decoded is None:
+        yield "it is no JWT: three parts in base64url, separated by dots"
+        return
+    claims, header = decoded.claims, decoded.header
+    if section.issuer is not None and claims.get("iss") != section.issuer:
+        yield f"iss is {claims.get('iss')!r}, the guard expects {section.issuer!r}"
+    audience = claims.get("aud")
+    audiences = audience if isinstance(audience, list) else [audience]
+    if section.audience is not None and section.audience not in audiences:
+        yield f"aud is {audience!r}, the guard expects {section.audience!r}"
+    yield f"alg is {header.get('alg')!r}, kid is {header.get('kid')!r}"
+    if "exp" in claims:
+        yield f"exp is {decoded.format_claim('exp')}"

@@ -1,0 +1,236 @@
+"""Create and decode JSON Web Tokens (RFC 7519), for `gateway token`."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import typer
+
+from gateway.errors import GatewayError
+
+if TYPE_CHECKING:
+    from gateway.config import Jwt
+
+MIN_SECRET_BYTES = 32  # RFC 7518 3.2: at least the size of the hash
+TIME_CLAIMS = ("exp", "nbf", "iat")
+CURVE_ALGORITHMS = {"secp256r1": "ES256", "secp384r1": "ES384", "secp521r1": "ES512"}
+
+
+@dataclass(frozen=True)
+class SigningKey:
+    """A key that signs tokens.
+
+    Attributes:
+        key: A secret, or a private key of the package `cryptography`.
+        algorithm: The algorithm of the signatures.
+        key_id: The id of the key; None for none.
+    """
+
+    key: Any
+    algorithm: str
+    key_id: str | None = None
+
+    @property
+    def is_weak(self) -> bool:
+        """Whether it is a secret that is too short."""
+        return isinstance(self.key, bytes) and len(self.key) < MIN_SECRET_BYTES
+
+    def sign(self, claims: Mapping[str, Any]) -> str:
+        """Return a token with these claims."""
+        import warnings
+
+        import jwt
+
+        headers = None if self.key_id is None else {"kid": self.key_id}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of short secrets, which the command reports itself
+            return jwt.encode(dict(claims), self.key, algorithm=self.algorithm, headers=headers)
+
+    def to_jwk(self) -> dict[str, Any]:
+        """Return what verifies the tokens: the public key, or the secret."""
+        from jwt.algorithms import get_default_algorithms
+
+        algorithm = get_default_algorithms()[self.algorithm]
+        key = self.key if isinstance(self.key, bytes) else self.key.public_key()
+        jwk: dict[str, Any] = dict(algorithm.to_jwk(key, as_dict=True))
+        jwk.pop("key_ops", None)
+        own = {} if self.key_id is None else {"kid": self.key_id}
+        return {**jwk, "alg": self.algorithm, **own}
+
+
+def load_signing_key(
+    secret: str | None, file: Path | None, guard: Jwt | None, key_id: str | None
+) -> SigningKey:
+    """Return the key to sign with: the first of these that there is.
+
+    Args:
+        secret: A shared secret.
+        file: A private key in PEM.
+        guard: A guard, which may list a shared secret.
+        key_id: The id of the key; None for the one of the guard.
+
+    Raises:
+        GatewayError: There is no key, or the file has none.
+    """
+    if secret is not None:
+        return SigningKey(secret.encode(), "HS256", key_id)
+    if file is not None:
+        key = _load_private_key(file)
+        return SigningKey(key, _choose_algorithm(key, file), key_id)
+    for listed in guard.keys if guard is not None and isinstance(guard.keys, tuple) else ():
+        if listed.kty == "oct" and listed.algorithms:
+            return SigningKey(listed.load_key(), listed.algorithms[0], key_id or listed.kid)
+    why = "no key" if guard is None else "the guard lists no shared secret"
+    raise GatewayError(f"{why} to sign with; give --secret TEXT or --key FILE")
+
+
+def _load_private_key(file: Path) -> Any:
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        return load_pem_private_key(file.read_bytes(), password=None)
+    except (ValueError, TypeError, OSError) as exc:
+        raise GatewayError(
+            f"--key {file}: it has no private key in PEM without a password ({exc}); make one, "
+            "such as by `openssl genpkey -algorithm ed25519`"
+        ) from None
+
+
+def _choose_algorithm(key: Any, file: Path) -> str:
+    """Return the algorithm of a private key."""
+    from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
+
+    if isinstance(key, rsa.RSAPrivateKey):
+        return "RS256"
+    if isinstance(key, ec.EllipticCurvePrivateKey) and key.curve.name in CURVE_ALGORITHMS:
+        return CURVE_ALGORITHMS[key.curve.name]
+    if isinstance(key, ed25519.Ed25519PrivateKey | ed448.Ed448PrivateKey):
+        return "EdDSA"
+    raise GatewayError(f"--key {file}: no JWT is signed with such a key; use RSA, P-256 or Ed25519")
+
+
+def parse_claims(texts: Iterable[str]) -> dict[str, Any]:
+    """Return the claims of NAME=VALUE; a value that is JSON is read as such.
+
+    Raises:
+        typer.BadParameter: A text has no `=`.
+    """
+    claims: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (equals and name):
+            raise typer.BadParameter(f"'{text}' is not NAME=VALUE", param_hint="--claim")
+        try:
+            claims[name] = json.loads(value)
+        except ValueError:
+            claims[name] = value
+    return claims
+
+
+def build_claims(
+    own: Mapping[str, Any], further: Mapping[str, Any], expires: str
+) -> dict[str, Any]:
+    """Return all claims of a token; those that are None are left out.
+
+    Args:
+        own: The claims that have options of their own.
+        further: Further claims, which override all others.
+        expires: How long the token is valid, as a duration.
+
+    Raises:
+        typer.BadParameter: `expires` is no duration.
+    """
+    from gateway.config.types.units import parse_duration
+
+    try:
+        seconds = parse_duration(expires)
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc), param_hint="--expires") from None
+    now = int(time.time())
+    claims = {**own, "iat": now, "exp": now + int(seconds), **further}
+    return {name: value for name, value in claims.items() if value is not None}
+
+
+def is_jwt(text: str) -> bool:
+    """Return whether a text is meant as a JWT: resume tokens have no dots."""
+    return text.count(".") == 2
+
+
+@dataclass(frozen=True)
+class DecodedJwt:
+    """A JWT whose signature was not verified."""
+
+    header: Mapping[str, Any]
+    claims: Mapping[str, Any]
+
+    @classmethod
+    def decode(cls, text: str) -> Self:
+        """Decode a token.
+
+        Raises:
+            GatewayError: It is damaged.
+        """
+        header, claims, _ = text.split(".")
+        return cls(_decode_part(header, "header"), _decode_part(claims, "claims"))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the token as a JSON object."""
+        return {"header": self.header, "claims": self.claims, "signature": "not verified"}
+
+    def to_table(self) -> str:
+        """Return the token as lines for a terminal."""
+        return "\n".join(self._iter_lines())
+
+    def _iter_lines(self) -> Iterator[str]:
+        header = " ".join(f"{name}={_format_value(value)}" for name, value in self.header.items())
+        rows = [("header", header), ("signature", "not verified; see `gateway token check`")]
+        rows += [(name, self.format_claim(name)) for name in self.claims]
+        width = max(len(name) for name, _ in rows)
+        for name, value in rows:
+            yield f"{_format_value(name):<{width}}  {value}"
+
+    def format_claim(self, name: str) -> str:
+        """Return a claim as text; for a time in words, too."""
+        value = self.claims[name]
+        text = _format_value(value)
+        if name in TIME_CLAIMS and (moment := _format_time(value)):
+            expired = ", expired" if name == "exp" and value <= time.time() else ""
+            return f"{text} ({moment}{expired})"
+        return text
+
+
+def _decode_part(part: str, what: str) -> dict[str, Any]:
+    try:
+        decoded = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
+    except (ValueError, binascii.Error, RecursionError):
+        decoded = None
+    if not isinstance(decoded, dict):
+        raise GatewayError(f"the {what} of the token are no JSON in base64url; copy it again")
+    return decoded
+
+
+def _format_value(value: Any) -> str:
+    """Return a value as text. The token may be of anyone, so control characters are escaped."""
+    from gateway.cli.tail.terminal import escape_controls
+
+    return escape_controls(
+        value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    )
+
+
+def _format_time(value: Any) -> str:
+    """Return a time in seconds since 1970 as RFC 3339 text; nothing for what is no time."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return ""
+    try:
+        return datetime.fromtimestamp(value, UTC).isoformat().replace("+00:00", "Z")
+    except (ValueError, OverflowError, OSError):
+        return ""

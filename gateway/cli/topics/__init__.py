@@ -1,0 +1,143 @@
+"""`gateway topics`: list the topics of a Kafka, or describe one.
+
+`topic_report` asks the brokers, `sample` decodes a record, and this module has the command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gateway.cli.completion import complete_topic
+from gateway.cli.options import DEFAULT_SERVERS, KafkaConfigOption, KafkaSource, ServersOption
+
+if TYPE_CHECKING:
+    from .topic_report import TopicDetails, TopicSummary
+
+
+def topics(
+    ctx: typer.Context,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            show_default=False,
+            help="The topic to describe; all are listed without it.",
+            autocompletion=complete_topic,
+        ),
+    ] = None,
+    everything: Annotated[
+        bool,
+        typer.Option("--all", help="Also list Kafka's own topics, such as __consumer_offsets."),
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per topic.")
+    ] = False,
+    servers: ServersOption = DEFAULT_SERVERS,
+    config: KafkaConfigOption = None,
+) -> None:
+    """List the topics of a Kafka, or describe one.
+
+    RECORDS counts offsets: a compacted topic, or one with transactions, has fewer records.
+
+    For one topic the command prints leaders, replicas in sync, offsets, how fast records arrive (it
+    looks for two seconds), and its newest record, decoded as the configuration says.
+
+    \b
+    gateway topics --servers localhost:9092
+    gateway topics orders -c gateway.yaml
+    gateway topics --json | jq -r 'select(.partitions > 12).name'
+    """
+    source = KafkaSource.find(ctx, servers, config)
+    if name is None:
+        summaries = asyncio.run(_list_topics(source, everything))
+        _print_lines(
+            (json.dumps(each.to_json()) for each in summaries)
+            if as_json
+            else _format_summaries(summaries)
+        )
+        return
+    details = asyncio.run(_describe_topic(source, name))
+    _print_lines([json.dumps(details.to_json())] if as_json else _format_details(details))
+
+
+async def _list_topics(source: KafkaSource, everything: bool) -> Sequence[TopicSummary]:
+    from gateway.cli.kafka_connection import open_cluster
+
+    from .topic_report import list_topics
+
+    async with open_cluster(source.load((), "topics")) as cluster:
+        return await list_topics(cluster, include_internal=everything)
+
+
+async def _describe_topic(source: KafkaSource, name: str) -> TopicDetails:
+    from gateway.cli.kafka_connection import open_cluster
+
+    from .sample import SampleDecoder
+    from .topic_report import describe_topic
+
+    decoder = SampleDecoder.create(source, name)
+    async with open_cluster(source.load([name], "topics")) as cluster:
+        return await describe_topic(cluster, name, decoder)
+
+
+def _print_lines(lines: Iterable[str]) -> None:
+    from gateway.cli.tail.terminal import escape_controls
+
+    for line in lines:
+        typer.echo(escape_controls(line))
+
+
+def _format_table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table; all columns but the first are numbers or short."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        yield "  ".join(map(str.ljust, row, widths)).rstrip()
+
+
+def _format_summaries(summaries: Sequence[TopicSummary]) -> Iterator[str]:
+    if not summaries:
+        yield "no topics; `gateway produce TOPIC` creates one, if the brokers allow it"
+        return
+    rows = [("TOPIC", "PARTITIONS", "REPLICAS", "RECORDS")]
+    rows += [
+        (
+            each.name,
+            str(each.partitions),
+            str(each.replicas),
+            "unknown" if each.records is None else str(each.records),
+        )
+        for each in summaries
+    ]
+    yield from _format_table(rows)
+
+
+def _format_details(details: TopicDetails) -> Iterator[str]:
+    records = "unknown" if details.records is None else str(details.records)
+    yield f"topic    {details.name}"
+    yield f"cleanup  {details.cleanup_policy or 'unknown'}"
+    yield f"records  {records}, {details.rate:.1f}/s in the last {details.seconds:.1f} s"
+    yield ""
+    rows = [("PARTITION", "LEADER", "IN SYNC", "REPLICAS", "START", "END")]
+    rows += [
+        (
+            str(each.partition),
+            "none" if each.leader < 0 else str(each.leader),
+            ",".join(map(str, each.in_sync)) or "none",
+            ",".join(map(str, each.replicas)),
+            "unknown" if each.start is None else str(each.start),
+            "unknown" if each.end is None else str(each.end),
+        )
+        for each in details.partitions
+    ]
+    yield from _format_table(rows)
+    if details.sample is not None:
+        yield ""
+        sample = details.sample
+        yield f"newest   {sample.time}, partition {sample.partition}, offset {sample.offset}"
+        yield f"  key    {sample.key}"
+        yield f"  value  {sample.value}"
+        yield from (f"  {name}: {value}" for name, value in sample.headers)

@@ -1,0 +1,121 @@
+"""Show a record as text: decoded as the configuration says, or as far as its bytes are text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Self
+
+from gateway.cli.options import KafkaSource
+from gateway.core.log.record import Record
+from gateway.errors import FormatError, RegistryUnavailable
+
+if TYPE_CHECKING:
+    from gateway.config import Model, SchemaRegistry, Topic
+
+MAX_SHOWN_CHARS = 500
+MAX_SHOWN_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A record as text.
+
+    Attributes:
+        partition: Its partition.
+        offset: Its offset.
+        time: Its timestamp, as RFC 3339 text.
+        key: Its key.
+        value: Its value.
+        headers: Its headers.
+    """
+
+    partition: int
+    offset: int
+    time: str
+    key: str
+    value: str
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class SampleDecoder:
+    """Decodes records of one topic.
+
+    Attributes:
+        topic: What the configuration says of the topic; None for nothing.
+        catalogs: The schema registries of the configuration.
+    """
+
+    topic: Topic | None = None
+    catalogs: Mapping[str, SchemaRegistry] = field(default_factory=dict)
+
+    @classmethod
+    def create(cls, source: KafkaSource, topic: str) -> Self:
+        """Create the decoder for a topic.
+
+        Raises:
+            ConfigError: The configuration of the source is wrong.
+        """
+        if source.file is None:
+            return cls()
+        from gateway.config import load
+
+        settings = load(source.file)
+        listed = (kafka.find_topic(topic) for kafka in settings.clusters.values())
+        return cls(next((each for each in listed if each is not None), None), settings.catalogs)
+
+    async def decode(self, record: Record) -> Sample:
+        """Return a record as text."""
+        moment = datetime.fromtimestamp(max(record.timestamp, 0) / 1000, UTC)
+        key, value = (self.topic.key, self.topic.value) if self.topic else (None, None)
+        return Sample(
+            record.tp.partition,
+            record.offset,
+            moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            await self._decode_part(record.key, key, is_key=True),
+            await self._decode_part(record.value, value, is_key=False),
+            tuple((name, show_bytes(value)) for name, value in record.headers),
+        )
+
+    async def _decode_part(self, data: bytes | None, model: Model | None, *, is_key: bool) -> str:
+        if data is None or model is None or not model.is_decoded:
+            return show_bytes(data)
+        from gateway.formats.codec import Codecs
+        from gateway.formats.model import Model as Decoder
+
+        codecs = None if model.catalog is None else Codecs(self.catalogs[model.catalog])
+        decoder = Decoder(model.model, codecs, is_key=is_key)
+        try:
+            missing = decoder.find_missing_id(data)
+            if missing is not None:
+                await decoder.load_schema_ids({missing})
+            return _cut(decoder.decode(data).decode())
+        except (FormatError, RegistryUnavailable) as exc:
+            return f"{show_bytes(data)} (not {model.model}: {exc})"
+        finally:
+            if codecs is not None:
+                await codecs.close()
+
+
+def show_bytes(data: bytes | None) -> str:
+    """Return bytes as text, if they are, or else what can be said of them."""
+    if data is None:
+        return "null"
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        text = "\0"
+    if text.isprintable() or "\0" not in text:
+        return _cut(text)
+    if data[:1] == b"\0" and len(data) > 5:
+        schema_id = int.from_bytes(data[1:5], "big")
+        hint = "to decode it, set model and catalog of the topic"
+        return f"{len(data)} bytes, perhaps of schema {schema_id} of a registry; {hint}"
+    shown = data[:MAX_SHOWN_BYTES].hex(" ")
+    return f"{len(data)} bytes: {shown}{' ...' if len(data) > MAX_SHOWN_BYTES else ''}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]} ..."

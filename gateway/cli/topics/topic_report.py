@@ -1,0 +1,236 @@
+"""Ask brokers what topics they have, and how one of them is."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gateway.config.source.expression import suggest
+from gateway.core.log.record import Record, TopicPartition
+from gateway.errors import KafkaError, UnknownTopic
+from gateway.kafka.client.cluster import Cluster
+from gateway.kafka.client.offsets import EARLIEST, LATEST, OffsetAndTimestamp
+from gateway.kafka.fetch.bounded_read import read_committed
+from gateway.kafka.protocol.requests import TopicMetadata
+
+from .sample import Sample, SampleDecoder
+
+INTERNAL_PREFIX = "__"
+RATE_SECONDS = 2.0  # how long arriving records are counted
+SAMPLE_OFFSETS = 20  # how far before its end a partition is searched for a record
+
+
+@dataclass(frozen=True)
+class TopicSummary:
+    """A topic in a list.
+
+    Attributes:
+        name: Its name.
+        partitions: The number of its partitions.
+        replicas: The number of replicas of a partition.
+        records: The offsets that its log has; None if a leader does not answer.
+    """
+
+    name: str
+    partitions: int
+    replicas: int
+    records: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the topic as a JSON object."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class PartitionDetails:
+    """A partition of a topic.
+
+    Attributes:
+        partition: Its number.
+        leader: The node id of its leader; -1 for none.
+        replicas: The node ids of its replicas.
+        in_sync: Those of them that are in sync.
+        start: Its log start offset; None if its leader does not answer.
+        end: Its last stable offset; None likewise.
+    """
+
+    partition: int
+    leader: int
+    replicas: Sequence[int]
+    in_sync: Sequence[int]
+    start: int | None
+    end: int | None
+
+
+@dataclass(frozen=True)
+class TopicDetails:
+    """A topic that is described.
+
+    Attributes:
+        name: Its name.
+        cleanup_policy: Its `cleanup.policy`; None if it may not be read.
+        partitions: Its partitions, in order.
+        rate: The records that arrived in a second.
+        seconds: For how many seconds they were counted.
+        sample: Its newest record; None if it has none.
+    """
+
+    name: str
+    cleanup_policy: str | None
+    partitions: Sequence[PartitionDetails]
+    rate: float
+    seconds: float
+    sample: Sample | None
+
+    @property
+    def records(self) -> int | None:
+        """The offsets that its log has; None if a leader does not answer."""
+        return _count_records([(each.start, each.end) for each in self.partitions])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the topic as a JSON object."""
+        fields = asdict(self)
+        return {
+            "name": self.name,
+            "cleanupPolicy": self.cleanup_policy,
+            "records": self.records,
+            "rate": round(self.rate, 3),
+            "partitions": [
+                {("inSync" if key == "in_sync" else key): value for key, value in each.items()}
+                for each in fields["partitions"]
+            ],
+            "newest": fields["sample"],
+        }
+
+
+async def list_topics(cluster: Cluster, *, include_internal: bool) -> list[TopicSummary]:
+    """Return all topics of a cluster, sorted by name.
+
+    Args:
+        cluster: The cluster.
+        include_internal: Whether Kafka's own topics are listed, too.
+
+    Raises:
+        KafkaError: No broker answers.
+    """
+    names = sorted(
+        name
+        for name in await cluster.list_topics()
+        if include_internal or not name.startswith(INTERNAL_PREFIX)
+    )
+    for name in names:
+        cluster.metadata.watch(name)
+    await cluster.metadata.refresh("topics are listed")
+    described = {name: topic for name in names if (topic := cluster.get_topic(name)) is not None}
+    bounds = await _fetch_bounds(cluster, described.values())
+    return [
+        TopicSummary(
+            name,
+            len(topic.partitions),
+            max((len(each.replicas) for each in topic.partitions.values()), default=0),
+            _count_records([bounds[TopicPartition(name, number)] for number in topic.partitions]),
+        )
+        for name, topic in described.items()
+    ]
+
+
+async def describe_topic(
+    cluster: Cluster, name: str, decoder: SampleDecoder, *, rate_seconds: float = RATE_SECONDS
+) -> TopicDetails:
+    """Describe a topic.
+
+    Args:
+        cluster: The cluster.
+        name: The topic.
+        decoder: Decodes its newest record.
+        rate_seconds: How long arriving records are counted.
+
+    Raises:
+        UnknownTopic: It does not exist; the message has the nearest name.
+        KafkaError: It cannot be described.
+    """
+    try:
+        topic = await cluster.describe_topic(name)
+    except UnknownTopic:
+        known = [each for each in await cluster.list_topics() if each[:2] != INTERNAL_PREFIX]
+        hint = suggest(name, known, "this Kafka has no topics yet")
+        raise UnknownTopic(f"no broker knows the topic {name}; {hint}", topic=name) from None
+    cluster.metadata.watch(name, topic)
+    try:
+        cleanup_policy = await cluster.fetch_cleanup_policy(name)
+    except KafkaError:
+        cleanup_policy = None  # not every broker says, such as the embedded one
+    before, began = await _fetch_bounds(cluster, [topic]), time.monotonic()
+    await asyncio.sleep(rate_seconds)
+    after, seconds = await _fetch_bounds(cluster, [topic]), time.monotonic() - began
+    arrived = sum(
+        end - earlier
+        for tp, (_, end) in after.items()
+        if end is not None and (earlier := before[tp][1]) is not None
+    )
+    record = await _read_newest_record(cluster, after)
+    return TopicDetails(
+        name,
+        cleanup_policy,
+        [
+            PartitionDetails(
+                number, each.leader, each.replicas, each.isr, *after[TopicPartition(name, number)]
+            )
+            for number, each in sorted(topic.partitions.items())
+        ],
+        arrived / seconds,
+        seconds,
+        None if record is None else await decoder.decode(record),
+    )
+
+
+Bounds = tuple[int | None, int | None]
+
+
+async def _fetch_bounds(
+    cluster: Cluster, topics: Sequence[TopicMetadata] | Any
+) -> dict[TopicPartition, Bounds]:
+    """Return where the log of each partition starts and ends; None where no leader answers."""
+    tps = [TopicPartition(topic.name, number) for topic in topics for number in topic.partitions]
+    # Starts first: records that are deleted in between must not make a start exceed its end.
+    starts = await cluster.list_offsets(dict.fromkeys(tps, EARLIEST))
+    ends = await cluster.list_offsets(dict.fromkeys(tps, LATEST))
+    return {tp: (_get_offset(starts.get(tp)), _get_offset(ends.get(tp))) for tp in tps}
+
+
+def _get_offset(answer: OffsetAndTimestamp | int | None) -> int | None:
+    return answer.offset if isinstance(answer, OffsetAndTimestamp) else None
+
+
+def _count_records(bounds: Sequence[Bounds]) -> int | None:
+    """Return the number of offsets within all bounds; None if one is unknown."""
+    total = 0
+    for start, end in bounds:
+        if start is None or end is None:
+            return None
+        total += end - start
+    return total
+
+
+async def _read_newest_record(
+    cluster: Cluster, bounds: Mapping[TopicPartition, Bounds]
+) -> Record | None:
+    """Return the newest of the last records of all partitions; None if there is none.
+
+    A partition whose last offsets hold no record, but markers of transactions, is left out.
+    """
+    newest: Record | None = None
+    for tp, (start, end) in bounds.items():
+        if start is None or end is None or start == end:
+            continue
+        try:
+            read = await read_committed(cluster, tp, max(start, end - SAMPLE_OFFSETS))
+        except KafkaError:
+            continue  # the other partitions may have one
+        for record in read.records[-1:]:
+            if newest is None or record.timestamp > newest.timestamp:
+                newest = record
+    return newest

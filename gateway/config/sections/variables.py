@@ -1,0 +1,271 @@
+"""Set options by environment variables: `GATEWAY_LISTEN__PORT` is `listen.port`.
+
+The name of a variable is GATEWAY_, then the path of the option in capitals: two underscores between
+the levels, and one between the words of a name (`GATEWAY_LISTEN__DRAIN_TIMEOUT`). Two underscores
+because one would be ambiguous, and because Kubernetes sets variables such as `GATEWAY_ADMIN_PORT`
+for a service `gateway-admin`.
+
+A name of the file is a level, too: `GATEWAY_GUARDS__LOGIN__ISSUER` is the issuer of the guard
+`login`. A list has its items separated by commas. Lists of sections and mappings are one variable,
+in YAML: `GATEWAY_ROUTES='[{path: /events/orders, topic: orders}]'`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple, get_args, get_origin
+
+from gateway.config.source.substitution import SubstitutedText
+from gateway.config.source.yaml_document import parse_document
+from gateway.config.types.fields import DURATION_PATTERN, RATE_PATTERN, SIZE_PATTERN
+from gateway.config.types.section import Loc, Section
+from gateway.config.types.shorthand import get_full_type, resolve_type
+from gateway.errors import ConfigError
+
+from .schema import build_json_schema
+from .settings import Settings
+from .telemetry import SHARE_PATTERN
+
+PREFIX = "GATEWAY_"
+LEVEL_SEPARATOR = "__"
+
+COMMAND_VARIABLES = frozenset(
+    {
+        *("GATEWAY_CONFIG", "GATEWAY_KAFKA_SERVERS", "GATEWAY_ADMIN_TOKEN", "GATEWAY_TOKEN"),
+        *("GATEWAY_SIDECAR_URL", "GATEWAY_SIDECAR_TOKEN"),
+        *("GATEWAY_DRIVER_PID_FILE", "GATEWAY_SPARK_LOG"),
+    }
+)
+"""Variables that commands read themselves, and that set no option of the configuration."""
+
+MIN_SIMILARITY = 0.85
+"""How similar an unknown variable without a level must be to a known one to be reported.
+
+Other variables that begin with GATEWAY_ may well be of other programs.
+"""
+
+# What Kubernetes sets for every service, here for those whose name begins with `gateway`.
+_SERVICE_VARIABLE = re.compile(r".*(_SERVICE_HOST|_SERVICE_PORT(_.*)?|_PORT_[0-9]+_.*)")
+
+
+class Variable(NamedTuple):
+    """A variable that sets an option.
+
+    Attributes:
+        name: Its name.
+        option: The option's path, such as `listen.port`.
+        type: What its value is, such as `number`.
+        default: The value without it, as a file has it; empty for none.
+        description: What the option is for.
+    """
+
+    name: str
+    option: str
+    type: str
+    default: str
+    description: str
+
+
+class Override(NamedTuple):
+    """A value that replaces that of an option.
+
+    Attributes:
+        loc: The option's path.
+        value: The value, as a file may have it.
+        origin: Where it is from, for messages: the variable's name.
+    """
+
+    loc: Loc
+    value: Any
+    origin: str
+
+
+def list_variables() -> list[Variable]:
+    """Return the variables of all options with a fixed path, in the order of the sections."""
+    definitions = build_json_schema()
+    sections = {"Settings": definitions, **definitions["$defs"]}
+    return [
+        _describe_variable(loc, sections[kind.__name__]["properties"][loc[-1]])
+        for loc, kind in _iter_options(Settings, ())
+    ]
+
+
+def read_variables(
+    environ: Mapping[str, str], values: object, referenced: Collection[str] = ()
+) -> tuple[list[Override], list[str]]:
+    """Return the values that variables set, and a warning for each variable that sets nothing.
+
+    Args:
+        environ: The environment.
+        values: The values of the file, whose names variables may have.
+        referenced: The variables that the file refers to as `${env.NAME}`, whatever their names.
+
+    Raises:
+        ConfigError: The YAML of a variable is malformed.
+    """
+    overrides, warnings = [], []
+    for name in sorted(environ):
+        if not name.startswith(PREFIX) or name in COMMAND_VARIABLES or not environ[name]:
+            continue
+        found = _find_option(name, values)
+        if found is not None:
+            loc, kind = found
+            overrides.append(Override(loc, _parse_value(kind, name, environ), name))
+        elif name not in referenced and not _is_of_service(name, environ[name]):
+            warnings += _describe_unknown(name)
+    return overrides, warnings
+
+
+def build_variable_name(loc: Loc) -> str:
+    """Return the name of the variable of an option."""
+    return PREFIX + LEVEL_SEPARATOR.join(_to_segment(str(step)) for step in loc)
+
+
+def _to_segment(name: str) -> str:
+    """Return a name in capitals, with an underscore between its words."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
+    return re.sub(r"[^A-Za-z0-9]+", "_", words).upper()
+
+
+def _iter_options(kind: type[Section], loc: Loc) -> Iterator[tuple[Loc, type[Section]]]:
+    """Yield the path and the section of each option that has a fixed path."""
+    for name, field in kind.model_fields.items():
+        inner = (*loc, field.alias or name)
+        section = _find_section(get_full_type(field))
+        if section is None:
+            yield inner, kind
+        else:
+            yield from _iter_options(section, inner)
+
+
+def _find_section(kind: Any) -> type[Section] | None:
+    """Return the section that a type is; None for single values, lists and mappings."""
+    resolved, _ = resolve_type(kind, {})
+    is_section = isinstance(resolved, type) and issubclass(resolved, Section)
+    return resolved if is_section else None
+
+
+def _find_option(variable: str, values: object) -> tuple[Loc, Any] | None:
+    """Return the path and the type of the option that a variable sets; None if there is none."""
+    loc: Loc = ()
+    kind: Any = Settings
+    for segment in variable.removeprefix(PREFIX).split(LEVEL_SEPARATOR):
+        resolved, _ = resolve_type(kind, values if isinstance(values, Mapping) else {})
+        if isinstance(resolved, type) and issubclass(resolved, Section):
+            names = {
+                _to_segment(field.alias or name): (field.alias or name, get_full_type(field))
+                for name, field in resolved.model_fields.items()
+            }
+            if segment not in names:
+                return None
+            step, kind = names[segment]
+        elif get_origin(resolved) is dict and isinstance(values, Mapping):
+            names_of_file = {_to_segment(str(name)): str(name) for name in values}
+            if segment not in names_of_file:
+                return None
+            step, kind = names_of_file[segment], get_args(resolved)[1]
+        else:
+            return None
+        loc = (*loc, step)
+        values = values.get(step) if isinstance(values, Mapping) else None
+    return None if _find_section(kind) is not None else (loc, kind)
+
+
+def _parse_value(kind: Any, variable: str, environ: Mapping[str, str]) -> Any:
+    """Return the value of a variable as if a file referred to it."""
+    text = environ[variable]
+    resolved, _ = resolve_type(kind, {})
+    if text.lstrip()[:1] in ("[", "{") and get_origin(resolved) in (tuple, dict):
+        document = parse_document(text, name=variable, environ=environ)
+        if document.problems:
+            lines = [document.format_line(mark, what) for mark, what in document.problems]
+            raise ConfigError(lines)
+        return document.values
+    source = f"${{env.{variable}}}"
+    if get_origin(resolved) is tuple:
+        items = (item.strip() for item in text.split(","))
+        return [SubstitutedText.from_parts(source, (item,)) for item in items if item]
+    return SubstitutedText.from_parts(source, (text,))
+
+
+def _is_of_service(name: str, value: str) -> bool:
+    """Return whether Kubernetes has set a variable for a service."""
+    is_address = name.endswith("_PORT") and "://" in value
+    return is_address or _SERVICE_VARIABLE.fullmatch(name) is not None
+
+
+def _describe_unknown(name: str) -> list[str]:
+    """Return the warning for a variable that sets nothing; none if it may be of another program."""
+    known = [build_variable_name(loc) for loc, _ in _iter_options(Settings, ())]
+    known += COMMAND_VARIABLES
+    folded = {each.replace("_", ""): each for each in known}
+    near = folded.get(name.replace("_", ""))
+    has_levels = LEVEL_SEPARATOR in name
+    if near is None:
+        cutoff = 0.75 if has_levels else MIN_SIMILARITY
+        near = next(iter(difflib.get_close_matches(name, known, n=1, cutoff=cutoff)), None)
+    if near is None and not has_levels:
+        return []
+    hint = f"did you mean {near}?" if near else "`gateway config --env` lists all"
+    return [f"the environment variable {name} sets no option; {hint}"]
+
+
+def _describe_variable(loc: Loc, schema: Mapping[str, Any]) -> Variable:
+    option = ".".join(str(step) for step in loc)
+    default = schema.get("default")
+    return Variable(
+        build_variable_name(loc),
+        option,
+        _describe_type(schema),
+        _format_default(default),
+        str(schema.get("description", "")),
+    )
+
+
+def _format_default(default: object) -> str:
+    if default is None or default in ([], {}):
+        return ""
+    if isinstance(default, bool):
+        return str(default).lower()
+    if isinstance(default, list):
+        return ",".join(map(str, default))
+    return str(default)
+
+
+def _describe_type(schema: Mapping[str, Any]) -> str:
+    """Return the type of an option, in a word or as its choices."""
+    members = [
+        member
+        for member in schema.get("anyOf", [schema])
+        if member.get("type") != "null"
+        and "${" not in str(member.get("pattern", "")).replace("\\", "")
+    ] or [schema]
+    types = dict.fromkeys(_describe_member(member) for member in members)
+    return " or ".join(types)
+
+
+def _describe_member(member: Mapping[str, Any]) -> str:
+    if "anyOf" in member:
+        return _describe_type(member)
+    choices = member.get("enum") or ([member["const"]] if "const" in member else [])
+    if choices:
+        return "|".join(map(str, choices))
+    pattern = member.get("pattern")
+    if pattern in _PATTERN_TYPES:
+        return _PATTERN_TYPES[pattern]
+    if member.get("type") == "array":
+        items = member.get("items", {})
+        is_plain = items.get("type") in ("string", "integer") or "enum" in items
+        return "list" if is_plain else "YAML"
+    names = {"boolean": "true|false", "integer": "number", "number": "number", "string": "text"}
+    return names.get(str(member.get("type")), "YAML")
+
+
+_PATTERN_TYPES: Mapping[object, str] = {
+    DURATION_PATTERN: "duration",
+    SIZE_PATTERN: "size",
+    RATE_PATTERN: "rate",
+    SHARE_PATTERN: "share",
+}

@@ -1,0 +1,252 @@
+"""How commands find a configuration, and how `gateway run` starts without one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.brokers import embedded_kafka
+from support.records import RecordToSend, produce_records
+from typer.main import get_command
+from typer.testing import CliRunner, Result
+
+from gateway.cli import app
+from gateway.config import list_variables, loads
+from gateway.config.sections.variables import COMMAND_VARIABLES
+from gateway.kafka.embedded import EmbeddedKafka
+
+kafka = embedded_kafka({"orders": 1})
+
+CONFIG = "kafka: {servers: 'a:9092', topics: [orders]}\nroutes: [{path: /o, topic: orders}]\n"
+
+
+def gateway(*arguments: str, **environment: str) -> Result:
+    return CliRunner().invoke(app, arguments, prog_name="gateway", env=environment)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, as the current one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The settings that would be served."""
+    served: list[Any] = []
+
+    def serve(settings: Any, **options: Any) -> int:
+        served.append(settings)
+        assert options["load"]() == settings
+        return 0
+
+    monkeypatch.setattr("gateway.web.app.server.serve", serve)
+    return served
+
+
+def test_run_streams_topics_without_a_file(folder: Path, served: list[Any]):
+    arguments = ["--servers", "a:1,b:1", "--topic", "orders", "-t", "stock", "-t", "orders"]
+    result = gateway("run", *arguments, "--origin", "http://localhost:5173", "--port", "9000")
+    assert result.exit_code == 0, result.output
+    (settings,) = served
+    assert settings.kafka.servers == ("a:1", "b:1")
+    assert [(route.when[0].path, str(route.with_.topic)) for route in settings.routes] == [
+        ("/events/orders", "orders"),
+        ("/events/stock", "stock"),
+    ]
+    access = settings.listen.access_control
+    assert (access.policy, access.allow.origins) == ("cross-origin", ("http://localhost:5173",))
+    assert "http://127.0.0.1:9000/events/orders" in result.stdout
+    assert "--print-config > gateway.yaml" in result.stdout
+
+
+def test_the_printed_configuration_serves_the_same(folder: Path, served: list[Any]):
+    arguments = ["run", "-t", "orders", "-s", "a:1", "--origin", "http://b", "--port", "9000"]
+    printed = gateway(*arguments, "--print-config")
+    assert (printed.exit_code, served) == (0, [])
+    gateway(*arguments)
+    assert loads(printed.stdout) == served[0]
+    (folder / "gateway.yaml").write_text(printed.stdout)
+    assert gateway("check").exit_code == 0
+    assert printed.stdout.startswith("# yaml-language-server: $schema=")
+
+
+def test_the_command_that_is_shown_prints_that_configuration(folder: Path, served: list[Any]):
+    result = gateway("run", "-t", "orders", "-s", "a:1", "--host", "0.0.0.0", "--port", "1")
+    command = result.stdout.partition("to keep this as a file: ")[2].partition(" > ")[0]
+    printed = gateway(*command.split()[1:])
+    assert loads(printed.stdout) == served[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--topic", "a/b"], "topic name"),
+        (["--topic", "orders", "--servers", "nowhere"], "host:port"),
+        (["--topic", "orders", "--origin", "localhost:5173"], "origin"),
+        (["--topic", "orders", "-c", __file__], "either --config or --topic"),
+        (["--print-config"], "--topic"),
+    ],
+)
+def test_wrong_values_of_a_start_without_a_file_are_wrong_usage(
+    folder: Path, arguments: list[str], word: str
+):
+    result = gateway("run", *arguments)
+    assert (result.exit_code, word in result.output) == (2, True), result.output
+
+
+COMMANDS: Sequence[Sequence[str]] = (
+    ["run"],
+    ["check"],
+    ["config"],
+    ["reload", "--pid", "1"],
+    ["sidecar"],
+    ["dlq", "list"],
+    ["pipeline", "list"],
+    ["pipeline", "run", "all"],
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_without_a_configuration_all_ways_to_give_one_are_named(
+    folder: Path, command: Sequence[str]
+):
+    """Commands said only that `--config` was missing."""
+    result = gateway(*command)
+    assert result.exit_code == 2
+    assert all(way in result.output for way in ("-c FILE", "GATEWAY_CONFIG", "gateway.yaml"))
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_the_default_configuration_is_read(folder: Path, command: Sequence[str]):
+    (folder / "gateway.yaml").write_text("kafak: {}\n")
+    (folder / "other.yaml").write_text("oehtr: {}\n")
+    result = gateway(*command)
+    assert (result.exit_code, "gateway.yaml:1:1: unknown key 'kafak'" in result.stderr) == (
+        78,
+        True,
+    )
+    result = gateway(*command, GATEWAY_CONFIG="other.yaml")
+    assert (result.exit_code, "other.yaml:1:1: unknown key 'oehtr'" in result.stderr) == (78, True)
+    result = gateway(*command, GATEWAY_CONFIG="none.yaml")
+    assert (result.exit_code, "none.yaml" in result.stderr) == (2, True)
+
+
+def test_check_takes_the_file_both_ways_but_not_twice(folder: Path):
+    (folder / "a.yaml").write_text(CONFIG)
+    assert gateway("check", "a.yaml").stdout == gateway("check", "-c", "a.yaml").stdout
+    assert gateway("check", "a.yaml", "-c", "a.yaml").exit_code == 2
+
+
+def test_check_warns_about_old_spellings_and_unknown_variables(folder: Path):
+    (folder / "gateway.yaml").write_text(f"{CONFIG}listen: {{drain-timeout: 3s}}\n")
+    result = gateway("check", GATEWAY_LISTEN__PROT="1")
+    assert (result.exit_code, result.stdout) == (0, "gateway.yaml: ok\n")
+    assert "gateway.yaml:3:10: 'drain-timeout'" in result.stderr
+    assert "did you mean GATEWAY_LISTEN__PORT?" in result.stderr
+
+
+def test_the_command_line_overrides_variables_and_these_the_file(folder: Path, served: list[Any]):
+    (folder / "gateway.yaml").write_text(f"{CONFIG}listen: {{port: 1, host: 127.0.0.1}}\n")
+    environment = {"GATEWAY_LISTEN__PORT": "2", "GATEWAY_LISTEN__HOST": "localhost"}
+    gateway("run", **environment)
+    gateway("run", "--port", "3", "--servers", "b:1", "--origin", "http://a", **environment)
+    first, second = served
+    assert (first.listen.host, first.listen.port) == ("localhost", 2)
+    assert (second.listen.host, second.listen.port) == ("localhost", 3)
+    assert (first.kafka.servers, second.kafka.servers) == (("a:9092",), ("b:1",))
+    assert second.listen.access_control.allow.origins == ("http://a",)
+
+
+def test_run_needs_no_file_if_variables_have_the_configuration(folder: Path, served: list[Any]):
+    result = gateway(
+        "run",
+        GATEWAY_KAFKA__SERVERS="a:1",
+        GATEWAY_KAFKA__TOPICS="orders",
+        GATEWAY_ROUTES="[{path: /o, topic: orders}]",
+    )
+    assert result.exit_code == 0, result.output
+    assert served[0].routes[0].when[0].path == "/o"
+
+
+def test_config_prints_the_settings_in_effect_and_where_they_are_from(folder: Path):
+    (folder / "gateway.yaml").write_text(CONFIG)
+    result = gateway("config", GATEWAY_LISTEN__PORT="9000")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("# gateway.yaml\n# listen.port by GATEWAY_LISTEN__PORT\n")
+    assert loads(result.stdout).listen.port == 9000
+
+
+def test_config_lists_all_variables():
+    table = gateway("config", "--env").stdout.splitlines()
+    assert table[0].split() == ["VARIABLE", "TYPE", "DEFAULT", "DESCRIPTION"]
+    rows = [json.loads(line) for line in gateway("config", "--env", "--json").stdout.splitlines()]
+    assert len(table) - 1 == len(rows) == len(list_variables())
+    assert rows[0]["name"] == "GATEWAY_NAME" and set(rows[0]) == {
+        "name", "option", "type", "default", "description",
+    }  # fmt: skip
+
+
+def test_the_variables_of_commands_are_known():
+    """Otherwise a command's own variable would be reported as one that sets nothing."""
+
+    def iter_variables(command: Any) -> Any:
+        for each in getattr(command, "commands", {}).values():
+            yield from iter_variables(each)
+        for parameter in command.params:
+            envvar = parameter.envvar or ()
+            yield from [envvar] if isinstance(envvar, str) else envvar
+
+    assert set(iter_variables(get_command(app))) <= COMMAND_VARIABLES
+
+
+async def test_the_kafka_of_the_default_configuration_is_the_one_that_is_read(
+    folder: Path, kafka: EmbeddedKafka
+):
+    servers = ",".join(kafka.bootstrap)
+    await produce_records(kafka.bootstrap, "orders", [RecordToSend(b"v", b"k")])
+    (folder / "gateway.yaml").write_text(f"kafka: {{servers: '{servers}'}}\n")
+    wrong = {"GATEWAY_KAFKA_SERVERS": "127.0.0.1:1"}
+    arguments = ["tail", "orders", "--from", "earliest", "-n", "1", "--format", "value", "-q"]
+    for options, environment in (
+        ([], {}),
+        (["-s", servers], wrong),
+        (["-c", "gateway.yaml"], wrong),
+    ):
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-m", "gateway", *arguments, *options],
+            capture_output=True, timeout=60, cwd=folder,
+            env={"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path), **environment},
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (0, b"v\n"), done.stderr
+
+
+async def test_a_real_start_without_a_file_streams(folder: Path, kafka: EmbeddedKafka):
+    await produce_records(kafka.bootstrap, "orders", [RecordToSend(b"hello", b"k")])
+    command = ["run", "-s", ",".join(kafka.bootstrap), "-t", "orders", "--port", "0"]
+    process = await asyncio.to_thread(
+        subprocess.Popen,
+        [sys.executable, "-m", "gateway", *command],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=folder,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path)},
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "")
+        base = next(found[1] for line in lines if (found := re.match(r"listening on (\S+)", line)))
+        async with httpx.AsyncClient(trust_env=False, timeout=30) as http:
+            answer = await http.get(f"{base}/events/orders?from=earliest&until=latest")
+        assert "data: hello" in answer.text
+    finally:
+        process.terminate()
+        process.wait(30)
