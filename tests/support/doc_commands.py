@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import tomllib
@@ -23,6 +24,7 @@ _OTHERS = {
     "uvx", "wc", "head", "grep", "sort", "test", "tr", "rm", "for", "do", "done", "while", "if",
     "fi", "then", "sed", ".", "source", "spark-submit", "curl.exe",
 }  # fmt: skip
+DEFAULT_CONFIG = "gateway.yaml"  # what commands read without -c
 _FILE = re.compile(
     r"[\w./-]+\.(ya?ml|jsonl?|pem|pid|py|txt|token)|spark-events/[\w-]+"  # what commands read
 )
@@ -31,6 +33,7 @@ _OWN_PATHS = (
     "/health", "/ws", "/asyncapi.json", "/gateway.js", "/metrics", "/streams", "/producers",
     "/consumers", "/replays", "/topics", "/docs", "/openapi.json", "/ksqldb", "/logger", "/chaos",
     "/levels", "/reload", "/routes", "/renew", "/deadLetter", "/server", "/v2", "/adm",
+    "/reactive",
 )  # fmt: skip
 
 
@@ -95,15 +98,22 @@ def check_command(words: list[str], directory: Path, is_path: Any) -> None:
 
 
 def parse_gateway_command(arguments: list[str], directory: Path) -> None:
-    """Parse it as the command line does, without running it. Files that it names exist."""
+    """Parse it as the command line does, without running it.
+
+    Files that it names exist, and so does the default configuration.
+    """
     if arguments == ["--version"]:
         return
+    default = directory / DEFAULT_CONFIG
+    default.touch()
     for word in arguments:
         name = word.rpartition("=")[2]
         if _FILE.fullmatch(name):
             path = directory / name.lstrip("/")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
+    before = os.environ.get("GATEWAY_CONFIG")
+    os.environ["GATEWAY_CONFIG"] = str(default)
     try:
         command: Any = typer.main.get_command(app)
         context = command.make_context("gateway", _place(arguments, directory))
@@ -117,6 +127,11 @@ def parse_gateway_command(arguments: list[str], directory: Path) -> None:
         if not hasattr(error, "format_message"):  # of click, or of typer's own copy of it
             raise
         raise AssertionError(f"gateway: {error.format_message()}") from error
+    finally:
+        if before is None:
+            del os.environ["GATEWAY_CONFIG"]
+        else:
+            os.environ["GATEWAY_CONFIG"] = before
 
 
 def _place(arguments: list[str], directory: Path) -> list[str]:
