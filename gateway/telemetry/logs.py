@@ -23,11 +23,11 @@ from .redaction import redact_text
 LEVELS = ("debug", "info", "warning", "error")
 # Packages that log in a process that serves. A name covers the packages within it.
 COMPONENTS = (
-    "api", "config", "formats", "hub", "hub.fanout", "hub.reads", "kafka", "kafka.admin", "kafka.client",
-    "kafka.fetch", "kafka.group", "kafka.produce", "sidecar", "sidecar.consumer", "sidecar.http",
-    "sidecar.ksqldb", "sidecar.producer", "sidecar.reactive", "sidecar.replay", "sidecar.v2",
-    "telemetry", "web", "web.access", "web.admin", "web.app", "web.exchange", "web.http",
-    "web.routing", "web.streams", "web.websocket", "web.workers",
+    "api", "config", "formats", "hub", "hub.fanout", "hub.reads", "kafka", "kafka.admin",
+    "kafka.client", "kafka.fetch", "kafka.group", "kafka.produce", "sidecar", "sidecar.consumer",
+    "sidecar.http", "sidecar.ksqldb", "sidecar.producer", "sidecar.reactive", "sidecar.replay",
+    "sidecar.v2", "telemetry", "web", "web.access", "web.admin", "web.app", "web.exchange",
+    "web.http", "web.routing", "web.streams", "web.websocket", "web.workers",
 )  # fmt: skip
 LIBRARIES = ("aiokafka", "httpx", "uvicorn", "opentelemetry")  # other names: our packages
 DEFAULT_LIBRARY_LEVELS = {
