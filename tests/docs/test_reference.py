@@ -38,7 +38,9 @@ def test_every_option_is_in_the_configuration_reference():
 
 
 def test_every_section_is_reached():
-    assert {section.title for section in iter_sections(SCHEMA)} == set(SCHEMA["$defs"])
+    # The short form of a route has the options of its long form.
+    expected = {title for title in SCHEMA["$defs"] if not title.startswith("Short")}
+    assert {section.title for section in iter_sections(SCHEMA)} == expected
 
 
 def test_every_section_with_options_has_an_example():

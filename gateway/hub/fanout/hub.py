@@ -511,8 +511,8 @@ class Hub:
     def _get_encoder(self, view: View, wire: Wire) -> Encoder:
         """Return the encoder of a view on a wire.
 
-        Views that differ only in topics or filters share one, so that a record is encoded once for
-        all of them.
+        Views that differ only in topics or filters share one. If they filter, and read the same
+        topics, a record is encoded once for all of them.
         """
         decodes = any(map(self.models.has_model, view.topics))
         key = wire, view.format, view.binary, view.fields, decodes
