@@ -29,6 +29,11 @@ COMPONENTS = (
     "sidecar.v2", "telemetry", "web", "web.access", "web.admin", "web.app", "web.exchange",
     "web.http", "web.routing", "web.streams", "web.websocket", "web.workers",
 )  # fmt: skip
+# Those of the process that runs Spark jobs, which reads the same configuration.
+PIPELINE_COMPONENTS = (
+    "pipeline", "pipeline.doctor", "pipeline.exactly_once", "pipeline.progress", "pipeline.run",
+    "pipeline.state", "pipeline.tables", "pipeline.unreadable",
+)  # fmt: skip
 LIBRARIES = ("aiokafka", "httpx", "uvicorn", "opentelemetry")  # other names: our packages
 DEFAULT_LIBRARY_LEVELS = {
     "aiokafka": "warning",

@@ -14,7 +14,7 @@ import gateway
 from gateway.cli import app
 from gateway.config.sections.telemetry import Logs
 from gateway.telemetry import logs
-from gateway.telemetry.logs import COMPONENTS
+from gateway.telemetry.logs import COMPONENTS, PIPELINE_COMPONENTS
 from gateway.web.app import server
 
 SOURCE = Path(gateway.__file__).parent
@@ -42,6 +42,8 @@ def test_every_package_that_logs_is_a_component():
     logging_packages = {parts for parts in packages if parts and parts[0] not in OTHER_PROCESSES}
     expected = logging_packages | {parts[:1] for parts in logging_packages}
     assert sorted(COMPONENTS) == sorted(".".join(parts) for parts in expected)
+    of_jobs = {parts for parts in packages if parts and parts[0] == "pipeline"}
+    assert sorted(PIPELINE_COMPONENTS) == sorted(".".join(parts) for parts in of_jobs)
 
 
 @pytest.mark.parametrize("command", ["run", "sidecar"])

@@ -183,6 +183,7 @@ CASES = {
     "avro without catalog": (TOPIC + "value: {model: §avro}\n", "schema catalog"),
     "json with catalog": (TOPIC + "value: {model: json, §catalog: r}\n", "no schema remove",
                           "r"),
+    "catalog without model": (TOPIC + "value: {§catalog: r}\n", "model remove", "catalog"),
     "unknown model": (TOPIC + "value: {model: §jason}\n", "'json'?"),
     "empty transform": (TOPIC + "transforms: [§{}]\n", "extract-key"),
     "transform of a parameter": (TOPIC + "transforms: [{extract-key: §'${params.a}'}]\n",

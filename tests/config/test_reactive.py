@@ -36,6 +36,7 @@ def test_one_group_or_several_are_read_with_the_peers_defaults():
         ("{group: a, topics: [b], pattern: c}", "has no topics, or two kinds"),
         ("{group: a, pattern: '(b'}", "'(b' is no regular expression"),
         ("[{group: a, topics: [b]}, {group: a, topics: [c]}]", "'a' is used twice"),
+        ("[{group: [a], topics: [b]}, {group: {}, topics: [c]}]", "groups[0].group"),
         ("{group: a, topics: [b], valueFormat: avro}", "add a registry to catalogs"),
         ("[{group: a, topics: [b], keyFormat: 4}]", "add a registry to catalogs"),
         ("{group: a, topics: [b], parallelism: 0}", "out of range"),

@@ -209,6 +209,21 @@ async def test_a_refused_position_is_told_and_a_refused_path_is_final(
         assert len(client.errors) == 1
 
 
+@in_node
+@TRANSPORTS
+async def test_a_wrong_query_takes_no_position_away(transport: str, gateway: GatewayProcess):
+    """An EventSource that was refused for its query forgot the position, and invented a gap."""
+    async with ModuleClient(f"{gateway.base_url}/events/{TOPIC}") as client:
+        await client.wait_until_live()
+        await wait_until(lambda: client.last_event_id, client.describe_state, WITHIN)
+        position = client.last_event_id
+    options = {"transport": transport, "position": position}
+    async with ModuleClient(f"{gateway.base_url}/events/{TOPIC}?customer=1", options) as client:
+        await wait_until(lambda: client.is_closed and client.errors, client.describe_state, WITHIN)
+        assert client.states == [("connecting", None), ("closed", "bad-request")]
+        assert not named(client.events, "gap")
+
+
 class NoWebSockets(TcpProxy):
     """A network that knows HTTP only."""
 

@@ -127,7 +127,10 @@ class Model(Section):
         if needs_catalog(model) and "catalog" not in raw:
             what = f"model {model} needs a schema; add catalog: and a name of catalogs"
             yield Problem(("model",), what)
-        if "catalog" in raw and isinstance(model, str) and not needs_catalog(model):
+        if "catalog" in raw and model is None:
+            what = "'catalog' needs a model with a schema; add such as model: avro, or remove it"
+            yield Problem(("catalog",), what, is_key=True)
+        elif "catalog" in raw and isinstance(model, str) and not needs_catalog(model):
             yield Problem(("catalog",), f"model {model} has no schema; remove catalog", is_key=True)
         if raw.get("onInvalid", "error") != "error" and raw.get("model", "bytes") in RAW_MODELS:
             what = f"model {raw.get('model', 'bytes')} is passed on as it is; remove onInvalid"

@@ -121,7 +121,9 @@ def _allow_substitution(option: dict[str, Any]) -> dict[str, Any]:
 
     `description` and `default` stay outside of `anyOf`, where editors find them.
     """
-    if option.get("type") in ("array", "object") or "$ref" in option or "if" in option:
+    if option.get("type") == "array":
+        return _allow_substituted_items(option)
+    if option.get("type") == "object" or "$ref" in option or "if" in option:
         return option
     annotations: dict[str, Any] = {
         key: option[key] for key in ("description", "default") if key in option
@@ -138,4 +140,14 @@ def _allow_substitution(option: dict[str, Any]) -> dict[str, Any]:
         "const",
     }:
         return option
-    return {**annotations, "anyOf": [*schema.get("anyOf", [schema]), SUBSTITUTION_SCHEMA]}
+    kinds = [_allow_substituted_items(kind) for kind in schema.get("anyOf", [schema])]
+    return {**annotations, "anyOf": [*kinds, SUBSTITUTION_SCHEMA]}
+
+
+def _allow_substituted_items(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a list whose items, if they are texts, may be substitutions."""
+    items = schema.get("items")
+    is_text = isinstance(items, dict) and items.get("type") == "string"
+    if schema.get("type") != "array" or not is_text:
+        return schema
+    return {**schema, "items": {"anyOf": [items, SUBSTITUTION_SCHEMA]}}

@@ -396,11 +396,13 @@ class Reactive(Section):
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         """Yield the problem of a group that is listed twice."""
-        names: set[object] = set()
+        names: set[str] = set()
         groups = raw.get("groups")
         for index, group in enumerate(groups if isinstance(groups, (list, tuple)) else ()):
             name = group.get("group") if isinstance(group, Mapping) else None
-            if isinstance(name, str) and name in names:
+            if not isinstance(name, str):
+                continue
+            if name in names:
                 what = f"'{name}' is used twice; list all topics of a group in one entry"
                 yield Problem(("groups", index, "group"), what)
             names.add(name)

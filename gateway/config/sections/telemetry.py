@@ -15,7 +15,7 @@ from gateway.config.types.fields import Duration, SecretText, Text, in_range
 from gateway.config.types.path import PathPattern
 from gateway.config.types.section import Problem, Section, create_value_error
 from gateway.config.types.units import format_share, parse_share
-from gateway.telemetry.logs import COMPONENTS, LIBRARIES
+from gateway.telemetry.logs import COMPONENTS, LIBRARIES, PIPELINE_COMPONENTS
 
 SHARE_PATTERN = r"^[0-9]+(\.[0-9]+)?%$"
 
@@ -46,7 +46,7 @@ def _validate_share(value: object) -> float:
 
 def _validate_logger_name(name: str) -> str:
     """Return the name of a component or of a library."""
-    names = (*COMPONENTS, *LIBRARIES)
+    names = (*COMPONENTS, *PIPELINE_COMPONENTS, *LIBRARIES)
     if name not in names:
         raise create_value_error(
             f"no component or library logs as {safe_repr(name)}; "
@@ -66,7 +66,7 @@ LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 LoggerName: TypeAlias = Annotated[
     str,
     AfterValidator(_validate_logger_name),
-    WithJsonSchema({"type": "string", "enum": [*COMPONENTS, *LIBRARIES]}),
+    WithJsonSchema({"type": "string", "enum": [*COMPONENTS, *PIPELINE_COMPONENTS, *LIBRARIES]}),
 ]
 """A logger: a component of the gateway, or a library."""
 

@@ -161,6 +161,7 @@ class _TypeBuilder:
             for default in fields.resolve_defaults():
                 self._count_default(default)
         self._unresolved.clear()
+        self.attempts.clear()
         return built_type
 
     def _build_type(self, schema: Any, namespace: str) -> AvroType:

@@ -49,25 +49,26 @@ class UnionAttempts:
     multiply the attempts at what is inside: a value of 300 bytes, 16 levels deep in two similar
     records, took 5 s. So no branch is asked twice about the same object.
 
-    One instance per schema, owned by its codec, which calls `clear` after each value: objects are
-    known by their id, which is theirs only while they exist.
+    One instance per schema, owned by its codec, which calls `clear` after each value and after the
+    defaults of the schema: objects are known by their id, which is theirs only while they exist.
     """
 
     def __init__(self) -> None:
         """Create one without attempts."""
-        self._converted: dict[tuple[int, int], Any] = {}
-        self._mismatches: dict[tuple[int, int], tuple[str, tuple[str, ...]]] = {}
+        self._converted: dict[tuple[int, int, bool], Any] = {}
+        self._mismatches: dict[tuple[int, int, bool], tuple[str, tuple[str, ...]]] = {}
 
-    def convert(self, branch: AvroType, value: Any) -> Any:
-        """Convert a value by a branch; raises SchemaMismatch if it does not fit."""
+    def convert(self, branch: AvroType, value: Any, *, is_default: bool = False) -> Any:
+        """Convert a value, or a default, by a branch; raises SchemaMismatch if it does not fit."""
+        convert = branch.default_from_json if is_default else branch.from_json
         if type(value) is not dict and type(value) is not list:
-            return branch.from_json(value)
-        key = (id(branch), id(value))
+            return convert(value)
+        key = (id(branch), id(value), is_default)
         if key in self._mismatches:
             raise SchemaMismatch(*self._mismatches[key])
         if key not in self._converted:
             try:
-                self._converted[key] = branch.from_json(value)
+                self._converted[key] = convert(value)
             except SchemaMismatch as mismatch:
                 self._mismatches[key] = str(mismatch), mismatch.path
                 raise
@@ -140,7 +141,7 @@ def create_union(branches: list[AvroType], attempts: UnionAttempts) -> AvroType:
         """Convert a default, which is of the first branch that accepts it."""
         for branch in list_candidates(value):
             try:
-                return labels[branch.name], branch.default_from_json(value)
+                return labels[branch.name], attempts.convert(branch, value, is_default=True)
             except SchemaMismatch:
                 pass
         raise SchemaMismatch("has a default of none of its types")

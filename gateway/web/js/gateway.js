@@ -16,32 +16,33 @@ signal.aborted,failure:error?.cause?.code}}finally{clearTimeout(timer);control.a
 status,problem},position){if(!(status>=400&&status<500)||TRANSIENT_STATUSES.includes(status))return null;
 const{detail=`HTTP status ${status}`,topic}=problem;let code="bad-request";if(status===401||status===
 403)code="forbidden";else if(status===404)code=topic?"unknown-topic":"unknown-path";else if(status===
-400&&position)code="position-refused";return{code,message:detail,status}}async function diagnose(request,{
-answer,jwt,transport,hasFallback,isSilent}){const url=request.base+request.path;answer??=await fetchAnswer(
-url,{credentials:request.credentials,jwt});const{status,mediaType,problem,isLate,failure}=answer;const refused=hint=>({
-reason:"refused",hint});const buffering={reason:"proxy-buffering",hint:`${request.base} responds, bu\
-t no event of ${url} arrives: turn buffering off in the proxy in between`};if(status>=400){return refused(
-`${url} responds with status ${status}: ${problem.detail??"no detail"}`)}if(status&&!mediaType.startsWith(
-"text/event-stream")){return refused(`${url} responds with ${mediaType||"no media type"} instead of \
-a stream of events: this is another server, or a proxy that does not pass the path on to the gateway`)}
-if(status&&isSilent)return buffering;if(status&&(hasFallback||transport==="EventSource"))return null;
-if(status){return refused(`${url} responds to HTTP, but no WebSocket to ${request.base}/ws opens: a \
-proxy in between must pass Upgrade on, and a page of another origin whose browser sends cookies need\
-s allow.credentials in access-control`)}const page=globalThis.location?.origin;const isForeign=Boolean(
-page)&&page!==new URL(request.base).origin;const probe={method:"HEAD",mode:"no-cors",credentials:"om\
-it"};const isAlive=(await fetchHead(`${request.base}/gateway.js`,probe)).status!==void 0;if(!isAlive)
-return{reason:"unreachable",hint:explainUnreachable(request.base,failure)};if(isLate)return buffering;
-if(isForeign){return{reason:"foreign-origin",hint:`${url} responds, but not to pages of ${page}: all\
-ow this origin in listen.access-control, or in the route's access-control, or let the page's own ser\
-ver pass the path on to the gateway`}}return refused(`${url} redirects to another server, as one tha\
-t asks for a login does`)}function explainUnreachable(base,failure){const{protocol,host}=new URL(base);
-const problem=`${host} cannot be reached${failure?` (${failure})`:""}`;if(globalThis.navigator?.onLine===
-false)return`${problem}: this device is offline`;if(protocol==="http:"&&globalThis.location?.protocol===
-"https:"){return`${problem}: a page of https may not open http; give an address of https`}if(protocol===
-"https:"&&globalThis.location){return`${problem}: open ${base}/gateway.js in a tab; if the browser w\
-arns of the certificate, it is not trusted; else the address is wrong, or the gateway does not run`}
-if(/CERT|SELF_SIGNED/.test(failure)){return`${problem}: its certificate is not trusted; name its CA \
-in NODE_EXTRA_CA_CERTS`}return`${problem}: check the address, and whether the gateway runs`}var GROUPED_EVENT_TYPES={"partitions-ready":"ready","partitions-error":"error"};function requestGroupedEvents(path){
+400&&position&&problem.title!=="Bad request")code="position-refused";return{code,message:detail,status}}
+async function diagnose(request,{answer,jwt,transport,hasFallback,isSilent}){const url=request.base+
+request.path;answer??=await fetchAnswer(url,{credentials:request.credentials,jwt});const{status,mediaType,
+problem,isLate,failure}=answer;const refused=hint=>({reason:"refused",hint});const buffering={reason:"\
+proxy-buffering",hint:`${request.base} responds, but no event of ${url} arrives: turn buffering off \
+in the proxy in between`};if(status>=400){return refused(`${url} responds with status ${status}: ${problem.
+detail??"no detail"}`)}if(status&&!mediaType.startsWith("text/event-stream")){return refused(`${url}\
+ responds with ${mediaType||"no media type"} instead of a stream of events: this is another server, \
+or a proxy that does not pass the path on to the gateway`)}if(status&&isSilent)return buffering;if(status&&
+(hasFallback||transport==="EventSource"))return null;if(status){return refused(`${url} responds to H\
+TTP, but no WebSocket to ${request.base}/ws opens: a proxy in between must pass Upgrade on, and a pa\
+ge of another origin whose browser sends cookies needs allow.credentials in access-control`)}const page=globalThis.
+location?.origin;const isForeign=Boolean(page)&&page!==new URL(request.base).origin;const probe={method:"\
+HEAD",mode:"no-cors",credentials:"omit"};const isAlive=(await fetchHead(`${request.base}/gateway.js`,
+probe)).status!==void 0;if(!isAlive)return{reason:"unreachable",hint:explainUnreachable(request.base,
+failure)};if(isLate)return buffering;if(isForeign){return{reason:"foreign-origin",hint:`${url} respo\
+nds, but not to pages of ${page}: allow this origin in listen.access-control, or in the route's acce\
+ss-control, or let the page's own server pass the path on to the gateway`}}return refused(`${url} re\
+directs to another server, as one that asks for a login does`)}function explainUnreachable(base,failure){
+const{protocol,host}=new URL(base);const problem=`${host} cannot be reached${failure?` (${failure})`:
+""}`;if(globalThis.navigator?.onLine===false)return`${problem}: this device is offline`;if(protocol===
+"http:"&&globalThis.location?.protocol==="https:"){return`${problem}: a page of https may not open h\
+ttp; give an address of https`}if(protocol==="https:"&&globalThis.location){return`${problem}: open ${base}\
+/gateway.js in a tab; if the browser warns of the certificate, it is not trusted; else the address i\
+s wrong, or the gateway does not run`}if(/CERT|SELF_SIGNED/.test(failure)){return`${problem}: its ce\
+rtificate is not trusted; name its CA in NODE_EXTRA_CA_CERTS`}return`${problem}: check the address, \
+and whether the gateway runs`}var GROUPED_EVENT_TYPES={"partitions-ready":"ready","partitions-error":"error"};function requestGroupedEvents(path){
 return/[?&]grouped\b/.test(path)?path:`${path}${path.includes("?")?"&":"?"}grouped=true`}function splitGroupedEvent(type,{
 topics}){return topics.flatMap(({topic,code,resolved,partitions,offsets})=>partitions.map((partition,n)=>{
 if(type==="partitions-ready")return{topic,partition,offset:offsets[n],resolved};const problem=`${topic}\

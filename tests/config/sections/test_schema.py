@@ -207,3 +207,18 @@ def test_the_schema_says_what_it_is_of_and_its_examples_are_valid():
 def test_the_schema_knows_routes_in_the_short_form(route: dict[str, Any], wrong: list[str]):
     base = {"kafka": {"servers": "a:1,b:2", "topics": ["orders", {"name": "stock"}]}}
     assert errors({**base, "routes": [route]}) == wrong
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"tokens": {"secret": "${env.TOKENS_SECRET}"}},
+        {"tokens": {"secret": ["${env.OLD_SECRET}", "${env.TOKENS_SECRET}"]}},
+        {"kafka": {"servers": ["${env.SERVER}"], "topics": ["orders"]}},
+        {"listen": {"hosts": ["${env.HOST}"]}},
+    ],
+)
+def test_items_of_lists_may_be_substitutions(document: dict[str, Any]):
+    """The schema refused them: an editor marked what loads, and what `check --print` writes."""
+    base = {"kafka": {"servers": ["a:1"], "topics": ["orders"]}}
+    assert errors({**base, **document}) == []

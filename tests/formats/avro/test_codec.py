@@ -648,3 +648,28 @@ def test_similar_records_within_each_other_are_tried_once_each() -> None:
     assert codec.decode(codec.encode(fitting))["B"]["x"] == "text"
     with pytest.raises(FormatError, match="is of none of its types"):
         codec.encode(wrong)
+
+
+@pytest.mark.parametrize("text", ["text", True])
+def test_defaults_of_similar_records_are_computed_once_each(text: object) -> None:
+    """Each level of a default doubled the attempts: a schema of 600 bytes took 16 s to compile."""
+    b = {
+        "type": "record",
+        "name": "B",
+        "fields": [{"name": "next", "type": ["null", "A", "B"]}, {"name": "x", "type": "string"}],
+    }
+    a = {
+        "type": "record",
+        "name": "A",
+        "fields": [{"name": "next", "type": ["null", "A", b]}, {"name": "x", "type": "int"}],
+    }
+    default: Any = {"next": None, "x": text}
+    for _ in range(60):
+        default = {"next": default, "x": "text"}
+    field = {"name": "c", "type": ["A", "B"], "default": default}
+    codec = AvroCodec(json.dumps([a, {"type": "record", "name": "C", "fields": [field]}]), {})
+    if text == "text":
+        assert codec.decode(codec.encode({"C": {}}))["C"]["c"]["B"]["x"] == "text"
+    else:  # a default that does not fit leaves the field required
+        with pytest.raises(FormatError):
+            codec.encode({"C": {}})

@@ -69,7 +69,8 @@ export function getRefusal({ status, problem }, position) {
   let code = "bad-request";
   if (status === 401 || status === 403) code = "forbidden";
   else if (status === 404) code = topic ? "unknown-topic" : "unknown-path";
-  else if (status === 400 && position) code = "position-refused";
+  // A 400 without our title may be of a proxy that refuses so long a position.
+  else if (status === 400 && position && problem.title !== "Bad request") code = "position-refused";
   return { code, message: detail, status };
 }
 
