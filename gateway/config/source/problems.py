@@ -76,8 +76,7 @@ def _locate_problem(
         what = f"'{loc[-1]}' is missing{inside}; add it"
         return _find_mark(document, loc[:-1], key=True), what
     if kind == "extra_forbidden":
-        known = _list_keys(root, loc[:-1], document.values)
-        what = f"unknown key '{loc[-1]}'{inside}; {suggest(str(loc[-1]), known)}"
+        what = f"unknown key '{loc[-1]}'{inside}; {_suggest_key(document, loc, root)}"
         return _find_mark(document, loc, key=True), what
     if kind == PROBLEM_ERROR_TYPE:
         about_key = context.get("key") and not context.get("whole")
@@ -88,6 +87,18 @@ def _locate_problem(
     return _find_mark(
         document, loc
     ), f"{format_loc(loc) or 'the file'}: {_describe_error(kind, detail, value)}"
+
+
+def _suggest_key(document: YamlDocument, loc: Loc, root: type[BaseModel]) -> str:
+    """Return what to do about an unknown key: where it belongs, or which key is near."""
+    key = str(loc[-1])
+    for length in range(len(loc) - 1, 0, -1):
+        section = loc[length - 1]
+        if isinstance(section, int):
+            break  # a key of an item, which is no key of the list's section
+        if key in _list_keys(root, loc[: length - 1], document.values):
+            return f"it belongs beside '{section}'"
+    return suggest(key, _list_keys(root, loc[:-1], document.values))
 
 
 def _describe_error(kind: str, detail: ErrorDetails, value: object) -> str:
