@@ -31,6 +31,11 @@ from .status import StatusError
 
 SPEC_DIRECTORY = Path(__file__).parent / "spec"
 METHODS = ("get", "put", "post", "delete", "patch")
+TAG_ORDER = (
+    "producer", "consumer", "reactive", "deadLetter", "replay", "ksqldb", "v2", "audit", "admin",
+    "health",
+)  # fmt: skip
+"""The groups of operations in the order of documents: what most people look for comes first."""
 UNLIMITED_PREFIX = "/health/"  # paths without a limit of requests
 LIMITED = {"$ref": "#/components/responses/Limited"}
 FORMAT_SCHEMAS = {"Format", "FormatName", "FormatOrNone", "DeadLetterFormat"}
@@ -78,11 +83,16 @@ class Spec:
             # Later files extend what earlier ones have, such as several methods of one path.
             for kind, members in partial.get("components", {}).items():
                 _merge(self.document["components"].setdefault(kind, {}), members)
-            self.document["tags"] += partial.get("tags", [])
+            known = [tag["name"] for tag in self.document["tags"]]
+            self.document["tags"] += [
+                tag for tag in partial.get("tags", []) if tag["name"] not in known
+            ]
+        self.document["tags"].sort(key=lambda tag: TAG_ORDER.index(tag["name"]))
         for path, item in self.document["paths"].items():
             for method in METHODS:
                 if method in item and not path.startswith(UNLIMITED_PREFIX):
-                    item[method]["responses"].setdefault("429", LIMITED)
+                    responses = {"429": LIMITED, **item[method]["responses"]}
+                    item[method]["responses"] = dict(sorted(responses.items()))
         _add_formats(self.document["components"]["schemas"])
         self._operations: dict[str, ApiOperation] = {}
 

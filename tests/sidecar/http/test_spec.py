@@ -286,6 +286,25 @@ def test_the_page_has_every_operation_and_no_script():
         assert f'id="schema-{name}"' in page
 
 
+def test_the_page_has_its_operations_in_groups_that_begin_with_producing():
+    """All operations were one list that began with audit records, without a list of contents."""
+    page = render_page(SERVED, "shop")
+    contents = re.findall(r'<li><a href="#([^"]+)"', page)
+    groups = re.findall(r'<h2 id="([^"]+)"', page)
+    assert contents == groups
+    assert groups[:2] == ["group-producer", "group-consumer"] and groups[-1] == "schemas"
+    count = sum(method in item for item in SERVED["paths"].values() for method in METHODS)
+    assert page.count('<details class="operation"') == count
+
+
+def test_responses_are_in_the_order_of_their_statuses():
+    """429 was behind 503."""
+    for item in SERVED["paths"].values():
+        for method in METHODS:
+            statuses = list(item.get(method, {}).get("responses", ()))
+            assert statuses == sorted(statuses)
+
+
 def test_every_link_of_the_page_leads_somewhere():
     page = render_page(SERVED, "shop")
     assert set(re.findall(r'href="#([^"]+)"', page)) <= set(re.findall(r'id="([^"]+)"', page))
