@@ -205,6 +205,13 @@ def test_the_service_knows_a_wrong_configuration_and_waits_for_the_streams_to_en
     assert int(options["TimeoutStopSec"][0]) > Listen().drain_timeout + Supervisor.KILL_GRACE_S
 
 
+def test_the_service_is_reloaded_by_the_signal_that_reloads():
+    """`systemctl reload` was refused, although SIGHUP makes the gateway read its configuration."""
+    check, signal_command = service()["ExecReload"]
+    assert service()["ExecStartPre"] == [check]
+    assert signal_command.split()[1:] == ["-HUP", "$MAINPID"]
+
+
 def test_the_dockerfile_copies_what_there_is_and_takes_the_versions_of_the_lock():
     text = (DEPLOY / "Dockerfile").read_text()
     sources = re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.M)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from gateway.config import Settings, create_locator
 from gateway.config.sections import pipelines as config
 from gateway.config.sections.job import Input, Job
-from gateway.config.source.expression import suggest
+from gateway.config.source.expression import find_closest, suggest
 from gateway.errors import ConfigError, FormatError, PipelineError, RegistryUnavailable
 from gateway.pipeline.inputs import fields, schemas, types
 from gateway.pipeline.run.query import import_job_module, list_side_output_options, resolve_inputs
@@ -268,7 +268,10 @@ def _check_topic(
             check_result.skipped_checks.append(f"topics: {error}")
     existing = topics_by_cluster[name]
     if existing is not None and input.topic not in existing and input.topic not in output_topics:
-        hint = suggest(input.topic, existing, "create it")
+        # Topics that are unlike it are no help: whoever names a topic means it to exist.
+        own_topics = [topic for topic in existing if not topic.startswith("__")]
+        closest = find_closest(input.topic, own_topics)
+        hint = f"did you mean '{closest}'? If not, create it" if closest else "create it"
         check_result.problems.append(
             JobProblem((*loc, "topic"), f"Kafka has no topic '{input.topic}'; {hint}")
         )

@@ -48,6 +48,10 @@ _UNSAFE = re.compile(
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
 
+# Names of loggers as lines have them. uvicorn's logger of all that is no access is `uvicorn.error`,
+# which in a line about a start reads as if there was an error.
+_SHOWN_NAMES = {"uvicorn.error": "uvicorn"}
+
 line_counts: Counter[str] = Counter()
 """Log lines of this process, by level."""
 
@@ -80,6 +84,21 @@ def configure(
         root.removeHandler(old)
     root.addHandler(handler)
     set_levels(level, levels or {})
+
+
+def announce(text: str) -> None:
+    """Print a line about the start of a process to stdout, whatever the levels are.
+
+    It is a JSON object if the log is JSON, so that all lines of a container are.
+
+    Args:
+        text: The line, such as `listening on http://127.0.0.1:8080`.
+    """
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, _CountingHandler) and isinstance(handler.formatter, _JsonFormatter):
+            record = logging.LogRecord("gateway", logging.INFO, "", 0, text, None, None)
+            text = handler.formatter.format(record)
+    print(text, flush=True)
 
 
 def set_levels(level: str, levels: Mapping[str, str]) -> None:
@@ -147,7 +166,7 @@ class _ConsoleFormatter(logging.Formatter):
     """Lines such as `2026-11-21 10:00:00,000 INFO gateway.hub: text [route=/events stream=7]`."""
 
     def __init__(self, worker: int | None) -> None:
-        name = "%(name)s" if worker is None else f"worker {worker} %(name)s"
+        name = "%(shown_name)s" if worker is None else f"worker {worker} %(shown_name)s"
         super().__init__(f"%(asctime)s %(levelname)s {name}: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
@@ -158,6 +177,7 @@ class _ConsoleFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line; a traceback follows indented, so that it cannot imitate a log line."""
         record.message = record.getMessage()
+        record.shown_name = _SHOWN_NAMES.get(record.name, record.name)
         record.asctime = self.formatTime(record)
         text = escape_line(redact_text(self.formatMessage(record)))
         traceback = self.formatException(record.exc_info) if record.exc_info else record.exc_text
@@ -181,7 +201,7 @@ class _JsonFormatter(logging.Formatter):
         members: dict[str, Any] = {
             "time": at.replace("+00:00", "Z"),
             "level": record.levelname.lower(),
-            "logger": record.name,
+            "logger": _SHOWN_NAMES.get(record.name, record.name),
             "message": redact_text(record.getMessage()),
             **self._worker,
             **{name: _get_extra(record, name) for name in EXTRA_FIELDS if hasattr(record, name)},

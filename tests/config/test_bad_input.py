@@ -63,6 +63,12 @@ CASES = {
     "an option by two names": (
         KAFKA + "listen: {access-control: {}, §accessControl: {}}\n", "unknown 'accessControl'"),
     "a key like no other": (KAFKA + "listen: {§zzz: 1}\n", "'zzz' host, port"),
+    # `use one of acks, allow, async` said nothing of where it belongs.
+    "key of the section around": (
+        KAFKA + "routes:\n- when: [{path: /a}]\n  with: {topic: orders, §guarded: {g: []}}\n",
+        "'guarded' routes[0].with; belongs beside 'with'"),
+    "key of a section further out": (KAFKA + "listen: {limits: {§workers: 2}}\n",
+                                     "'workers' listen.limits; belongs beside 'limits'"),
     "empty key": (KAFKA + "§'': 1\n", "unknown ''"),
     "empty guard name": (KAFKA + "guards:\n  §'': {type: jwt, keys: http://k}\n", "empty"),
     "missing servers": ("§kafka: {rack: a}\n", "'servers' missing kafka"),

@@ -17,14 +17,12 @@ from gateway.kafka.embedded import EmbeddedKafka
 
 WITHIN = 60.0
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhZGEifQ.Sfl-KxwRJSMeKKF2QT4"
-PRINTED = re.compile(r"listening on |embedded Kafka on |\d+ workers;")
 
 kafka = embedded_kafka({"orders": 1}, scope="function")
 
 
 def objects(gateway: GatewayProcess) -> list[dict[str, Any]]:
-    lines = [line for line in gateway.log.splitlines() if not PRINTED.match(line)]
-    return [json.loads(line) for line in lines]
+    return [json.loads(line) for line in gateway.log.splitlines()]
 
 
 def config(kafka: EmbeddedKafka, **logs: Any) -> dict[str, Any]:

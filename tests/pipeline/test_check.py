@@ -70,7 +70,14 @@ def test_what_is_right_is_ok_and_what_one_job_writes_another_may_read(written):
         ("at: timestamp_ms", "at: bigint", "10:15", "'at' is of type bigint; make it"),
         ("at: timestamp_ms", "at: timestamp_ms, _key: string", "9:64", "a column of every record"),
         ("value: {fields: {user: string}}", "value: {}", "15:36", "JSON has no schema"),
-        ("topic: clicks", "topic: click", "8:16", "no topic 'click'; did you mean 'clicks'"),
+        (
+            "topic: clicks",
+            "topic: click",
+            "8:16",
+            "no topic 'click'; did you mean 'clicks'? If not",
+        ),
+        # It named topics that were nothing like it, also those of Kafka itself.
+        ("topic: clicks", "topic: payments", "8:16", "no topic 'payments'; create it"),
     ],
 )
 def test_problems_are_told_with_their_place(written, before, after, place, said):

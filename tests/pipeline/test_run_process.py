@@ -9,6 +9,7 @@ of the test, so that the test can look behind it.
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections import Counter
 from collections.abc import Iterable
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.dead_letters import read_committed
 from support.pipeline_process import (
     PipelineProcess,
     RowReader,
@@ -121,3 +123,36 @@ def visits(
 def batches(root: Path, log: str = "commits") -> list[int]:
     names = [each.name for each in (root / "visits/v1" / log).iterdir()]
     return sorted(int(name) for name in names if name.isdigit())
+
+
+def test_an_undecodable_record_is_reported_while_its_topic_is_idle(kafka, tmp_path):
+    """It vanished: no line of the log, a healthy doctor, and no dead letter before a next batch.
+
+    And a SIGTERM to all processes, as systemd and `timeout` send it, ended the JVM before the
+    driver, which printed a traceback of py4j.
+    """
+    topic = kafka.create_unique_topic(2)
+    kafka.create_topic(f"{topic}-visits", 2)
+    file = tmp_path / "gateway.yaml"
+    checkpoints = tmp_path / "checkpoints"
+    write_config(file, kafka.bootstrap_servers, job(topic, 2), checkpoints=checkpoints)
+    produce_values(kafka.bootstrap_servers, topic, clicks(0)[:5], "user")
+    produce_values(kafka.bootstrap_servers, topic, [{"user": "oops", "at": "x"}], "user")
+    with running_pipeline("run", "all", "-c", file, log=tmp_path / "run.log") as run:
+        letters: list[Any] = []
+
+        def has_letter() -> bool:
+            if kafka.admin.topic_exists(f"{topic}.dlq"):
+                letters[:] = read_committed(kafka, f"{topic}.dlq")
+            return bool(letters)
+
+        wait_until(has_letter, "a dead letter")
+        assert [json.loads(each.value())["user"] for each in letters] == ["oops"]
+        os.killpg(run.process.pid, signal.SIGTERM)
+        assert run.wait_ended() == 0, run.read_log_tail()
+        log = run.log_path.read_text()
+        assert "1 invalid" in log
+        assert "Traceback" not in log, log
+    with running_pipeline("doctor", "visits", "-c", file, log=tmp_path / "doctor.log") as doctor:
+        assert doctor.wait_ended() == 1
+        assert "input from: 1" in doctor.log_path.read_text()

@@ -52,6 +52,28 @@ def test_json_is_an_object_a_line_with_what_it_is_about_as_members(out: StringIO
     }
 
 
+def test_the_lines_about_a_start_are_of_the_format_of_the_log(
+    out: StringIO, capsys: pytest.CaptureFixture[str]
+):
+    """They were text among JSON, which those who read a container's log could not parse."""
+    logs.configure("json", "error", stream=out, worker=2)
+    logs.announce("listening on http://127.0.0.1:8080")
+    line = json.loads(capsys.readouterr().out)
+    assert line["message"] == "listening on http://127.0.0.1:8080"
+    assert (line["level"], line["logger"], line["worker"]) == ("info", "gateway", 2)
+    logs.configure("console", "error", stream=out)
+    logs.announce("listening on http://127.0.0.1:8080")
+    assert capsys.readouterr().out == "listening on http://127.0.0.1:8080\n"
+
+
+@pytest.mark.parametrize("format", ["console", "json"])
+def test_a_logger_whose_name_has_error_is_shown_by_another(out: StringIO, format: Any):
+    """`INFO uvicorn.error: Started server process` read like an error of each start."""
+    logs.configure(format, stream=out)
+    logging.getLogger("uvicorn.error").info("Started server process [7]")
+    assert "uvicorn" in out.getvalue() and "uvicorn.error" not in out.getvalue()
+
+
 def test_a_traceback_and_a_line_break_stay_within_their_object(out: StringIO):
     logs.configure("json", stream=out)
     try:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import webbrowser
 from pathlib import Path
@@ -12,7 +13,7 @@ from aiokafka import AIOKafkaConsumer
 
 from gateway.config import loads
 from gateway.kafka.embedded import EmbeddedKafka
-from gateway.web import demo, discovery, shop
+from gateway.web import demo, discovery, pipeline_demo
 from gateway.web.app.app import create_app
 from gateway.web.demo.record_sender import open_sender
 
@@ -46,6 +47,29 @@ async def test_what_was_handed_over_is_written_when_the_sender_closes():
             assert not any(future.done() for future in written)
         assert [future.result() for future in written[:2]] == [0, 1]
         assert written[2].result() >= 0
+
+
+async def test_dropped_records_are_logged_once_for_each_outage(caplog: pytest.LogCaptureFixture):
+    """They were dropped without a word, and the page stood still."""
+    caplog.set_level(logging.INFO, "gateway.web.demo")
+
+    def list_lines() -> list[str]:
+        return [each.getMessage() for each in caplog.records if "demo" in each.name]
+
+    with EmbeddedKafka(topics={"orders": 1}) as kafka:
+        async with open_sender(kafka.bootstrap, timeout_s=0.5) as sender:
+            await (await sender.send("orders", b"ada", b"1"))
+            kafka.down(1)
+            dropped = [await sender.send("orders", b"ada", b"2") for _ in range(3)]
+            await asyncio.wait(dropped)
+            assert len(list_lines()) == 1 and "dropped" in list_lines()[0]
+            kafka.up(1)
+            async with asyncio.timeout(30):
+                while (await asyncio.wait([await sender.send("orders", b"ada", b"3")])) and (
+                    len(list_lines()) < 2
+                ):
+                    pass
+    assert "were dropped" in list_lines()[-1]
 
 
 def test_a_run_has_its_own_servers_and_address():
@@ -87,9 +111,11 @@ def test_the_page_asks_for_nothing_that_is_not_in_the_package():
 
 
 def test_the_page_of_the_shop_has_all_that_it_asks_for():
-    asked = re.findall(r'(?:src|href)="([\w.]+)"', shop.PAGES["/"].read_text())
-    asked += re.findall(r'^import .* from "./(.+)";', shop.PAGES["/shop.js"].read_text(), re.M)
-    assert {f"/{name}" for name in asked} | {"/"} == {*shop.PAGES}
+    asked = re.findall(r'(?:src|href)="([\w.]+)"', pipeline_demo.PAGES["/"].read_text())
+    asked += re.findall(
+        r'^import .* from "./(.+)";', pipeline_demo.PAGES["/shop.js"].read_text(), re.M
+    )
+    assert {f"/{name}" for name in asked} | {"/"} == {*pipeline_demo.PAGES}
 
 
 def test_every_element_the_script_looks_for_is_in_the_page():

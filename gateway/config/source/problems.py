@@ -94,9 +94,7 @@ def _locate_problem(
         what = f"'{loc[-1]}' is missing{inside}; add it"
         return _find_mark(document, loc[:-1], key=True), what
     if kind == "extra_forbidden":
-        key, kind_of_section = str(loc[-1]), _find_type(root, loc[:-1], document.values)
-        hint = _suggest_option(kind_of_section, key, _get_value(document.values, loc))
-        what = f"unknown key '{key}'{inside}; {hint or suggest(key, _list_keys(kind_of_section))}"
+        what = f"unknown key '{loc[-1]}'{inside}; {_suggest_key(document, loc, root)}"
         return _find_mark(document, loc, key=True), what
     if kind == PROBLEM_ERROR_TYPE:
         about_key = context.get("key") and not context.get("whole")
@@ -106,6 +104,20 @@ def _locate_problem(
     value = _get_value(document.values, loc)
     name = format_loc(document.get_written_loc(loc)) or "the file"
     return _find_mark(document, loc), f"{name}: {_describe_error(kind, detail, value)}"
+
+
+def _suggest_key(document: YamlDocument, loc: Loc, root: type[BaseModel]) -> str:
+    """Return what to do about an unknown key: where it belongs, or which key is near."""
+    key, kind_of_section = str(loc[-1]), _find_type(root, loc[:-1], document.values)
+    if hint := _suggest_option(kind_of_section, key, _get_value(document.values, loc)):
+        return hint
+    for length in range(len(loc) - 1, 0, -1):
+        section = loc[length - 1]
+        if isinstance(section, int):
+            break  # a key of an item, which is no key of the list's section
+        if key in _list_keys(_find_type(root, loc[: length - 1], document.values)):
+            return f"it belongs beside '{section}'"
+    return suggest(key, _list_keys(kind_of_section))
 
 
 def _describe_error(kind: str, detail: ErrorDetails, value: object) -> str:

@@ -31,7 +31,11 @@ FAULT_DETECTORS: Mapping[str, CauseDetector] = {
 }
 """The detectors of what makes results late or wrong, however short batches are."""
 
-CAUSE_NAMES = (*COST_DETECTORS, "source-behind", *FAULT_DETECTORS)
+LOSS_DETECTORS: Mapping[str, CauseDetector] = {"invalid-records": flow.find_invalid_records}
+"""The detectors of records that are missing from results. They judge any number of batches."""
+
+_JUDGED_CAUSES = (*COST_DETECTORS, "source-behind", *FAULT_DETECTORS)  # need `MIN_BATCHES`
+CAUSE_NAMES = (*_JUDGED_CAUSES, *LOSS_DETECTORS)
 
 # Causes that are found from the times of tasks.
 _TASK_CAUSES = ("skew", "partitions-too-few", "sink-slow", "python", "gc")
@@ -76,6 +80,8 @@ def diagnose(run: QueryRun, thresholds: Thresholds | None = None) -> Diagnosis:
             causes += flow.find_source_backlog(run, thresholds)
         for detect in FAULT_DETECTORS.values():
             causes += detect(run, thresholds)
+    for detect in LOSS_DETECTORS.values():
+        causes += detect(run, thresholds)
     causes.sort(key=lambda cause: -cause.seconds)
     return Diagnosis(
         run.job,
@@ -108,7 +114,7 @@ def _explain_unseen(run: QueryRun, found_names: Collection[str]) -> dict[str, st
     if len(run.batches_with_input) < MIN_BATCHES:
         count = len(run.batches_with_input)
         reason = f"needs {MIN_BATCHES} batches with input after the first two, has {count}"
-        return dict.fromkeys(CAUSE_NAMES, reason)
+        return dict.fromkeys(_JUDGED_CAUSES, reason)
     unseen: dict[str, str] = {}
     if not run.batches_with_tasks:
         missing = "an event log, or the job's own file"

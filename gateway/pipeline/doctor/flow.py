@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from math import ceil
@@ -168,6 +169,38 @@ def find_late_rows(run: QueryRun, thresholds: Thresholds) -> Iterator[DiagnosedC
         "such events before they get into the topic."
         if ahead > 0
         else "A longer watermark waits for late rows, and keeps more state.",
+    )
+
+
+def find_invalid_records(run: QueryRun, thresholds: Thresholds) -> Iterator[DiagnosedCause]:
+    """Find records that the job could not decode, in all batches of the run.
+
+    One such record counts, because it is missing from the results. It needs no typical batch to
+    compare with, so that it is also reported of a job that has run one batch.
+    """
+    batches = [*run.warm_up, *run.batches]
+    affected = [batch for batch in batches if batch.invalid_records]
+    if not affected:
+        return
+    counts: Counter[str] = Counter()
+    for batch in affected:
+        counts.update(batch.invalid_counts)
+    rows = sum(batch.rows for batch in batches)
+    total = sum(counts.values())
+    last = datetime.fromtimestamp(affected[-1].started_at, UTC)
+    yield DiagnosedCause(
+        "invalid-records",
+        "records that the job could not decode",
+        0.0,
+        min(1.0, total / rows) if rows else 1.0,
+        [
+            *(f"invalid records of input {name}: {count:,}" for name, count in counts.items()),
+            f"in {len(affected)} of {len(batches)} batches, of {rows:,} records; last in batch "
+            f"{affected[-1].id}, {last.isoformat(timespec='seconds')}",
+        ],
+        ("the input's value", "onInvalid"),
+        "With onInvalid: dead-letter, <topic>.dlq has each of them, with the header X-Reason; read "
+        "it with gateway tail. Correct the fields of the input, or what producers write.",
     )
 
 

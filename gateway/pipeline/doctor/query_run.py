@@ -159,6 +159,8 @@ class BatchProgress:
         tasks: The times of its tasks, or None if they are not known.
         sink_seconds: How long the writers of exactly-once output waited for Kafka.
         notes: The seconds of the job's own parts, by their names.
+        invalid_counts: The records that could not be decoded, by the name of the job's input.
+            Inputs without such records are left out.
     """
 
     id: int
@@ -173,6 +175,12 @@ class BatchProgress:
     tasks: TaskMetrics | None = None
     sink_seconds: float | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)
+    invalid_counts: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def invalid_records(self) -> int:
+        """The records of all inputs that could not be decoded."""
+        return sum(self.invalid_counts.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,11 +191,13 @@ class QueryRun:
         job: The name of the query, which is that of its job.
         batches: The batches, the oldest first.
         cores: The cores of all executors, or None if they are not known.
+        warm_up: The batches that `batches` leaves out. They are slow, but what they read counts.
     """
 
     job: str
     batches: Sequence[BatchProgress]
     cores: int | None = None
+    warm_up: Sequence[BatchProgress] = ()
 
     @property
     def batches_with_input(self) -> Sequence[BatchProgress]:
@@ -275,6 +285,7 @@ def build_run(records: Iterable[Mapping[str, Any]], cores: int | None = None) ->
         name,
         [parse_batch(each) for each in batches[cold:]],
         known_cores[-1] if known_cores else cores,
+        [parse_batch(each) for each in batches[:cold]],
     )
 
 
@@ -324,7 +335,14 @@ def parse_batch(record: Mapping[str, Any]) -> BatchProgress:
         tasks=_parse_tasks(record["tasks"]) if record.get("tasks") else None,
         sink_seconds=notes.get("sink"),
         notes=notes,
+        invalid_counts=_parse_invalid_counts(record.get("observedMetrics") or {}),
     )
+
+
+def _parse_invalid_counts(observed: Mapping[str, Any]) -> dict[str, int]:
+    """Return the invalid records of each input that has some, from Spark's `observedMetrics`."""
+    counts = {name: int(each.get("invalid") or 0) for name, each in observed.items()}
+    return {name: count for name, count in counts.items() if count}
 
 
 def _parse_operator(data: Mapping[str, Any]) -> StateOperatorProgress:

@@ -3,9 +3,10 @@
 Gaps are looked for before each batch. Late and undecodable records are looked for in several
 batches at once, by one job of Spark every `SCAN_INTERVAL_S` seconds at most, because one job per
 batch takes as long as a small batch itself. Only batches are scanned in which Spark's progress
-counted such records. The ledger says up to which batch they were scanned. A new process has no
-progress of earlier batches, so before its first batch it scans all that were not scanned. Each
-record is written exactly once.
+counted such records. A query that waits for records scans what is left (`scan_idle`), because an
+idle topic has no next batch. The ledger says up to which batch they were scanned. A new process has
+no progress of earlier batches, so before its first batch, or when it first waits, it scans all that
+were not scanned. Each record is written exactly once.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
+from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gateway.config.sections.job import Input, Output
@@ -61,9 +63,11 @@ _running_outputs: dict[str, SideOutputs] = {}
 class SideOutputs:
     """All side outputs of one run of a query.
 
-    A job creates one when it starts its query, and calls `begin_batch` before it reads a batch.
-    Between calls, `_pending_batches` has the batches that are written and were not scanned, in
-    their order, and `_current_batch` is the batch that was begun last.
+    A job creates one when it starts its query, and calls `begin_batch` before it reads a batch, in
+    the thread of the query. The runner calls `scan_idle` in its own thread while the query waits.
+    A lock lets one of these calls wait for the other. Between calls, `_pending_batches` has the
+    batches that are written and were not scanned, in their order, and `_current_batch` is the batch
+    that was begun last.
     """
 
     def __init__(
@@ -141,6 +145,8 @@ class SideOutputs:
         self._max_pending = min(MAX_SCAN_BATCHES, max(1, retained_batches - 1))
         self._clock = clock
         self._scanned_at = 0.0  # seconds of the clock
+        self._has_scanned_earlier = False  # whether the batches of earlier processes are scanned
+        self._lock = Lock()
         close(query_id)
         _running_outputs[query_id] = self
 
@@ -153,12 +159,41 @@ class SideOutputs:
         Raises:
             PipelineError: Kafka does not answer or refuses, or the checkpoint does not fit.
         """
-        batch = self._checkpoint.read_batch(epoch)
-        if self._side_outputs:
-            self._scan_when_due(epoch)
-        self._current_batch = batch
-        self._report_recreated()
-        self._report_gaps(batch)
+        with self._lock:
+            batch = self._checkpoint.read_batch(epoch)
+            if self._side_outputs:
+                self._scan_when_due(epoch)
+            self._current_batch = batch
+            self._report_recreated()
+            self._report_gaps(batch)
+
+    def scan_idle(self) -> None:
+        """Scan the batches that were not scanned, if that is due, while the query waits.
+
+        A failure is logged. The batches are then scanned by a later call or before the next batch.
+        """
+        if not self._side_outputs or self._clock() - self._scanned_at < SCAN_INTERVAL_S:
+            return
+        with self._lock:
+            if not self._has_left_records():
+                return
+            self._scanned_at = self._clock()
+            try:
+                self._scan_rest()
+            except Exception as error:
+                log.warning(
+                    "%s: late and invalid records are not written yet, and are tried again: %s",
+                    *(self._job, error),
+                )
+
+    def _has_left_records(self) -> bool:
+        """Return whether a batch that was not scanned has such records, or may have some."""
+        if not self._has_scanned_earlier:
+            return True
+        counted = [written.counts for written in self._pending_batches]
+        if self._current_batch is not None:
+            counted.append(self._get_counts(self._current_batch.number))
+        return any(counts is None or any(counts.values()) for counts in counted)
 
     def finish(self) -> None:
         """Scan all batches that were not scanned, after a query has ended with nothing left to do.
@@ -166,8 +201,14 @@ class SideOutputs:
         Raises:
             PipelineError: Some records cannot be written.
         """
+        with self._lock:
+            self._scan_rest()
+
+    def _scan_rest(self) -> None:
+        """Scan all batches that are written and were not scanned."""
         committed = self._checkpoint.read_last_committed()
         if committed is None or not self._side_outputs:
+            self._has_scanned_earlier = True
             return
         # None, so that a later batch of this run would look for unscanned batches again.
         last, self._current_batch = self._current_batch, None
@@ -181,8 +222,9 @@ class SideOutputs:
 
     def close(self) -> None:
         """Close the clients of Kafka."""
-        self._exit_stack.close()
-        self._ledger_producer = None
+        with self._lock:
+            self._exit_stack.close()
+            self._ledger_producer = None
 
     def _scan_when_due(self, epoch: int) -> None:
         """Scan the pending batches before an epoch if the interval or their number requires it."""
@@ -237,6 +279,7 @@ class SideOutputs:
                 batches = self._select_batches(name, "late", "late", is_repeated=is_repeated)
                 self._log_sent(name, "late", batches, side_output.write_late(batches, late_filter))
         self._pending_batches.clear()
+        self._has_scanned_earlier = True
         self._store_scan_position(epoch)
 
     def _select_batches(
@@ -361,6 +404,12 @@ def finish(query_id: str) -> None:
     """
     if outputs := _running_outputs.get(query_id):
         outputs.finish()
+
+
+def scan_idle(query_id: str) -> None:
+    """Scan what a query that waits for records has left, if it has side outputs and that is due."""
+    if outputs := _running_outputs.get(query_id):
+        outputs.scan_idle()
 
 
 def close(query_id: str) -> None:

@@ -131,6 +131,7 @@ class ProgressReporter:
         self._job_names: dict[str, str] = {}  # by the id of the query
         self._progress_files: dict[str, progress_file.ProgressFile] = {}
         self._recent_batches: dict[str, list[BatchProgress]] = {}
+        self._jobs_with_invalid: set[str] = set()  # whose latest batch with input had some
         self._task_reader: TaskMetricsReader | None = None
         self._task_interval_s = task_interval_s
         self._tasks_read_at: dict[str, float] = {}
@@ -211,6 +212,7 @@ class ProgressReporter:
         with log_context(job=job, query=query, run=record["runId"], batch=batch.id):
             log.info("%s", format_batch(batch))
             self._update_late_alert(job, batch)
+            self._warn_of_invalid(job, batch)
         self._get_progress_file(job).append(record)
         if self._producer is not None:
             self._producer.send_record(job, record)
@@ -262,6 +264,22 @@ class ProgressReporter:
         elif rows:
             alerts.clear_alert(job, "late")
 
+    def _warn_of_invalid(self, job: str, batch: BatchProgress) -> None:
+        """Warn when batches begin to have invalid records. Each progress line has their number."""
+        if not batch.rows:
+            return
+        had_invalid = job in self._jobs_with_invalid
+        if not batch.invalid_records:
+            self._jobs_with_invalid.discard(job)
+        elif not had_invalid:
+            self._jobs_with_invalid.add(job)
+            for name, count in batch.invalid_counts.items():
+                log.warning(
+                    "%d records of input %s could not be decoded and are left out; with "
+                    "onInvalid: dead-letter, the input's .dlq topic will have each with the reason",
+                    *(count, name),
+                )
+
     def _get_progress_file(self, job: str) -> progress_file.ProgressFile:
         """Return the open file of a job, which is created with the first batch."""
         if job not in self._progress_files:
@@ -310,17 +328,18 @@ def report_progress(
 
 
 def format_batch(batch: BatchProgress) -> str:
-    """Return a batch as text, such as `1,200 rows in 0.41 s, 3,400 of state, 12 late, 500 behind`.
+    """Return a batch as text.
 
-    The last two parts are left out if they are 0.
+    Example: `1,200 rows in 0.41 s, 3,400 of state, 12 late, 1 invalid, 500 behind`. The last three
+    parts are left out if they are 0.
     """
     parts = [f"{batch.rows:,} rows in {batch.seconds:.2f} s"]
     if batch.operators:
         parts.append(f"{sum(each.rows for each in batch.operators):,} of state")
     late = sum(each.dropped_rows for each in batch.operators)
     behind = sum(each.offsets_behind or 0 for each in batch.sources)
-    parts += [f"{late:,} late"] * bool(late) + [f"{behind:,} behind"] * bool(behind)
-    return ", ".join(parts)
+    counts = {"late": late, "invalid": batch.invalid_records, "behind": behind}
+    return ", ".join([*parts, *(f"{count:,} {name}" for name, count in counts.items() if count)])
 
 
 def _create_producer(

@@ -47,6 +47,7 @@ class JobRun:
         *,
         finish: Callable[[], None] = lambda: None,
         have_inputs_changed: Callable[[], bool] = lambda: False,
+        on_waiting: Callable[[], None] = lambda: None,
         retire: Callable[[Any], None] = query.retire_query,
         is_waiting: Callable[[Any], bool] = query.is_waiting,
         is_idle: Callable[[Any], bool] = query.is_idle,
@@ -59,6 +60,7 @@ class JobRun:
             clock: Returns the seconds of any monotonic clock.
             finish: Does what remains to be done when a query has ended without failure.
             have_inputs_changed: Returns whether a topic of the running query was recreated.
+            on_waiting: Called by each `poll` that finds the query waiting for records.
             retire: As `query.retire_query`.
             is_waiting: As `query.is_waiting`.
             is_idle: As `query.is_idle`.
@@ -74,6 +76,7 @@ class JobRun:
         self._start, self._clock = start, clock
         self._finish = finish
         self._have_inputs_changed = have_inputs_changed
+        self._on_waiting = on_waiting
         self._retire, self._is_query_waiting, self._is_query_idle = retire, is_waiting, is_idle
         self._query: Any = None
         self._retry_at = self._started_at = clock()
@@ -115,6 +118,9 @@ class JobRun:
             self._query.stop()
             self._query = None
             self._on_failed(QueryFailure("a topic was recreated while the job read it", True))
+        elif self.job.trigger != "realtime" and self._is_query_waiting(self._query):
+            with log_context(job=self.job.name):
+                self._on_waiting()
 
     def mark_state_readable(self) -> None:
         """Record that the state was repaired, although the rest of the start may still fail."""

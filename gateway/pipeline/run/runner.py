@@ -143,6 +143,7 @@ def _create_run(
         lambda: starter.start_query(run),
         finish=starter.finish_query,
         have_inputs_changed=starter.have_inputs_changed,
+        on_waiting=starter.scan_idle,
     )
     # Entered first and therefore closed last: the lease outlasts the clients of the queries.
     run.resources.enter_context(job_lease)
@@ -219,6 +220,13 @@ class _QueryStarter:
 
         assert self._checkpoint is not None
         side_outputs.finish(self._checkpoint.query_id)
+
+    def scan_idle(self) -> None:
+        """Write what side outputs have left, while the query waits for records."""
+        from gateway.pipeline.exactly_once import side_outputs
+
+        assert self._checkpoint is not None
+        side_outputs.scan_idle(self._checkpoint.query_id)
 
     def have_inputs_changed(self) -> bool:
         """Return whether a topic of the running query was recreated."""

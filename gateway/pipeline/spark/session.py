@@ -18,6 +18,7 @@ from gateway.errors import PipelineError
 from gateway.pipeline.checkpoint.versions import local_path
 
 from . import java
+from .child_signals import ignore_sigterm_in_children
 from .jars import fetch_connector_jars
 from .package import build_archive
 
@@ -98,7 +99,8 @@ def create_session(
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     for key, value in build_session_conf(spark, jars=jars, jvm_options=jvm_options).items():
         builder = builder.config(key, value)
-    session: SparkSession = builder.getOrCreate()
+    with ignore_sigterm_in_children():
+        session: SparkSession = builder.getOrCreate()
     if not is_submitted() and not spark.master.startswith("local"):
         session.sparkContext.addPyFile(str(build_archive()))  # like spark-submit's --py-files
     # This access creates Spark's manager of queries, and with it the coordinator of state stores.

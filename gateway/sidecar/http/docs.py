@@ -76,12 +76,39 @@ def render_page(document: Mapping[str, Any], name: str) -> str:
         name=escape(name),
         version=escape(document["info"]["version"]),
         count=f"{len(operations)} operation{'' if len(operations) == 1 else 's'}",
-        operations="".join(
-            _render_operation(path, method, operation, document)
-            for path, method, operation in operations
+        contents="".join(
+            f'<li><a href="#{_get_group_id(tag)}">{escape(_get_title(tag))}</a></li>\n'
+            for tag in document["tags"]
         ),
+        operations="".join(_render_group(tag, operations, document) for tag in document["tags"]),
         schemas="".join(_render_schema(name, schema) for name, schema in sorted(schemas.items())),
     )
+
+
+def _render_group(
+    tag: Mapping[str, Any],
+    operations: Sequence[tuple[str, str, Mapping[str, Any]]],
+    document: Mapping[str, Any],
+) -> str:
+    """Render the operations with a tag below a heading. Each operation has one tag."""
+    rendered = "".join(
+        _render_operation(path, method, operation, document)
+        for path, method, operation in operations
+        if operation["tags"] == [tag["name"]]
+    )
+    return f"""
+<section aria-labelledby="{_get_group_id(tag)}">
+<h2 id="{_get_group_id(tag)}" tabindex="-1">{escape(_get_title(tag))}</h2>
+<p class="note">{_render_text(tag.get("description", ""))}</p>{rendered}
+</section>"""
+
+
+def _get_group_id(tag: Mapping[str, Any]) -> str:
+    return f"group-{escape(tag['name'])}"
+
+
+def _get_title(tag: Mapping[str, Any]) -> str:
+    return str(tag.get("x-displayName", tag["name"]))
 
 
 def _render_operation(

@@ -2,17 +2,17 @@
 
 There is one YAML per module (`spec/producer.yaml`), of which `paths`, `components` and `tags` are
 merged. The version is OpenAPI 3.1, whose schemas are JSON Schema 2020-12, so what is served is what
-is compiled. Clients of the contract may send fields and parameters that it does not know, so these
-are accepted; but a name that is nearly a known one is refused as a typing error.
+is compiled. Unknown fields of a body are refused (see `field_names`). Unknown parameters are
+accepted, because proxies and tools add some; but a name that is nearly a known one is refused as a
+typing error.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, cached_property
 from importlib.metadata import version
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +25,38 @@ from gateway.config.source.expression import find_closest
 from gateway.config.types.formats import SERIALIZATION_FORMATS
 
 from .body import read_body
+from .field_names import MIN_SIMILARITY, FieldNames, iter_unknown_names
 from .integers import build_normalizer, resolve_reference
 from .status import StatusError
 
 SPEC_DIRECTORY = Path(__file__).parent / "spec"
 METHODS = ("get", "put", "post", "delete", "patch")
+TAG_ORDER = (
+    "producer", "consumer", "reactive", "deadLetter", "replay", "ksqldb", "v2", "audit", "admin",
+    "health",
+)  # fmt: skip
+"""The groups of operations in the order of documents: what most people look for comes first."""
 UNLIMITED_PREFIX = "/health/"  # paths without a limit of requests
 LIMITED = {"$ref": "#/components/responses/Limited"}
 FORMAT_SCHEMAS = {"Format", "FormatName", "FormatOrNone", "DeadLetterFormat"}
 """The schemas whose values are the names and numbers of serialization formats."""
 MAX_DETAIL_CHARS = 200  # of a validator's message, which quotes the value
-MIN_SIMILARITY = 0.8  # as difflib's ratio: `partiton` is near, other words are not
-MAX_UNKNOWN_NAMES = 20  # that are looked at in one object: each is compared with all known names
+MAX_NAMED_FIELDS = 8  # that an error lists
+
+# What to do about a violation of a schema, by the keyword of JSON Schema.
+_ADVICE = {
+    "required": "add it",
+    "type": "send a value of that type",
+    "enum": "use one of the values that it has",
+    "minimum": "send a number in the allowed range",
+    "maximum": "send a number in the allowed range",
+    "minLength": "send a text of an allowed length",
+    "maxLength": "send a text of an allowed length",
+    "minItems": "add what is missing",
+    "maxItems": "send the list in several requests",
+    "pattern": "write it in the form of the pattern",
+}
+_SEE_DOCS = "GET /docs has the fields of each request"
 
 _JSON = re.compile(r"application/([\w.+-]*\+)?json", re.ASCII)
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
@@ -63,11 +83,16 @@ class Spec:
             # Later files extend what earlier ones have, such as several methods of one path.
             for kind, members in partial.get("components", {}).items():
                 _merge(self.document["components"].setdefault(kind, {}), members)
-            self.document["tags"] += partial.get("tags", [])
+            known = [tag["name"] for tag in self.document["tags"]]
+            self.document["tags"] += [
+                tag for tag in partial.get("tags", []) if tag["name"] not in known
+            ]
+        self.document["tags"].sort(key=lambda tag: TAG_ORDER.index(tag["name"]))
         for path, item in self.document["paths"].items():
             for method in METHODS:
                 if method in item and not path.startswith(UNLIMITED_PREFIX):
-                    item[method]["responses"].setdefault("429", LIMITED)
+                    responses = {"429": LIMITED, **item[method]["responses"]}
+                    item[method]["responses"] = dict(sorted(responses.items()))
         _add_formats(self.document["components"]["schemas"])
         self._operations: dict[str, ApiOperation] = {}
 
@@ -115,15 +140,16 @@ class Validator:
         self._validator = jsonschema_rs.Draft202012Validator(
             {**schema, "components": document["components"]}
         )
-        self._known_names = _get_property_names(document, schema)
+        self._names = FieldNames(document, schema)
         self._normalize = build_normalizer(document, schema)
 
-    def validate(self, value: Any, location: str = "") -> None:
+    def validate(self, value: Any, location: str = "", *, is_strict: bool = True) -> None:
         """Check a value, and turn its integers written as 1.0 into integers, in place.
 
         Args:
             value: The value.
             location: Where it is, for the message.
+            is_strict: Whether unknown fields are refused; see `FieldNames.find_unknown`.
 
         Raises:
             StatusError: 400, it is invalid; the message has the place, such as
@@ -131,25 +157,26 @@ class Validator:
         """
         # Only the first error is reported, so the others are never computed.
         for error in self._validator.iter_errors(value):
+            keyword = _get_keyword(error)
+            if keyword == "required":  # it is there by another name
+                self._check_names(value, location, is_strict=is_strict)
             place = _format_location(location, error.instance_path)
-            raise create_invalid_request(place, error.message)
-        self.check_names(value, location)
+            raise create_invalid_request(place, error.message, _get_advice(error, keyword))
+        self._check_names(value, location, is_strict=is_strict)
         if self._normalize is not None:
             self._normalize(value)
 
-    def check_names(self, value: Any, location: str = "") -> None:
-        """Check that no unknown name is nearly a known one.
-
-        Raises:
-            StatusError: 400, a name is probably a typing error.
-        """
-        if isinstance(value, dict) and self._known_names and not value.keys() <= self._known_names:
-            for name in _iter_unknown_names(value, self._known_names):
-                closest = find_closest(name, self._known_names, MIN_SIMILARITY)
-                if closest and closest not in value:
-                    raise create_invalid_request(
-                        _format_location(location, [name]), f"did you mean '{closest}'?"
-                    )
+    def _check_names(self, value: Any, location: str, *, is_strict: bool) -> None:
+        """Refuse an unknown field with the nearest name that is known."""
+        if (unknown := self._names.find_unknown(value, is_strict=is_strict)) is None:
+            return
+        raise create_invalid_request(
+            _format_location(location, unknown.path),
+            "there is no such field",
+            f"did you mean '{unknown.closest}'?"
+            if unknown.closest
+            else f"leave it out, or use {_list_names(unknown.known)}",
+        )
 
 
 class ApiOperation:
@@ -191,15 +218,17 @@ class ApiOperation:
             text = _get_parameter(request, location, name)
             if text is None:
                 if parameter.get("required"):
-                    raise create_invalid_request(f"{location} {name}", "is missing; add it")
+                    raise create_invalid_request(f"{location} {name}", "is missing", "add it")
                 if "default" in parameter["schema"]:
                     values[name] = parameter["schema"]["default"]
                 continue
             values[name] = value = _convert_parameter(text, parameter["schema"].get("type"))
             validator.validate(value, f"{location} {name}")
-        for name in _iter_unknown_names(request.query_params, self._query_names):
+        for name in iter_unknown_names(request.query_params, self._query_names):
             if closest := find_closest(name, self._query_names, MIN_SIMILARITY):
-                raise create_invalid_request(f"query {name}", f"did you mean '{closest}'?")
+                raise create_invalid_request(
+                    f"query {name}", "there is no such parameter", f"did you mean '{closest}'?"
+                )
         return values
 
     def parse_json(self, data: bytes, content_type: str | None) -> Any:
@@ -225,9 +254,7 @@ class ApiOperation:
             return orjson.loads(data)
         except orjson.JSONDecodeError as exc:
             problem = "is empty" if not data else f"is not JSON: {exc}"
-            raise create_invalid_request(
-                "the body", f"{problem}; send a JSON object in UTF-8"
-            ) from None
+            raise create_invalid_request("the body", problem, "send JSON in UTF-8") from None
 
     def parse_body(self, data: bytes, content_type: str | None = None) -> Any:
         """Parse a body as JSON and validate it.
@@ -252,30 +279,55 @@ class ApiOperation:
         data = await read_body(request, max_bytes)
         return self.parse_body(data, request.headers.get("content-type"))
 
-    def validate_body(self, value: Any) -> None:
+    def validate_body(self, value: Any, *, is_strict: bool = True) -> None:
         """Validate a body that was parsed; null counts as no body.
+
+        Args:
+            value: The body.
+            is_strict: As of `Validator.validate`.
 
         Raises:
             StatusError: 400, it is invalid.
         """
         if self.validator is not None and (value is not None or self._required):
-            self.validator.validate(value)
+            self.validator.validate(value, is_strict=is_strict)
 
 
-def create_invalid_request(location: str, detail: str) -> StatusError:
+def create_invalid_request(location: str, problem: str, advice: str = "") -> StatusError:
     """Return the error of an invalid request.
 
     Args:
         location: Where it is, as people write it; empty for the whole body.
-        detail: What is wrong there, cut to `MAX_DETAIL_CHARS`.
+        problem: What is wrong there, cut to `MAX_DETAIL_CHARS`. If there is no advice, it may have
+            some behind its first semicolon.
+        advice: What to do.
     """
-    detail = detail if len(detail) <= MAX_DETAIL_CHARS else f"{detail[: MAX_DETAIL_CHARS - 3]}..."
-    return StatusError(400, f"{location or 'the body'}: {detail}", code="INVALID_REQUEST")
+    if not advice:
+        problem, _, advice = problem.partition("; ")
+    problem = problem.replace("; ", ", ")  # a semicolon ends the message of a Status
+    if len(problem) > MAX_DETAIL_CHARS:
+        problem = f"{problem[: MAX_DETAIL_CHARS - 3]}..."
+    detail = f"{location or 'the body'}: {problem}; {advice or f'correct it; {_SEE_DOCS}'}"
+    return StatusError(400, detail, code="INVALID_REQUEST")
 
 
-def _iter_unknown_names(names: Iterable[str], known: frozenset[str]) -> Iterator[str]:
-    """Yield the first `MAX_UNKNOWN_NAMES` names that are not known."""
-    return islice((name for name in names if name not in known), MAX_UNKNOWN_NAMES)
+def _get_keyword(error: jsonschema_rs.ValidationError) -> str:
+    """Return the keyword of JSON Schema that a value violates."""
+    return next((str(step) for step in reversed(error.schema_path) if step in _ADVICE), "")
+
+
+def _get_advice(error: jsonschema_rs.ValidationError, keyword: str) -> str:
+    options = getattr(error.kind, "options", None)  # of an enum
+    if keyword == "enum" and isinstance(options, list):
+        return f"use one of {', '.join(orjson.dumps(option).decode() for option in options)}"
+    return f"{_ADVICE.get(keyword, 'correct it')}; {_SEE_DOCS}"
+
+
+def _list_names(names: Iterable[str]) -> str:
+    """Return some names as text. Of several spellings, only that in camel case is listed."""
+    listed = [name for name in names if not {".", "_"} & {*name}] or list(names)
+    more = ["..."] if len(listed) > MAX_NAMED_FIELDS else []
+    return ", ".join([*listed[:MAX_NAMED_FIELDS], *more])
 
 
 def _get_parameter(request: Request, location: str, name: str) -> str | None:
@@ -308,10 +360,6 @@ def _format_location(location: str, path: Sequence[str | int]) -> str:
         else:
             location += f".{step[:80]}" if location else step[:80]
     return location
-
-
-def _get_property_names(document: Mapping[str, Any], schema: Mapping[str, Any]) -> frozenset[str]:
-    return frozenset(resolve_reference(document, schema).get("properties", ()))
 
 
 def _load_yaml(name: str) -> dict[str, Any]:

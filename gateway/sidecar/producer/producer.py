@@ -180,8 +180,6 @@ class ProducerComponent(Component):
             StatusError: 400, it is invalid; 415, its content type is another.
         """
         fields: dict[str, Any] = self._operation.parse_body(data, content_type)
-        for index, record in enumerate(fields["records"]):
-            self.record_validator.check_names(record, f"records[{index}]")
         return fields
 
     def parse_encodings(

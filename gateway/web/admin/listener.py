@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 from gateway.config import Settings
 from gateway.config.types.address import is_loopback
 from gateway.errors import GatewayError
+from gateway.telemetry.logs import announce
 from gateway.web.http.certificate import TlsContext
 from gateway.web.http.edge import (
     EdgeServer,
@@ -46,7 +47,7 @@ def bind_admin_socket(settings: Settings) -> socket.socket | None:
             f"admin.host {admin.host} is {host}, which lets other machines in, and nobody is asked "
             "who they are; add admin.guarded, or use 127.0.0.1"
         )
-    print(f"admin on {format_url(listening, tls=uses_tls(settings))}", flush=True)
+    announce(f"admin on {format_url(listening, tls=uses_tls(settings))}")
     return listening
 
 

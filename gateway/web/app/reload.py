@@ -55,11 +55,12 @@ class ReloadOutcome(NamedTuple):
 
     def __str__(self) -> str:
         """Return the text of the log line."""
-        routes = f"{self.same} the same, {self.changed} changed, {self.added} new"
+        # In the words of the admin API and of `gateway reload --admin`.
+        routes = f"{self.same} same, {self.changed} changed, {self.added} added"
         streams = (
             ", ".join(f"{count} {outcome}" for outcome, count in self.streams.items()) or "none"
         )
-        text = f"routes: {routes}, {self.removed} gone; streams: {streams}"
+        text = f"routes: {routes}, {self.removed} removed; streams: {streams}"
         return f"{text}; until a restart as before: {', '.join(self.kept)}" if self.kept else text
 
 

@@ -19,6 +19,7 @@ from gateway.config.guards.x509 import X509
 from gateway.errors import GatewayError
 from gateway.hub.fanout.hubs import Hubs
 from gateway.telemetry import logs
+from gateway.telemetry.logs import announce
 from gateway.web.admin import listener
 from gateway.web.admin.listener import bind_admin_socket
 from gateway.web.http.certificate import TlsContext
@@ -116,7 +117,7 @@ def serve(
         listening = bind(ready.listen.host, ready.listen.port)
         refuse_exposed_sidecar(ready, listening)
         admin = bind_admin_socket(ready)
-        print(f"listening on {format_url(listening, tls=ready.listen.tls is not None)}", flush=True)
+        announce(f"listening on {format_url(listening, tls=ready.listen.tls is not None)}")
         run_server(app, ready, listening, admin)
         return 0
 
@@ -245,7 +246,7 @@ def run_embedded_kafka(settings: Settings) -> Iterator[Settings]:
             topics = {topic.name: EMBEDDED_PARTITIONS for topic in kafka.topics}
             broker = stack.enter_context(EmbeddedKafka(topics=topics))
             label = f" {name}" if name else ""
-            print(f"embedded Kafka{label} on {','.join(broker.bootstrap)}", flush=True)
+            announce(f"embedded Kafka{label} on {','.join(broker.bootstrap)}")
             clusters[name] = kafka.model_copy(update={"servers": tuple(broker.bootstrap)})
         yield settings.model_copy(update={"kafka": clusters.get("", clusters)})
 

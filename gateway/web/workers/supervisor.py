@@ -34,6 +34,7 @@ from gateway.config import Settings
 from gateway.config.checks.reload import apply_reload
 from gateway.core.backoff import BackoffPolicy
 from gateway.errors import GatewayError
+from gateway.telemetry.logs import announce
 from gateway.web.admin import reload_coordinator
 from gateway.web.admin.blocklist import BlocklistEntry, serve_blocklist
 from gateway.web.admin.listener import bind_admin_socket
@@ -106,11 +107,10 @@ def supervise(
     shared = bind_shared(listen.host, listen.port, listen.workers)
     refuse_exposed_sidecar(settings, shared[0])
     sockets = ListeningSockets(shared, bind_admin_socket(settings))
-    print(f"listening on {format_url(shared[0], tls=listen.tls is not None)}", flush=True)
-    print(
+    announce(f"listening on {format_url(shared[0], tls=listen.tls is not None)}")
+    announce(
         f"{listen.workers} workers; each reads Kafka on its own, "
-        f"so what clients follow is read up to {listen.workers} times",
-        flush=True,
+        f"so what clients follow is read up to {listen.workers} times"
     )
     with private_folder() as folder:
         supervisor = Supervisor(

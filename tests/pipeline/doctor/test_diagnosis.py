@@ -267,3 +267,19 @@ class TestPython:
         slow = build_operator("transformWithStateInPySparkExec", update_s=2.6)
         (cause,) = found(lambda n: build_progress(n, operators=[slow])).causes
         assert cause.name == "python" and "emit: closed" in cause.settings
+
+
+def test_an_invalid_record_of_the_only_batch_is_a_cause():
+    """The doctor called a job healthy that had left out a record: it judged no single batch."""
+    observed = {"observedMetrics": {"from": {"rows": 5, "invalid": 1}}}
+    (cause,) = diagnose(build_run([build_progress(0, rows=5) | observed])).causes
+    assert cause.name == "invalid-records" and cause.share == 0.2
+
+
+def test_an_invalid_record_of_the_warm_up_is_a_cause():
+    observed = {"observedMetrics": {"left": {"rows": 5, "invalid": 0}, "right": {"invalid": 2}}}
+    records = [build_progress(batch, rows=5) for batch in range(8)]
+    records[0] |= observed
+    causes = diagnose(build_run(records)).causes
+    assert [cause.name for cause in causes] == ["invalid-records"]
+    assert any("input right: 2" in each for each in causes[0].evidence)

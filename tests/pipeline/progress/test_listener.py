@@ -193,3 +193,18 @@ def consumed(servers: str, topic: str, count: int) -> list[tuple[str, dict[str, 
         return [(each.key().decode(), json.loads(each.value())) for each in found]
     finally:
         consumer.close()
+
+
+def test_invalid_records_are_counted_in_the_line_of_their_batch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """The line of a batch counted them as rows, and no other line said that they were left out."""
+    caplog.set_level(logging.INFO)
+    observed = {"observedMetrics": {"from": {"rows": 5, "invalid": 1}}}
+    with report_progress(Pipelines(checkpoints=str(tmp_path)), ()) as reporter:
+        for batch in range(2):
+            reporter.on_query_progress(build_progress(batch, rows=5) | observed)
+    lines = [record.getMessage() for record in caplog.records]
+    assert sum("5 rows in 2.00 s, 1 invalid" in line for line in lines) == 2
+    warnings = [each for each in caplog.records if each.levelno == logging.WARNING]
+    assert len(warnings) == 1 and "input from" in warnings[0].getMessage()

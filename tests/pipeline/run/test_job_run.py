@@ -220,3 +220,21 @@ def test_a_signal_is_heard_between_two_looks_at_the_jobs(world, monkeypatch, num
         poll_runs([job], told)
     assert world.queries
     assert not job.is_done
+
+
+def test_a_query_that_waits_for_records_does_what_is_left(world):
+    """What an idle topic's last batch had left waited for a next batch, which never came."""
+    calls = []
+    run = JobRun(
+        JOB,
+        world.start,
+        lambda: world.now,
+        is_waiting=lambda query: query.is_idle(),
+        on_waiting=lambda: calls.append(1),
+    )
+    run.poll()
+    world.queries[0].busy = 1
+    run.poll()
+    assert not calls
+    run.poll()
+    assert calls

@@ -12,8 +12,9 @@ from ruamel.yaml import YAML
 from starlette.requests import Request
 
 from gateway.sidecar.http.docs import render_page
+from gateway.sidecar.http.field_names import READ_RECORD_FIELDS
 from gateway.sidecar.http.spec import METHODS, SPEC_DIRECTORY, Spec
-from gateway.sidecar.http.status import StatusError
+from gateway.sidecar.http.status import StatusError, build_status
 from gateway.sidecar.v2.dialect import CONFLUENT
 
 CONTRACT: Any = YAML(typ="safe", pure=True).load(
@@ -163,21 +164,71 @@ def parse_body(operation: str, text: bytes, kind: str | None = "application/json
         (b'{"records": [7]}', 'records[0]: 7 is not of type "object"'),
         (b'{"records": [{}, {"partition": -1}]}', "records[1].partition: -1 is less than"),
         (b'{"records": [], "keyFormat": "jsn"}', "keyFormat: "),
-        (b'{"records": [], "recrods": []}', None),
-        (b'{"records": [], "keyFromat": "json"}', "keyFromat: did you mean 'keyFormat'?"),
+        (
+            b'{"records": [], "recrods": []}',
+            "recrods: there is no such field; did you mean 'records'",
+        ),
+        (b'{"records": [], "recrods": null}', None),
+        (b'{"recrods": []}', "recrods: there is no such field; did you mean 'records'?"),
+        (b'{"data": []}', "data: there is no such field; did you mean 'records'?"),
+        (
+            b'{"records": [], "keyFromat": "json"}',
+            "keyFromat: there is no such field; did you mean",
+        ),
+        (b'{"records": [{}, {"val": 1}]}', "records[1].val: there is no such field; did you mean"),
+        (b'{"records": [{"value": 1, "topic": "t", "offset": 7}]}', None),
+        (b'{"records": [], "x": 1}', "x: there is no such field; leave it out, or use keyFormat"),
         (b'{"records": [NaN]}', "the body: is not JSON"),
     ],
 )
 def test_the_error_has_the_place_in_the_body(text: bytes, expected: str | None):
-    if expected is None:
-        assert (
-            parse_body("postData", text)["recrods"] == []
-        )  # both are there: no slip of the finger
+    if expected is None:  # a null says nothing, and a record that was read may be sent back
+        assert "records" in parse_body("postData", text)
         return
     with pytest.raises(StatusError) as refused:
         parse_body("postData", text)
     assert refused.value.status == 400
     assert str(refused.value).startswith(expected)
+
+
+def test_the_name_of_an_answer_is_no_field_of_the_request():
+    """`instanceId`, as the answer has it, was ignored: the instance got a random name."""
+    with pytest.raises(StatusError, match=r"instanceId: .*; did you mean 'name'\?"):
+        parse_body("createConsumerInstanceInGroup", b'{"instanceId": "one"}')
+    operation = EVERY["createConsumerInstanceInGroup"]
+    assert CONFLUENT.parse_body(operation, b'{"instanceId": "one"}', None)  # as theirs ignores it
+
+
+BODIES = [
+    item[method]["operationId"]
+    for path, item in SERVED["paths"].items()
+    for method in METHODS
+    if "requestBody" in item.get(method, {}) and not path.startswith("/topics/")
+]
+
+
+@pytest.mark.parametrize("operation", BODIES)
+def test_each_body_says_what_is_wrong_and_what_to_do(operation: str):
+    """The description of an invalid request repeated its message, and most unknown fields were
+    ignored."""
+    for body in (b'{"nonsense": 1}', b"7"):
+        with pytest.raises(StatusError) as refused:
+            parse_body(operation, body)
+        status = build_status(400, refused.value.code, str(refused.value))
+        assert status["code"] == "INVALID_REQUEST"
+        assert status["description"] not in status["message"]
+
+
+def test_fields_of_a_record_that_was_read_may_be_sent_back():
+    record = resolve_schema(SERVED["components"]["schemas"]["ConsumerRecord"])
+    assert record["properties"].keys() == READ_RECORD_FIELDS
+
+
+def test_a_value_with_a_semicolon_does_not_end_the_message():
+    with pytest.raises(StatusError) as refused:
+        parse_body("postData", b'{"records": [], "keySchemaId": "a; b"}')
+    status = build_status(400, "INVALID_REQUEST", str(refused.value))
+    assert "integer" in status["message"] and status["description"].startswith("send a value")
 
 
 def test_a_body_that_is_no_json_by_its_own_word_is_refused():
@@ -216,7 +267,7 @@ def test_parameters_are_converted_and_a_typing_error_is_refused():
     assert asked == {"topic": "t", "keyFormat": "json", "Idempotency-Key": "k"}
     for query, expected in (
         ("keyFormat=jsn", "query keyFormat: "),
-        ("keyFormt=json", "query keyFormt: did you mean 'keyFormat'?"),
+        ("keyFormt=json", "query keyFormt: there is no such parameter; did you mean 'keyFormat'?"),
         ("keyFormat=json&keyFormat=json", "query keyFormat: is given more than once"),
     ):
         with pytest.raises(StatusError) as refused:
@@ -233,6 +284,25 @@ def test_the_page_has_every_operation_and_no_script():
         assert path in page
     for name in SERVED["components"]["schemas"]:
         assert f'id="schema-{name}"' in page
+
+
+def test_the_page_has_its_operations_in_groups_that_begin_with_producing():
+    """All operations were one list that began with audit records, without a list of contents."""
+    page = render_page(SERVED, "shop")
+    contents = re.findall(r'<li><a href="#([^"]+)"', page)
+    groups = re.findall(r'<h2 id="([^"]+)"', page)
+    assert contents == groups
+    assert groups[:2] == ["group-producer", "group-consumer"] and groups[-1] == "schemas"
+    count = sum(method in item for item in SERVED["paths"].values() for method in METHODS)
+    assert page.count('<details class="operation"') == count
+
+
+def test_responses_are_in_the_order_of_their_statuses():
+    """429 was behind 503."""
+    for item in SERVED["paths"].values():
+        for method in METHODS:
+            statuses = list(item.get(method, {}).get("responses", ()))
+            assert statuses == sorted(statuses)
 
 
 def test_every_link_of_the_page_leads_somewhere():
