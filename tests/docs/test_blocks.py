@@ -197,7 +197,7 @@ def test_lines_of_the_log_begin_as_the_source_has_them(block: Block):
     source = read_source()
     for line in block.text.splitlines():
         message = re.sub(r"^\d{4}-\S+ \S+ [A-Z]+ [\w.]+: ", "", line.strip())
-        phrase = re.split(r"[\w-]+=|\d|['\"(:]|\.\.\.", message, maxsplit=1)[0].strip()
+        phrase = re.split(r"[\w-]+=|\d|https?:|['\"(:]|\.\.\.", message, maxsplit=1)[0].strip()
         assert not phrase or phrase in source, line
 
 
@@ -266,7 +266,9 @@ MODULE_NAMES = ("/gateway.js", "gateway.js", "http://127.0.0.1:8080/gateway.js")
 def wrap_script(block: Block) -> str:
     """A module. `declare` in the comment names what a reader's page has, such as a function."""
     declared = "".join(
-        f"/** @type {{any}} */ let {name};\n" if block.language == "js" else f"let {name}: any;\n"
+        f"/** @type {{any}} */ let {name};\n"
+        if block.language in ("js", "jsx")
+        else f"let {name}: any;\n"
         for name in block.attributes.get("declare", "").split(",")
         if name
     )
@@ -288,8 +290,10 @@ def test_scripts_are_typed_as_the_module_says(tmp_path: Path):
         return
     for name, block in blocks.items():
         (tmp_path / name).write_text(wrap_script(block))
-    shutil.copy(JS_DIRECTORY / "gateway.d.ts", tmp_path)
-    paths = {"paths": {name: ["./gateway.d.ts"] for name in MODULE_NAMES}}
+    for name in ("gateway.d.ts", "react.d.ts"):
+        shutil.copy(JS_DIRECTORY / name, tmp_path)
+    modules = {name: ["./gateway.d.ts"] for name in MODULE_NAMES}
+    paths = {"paths": {**modules, "gateway.js/react": ["./react.d.ts"]}}
     tsc = ensure_installed() / "node_modules" / "typescript" / "bin" / "tsc"
     options = {
         "noEmit": True, "strict": True, "noImplicitAny": False, "strictNullChecks": False,

@@ -13,7 +13,7 @@ config    yaml: a configuration without a warning, once it is completed (`doc_co
           at=kafka.topics[0]: where it stands. warns=TEXT: a warning that it is to have.
 commands  sh, bash: each command is known, with its options, files and paths (`doc_commands`).
 json      json, jsonl: each value can be parsed.
-types     js, ts: TypeScript accepts it with the types of `gateway.js`.
+types     js, jsx, ts: TypeScript accepts it with the types of `gateway.js`.
           declare=a,b: names that a reader's program has.
 html      html: as `types`, for its scripts.
 python    py: it compiles, its names exist, and mypy accepts it.
@@ -60,6 +60,7 @@ _KINDS = {
     "json": "json",
     "jsonl": "json",
     "js": "types",
+    "jsx": "types",
     "ts": "types",
     "html": "html",
     "py": "python",
