@@ -66,7 +66,7 @@ CASES = {
     # `use one of acks, allow, async` said nothing of where it belongs.
     "key of the section around": (
         KAFKA + "routes:\n- when: [{path: /a}]\n  with: {topic: orders, §guarded: {g: []}}\n",
-        "'guarded' routes[0].with; belongs beside 'with'"),
+        "'guarded' routes[0].with: belongs beside `with`"),
     "key of a section further out": (KAFKA + "listen: {limits: {§workers: 2}}\n",
                                      "'workers' listen.limits; belongs beside 'limits'"),
     "empty key": (KAFKA + "§'': 1\n", "unknown ''"),
