@@ -5,27 +5,37 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+SHOW   := $(VENV)/.demo
 KAFKA  := $(VENV)/.kafka
 PLOTS  := $(VENV)/.plots
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-pipeline test lint types layers format docs js bench figures model isolation fuzz groups reactive kills lock clean
+.PHONY: help setup demo demo-pipeline test lint types layers format docs js dist bench figures model isolation fuzz groups reactive kills lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) $(KAFKA) ## a .venv with all dependencies, and a local Kafka for the tests
 
-# The lock's checksums are verified; the package itself is installed editable, with the build
-# backend from the lock.
-$(READY): pyproject.toml requirements.lock
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "make: '$(PYTHON)' is not Python 3.11 or newer; install one (Debian: apt-get install python3 python3-venv)"; \
 	  echo "      or name another: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; } >&2
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 	  echo "make: '$(PYTHON) -m venv' failed; on Debian: apt-get install python3-venv" >&2; exit 1; }
+
+# The lock's checksums are verified; the package itself is installed editable, with the build
+# backend from the lock.
+$(READY): pyproject.toml requirements.lock | $(BIN)/python
 	$(PIP) install --quiet --require-hashes -r requirements.lock
+	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@ $(SHOW)
+
+# A third of the packages, and a tenth of their size: no Spark, no Java, no tools. The versions are
+# those of requirements.lock, so that the rest can be installed into the same .venv later.
+$(SHOW): pyproject.toml requirements-demo.lock | $(BIN)/python
+	$(PIP) install --quiet --require-hashes -r requirements-demo.lock
 	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -39,7 +49,7 @@ $(PLOTS): $(READY)
 	@if $(PIP) install --quiet --no-build-isolation --editable '.[bench]'; then touch $@; \
 	else echo "make: no matplotlib; the bench draws no pictures" >&2; fi
 
-demo: setup ## set-up, then the demo in a browser: http://127.0.0.1:8080; PORT=9000 for another
+demo: $(SHOW) ## what the demo needs, then the demo in a browser: http://127.0.0.1:8080; PORT=9000 for another
 	$(BIN)/gateway demo $(if $(PORT),--port $(PORT)) $(ARGS)
 
 demo-pipeline: setup ## a shop, Spark jobs over it, live in a browser; PORT=9000; needs Java 17
@@ -76,6 +86,9 @@ docs: $(READY) ## write docs/reference, build the site into site/; SERVE=1 serve
 js: ## bundle gateway/web/js/src into gateway/web/js/gateway.js; needs node and npm
 	cd gateway/web/js/src && npm ci --silent --ignore-scripts && npm run --silent build
 
+dist: $(READY) ## build sdist, wheel, npm tarball and the context of an image into dist/
+	$(BIN)/python deploy/build_dist.py
+
 bench: setup $(PLOTS) ## beside its peers, at most 20 minutes; WORK="lat sat" PEER="raw gateway" ARGS=--help
 	$(BIN)/python -m bench $(foreach each,$(WORK),--work $(each)) $(foreach each,$(PEER),--peer $(each)) $(ARGS)
 
@@ -108,13 +121,20 @@ kills: setup ## a job whose process tree is killed; RECORDS=200000 KILLS=5 JOB=q
 	  GATEWAY_KILLS_JOB=$(or $(JOB),query) \
 	  $(BIN)/python -m pytest tests/pipeline/test_kills.py tests/pipeline/exactly_once/test_faults.py -q -s --timeout 0 $(ARGS)
 
-# The lines cut off say that the package itself is not pinned: it is this folder.
-lock: $(READY) ## write requirements.lock anew from pyproject.toml; ARGS=--upgrade for newer versions
+# The other locks are parts of requirements.lock: pip-compile keeps the versions of the file that it
+# writes. The lines cut off say that the package itself is not pinned: it is this folder.
+COMPILE = CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/pip-compile --quiet --generate-hashes \
+	  --strip-extras --unsafe-package kafka-gateway --no-emit-index-url --no-emit-find-links \
+	  --no-emit-trusted-host pyproject.toml
+PARTS := requirements-demo.lock deploy/requirements.lock
+lock: $(READY) ## write requirements.lock and its parts anew from pyproject.toml; ARGS=--upgrade for newer versions
 	$(PIP) install --quiet pip-tools
-	CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/pip-compile --quiet --extra dev --generate-hashes \
-	  --strip-extras --unsafe-package gateway --no-emit-index-url --no-emit-find-links \
-	  --no-emit-trusted-host --output-file requirements.lock pyproject.toml $(ARGS)
-	sed -i.old '/^# WARNING/,$$d' requirements.lock && rm requirements.lock.old
+	$(COMPILE) --extra dev --output-file requirements.lock $(ARGS)
+	for part in $(PARTS); do cp requirements.lock $$part; done
+	$(COMPILE) --extra demo --build-deps-for editable --output-file requirements-demo.lock
+	$(COMPILE) $(patsubst %,--extra %,avro ksqldb otel protobuf server) --output-file deploy/requirements.lock
+	sed -i.old '/^# WARNING/,$$d' requirements.lock $(PARTS)
+	rm -f *.lock.old deploy/*.lock.old
 
 clean: ## remove the .venv and everything made; downloads stay cached
 	rm -rf $(VENV) dist site node_modules .*_cache .hypothesis

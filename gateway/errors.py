@@ -29,6 +29,7 @@
     +-- FormatError             a value does not fit its format or schema
     +-- RegistryUnavailable     the schema registry cannot be used now
     +-- StreamEnded             a stream of the Python API ended early
+    +-- ExtraMissing            an extra of the distribution is not installed; the message names it
     +-- LocalBrokerError        the local broker cannot be started
     +-- PipelineError           a Spark job cannot run, or ended; the message names the job
         +-- CheckpointRefused   its checkpoint belongs to another definition; carries what differs
@@ -296,6 +297,10 @@ class StreamEnded(GatewayError):
         super().__init__(f"the stream ended ({reason}); subscribe again with its position")
         self.reason = reason
         self.position = position
+
+
+class ExtraMissing(GatewayError):
+    """Something needs an extra of the distribution; the message has the command to install it."""
 
 
 class LocalBrokerError(GatewayError):

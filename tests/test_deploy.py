@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import socket
-import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,10 +17,11 @@ from aiokafka import AIOKafkaProducer
 from support.clients.raw import RawClient
 from support.gateways import GatewayProcess, build_config, running_gateway
 from support.waiting import wait_until
+from typer.testing import CliRunner
 from websockets import Origin
 from websockets.asyncio.client import connect
 
-from gateway.cli import EXIT_CONFIG_ERROR
+from gateway.cli import EXIT_CONFIG_ERROR, app
 from gateway.config import Listen
 from gateway.core.token.resume_token import TokenWriter, TopicPositions, parse_token, seal_token
 from gateway.kafka.embedded import EmbeddedKafka
@@ -212,16 +212,21 @@ def test_the_service_is_reloaded_by_the_signal_that_reloads():
     assert signal_command.split()[1:] == ["-HUP", "$MAINPID"]
 
 
-def test_the_dockerfile_copies_what_there_is_and_takes_the_versions_of_the_lock():
+def test_the_dockerfile_copies_what_there_is_and_verifies_the_lock():
     text = (DEPLOY / "Dockerfile").read_text()
     sources = re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.M)
     assert sources
+    allowed = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
     for name in " ".join(sources).split():
         assert (DEPLOY.parent / name).exists(), name
-    (pattern,) = re.findall(r"sed -nE '([^']+)' requirements.lock", text)
-    lock = DEPLOY.parent / "requirements.lock"
-    pins = subprocess.run(
-        ["sed", "-nE", pattern, str(lock)], capture_output=True, text=True, check=True
-    ).stdout.split()
-    assert len(pins) == len(re.findall(r"^\S+==", lock.read_text(), re.M))
-    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", pin) for pin in pins)
+        assert f"!{name}" in allowed, "not sent to the builder"
+    assert "--require-hashes -r requirements.lock" in text
+
+
+def test_the_image_is_asked_for_its_health_by_a_command_that_knows_port_and_tls():
+    """It asked http://127.0.0.1:8080, so a container with TLS or another port was unhealthy."""
+    text = (DEPLOY / "Dockerfile").read_text()
+    (command,) = re.findall(r"^HEALTHCHECK .*CMD (\[.*\])$", text, re.M)
+    program, *arguments = json.loads(command)
+    assert program == "gateway"
+    assert CliRunner().invoke(app, [*arguments, "--help"]).exit_code == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import tomllib
@@ -15,11 +16,14 @@ from packaging.utils import canonicalize_name
 from support import requirements
 
 import gateway
+from gateway.extras import DISTRIBUTION, EXTRA_MODULES
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+NAME = PROJECT["project"]["name"]
 TOP_LEVEL = {
     "CHANGELOG.md",
+    "CONTRIBUTING.md",
     "LICENSE",
     "Makefile",
     "README.md",
@@ -30,6 +34,7 @@ TOP_LEVEL = {
     "examples",
     "gateway",
     "pyproject.toml",
+    "requirements-demo.lock",
     "requirements.lock",
     "tests",
     "zensical.toml",
@@ -43,13 +48,8 @@ def locked() -> dict[str, str]:
 
 def declared() -> list[Requirement]:
     extras = PROJECT["project"]["optional-dependencies"]
-    texts = [
-        *PROJECT["project"]["dependencies"],
-        *extras["dev"],
-        *extras["broker"],
-        *extras["docs"],
-    ]
-    return [each for each in map(Requirement, texts) if each.name != "gateway"]
+    texts = [*PROJECT["project"]["dependencies"], *itertools.chain(*extras.values())]
+    return [each for each in map(Requirement, texts) if each.name != NAME]
 
 
 @pytest.mark.parametrize("requirement", declared(), ids=lambda each: each.name)
@@ -59,10 +59,30 @@ def test_the_lock_pins_what_the_project_asks_for(requirement):
     assert requirement.specifier.contains(version), "requirements.lock is older: make lock"
 
 
+@pytest.mark.parametrize("extra", EXTRA_MODULES)
+def test_an_extra_installs_the_modules_that_are_asked_for(extra):
+    """And what a message suggests is an extra that exists."""
+    brought = {
+        canonicalize_name(Requirement(each).name)
+        for each in PROJECT["project"]["optional-dependencies"][extra]
+    }
+    providers = metadata.packages_distributions()
+    for module in EXTRA_MODULES[extra]:
+        root = module.partition(".")[0]
+        assert brought & {canonicalize_name(each) for each in providers[root]}, module
+    assert DISTRIBUTION == NAME
+
+
+def test_all_is_every_extra_for_users():
+    extras = PROJECT["project"]["optional-dependencies"]
+    (everything,) = map(Requirement, extras["all"])
+    assert everything.extras == set(EXTRA_MODULES)
+
+
 def test_the_lock_holds_all_that_its_packages_ask_for():
     """Also what only newer Pythons would need: a marker of 3.12 or 3.13 must not add a name."""
     pins = locked()
-    for python in ("3.11", "3.12", "3.13"):
+    for python in ("3.11", "3.12", "3.13", "3.14"):
         environment = {**default_environment(), "python_version": python, "extra": ""}
         environment["python_full_version"] = f"{python}.0"
         for name in pins:
@@ -89,7 +109,7 @@ def test_what_is_installed_is_what_is_locked():
 
 
 def test_the_version_stands_in_one_place():
-    assert metadata.version("gateway") == gateway.__version__
+    assert metadata.version(NAME) == gateway.__version__
     assert "version" in PROJECT["project"]["dynamic"]
     assert f"## {gateway.__version__}" in (ROOT / "CHANGELOG.md").read_text()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib.metadata import version
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
@@ -21,6 +20,7 @@ from gateway.hub.fanout.hubs import ClusterTopic, Hubs
 from gateway.hub.writes.pending_write import Produced
 from gateway.hub.writes.writer import RecordWriter
 from gateway.kafka.client.cluster import Cluster, ClusterSettings
+from gateway.version import __version__
 
 from .events import Gap
 from .options import From, Until, build_start, build_view
@@ -259,7 +259,7 @@ def _create_tracing(settings: Settings) -> Tracing | None:
         traces.otlp,
         share=traces.sample,
         headers={name: secret.get_secret_value() for name, secret in headers.items()},
-        resource=build_resource(settings.name, version("gateway")),
+        resource=build_resource(settings.name, __version__),
     )
 
 

@@ -22,6 +22,7 @@ from . import (
     config,
     demo,
     dlq,
+    health,
     init,
     pipeline,
     produce,
@@ -56,6 +57,7 @@ app = typer.Typer(
 for command, exit_codes in (
     (run.run, format_exit_codes()),
     (reload.reload, format_exit_codes("not reloaded")),
+    (health.health, format_exit_codes("it is not alive")),
     (demo.demo, format_exit_codes(reads_config=False)),
     (init.init, format_exit_codes("not written", reads_config=False)),
     (check.check, format_exit_codes("something fails with --cluster")),

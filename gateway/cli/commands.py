@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from gateway.errors import ConfigError, GatewayError
+from gateway.extras import describe_missing_module
 
 EXIT_FAILURE, EXIT_CONFIG_ERROR, EXIT_INTERRUPTED = 1, 78, 130
 
@@ -47,3 +48,10 @@ class ErrorReportingGroup(TyperGroup):
             is_config_error = isinstance(exc, ConfigError)
             typer.echo(str(exc) if is_config_error else f"gateway: {exc}", err=True)
             raise typer.Exit(EXIT_CONFIG_ERROR if is_config_error else EXIT_FAILURE) from None
+        except ModuleNotFoundError as exc:
+            # A command imports what it needs when it runs; some of it is in an extra.
+            problem = describe_missing_module(exc.name or "", ctx.invoked_subcommand)
+            if problem is None or ctx.params["debug"]:
+                raise
+            typer.echo(f"gateway: {problem}", err=True)
+            raise typer.Exit(EXIT_FAILURE) from None

@@ -17,7 +17,8 @@ from struct import Struct
 from typing import Any, Protocol
 
 from gateway.config import SchemaRegistry
-from gateway.errors import FormatError
+from gateway.errors import ExtraMissing, FormatError
+from gateway.extras import require_extra
 
 from .plain import PLAIN_CODECS
 from .registry import CachedRegistryClient, Schema
@@ -299,13 +300,27 @@ def compile_schema(schema: Schema) -> SchemaCodec:
     return SCHEMA_CODECS[schema.format](schema.text, schema.references)
 
 
+def _require_codec(extra: str) -> None:
+    """Check that the library of a codec is installed; registries have schemas of all formats.
+
+    Raises:
+        FormatError: It is not.
+    """
+    try:
+        require_extra(extra, f"this schema ({extra})")
+    except ExtraMissing as exc:
+        raise FormatError(str(exc)) from None
+
+
 def _create_avro(text: str, references: Mapping[str, str]) -> SchemaCodec:
+    _require_codec("avro")
     from gateway.formats.avro.codec import AvroCodec  # takes 40 ms, as below: loaded if used
 
     return AvroCodec(text, references)
 
 
 def _create_protobuf(text: str, references: Mapping[str, str]) -> SchemaCodec:
+    _require_codec("protobuf")
     from .protobuf import ProtobufCodec
 
     return ProtobufCodec(text, references)

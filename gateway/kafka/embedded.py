@@ -48,6 +48,7 @@ from pathlib import Path
 from typing import Self
 
 from gateway.errors import LocalBrokerError
+from gateway.extras import format_install_command
 
 _FETCH_API_KEY = 1
 _PRODUCER_TYPE = 0  # rd_kafka_type_t
@@ -231,7 +232,8 @@ def load_library() -> ctypes.CDLL:
         if hasattr(library, "rd_kafka_mock_cluster_new"):
             return _declare_signatures(library)
     raise LocalBrokerError(
-        "the embedded Kafka needs librdkafka with its mock cluster; `pip install confluent-kafka`"
+        "the embedded Kafka needs librdkafka with its mock cluster; "
+        f"{format_install_command('demo')}"
     )
 
 

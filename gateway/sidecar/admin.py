@@ -15,7 +15,6 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from importlib.metadata import version
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -31,6 +30,7 @@ from gateway.config.types.address import is_loopback
 from gateway.sidecar.http.status import StatusError, build_json_response
 from gateway.telemetry import catalog, logs
 from gateway.telemetry.samples import MetricSamples
+from gateway.version import __version__
 from gateway.wire.host import get_requested_host
 
 from .chaos import ASSAULT_NAMES, ChaosMiddleware, ChaosMonkey
@@ -115,7 +115,7 @@ class AdminComponent(Component):
         configuration = await asyncio.to_thread(_parse_configuration, dumps(settings))
         info = {
             "name": settings.name,
-            "version": version("gateway"),
+            "version": __version__,
             "python": sys.version.split()[0],
             "pid": os.getpid(),
             "uptimeSeconds": round(time.time() - self._started, 3),

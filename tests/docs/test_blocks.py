@@ -361,7 +361,7 @@ def test_text_is_checked_by_what_it_looks_like(text: str, kind: str):
         "gateway run --no-such-option",
         "gateway nothing",
         "make nothing",
-        "pip install 'gateway[nothing]'",
+        "pip install '.[nothing]'",
         "curl http://127.0.0.1:8080/nothing",
         "nothing",
     ],

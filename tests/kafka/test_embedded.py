@@ -171,4 +171,4 @@ def test_without_librdkafka_the_error_says_what_to_install():
         "EmbeddedKafka()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "pip install confluent-kafka" in done.stderr
+    assert "kafka-gateway[demo]" in done.stderr

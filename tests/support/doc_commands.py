@@ -154,7 +154,7 @@ def _check_pip(arguments: list[str]) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for word in arguments:
         name, _, extras = word.partition("[")
-        if name == project["name"] and extras:
+        if (name in (project["name"], ".") or name.endswith(".whl")) and extras:
             wanted = set(extras.partition("]")[0].split(","))
             missing = wanted - set(project["optional-dependencies"])
             assert not missing, f"the package has no extra {missing}"

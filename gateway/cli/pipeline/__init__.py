@@ -27,7 +27,8 @@ def _pipeline() -> None:
     """Run and inspect Spark jobs from topics to topics.
 
     Jobs are configured in the section `pipelines`: sessions, joins, tables, aggregates, SQL. `run`
-    needs Java 17 and `pip install gateway[pipeline]`; `list`, `check` and `plan` need neither.
+    needs Java 17 and `pip install 'kafka-gateway[pipeline]'`; `list`, `check` and `plan` need
+    neither.
 
     \b
     To see it work:        gateway pipeline demo

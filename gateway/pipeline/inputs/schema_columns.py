@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gateway.errors import FormatError
+from gateway.extras import require_extra
 from gateway.formats.codec import SerializationFormat
 
 _AVRO_TYPES = {
@@ -149,6 +150,7 @@ def _convert_property(schema: Any) -> str:
 
 
 def _parse_message_fields(text: str, references: Mapping[str, str]) -> dict[str, str]:
+    require_extra("protobuf", "a job with model: protobuf")
     from gateway.formats.protobuf import ProtobufCodec
 
     descriptor = ProtobufCodec(text, references).find_descriptor((0,))

