@@ -102,7 +102,7 @@ class Cluster:
         connections: The connections to brokers, shared by all callers.
         metadata: The watched topics.
         coordinators: The coordinators of groups.
-        outages: The log of what fails in this cluster.
+        outages: The log of what fails in this cluster; it stays the same after a close.
         decompression_slot: The slot in which large batches are decompressed one at a time.
     """
 
@@ -113,6 +113,7 @@ class Cluster:
             settings: How to connect.
         """
         self.settings = settings
+        self.outages = Outages(time.monotonic, cluster=settings.name)
         self._closed = False
         self._create_parts()
 
@@ -126,7 +127,6 @@ class Cluster:
                 max_delay=max_delay, random=random.random, min_delay=min_delay
             ),
         )
-        self.outages = Outages(time.monotonic)
         self.metadata = Metadata(
             self.connections,
             [parse_address(server) for server in settings.servers],
@@ -160,6 +160,7 @@ class Cluster:
         await self.coordinators.close()
         await self.metadata.close()
         await self.connections.close()
+        self.outages.forget_all()
 
     @property
     def is_reachable(self) -> bool:
