@@ -75,7 +75,8 @@ class Gateway:
             self.settings = settings if isinstance(settings, Settings) else load(settings or "")
         clusters = self.settings.clusters
         self.clusters = {
-            name: Cluster(ClusterSettings.from_config(kafka)) for name, kafka in clusters.items()
+            name: Cluster(ClusterSettings.from_config(kafka, name=name))
+            for name, kafka in clusters.items()
         }
         self.hubs = Hubs(self.clusters, self.settings)
         self.tracing: Tracing | None = None

@@ -18,11 +18,12 @@ CONNECT_TIMEOUT_S = 15.0  # seconds until a broker must have answered
 
 
 @asynccontextmanager
-async def open_cluster(kafka: Kafka) -> AsyncIterator[Cluster]:
+async def open_cluster(kafka: Kafka, name: str = "") -> AsyncIterator[Cluster]:
     """Connect to a cluster, and close the connections after the block.
 
     Args:
         kafka: Its settings; its servers must not be embedded.
+        name: Its name in the configuration; empty if there is only one.
 
     Yields:
         The cluster, of which a broker has answered.
@@ -36,7 +37,7 @@ async def open_cluster(kafka: Kafka) -> AsyncIterator[Cluster]:
     # Failures are reported once, as errors.
     for name in ("aiokafka", "gateway.kafka"):
         logging.getLogger(name).addHandler(logging.NullHandler())
-    async with Cluster(ClusterSettings.from_config(kafka)) as cluster:
+    async with Cluster(ClusterSettings.from_config(kafka, name=name)) as cluster:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await cluster.metadata.refresh("a command begins")

@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 MAX_QUEUED_RECORDS = 10_000  # of about 600 bytes each
 MAX_BATCH_RECORDS = 500
 WRITE_TIMEOUT_S = 30.0  # for Kafka to acknowledge one record
+_OUTAGE_LABEL = "audit records"
 RETRY_DELAY_S = 1.0  # before what could not be written is tried again
 DRAIN_TIMEOUT_S = 3.0  # for what is queued when the sidecar ends
 DROP_LOG_INTERVAL_S = 10.0  # between two log lines about dropped records
@@ -151,7 +152,7 @@ class AuditComponent(Component):
             try:
                 return await self._write_to_topic(records)
             except KafkaError as error:
-                self._note_failure(str(error))
+                self._note_error(error)
                 return records
         try:
             if self._settings.file is None:
@@ -181,14 +182,20 @@ class AuditComponent(Component):
         unwritten: list[AuditRecord] = []
         for record, result in zip(records, results, strict=True):
             if isinstance(result, BrokerUnavailable):
-                self._note_failure(str(result))
+                self._note_error(result)
                 unwritten.append(record)
             elif isinstance(result, BaseException):  # refused: it would be refused again
                 self.outcomes["failed"] += 1
                 self._note_failure(str(result))
             else:
                 self._note_written(1)
+                self._context.cluster.outages.report_recovery(_OUTAGE_LABEL, "are written again")
         return unwritten
+
+    def _note_error(self, error: KafkaError) -> None:
+        """Remember why records wait for Kafka; its outages are logged once for all."""
+        self._context.cluster.outages.report_error(_OUTAGE_LABEL, error)
+        self._failure = str(error)
 
     def _note_failure(self, reason: str) -> None:
         """Remember why records wait, and log it once until one is written."""

@@ -29,7 +29,7 @@ from support.doc_blocks import (
     parse_blocks,
     read_blocks,
 )
-from support.doc_commands import check_command, iter_commands, parse_gateway_command
+from support.doc_commands import check_command, iter_commands
 from support.doc_configs import complete_config, load_config, load_yaml
 from support.sse import parse_stream
 

@@ -396,6 +396,14 @@ async def test_topics_and_brokers_that_are_none_are_told(servers: str):
     assert "127.0.0.1:1: Connection refused; is it running" in no_gateway.stderr
 
 
+async def test_a_topic_of_a_similar_name_is_suggested(kafka: EmbeddedKafka, servers: str):
+    """The only suggestion was the path of a route that the command serves to itself."""
+    kafka.create_topic("warehouses", 1)
+    async with running_tail("warehouse", "-s", servers) as it:
+        assert await it.wait_ended() == 1
+    assert it.stderr.endswith("did you mean 'warehouses'?\n") and "/stream" not in it.stderr
+
+
 class Stand:
     """A server that answers as it is told, and remembers what it was asked."""
 

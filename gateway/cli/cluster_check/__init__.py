@@ -48,6 +48,6 @@ async def _run_checks(settings: Settings, steps: CheckProgress) -> list[Finding]
 async def _check_one_cluster(settings: Settings, name: str, steps: CheckProgress) -> list[Finding]:
     kafka = settings.clusters[name]
     findings = await check_brokers(
-        kafka, list_requirements(settings, name), list_patterns(settings, name), steps
+        name, kafka, list_requirements(settings, name), list_patterns(settings, name), steps
     )
     return [each._replace(subject=f"{name}: {each.subject}") if name else each for each in findings]

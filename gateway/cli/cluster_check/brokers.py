@@ -54,6 +54,7 @@ class ServerCheck(NamedTuple):
 
 
 async def check_brokers(
+    name: str,
     kafka: Kafka,
     requirements: Sequence[TopicRequirement],
     patterns: Sequence[TopicPattern],
@@ -62,6 +63,7 @@ async def check_brokers(
     """Check a cluster: its servers, brokers, topics and patterns of topics.
 
     Args:
+        name: The name of the cluster; empty where there is only one.
         kafka: The settings of the cluster.
         requirements: What topics must allow.
         patterns: Patterns of topics that clients may choose.
@@ -72,7 +74,7 @@ async def check_brokers(
     """
     if kafka.servers == "embedded":
         return [ok("servers embedded", "created when the gateway starts, with its topics")]
-    check = _ClusterCheck(kafka, steps)
+    check = _ClusterCheck(name, kafka, steps)
     try:
         return await check.run(requirements, patterns)
     finally:
@@ -82,8 +84,8 @@ async def check_brokers(
 class _ClusterCheck:
     """The checks of one cluster, over connections that its owner closes."""
 
-    def __init__(self, kafka: Kafka, steps: CheckProgress) -> None:
-        settings = ClusterSettings.from_config(kafka)
+    def __init__(self, name: str, kafka: Kafka, steps: CheckProgress) -> None:
+        settings = ClusterSettings.from_config(kafka, name=name)
         self.connections = Connections(
             client_id=settings.client_id,
             credentials=settings.credentials,
@@ -142,8 +144,8 @@ class _ClusterCheck:
                 )
             except KafkaError as exc:
                 # The finding's subject names the server already.
-                reason = str(exc).removeprefix("the bootstrap server at ").removeprefix(where)
-                return ServerCheck(name, server, None, reason.removeprefix(name).strip())
+                subject = self.connections.describe_broker(node)
+                return ServerCheck(name, server, None, str(exc).removeprefix(subject).strip())
         if not response.brokers:
             return ServerCheck(
                 name, server, None, "knows no brokers yet: it is starting; try again"
@@ -262,6 +264,5 @@ def _report_servers(
 
 def _report_broker(check: ServerCheck) -> Finding:
     if check.metadata is None:
-        hint = "the broker tells clients to connect to this address (advertised.listeners)"
-        return failure(check.name, f"{check.failure}; {hint}")
+        return failure(check.name, check.failure)
     return ok(check.name, "answers")

@@ -42,10 +42,11 @@ async def open_context(file: Path) -> AsyncIterator[Context]:
     if settings.sidecar is None:
         settings = settings.model_copy(update={"sidecar": Sidecar()})
     assert settings.sidecar is not None
-    kafka = settings.clusters[settings.sidecar.kafka or next(iter(settings.clusters))]
+    name = settings.sidecar.kafka or next(iter(settings.clusters))
+    kafka = settings.clusters[name]
     if kafka.servers == "embedded":
         raise GatewayError(f"the Kafka of {file} is embedded in the gateway and ends with it")
-    async with open_cluster(kafka) as cluster:
+    async with open_cluster(kafka, name) as cluster:
         context = Context(settings, cluster, Codecs(get_catalog(settings)), allow_anyone, Spec(()))
         try:
             yield context

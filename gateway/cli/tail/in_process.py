@@ -17,9 +17,12 @@ from starlette.types import ASGIApp, Message
 from gateway import config
 from gateway.cli.options import KafkaSource
 from gateway.config import Settings, Topic
-from gateway.web.app.app import create_app
+from gateway.config.source.expression import suggest
+from gateway.errors import KafkaError
+from gateway.web.app.app import Application, create_app
 
 STREAM_PATH = "/stream"
+LIST_TIMEOUT_S = 5.0  # for Kafka to list its topics, to suggest one
 ROUTE_OPTIONS = {"format": "envelope", "clientFilters": True, "clientFields": True}
 
 
@@ -44,7 +47,7 @@ def build_settings(topics: Sequence[str], source: KafkaSource) -> Settings:
 
 
 @contextlib.asynccontextmanager
-async def serve_in_process(settings: Settings) -> AsyncIterator[httpx.AsyncBaseTransport]:
+async def serve_in_process(settings: Settings) -> AsyncIterator[InProcessTransport]:
     """Run a gateway while the block runs, and yield the transport to it."""
     app = create_app(settings)
     async with app.router.lifespan_context(app):
@@ -57,8 +60,27 @@ class InProcessTransport(httpx.AsyncBaseTransport):
     httpx's `ASGITransport` waits for the end of the response, which a stream does not have.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: Application) -> None:
         self._app = app
+
+    async def suggest_topic(self, topics: Sequence[str]) -> str:
+        """Return a hint on the topics that Kafka has, if one of these is unknown.
+
+        Args:
+            topics: The topics that were asked for.
+
+        Returns:
+            A topic of a similar name, else the first ones; empty if Kafka does not list them.
+        """
+        (cluster,) = self._app.gateway.clusters.values()
+        try:
+            async with asyncio.timeout(LIST_TIMEOUT_S):
+                known = await cluster.list_topics()
+        except (KafkaError, TimeoutError):
+            return ""
+        names = [name for name in known if not name.startswith("__")]  # the others are Kafka's own
+        unknown = next((topic for topic in topics if topic not in known), None)
+        return f"; {suggest(unknown, names)}" if names and unknown is not None else ""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request and return its response when that has started; the body follows.

@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from gateway.cli.options import DEFAULT_SERVERS, KafkaSource
@@ -188,7 +189,13 @@ class _TailSession:
         )  # the gateway reports the same
         logging.getLogger("gateway.kafka.client.outages").addFilter(_is_not_topic_error)
         async with serve_in_process(settings) as transport:
-            source = SseSource(target, headers={}, transport=transport, display_name=display_name)
+            source = SseSource(
+                target,
+                headers={},
+                transport=transport,
+                display_name=display_name,
+                suggest=partial(transport.suggest_topic, topics),
+            )
             try:
                 yield source
             finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
 import httpx
 
@@ -26,6 +26,8 @@ class SseSource:
         tls: The TLS context; True for httpx's default.
         transport: A transport other than the network, for a gateway in this process.
         display_name: Where the stream is, for messages; by default its host.
+        suggest: Returns what to append to the message of a 404; by default, the gateway is asked
+            for a similar path.
     """
 
     def __init__(
@@ -36,10 +38,12 @@ class SseSource:
         tls: ssl.SSLContext | bool = True,
         transport: httpx.AsyncBaseTransport | None = None,
         display_name: str = "",
+        suggest: Callable[[], Awaitable[str]] | None = None,
     ) -> None:
         self.retry: float | None = None
         self.display_name = display_name or target.display_name
         self._target = target
+        self._suggest = suggest or self._suggest_path
         self._http = httpx.AsyncClient(
             headers={"Accept-Encoding": "identity", **headers},
             timeout=httpx.Timeout(CONNECT_TIMEOUT_S, read=IDLE_TIMEOUT_S),
@@ -100,9 +104,7 @@ class SseSource:
         if response.status_code == 200:
             raise StreamRefused(
                 f"{response.url.path} answers with {media_type or 'something'}, not with a stream"
-                + await suggest_path(
-                    self._http, self._target.build_url(path="/"), self._target.path
-                )
+                + await self._suggest()
             )
         body = b""
         async for chunk in response.aiter_bytes():
@@ -111,7 +113,8 @@ class SseSource:
                 break
         hint = ""
         if response.status_code == 404:
-            hint = await suggest_path(
-                self._http, self._target.build_url(path="/"), self._target.path
-            )
+            hint = await self._suggest()
         raise build_error(response.status_code, response.headers, body, hint=hint)
+
+    async def _suggest_path(self) -> str:
+        return await suggest_path(self._http, self._target.build_url(path="/"), self._target.path)

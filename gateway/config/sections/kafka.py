@@ -41,6 +41,7 @@ from gateway.config.types.section import (
 from gateway.config.types.shorthand import Shorthand
 from gateway.config.types.units import format_duration
 
+from .java_properties import suggest_cluster_option
 from .security import Security
 
 ModelName = Annotated[str, Choice(list_topic_models)]
@@ -300,6 +301,11 @@ class Kafka(Section):
         # Sections are frozen, so only a validator may assign, and not in the usual way.
         object.__setattr__(self, "topics", topics)
         return self
+
+    @classmethod
+    def suggest_option(cls, key: str, value: object) -> str | None:
+        """Return what to write in place of a property of Kafka's own clients."""
+        return suggest_cluster_option(key, value)
 
     def find_topic(self, name: str) -> Topic | None:
         """Return the settings of a topic; None if it is not listed."""

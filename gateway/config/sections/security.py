@@ -11,6 +11,8 @@ from gateway.config.types.address import Url
 from gateway.config.types.fields import File, Flag, SecretText, Text
 from gateway.config.types.section import Problem, Section
 
+from .java_properties import suggest_security_option
+
 Mechanism = Literal["plain", "scram-sha-256", "scram-sha-512", "oauthbearer"]
 """A SASL mechanism, in lower case; `oauthbearer` is that of KIP-255 and KIP-768."""
 
@@ -129,3 +131,8 @@ class Security(Section):
         default=None,
         description="Authentication at the brokers; default none. For secured clusters.",
     )
+
+    @classmethod
+    def suggest_option(cls, key: str, value: object) -> str | None:
+        """Return what to write in place of a property of Kafka's own clients."""
+        return suggest_security_option(key, value)

@@ -94,8 +94,9 @@ def _locate_problem(
         what = f"'{loc[-1]}' is missing{inside}; add it"
         return _find_mark(document, loc[:-1], key=True), what
     if kind == "extra_forbidden":
-        known = _list_keys(root, loc[:-1], document.values)
-        what = f"unknown key '{loc[-1]}'{inside}; {suggest(str(loc[-1]), known)}"
+        key, kind_of_section = str(loc[-1]), _find_type(root, loc[:-1], document.values)
+        hint = _suggest_option(kind_of_section, key, _get_value(document.values, loc))
+        what = f"unknown key '{key}'{inside}; {hint or suggest(key, _list_keys(kind_of_section))}"
         return _find_mark(document, loc, key=True), what
     if kind == PROBLEM_ERROR_TYPE:
         about_key = context.get("key") and not context.get("whole")
@@ -156,12 +157,23 @@ def _get_value(values: Any, loc: Loc) -> Any:
     return values
 
 
-def _list_keys(root: type[BaseModel], loc: Loc, values: Any) -> list[str]:
-    """Return the keys that the section at a path knows."""
+def _find_type(root: type[BaseModel], loc: Loc, values: Any) -> Any:
+    """Return the type of the option at a path, as it is meant there."""
     kind: Any = root
     for depth, step in enumerate(loc):
         kind = _get_child_type(_unwrap_type(kind, _get_value(values, loc[:depth])), step)
-    kind = _unwrap_type(kind, _get_value(values, loc))
+    return _unwrap_type(kind, _get_value(values, loc))
+
+
+def _suggest_option(kind: Any, key: str, value: object) -> str | None:
+    """Return what a section suggests to write in place of an unknown key."""
+    if isinstance(kind, type) and issubclass(kind, Section):
+        return kind.suggest_option(key, value)
+    return None
+
+
+def _list_keys(kind: Any) -> list[str]:
+    """Return the keys that a section knows."""
     if isinstance(kind, Kinds):
         return kind.list_options()
     if not (isinstance(kind, type) and issubclass(kind, BaseModel)):

@@ -251,7 +251,7 @@ def _validate_file(value: object, info: ValidationInfo) -> Path:
     path = Path((info.context or {}).get("base", "."), text).absolute()
     if not path.is_file():
         raise create_value_error(
-            f"file {safe_repr(value)} does not exist; start from the folder of this file"
+            f"file {safe_repr(value)} does not exist; paths are relative to this file"
         )
     return path
 

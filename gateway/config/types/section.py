@@ -131,6 +131,16 @@ class Section(BaseModel):
         """
         return ()
 
+    @classmethod
+    def suggest_option(cls, key: str, value: object) -> str | None:
+        """Return what to write in place of an unknown key; None for a key of a similar name.
+
+        Args:
+            key: The key.
+            value: Its value, which must not be shown.
+        """
+        return None
+
     @model_validator(mode="wrap")
     @classmethod
     def _validate_with_checks(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:

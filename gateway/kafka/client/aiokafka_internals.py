@@ -32,14 +32,16 @@ INTERNALS = (
             # What it does with a request of ours, and with the response.
             "send": "prepare _versions build_request_header encode",
             "_handle_frame": "parse_response_header RESPONSE_TYPE decode correlation_id",
-            # Whose answer has the session's lifetime.
-            "_do_sasl_handshake": "send SaslAuthenticateRequest authenticator_oauth",
+            # Whose answers have the listener's mechanisms and the session's lifetime.
+            "_do_sasl_handshake": "send SaslHandShakeRequest enabled_mechanisms "
+            "SaslAuthenticateRequest authenticator_oauth",
         },
     ),
     Internals(
         "aiokafka.conn", "OAuthAuthenticator", {"step": "payload"}, {"__init__": "_token_sent"}
     ),
     Internals("aiokafka.protocol.admin", "SaslAuthenticateRequest"),
+    Internals("aiokafka.protocol.admin", "SaslHandShakeRequest"),
     Internals("aiokafka.abc", "AbstractTokenProvider"),
     Internals("aiokafka.partitioner", "murmur2"),
     Internals(

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
-from gateway.errors import BrokerUnavailable
+from gateway.errors import BrokerUnavailable, KafkaError
 from gateway.kafka.protocol.requests import BrokerMetadata, MetadataRequest, MetadataResponse
 from gateway.telemetry.log_context import create_detached_task
 
@@ -73,10 +73,12 @@ class Brokers:
             The id of the broker, below 0 for a bootstrap server, and its answer.
 
         Raises:
-            KafkaError: All brokers failed; it is the error of the last one.
-            BrokerUnavailable: There is no broker to ask.
+            BrokerUnavailable: All brokers failed, and the error names them; or there is no broker
+                to ask.
+            AuthenticationFailed: All brokers failed, and a login or certificate was refused.
         """
         candidates = self._list_candidates(avoid, exclude)
+        asked = tuple(candidates)
         requests: dict[asyncio.Task[MetadataResponse], int] = {}
         error: BaseException = BrokerUnavailable("no broker is left to ask for metadata")
         while candidates or requests:
@@ -99,7 +101,12 @@ class Brokers:
                     self._apply_response(task.result())
                     return node, task.result()
                 error = failure
-        raise error
+        # An answer without brokers is no failure of the connection, so it is raised as it is.
+        raise self._connections.combine_failures(asked) or error
+
+    def get_failure(self, node: int) -> KafkaError | None:
+        """Return the last failure of a broker; None if it was not tried or has answered since."""
+        return self._connections.get_failure(node)
 
     async def close(self) -> None:
         """Cancel the requests under way and wait for their end."""

@@ -43,9 +43,10 @@ class ClusterSettings:
 
     Attributes:
         servers: `host:port` of the bootstrap servers.
+        name: The name of the cluster; empty where there is only one.
         client_id: The client id in every request, which brokers use for quotas and logs.
         rack: The rack of this gateway, to read from replicas nearby (KIP-392); empty for none.
-        credentials: The result of `security.create_credentials`.
+        credentials: The security of connections; None for neither TLS nor SASL.
         request_timeout: After this time a request without an answer closes its connection; a
             fetch has its max wait on top.
         metadata_max_age: After this time the metadata of all watched topics is fetched again.
@@ -54,28 +55,34 @@ class ClusterSettings:
     """
 
     servers: Sequence[str]
+    name: str = ""
     client_id: str = CLIENT_ID
     rack: str = ""
-    credentials: security.Credentials = dict
+    credentials: security.Credentials | None = None
     request_timeout: float = 5.0
     metadata_max_age: float = 2.0
     metadata_hedge: float = 1.0
     reconnect: tuple[float, float] = (0.05, 1.0)
 
     @classmethod
-    def from_config(cls, kafka: Kafka, servers: Sequence[str] | None = None) -> ClusterSettings:
+    def from_config(
+        cls, kafka: Kafka, servers: Sequence[str] | None = None, *, name: str = ""
+    ) -> ClusterSettings:
         """Return the settings of a `kafka` section of the configuration.
 
         Args:
             kafka: The section.
             servers: Bootstrap servers that replace the configured ones, such as those of the
                 embedded broker.
+            name: The name of the cluster; empty where there is only one.
         """
+        section = f"kafka.{name}" if name else "kafka"
         return cls(
             servers=servers if servers is not None else kafka.servers,
+            name=name,
             client_id=kafka.client_id or CLIENT_ID,
             rack=kafka.rack or "",
-            credentials=security.create_credentials(kafka.security),
+            credentials=security.create_credentials(kafka.security, section),
             request_timeout=kafka.request_timeout,
             metadata_max_age=kafka.metadata_max_age,
             reconnect=(kafka.reconnect.initial, kafka.reconnect.max),
@@ -95,7 +102,7 @@ class Cluster:
         connections: The connections to brokers, shared by all callers.
         metadata: The watched topics.
         coordinators: The coordinators of groups.
-        outages: The log of what fails in this cluster.
+        outages: The log of what fails in this cluster; it stays the same after a close.
         decompression_slot: The slot in which large batches are decompressed one at a time.
     """
 
@@ -106,6 +113,7 @@ class Cluster:
             settings: How to connect.
         """
         self.settings = settings
+        self.outages = Outages(time.monotonic, cluster=settings.name)
         self._closed = False
         self._create_parts()
 
@@ -119,7 +127,6 @@ class Cluster:
                 max_delay=max_delay, random=random.random, min_delay=min_delay
             ),
         )
-        self.outages = Outages(time.monotonic)
         self.metadata = Metadata(
             self.connections,
             [parse_address(server) for server in settings.servers],
@@ -153,6 +160,7 @@ class Cluster:
         await self.coordinators.close()
         await self.metadata.close()
         await self.connections.close()
+        self.outages.forget_all()
 
     @property
     def is_reachable(self) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -31,9 +31,9 @@ from gateway.telemetry.counts import BrokerRequestCounts
 
 from .failures import (
     CONNECTION_ERRORS,
+    FailedAttempt,
     cause_from_exception,
-    format_error,
-    suggest_listener_setting,
+    describe_failure,
 )
 from .security import Credentials, KafkaConnection
 from .shared_tasks import start_shared_task, wait_for_shared
@@ -46,6 +46,7 @@ R = TypeVar("R")
 SPARE_IDLE_TIMEOUT_S = 30.0  # after this an unused spare connection is closed
 IDLE_CHECK_INTERVAL_S = 0.1  # between two checks whether a replaced connection is idle
 CONNECT_HEDGE_DELAY_S = 0.5  # without an answer to a SYN, until a second attempt is made beside it
+MAX_LISTED_BROKERS = 5  # how many addresses an error lists
 _NO_TIMEOUT_MS = 86_400_000  # aiokafka's own timeout leaves the connection open; ours closes it
 
 
@@ -112,6 +113,7 @@ class _BrokerNode:
     failed_at: float = -1.0  # loop time of the last failure that counted for the backoff
     retry_at: float | None = None  # loop time; not None from a failure until the next answer
     failure: KafkaError | None = None  # the last one; stays when the broker has recovered
+    failure_reason: str = ""  # its text without the name of the broker
     has_answered: bool = False
     # By role, but for SPARE: of these there may be several, either unused or lent.
     connections: dict[ConnectionRole, BrokerConnection] = field(default_factory=dict)
@@ -141,7 +143,7 @@ class Connections:
         self,
         *,
         client_id: str = "gateway",
-        credentials: Credentials = dict,
+        credentials: Credentials | None = None,
         request_timeout: float = 5.0,
         idle_timeout: float = 300.0,
         create_backoff: Callable[[], Backoff] = _create_backoff,
@@ -150,8 +152,7 @@ class Connections:
 
         Args:
             client_id: The client id in every request.
-            credentials: Returns the keyword arguments of a connection; called at every connect.
-                See `security.create_credentials`.
+            credentials: The security of connections; by default neither TLS nor SASL.
             request_timeout: Seconds until a request without an answer closes its connection.
             idle_timeout: Seconds after which an unused connection is closed.
             create_backoff: Returns the delays between attempts, for one broker.
@@ -161,8 +162,7 @@ class Connections:
         self.request_stats = BrokerRequestCounts()
         self.tracing: Tracing | None = None
         self._client_id = client_id
-        self._credentials = credentials
-        self._protocol = "PLAINTEXT"
+        self._credentials = credentials or Credentials()
         self._idle_timeout = idle_timeout
         self._create_backoff = create_backoff
         self._nodes: dict[int, _BrokerNode] = {}
@@ -205,6 +205,58 @@ class Connections:
         """Return the last failure of a broker; None if it was not tried or has answered since."""
         known = self._nodes.get(node)
         return known.failure if known is not None and known.retry_at is not None else None
+
+    def describe_broker(self, node: int) -> str:
+        """Return how errors name a broker, such as `broker 1 at localhost:9092`."""
+        broker = self._nodes.get(node)
+        at = f" at {_format_address(broker.address)}" if broker else ""
+        return f"broker {node}{at}" if node >= 0 else f"the bootstrap server{at}"
+
+    def combine_failures(self, nodes: Iterable[int]) -> KafkaError | None:
+        """Return one error for the failures of several brokers; None if none of them fails.
+
+        A bootstrap server is left out if a broker of the same address fails, since it is the same.
+        Brokers that fail for the same reason share a sentence; a refused login comes first, because
+        it does not go away by itself.
+
+        Args:
+            nodes: The brokers; those that were not tried, or have answered since, are left out.
+        """
+        # By address: known brokers come before bootstrap servers.
+        failing: dict[tuple[str, int], int] = {}
+        for node in sorted(nodes, key=lambda node: node < 0):
+            if self.get_failure(node) is not None:
+                failing.setdefault(self._nodes[node].address, node)
+        if not failing:
+            return None
+        brokers = [self._nodes[node] for node in failing.values()]
+        refusals = [each for each in brokers if isinstance(each.failure, AuthenticationFailed)]
+        nodes_by_reason: dict[str, list[int]] = {each.failure_reason: [] for each in refusals}
+        for node in failing.values():
+            nodes_by_reason.setdefault(self._nodes[node].failure_reason, []).append(node)
+        text = "; ".join(
+            f"{self._describe_brokers(same)} {reason}" for reason, same in nodes_by_reason.items()
+        )
+        retry_at = min(each.retry_at or 0.0 for each in brokers)
+        delay = max(0.0, retry_at - asyncio.get_running_loop().time())
+        if refusals:
+            return AuthenticationFailed(text, retry_after=delay)
+        failures = [each.failure for each in brokers]
+        return BrokerUnavailable(
+            text,
+            node=_public_node_id(*failing.values()) if len(failing) == 1 else None,
+            timeout=any(isinstance(each, BrokerUnavailable) and each.timeout for each in failures),
+            retry_after=delay,
+        )
+
+    def _describe_brokers(self, nodes: Sequence[int]) -> str:
+        if len(nodes) == 1:
+            return self.describe_broker(nodes[0])
+        addresses = [_format_address(self._nodes[node].address) for node in nodes]
+        more = len(addresses) - MAX_LISTED_BROKERS
+        listed = ", ".join(addresses[:MAX_LISTED_BROKERS])
+        kind = "bootstrap servers" if all(node < 0 for node in nodes) else "brokers"
+        return f"each of the {kind} {listed}{f' and {more} more' if more > 0 else ''}"
 
     async def send(
         self,
@@ -261,7 +313,7 @@ class Connections:
             connection.conn.close()
             self.request_stats.failures[request.NAME, cause_from_exception(exc)] += 1
             self._trace(connection, request.NAME, began, exc)
-            raise self._on_failure(connection.node, exc, sent_at) from exc
+            raise self._on_failure(connection.node, exc, sent_at, is_connected=True) from exc
         self.request_stats.observe_response(request.NAME, perf_counter() - began)
         self._trace(connection, request.NAME, began)
         self._on_success(connection, getattr(response, "throttle_ms", 0))
@@ -376,7 +428,7 @@ class Connections:
             attempt.add_done_callback(lambda _: broker.connecting.pop(role, None))
         return await wait_for_shared(
             attempt,  # which `_close_node` cancels
-            f"{self._describe_node(node)} moved or the gateway is closing",
+            f"{self.describe_broker(node)} moved or the gateway is closing",
             node=_public_node_id(node),
         )
 
@@ -449,7 +501,7 @@ class Connections:
         if delay <= 0:
             return
         message = (
-            f"{broker.failure or self._describe_node(node)}; it is tried again in {delay:.2f}s"
+            f"{broker.failure or self.describe_broker(node)}; it is tried again in {delay:.2f}s"
         )
         # `failures.unwrap_error` finds the failure that began the backoff by the `from`.
         if isinstance(broker.failure, AuthenticationFailed):
@@ -525,18 +577,18 @@ class Connections:
             await asyncio.gather(*attempts, return_exceptions=True)
 
     def _create_connection(self, host: str, port: int, idle: float) -> KafkaConnection:
-        credentials = self._credentials()
-        self._protocol = credentials.get("security_protocol", self._protocol)
         return KafkaConnection(
             host,
             port,
             client_id=self._client_id,
             request_timeout_ms=_NO_TIMEOUT_MS,
             max_idle_ms=int(idle * 1000),
-            **credentials,
+            **self._credentials(),
         )
 
-    def _on_failure(self, node: int, exc: BaseException, started: float) -> KafkaError:
+    def _on_failure(
+        self, node: int, exc: BaseException, started: float, *, is_connected: bool = False
+    ) -> KafkaError:
         """Record a failure of a broker and return the error to raise.
 
         A request that began before the last failure does not lengthen the backoff: all requests
@@ -546,6 +598,7 @@ class Connections:
             node: The broker.
             exc: What the connection raised.
             started: Loop time at which the request or connect began.
+            is_connected: Whether the connection had been opened before.
         """
         cause = cause_from_exception(exc)
         broker = self._nodes.get(node)
@@ -553,26 +606,17 @@ class Connections:
         if broker is not None and started > broker.failed_at:
             broker.failed_at, broker.retry_at = now, now + broker.backoff.next_delay(cause)
         delay = max(0.0, (broker.retry_at or 0.0) - now) if broker is not None else 0.0
-        failure = self._build_error(node, exc, cause, delay)
-        if broker is not None:
-            broker.failure = failure
-        return failure
-
-    def _build_error(self, node: int, exc: BaseException, cause: Cause, delay: float) -> KafkaError:
-        name, broker = self._describe_node(node), self._nodes.get(node)
-        if cause is Cause.AUTHENTICATION:
-            return AuthenticationFailed(
-                f"{name} refused the gateway or its certificate: {format_error(exc)}; "
-                "check kafka.security",
-                retry_after=delay,
-            )
-        timeout = cause is Cause.TIMEOUT
-        how = "gave no answer in time" if timeout else f"cannot be reached: {format_error(exc)}"
-        if broker is None or not broker.has_answered:
-            how += suggest_listener_setting(exc, self._protocol)
-        return BrokerUnavailable(
-            f"{name} {how}", node=_public_node_id(node), timeout=timeout, retry_after=delay
+        attempt = FailedAttempt(
+            host=broker.address[0] if broker is not None else "",
+            is_bootstrap=node < 0,
+            has_answered=broker is None or broker.has_answered,
+            is_connected=is_connected,
         )
+        reason = describe_failure(exc, attempt, self._credentials.options)
+        failure = _build_error(self.describe_broker(node), reason, node, cause, delay)
+        if broker is not None:
+            broker.failure, broker.failure_reason = failure, reason
+        return failure
 
     def _on_success(self, connection: BrokerConnection, throttle_ms: int) -> None:
         connection.is_used = True
@@ -586,11 +630,6 @@ class Connections:
                     listener(connection.node)
         if throttle_ms > 0:
             connection.throttled_until = asyncio.get_running_loop().time() + throttle_ms / 1000
-
-    def _describe_node(self, node: int) -> str:
-        broker = self._nodes.get(node)
-        at = f" at {broker.address[0]}:{broker.address[1]}" if broker else ""
-        return f"broker {node}{at}" if node >= 0 else f"the bootstrap server{at}"
 
     @staticmethod
     def _close_node(broker: _BrokerNode) -> list[Awaitable[object]]:
@@ -619,6 +658,31 @@ async def _run_within(timeout: float, start: Callable[[], Awaitable[R]]) -> R:
     """Await the result of `start` for at most `timeout` seconds, or raise TimeoutError."""
     async with asyncio.timeout(timeout):
         return await start()
+
+
+def _build_error(name: str, reason: str, node: int, cause: Cause, delay: float) -> KafkaError:
+    """Return the error of a broker that failed.
+
+    Args:
+        name: How the broker is named.
+        reason: What `describe_failure` returned.
+        node: The broker.
+        cause: The kind of the failure.
+        delay: Seconds until it is tried again.
+    """
+    if cause is Cause.AUTHENTICATION:
+        return AuthenticationFailed(f"{name} {reason}", retry_after=delay)
+    return BrokerUnavailable(
+        f"{name} {reason}",
+        node=_public_node_id(node),
+        timeout=cause is Cause.TIMEOUT,
+        retry_after=delay,
+    )
+
+
+def _format_address(address: tuple[str, int]) -> str:
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _public_node_id(node: int) -> int | None:

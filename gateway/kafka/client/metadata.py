@@ -20,16 +20,16 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from gateway.background_tasks import BackgroundTasks
-from gateway.core.error_code import UNKNOWN_TOPIC_ERRORS, ErrorCode
+from gateway.core.error_code import UNKNOWN_TOPIC_ERRORS, ErrorCode, code_from_error
 from gateway.core.log.record import TopicPartition
-from gateway.core.log.recovery import Cause
+from gateway.core.log.recovery import Cause, cause_from_code
 from gateway.errors import AccessDenied, KafkaError, UnknownTopic
-from gateway.kafka.protocol.requests import BrokerMetadata, TopicMetadata
+from gateway.kafka.protocol.requests import BrokerMetadata, MetadataResponse, TopicMetadata
 
 from .brokers import Brokers
 from .connections import Connections
 from .metadata_changes import LeaderChange, TopicChange, compare_topics
-from .outages import Outages
+from .outages import CLUSTER_LABEL, Outages, format_broker_label
 from .shared_tasks import start_shared_task, wait_for_shared
 from .topic_names import TopicNames
 
@@ -102,6 +102,9 @@ class Metadata:
         self._wake = asyncio.Event()
         self._periodic_task: asyncio.Task[None] | None = None
         self._requested_refreshes = BackgroundTasks(log)
+        self._has_contact = False  # whether a refresh has succeeded
+        # The last failures of brokers that were reported, so that only another attempt is news.
+        self._known_failures: dict[int, KafkaError] = {}
 
     @property
     def brokers(self) -> Mapping[int, BrokerMetadata]:
@@ -372,14 +375,46 @@ class Metadata:
             )
         except KafkaError as exc:
             self.error = exc
-            self._outages.report_error("Kafka", exc)
+            cause = cause_from_code(code_from_error(exc))
+            self._outages.report_failure(CLUSTER_LABEL, cause, str(exc))
+            # The line about the cluster is about its brokers, too.
+            for node in self.brokers:
+                failure = self._brokers.get_failure(node)
+                if failure is not None:
+                    self._known_failures[node] = failure
             raise
         self.error = None
-        self._outages.report_recovery("Kafka")
+        self._report_reached(response)
         # Some may have been unwatched since the request was sent.
         for name in self._refreshing_topics & self._watched:
             self._merge_topic(response.topics.get(name, _build_unknown_topic(name)), node)
         self._report_leaderless()
+
+    def _report_reached(self, response: MetadataResponse) -> None:
+        """Log that the cluster is reached, and which of its brokers are not."""
+        if self._has_contact:
+            self._outages.report_recovery(CLUSTER_LABEL)
+        else:
+            self._has_contact = True
+            count = len(response.brokers)
+            self._outages.report_contact(
+                f"is connected: cluster {response.cluster_id}, {count} broker{'s' * (count != 1)}"
+            )
+        for node in self.brokers.keys() | self._known_failures.keys():
+            self._report_broker(node)
+
+    def _report_broker(self, node: int) -> None:
+        label = format_broker_label(node)
+        failure = self._brokers.get_failure(node) if node in self.brokers else None
+        if failure is None:
+            if self._known_failures.pop(node, None) is not None:
+                is_known = node in self.brokers
+                how = "answers again" if is_known else "is no longer part of the cluster"
+                self._outages.report_recovery(label, how)
+        elif failure is not self._known_failures.get(node):
+            self._known_failures[node] = failure
+            cause = cause_from_code(code_from_error(failure))
+            self._outages.report_failure(label, cause, str(failure), broker=node)
 
     def _report_leaderless(self) -> None:
         leaderless = [

@@ -2,24 +2,26 @@
 
 Certificates are loaded again when their files change, so a mount that replaces them before they
 expire needs no restart. The module also extends aiokafka's connection where it hides the end of a
-session and the refusal of a bearer token.
+session, the mechanisms that a broker offers, and the refusal of a bearer token.
 """
 
 from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiokafka.abc import AbstractTokenProvider
 from aiokafka.conn import AIOKafkaConnection, OAuthAuthenticator
-from aiokafka.protocol.admin import SaslAuthenticateRequest
+from aiokafka.errors import UnsupportedSaslMechanismError
+from aiokafka.protocol.admin import SaslAuthenticateRequest, SaslHandShakeRequest
 
 from gateway.config.types.tls_context import create_client_context
 from gateway.errors import AuthenticationFailed
 
+from .failures import MechanismNotOffered, SecurityOptions
 from .oauth_tokens import ClientCredentialsTokenProvider, FileTokenProvider, FixedTokenProvider
 
 if TYPE_CHECKING:
@@ -27,32 +29,50 @@ if TYPE_CHECKING:
 
     from gateway.config.sections.security import Sasl, Security, Tls
 
-# Returns the keyword arguments of a connection; called before every connect.
-Credentials = Callable[[], Mapping[str, Any]]
-
 log = logging.getLogger(__name__)
 
 
-def create_credentials(security: Security | None) -> Credentials:
-    """Create the function that returns the security arguments of a connection.
+class Credentials:
+    """The security arguments of a cluster's connections.
+
+    Created by `create_credentials`, and shared by all connections of the cluster.
+
+    Attributes:
+        options: What they use, to explain failures.
+    """
+
+    def __init__(self, security: Security | None = None, section: str = "kafka") -> None:
+        self.options = SecurityOptions.from_config(security, section)
+        tls = security.tls if security is not None else None
+        sasl = security.sasl if security is not None else None
+        self._context = _TlsContext(tls, f"{section}.security.tls") if tls is not None else None
+        protocol = ("SASL_" if sasl else "") + ("SSL" if tls else "PLAINTEXT")
+        self._fixed = {"security_protocol": protocol} | (
+            _build_sasl_options(sasl) if sasl is not None else {}
+        )
+
+    def __call__(self) -> Mapping[str, Any]:
+        """Return `security_protocol`, `ssl_context` and `sasl_*`; to be called at every connect.
+
+        Raises:
+            AuthenticationFailed: A certificate cannot be loaded.
+        """
+        context = {} if self._context is None else {"ssl_context": self._context()}
+        return self._fixed | context
+
+
+def create_credentials(security: Security | None, section: str = "kafka") -> Credentials:
+    """Create the credentials of a cluster, and warn if they send a password in the clear.
 
     Args:
         security: The settings; None for plaintext without authentication.
-
-    Returns:
-        A function to call before every connect, for `security_protocol`, `ssl_context` and
-        `sasl_*`. It raises AuthenticationFailed when a certificate cannot be loaded.
+        section: The section of the configuration that has them, for messages.
     """
-    tls = security.tls if security is not None else None
     sasl = security.sasl if security is not None else None
-    context = _TlsContext(tls) if tls is not None else None
-    protocol = ("SASL_" if sasl else "") + ("SSL" if tls else "PLAINTEXT")
-    fixed = {"security_protocol": protocol} | (
-        _build_sasl_options(sasl) if sasl is not None else {}
-    )
-    if sasl is not None and sasl.mechanism == "plain" and tls is None:
-        log.warning("the password of kafka.security.sasl is sent in the clear; set tls beside it")
-    return lambda: fixed | ({"ssl_context": context()} if context is not None else {})
+    if security is not None and security.tls is None and sasl and sasl.mechanism == "plain":
+        option = f"{section}.security.sasl"
+        log.warning("the password of %s is sent in the clear; set tls beside it", option)
+    return Credentials(security, section)
 
 
 def _should_log(record: logging.LogRecord) -> bool:
@@ -64,30 +84,48 @@ logging.getLogger("aiokafka.conn").addFilter(_should_log)
 
 
 class KafkaConnection(AIOKafkaConnection):  # type: ignore[misc]  # untyped there
-    """aiokafka's connection, which also reports session lifetimes and refused bearer tokens.
+    """aiokafka's connection, which also reports what aiokafka hides of a login.
 
     Created and owned by `Connections`.
 
     Attributes:
         session_seconds: Seconds after the login from which the broker answers the next request by
             closing the connection (KIP-368); 0 for never.
+        offered_mechanisms: The SASL mechanisms of the listener; empty before it named them.
     """
 
     session_seconds: float = 0.0
+    offered_mechanisms: tuple[str, ...] = ()
 
     @property
     def is_idle(self) -> bool:
         """Return whether no request waits for its answer."""
         return not self._requests
 
+    async def connect(self) -> Any:
+        """Open the connection. See aiokafka.
+
+        Raises:
+            MechanismNotOffered: The listener does not offer the SASL mechanism.
+        """
+        try:
+            return await super().connect()
+        except UnsupportedSaslMechanismError as exc:
+            raise MechanismNotOffered(self.offered_mechanisms) from exc
+
     def send(self, request: Any, expect_response: bool = True) -> Awaitable[Any]:
         """Send a request; the result awaits its answer. See aiokafka."""
         response: Awaitable[Any] = super().send(request, expect_response)
-        return (
-            self._record_session_lifetime(response)
-            if isinstance(request, SaslAuthenticateRequest)
-            else response
-        )
+        if isinstance(request, SaslHandShakeRequest):
+            return self._record_mechanisms(response)
+        if isinstance(request, SaslAuthenticateRequest):
+            return self._record_session_lifetime(response)
+        return response
+
+    async def _record_mechanisms(self, response: Awaitable[Any]) -> Any:
+        handshake = await response
+        self.offered_mechanisms = tuple(handshake.enabled_mechanisms)
+        return handshake
 
     async def _record_session_lifetime(self, response: Awaitable[Any]) -> Any:
         authenticated = await response
@@ -119,8 +157,9 @@ class _BearerAuthenticator(OAuthAuthenticator):  # type: ignore[misc]  # untyped
 class _TlsContext:
     """The TLS context of one cluster, created again when its files have changed."""
 
-    def __init__(self, tls: Tls) -> None:
+    def __init__(self, tls: Tls, option: str) -> None:
         self._tls = tls
+        self._option = option  # what messages call it
         self._context: ssl.SSLContext | None = None
         self._modified_ns: list[int] = []  # the files' times when the context was created
 
@@ -135,7 +174,7 @@ class _TlsContext:
         except (OSError, ValueError) as exc:  # ssl.SSLError is an OSError
             names = ", ".join(str(file) for file in files)
             raise AuthenticationFailed(
-                f"TLS cannot be set up from {names}: {exc}; correct kafka.security.tls"
+                f"TLS cannot be set up from {names}: {exc}; correct {self._option}"
             ) from exc
 
 

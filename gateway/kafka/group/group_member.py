@@ -36,7 +36,6 @@ from gateway.core.log.record import TopicPartition
 from gateway.core.log.recovery import Backoff, Cause, cause_from_code
 from gateway.errors import AccessDenied, AuthenticationFailed, GroupFailed, KafkaError
 from gateway.kafka.client.cluster import Cluster
-from gateway.kafka.client.failures import unwrap_error
 from gateway.kafka.client.metadata_changes import TopicChange
 from gateway.kafka.client.outages import REPEAT_INTERVAL_S
 from gateway.telemetry.log_context import create_detached_task
@@ -214,10 +213,12 @@ class GroupMember:
         """Report why the group cannot be used (any longer) to the handler and to the log."""
         self._failure = failure
         self._handler.on_group_failure(failure)
-        reason = unwrap_error(failure)
-        self._cluster.outages.report_failure(
-            self._outage_label, label_cause(reason), str(reason), group=self.name
-        )
+        outages = self._cluster.outages
+        if isinstance(failure, GroupFailed):
+            cause = label_cause(failure)
+            outages.report_failure(self._outage_label, cause, str(failure), group=self.name)
+        else:
+            outages.report_error(self._outage_label, failure, group=self.name)
 
     def _report_recovery(self) -> None:
         """Report that the coordinator lets the member in, if it was refused before."""

@@ -16,10 +16,8 @@ import httpx
 
 from gateway.config.sections.sidecar import Group as Settings
 from gateway.core.delivery.batch import SettledRecords
-from gateway.core.error_code import code_from_error
 from gateway.core.group.partition_state import LATEST
 from gateway.core.log.record import TopicPartition
-from gateway.core.log.recovery import cause_from_code
 from gateway.errors import AccessDenied, KafkaError, NotOwned
 from gateway.kafka.client.offsets import (
     READ_COMMITTED,
@@ -69,7 +67,7 @@ class ReactiveGroup:
         self.consumer: GroupConsumer | None = None
         self.counts = ReactiveCounts()
         self.runners: list[LaneRunner] = []
-        self.committer = OffsetCommitter(self.name, self._commit)
+        self.committer = OffsetCommitter(self.name, self._commit, context.cluster.outages)
         self._context = context
         self._client = client
         self._runners_by_partition: dict[TopicPartition, LaneRunner] = {}
@@ -182,8 +180,7 @@ class ReactiveGroup:
                 f"topic={tp.topic}" if isinstance(failure, AccessDenied) else f"partition={tp}"
             )
             label = f"group={self.name} {subject}"
-            cause = cause_from_code(code_from_error(failure))
-            outages.report_failure(label, cause, str(failure), group=self.name)
+            outages.report_error(label, failure, group=self.name)
             failing_labels.add(label)
         for label in self._unreadable_labels - failing_labels:
             outages.report_recovery(label, "does not fail any more")

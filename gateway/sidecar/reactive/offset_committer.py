@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from gateway.core.log.record import TopicPartition
 from gateway.errors import KafkaError, NotOwned
+from gateway.kafka.client.outages import Outages
 
 log = logging.getLogger(__name__)
 
@@ -29,18 +31,20 @@ class OffsetCommitter:
         group: The name of the group.
         commit: Commits offsets. It raises NotOwned after all others are committed, and other
             KafkaErrors if nothing is.
+        outages: Log why nothing can be committed.
 
     Attributes:
         failure: Why nothing can be committed now; empty while it can.
         can_commit: Set while offsets can be committed.
     """
 
-    def __init__(self, group: str, commit: CommitOffsets) -> None:
+    def __init__(self, group: str, commit: CommitOffsets, outages: Outages | None = None) -> None:
         self.failure = ""
         self.can_commit = asyncio.Event()
         self.can_commit.set()
         self._group = group
         self._commit = commit
+        self._outages = outages or Outages(time.monotonic)
         # In tuples, whose identity distinguishes an offset that was forgotten and added again
         # during a commit from the one before.
         self._pending: dict[TopicPartition, tuple[int]] = {}
@@ -74,7 +78,7 @@ class OffsetCommitter:
             try:
                 await self.flush()
             except KafkaError as error:
-                self._note_failure(str(error))
+                self._note_failure(error)
                 self._wake.set()
                 await asyncio.sleep(RETRY_DELAY_S)
 
@@ -107,14 +111,16 @@ class OffsetCommitter:
 
     def _recover(self) -> None:
         """Note that commits work again."""
-        if self.failure:
-            log.info("group %s: offsets can be committed again", self._group)
+        self._outages.report_recovery(self._outage_label, "work again")
         self.failure = ""
         self.can_commit.set()
 
-    def _note_failure(self, reason: str) -> None:
-        """Note that commits fail, and log it once."""
-        if not self.failure:
-            log.warning("group %s: nothing is committed: %s", self._group, reason)
-        self.failure = reason
+    def _note_failure(self, error: KafkaError) -> None:
+        """Note that commits fail."""
+        self._outages.report_error(self._outage_label, error, group=self._group)
+        self.failure = str(error)
         self.can_commit.clear()
+
+    @property
+    def _outage_label(self) -> str:
+        return f"commits of group={self._group}"

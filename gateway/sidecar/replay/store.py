@@ -28,6 +28,7 @@ from gateway.sidecar.topics import get_or_create_topic
 log = logging.getLogger(__name__)
 
 FETCH_MAX_WAIT_S = 1.0  # for Kafka to answer a fetch without new records
+_OUTAGE_LABEL = "replays"
 RETRY_DELAY_S = 0.5  # before what failed is tried again
 STALE_AFTER_S = 10.0  # of failing reads, after which the state is not trusted
 CATCH_UP_TIMEOUT_S = 20.0  # to read what others have written
@@ -66,8 +67,8 @@ class ReplayStore:
                 while self._context.is_current(self.tp.topic, self._topic_id):
                     await self._read_records()
             except KafkaError as error:
+                self._context.cluster.outages.report_error(_OUTAGE_LABEL, error)
                 if self._failing_since is None:
-                    log.warning("replays cannot be read: %s", error)
                     self._failing_since = asyncio.get_running_loop().time()
                 self._failure = str(error)
                 await asyncio.sleep(RETRY_DELAY_S)
@@ -109,8 +110,7 @@ class ReplayStore:
         async with self._progress:
             self._next_offset = batch.next_offset
             self._progress.notify_all()
-        if self._failing_since is not None:
-            log.info("replays can be read again")
+        self._context.cluster.outages.report_recovery(_OUTAGE_LABEL, "can be read again")
         self._failing_since = None
         if self._initial_end is not None and self._next_offset >= self._initial_end:
             self.loaded.set()

@@ -44,6 +44,7 @@ from gateway.web.streams.middleware import PagePaths, StreamMiddleware
 from gateway.web.streams.renewal import TokenRenewer
 from gateway.web.workers.bus import Bus
 from gateway.web.workers.log_levels import LogLevels
+from gateway.web.workers.outage_log import forward_outages
 
 from . import assets, health
 from .co_hosted_app import CoHostedApp, CoHostedAppFactory
@@ -150,6 +151,8 @@ def create_app(
         )
         raise ConfigError([problem])
     gateway, bus = Gateway(settings), bus or Bus()
+    if bus.worker_count > 1:
+        forward_outages(gateway.clusters, bus)
     files = dict(pages or {})
     home = files.pop("/", None)
     limits = Limits(settings.listen.limits, bus)

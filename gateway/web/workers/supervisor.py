@@ -1,11 +1,11 @@
 """Run several processes on one port, and restart those that crash.
 
 The supervisor binds the port, starts the workers, forwards their messages (`relay`), counts
-connections for them (`routing.limits`), locks keys for them (`exchange.key_locks`), keeps the
-operators' blocklist, and restarts workers that crashed. It serves no clients. It also holds the
-listening sockets: clients that connect while their worker is being restarted wait a moment and are
-served. If that takes longer because the worker crashed again, its socket is closed, and they go to
-the other workers.
+connections for them (`routing.limits`), locks keys for them (`exchange.key_locks`), logs their
+outages of Kafka (`outage_log`), keeps the operators' blocklist, and restarts workers that crashed.
+It serves no clients. It also holds the listening sockets: clients that connect while their worker
+is being restarted wait a moment and are served. If that takes longer because the worker crashed
+again, its socket is closed, and they go to the other workers.
 
 Workers are processes of their own, not forks: librdkafka's threads, an event loop and its signal
 handlers would not survive a fork. Starting one takes about a second.
@@ -43,6 +43,7 @@ from gateway.web.app.reload import SettingsLoader, log_reload_errors
 from gateway.web.exchange.key_locks import serve_key_locks
 from gateway.web.routing.limits import serve_limits
 
+from .outage_log import serve_outages
 from .relay import Relay
 from .sockets import bind_additional, bind_shared, format_url, refuse_exposed_sidecar
 
@@ -209,6 +210,7 @@ class Supervisor:
         self._relay.join_callbacks.append(self._on_joined)
         serve_limits(self._relay, self._settings.listen.limits)
         serve_key_locks(self._relay)
+        serve_outages(self._relay)
         self._relay.add_handler(reload_coordinator.BUS_TOPIC, self._handle_reload)
         await self._relay.start()
         tasks = [asyncio.create_task(self._run_worker(worker)) for worker in self._workers]

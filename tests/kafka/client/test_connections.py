@@ -188,6 +188,31 @@ async def test_a_refused_broker_is_not_tried_again_before_its_delay():
         await kafka.close()
 
 
+async def test_servers_that_fail_for_the_same_reason_share_a_sentence():
+    """Only the last one that was tried was named."""
+    kafka = Connections(client_id="tester", create_backoff=lambda: Backoff(60.0, lambda: 1.0))
+    async with FakeBroker(echo_body) as first, FakeBroker(echo_body) as second:
+        addresses = [first.address, second.address]
+    # The broker 1 is the server -1.
+    kafka.update_addresses({-1: addresses[0], -2: addresses[1], 1: addresses[0], 9: ("idle", 1)})
+    assert kafka.combine_failures((-1, -2)) is None
+    for node in (-1, -2, 1):
+        with pytest.raises(BrokerUnavailable):
+            await kafka.send(node, ConnectionRole.CONTROL, EchoRequest())
+    (one, two) = (f"127.0.0.1:{port}" for _, port in addresses)
+    combined = kafka.combine_failures((-1, -2, 9))
+    assert isinstance(combined, BrokerUnavailable)
+    assert str(combined) == (
+        f"each of the bootstrap servers {one}, {two} cannot be reached: connection refused; "
+        "start the broker, or correct kafka.servers"
+    )
+    several = str(kafka.combine_failures((1, -1, -2)))
+    assert several.startswith(f"broker 1 at {one} cannot be reached: connection refused; the ")
+    assert f"; the bootstrap server at {two} cannot be reached" in several
+    assert several.count(one) == 1
+    await kafka.close()
+
+
 async def test_failures_of_one_outage_count_once():
     """Twenty waiting requests on a connection that breaks are one lost connection."""
     made: list[Backoff] = []

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from uuid import UUID
 
 import pytest
@@ -9,7 +9,7 @@ from support.waiting import wait_until
 
 from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
-from gateway.errors import AccessDenied, BrokerUnavailable, UnknownTopic
+from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError, UnknownTopic
 from gateway.kafka.client.connections import ConnectionRole
 from gateway.kafka.client.metadata import Metadata
 from gateway.kafka.client.metadata_changes import TopicChange
@@ -64,6 +64,13 @@ class FakeConnections:
         brokers = tuple(BrokerMetadata(n, "127.0.0.1", 9000 + n, None) for n in self.answers)
         topics = {said.name: said} if said.name in request.topics else {}
         return MetadataResponse(0, "cluster", brokers, topics)
+
+    def get_failure(self, node: int) -> KafkaError | None:
+        said = self.answers.get(node)
+        return said if isinstance(said, KafkaError) else None
+
+    def combine_failures(self, nodes: Iterable[int]) -> KafkaError | None:
+        return None
 
     def list_asked_nodes(self) -> list[int]:
         return [node for node, _ in self.requests]
@@ -481,4 +488,42 @@ async def test_a_kept_topic_is_watched_until_the_last_lets_go_and_no_watcher_is_
     await metadata.refresh("test")
     metadata.release_watch("orders")
     assert metadata.get_topic("orders") is not None
+    await metadata.close()
+
+
+async def test_a_broker_that_is_away_is_logged_once_and_when_it_is_back(
+    caplog: pytest.LogCaptureFixture,
+):
+    caplog.set_level("INFO", "gateway.kafka.client.outages")
+    kafka = FakeConnections(b1=build_topic_answer(), b2=build_topic_answer())
+    metadata, _ = running_metadata(kafka)
+    await metadata.refresh("test")
+    assert caplog.messages == ["Kafka is connected: cluster cluster, 2 brokers"]
+    for _ in range(3):
+        kafka.answers[2] = BrokerUnavailable("broker 2 cannot be reached: refused", node=2)
+        await metadata.refresh("test")
+    kafka.answers[2] = build_topic_answer()
+    await metadata.refresh("test")
+    lines = [message.partition(" after ")[0] for message in caplog.messages[1:]]
+    assert lines == [
+        "broker=2 cause=connection: broker 2 cannot be reached: refused", "broker=2 answers again",
+    ]  # fmt: skip
+    await metadata.close()
+
+
+async def test_brokers_of_a_cluster_that_was_away_have_no_lines_of_their_own(
+    caplog: pytest.LogCaptureFixture,
+):
+    """The last failure of each broker stays until it is asked again."""
+    caplog.set_level("INFO", "gateway.kafka.client.outages")
+    kafka = FakeConnections(b1=build_topic_answer(), b2=build_topic_answer())
+    metadata, _ = running_metadata(kafka)
+    await metadata.refresh("test")
+    kafka.answers[1] = kafka.answers[2] = kafka.bootstrap_answer = AWAY
+    with pytest.raises(BrokerUnavailable):
+        await metadata.refresh("test")
+    kafka.answers[1] = build_topic_answer()
+    await metadata.refresh("test")
+    lines = [message.partition(" after ")[0] for message in caplog.messages[1:]]
+    assert lines == [f"Kafka cause=connection: {AWAY}", "Kafka answers again"]
     await metadata.close()

@@ -1,0 +1,102 @@
+"""Log the outages of Kafka once for all workers of a host.
+
+Each worker has its own connections to Kafka, so all of them notice an outage. They send what they
+would log to the supervisor, which logs the first report of each outage, and its end when no worker
+has it any more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from gateway.kafka.client.cluster import Cluster
+from gateway.kafka.client.outages import REPEAT_INTERVAL_S, OutageReport, Outages
+
+from .bus import Bus
+from .relay import Relay
+
+BUS_TOPIC = "outages"
+# The reminders of the workers arrive a little sooner or later than those before.
+_REPEAT_INTERVAL_S = 0.9 * REPEAT_INTERVAL_S
+
+
+def forward_outages(clusters: Mapping[str, Cluster], bus: Bus) -> None:
+    """Let the supervisor log the outages of this worker's clusters.
+
+    Args:
+        clusters: The clusters, by name.
+        bus: The connection to the supervisor.
+    """
+
+    def forward(name: str, report: OutageReport) -> None:
+        bus.notify_supervisor(BUS_TOPIC, [name, *report])
+
+    def repeat_all() -> None:
+        # What was reported while the supervisor was away did not arrive.
+        for name, cluster in clusters.items():
+            for report in cluster.outages.iter_reports():
+                forward(name, report)
+
+    for name, cluster in clusters.items():
+        cluster.outages.forward_to(partial(forward, name))
+    bus.join_callbacks.append(repeat_all)
+
+
+def serve_outages(relay: Relay, now: Callable[[], float] = time.monotonic) -> None:
+    """Let a supervisor log the outages of its workers.
+
+    Args:
+        relay: The supervisor's side of the bus.
+        now: The current time in seconds of any monotonic clock.
+    """
+    outage_log = _OutageLog(now)
+    relay.add_handler(BUS_TOPIC, outage_log.handle_report)
+    relay.join_callbacks.append(outage_log.on_worker_joined)
+
+
+class _OutageLog:
+    """The outages of all workers. An outage has an element here while a worker reports it."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._outages: dict[str, Outages] = {}  # by the name of the cluster
+        self._workers: dict[tuple[str, str], set[int]] = {}  # by cluster and what fails there
+        self._reached_clusters: set[str] = set()
+
+    def handle_report(self, worker: int, data: Any) -> None:
+        """Log what a worker reports, unless another one has reported it."""
+        cluster, *fields = data
+        report = OutageReport(*fields)
+        outages = self._outages.get(cluster)
+        if outages is None:
+            outages = self._outages[cluster] = Outages(
+                self._now, cluster=cluster, repeat_interval=_REPEAT_INTERVAL_S
+            )
+        if report.cause is not None:
+            self._workers.setdefault((cluster, report.what), set()).add(worker)
+            outages.report_failure(report.what, report.cause, report.text, **report.extra)
+        elif not self._remove_worker(worker, cluster, report.what):
+            if report.is_first and cluster not in self._reached_clusters:
+                self._reached_clusters.add(cluster)
+                outages.report_contact(report.text)
+            else:
+                outages.report_recovery(report.what, report.text)
+
+    def on_worker_joined(self, worker: int) -> None:
+        """Forget what a worker reported before; it sends again what still fails."""
+        for cluster, what in list(self._workers):
+            if worker in self._workers[cluster, what] and not self._remove_worker(
+                worker, cluster, what
+            ):
+                self._outages[cluster].forget(what)
+
+    def _remove_worker(self, worker: int, cluster: str, what: str) -> bool:
+        """Take one worker from an outage; return whether others still have it."""
+        workers = self._workers.get((cluster, what), set())
+        workers.discard(worker)
+        if not workers:
+            self._workers.pop((cluster, what), None)
+        return bool(workers)
