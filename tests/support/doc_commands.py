@@ -22,7 +22,7 @@ _OTHERS = {
     "kafka-configs.sh", "kafka-topics.sh", "kill", "kubectl", "ls", "mkdir", "nginx", "node", "npm",
     "npx", "openssl", "printf", "python", "python3", "sleep", "sudo", "systemctl", "tail", "uv",
     "uvx", "wc", "head", "grep", "sort", "test", "tr", "rm", "for", "do", "done", "while", "if",
-    "fi", "then", "sed", ".", "source", "spark-submit", "curl.exe",
+    "fi", "then", "java", "sed", ".", "source", "spark-submit", "curl.exe",
 }  # fmt: skip
 DEFAULT_CONFIG = "gateway.yaml"  # what commands read without -c
 _FILE = re.compile(
