@@ -1,13 +1,14 @@
-"""What the READMEs say is so: their commands, configurations, links, tables and captures."""
+"""What the READMEs and the pages of docs/ say is so: commands, links, tables, captures, figures.
+
+Code blocks of docs/ and of the README are checked by tests/docs.
+"""
 
 from __future__ import annotations
 
 import ast
-import asyncio
 import json
 import re
 import shlex
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +18,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 from support.browser import running_browser
-from support.clients.raw import RawClient
-from support.gateways import GatewayProcess, running_gateway
+from support.gateways import running_gateway
 from support.records import RecordToSend, produce_records
 from support.sse import SseEvent, parse_stream
 from typer.testing import CliRunner
@@ -51,9 +51,8 @@ from gateway.errors import (
 from gateway.hub.fanout import broadcaster as pump
 from gateway.hub.fanout import hub
 from gateway.hub.reads import page as pages
-from gateway.hub.wires.control_events import describe_entry
+from gateway.hub.wires.control_events import CONTROL_EVENTS, describe_entry
 from gateway.kafka.embedded import EmbeddedKafka
-from gateway.web.demo import CONFIG
 from gateway.web.http import problems
 from gateway.web.http.edge import USER_TIMEOUT_S
 from gateway.web.http.transport import GatewayProtocol
@@ -75,6 +74,7 @@ PAGES = [
     )
 ]  # fmt: skip
 README = PAGES[0].read_text()
+DOCS = ROOT / "docs"
 TP = TopicPartition("orders", 0)
 
 
@@ -86,6 +86,11 @@ def ring() -> object:
     return RingBudget().max_ring_bytes
 
 
+def read_page(name: str) -> str:
+    """The text of a page of docs/."""
+    return (DOCS / f"{name}.md").read_text()
+
+
 def fenced(text: str, language: str = "") -> list[str]:
     """The blocks between fences that name this language."""
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S)
@@ -94,16 +99,16 @@ def fenced(text: str, language: str = "") -> list[str]:
 
 def commands() -> Iterator[tuple[str, str]]:
     """Every command line: indented by four, in the code columns of tables, and in examples."""
-    for page in PAGES:
-        whole = page.read_text()
+    for path in PAGES:
+        whole = path.read_text()
         for block in fenced(whole):
             for line in re.findall(r"^((?:make|gateway|curl) .*)", block, re.M):
-                yield named(page), line
+                yield named(path), line
         text = re.sub(r"^```.*?^```$", "", whole, flags=re.M | re.S)
-        for line in re.findall(r"^    (\S.*)", text, re.M):
-            yield named(page), line
+        for line in re.findall(r"^    (\S.*)", text, re.M) if path != PAGES[0] else ():
+            yield named(path), line
         for code in re.findall(r"`((?:make|gateway|curl|\.venv/\S+) [^`]*)`", text):
-            yield named(page), code.replace("\n", " ")
+            yield named(path), code.replace("\n", " ")
     for path in [*ROOT.glob("examples/*.yaml"), *ROOT.glob("deploy/*")]:
         for line in re.findall(
             r"^(?:#|ExecStart(?:Pre)?=\S*?/bin/)? *(gateway .*)", path.read_text(), re.M
@@ -169,23 +174,11 @@ def test_every_pip_line_asks_for_extras_that_the_package_has():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
-    asked = [line for _, line in COMMANDS if line.startswith("pip ")]
-    assert asked
-    for line in asked:
+    for line in [line for _, line in COMMANDS if line.startswith("pip ")]:
         for word in shlex.split(line, comments=True)[2:]:
             name, _, names = word.partition("[")
             assert name in ("kafka-gateway", ".") or name.endswith(".whl"), line
             assert set(names.rstrip("]").split(",")) <= {"", *extras}, line
-
-
-def test_every_curl_asks_for_a_path_of_the_demo():
-    patterns = [when.pattern for route in loads(CONFIG).routes for when in route.when]
-    asked = [re.search(r"8080(/[\w/]*)", line) for _, line in COMMANDS if line.startswith("curl")]
-    paths = [found[1] for found in asked if found]
-    assert len(paths) > 4
-    for path in paths:
-        own = path in ("/health/ready", "/health/live")
-        assert own or any(pattern.match(path) is not None for pattern in patterns), path
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
@@ -247,29 +240,11 @@ def whole(block: str) -> str:
 
 def test_the_first_configuration_is_the_example():
     first, *_ = fenced(README, "yaml")
+    assert loads(first, environ={}) == loads(
+        fenced(read_page("topics-and-routes"), "yaml")[0], environ={}
+    )
     example = (ROOT / "examples" / "first.yaml").read_text()
     assert loads(first, environ={}) == loads(example, environ={})
-
-
-async def test_the_first_configuration_streams_what_the_readme_produces(embedded: EmbeddedKafka):
-    (line,) = [line for page, line in COMMANDS if page == "README.md" and line.startswith("echo")]
-    record = shlex.split(line)[1]
-    embedded.create_topic("orders")
-    first, *_ = fenced(README, "yaml")
-    servers = ",".join(embedded.bootstrap)
-    raw = YAML(typ="safe").load(first.replace("localhost:9092", servers))
-    config = {**raw, "listen": {"port": 0}}
-    producer = line.replace("gateway", f"{sys.executable} -m gateway")
-    environment = {"PATH": "/usr/bin:/bin", "GATEWAY_KAFKA_SERVERS": servers}
-    async with running_gateway(config) as gateway, stream(gateway) as client:
-        await client.wait_for_events(1)
-        producing = await asyncio.create_subprocess_shell(producer, env=environment)
-        assert await producing.wait() == 0
-        await client.wait_for_events(lambda events: events[-1]["data"] == record)
-
-
-def stream(gateway: GatewayProcess) -> RawClient:
-    return RawClient(f"{gateway.base_url}/events/orders")
 
 
 def option(path: str) -> dict[str, Any]:
@@ -287,52 +262,67 @@ def option(path: str) -> dict[str, Any]:
     return found
 
 
-def table(heading: str, number: int = 0, *, text: str = README) -> list[list[str]]:
-    """The rows of a table below a heading of the README, the first one if no other is named."""
+def table(heading: str, number: int = 0, *, text: str) -> list[list[str]]:
+    """The rows of a table below a heading of a text, the first one if no other is named."""
     _, _, below = text.partition(f"# {heading}\n")
     found = re.findall(r"(?:^\|.*\|\n)+", below.partition("\n## ")[0], re.M)
     rows = [line[1:-1] for line in found[number].splitlines()]
     return [[cell.strip() for cell in row.split(" | ")] for row in rows[2:]]
 
 
-OPTIONS = [
-    *table("Starting, and where a stream starts"),
-    *table("Several cores, limits, and the end"),
-]
+def iter_options() -> Iterator[tuple[str, str, str]]:
+    """Each option in a table of docs/ with its default: page, path from the root, default."""
+    roots = build_json_schema()["properties"]
+    for path in sorted(DOCS.glob("*.md")):
+        for found in re.findall(r"(?:^\|.*\|\n)+", path.read_text(), re.M):
+            head, _, *rows = [
+                [cell.strip() for cell in line[1:-1].split(" | ")] for line in found.splitlines()
+            ]
+            if head[0] != "Option" or "Default" not in head:
+                continue
+            for row in rows:
+                names = re.findall(r"`([^`]+)`", row[0])
+                defaults = [d.strip("` ") for d in row[head.index("Default")].split(",")]
+                if len(defaults) == 1:
+                    defaults *= len(names)
+                for name, default in zip(names, defaults, strict=True):
+                    above = names[0].rpartition(".")[0]  # `a.b`, `c`: the second is a.c
+                    full = name if "." in name or not above else f"{above}.{name}"
+                    if re.split(r"\W", full)[0] in roots:
+                        yield path.stem, full, default
 
 
-@pytest.mark.parametrize("row", OPTIONS, ids=lambda row: row[0])
-def test_the_tables_of_options_have_their_real_names_and_defaults(row: list[str]):
-    path, default = row[0].strip("` "), row[1].strip("` ")
+OPTIONS = list(iter_options())
+
+
+@pytest.mark.parametrize(("page", "path", "default"), OPTIONS)
+def test_the_tables_of_options_have_their_real_names_and_defaults(
+    page: str, path: str, default: str
+):
     real = option(path).get("default")
     said: Any = {"none": None, "[]": [], "false": False, "1": 1}.get(default, default)
     assert said == real and type(said) is type(real)
 
 
-def test_the_tables_of_options_speak_of_all_that_operators_ask_for():
-    said = {row[0].strip("` ").split(".", 1)[-1] for row in OPTIONS}
-    wanted = ["bootstrap"]
-    wanted += [f"topics[].{name}" for name in (
+def test_the_tables_of_options_speak_of_all_that_operators_tune():
+    wanted = [f"kafka.topics[].{name}" for name in (
         "defaultOffset", "partitionReadyTimeout", "offsetOutOfRange", "reconnect.initial",
-        "reconnect.max", "cache.bytes", "cache.age", "isolation", "clockSkew", "partitioner",
+        "reconnect.max", "cache.bytes", "cache.age", "isolation", "clockSkew",
     )]  # fmt: skip
-    wanted += [f"with.{name}" for name in ("history", "slowClient", "mode", "interval")]
-    wanted += ["with.compression", "workers", "limits.connections", "limits.perAddress"]
-    wanted += ["forwarded", "drainTimeout"]
-    assert set(wanted) <= said
-
-
-def names(made: dict[str, Any]) -> set[str]:
-    return {name for part in (made, *made["$defs"].values()) for name in part.get("properties", {})}
+    wanted += ["kafka.bootstrap", "routes[].with.history", "memory", "tokens.resume"]
+    wanted += ["listen.limits.connections", "listen.limits.perAddress"]
+    assert set(wanted) <= {path for _, path, _ in OPTIONS}
 
 
 def test_options_named_in_running_text_exist():
-    known = names(build_json_schema())
-    for text in re.findall(r"`(\w+): [^`]*`", README):
-        assert text in known | {"resume", "resolved", "view", "heartbeat", "FILE", "Prefer"}, text
-    for name in ("cache", "history", "heartbeat", "memory", "bootstrap"):
-        assert f"`{name}" in README
-        assert name in known
+    schema = build_json_schema()
+    parts = (schema, *schema["$defs"].values())
+    known = {name for part in parts for name in part.get("properties", {})}
+    others = {"event", "prefer", "processed", "recovered", "worker"}  # of other programs
+    for path in DOCS.glob("*.md"):
+        text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.M | re.S)
+        for name in re.findall(r"`([a-z]\w*): [^`]*`", text):
+            assert name in known | others, f"{named(path)}: {name}"
 
 
 # The capture
@@ -346,7 +336,7 @@ def describe(entry: StreamItem) -> dict[str, Any]:
 
 
 def captured() -> list[SseEvent]:
-    blocks = [block for block in fenced(README) if "event: " in block]
+    blocks = [block for block in fenced(read_page("sse"), "text") if "event: " in block]
     assert len(blocks) == 2
     return [event for block in blocks for event in parse_stream(block.encode() + b"\n")]
 
@@ -380,27 +370,28 @@ def test_the_captured_ids_can_be_read_and_never_go_back():
 
 
 def test_every_event_is_in_the_table():
-    told = {row[0].strip("`*() ").split(":")[0] for row in table("In the browser")}
-    assert told >= {event.event_type for event in captured()} - {"message"}
-    assert {"error", "none"} <= told
+    rows = table("Events", text=read_page("sse"))
+    told = {name for row in rows for name in re.findall(r"`([\w-]+)`", row[0])}
+    assert told >= {*CONTROL_EVENTS, "message"} - {"partitions-ready", "partitions-error"}
+    assert "`partitions-ready`" in read_page("sse") and "`partitions-error`" in read_page("sse")
 
 
 def test_every_reason_of_a_gap_is_in_the_table():
-    (gap,) = [row for row in table("In the browser") if row[0] == "`gap`"]
-    assert {reason.value for reason in GapReason} <= set(re.findall(r"`([\w-]+)`", gap[2]))
+    told = {row[0].strip("`") for row in table("Gaps", text=read_page("resume-and-gaps"))}
+    assert {reason.value for reason in GapReason} == told
 
 
 def test_the_end_of_a_snapshot_is_told_with_the_fields_that_the_table_names():
-    (end,) = [row for row in table("In the browser") if row[0] == "`snapshot-end`"]
+    (end,) = [row for row in table("Events", text=read_page("sse")) if row[0] == "`snapshot-end`"]
     told = describe(SnapshotEnd(("orders",), 1, (TP,)))
     assert told.keys() <= set(re.findall(r"`(\w+)`", end[2]))
 
 
 def test_every_reason_of_an_end_is_in_the_table():
     """Those that clients are told: not how sockets end streams of which nobody is to hear."""
-    (end,) = [row for row in table("In the browser") if row[0] == "`end`"]
-    told = set(EndReason) - UNSENT_END_REASONS
-    assert set(re.findall(r"`([\w-]+)`", end[2])) - {"reason"} == told
+    rows = table("Events", 1, text=read_page("sse"))
+    said = {reason for row in rows for reason in re.findall(r"`([\w-]+)`", row[0])}
+    assert said == set(EndReason) - UNSENT_END_REASONS
 
 
 def test_every_reason_of_an_end_is_listed_with_the_modules_that_give_it():
@@ -440,7 +431,7 @@ def titles() -> Iterator[str]:
 
 
 def test_every_code_of_an_error_over_websocket_is_in_its_table():
-    rows = table("WebSocket", 1)
+    rows = table("Errors", text=read_page("websocket"))
     said = {code for row in rows for code in re.findall(r"`([a-z-]+)`", row[0])} - {"code", "error"}
     real = {problems.get_code(RequestError(400, title, "")) for title in titles()}
     writes = (
@@ -455,11 +446,11 @@ def test_every_code_of_an_error_over_websocket_is_in_its_table():
 
 def test_the_phrases_to_grep_for_are_those_of_the_log():
     source = "".join(path.read_text() for path in (ROOT / "gateway" / "kafka").rglob("*.py"))
-    phrases = [row[0].strip("`") for row in table("When a partition is late") if " " in row[0]]
-    assert len(phrases) == 8
+    rows = table("A partition is late", text=read_page("troubleshooting"))
+    phrases = [row[0].strip("`") for row in rows if " " in row[0]]
+    assert len(phrases) > 6
     for phrase in phrases:
-        what, caused, _ = phrase.partition(" cause=")
-        begins = what.partition("=")[0] if caused else phrase  # the rest is filled in
+        begins = re.split(r" cause=|=|\d", phrase)[0].strip()  # the rest is filled in
         assert f'"{begins}' in source, phrase
 
 
@@ -467,9 +458,9 @@ def test_the_lines_about_clients_are_those_of_the_log():
     hub_folder = SOURCE / "hub"
     words = (SOURCE / "telemetry" / "traffic.py").read_text()
     source = words + "".join(path.read_text() for path in hub_folder.rglob("*.py"))
-    rows = table("When a client does not get its records")
+    rows = table("A client does not get its records", text=read_page("troubleshooting"))
     phrases = [phrase for row in rows for phrase in re.findall(r"`([^`]+)`", row[0])]
-    assert len(phrases) == 16
+    assert len(phrases) > 10
     for phrase in phrases:
         begins = re.sub(r"^(stream |partition )?(state=)?", "", phrase)  # the rest is filled in
         assert re.search(rf'"{begins}\b', source), phrase
@@ -496,23 +487,22 @@ def iter_paragraphs(text: str) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("subject", "figure", "is_so"),
     [
-        ("`bootstrap`", "a minute", hub.LINGER_S == 60),
+        ("until a minute after", "a minute", hub.LINGER_S == 60),
         ("`resume: batch`", "512", Tail.MAX_EXACT_TOKEN_CHARS == 512),
         ("`resume: batch`", "64 KB", channel.Channel.MAX_BYTES_WITHOUT_ID == 1 << 16),
         ("`resume: batch`", "quarter of a second", hub.SWEEP_INTERVAL_S == 0.25),
         ("2,000 partitions", "6 KB", hub.LONG_ID_CHARS == 6 << 10),
         ("2,000 partitions", "64 KB", GatewayProtocol.MAX_HEAD_BYTES == 1 << 16),
-        ("with.slowClient`", "60 s", USER_TIMEOUT_S == 60),
-        ("with.slowClient`", "1 MiB", ring() == 1 << 20),
-        ("with.compression`", "256 bytes", gzip.MIN_COMPRESS_BYTES == 256),
-        ("`compression: none`", "256 bytes", gzip.MIN_COMPRESS_BYTES == 256),
-        ("`maxLifetime`", "10 %", routes.LIFETIME_JITTER == 0.1),
+        ("acknowledges nothing", "60 seconds", USER_TIMEOUT_S == 60),
+        ("ring of encoded chunks", "1 MiB", ring() == 1 << 20),
+        ("Each chunk of records is compressed", "256 bytes", gzip.MIN_COMPRESS_BYTES == 256),
+        ("`routes[].with.maxLifetime`", "10 %", routes.LIFETIME_JITTER == 0.1),
         ("`drainTimeout`", "10 s", Supervisor.KILL_GRACE_S == 10),
         ("`too-many-subscriptions`", "100", session.MAX_STREAMS == 100),
         ("`too-many-produces`", "100", produces.MAX_IN_FLIGHT == 100),
-        ("`?wait=`", "1,000 records", pages.MAX_PAGE_RECORDS == 1000),
-        ("`?wait=`", "1 MiB", pages.MAX_PAGE_BYTES == 1 << 20),
-        ("`?wait=`", "`5m`", query.MAX_WAIT_S == 300),
+        ("`wait`", "1,000 records", pages.MAX_PAGE_RECORDS == 1000),
+        ("`wait`", "1 MiB", pages.MAX_PAGE_BYTES == 1 << 20),
+        ("`wait`", "`5m`", query.MAX_WAIT_S == 300),
         ("`@end`", "4 KB", ndjson.MAX_LINK_TOKEN_CHARS == 4096),
     ],
 )
@@ -520,12 +510,14 @@ def test_figures_beside_what_they_are_of_are_those_of_the_code(
     subject: str, figure: str, is_so: bool
 ):
     """Whatever the sentence is: one paragraph names the subject and the figure."""
-    assert any(subject in part and figure in part for part in iter_paragraphs(README))
+    texts = [path.read_text() for path in DOCS.glob("*.md")]
+    parts = [part for text in texts for part in iter_paragraphs(text)]
+    assert any(subject in part and figure in part for part in parts)
     assert is_so
 
 
 def test_a_fault_is_told_with_the_fields_that_the_table_names():
-    (error,) = [row for row in table("In the browser") if row[0] == "`error`"]
+    (error,) = [row for row in table("Events", text=read_page("sse")) if row[0] == "`error`"]
     for field in re.findall(r"`(\w+)`", error[2]):
         assert field in describe(Fault(TP, 0, 0, 0, "access-denied"))
 
@@ -550,9 +542,11 @@ def test_a_round_goes_in_the_slices_that_are_said():
 
 @pytest.mark.needs("chromium")
 async def test_the_page_that_keeps_a_table_does_so_over_a_restart(embedded: EmbeddedKafka):
-    """The script and the configuration of the README, as they stand there."""
-    (script,) = [block for block in fenced(README, "js") if "snapshot-end" in block]
-    (text,) = [block for block in fenced(README, "yaml") if "mode: snapshot" in block]
+    """The script and the configuration of the page about snapshots, as they stand there."""
+    (script,) = [block for block in fenced(read_page("snapshots"), "js") if "snapshot-end" in block]
+    (text,) = [
+        block for block in fenced(read_page("snapshots"), "yaml") if "mode: snapshot" in block
+    ]
     servers = ",".join(embedded.bootstrap)
     raw = YAML(typ="safe").load(text.replace("localhost:9092", servers))
     embedded.create_topic("prices", 2)
@@ -592,7 +586,8 @@ async def test_the_page_that_keeps_a_table_does_so_over_a_restart(embedded: Embe
 
 @pytest.mark.parametrize("code", [0, 1, 2, 78, 130])
 def test_every_exit_code_is_explained(code: int):
-    assert str(code) in [row[0] for row in table("Exit codes")]
+    rows = table("The gateway does not start", text=read_page("troubleshooting"))
+    assert str(code) in [row[0] for row in rows]
     assert str(code) in options_of()
 
 

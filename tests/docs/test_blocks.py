@@ -25,6 +25,7 @@ from support.doc_blocks import (
     ROOT,
     RUN_KINDS,
     Block,
+    list_checked_pages,
     list_pages,
     parse_blocks,
     read_blocks,
@@ -39,7 +40,7 @@ from gateway.web.app.assets import JS_DIRECTORY
 from gateway.web.demo import CONFIG
 from gateway.web.websocket.messages import MESSAGE_MODELS
 
-BLOCKS = [block for page in list_pages() for block in read_blocks(page)]
+BLOCKS = [block for page in list_checked_pages() for block in read_blocks(page)]
 GENERATED = DOCS / "reference" / "configuration"
 SERVER_MESSAGES = {*CONTROL_EVENTS, "records", "delete", "produced", "renewed", "pong"}
 
@@ -135,7 +136,7 @@ def test_commands_within_help_texts_exist(block: Block, tmp_path: Path):
 
 INLINE = [
     (page, code.replace("\n", " "))
-    for page in list_pages()
+    for page in list_checked_pages()
     for code in re.findall(
         r"`(gateway [a-z][^`]*)`", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
     )

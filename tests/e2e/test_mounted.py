@@ -41,7 +41,7 @@ from gateway import (
 )
 from gateway.kafka.embedded import EmbeddedKafka
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "python-api.md"
 QUERY = "?from=earliest&until=latest"
 ROUNDS = 20
 
@@ -265,7 +265,7 @@ def test_the_same_application_starts_again_in_another_event_loop(orders: Embedde
         asyncio.run(once())
 
 
-async def test_the_readmes_application_is_one(
+async def test_the_application_of_the_documentation_is_one(
     orders: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     with (tmp_path / "gateway.yaml").open("w") as file:
@@ -280,7 +280,7 @@ async def test_the_readmes_application_is_one(
 
 
 def python_blocks() -> Iterator[str]:
-    return iter(re.findall(r"^```py\n(.*?)^```$", README.read_text(), re.M | re.S))
+    return iter(re.findall(r"^```py\n(.*?)^```$", PAGE.read_text(), re.M | re.S))
 
 
 # Stopping and starting

@@ -100,6 +100,11 @@ def list_pages() -> list[Path]:
     return sorted(DOCS.rglob("*.md"))
 
 
+def list_checked_pages() -> list[Path]:
+    """All pages of the site, and the README, whose blocks are checked in the same way."""
+    return [*list_pages(), ROOT / "README.md"]
+
+
 def read_blocks(page: Path) -> list[Block]:
     """The code blocks of a page, in order."""
     return list(parse_blocks(page, page.read_text()))

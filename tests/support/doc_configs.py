@@ -21,7 +21,7 @@ from gateway.config import Settings, iter_warnings, load
 
 # Of files that a configuration names, which a test has to write.
 _PATH = re.compile(r"[\w/.-]+(?:\.(?:pem|crt|key|cert)|/token)")
-SECRET = "0123456789abcdef0123456789abcdef"  # long enough for any key
+SECRET = "0123456789abcdef" * 3  # long enough for any key, also as base64
 
 
 def load_yaml(text: str) -> Any:
