@@ -152,7 +152,7 @@ async def test_it_is_not_ready_before_each_cluster_was_reached(kafkas: dict[str,
         running_in_process_gateway(made) as (url, _),
         httpx.AsyncClient(base_url=url, trust_env=False) as http,
     ):
-        await until_told(http, "Connect call failed")
+        await until_told(http, "connection refused")
         await until_told(http, '"reasons":["us: ')
         answer = await http.get("/health/ready")
         assert answer.status_code == 503
