@@ -13,7 +13,14 @@ import typer
 
 from gateway.errors import ConfigError, GatewayError
 
-from .options import DEFAULT_CONFIG_FILE, DEFAULT_SERVERS, ServersOption, is_given, split_list
+from .options import (
+    DEFAULT_CONFIG_FILE,
+    DEFAULT_SERVERS,
+    OriginsOption,
+    ServersOption,
+    is_given,
+    split_list,
+)
 from .starter_config import GuardPreset, SecurityPreset, StarterConfig
 
 if TYPE_CHECKING:
@@ -53,14 +60,7 @@ def init(
     audience: Annotated[
         str, typer.Option(metavar="NAME", help="With --guard jwt: the audience of tokens.")
     ] = "gateway",
-    origins: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--origin",
-            metavar="URL",
-            help="Let pages of this origin connect, such as http://localhost:5173; repeatable.",
-        ),
-    ] = None,
+    origins: OriginsOption = None,
     port: Annotated[
         int, typer.Option(min=0, max=65535, metavar="N", help="Port to listen on.")
     ] = 8080,

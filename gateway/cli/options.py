@@ -116,6 +116,23 @@ ConfigFileArgument = Annotated[
         help=CONFIG_HELP,
     ),
 ]
+HostOption = Annotated[
+    str | None, typer.Option(metavar="HOST", help="Address to listen on; overrides listen.host.")
+]
+PortOption = Annotated[
+    int | None,
+    typer.Option(
+        min=0, max=65535, metavar="N", help="Port, 0 for any free one; overrides listen.port."
+    ),
+]
+OriginsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--origin",
+        metavar="URL",
+        help="Let pages of this origin connect, such as http://localhost:5173; repeatable.",
+    ),
+]
 ServersOption = Annotated[
     str,
     typer.Option(

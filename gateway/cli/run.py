@@ -21,6 +21,9 @@ from .options import (
     DEFAULT_CONFIG_NAME,
     DEFAULT_SERVERS,
     MISSING_CONFIG_MESSAGE,
+    HostOption,
+    OriginsOption,
+    PortOption,
     ServersOption,
     build_config_option,
     find_config_file,
@@ -48,24 +51,9 @@ def run(
             autocompletion=complete_topic,
         ),
     ] = None,
-    origins: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--origin",
-            metavar="URL",
-            help="Let pages of this origin connect, such as http://localhost:5173; repeatable.",
-        ),
-    ] = None,
-    host: Annotated[
-        str | None,
-        typer.Option(metavar="HOST", help="Address to listen on; overrides listen.host."),
-    ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option(
-            min=0, max=65535, metavar="N", help="Port, 0 for any free one; overrides listen.port."
-        ),
-    ] = None,
+    origins: OriginsOption = None,
+    host: HostOption = None,
+    port: PortOption = None,
     workers: Annotated[
         int | None,
         typer.Option(

@@ -10,7 +10,7 @@ import typer
 from gateway.errors import ConfigError
 
 from .debug_option import DebugOption
-from .options import ConfigFileOption
+from .options import ConfigFileOption, HostOption, PortOption
 
 if TYPE_CHECKING:
     from gateway.config import Settings
@@ -27,16 +27,8 @@ def sidecar(
             help="YAML that overrides options, such as `kafka-producer.keyFormat: json`.",
         ),
     ] = None,
-    host: Annotated[
-        str | None,
-        typer.Option(metavar="HOST", help="Address to listen on; overrides listen.host."),
-    ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option(
-            min=0, max=65535, metavar="N", help="Port, 0 for any free one; overrides listen.port."
-        ),
-    ] = None,
+    host: HostOption = None,
+    port: PortOption = None,
     debug: DebugOption = None,
 ) -> None:
     """Serve Kafka over HTTP to a back end on the same host.
