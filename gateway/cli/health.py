@@ -26,7 +26,7 @@ def health(
         float, typer.Option(min=0.1, metavar="SECONDS", help="How long an answer may take.")
     ] = 2.0,
 ) -> None:
-    """Ask the gateway of a configuration, on this machine, whether it is alive.
+    """Ask the gateway on this machine whether it serves.
 
     Address, port and TLS are those of `listen`, also where environment variables set them. For
     health checks of containers, which need no curl then. It does not ask for Kafka: see
