@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         Busy,
         CheckpointRefused,
         ConfigError,
+        ExtraMissing,
         Fenced,
         FormatError,
         GatewayError,
@@ -71,8 +72,9 @@ _NAMES_BY_MODULE = {
     "api.stream": "Stream",
     "config": "Settings load loads",
     "errors": "AccessDenied AuthenticationFailed BrokerUnavailable Busy CheckpointRefused "
-    "ConfigError Fenced FormatError GatewayError GroupFailed GroupInUse GuardUnavailable "
-    "InvalidRecord KafkaError KeyReused LocalBrokerError MemoryFull NotGranted NotOwned "
+    "ConfigError ExtraMissing Fenced FormatError GatewayError GroupFailed GroupInUse "
+    "GuardUnavailable InvalidRecord KafkaError KeyReused LocalBrokerError MemoryFull NotGranted "
+    "NotOwned "
     "PartitionFailed PipelineError PipelineUnavailable RecordRefused RecordTooLarge "
     "RegistryUnavailable RequestError StreamEnded TableTooLarge TokenCorrupt TokenError "
     "TokenForeign TokenTooOld UnknownTopic",
@@ -97,6 +99,7 @@ __all__ = [
     "EmbeddedKafka",
     "End",
     "Event",
+    "ExtraMissing",
     "Fault",
     "Fenced",
     "FormatError",

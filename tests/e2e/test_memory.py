@@ -84,6 +84,7 @@ async def test_subscriptions_that_nobody_reads_stay_within_the_memory(
             await socket.wait_until(lambda socket=socket: len(socket.messages) >= STREAMS)
             socket.is_reading.clear()
         live = await stack.enter_async_context(RawClient(f"{gateway.base_url}/own/a"))
+        await wait_until(lambda: live.events, "live begins")
         most = 0
         for batch in range(0, RECORDS, BURST):
             write(kafka, BURST)

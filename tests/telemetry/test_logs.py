@@ -18,13 +18,18 @@ JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhZGEifQ.Sfl-KxwRJSMeKKF2QT4"
 
 
 @pytest.fixture
-def out() -> Iterator[StringIO]:
+def out(monkeypatch: pytest.MonkeyPatch) -> Iterator[StringIO]:
     """What is logged; all is as it was after the test."""
-    root, library = logging.getLogger(), logging.getLogger("uvicorn.error")
-    level, handlers, set_before = root.level, list(root.handlers), library.level
-    library.setLevel(logging.NOTSET)  # a server that another test ran here may have set it
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    uvicorn_loggers = [logging.getLogger(name) for name in ("uvicorn", "uvicorn.error")]
+    levels = [each.level for each in uvicorn_loggers]
+    for each in uvicorn_loggers:  # a server that another test ran here may have set them
+        each.setLevel(logging.NOTSET)
+        monkeypatch.setattr(each, "propagate", True)
     yield StringIO()
-    library.setLevel(set_before)
+    for each, level_before in zip(uvicorn_loggers, levels, strict=True):
+        each.setLevel(level_before)
     logs.set_levels("info", {})
     root.handlers[:] = handlers
     root.setLevel(level)

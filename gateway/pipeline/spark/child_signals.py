@@ -5,31 +5,47 @@ SIGTERM to all processes of a service. If the JVM ended, each call of the driver
 present batch could not end. A process inherits that a signal is ignored, also through `exec`
 (POSIX), and Java then installs no handler for it. The JVM ends with the driver in any case, because
 it reads the pipe that the driver holds.
+
+The signal is ignored in the child, between `fork` and `exec`. To ignore it in the driver for a
+moment would lose one that comes in this moment: blocking it does not help, because the kernel gives
+it to any thread that does not block it.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
+class _Children(threading.local):
+    """Whether the processes that this thread starts ignore SIGTERM."""
+
+    ignore_sigterm = False
+
+
+_children = _Children()
+
+
+def _ignore_sigterm_if_wanted() -> None:
+    if _children.ignore_sigterm:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+os.register_at_fork(after_in_child=_ignore_sigterm_if_wanted)
+
+
 @contextmanager
 def ignore_sigterm_in_children() -> Iterator[None]:
-    """Let the processes that are started in the context ignore SIGTERM.
+    """Let the processes that this thread starts in the context ignore SIGTERM.
 
-    A SIGTERM to this process is handled when the context is left: Linux keeps a blocked signal,
-    even if it is ignored at that time. Outside of the main thread, which alone can change how
-    signals are handled, this does nothing.
+    This is so for `os.fork`, and for `subprocess` if `preexec_fn` is given, as PySpark does: Python
+    runs what is registered for a fork only in such children.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    previous_handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _children.ignore_sigterm = True
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous_handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
+        _children.ignore_sigterm = False

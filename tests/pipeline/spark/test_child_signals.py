@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 from gateway.pipeline.spark.child_signals import ignore_sigterm_in_children
 
@@ -13,7 +15,8 @@ CHILD = "import signal; print(signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
 
 
 def is_ignored_by_child() -> bool:
-    return subprocess.check_output([sys.executable, "-c", CHILD]).strip() == b"True"
+    output = subprocess.check_output([sys.executable, "-c", CHILD], preexec_fn=lambda: None)
+    return output.strip() == b"True"
 
 
 def test_processes_that_are_started_in_the_context_ignore_sigterm():
@@ -23,13 +26,28 @@ def test_processes_that_are_started_in_the_context_ignore_sigterm():
     assert not is_ignored_by_child()
 
 
-def test_a_signal_to_the_driver_is_handled_when_the_context_is_left():
-    received = []
-    previous_handler = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
-    try:
+def test_a_thread_that_is_not_the_main_one_starts_such_processes_too():
+    def start_child() -> bool:
         with ignore_sigterm_in_children():
-            os.kill(os.getpid(), signal.SIGTERM)
-            assert not received
-        assert received == [signal.SIGTERM]
-    finally:
-        signal.signal(signal.SIGTERM, previous_handler)
+            return is_ignored_by_child()
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(start_child).result()
+        assert not is_ignored_by_child()
+
+
+def test_a_signal_to_the_driver_is_never_lost():
+    """It was ignored in the driver, too, and another thread took it at that time."""
+    received: list[int] = []
+    previous_handler = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
+    with ThreadPoolExecutor(4) as pool:
+        release = threading.Event()
+        waiting = [pool.submit(release.wait) for _ in range(4)]
+        try:
+            with ignore_sigterm_in_children():
+                os.kill(os.getpid(), signal.SIGTERM)
+            assert received == [signal.SIGTERM]
+        finally:
+            release.set()
+            signal.signal(signal.SIGTERM, previous_handler)
+    assert all(each.result() for each in waiting)

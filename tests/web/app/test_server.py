@@ -12,7 +12,7 @@ from gateway.web.routing.routes import jitter_lifetime
 
 def test_it_is_not_ready_any_more_from_the_moment_it_is_told_to_end():
     """Load balancers that look hear of it before connections are refused."""
-    server = Server(uvicorn.Config(app=cast("Any", None)))
+    server = Server(uvicorn.Config(app=cast("Any", None), log_config=None))
     told: list[str] = []
     server.hubs = cast("Any", SimpleNamespace(stop_accepting=lambda: told.append("refuse")))
     server.handle_exit(signal.SIGTERM, None)

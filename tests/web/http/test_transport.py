@@ -618,7 +618,7 @@ def get_answers(pieces: list[bytes]) -> bytes:
     """What a connection says to these, when all came before the application has run."""
 
     async def run_connection() -> bytes:
-        config = uvicorn.Config(app, lifespan="off", access_log=False, log_level="critical")
+        config = uvicorn.Config(app, lifespan="off", access_log=False, log_config=None)
         protocol = GatewayProtocol(config, ServerState(), {})
         transport = RecordingTransport()
         protocol.connection_made(transport)

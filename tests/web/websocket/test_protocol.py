@@ -390,7 +390,9 @@ def test_messages_before_the_handshake_are_the_applications_error(start: Start, 
         await send({"type": "websocket.send", "text": "early"})
 
     with (
-        running_server(app, GatewayProtocol, uvloop.new_event_loop, ws=WebSocketProtocol) as served,
+        running_server(
+            app, GatewayProtocol, uvloop.new_event_loop, ws=WebSocketProtocol, log_config=None
+        ) as served,
         RawWebSocket(served.port) as socket,
     ):
         socket.send_bytes(build_handshake("/"))
@@ -684,7 +686,7 @@ def test_no_query_and_no_ordinary_event_is_logged(start: Start, caplog):
 
 def test_uvicorn_still_has_what_the_protocol_builds_on():
     told = f"uvicorn {uvicorn.__version__} changed; read websocket/protocol.py"
-    config = uvicorn.Config(SocketApp(), lifespan="off", ws=WebSocketProtocol)
+    config = uvicorn.Config(SocketApp(), lifespan="off", ws=WebSocketProtocol, log_config=None)
     config.load()
     for name in ("loaded_app", "root_path", "asgi_version", "ws_per_message_deflate"):
         assert hasattr(config, name), f"{told}: {name}"
