@@ -27,7 +27,7 @@ from gateway.errors import FormatError
 from gateway.formats.schema_mismatch import SchemaMismatch
 
 from .json_size import JsonSizeLimit
-from .record import RecordFields
+from .record import DefaultBudget, RecordFields
 from .types import (
     PRIMITIVES,
     AvroType,
@@ -42,6 +42,7 @@ from .union import UnionAttempts, create_union, mark_branches
 # In all defaults of a schema. Defaults that contain other defaults double with each level: 30 short
 # records would have a default of a thousand million values.
 MAX_DEFAULT_VALUES = 100_000
+_DEFAULT_VALUE_BYTES = 8  # of what is no text: a double, or what Python needs for the value
 
 _VALUE_FIELD = "value"
 
@@ -65,12 +66,13 @@ class AvroCodec:
                 builder.build_schema(reference_text)
             self._type = builder.build_schema(text)
             plain = builder.inline_types(self._type.plain)
-            self._sizes = JsonSizeLimit(plain)
+            self._sizes = JsonSizeLimit(plain, builder.get_full_names(), builder.max_scale)
             field = {"name": _VALUE_FIELD, "type": mark_branches(plain)}
             # Wrapped in a record, because fastavro would parse a bare union again for each value.
             self._plain = parse_schema({"type": "record", "name": "Framed", "fields": [field]})
             self._needs_branch_names = builder.needs_branch_names
             self._attempts = builder.attempts
+            self._default_budget = builder.default_budget
         except (Exception, RecursionError) as exc:  # a bad schema raises many kinds
             raise FormatError(f"the Avro schema cannot be used: {exc}; correct it") from None
 
@@ -91,6 +93,7 @@ class AvroCodec:
             raise FormatError("the value is nested too deep; flatten it") from None
         finally:
             self._attempts.clear()
+            self._default_budget.renew()
         return out.getvalue()
 
     def decode(self, data: bytes) -> Any:
@@ -132,6 +135,8 @@ class _TypeBuilder:
         needs_branch_names: There is a union, so fastavro must return the branch of a named type.
         defined: The labels whose definition is in the plain schema already.
         attempts: What the unions of the schema share while they convert a value.
+        default_budget: What the records of the schema share while they convert a value.
+        max_scale: The largest scale of a decimal.
     """
 
     def __init__(self) -> None:
@@ -139,6 +144,8 @@ class _TypeBuilder:
         self.needs_branch_names = False
         self.defined: set[str] = set()
         self.attempts = UnionAttempts()
+        self.default_budget = DefaultBudget()
+        self.max_scale = 0
         self._named: dict[str, AvroType] = {}  # by full name
         self._labels: dict[str, str] = {}  # of each full name
         self._plain: dict[str, Any] = {}  # the plain definition of each label
@@ -158,8 +165,7 @@ class _TypeBuilder:
         built_type = self._build_type(orjson.loads(text), "")
         # Inner records are complete before those that enclose them, so this does not recurse deep.
         for fields in self._unresolved:
-            for default in fields.resolve_defaults():
-                self._count_default(default)
+            fields.resolve_defaults(self._measure_default)
         self._unresolved.clear()
         self.attempts.clear()
         return built_type
@@ -188,8 +194,13 @@ class _TypeBuilder:
         if kind == "map":
             return create_map(self._build_type(schema["values"], namespace))
         if isinstance(kind, str) and kind in PRIMITIVES:
+            self._note_scale(schema)
             return apply_logical_type(PRIMITIVES[kind], schema)
         return self._build_type(kind, namespace)
+
+    def get_full_names(self) -> dict[str, str]:
+        """Return the full name of each named type by its label."""
+        return {label: name for name, label in self._labels.items()}
 
     def inline_types(self, plain: Any) -> Any:
         """Return a plain schema with each named type defined where it is first used, only."""
@@ -211,8 +222,13 @@ class _TypeBuilder:
             return {**plain, "fields": fields}
         return plain
 
-    def _count_default(self, default: Any) -> None:
-        """Count the values in a default against `MAX_DEFAULT_VALUES`."""
+    def _measure_default(self, default: Any) -> int:
+        """Return about how many bytes of Avro a default has.
+
+        Raises:
+            ValueError: The schema has more than `MAX_DEFAULT_VALUES` values in its defaults.
+        """
+        size = 0
         remaining = [default]
         while remaining:
             value = remaining.pop()
@@ -225,6 +241,13 @@ class _TypeBuilder:
                 remaining.extend(value)
             elif type(value) is dict:
                 remaining.extend(value.values())
+            size += len(value) if type(value) in (str, bytes) else _DEFAULT_VALUE_BYTES
+        return size
+
+    def _note_scale(self, schema: Mapping[str, Any]) -> None:
+        scale = schema.get("scale")
+        if schema.get("logicalType") == "decimal" and type(scale) is int:
+            self.max_scale = max(self.max_scale, scale)
 
     def _find_type(self, name: str, namespace: str) -> AvroType:
         full_name = f"{namespace}.{name}" if namespace and "." not in name else name
@@ -255,6 +278,7 @@ class _TypeBuilder:
             size = schema["size"]
             if type(size) is not int or size < 0:
                 raise ValueError(f"the size of {name} is no number of bytes")
+            self._note_scale(schema)
             flat_type = apply_logical_type(create_fixed(name, label, size), schema)
         self._plain[label], flat_type.plain = flat_type.plain, label
         self._named[name] = flat_type
@@ -263,7 +287,7 @@ class _TypeBuilder:
     def _build_record(self, schema: Mapping[str, Any], namespace: str) -> AvroType:
         """Build a record. Its fields may refer to the record itself."""
         name, inner_namespace, label = self._register_name(schema, namespace)
-        fields = RecordFields(name)
+        fields = RecordFields(name, self.default_budget)
         # Its fields may need it before they are known.
         record_type = self._named[name] = AvroType(
             name, label, fields.from_json, fields.to_json, fields.default_from_json

@@ -43,12 +43,20 @@ class JsonSizeLimit:
         is_bounded: No value of the schema can become too much JSON.
     """
 
-    def __init__(self, plain: Any) -> None:
+    def __init__(
+        self, plain: Any, full_names: Mapping[str, str] | None = None, max_scale: int = 0
+    ) -> None:
         """Measure a schema.
 
         Args:
             plain: The schema as fastavro gets it, in which each named type is defined once.
+            full_names: The name that a union shows for a named type, by its name in `plain`.
+            max_scale: The largest scale of the schema's decimals. A decimal has that many digits,
+                also if it is one byte. So have all bytes and fixed, as far as the limit is
+                concerned: `plain` does not tell which of them are decimals.
         """
+        self._full_names = full_names or {}
+        self._max_text_bytes = _PUNCTUATION_BYTES + max_scale
         self._named: dict[str, Mapping[str, Any]] = {}
         self._is_recursive = False
         self._collect(plain, frozenset())
@@ -70,7 +78,8 @@ class JsonSizeLimit:
             ValueError: A number in it has more than ten bytes.
         """
         if not self.is_bounded or (self._is_recursive and len(data) > MAX_SHALLOW_BYTES):
-            _SizeWalker(self._named, data).walk_value(self._plain, 0)
+            walker = _SizeWalker(self._named, self._full_names, self._max_text_bytes, data)
+            walker.walk_value(self._plain, 0)
 
     def _collect(self, plain: Any, enclosing: frozenset[str]) -> None:
         """Collect the named types, and note whether one contains itself.
@@ -114,7 +123,7 @@ class JsonSizeLimit:
                 - JSON_BYTES_PER_BYTE
             )
         if plain["type"] == "fixed":
-            return _PUNCTUATION_BYTES + (_ESCAPED_CHAR_BYTES - JSON_BYTES_PER_BYTE) * int(
+            return self._max_text_bytes + (_ESCAPED_CHAR_BYTES - JSON_BYTES_PER_BYTE) * int(
                 plain["size"]
             )
         fields = plain["fields"]
@@ -135,7 +144,7 @@ class JsonSizeLimit:
             # By default, a string or bytes: the length takes a byte of Avro. Each byte behind it is
             # at most `_ESCAPED_CHAR_BYTES` of JSON, so that a longer text has a smaller surplus.
             return _MAX_JSON_BYTES.get(
-                plain, _PUNCTUATION_BYTES
+                plain, self._max_text_bytes
             ) - JSON_BYTES_PER_BYTE * _MIN_AVRO_BYTES.get(plain, 1)
         if plain["type"] in ("array", "map"):
             (inner,) = _list_inner_types(plain)
@@ -148,14 +157,23 @@ class JsonSizeLimit:
 
     def _measure_branch(self, plain: Any) -> float:
         """Return the surplus of a branch of a union, with the name that it may be shown with."""
-        return len(_get_branch_name(plain)) + _PUNCTUATION_BYTES + self._measure_surplus(plain)
+        name = _get_branch_name(plain, self._full_names)
+        return len(name) + _PUNCTUATION_BYTES + self._measure_surplus(plain)
 
 
 class _SizeWalker:
     """A walk through one value, which adds up its JSON without reading strings and numbers."""
 
-    def __init__(self, named: Mapping[str, Mapping[str, Any]], data: bytes) -> None:
+    def __init__(
+        self,
+        named: Mapping[str, Mapping[str, Any]],
+        full_names: Mapping[str, str],
+        max_text_bytes: int,
+        data: bytes,
+    ) -> None:
         self._named = named
+        self._full_names = full_names
+        self._max_text_bytes = max_text_bytes  # for a text without characters
         self._data = data
         self._bytes_left = FREE_JSON_BYTES + JSON_BYTES_PER_BYTE * len(data)
 
@@ -169,7 +187,8 @@ class _SizeWalker:
         """
         if isinstance(plain, list):
             branch, pos = self._read_long(pos)
-            self._spend_bytes(len(_get_branch_name(plain[branch])) + _PUNCTUATION_BYTES)
+            name = _get_branch_name(plain[branch], self._full_names)
+            self._spend_bytes(len(name) + _PUNCTUATION_BYTES)
             return self.walk_value(plain[branch], pos)
         if isinstance(plain, str):
             plain = self._named.get(plain, plain)
@@ -187,6 +206,7 @@ class _SizeWalker:
             index, pos = self._read_long(pos)
             self._spend_bytes(len(plain["symbols"][index]) + _PUNCTUATION_BYTES)
             return pos
+        self._spend_bytes(self._max_text_bytes)
         return self._skip(pos, int(plain["size"]))
 
     def _walk_primitive(self, kind: str, pos: int) -> int:
@@ -197,7 +217,7 @@ class _SizeWalker:
             pos = self._skip(pos, size)
         else:
             pos = self._skip(pos, _MIN_AVRO_BYTES[kind])
-        self._spend_bytes(_PUNCTUATION_BYTES)
+        self._spend_bytes(self._max_text_bytes if kind == "bytes" else _PUNCTUATION_BYTES)
         return pos
 
     def _walk_blocks(self, plain: Mapping[str, Any], pos: int) -> int:
@@ -255,7 +275,6 @@ def _list_inner_types(plain: Mapping[str, Any]) -> Sequence[Any]:
     return [field["type"] for field in plain.get("fields", ())]
 
 
-def _get_branch_name(plain: Any) -> str:
-    if isinstance(plain, str):
-        return plain
-    return str(plain.get("name", plain["type"]))
+def _get_branch_name(plain: Any, full_names: Mapping[str, str]) -> str:
+    name = plain if isinstance(plain, str) else str(plain.get("name", plain["type"]))
+    return full_names.get(name, name)

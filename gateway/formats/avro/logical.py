@@ -96,7 +96,9 @@ def _create_decimal(schema: Mapping[str, Any], size: int | None) -> LogicalType 
         ValueError: Its scale is too large.
     """
     precision, scale = schema.get("precision"), schema.get("scale", 0)
-    if type(precision) is not int or type(scale) is not int or not 0 <= scale <= precision:
+    if type(precision) is not int or type(scale) is not int:
+        return None
+    if precision < 1 or not 0 <= scale <= precision:
         return None
     if scale > MAX_DECIMAL_DIGITS:
         raise ValueError(f"a decimal has a scale of more than {MAX_DECIMAL_DIGITS}")

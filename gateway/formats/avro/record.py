@@ -9,13 +9,40 @@ same where it can; it refuses a default of a record that encloses its field.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from gateway.formats.plain import describe_json_type
 from gateway.formats.schema_mismatch import SchemaMismatch
 
 from .types import AvroType, ConvertToJson, suggest_name
+
+# A field that is missing may have a default of any size, and so may each element of an array: 30 kB
+# of `{}` could become 100 MB of Avro.
+MAX_DEFAULT_BYTES = 16 << 20
+
+
+class DefaultBudget:
+    """How many bytes of defaults one JSON value may still take.
+
+    One instance per schema, owned by its codec, which calls `renew` after each value.
+    """
+
+    def __init__(self) -> None:
+        """Create a budget of `MAX_DEFAULT_BYTES`."""
+        self._bytes_left = MAX_DEFAULT_BYTES
+
+    def spend(self, size: int) -> None:
+        """Take bytes from the budget; raises SchemaMismatch if it has not so many."""
+        self._bytes_left -= size
+        if self._bytes_left < 0:
+            raise SchemaMismatch(
+                f"takes more than {MAX_DEFAULT_BYTES >> 20} MiB of defaults for missing fields"
+            )
+
+    def renew(self) -> None:
+        """Make the budget what it was at first."""
+        self._bytes_left = MAX_DEFAULT_BYTES
 
 
 class RecordFields:
@@ -25,16 +52,19 @@ class RecordFields:
     `resolve_defaults` when all types of the schema are complete. After that nothing changes.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, budget: DefaultBudget) -> None:
         """Create a record without fields.
 
         Args:
             name: The full name, for error messages.
+            budget: Shared by all records of the schema.
         """
         self._name = name
+        self._budget = budget
         self._types: dict[str, AvroType] = {}
         self._schema_defaults: dict[str, Any] = {}  # also those that do not fit
         self._defaults: dict[str, Any] = {}  # those that fit, as fastavro writes them
+        self._default_sizes: dict[str, int] = {}  # of those, in bytes of Avro
         self._resolving: set[str] = set()  # the fields whose defaults are being computed
         self._resolved: set[str] = set()  # those whose defaults are computed, whether they fit
         self._converters: list[tuple[str, ConvertToJson]] = []  # for what is not JSON as it is read
@@ -64,18 +94,21 @@ class RecordFields:
         """Return what converts a record that was read to JSON; None if it is JSON already."""
         return self.to_json if self._converters else None
 
-    def resolve_defaults(self) -> list[Any]:
-        """Compute the defaults of all fields, and return those that fit.
+    def resolve_defaults(self, measure: Callable[[Any], int]) -> None:
+        """Compute the defaults of all fields.
 
         Avro's own libraries differ about a default that does not fit its field. Here the field is
         required.
+
+        Args:
+            measure: Returns about how many bytes of Avro a default has; may raise ValueError.
 
         Raises:
             ValueError: A default contains itself.
         """
         for name in self._schema_defaults:
             self._resolve_default(name)
-        return list(self._defaults.values())
+        self._default_sizes = {name: measure(value) for name, value in self._defaults.items()}
 
     def from_json(self, value: Any) -> dict[str, Any]:
         """Convert a JSON object to what fastavro writes; raises SchemaMismatch."""
@@ -85,6 +118,8 @@ class RecordFields:
         # exponential time in nested ones if each looks into the same field first.
         if value.keys() != self._types.keys():
             self._check_names(value, self._defaults)
+            sizes = self._default_sizes.items()
+            self._budget.spend(sum(size for name, size in sizes if name not in value))
         converted = self._defaults.copy()
         for name, part in value.items():
             try:

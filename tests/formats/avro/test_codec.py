@@ -576,6 +576,59 @@ def test_what_takes_no_bytes_is_not_repeated_without_end(schema: Any, data: byte
     assert measure_peak_memory(refuse) < 1 << 20
 
 
+LONG_SCALE = {"type": "bytes", "logicalType": "decimal", "precision": 4000, "scale": 4000}
+LONG_NAME = "n" * 5000
+
+
+@pytest.mark.parametrize(
+    ("schema", "data"),
+    [
+        ({"type": "array", "items": LONG_SCALE}, b"\x80\x40" + b"\x00" * 4096 + b"\0"),
+        ({"type": "array", "items": ["null", LONG_SCALE]}, b"\x80\x40" + b"\x02\0" * 4096 + b"\0"),
+        (
+            {"type": "array", "items": {"type": "fixed", "name": "f", "size": 1} | {
+                key: LONG_SCALE[key] for key in ("logicalType", "precision", "scale")}},
+            b"\x80\x40" + b"\x01" * 4096 + b"\0",
+        ),
+        (
+            {"type": "array", "items": ["int", record(LONG_NAME, ("k", "int"))]},
+            b"\x80\x40" + b"\x02\x02" * 4096 + b"\0",
+        ),
+    ],
+)  # fmt: skip
+def test_digits_of_a_scale_and_names_of_branches_count_as_json(schema: Any, data: bytes):
+    """8 kB of decimals of one byte each were shown in 16 MB of JSON."""
+    with pytest.raises(FormatError, match="of JSON"):
+        avro(schema).decode_text(data)
+
+
+def test_decimals_with_a_large_scale_are_shown():
+    made = avro({"type": "array", "items": LONG_SCALE})
+    assert made.decode(b"\x02\x02\x01\0") == ["0." + "0" * 3999 + "1"]
+
+
+def test_a_decimal_without_precision_is_bytes():
+    """Its precision must be more than 0 (Avro specification 1.12), or the logical type is ignored.
+    It was a decimal of which every value was refused."""
+    made = avro({"type": "bytes", "logicalType": "decimal", "precision": 0})
+    assert made.decode(made.encode("\u00ff")) == "\u00ff"
+
+
+def test_defaults_do_not_multiply_without_end():
+    """30 kB of empty objects, each with a default of 50 kB, were written as 500 MB."""
+    element = record("E", ("text", "string", "x" * 50_000), ("k", "int", 1))
+    made = avro({"type": "array", "items": element})
+
+    def refuse() -> None:
+        with pytest.raises(FormatError, match="MiB of defaults"):
+            made.encode([{}] * 10_000)
+
+    assert measure_peak_memory(refuse) < 16 << 20
+    for _ in range(2):  # each value has the whole budget
+        assert len(made.encode([{}] * 300)) > 15_000_000
+    assert len(made.encode([{"text": ""}] * 50_000)) < 200_000
+
+
 def test_a_thousand_nulls_are_shown():
     avro = AvroCodec('{"type": "array", "items": "null"}', {})
     assert avro.decode(avro.encode([None] * 1000)) == [None] * 1000
