@@ -21,28 +21,28 @@ async function diagnose(request,{answer,jwt,transport,hasFallback,isSilent}){con
 request.path;answer??=await fetchAnswer(url,{credentials:request.credentials,jwt});const{status,mediaType,
 problem,isLate,failure}=answer;const refused=hint=>({reason:"refused",hint});const buffering={reason:"\
 proxy-buffering",hint:`${request.base} responds, but no event of ${url} arrives: turn buffering off \
-in the proxy in between`};if(status>=400){return refused(`${url} responds with status ${status}: ${problem.
-detail??"no detail"}`)}if(status&&!mediaType.startsWith("text/event-stream")){return refused(`${url}\
- responds with ${mediaType||"no media type"} instead of a stream of events: this is another server, \
-or a proxy that does not pass the path on to the gateway`)}if(status&&isSilent)return buffering;if(status&&
-(hasFallback||transport==="EventSource"))return null;if(status){return refused(`${url} responds to H\
-TTP, but no WebSocket to ${request.base}/ws opens: a proxy in between must pass Upgrade on, and a pa\
-ge of another origin whose browser sends cookies needs allow.credentials in access-control`)}const page=globalThis.
-location?.origin;const isForeign=Boolean(page)&&page!==new URL(request.base).origin;const probe={method:"\
-HEAD",mode:"no-cors",credentials:"omit"};const isAlive=(await fetchHead(`${request.base}/gateway.js`,
-probe)).status!==void 0;if(!isAlive)return{reason:"unreachable",hint:explainUnreachable(request.base,
-failure)};if(isLate)return buffering;if(isForeign){return{reason:"foreign-origin",hint:`${url} respo\
-nds, but not to pages of ${page}: allow this origin in listen.access-control, or in the route's acce\
-ss-control, or let the page's own server pass the path on to the gateway`}}return refused(`${url} re\
-directs to another server, as one that asks for a login does`)}function explainUnreachable(base,failure){
-const{protocol,host}=new URL(base);const problem=`${host} cannot be reached${failure?` (${failure})`:
-""}`;if(globalThis.navigator?.onLine===false)return`${problem}: this device is offline`;if(protocol===
-"http:"&&globalThis.location?.protocol==="https:"){return`${problem}: a page of https may not open h\
-ttp; give an address of https`}if(protocol==="https:"&&globalThis.location){return`${problem}: open ${base}\
-/gateway.js in a tab; if the browser warns of the certificate, it is not trusted; else the address i\
-s wrong, or the gateway does not run`}if(/CERT|SELF_SIGNED/.test(failure)){return`${problem}: its ce\
-rtificate is not trusted; name its CA in NODE_EXTRA_CA_CERTS`}return`${problem}: check the address, \
-and whether the gateway runs`}var GROUPED_EVENT_TYPES={"partitions-ready":"ready","partitions-error":"error"};function requestGroupedEvents(path){
+in the proxy in between, or wait if partitionReadyTimeout of its route is longer than 15 s`};if(status>=
+400){return refused(`${url} responds with status ${status}: ${problem.detail??"no detail"}`)}if(status&&
+!mediaType.startsWith("text/event-stream")){return refused(`${url} responds with ${mediaType||"no me\
+dia type"} instead of a stream of events: this is another server, or a proxy that does not pass the \
+path on to the gateway`)}if(status&&isSilent)return buffering;if(status&&(hasFallback||transport==="\
+EventSource"))return null;if(status){return refused(`${url} responds to HTTP, but no WebSocket to ${request.
+base}/ws opens: a proxy in between must pass Upgrade on, and a page of another origin whose browser \
+sends cookies needs allow.credentials in access-control`)}const page=globalThis.location?.origin;const isForeign=Boolean(
+page)&&page!==new URL(request.base).origin;const probe={method:"HEAD",mode:"no-cors",credentials:"om\
+it"};const isAlive=(await fetchHead(`${request.base}/gateway.js`,probe)).status!==void 0;if(!isAlive)
+return{reason:"unreachable",hint:explainUnreachable(request.base,failure)};if(isLate)return buffering;
+if(isForeign){return{reason:"foreign-origin",hint:`${url} responds, but not to pages of ${page}: all\
+ow this origin in listen.access-control, or in the route's access-control, or let the page's own ser\
+ver pass the path on to the gateway`}}return refused(`${url} redirects to another server, as one tha\
+t asks for a login does`)}function explainUnreachable(base,failure){const{protocol,host}=new URL(base);
+const problem=`${host} cannot be reached${failure?` (${failure})`:""}`;if(globalThis.navigator?.onLine===
+false)return`${problem}: this device is offline`;if(protocol==="http:"&&globalThis.location?.protocol===
+"https:"){return`${problem}: a page of https may not open http; give an address of https`}if(protocol===
+"https:"&&globalThis.location){return`${problem}: open ${base}/gateway.js in a tab; if the browser w\
+arns of the certificate, it is not trusted; else the address is wrong, or the gateway does not run`}
+if(/CERT|SELF_SIGNED/.test(failure)){return`${problem}: its certificate is not trusted; name its CA \
+in NODE_EXTRA_CA_CERTS`}return`${problem}: check the address, and whether the gateway runs`}var GROUPED_EVENT_TYPES={"partitions-ready":"ready","partitions-error":"error"};function requestGroupedEvents(path){
 return/[?&]grouped\b/.test(path)?path:`${path}${path.includes("?")?"&":"?"}grouped=true`}function splitGroupedEvent(type,{
 topics}){return topics.flatMap(({topic,code,resolved,partitions,offsets})=>partitions.map((partition,n)=>{
 if(type==="partitions-ready")return{topic,partition,offset:offsets[n],resolved};const problem=`${topic}\
@@ -145,7 +145,7 @@ if(leftMs===Infinity)return;const waitMs=Math.max(1e3,leftMs-Math.min(3e4,leftMs
 const silenceMs=Date.now()-this.#receivedAt;if(silenceMs>=2*PING_AFTER_MS)return this.#handleClose();
 if(silenceMs>=PING_AFTER_MS)this.#send({type:"ping"});this.#setTimer("silence",PING_AFTER_MS/3,()=>this.#checkSilence())}#setTimer(name,delayMs,callback){
 clearTimeout(this.#timers[name]);this.#timers[name]=setTimeout(()=>{delete this.#timers[name];callback()},
-delayMs)}#clearTimer(name){clearTimeout(this.#timers[name]);delete this.#timers[name]}};var FINAL_END_REASONS=new Set(["until","unsubscribed","offset-out-of-range","forbidden"]);var TRANSIENT_ERROR_CODES=new Set(
+delayMs)}#clearTimer(name){clearTimeout(this.#timers[name]);delete this.#timers[name]}};var FINAL_END_REASONS=new Set(["until","unsubscribed","offset-out-of-range"]);var TRANSIENT_ERROR_CODES=new Set(
 ["kafka-unavailable","rate-limited","too-many-subscriptions","internal-error"]);var MAX_UNAUTHORIZED_ATTEMPTS=3;
 var MAX_RECENT_MESSAGES=64;var Multiplexer=class{#members=new Map;#subscriptions=new Set;#sockets=new Map;#tabs=new Set;#blockedServers=new Set;constructor({
 WebSocket,EventSource}={}){this.WebSocket=WebSocket??globalThis.WebSocket;this.EventSource=EventSource??

@@ -15,6 +15,7 @@ from support.gateways import build_config
 
 import gateway
 from gateway.config import Settings
+from gateway.core.client.end_reason import EndReason
 from gateway.web.app import assets
 from gateway.web.app.app import create_app
 
@@ -119,6 +120,12 @@ def test_the_module_is_the_bundle_of_its_sources(tmp_path: Path):
     command = ["npm", "run", "build", "--silent", "--offline"]
     subprocess.run(command, cwd=source, check=True, capture_output=True, timeout=60)
     assert (tmp_path / "gateway.js").read_text() == MODULE
+
+
+def test_the_reasons_that_end_a_stream_for_good_are_reasons_of_the_gateway():
+    source = (JS_SOURCE_DIRECTORY / "multiplexer" / "multiplexer.js").read_text()
+    (listed,) = re.findall(r"FINAL_END_REASONS = new Set\(\[(.*?)\]\)", source, re.S)
+    assert {EndReason(each) for each in re.findall(r'"([^"]+)"', listed)}
 
 
 def test_the_lock_of_the_bundler_names_no_host():

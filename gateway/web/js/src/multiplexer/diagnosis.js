@@ -94,7 +94,7 @@ export async function diagnose(request, { answer, jwt, transport, hasFallback, i
   const buffering = {
     reason: "proxy-buffering",
     hint: `${request.base} responds, but no event of ${url} arrives: turn buffering off in the ` +
-      "proxy in between",
+      "proxy in between, or wait if partitionReadyTimeout of its route is longer than 15 s",
   };
   if (status >= 400) {
     return refused(`${url} responds with status ${status}: ${problem.detail ?? "no detail"}`);

@@ -7,7 +7,7 @@ import { postToMembers } from "./members.js";
 import { Subscription } from "./subscription.js";
 import { WebSocketTransport } from "./web-socket-transport.js";
 
-const FINAL_END_REASONS = new Set(["until", "unsubscribed", "offset-out-of-range", "forbidden"]);
+const FINAL_END_REASONS = new Set(["until", "unsubscribed", "offset-out-of-range"]);
 const TRANSIENT_ERROR_CODES = new Set([
   "kafka-unavailable", "rate-limited", "too-many-subscriptions", "internal-error",
 ]);
