@@ -108,6 +108,8 @@ def run(
         return
     if config is not None:
         raise typer.BadParameter("give either --config or --topic")
+    if not is_given(ctx, "servers"):
+        servers = os.environ.get("GATEWAY_KAFKA__SERVERS") or servers
     start = QuickStart(servers, tuple(dict.fromkeys(topics)), origins or (), host, port)
     _validate_quick_start(start)
     if print_config:

@@ -178,6 +178,15 @@ def test_run_needs_no_file_if_variables_have_the_configuration(folder: Path, ser
     assert served[0].routes[0].when[0].path == "/o"
 
 
+def test_the_printed_configuration_has_the_servers_of_the_environment(folder: Path):
+    """It had the default, and so was not what `gateway run` would serve."""
+    arguments = ("run", "--topic", "orders", "--print-config")
+    printed = gateway(*arguments, GATEWAY_KAFKA__SERVERS="b:1,c:2").stdout
+    assert 'servers: "b:1,c:2"' in printed
+    option = gateway(*arguments, "--servers", "d:3", GATEWAY_KAFKA__SERVERS="b:1").stdout
+    assert 'servers: "d:3"' in option
+
+
 def test_config_prints_the_settings_in_effect_and_where_they_are_from(folder: Path):
     (folder / "gateway.yaml").write_text(CONFIG)
     result = gateway("config", GATEWAY_LISTEN__PORT="9000")

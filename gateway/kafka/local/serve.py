@@ -11,6 +11,9 @@ from gateway.errors import LocalBrokerError
 
 from . import jars, java
 from .cluster import LocalKafka, ensure_class_archive
+from .node import KafkaNode
+
+RESTART_DELAY_S = 10.0  # long enough to see what clients do meanwhile
 
 
 def prefetch() -> None:
@@ -28,32 +31,66 @@ def prefetch() -> None:
     )
 
 
-def run_broker(nodes: int = 1, port: int | None = None, data: Path | None = None) -> None:
+def run_broker(
+    nodes: int = 1,
+    port: int | None = None,
+    data: Path | None = None,
+    *,
+    restart_delay_s: float = RESTART_DELAY_S,
+) -> None:
     """Run a cluster until SIGINT or SIGTERM, which shut it down.
+
+    To try a failover, one kills a node: a node of several that ends is started again.
 
     Args:
         nodes: The number of nodes, 1 or 3.
         port: The port of node 1; the other nodes have the next ones. None for free ports.
         data: The directory to keep the data in; None for a temporary one.
+        restart_delay_s: Seconds until a node of several that ended is started again.
 
     Raises:
-        LocalBrokerError: The cluster cannot be started, or a node ends by itself.
+        LocalBrokerError: The cluster cannot be started, or its only node ends by itself, or one of
+            several soon after it was started.
     """
     # SIGTERM raises KeyboardInterrupt as well, so that both signals end the `with` block.
     previous_handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with LocalKafka(nodes, port=port, data=data) as kafka:
             _print_servers(kafka, data)
-            while all(node.is_running for node in kafka.nodes):
-                time.sleep(0.2)
-            dead = next(node for node in kafka.nodes if not node.is_running)
-            raise LocalBrokerError(
-                f"node {dead.id} of Kafka ended by itself:\n{dead.read_log_tail()}"
-            )
+            _keep_nodes_running(kafka, restart_delay_s)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
     finally:
         signal.signal(signal.SIGTERM, previous_handler)
+
+
+def _keep_nodes_running(kafka: LocalKafka, restart_delay_s: float) -> None:
+    """Start nodes that end again, without end.
+
+    Raises:
+        LocalBrokerError: A node is the only one, or ended soon after it was started.
+    """
+    started_at = dict.fromkeys(kafka.nodes, -restart_delay_s)
+    ended_at: dict[KafkaNode, float] = {}
+    while True:
+        time.sleep(0.2)
+        now = time.monotonic()
+        for node in kafka.nodes:
+            if node.is_running:
+                continue
+            if len(kafka.nodes) == 1 or now - started_at[node] < restart_delay_s:
+                raise LocalBrokerError(
+                    f"node {node.id} of Kafka ended by itself:\n{node.read_log_tail()}"
+                )
+            if node not in ended_at:
+                ended_at[node] = now
+                delay = f"{restart_delay_s:g} s"
+                print(f"node {node.id} ended; it is started again in {delay}", flush=True)
+            elif now - ended_at[node] >= restart_delay_s:
+                del ended_at[node]
+                node.start()
+                started_at[node] = now
+                print(f"node {node.id} was started again: pid {node.pid}", flush=True)
 
 
 def _print_servers(kafka: LocalKafka, data: Path | None) -> None:
@@ -61,3 +98,6 @@ def _print_servers(kafka: LocalKafka, data: Path | None) -> None:
     retention = f"data is kept in {data}" if data else "data is removed when it ends"
     print(f"bootstrap: {servers}", flush=True)
     print(f"use it as kafka: {{servers: [{servers}]}}; {retention}; ^C ends it", flush=True)
+    if len(kafka.nodes) > 1:
+        pids = ", ".join(f"{node.id}: {node.pid}" for node in kafka.nodes)
+        print(f"to try a failover, kill one of the nodes (pids by node: {pids})", flush=True)

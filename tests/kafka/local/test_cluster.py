@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -135,6 +136,22 @@ def test_the_command_says_its_address_and_ends_when_told(end):
         assert "^C ends it" in command.stdout.read()
         assert command.stderr.read().strip() == "stopped"
         assert command.wait(20) == 0
+
+
+def test_a_node_of_three_that_is_killed_is_started_again():
+    """It ended all three, so that nobody could try a failover with the command."""
+    code = "from gateway.kafka.local import run_broker; run_broker(3, restart_delay_s=0.5)"
+    with running_python(code) as command:
+        servers = command.stdout.readline().split()[1]
+        command.stdout.readline()
+        pids = re.findall(r"(\d): (\d+)", command.stdout.readline())
+        os.kill(int(dict(pids)["2"]), signal.SIGKILL)
+        assert command.stdout.readline() == "node 2 ended; it is started again in 0.5 s\n"
+        assert command.stdout.readline().startswith("node 2 was started again: pid ")
+        admin = KafkaAdmin(servers.split(","))
+        admin.wait_in_sync()
+        command.send_signal(signal.SIGINT)
+        assert command.wait(60) == 0
 
 
 @contextmanager
