@@ -9,7 +9,8 @@ Sans-I/O: `take` returns the bytes that can be sent now. What must come from Kaf
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from gateway.core.channel.byte_counts import ByteCounts, ByteSum, CountedBytes
 from gateway.core.channel.channel import Channel
@@ -20,6 +21,13 @@ from gateway.telemetry.traffic import StreamCounts
 from .private_reader import PrivateReader
 from .shared_cursor import UNREPORTED_TRAFFIC, SharedCursor
 from .terms import DEFAULT_TERMS, SubscriptionTerms
+
+
+class Delivery(Protocol):
+    """Define what a subscription needs of what delivers its bytes."""
+
+    def wake(self) -> None:
+        """Take from the subscription soon: there may be something. It must not take at once."""
 
 
 class Subscription(SharedCursor):
@@ -34,13 +42,13 @@ class Subscription(SharedCursor):
     - With a snapshot or an end of its own, it has a private reader until these are over.
 
     Attributes:
-        wake: Called by the channel or the tail when there may be something to take; the owner sets
-            it. It must not take at once.
+        delivery: What the channel or the tail wakes when there may be something to take; the owner
+            sets it. An object, because a bound method would take 64 bytes of each client.
         private_reader: What reads privately; None if all partitions follow the channel. What has to
             come from Kafka, it names and is given.
     """
 
-    __slots__ = ("_byte_counts", "private_reader", "wake")
+    __slots__ = ("_byte_counts", "delivery", "private_reader")
 
     def __init__(
         self,
@@ -48,7 +56,6 @@ class Subscription(SharedCursor):
         positions: Mapping[TopicPartition, PartitionPosition] | None = None,
         terms: SubscriptionTerms = DEFAULT_TERMS,
         traffic: StreamCounts = UNREPORTED_TRAFFIC,
-        wake: Callable[[], None] = lambda: None,
     ) -> None:
         """Follow a channel from its head on, or from positions.
 
@@ -59,10 +66,9 @@ class Subscription(SharedCursor):
                 here may be behind. With a snapshot, all partitions.
             terms: The terms on which the client is served.
             traffic: Counts what clients are sent.
-            wake: Called when there may be something to take.
         """
         super().__init__(channel, terms, traffic)
-        self.wake = wake
+        self.delivery: Delivery | None = None
         # None as long as nothing that the client got has a sum.
         self._byte_counts: ByteCounts | None = (
             None if terms.delivered_sum is None else ByteCounts(terms.delivered_sum)
@@ -79,6 +85,11 @@ class Subscription(SharedCursor):
         channel.followers.add(self)
         channel.followers_to_wake.add(self)
 
+    def wake(self) -> None:
+        """Wake what delivers the bytes: there may be something to take."""
+        if self.delivery is not None:
+            self.delivery.wake()
+
     def close(self, *, keep_position: bool = False) -> None:
         """Stop following the channel and the tail, and drop what refers back to the client.
 
@@ -86,7 +97,7 @@ class Subscription(SharedCursor):
             keep_position: The position is still needed, for a last id or a handover.
         """
         self._unfollow()
-        self.wake = _ignore_wake
+        self.delivery = None
         if not keep_position:
             self.private_reader = None
 
@@ -240,7 +251,3 @@ class Subscription(SharedCursor):
     ) -> None:
         """Go on by private reading, as the ring drops what was not taken; see `Follower`."""
         self.ensure_private_reader().fall_behind(position, notices, is_slow=is_slow)
-
-
-def _ignore_wake() -> None:
-    """Do nothing; the `wake` of a closed subscription."""

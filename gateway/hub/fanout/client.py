@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -17,6 +18,7 @@ from gateway.config import Rate
 from gateway.core.channel.byte_counts import ByteSum
 from gateway.core.client.end_reason import EndReason
 from gateway.core.client.slow_client_policy import SlowClientPolicy
+from gateway.core.client.subscription import Subscription
 from gateway.core.client.throttle import Throttle
 from gateway.core.log.record import TopicPartition
 from gateway.hub.reads.services import ReadServices
@@ -32,7 +34,7 @@ from .wall_clock_timer import WallClockTimer
 log = logging.getLogger(__name__)
 
 BEGIN_GRACE_S = 0.1  # seconds for which BEGIN waits for partitions that answer about now
-UNLIMITED_S = 1e9
+UNLIMITED = math.inf  # as a time: one object for all clients, also after a time was added
 
 
 class Handover(NamedTuple):
@@ -133,8 +135,6 @@ class Client:
 
     Attributes:
         source: What it is sent.
-        subscription: The subscription of the source.
-        number: Its number among all streams of the process, for logs.
         view: What it is shown.
         push: What writes to its outlet; None if it is pulled, or closed.
         heartbeat: Seconds after which an idle stream is sent a heartbeat.
@@ -145,17 +145,14 @@ class Client:
         "_closed",
         "_deadline",
         "_expiry_timer",
-        "_is_continuation",
+        "_options",
         "_owner",
-        "_position_refused",
         "_pull",
         "_ready_waiter",
         "ends_at",
         "heartbeat",
-        "number",
         "push",
         "source",
-        "subscription",
         "view",
     )  # fmt: skip
 
@@ -170,24 +167,32 @@ class Client:
     ) -> None:
         handover = options.handover
         self.source = source
-        self.subscription = source.subscription
-        self.number = source.number
         self.view = view
         self.push: PushDelivery | None = None
         self.heartbeat = options.heartbeat
         # A number of seconds for now; `begin` adds the time.
-        self.ends_at = options.lifetime or UNLIMITED_S
+        self.ends_at = options.lifetime or UNLIMITED
         if handover is not None:
             self.ends_at = handover.ends_at - asyncio.get_running_loop().time()
         self._owner = owner
+        # Until BEGIN, as they would take memory of each client.
         self._deadline = deadline
-        self._position_refused = options.position_refused
-        self._is_continuation = handover is not None
+        self._options: ClientOptions | None = options
         self._pull: PullDelivery | None = None
         self._ready_waiter: asyncio.Future[None] | None = None  # of `wait_until_ready`
         self._closed = False
         self._expiry_timer: WallClockTimer | None = None
         self.set_expiry(options.expires_at)
+
+    @property
+    def subscription(self) -> Subscription:
+        """Return the subscription of the source."""
+        return self.source.subscription
+
+    @property
+    def number(self) -> int:
+        """Return its number among all streams of the process, for logs."""
+        return self.source.number
 
     # the beginning
 
@@ -229,11 +234,14 @@ class Client:
 
     def begin(self) -> bytes:
         """Return the first block; called once, by what delivers the bytes."""
-        self.ends_at += asyncio.get_running_loop().time()
+        if self.ends_at != UNLIMITED:
+            self.ends_at += asyncio.get_running_loop().time()
+        options, self._options, self._deadline = self._options, None, 0.0
+        assert options is not None
         return self.source.begin(
             self._owner.shared_catch_ups,
-            position_refused=self._position_refused,
-            is_continuation=self._is_continuation,
+            position_refused=options.position_refused,
+            is_continuation=options.handover is not None,
         )
 
     def attach(self, outlet: Outlet, head: bytes = b"") -> None:

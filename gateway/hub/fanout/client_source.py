@@ -1,7 +1,7 @@
 """Provide the bytes of one client: its subscription, and what is read for it.
 
 A `ClientSource` knows nothing of the way that its bytes go. A `PushDelivery` or a `PullDelivery`
-takes them, and is woken when there may be more: it sets `subscription.wake`.
+takes them, and is woken when there may be more: it sets `subscription.delivery`.
 
 What it gives comes from its channel's ring, from its private reader, which `Backfill` feeds from
 Kafka, or from a `SharedCatchUp`, which reads for several clients.

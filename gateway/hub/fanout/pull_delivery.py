@@ -52,7 +52,7 @@ class PullDelivery:
         self._event: tuple[str, Mapping[str, Any]] | None = None
         self._woken = asyncio.Event()
         self._timed_out = False
-        client.source.subscription.wake = self.wake
+        client.source.subscription.delivery = self
 
     def begin(self) -> bytes:
         """Return the first block."""

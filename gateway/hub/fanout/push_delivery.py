@@ -76,7 +76,7 @@ class PushDelivery:
         self._owner = owner
         self._audience: Audience | None = None  # set while rounds write to it
         self._is_push_scheduled = False
-        self.subscription.wake = self.wake
+        self.subscription.delivery = self
 
     @property
     def is_live(self) -> bool:

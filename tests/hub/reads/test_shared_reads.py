@@ -35,9 +35,8 @@ class RecordingSubscription(Subscription):
     def __init__(self, channel: Channel) -> None:
         super().__init__(channel)
         self.wake_positions: list[tuple[int | None, ...]] = []
-        self.wake = self._record_position
 
-    def _record_position(self) -> None:
+    def wake(self) -> None:
         tail = self.channel.tail
         logs = (tail.logs[tp].next_offset for tp in (ZERO, ONE))
         self.wake_positions.append((*logs, *(tail.position[tp].offset for tp in (ZERO, ONE))))
