@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
 import shlex
 import signal
+import socket
 import sys
 from asyncio.subprocess import PIPE, STDOUT, Process
 from collections.abc import AsyncIterator
@@ -19,6 +21,7 @@ from support.doc_blocks import RUN_KINDS, Block, list_pages, read_blocks
 from support.doc_configs import dump_yaml, load_yaml
 
 from gateway.kafka.embedded import EmbeddedKafka
+from gateway.kafka.local import LocalKafka
 
 TIMEOUT_S = 60.0
 PAGES = [p for p in list_pages() if any(b.kind in RUN_KINDS for b in read_blocks(p))]
@@ -32,26 +35,63 @@ class Reader:
         self._directory = directory
         self._stack = stack
         self._servers = ""
-        self._port = 0
+        self._ports: dict[str, int] = {}  # that stand for those of the page
+        self._programs: dict[str, Process] = {}  # that the page starts, by their ports on the page
         self._output = ""
 
-    def start_broker(self, topics: list[str]) -> None:
-        """The Kafka of the page. An embedded one stands for that of the command."""
-        kafka = self._stack.enter_context(EmbeddedKafka())
+    async def start_broker(self, topics: list[str], *, is_real: bool) -> None:
+        """The Kafka of the page. An embedded one stands for that of the command if it can."""
+        if is_real:
+            kafka = await self._stack.enter_async_context(LocalKafka())
+            self._servers = ",".join(kafka.bootstrap)
+            return
+        embedded = self._stack.enter_context(EmbeddedKafka())
         for topic in topics:
-            kafka.create_topic(topic)
-        self._servers = ",".join(kafka.bootstrap)
+            embedded.create_topic(topic)
+        self._servers = ",".join(embedded.bootstrap)
+
+    def reserve_port(self, page_port: str) -> None:
+        """Let a free port stand for one of the page."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._ports[page_port] = free.getsockname()[1]
 
     def write_file(self, name: str, text: str) -> None:
         """A file with a title. Gateways listen on ports of the OS."""
+        text = self._replace_addresses(text)
         if name.endswith(".yaml"):
-            config = load_yaml(self._replace_addresses(text))
+            config = load_yaml(text)
             config.setdefault("listen", {})["port"] = 0
             text = dump_yaml(config)
         (self._directory / name).write_text(text)
 
-    async def serve(self, script: str) -> None:
-        """Start a server, and leave it to the end of the page."""
+    async def start(self, script: str, page_port: str, replacement: str) -> None:
+        """Start a program of the page in place of the one before, and leave it to the end.
+
+        replacement: What the page says to change in its file before, as `OLD=>NEW`.
+        """
+        if page_port in self._programs:
+            before = self._programs[page_port]
+            os.killpg(before.pid, signal.SIGTERM)
+            await before.wait()
+        if replacement:
+            file = self._directory / shlex.split(script)[1]
+            old, _, new = replacement.partition("=>")
+            assert old in file.read_text()
+            file.write_text(file.read_text().replace(old, new))
+        process = await self._stack.enter_async_context(self._running(script))
+        self._programs[page_port] = process
+        async with asyncio.timeout(TIMEOUT_S):
+            while True:
+                assert process.returncode is None
+                with contextlib.suppress(OSError):
+                    _, writer = await asyncio.open_connection("127.0.0.1", self._ports[page_port])
+                    writer.close()
+                    break
+                await asyncio.sleep(0.05)
+
+    async def serve(self, script: str, page_port: str) -> None:
+        """Start a gateway, and leave it to the end of the page."""
         process = await self._stack.enter_async_context(self._running(script))
         assert process.stdout is not None
         said = b""
@@ -59,7 +99,7 @@ class Reader:
             line = await asyncio.wait_for(process.stdout.readline(), TIMEOUT_S)
             assert line, f"the server ended: {said.decode()}"
             said += line
-        self._port = int(found[1])
+        self._ports[page_port] = int(found[1])
         self._stack.push_async_callback(_cancel, asyncio.create_task(_drain(process)))
 
     async def run(self, script: str, exit_code: int, until: str) -> None:
@@ -93,11 +133,15 @@ class Reader:
 
     def _replace_addresses(self, text: str) -> str:
         text = text.replace("localhost:9092", self._servers or "localhost:9092")
-        return re.sub(r"(127\.0\.0\.1|localhost):8080", rf"127.0.0.1:{self._port or 8080}", text)
+        for page_port, port in self._ports.items():
+            text = re.sub(rf"(127\.0\.0\.1|localhost):{page_port}", rf"127.0.0.1:{port}", text)
+            text = text.replace(f'"127.0.0.1", {page_port}', f'"127.0.0.1", {port}')
+        return text
 
     @asynccontextmanager
     async def _running(self, script: str) -> AsyncIterator[Process]:
-        gateway = f'gateway() {{ {shlex.quote(sys.executable)} -m gateway "$@"; }}\n'
+        python = shlex.quote(sys.executable)
+        gateway = f'gateway() {{ {python} -m gateway "$@"; }}\npython() {{ exec {python} "$@"; }}\n'
         root = str(Path(__file__).parents[2])
         process = await asyncio.create_subprocess_exec(
             "bash", "-euo", "pipefail", "-c", gateway + self._replace_addresses(script),
@@ -145,7 +189,10 @@ def matches(found: object, shown: object) -> bool:
 async def test_the_commands_of_a_page_do_what_it_says(page: Path, tmp_path: Path):
     async with AsyncExitStack() as stack:
         reader = Reader(tmp_path, stack)
-        for block in read_blocks(page):
+        blocks = read_blocks(page)
+        for page_port in {each.attributes["port"] for each in blocks if each.kind == "start"}:
+            reader.reserve_port(page_port)
+        for block in blocks:
             try:
                 await follow(reader, block)
             except Exception as error:
@@ -159,9 +206,13 @@ async def follow(reader: Reader, block: Block) -> None:
     attributes = block.attributes
     match block.kind:
         case "broker":
-            reader.start_broker(attributes.get("topics", "").split(","))
+            is_real = attributes.get("kafka") == "real"
+            topics = attributes.get("topics", "").split(",")
+            await reader.start_broker(topics, is_real=is_real)
         case "serve":
-            await reader.serve(block.text)
+            await reader.serve(block.text, attributes.get("port", "8080"))
+        case "start":
+            await reader.start(block.text, attributes["port"], attributes.get("replace", ""))
         case "run":
             await reader.run(
                 block.text, int(attributes.get("exit", "0")), attributes.get("until", "")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, PlainTextResponse
 from support.app_server import running_app
 from support.browser import running_browser, running_firefox
 from support.certificates import CertificateAuthority
@@ -47,6 +47,15 @@ class ClosedPort(TcpProxy):
         port = await super().listen()
         await self.refuse()
         return port
+
+
+class SilentHandshakeProxy(TcpProxy):
+    """A proxy that leaves the handshake of a WebSocket unanswered, as some servers do."""
+
+    async def iter_requests(self, reader: Any, link: ProxyConnection) -> AsyncIterator[bytes]:
+        async for piece in super().iter_requests(reader, link):
+            if b"upgrade: websocket" not in piece.lower():
+                yield piece
 
 
 class BufferingProxy(TcpProxy):
@@ -118,6 +127,23 @@ async def test_a_server_that_is_no_gateway_is_told():
         await wait_until(lambda: client.troubles, client.describe_state, WITHIN)
         assert client.troubles[0]["reason"] == "refused"
         assert "text/html" in client.troubles[0]["hint"]
+
+
+@in_node
+async def test_a_development_server_without_the_path_is_told():
+    """Vite's server answers other paths with 404, and a handshake never: for 40 s nobody was told,
+    and then of `no detail`."""
+
+    async def serve_nothing(scope: Any, receive: Any, send: Any) -> None:
+        await PlainTextResponse("", 404)(scope, receive, send)
+
+    async with running_app(serve_nothing) as url:
+        client = ModuleClient(f"{url}{PATH}", {"transport": "websocket"})
+        client.proxy = SilentHandshakeProxy()
+        async with client:
+            await wait_until(lambda: client.troubles, client.describe_state, WITHIN)
+            assert client.troubles[0]["reason"] == "refused"
+            assert "404" in client.troubles[0]["hint"] and "`base`" in client.troubles[0]["hint"]
 
 
 @in_node

@@ -69,9 +69,9 @@ _KINDS = {
 }
 KINDS = {
     *_KINDS.values(), "messages", "yaml", "toml", "ini", "file", "help", "log", "diagram",
-    "broker", "serve", "run", "stream", "output",
+    "broker", "serve", "start", "run", "stream", "output",
 }  # fmt: skip
-RUN_KINDS = ("broker", "serve", "run", "stream", "output")
+RUN_KINDS = ("broker", "serve", "start", "run", "stream", "output")
 
 
 class Block(NamedTuple):

@@ -22,27 +22,29 @@ request.path;answer??=await fetchAnswer(url,{credentials:request.credentials,jwt
 problem,isLate,failure}=answer;const refused=hint=>({reason:"refused",hint});const buffering={reason:"\
 proxy-buffering",hint:`${request.base} responds, but no event of ${url} arrives: turn buffering off \
 in the proxy in between, or wait if partitionReadyTimeout of its route is longer than 15 s`};if(status>=
-400){return refused(`${url} responds with status ${status}: ${problem.detail??"no detail"}`)}if(status&&
-!mediaType.startsWith("text/event-stream")){return refused(`${url} responds with ${mediaType||"no me\
-dia type"} instead of a stream of events: this is another server, or a proxy that does not pass the \
-path on to the gateway`)}if(status&&isSilent)return buffering;if(status&&(hasFallback||transport==="\
-EventSource"))return null;if(status){return refused(`${url} responds to HTTP, but no WebSocket to ${request.
-base}/ws opens: a proxy in between must pass Upgrade on, and a page of another origin whose browser \
-sends cookies needs allow.credentials in access-control`)}const page=globalThis.location?.origin;const isForeign=Boolean(
-page)&&page!==new URL(request.base).origin;const probe={method:"HEAD",mode:"no-cors",credentials:"om\
-it"};const isAlive=(await fetchHead(`${request.base}/gateway.js`,probe)).status!==void 0;if(!isAlive)
-return{reason:"unreachable",hint:explainUnreachable(request.base,failure)};if(isLate)return buffering;
-if(isForeign){return{reason:"foreign-origin",hint:`${url} responds, but not to pages of ${page}: all\
-ow this origin in listen.access-control, or in the route's access-control, or let the page's own ser\
-ver pass the path on to the gateway`}}return refused(`${url} redirects to another server, as one tha\
-t asks for a login does`)}function explainUnreachable(base,failure){const{protocol,host}=new URL(base);
-const problem=`${host} cannot be reached${failure?` (${failure})`:""}`;if(globalThis.navigator?.onLine===
-false)return`${problem}: this device is offline`;if(protocol==="http:"&&globalThis.location?.protocol===
-"https:"){return`${problem}: a page of https may not open http; give an address of https`}if(protocol===
-"https:"&&globalThis.location){return`${problem}: open ${base}/gateway.js in a tab; if the browser w\
-arns of the certificate, it is not trusted; else the address is wrong, or the gateway does not run`}
-if(/CERT|SELF_SIGNED/.test(failure)){return`${problem}: its certificate is not trusted; name its CA \
-in NODE_EXTRA_CA_CERTS`}return`${problem}: check the address, and whether the gateway runs`}var GROUPED_EVENT_TYPES={"partitions-ready":"ready","partitions-error":"error"};function requestGroupedEvents(path){
+400){const detail=problem.detail??`${request.base} seems to be another server than the gateway; give\
+ the gateway's address as \`base\`, or let this server pass the path on to it`;return refused(`${url}\
+ responds with status ${status}: ${detail}`)}if(status&&!mediaType.startsWith("text/event-stream")){
+return refused(`${url} responds with ${mediaType||"no media type"} instead of a stream of events: th\
+is is another server, or a proxy that does not pass the path on to the gateway`)}if(status&&isSilent)
+return buffering;if(status&&(hasFallback||transport==="EventSource"))return null;if(status){return refused(
+`${url} responds to HTTP, but no WebSocket to ${request.base}/ws opens: a proxy in between must pass\
+ Upgrade on, and a page of another origin whose browser sends cookies needs allow.credentials in acc\
+ess-control`)}const page=globalThis.location?.origin;const isForeign=Boolean(page)&&page!==new URL(request.
+base).origin;const probe={method:"HEAD",mode:"no-cors",credentials:"omit"};const isAlive=(await fetchHead(
+`${request.base}/gateway.js`,probe)).status!==void 0;if(!isAlive)return{reason:"unreachable",hint:explainUnreachable(
+request.base,failure)};if(isLate)return buffering;if(isForeign){return{reason:"foreign-origin",hint:`${url}\
+ responds, but not to pages of ${page}: allow this origin in listen.access-control (or \`gateway run \
+--origin\`), or in the route's access-control, or let the page's own server pass the path on to the g\
+ateway`}}return refused(`${url} redirects to another server, as one that asks for a login does`)}function explainUnreachable(base,failure){
+const{protocol,host}=new URL(base);const problem=`${host} cannot be reached${failure?` (${failure})`:
+""}`;if(globalThis.navigator?.onLine===false)return`${problem}: this device is offline`;if(protocol===
+"http:"&&globalThis.location?.protocol==="https:"){return`${problem}: a page of https may not open h\
+ttp; give an address of https`}if(protocol==="https:"&&globalThis.location){return`${problem}: open ${base}\
+/gateway.js in a tab; if the browser warns of the certificate, it is not trusted; else the address i\
+s wrong, or the gateway does not run`}if(/CERT|SELF_SIGNED/.test(failure)){return`${problem}: its ce\
+rtificate is not trusted; name its CA in NODE_EXTRA_CA_CERTS`}return`${problem}: check the address, \
+and whether the gateway runs`}var GROUPED_EVENT_TYPES={"partitions-ready":"ready","partitions-error":"error"};function requestGroupedEvents(path){
 return/[?&]grouped\b/.test(path)?path:`${path}${path.includes("?")?"&":"?"}grouped=true`}function splitGroupedEvent(type,{
 topics}){return topics.flatMap(({topic,code,resolved,partitions,offsets})=>partitions.map((partition,n)=>{
 if(type==="partitions-ready")return{topic,partition,offset:offsets[n],resolved};const problem=`${topic}\
@@ -83,8 +85,9 @@ this.position=position??"";this.jwt=jwt;const isExclusive=request.credit!==void 
 request.path);this.scope=[getIdentity(jwt),isExclusive?createUuid():""];this.setRequest(request)}setRequest(request){
 const{base,path,filter,fields}=request;this.request=request;this.viewKey=JSON.stringify([this.scope,
 base,path,filter,fields])}get allowsEitherTransport(){const{transport,token,credit}=this.request;return transport===
-"auto"&&!token&&credit===void 0}};var PING_AFTER_MS=15e3;var MAX_WRITES_IN_FLIGHT=50;var OPEN_TIMEOUT_MS=2e4;var IDLE_TIMEOUT_MS=1e3;var DRAIN_TIMEOUT_MS=1e3;
-var MAX_TIMER_MS=2**31-1;var MIN_ATTEMPTS_BY_CLOSE_CODE={1012:2,1013:4};var SERVICE_RESTART=1012;var WebSocketTransport=class{#multiplexer;#url;#onClose;#socket=null;#isOpen=false;#hasEverOpened=false;#attempts=0;#lastNumber=0;#subscriptions=new Set;#subscriptionsById=new Map;#writes=new Map;#receivedAt=0;#tokenRequests=0;#timers={};constructor(multiplexer,base,jwt,onClose){
+"auto"&&!token&&credit===void 0}};var PING_AFTER_MS=15e3;var MAX_WRITES_IN_FLIGHT=50;var OPEN_TIMEOUT_MS=2e4;var FIRST_OPEN_TIMEOUT_MS=5e3;
+var IDLE_TIMEOUT_MS=1e3;var DRAIN_TIMEOUT_MS=1e3;var MAX_TIMER_MS=2**31-1;var MIN_ATTEMPTS_BY_CLOSE_CODE={
+1012:2,1013:4};var SERVICE_RESTART=1012;var WebSocketTransport=class{#multiplexer;#url;#onClose;#socket=null;#isOpen=false;#hasEverOpened=false;#attempts=0;#lastNumber=0;#subscriptions=new Set;#subscriptionsById=new Map;#writes=new Map;#receivedAt=0;#tokenRequests=0;#timers={};constructor(multiplexer,base,jwt,onClose){
 this.jwt=jwt;this.#multiplexer=multiplexer;this.#url=`${base.replace(/^http/,"ws")}/ws`;this.#onClose=
 onClose;globalThis.addEventListener?.("online",this);this.#connect()}close(){for(const name of Object.
 keys(this.#timers))this.#clearTimer(name);globalThis.removeEventListener?.("online",this);this.#dropSocket();
@@ -107,30 +110,30 @@ this.#clearTimer("retry");if(getExpiry(this.jwt)<=Date.now()){this.requestToken(
 const protocols=this.jwt?["gateway.v1",`bearer.${this.jwt}`]:["gateway.v1"];const socket=this.#socket=
 new this.#multiplexer.WebSocket(this.#url,protocols);const ifCurrent=handle=>event=>socket===this.#socket&&
 handle(event);socket.onopen=ifCurrent(()=>this.#handleOpen());socket.onmessage=ifCurrent(({data})=>this.#handleMessage(
-JSON.parse(data)));socket.onclose=ifCurrent(event=>this.#handleClose(event));socket.onerror=()=>{};this.#setTimer(
-"silence",OPEN_TIMEOUT_MS,()=>this.#handleClose())}#handleOpen(){this.#isOpen=this.#hasEverOpened=true;
-this.#receivedAt=Date.now();for(const subscription of this.#subscriptions)this.#sendSubscribe(subscription);
-for(const write of this.#writes.values())write.isSent=false;this.#sendWrites();this.#scheduleTokenRequest();
-this.#checkSilence()}#sendSubscribe(subscription){clearTimeout(subscription.reopenTimer);const id=subscription.
-id=`s${++this.#lastNumber}`;this.#subscriptionsById.set(id,subscription);const{position,request}=subscription;
-const{path,from,filter,fields,credit}=request;const start=position?{lastEventId:position}:{from};const view={
-path:requestGroupedEvents(path),filter:filter??void 0,fields:fields??void 0};subscription.isAtPosition=
-true;this.#send({type:"subscribe",id,...view,...start,credit})}#handleMessage({id,...message}){this.#receivedAt=
-Date.now();this.#attempts=0;const{type}=message;const subscription=this.#subscriptionsById.get(id);if(subscription)
-this.#multiplexer.handleMessage(subscription,message);else if(this.#writes.has(id)){if(message.code!==
-"draining")this.#settleWrite(id,message)}else if(type==="challenge")this.requestToken();else if(type===
-"error"&&id===void 0)postToMembers(this.#listMembers(),message)}#sendWrites(){let capacity=MAX_WRITES_IN_FLIGHT;
-for(const write of this.#writes.values()){if(!this.#isOpen||capacity--===0)return;if(!write.isSent)this.#send(
-{type:"produce",...write.message});write.isSent=true}}#settleWrite(id,{type,...answer}){const{member}=this.#writes.
-get(id);this.#writes.delete(id);this.#sendWrites();const outcome=type==="error"?{error:answer}:answer;
-postToMembers([member],{type:"answer",id,...outcome});this.#closeWhenIdle()}#handleClose({code}={}){
-const wasOpen=this.#isOpen;this.#dropSocket();this.#clearTimer("drained");if(!wasOpen)this.#attempts++;
-if(!wasOpen&&this.jwt)this.requestToken();this.#subscriptionsById.clear();const subscriptions=[...this.#subscriptions];
-for(const subscription of subscriptions){this.#multiplexer.handleDisconnect(subscription);this.#multiplexer.
-explainFailure(subscription)}if(!subscriptions.length)this.#explainPendingWrites();if(this.#attempts>
-1&&!this.#hasEverOpened){for(const subscription of subscriptions){this.#multiplexer.switchTransport(
-subscription,true)}}if(!this.#subscriptions.size&&!this.#writes.size)return this.close();this.#attempts=
-Math.max(this.#attempts,MIN_ATTEMPTS_BY_CLOSE_CODE[code]??0);this.#scheduleRetry()}#explainPendingWrites(){
+JSON.parse(data)));socket.onclose=ifCurrent(event=>this.#handleClose(event));socket.onerror=()=>{};const isFirst=!this.#hasEverOpened&&
+this.#attempts<2;const timeoutMs=isFirst?FIRST_OPEN_TIMEOUT_MS:OPEN_TIMEOUT_MS;this.#setTimer("silen\
+ce",timeoutMs,()=>this.#handleClose())}#handleOpen(){this.#isOpen=this.#hasEverOpened=true;this.#receivedAt=
+Date.now();for(const subscription of this.#subscriptions)this.#sendSubscribe(subscription);for(const write of this.#writes.
+values())write.isSent=false;this.#sendWrites();this.#scheduleTokenRequest();this.#checkSilence()}#sendSubscribe(subscription){
+clearTimeout(subscription.reopenTimer);const id=subscription.id=`s${++this.#lastNumber}`;this.#subscriptionsById.
+set(id,subscription);const{position,request}=subscription;const{path,from,filter,fields,credit}=request;
+const start=position?{lastEventId:position}:{from};const view={path:requestGroupedEvents(path),filter:filter??
+void 0,fields:fields??void 0};subscription.isAtPosition=true;this.#send({type:"subscribe",id,...view,
+...start,credit})}#handleMessage({id,...message}){this.#receivedAt=Date.now();this.#attempts=0;const{
+type}=message;const subscription=this.#subscriptionsById.get(id);if(subscription)this.#multiplexer.handleMessage(
+subscription,message);else if(this.#writes.has(id)){if(message.code!=="draining")this.#settleWrite(id,
+message)}else if(type==="challenge")this.requestToken();else if(type==="error"&&id===void 0)postToMembers(
+this.#listMembers(),message)}#sendWrites(){let capacity=MAX_WRITES_IN_FLIGHT;for(const write of this.#writes.
+values()){if(!this.#isOpen||capacity--===0)return;if(!write.isSent)this.#send({type:"produce",...write.
+message});write.isSent=true}}#settleWrite(id,{type,...answer}){const{member}=this.#writes.get(id);this.#writes.
+delete(id);this.#sendWrites();const outcome=type==="error"?{error:answer}:answer;postToMembers([member],
+{type:"answer",id,...outcome});this.#closeWhenIdle()}#handleClose({code}={}){const wasOpen=this.#isOpen;
+this.#dropSocket();this.#clearTimer("drained");if(!wasOpen)this.#attempts++;if(!wasOpen&&this.jwt)this.
+requestToken();this.#subscriptionsById.clear();const subscriptions=[...this.#subscriptions];for(const subscription of subscriptions){
+this.#multiplexer.handleDisconnect(subscription);this.#multiplexer.explainFailure(subscription)}if(!subscriptions.
+length)this.#explainPendingWrites();if(this.#attempts>1&&!this.#hasEverOpened){for(const subscription of subscriptions){
+this.#multiplexer.switchTransport(subscription,true)}}if(!this.#subscriptions.size&&!this.#writes.size)
+return this.close();this.#attempts=Math.max(this.#attempts,MIN_ATTEMPTS_BY_CLOSE_CODE[code]??0);this.#scheduleRetry()}#explainPendingWrites(){
 const[write]=this.#writes.values();if(!write||this.#attempts!==2)return;const request={base:this.#url.
 replace(/^ws/,"http").slice(0,-3),path:write.message.path};this.#multiplexer.explainWrites(this.#listMembers(),
 request,this.#attempts,this.jwt)}#dropSocket(){const socket=this.#socket;this.#socket=null;this.#isOpen=

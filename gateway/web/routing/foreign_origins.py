@@ -18,6 +18,7 @@ from gateway.web.websocket.origin import is_same_origin
 
 log = logging.getLogger(__name__)
 
+LISTEN_OPTION = "listen.access-control"  # what applies to routes that have no option of their own
 REPEAT_AFTER_S = 3600.0  # seconds after which an origin that is still refused is logged again
 MAX_ORIGINS = 200  # refusals that are remembered; beyond that the one logged first is forgotten
 MAX_LINES_PER_MINUTE = 10  # of all origins: any client can send any `Origin`
@@ -75,11 +76,12 @@ class ForeignOriginLog:
         self._logged_at.move_to_end(key)
         if len(self._logged_at) > MAX_ORIGINS:
             self._logged_at.popitem(last=False)
-        remedy = (
-            "its browser sends credentials, which allow.credentials of %s would permit"
-            if refusal.needs_credentials
-            else "to allow it, set policy: cross-origin and list it in allow.origins of %s"
-        )
+        if refusal.needs_credentials:
+            remedy = "its browser sends credentials, which allow.credentials of %s would permit"
+        else:
+            remedy = "to allow it, set policy: cross-origin and list it in allow.origins of %s"
+            if refusal.option == LISTEN_OPTION:
+                remedy += ", or start with --origin"
         log.warning(
             f"a page of %s was refused on %s; {remedy}",
             origin,

@@ -37,7 +37,7 @@ from gateway.web.websocket.origin import is_listed_origin, refuse_foreign_origin
 from gateway.web.websocket.request import QueryPairs, build_request, merge_query
 
 from . import query
-from .foreign_origins import ForeignOriginLog, OriginRefusal
+from .foreign_origins import LISTEN_OPTION, ForeignOriginLog, OriginRefusal
 from .limits import Limits
 from .match import Match, get_route_name
 from .parameters import Parameters
@@ -244,7 +244,7 @@ class Routes:
             path: The path that it asked for.
             route: The route of the path; None for what belongs to no single route.
         """
-        access, option = self.settings.listen.access_control, "listen.access-control"
+        access, option = self.settings.listen.access_control, LISTEN_OPTION
         if route is not None and route.access_control is not None:
             access = route.access_control
             option = f"access-control of the route {get_route_name(route)}"

@@ -97,7 +97,9 @@ export async function diagnose(request, { answer, jwt, transport, hasFallback, i
       "proxy in between, or wait if partitionReadyTimeout of its route is longer than 15 s",
   };
   if (status >= 400) {
-    return refused(`${url} responds with status ${status}: ${problem.detail ?? "no detail"}`);
+    const detail = problem.detail ?? `${request.base} seems to be another server than the gateway; ` +
+      "give the gateway's address as `base`, or let this server pass the path on to it";
+    return refused(`${url} responds with status ${status}: ${detail}`);
   }
   if (status && !mediaType.startsWith("text/event-stream")) {
     return refused(`${url} responds with ${mediaType || "no media type"} instead of a stream of ` +
@@ -121,8 +123,8 @@ export async function diagnose(request, { answer, jwt, transport, hasFallback, i
     return {
       reason: "foreign-origin",
       hint: `${url} responds, but not to pages of ${page}: allow this origin in ` +
-        "listen.access-control, or in the route's access-control, or let the page's own server " +
-        "pass the path on to the gateway",
+        "listen.access-control (or `gateway run --origin`), or in the route's access-control, or " +
+        "let the page's own server pass the path on to the gateway",
     };
   }
   return refused(`${url} redirects to another server, as one that asks for a login does`);

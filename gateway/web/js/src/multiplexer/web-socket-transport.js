@@ -6,6 +6,9 @@ import { postToMembers } from "./members.js";
 const PING_AFTER_MS = 15_000; // of silence; after twice that the socket is given up
 const MAX_WRITES_IN_FLIGHT = 50; // the gateway refuses more on one socket
 const OPEN_TIMEOUT_MS = 20_000; // for a handshake: a browser waits for minutes
+// The first two attempts are shorter, so that it is soon found out why no socket opens: some
+// servers, such as that of Vite, leave a handshake for another path unanswered.
+const FIRST_OPEN_TIMEOUT_MS = 5_000;
 const IDLE_TIMEOUT_MS = 1_000; // for which an unused socket is kept
 const DRAIN_TIMEOUT_MS = 1_000; // for a draining server to close the socket by itself
 const MAX_TIMER_MS = 2 ** 31 - 1; // longer ones fire at once
@@ -135,7 +138,9 @@ export class WebSocketTransport {
     socket.onmessage = ifCurrent(({ data }) => this.#handleMessage(JSON.parse(data)));
     socket.onclose = ifCurrent((event) => this.#handleClose(event));
     socket.onerror = () => {}; // onclose follows
-    this.#setTimer("silence", OPEN_TIMEOUT_MS, () => this.#handleClose());
+    const isFirst = !this.#hasEverOpened && this.#attempts < 2;
+    const timeoutMs = isFirst ? FIRST_OPEN_TIMEOUT_MS : OPEN_TIMEOUT_MS;
+    this.#setTimer("silence", timeoutMs, () => this.#handleClose());
   }
 
   #handleOpen() {
