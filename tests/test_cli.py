@@ -315,6 +315,12 @@ def test_demo_prints_the_origins_of_other_pages():
     assert access.allow.origins == ("http://localhost:5173", "https://shop.example")
 
 
+def test_demo_prints_the_address_that_it_was_given():
+    """It was left out, unless there was an origin, too."""
+    result = gateway_with("demo", "--port", "9000", "--print-config")
+    assert loads(result.stdout).listen.port == 9000
+
+
 def test_demo_refuses_an_origin_that_no_browser_sends():
     assert gateway_with("demo", "--origin", "localhost:5173", "--print-config").exit_code == 2
 

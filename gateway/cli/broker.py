@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from gateway.errors import GatewayError
 
 
 def broker(
@@ -44,4 +47,23 @@ def broker(
     if prefetch_only:
         prefetch()
     else:
+        _create_folder(data)
         run_broker(nodes, port, data)
+
+
+def _create_folder(path: Path | None) -> None:
+    """Create the directory of --data, if it is not there.
+
+    Raises:
+        GatewayError: It cannot be created, or nothing can be written to it.
+    """
+    if path is None:
+        return
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise GatewayError(
+            f"cannot create {path}: {exc.strerror}; name another directory by --data"
+        ) from exc
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise GatewayError(f"cannot write to {path}; check its permissions, or name another")

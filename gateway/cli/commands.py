@@ -6,6 +6,8 @@ sysexits.h), 130 interrupted by ^C (128 and the number of SIGINT).
 
 from __future__ import annotations
 
+import errno
+import os
 import traceback
 from typing import Any
 
@@ -16,6 +18,8 @@ from gateway.errors import ConfigError, GatewayError
 from gateway.extras import describe_missing_module
 
 EXIT_FAILURE, EXIT_CONFIG_ERROR, EXIT_INTERRUPTED = 1, 78, 130
+
+_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 def format_exit_codes(failure: str = "failure", *, reads_config: bool = True) -> str:
@@ -48,6 +52,21 @@ class ErrorReportingGroup(TyperGroup):
             is_config_error = isinstance(exc, ConfigError)
             typer.echo(str(exc) if is_config_error else f"gateway: {exc}", err=True)
             raise typer.Exit(EXIT_CONFIG_ERROR if is_config_error else EXIT_FAILURE) from None
+        except typer.Abort as exc:
+            # A prompt has ended by ^C or by the end of the input; it raises the same for both.
+            if isinstance(exc.__context__, KeyboardInterrupt):
+                typer.echo(err=True)  # ends the line of the prompt
+                raise typer.Exit(EXIT_INTERRUPTED) from None
+            if not isinstance(exc.__context__, EOFError):
+                raise
+            typer.echo("gateway: the input ended before an answer", err=True)
+            raise typer.Exit(EXIT_FAILURE) from None
+        except OSError as exc:
+            problem = _describe_file_error(exc)
+            if problem is None or ctx.params["debug"]:
+                raise
+            typer.echo(f"gateway: {problem}", err=True)
+            raise typer.Exit(EXIT_FAILURE) from None
         except ModuleNotFoundError as exc:
             # A command imports what it needs when it runs; some of it is in an extra.
             problem = describe_missing_module(exc.name or "", ctx.invoked_subcommand)
@@ -55,3 +74,12 @@ class ErrorReportingGroup(TyperGroup):
                 raise
             typer.echo(f"gateway: {problem}", err=True)
             raise typer.Exit(EXIT_FAILURE) from None
+
+
+def _describe_file_error(error: OSError) -> str | None:
+    """Return the line for a file or folder that cannot be used; None for other errors."""
+    if error.filename is not None:
+        return f"cannot use {os.fsdecode(error.filename)}: {error.strerror}; check the path"
+    if error.errno in _FULL_ERRORS:
+        return f"cannot write: {error.strerror}; make room, or write elsewhere"
+    return None

@@ -12,12 +12,14 @@ import typer
 
 from gateway.errors import GatewayError
 
+DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8080
+
 
 def demo(
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = DEFAULT_HOST,
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any free one.")
-    ] = 8080,
+    ] = DEFAULT_PORT,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
     pages: Annotated[
         Path | None,
@@ -54,7 +56,7 @@ def demo(
     origins = [_parse_origin(text) for text in origin or ()]
     if print_config:
         config = web_demo.CONFIG
-        if origins:
+        if origins or (host, port) != (DEFAULT_HOST, DEFAULT_PORT):
             config = web_demo.replace_listen(host, port, origins)
         typer.echo(config, nl=not config.endswith("\n"))
         return

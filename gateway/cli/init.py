@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from gateway.errors import ConfigError, GatewayError
 
+from .files import replace_file, require_writable
 from .options import (
     DEFAULT_CONFIG_FILE,
     DEFAULT_SERVERS,
     OriginsOption,
     ServersOption,
+    find_config_file,
     is_given,
     split_list,
 )
@@ -25,6 +29,14 @@ from .starter_config import GuardPreset, SecurityPreset, StarterConfig
 
 if TYPE_CHECKING:
     from gateway.config import Kafka
+
+T = TypeVar("T")
+E = TypeVar("E", bound=StrEnum)
+
+# What a single answer is checked in, with the default of the issuer.
+_EXAMPLE = StarterConfig(
+    DEFAULT_SERVERS, topics=("orders",), issuer="https://login.example", audience="gateway"
+)
 
 MAX_SUGGESTED_TOPICS = 20  # of the cluster, that a prompt lists
 
@@ -54,11 +66,11 @@ def init(
     issuer: Annotated[
         str | None,
         typer.Option(
-            metavar="URL", help="With --guard jwt: the issuer of tokens, with OIDC discovery."
+            metavar="URL", help="The issuer of tokens, with OIDC discovery; means --guard jwt."
         ),
     ] = None,
     audience: Annotated[
-        str, typer.Option(metavar="NAME", help="With --guard jwt: the audience of tokens.")
+        str, typer.Option(metavar="NAME", help="The audience of tokens; means --guard jwt.")
     ] = "gateway",
     origins: OriginsOption = None,
     port: Annotated[
@@ -81,27 +93,59 @@ def init(
     """
     if file.exists() and not force:
         raise GatewayError(f"{file} exists; write another file, or replace it by --force")
-    ask = _Questions(ctx, is_asking=sys.stdin.isatty() and not yes)
+    require_writable(file)
+    kind = _find_guard(ctx, guard)
     config = StarterConfig(
-        servers=ask.text("servers", "Kafka brokers", servers),
-        security=SecurityPreset(ask.choice("security", "Security", security, SecurityPreset)),
+        servers=servers,
+        security=security,
+        topics=tuple(topics or ()),
+        guard=kind or GuardPreset.NONE,
+        issuer=issuer or "",
+        audience=audience,
+        origins=tuple(origins or ()),
         port=port,
     )
-    config = replace(config, topics=topics or _choose_topics(ask, config))
-    kind = GuardPreset(ask.choice("guard", "Who may connect", guard, GuardPreset))
-    if kind is GuardPreset.JWT and issuer is None:
-        if not ask.is_asking:
-            raise typer.BadParameter("--guard jwt needs it", param_hint="--issuer")
-        issuer = ask.text("issuer", "Issuer of tokens (URL)", "https://login.example")
-    if origins is None:
-        text = ask.text("origins", "Origin of your pages, if it is another (or -)", "-")
-        origins = [] if text == "-" else split_list(text)
+    ask = _Questions(ctx, is_asking=sys.stdin.isatty() and not yes)
+    if kind is GuardPreset.JWT and issuer is None and not ask.is_asking:
+        raise typer.BadParameter("a guard of type jwt needs it", param_hint="--issuer")
+    _validate_given(config, has_issuer=issuer is not None)
     config = replace(
-        config, guard=kind, issuer=issuer or "", audience=audience, origins=tuple(origins)
+        config,
+        servers=ask.text("servers", "Kafka brokers", servers, _convert_servers),
+        security=ask.choice("security", "Security", security, SecurityPreset),
     )
+    if not config.topics:
+        config = replace(config, topics=tuple(_choose_topics(ask, config)))
+    if kind is None:
+        kind = ask.choice("guard", "Who may connect", guard, GuardPreset)
+        config = replace(config, guard=kind)
+    if kind is GuardPreset.JWT and issuer is None:
+        question = "Issuer of tokens (URL)"
+        config = replace(
+            config, issuer=ask.text("issuer", question, _EXAMPLE.issuer, _convert_issuer)
+        )
+    if origins is None:
+        question = "Origin of your pages, if it is another (or -)"
+        config = replace(config, origins=ask.text("origins", question, "-", _convert_origins))
     _validate(config)
-    file.write_text(config.to_yaml(), "utf-8")
+    replace_file(file, config.to_yaml())
     _print_next_steps(file, config)
+
+
+def _find_guard(ctx: typer.Context, guard: GuardPreset) -> GuardPreset | None:
+    """Return the guard that the command line means; None if it says nothing about guards.
+
+    Raises:
+        typer.BadParameter: It has an option of another guard than the one it names.
+    """
+    given = [f"--{name}" for name in ("issuer", "audience") if is_given(ctx, name)]
+    if not is_given(ctx, "guard"):
+        return GuardPreset.JWT if given else None
+    if given and guard is not GuardPreset.JWT:
+        raise typer.BadParameter(
+            f"is for --guard jwt, not for --guard {guard}", param_hint=given[0]
+        )
+    return guard
 
 
 class _Questions:
@@ -111,20 +155,57 @@ class _Questions:
         self._ctx = ctx
         self.is_asking = is_asking
 
-    def text(self, parameter: str, question: str, default: str) -> str:
-        """Return the answer to a question; the default if it was given or is not asked for."""
-        if not self.is_asking or is_given(self._ctx, parameter, in_environment=True):
-            return default
-        return str(typer.prompt(question, default=default, err=True)).strip()
+    def text(self, parameter: str, question: str, default: str, convert: Callable[[str], T]) -> T:
+        """Return the answer to a question; the default if it was given or is not asked for.
 
-    def choice(self, parameter: str, question: str, default: str, choices: Any) -> str:
-        """Return the chosen one of some values; asks again until it is one of them."""
-        names = [str(each) for each in choices]
-        while True:
-            answer = self.text(parameter, f"{question} ({', '.join(names)})", str(default))
-            if answer in names:
-                return answer
-            typer.echo(f"'{answer}' is none of them", err=True)
+        Args:
+            parameter: The parameter that has the value of the command line.
+            question: The question.
+            default: The answer that an empty line gives.
+            convert: Returns the value of an answer. If it raises `typer.BadParameter`, that is
+                printed and the question is asked again.
+        """
+        if not self.is_asking or is_given(self._ctx, parameter, in_environment=True):
+            return convert(default)
+        answer: T = typer.prompt(
+            question, default=default, err=True, value_proc=lambda text: convert(text.strip())
+        )
+        return answer
+
+    def choice(self, parameter: str, question: str, default: E, choices: type[E]) -> E:
+        """Return the chosen one of some values."""
+
+        def convert(answer: str) -> E:
+            try:
+                return choices(answer)
+            except ValueError:
+                raise typer.BadParameter(f"'{answer}' is none of them") from None
+
+        return self.text(parameter, f"{question} ({', '.join(choices)})", str(default), convert)
+
+
+def _convert_servers(text: str) -> str:
+    _validate(replace(_EXAMPLE, servers=text))
+    return text
+
+
+def _convert_topics(text: str) -> Sequence[str]:
+    topics = tuple(dict.fromkeys(split_list(text)))
+    if not topics:
+        raise typer.BadParameter("there is no name; give one topic or several, with commas")
+    _validate(replace(_EXAMPLE, topics=topics))
+    return topics
+
+
+def _convert_issuer(text: str) -> str:
+    _validate(replace(_EXAMPLE, guard=GuardPreset.JWT, issuer=text))
+    return text
+
+
+def _convert_origins(text: str) -> Sequence[str]:
+    origins = () if text == "-" else tuple(split_list(text))
+    _validate(replace(_EXAMPLE, origins=origins))
+    return origins
 
 
 def _choose_topics(ask: _Questions, config: StarterConfig) -> Sequence[str]:
@@ -146,7 +227,7 @@ def _choose_topics(ask: _Questions, config: StarterConfig) -> Sequence[str]:
             raise GatewayError(f"{config.servers} has no topics yet; give --topic TOPIC")
         return found
     suggested = ",".join(found[:MAX_SUGGESTED_TOPICS]) or "orders"
-    return split_list(ask.text("topics", "Topics to stream", suggested))
+    return ask.text("topics", "Topics to stream", suggested, _convert_topics)
 
 
 def _load_kafka(config: StarterConfig) -> Kafka:
@@ -187,10 +268,30 @@ def _validate(config: StarterConfig) -> None:
         raise typer.BadParameter(exc.problems[0].split(": ", 1)[-1]) from None
 
 
+def _validate_given(config: StarterConfig, *, has_issuer: bool) -> None:
+    """Check the values of the command line, before anything is asked for.
+
+    Raises:
+        typer.BadParameter: A value is wrong.
+    """
+    topics = config.topics or _EXAMPLE.topics
+    issuer = config.issuer if has_issuer else _EXAMPLE.issuer
+    _validate(replace(config, topics=topics, issuer=issuer))
+
+
 def _print_next_steps(file: Path, config: StarterConfig) -> None:
-    option = "" if file == DEFAULT_CONFIG_FILE else f" -c {file}"
+    option = "" if _is_found(file) else f" -c {shlex.quote(str(file))}"
     typer.echo(f"wrote {file}: {len(config.topics)} routes, {', '.join(config.topics)}")
     if config.variables:
         typer.echo(f"set the variables: {', '.join(config.variables)}")
     typer.echo(f"check it:  gateway check{option} --cluster")
     typer.echo(f"start it:  gateway run{option}")
+
+
+def _is_found(file: Path) -> bool:
+    """Return whether commands use this configuration without -c."""
+    try:
+        found = find_config_file()
+    except typer.BadParameter:  # GATEWAY_CONFIG names no file
+        return False
+    return found is not None and found.resolve() == file.resolve()

@@ -25,6 +25,8 @@ MISSING_CONFIG_MESSAGE = (
     "into this folder; `gateway init` writes one"
 )
 DEFAULT_SERVERS = "localhost:9092"
+SERVERS_VARIABLES = ["GATEWAY_KAFKA__SERVERS", "GATEWAY_KAFKA_SERVERS"]
+"""The variable of `kafka.servers`, and its old name, as `config.sections.variables` has them."""
 
 
 def find_config_file(file: Path | None = None) -> Path | None:
@@ -34,7 +36,7 @@ def find_config_file(file: Path | None = None) -> Path | None:
         file: The file that the command line names; None for the default.
 
     Raises:
-        typer.BadParameter: The file that GATEWAY_CONFIG names does not exist.
+        typer.BadParameter: What GATEWAY_CONFIG names does not exist, or is a folder.
     """
     if file is not None:
         return file
@@ -42,8 +44,9 @@ def find_config_file(file: Path | None = None) -> Path | None:
     if not named:
         return DEFAULT_CONFIG_FILE if DEFAULT_CONFIG_FILE.is_file() else None
     if not Path(named).is_file():
+        problem = "is a folder" if Path(named).is_dir() else "does not exist"
         raise typer.BadParameter(
-            f"the file '{named}' of {CONFIG_VARIABLE} does not exist; correct it, or give -c FILE"
+            f"the file '{named}' of {CONFIG_VARIABLE} {problem}; correct it, or give -c FILE"
         )
     return Path(named)
 
@@ -138,7 +141,7 @@ ServersOption = Annotated[
     typer.Option(
         "--servers",
         "-s",
-        envvar="GATEWAY_KAFKA_SERVERS",
+        envvar=SERVERS_VARIABLES,
         help="Kafka brokers: HOST:PORT, separated by commas.",
     ),
 ]
@@ -165,7 +168,10 @@ class KafkaSource:
 
     @classmethod
     def find(cls, ctx: typer.Context, servers: str, config: Path | None) -> Self:
-        """Return what the command line says, or else the environment, or else the default file.
+        """Return what the command line says, over the environment, over a configuration.
+
+        --servers alone needs no configuration. The variable of the servers, as every variable,
+        overrides the servers of a configuration, and leaves its TLS and SASL as they are.
 
         Args:
             ctx: The context of the command, which has the options `servers` and `config`.
@@ -173,12 +179,11 @@ class KafkaSource:
             config: The value of --config.
         """
         given = split_list(servers)
-        if config is not None:
-            return cls(config, given if is_given(ctx, "servers") else None)
-        if is_given(ctx, "servers", in_environment=True):
+        if config is None and is_given(ctx, "servers"):
             return cls(None, given)
-        file = find_config_file()
-        return cls(file, given if file is None else None)
+        file = find_config_file(config)
+        is_overridden = file is None or is_given(ctx, "servers", in_environment=True)
+        return cls(file, given if is_overridden else None)
 
     def load(self, topics: Sequence[str], name: str) -> Kafka:
         """Return the settings of the cluster that has these topics.

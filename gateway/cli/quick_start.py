@@ -1,18 +1,25 @@
-"""Write the configuration that `gateway run --topic` serves, and say how to keep it as a file."""
+"""Load the configuration that `gateway run --topic` serves, print it, and say how to keep it."""
 
 from __future__ import annotations
 
 import json
+import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from .options import DEFAULT_SERVERS
 
 if TYPE_CHECKING:
     from gateway.config import Settings
+    from gateway.config.types.section import Loc
 
 SCHEMA_MODELINE = "# yaml-language-server: $schema=gateway.schema.json"
 SCHEMA_HINT = "# For completion in editors: gateway check --schema > gateway.schema.json"
+
+_BASE = {"kafka": {"servers": DEFAULT_SERVERS}}
+_ORIGINS_LOC = ("listen", "access-control", "allow", "origins")
 
 
 def build_stream_path(topic: str) -> str:
@@ -29,70 +36,118 @@ def format_text(text: str) -> str:
 class QuickStart:
     """What `gateway run` serves without a file: a stream of each topic.
 
+    Everything that the command line gives overrides environment variables, and these override the
+    default of `servers`.
+
     Attributes:
-        servers: The brokers, separated by commas.
         topics: The topics, each once.
-        origins: The origins whose pages may connect.
-        host: The address to listen on; None for the default.
-        port: The port to listen on; None for the default.
+        options: Values of the command line by the paths of options, such as `listen.port`; None for
+            what is not given.
     """
 
-    servers: str
     topics: Sequence[str]
-    origins: Sequence[str] = ()
-    host: str | None = None
-    port: int | None = None
+    options: Mapping[str, Any]
 
-    def to_yaml(self) -> str:
-        """Return the configuration."""
-        return "\n".join(self._iter_lines()) + "\n"
+    def load(self, environ: Mapping[str, str] = os.environ) -> Settings:
+        """Return the settings to serve.
 
-    def _iter_lines(self) -> Iterator[str]:
-        yield SCHEMA_MODELINE
-        yield SCHEMA_HINT
-        if self.host is not None or self.port is not None or self.origins:
-            yield "listen:"
-        if self.host is not None:
-            yield f"  host: {format_text(self.host)}"
-        if self.port is not None:
-            yield f"  port: {self.port}"
-        if self.origins:
-            yield "  access-control:"
-            yield "    policy: cross-origin"
-            yield "    allow:"
-            yield f"      origins: [{', '.join(map(format_text, self.origins))}]"
-        yield "kafka:"
-        yield f"  servers: {format_text(self.servers)}"
-        yield f"  topics: [{', '.join(map(format_text, self.topics))}]"
-        yield "routes:"
-        for topic in self.topics:
-            yield f"  - path: {format_text(build_stream_path(topic))}"
-            yield f"    topic: {format_text(topic)}"
+        Raises:
+            ConfigError: A value of the command line or of a variable is wrong.
+        """
+        from gateway.config import loads
 
-    def to_command(self) -> str:
-        """Return the command line that prints the configuration."""
-        words = ["gateway", "run", "--servers", self.servers]
+        return loads(
+            json.dumps(_BASE),
+            name="gateway run --topic",
+            environ=environ,
+            options=self._build_options(),
+            with_variables=True,
+        )
+
+    def to_yaml(self, settings: Settings, environ: Mapping[str, str] = os.environ) -> str:
+        """Return the configuration as a file, which has all that is not a default.
+
+        Args:
+            settings: The settings that `load` has returned.
+            environ: The environment that they were loaded in.
+        """
+        from gateway.config.source.dump import dump_values, format_values
+
+        values = _select_values(dump_values(settings), self._list_changes(environ))
+        kafka = values["kafka"]
+        if isinstance(kafka["servers"], list):
+            kafka["servers"] = ",".join(kafka["servers"])
+        kafka["topics"] = list(self.topics)
+        values["routes"] = self._build_routes()
+        return f"{SCHEMA_MODELINE}\n{SCHEMA_HINT}\n{format_values(values)}"
+
+    def to_command(self, settings: Settings, environ: Mapping[str, str] = os.environ) -> str:
+        """Return the command line that prints the configuration.
+
+        Args:
+            settings: The settings that `load` has returned.
+            environ: The environment that they were loaded in.
+        """
+        servers = settings.clusters[""].servers
+        words = ["gateway", "run", "--servers"]
+        words.append(servers if isinstance(servers, str) else ",".join(servers))
         for topic in self.topics:
             words += ["--topic", topic]
-        for origin in self.origins:
-            words += ["--origin", origin]
-        words += ["--host", self.host] if self.host is not None else []
-        words += ["--port", str(self.port)] if self.port is not None else []
+        changes = self._list_changes(environ)
+        listen = settings.listen
+        if _ORIGINS_LOC in changes and listen.access_control.policy == "cross-origin":
+            for origin in listen.access_control.allow.origins:
+                words += ["--origin", origin]
+        for name in ("host", "port", "workers"):
+            if ("listen", name) in changes:
+                words += [f"--{name}", str(getattr(listen, name))]
         return f"{shlex.join([*words, '--print-config'])} > gateway.yaml"
 
     def iter_notes(self, settings: Settings) -> Iterator[str]:
         """Yield what is served, how to try it and how to keep it, as lines.
 
         Args:
-            settings: The settings that this configuration was loaded as.
+            settings: The settings that `load` has returned.
         """
         listen = settings.listen
         host = "localhost" if listen.host in ("0.0.0.0", "::") else listen.host
         address = f"[{host}]" if ":" in host else host
         scheme = "http" if listen.tls is None else "https"
         base = f"{scheme}://{address}:{listen.port}" if listen.port else ""
-        for topic in self.topics:
-            yield f"topic {topic}: {base}{build_stream_path(topic)}"
+        paths = [route.when[0].path for route in settings.routes]
+        for topic, path in zip(self.topics, paths, strict=True):
+            yield f"topic {topic}: {base}{path}"
         if base:
-            yield f"to see records: curl -N {base}{build_stream_path(self.topics[0])}"
-        yield f"to keep this as a file: {self.to_command()}"
+            yield f"to see records: curl -N {base}{paths[0]}"
+        yield f"to keep this as a file: {self.to_command(settings)}"
+
+    def _build_options(self) -> dict[str, Any]:
+        """Return the values of the command line, with the topics and their routes."""
+        return {
+            **{option: value for option, value in self.options.items() if value is not None},
+            "kafka.topics": list(self.topics),
+            "routes": self._build_routes(),
+        }
+
+    def _build_routes(self) -> list[dict[str, str]]:
+        return [{"path": build_stream_path(topic), "topic": topic} for topic in self.topics]
+
+    def _list_changes(self, environ: Mapping[str, str]) -> set[Loc]:
+        """Return the paths of the options that are set, by whatever."""
+        from gateway.config import read_variables
+
+        variables, _ = read_variables(environ, _BASE)
+        options = {tuple(option.split(".")) for option in self._build_options()}
+        return {*options, *(variable.loc for variable in variables), ("kafka", "servers")}
+
+
+def _select_values(values: Mapping[Any, Any], locs: Collection[Loc]) -> dict[Any, Any]:
+    """Return the values at some paths, in their order; what is not there is left out."""
+    selected: dict[Any, Any] = {}
+    for key, value in values.items():
+        inner = [loc[1:] for loc in locs if loc[0] == key]
+        if () in inner or not isinstance(value, Mapping):
+            selected |= {key: value} if inner else {}
+        elif found := _select_values(value, inner):
+            selected[key] = found
+    return selected

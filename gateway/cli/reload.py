@@ -102,7 +102,18 @@ def _request_reload(admin: str, token: str | None) -> str:
 
 
 def _read_pid(path: Path) -> int:
-    text = path.read_text().strip()
+    """Return the process id in a file.
+
+    Raises:
+        typer.BadParameter: The file holds none, or cannot be read.
+    """
+    try:
+        text = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        reason = getattr(exc, "strerror", None) or "it is no text"
+        raise typer.BadParameter(
+            f"{path} cannot be read ({reason})", param_hint="--pid-file"
+        ) from None
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         raise typer.BadParameter(f"{path} holds no process id", param_hint="--pid-file")
     return int(text)

@@ -15,12 +15,14 @@ from gateway.errors import ConfigError
 
 from .completion import complete_topic
 from .debug_option import DebugOption
+from .files import remove_file, replace_file
 from .options import (
     CONFIG_HELP,
     DEFAULT_CONFIG_FILE,
     DEFAULT_CONFIG_NAME,
     DEFAULT_SERVERS,
     MISSING_CONFIG_MESSAGE,
+    SERVERS_VARIABLES,
     HostOption,
     OriginsOption,
     PortOption,
@@ -100,22 +102,20 @@ def run(
     }
     if print_config and not topics:
         raise typer.BadParameter("is for --topic", param_hint="--print-config")
+    if origins:
+        options["listen.access-control.policy"] = "cross-origin"
+        options["listen.access-control.allow.origins"] = origins
     if not topics:
-        if origins:
-            options["listen.access-control.policy"] = "cross-origin"
-            options["listen.access-control.allow.origins"] = origins
         _serve(_choose_loader(config, options), pid_file, debug)
         return
     if config is not None:
         raise typer.BadParameter("give either --config or --topic")
-    if not is_given(ctx, "servers"):
-        servers = os.environ.get("GATEWAY_KAFKA__SERVERS") or servers
-    start = QuickStart(servers, tuple(dict.fromkeys(topics)), origins or (), host, port)
+    start = QuickStart(tuple(dict.fromkeys(topics)), options)
     _validate_quick_start(start)
     if print_config:
-        typer.echo(start.to_yaml(), nl=False)
+        typer.echo(start.to_yaml(start.load()), nl=False)
         return
-    _serve(_create_loader(start.to_yaml(), "gateway run --topic", options), pid_file, debug, start)
+    _serve(start.load, pid_file, debug, start)
 
 
 def _choose_loader(config: Path | None, options: Mapping[str, Any]) -> Callable[[], Settings]:
@@ -129,29 +129,30 @@ def _choose_loader(config: Path | None, options: Mapping[str, Any]) -> Callable[
         from gateway.config import load
 
         return partial(load, file, options=options)
-    if any(name.startswith("GATEWAY_KAFKA__") and value for name, value in os.environ.items()):
-        return _create_loader("{}", "the environment", options)
+    if _has_kafka_variable(os.environ):
+        from gateway.config import loads
+
+        return partial(loads, "{}", name="the environment", options=options, with_variables=True)
     start = f"`gateway run --servers {DEFAULT_SERVERS} --topic orders` needs none"
     raise typer.BadParameter(f"{MISSING_CONFIG_MESSAGE}, and {start}")
 
 
-def _create_loader(text: str, name: str, options: Mapping[str, Any]) -> Callable[[], Settings]:
-    """Return what loads a configuration that is in no file."""
-    from gateway.config import loads
-
-    return partial(loads, text, name=name, options=options, with_variables=True)
+def _has_kafka_variable(environ: Mapping[str, str]) -> bool:
+    """Return whether a variable sets an option of the section kafka."""
+    return any(
+        value and (name.startswith("GATEWAY_KAFKA__") or name in SERVERS_VARIABLES)
+        for name, value in environ.items()
+    )
 
 
 def _validate_quick_start(start: QuickStart) -> None:
-    """Check the values of the command line.
+    """Check the values of the command line, apart from those of variables.
 
     Raises:
         typer.BadParameter: One of them is wrong.
     """
-    from gateway.config import loads
-
     try:
-        loads(start.to_yaml())
+        start.load({})
     except ConfigError as exc:
         raise typer.BadParameter(exc.problems[0].split(": ", 1)[-1]) from None
 
@@ -186,12 +187,16 @@ def _serve(
 
 @contextmanager
 def _write_pid_file(path: Path | None) -> Iterator[None]:
-    """Keep the id of this process in a file while the block runs."""
+    """Keep the id of this process in a file while the block runs.
+
+    Raises:
+        GatewayError: The file cannot be written.
+    """
     if path is None:
         yield
         return
-    path.write_text(f"{os.getpid()}\n")
+    replace_file(path, f"{os.getpid()}\n")
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)
+        remove_file(path)

@@ -16,7 +16,8 @@ import functools
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -48,7 +49,12 @@ from gateway.config.sections.security import Sasl, Security, Tls
 from gateway.config.sections.settings import Settings
 from gateway.config.sections.telemetry import Influx, Logs, Metrics, Telemetry, Traces
 from gateway.config.sections.tokens import Tokens
-from gateway.config.sections.variables import Variable, list_variables, read_variables
+from gateway.config.sections.variables import (
+    Override,
+    Variable,
+    list_variables,
+    read_variables,
+)
 from gateway.config.source import problems
 from gateway.config.source import yaml_document as source
 from gateway.config.source.dump import dumps
@@ -128,6 +134,8 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
+COMMAND_LINE = "the command line"  # the origin of options, for messages
+
 
 def load(
     path: str | os.PathLike[str],
@@ -202,30 +210,72 @@ def loads(
     for line in _expand_document(document):
         warn(line)
     document.values = overrides.apply_to(document.values)
+    changes: list[Override] = []
     if with_variables:
         referenced = re.findall(r"\$\{env\.([A-Za-z0-9_]+)", text)
-        variables, warnings = read_variables(environ, document.values, referenced)
-        for loc, value, origin in variables:
-            document.override(loc, value, origin)
+        changes, warnings = read_variables(environ, document.values, referenced)
         for line in warnings:
             warn(line)
     for option, value in options.items():
         if value is not None:
-            document.override(tuple(option.split(".")), value, "the command line")
-    if document.origins:
-        _expand_document(document)
-    error: ValidationError | None = None
+            changes.append(Override(tuple(option.split(".")), value, COMMAND_LINE))
+    changed = _change_document(document, changes)
+    if changed.values is None and not document.problems:  # a file with `null` and nothing else
+        return loads("", name=name, environ=environ, values=values, options=options)
+    settings, lines = _validate_document(changed)
+    if settings is not None and not lines:
+        return settings
+    raise ConfigError(_name_causes(document, changes, lines)) from None
+
+
+def _change_document(
+    document: source.YamlDocument, changes: Sequence[Override]
+) -> source.YamlDocument:
+    """Return a document with other values of some options."""
+    changed = replace(document, moves=dict(document.moves), origins={})
+    for loc, value, origin in changes:
+        changed.override(loc, value, origin)
+    if changes:
+        _expand_document(changed)
+    return changed
+
+
+def _validate_document(document: source.YamlDocument) -> tuple[Settings | None, list[str]]:
+    """Return the settings of a document, None if they are wrong, and a line for each problem."""
+    settings, error = None, None
     if document.values is not None:
         try:
-            context = {"base": str(Path(name).parent)}
+            context = {"base": str(Path(document.name).parent)}
             settings = Settings.model_validate(document.values, context=context)
-            if not document.problems:
-                return settings
         except ValidationError as validation_error:
             error = validation_error
-    elif not document.problems:  # a file with `null` and nothing else
-        return loads("", name=name, environ=environ, values=values, options=options)
-    raise ConfigError(problems.format_problems(document, error, Settings)) from None
+    return settings, problems.format_problems(document, error, Settings)
+
+
+def _name_causes(
+    document: source.YamlDocument, changes: Sequence[Override], lines: Sequence[str]
+) -> list[str]:
+    """Return the lines of problems; those of the file that a variable or option causes name it.
+
+    Without the cause the problem must be gone, and no other one be there in its place.
+
+    Args:
+        document: The document without changes.
+        changes: The changes that variables and the command line make.
+        lines: The problems of the document with all changes.
+    """
+    causes: dict[str, str] = {}
+    for origin in dict.fromkeys(change.origin for change in changes):
+        others = [change for change in changes if change.origin != origin]
+        _, remaining = _validate_document(_change_document(document, others))
+        if set(remaining) <= set(lines):
+            for line in set(lines) - set(remaining):
+                causes.setdefault(line, origin)
+    prefix = f"{document.name}:"
+    return [
+        f"{line} (caused by {causes[line]})" if line.startswith(prefix) and line in causes else line
+        for line in lines
+    ]
 
 
 def create_locator(path: str | os.PathLike[str]) -> Callable[[tuple[str | int, ...], str], str]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import pty
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,10 @@ def load_written(folder: Path, environ: Mapping[str, str] | None = None) -> Sett
     return loads((folder / "gateway.yaml").read_text(), environ=environ or {})
 
 
+def is_written(folder: Path) -> bool:
+    return (folder / "gateway.yaml").exists()
+
+
 def test_the_topics_of_the_cluster_become_routes_and_the_file_passes_check_cluster(
     folder: Path, kafka: EmbeddedKafka
 ):
@@ -53,7 +58,8 @@ def test_the_topics_of_the_cluster_become_routes_and_the_file_passes_check_clust
 def test_every_preset_gives_a_configuration_without_a_secret(
     folder: Path, security: SecurityPreset, guard: GuardPreset
 ):
-    arguments = ["--security", security, "--guard", guard, "--issuer", "https://login.example"]
+    arguments = ["--security", security, "--guard", guard]
+    arguments += ["--issuer", "https://login.example"] if guard is GuardPreset.JWT else []
     result = init("--topic", "orders", *arguments, "--origin", "http://localhost:5173")
     assert result.exit_code == 0, result.output
     file = folder / "file.pem"
@@ -80,6 +86,26 @@ def test_a_jwt_guard_discovers_its_keys(folder: Path):
     assert (guard.issuer, guard.audience, guard.keys) == ("https://login.example", "shop", None)
 
 
+def test_an_issuer_means_a_guard(folder: Path):
+    """Without --guard the configuration had no guard, and nothing said so."""
+    assert init("-t", "orders", "--issuer", "https://login.example", "--yes").exit_code == 0
+    settings = load_written(folder)
+    assert isinstance(settings.guards["login"], Jwt)
+    assert [list(route.guarded) for route in settings.routes] == [["login"]]
+
+
+def test_the_next_steps_name_a_file_that_commands_would_not_find(folder: Path):
+    """With GATEWAY_CONFIG they checked another file than the one that was written."""
+    (folder / "other.yaml").touch()
+    for variable in ("other.yaml", "none.yaml"):
+        result = init("-t", "orders", "--force", GATEWAY_CONFIG=variable)
+        assert "gateway check -c gateway.yaml --cluster" in result.stdout
+    result = init("mine.yaml", "-t", "orders", "--force", GATEWAY_CONFIG="mine.yaml")
+    assert "gateway check --cluster" in result.stdout
+    result = init("a b.yaml", "-t", "orders")
+    assert "gateway check -c 'a b.yaml' --cluster" in result.stdout
+
+
 def test_a_file_is_replaced_only_by_force(folder: Path):
     (folder / "gateway.yaml").write_text("mine")
     result = init("-t", "orders")
@@ -96,6 +122,11 @@ def test_a_file_is_replaced_only_by_force(folder: Path):
         (["-t", "orders", "--servers", "nowhere"], 2, "host:port"),
         (["-t", "orders", "--origin", "shop"], 2, "origin"),
         (["-t", "orders", "--guard", "jwt"], 2, "--issuer"),
+        (["-t", "orders", "--audience", "shop"], 2, "--issuer"),
+        (["-t", "orders", "--guard", "none", "--issuer", "https://a.b"], 2, "--guard jwt"),
+        (["-t", "orders", "--guard", "inline", "--audience", "shop"], 2, "--guard jwt"),
+        (["-t", "orders", "--issuer", "shop"], 2, "issuer that is a URL"),
+        (["--servers", "nowhere"], 2, "host:port"),
         (["-t", "orders", "--guard", "jwt", "--issuer", "shop"], 2, "issuer that is a URL"),
         (["--servers", "127.0.0.1:1"], 1, "give --topic"),
         (["--security", "scram-512"], 1, "'KAFKA_USERNAME' is not set"),
@@ -117,20 +148,28 @@ def test_texts_with_a_meaning_in_yaml_stay_texts():
     assert [topic.name for topic in settings.kafka.topics] == ["null", "1", "a.b"]
 
 
-async def test_on_a_terminal_it_asks_for_what_is_not_given(folder: Path, kafka: EmbeddedKafka):
+ENVIRONMENT = {"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path)}
+
+
+async def init_on_terminal(
+    folder: Path, answers: Sequence[str], *arguments: str
+) -> subprocess.CompletedProcess[bytes]:
     main, side = pty.openpty()
-    answers = [",".join(kafka.bootstrap), "nothing", "none", "stock", "inline", "-"]
     os.write(main, "".join(f"{answer}\n" for answer in answers).encode())
     try:
-        done = await asyncio.to_thread(
+        return await asyncio.to_thread(
             subprocess.run,
-            [sys.executable, "-m", "gateway", "init", "mine.yaml"],
-            stdin=side, capture_output=True, timeout=60, cwd=folder,
-            env={"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path)},
+            [sys.executable, "-m", "gateway", "init", *arguments],
+            stdin=side, capture_output=True, timeout=60, cwd=folder, env=ENVIRONMENT,
         )  # fmt: skip
     finally:
         os.close(main)
         os.close(side)
+
+
+async def test_on_a_terminal_it_asks_for_what_is_not_given(folder: Path, kafka: EmbeddedKafka):
+    answers = [",".join(kafka.bootstrap), "nothing", "none", "stock", "inline", "-"]
+    done = await init_on_terminal(folder, answers, "mine.yaml")
     assert done.returncode == 0, done.stderr
     assert b"[orders,stock]" in done.stderr, "the topics of the cluster are suggested"
     assert b"'nothing' is none of them" in done.stderr
@@ -138,3 +177,52 @@ async def test_on_a_terminal_it_asks_for_what_is_not_given(folder: Path, kafka: 
     assert [str(route.with_.topic) for route in settings.routes] == ["stock"]
     assert list(settings.guards) == ["login"]
     assert b"gateway check -c mine.yaml --cluster" in done.stdout
+
+
+async def test_a_wrong_answer_is_asked_for_again(folder: Path, kafka: EmbeddedKafka):
+    """All answers were discarded at the end, because of one of them."""
+    answers = ["nowhere", ",".join(kafka.bootstrap), "none", "a b", ",", "stock"]
+    answers += ["jwt", "shop", "https://login.example", "shop", "https://shop.example"]
+    done = await init_on_terminal(folder, answers)
+    assert done.returncode == 0, done.stderr
+    settings = load_written(folder)
+    assert settings.clusters[""].servers == tuple(kafka.bootstrap)
+    assert [str(route.with_.topic) for route in settings.routes] == ["stock"]
+    guard = settings.guards["login"]
+    assert isinstance(guard, Jwt) and guard.issuer == "https://login.example"
+    assert settings.listen.access_control.allow.origins == ("https://shop.example",)
+
+
+async def test_an_issuer_that_is_given_is_not_asked_for_and_nor_is_the_guard(folder: Path):
+    arguments = ["-s", "127.0.0.1:1", "-t", "orders", "--issuer", "https://login.example"]
+    done = await init_on_terminal(folder, ["none", "-"], *arguments)
+    assert done.returncode == 0, done.stderr
+    assert isinstance(load_written(folder).guards["login"], Jwt)
+
+
+@pytest.mark.parametrize(("is_interrupted", "code"), [(True, 130), (False, 1)])
+async def test_the_end_at_a_prompt_is_an_exit_code_without_a_second_message(
+    folder: Path, is_interrupted: bool, code: int
+):
+    """^C ended with 1 and `Aborted!`."""
+    main, side = pty.openpty()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gateway", "init"),
+        stdin=side, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=folder, env=ENVIRONMENT,
+    )  # fmt: skip
+    try:
+        assert process.stderr is not None
+        async with asyncio.timeout(60):
+            await process.stderr.readuntil(b"Kafka brokers")
+            if is_interrupted:
+                process.send_signal(signal.SIGINT)
+            else:
+                os.write(main, b"\x04")
+            rest = await process.stderr.read()
+            assert (await process.wait(), b"Abort" in rest) == (code, False), rest
+    finally:
+        if process.returncode is None:
+            process.kill()
+        os.close(main)
+        os.close(side)
+    assert not is_written(folder)

@@ -20,7 +20,7 @@ from typer.testing import CliRunner, Result
 
 from gateway.cli import app
 from gateway.config import list_variables, loads
-from gateway.config.sections.variables import COMMAND_VARIABLES
+from gateway.config.sections.variables import COMMAND_VARIABLES, OLD_NAMES
 from gateway.kafka.embedded import EmbeddedKafka
 
 kafka = embedded_kafka({"orders": 1})
@@ -187,6 +187,111 @@ def test_the_printed_configuration_has_the_servers_of_the_environment(folder: Pa
     assert 'servers: "d:3"' in option
 
 
+def test_the_topics_and_origins_of_the_command_line_override_variables(
+    folder: Path, served: list[Any]
+):
+    """Variables overrode --topic and --origin, while others were printed than were served."""
+    result = gateway(
+        *("run", "--topic", "orders", "--origin", "http://a"),
+        GATEWAY_ROUTES="[{path: /other, topic: other}]",
+        GATEWAY_KAFKA__TOPICS="other",
+        GATEWAY_LISTEN__ACCESS_CONTROL__POLICY="same-origin",
+        GATEWAY_LISTEN__ACCESS_CONTROL__ALLOW__ORIGINS="http://b",
+    )
+    assert result.exit_code == 0, result.output
+    (settings,) = served
+    assert [(route.when[0].path, str(route.with_.topic)) for route in settings.routes] == [
+        ("/events/orders", "orders")
+    ]
+    access = settings.listen.access_control
+    assert (access.policy, access.allow.origins) == ("cross-origin", ("http://a",))
+    assert "/events/orders" in result.stdout and "--origin http://a" in result.stdout
+
+
+ENVIRONMENTS: Sequence[dict[str, str]] = (
+    {},
+    {"GATEWAY_KAFKA__SERVERS": "b:1,c:2"},
+    {"GATEWAY_KAFKA_SERVERS": "b:1"},
+    {"GATEWAY_LISTEN__PORT": "9000", "GATEWAY_LISTEN__HOST": "::1", "GATEWAY_MEMORY": "2GiB"},
+    {
+        "GATEWAY_LISTEN__ACCESS_CONTROL__POLICY": "cross-origin",
+        "GATEWAY_LISTEN__ACCESS_CONTROL__ALLOW__ORIGINS": "http://a,http://b",
+        "GATEWAY_LISTEN__DRAIN_TIMEOUT": "7s",
+    },
+    {
+        "GATEWAY_KAFKA__SECURITY__SASL__MECHANISM": "scram-sha-512",
+        "GATEWAY_KAFKA__SECURITY__SASL__USERNAME": "u",
+        "GATEWAY_KAFKA__SECURITY__SASL__PASSWORD": "hunter2",
+        "GATEWAY_GUARDS": "{login: {type: inline, users: {me: {token: hunter2}}}}",
+    },
+)
+
+
+@pytest.mark.parametrize("environment", ENVIRONMENTS, ids=lambda each: next(iter(each), "none"))
+def test_the_printed_configuration_is_the_one_that_the_environment_serves(
+    folder: Path, served: list[Any], environment: dict[str, str]
+):
+    """Of all variables it had only that of the servers."""
+    arguments = ["run", "-t", "orders", "--workers", "2"]
+    started = gateway(*arguments, **environment)
+    assert started.exit_code == 0, started.output
+    printed = gateway(*arguments, "--print-config", **environment)
+    command = started.stdout.partition("to keep this as a file: ")[2].partition(" > ")[0]
+    assert gateway(*command.split()[1:], **environment).stdout == printed.stdout
+    assert "hunter2" not in printed.stdout
+    secrets = {"GUARDS_LOGIN_USERS_ME_TOKEN": "hunter2"}
+    assert loads(printed.stdout, environ=environment | secrets) == served[0]
+
+
+@pytest.mark.parametrize("name", ["GATEWAY_KAFKA__SERVERS", "GATEWAY_KAFKA_SERVERS"])
+def test_the_variable_of_the_servers_has_two_names_in_all_commands(
+    folder: Path, served: list[Any], name: str
+):
+    """`run` ignored the one that the help of commands names, `topics` and others the other one."""
+    for command in (["topics"], ["produce", "orders"]):
+        assert "nowhere" in gateway(*command, **{name: "nowhere"}).output, command
+    environment = {name: "127.0.0.1:1"}
+    (folder / "gateway.yaml").write_text(CONFIG)
+    for command in (["run"], ["run", "-c", "gateway.yaml"], ["run", "--topic", "orders"]):
+        assert gateway(*command, **environment).exit_code == 0
+    assert [settings.kafka.servers for settings in served] == [("127.0.0.1:1",)] * 3
+
+
+def test_a_folder_as_the_default_configuration_is_called_one(folder: Path):
+    """It was said not to exist."""
+    result = gateway("check", GATEWAY_CONFIG=".")
+    assert (result.exit_code, "is a folder" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["run", "--topic", "orders", "--pid-file", "none/gateway.pid"],
+        ["run", "--topic", "orders", "--pid-file", "/dev/full"],
+        ["broker", "--data", "/proc/none"],
+        ["broker", "--data", "a-file/data"],
+        ["init", "none/gateway.yaml", "--topic", "orders"],
+        ["init", "/dev/full", "--force", "--topic", "orders"],
+        ["tail", "orders", "--position", "none/position"],
+    ],
+    ids=" ".join,
+)
+def test_a_path_that_cannot_be_written_is_one_line(
+    folder: Path, served: list[Any], command: Sequence[str]
+):
+    """Each of these ended in a traceback."""
+    (folder / "a-file").touch()
+    result = gateway(*command)
+    assert isinstance(result.exception, SystemExit), result.exception
+    assert (result.exit_code, served, len(result.stderr.splitlines())) == (1, [], 1), result.stderr
+    assert result.stderr.startswith("gateway: ")
+
+
+def test_the_file_of_the_process_id_is_there_while_it_runs(folder: Path, served: list[Any]):
+    assert gateway("run", "-t", "orders", "--pid-file", "gateway.pid").exit_code == 0
+    assert len(served) == 1 and list(folder.iterdir()) == []
+
+
 def test_config_prints_the_settings_in_effect_and_where_they_are_from(folder: Path):
     (folder / "gateway.yaml").write_text(CONFIG)
     result = gateway("config", GATEWAY_LISTEN__PORT="9000")
@@ -215,7 +320,8 @@ def test_the_variables_of_commands_are_known():
             envvar = parameter.envvar or ()
             yield from [envvar] if isinstance(envvar, str) else envvar
 
-    assert set(iter_variables(get_command(app))) <= COMMAND_VARIABLES
+    options = {variable.name for variable in list_variables()}
+    assert set(iter_variables(get_command(app))) <= COMMAND_VARIABLES | options | OLD_NAMES.keys()
 
 
 async def test_the_kafka_of_the_default_configuration_is_the_one_that_is_read(
@@ -225,11 +331,12 @@ async def test_the_kafka_of_the_default_configuration_is_the_one_that_is_read(
     await produce_records(kafka.bootstrap, "orders", [RecordToSend(b"v", b"k")])
     (folder / "gateway.yaml").write_text(f"kafka: {{servers: '{servers}'}}\n")
     wrong = {"GATEWAY_KAFKA_SERVERS": "127.0.0.1:1"}
+    (folder / "wrong.yaml").write_text("kafka: {servers: '127.0.0.1:1'}\n")
     arguments = ["tail", "orders", "--from", "earliest", "-n", "1", "--format", "value", "-q"]
     for options, environment in (
         ([], {}),
         (["-s", servers], wrong),
-        (["-c", "gateway.yaml"], wrong),
+        (["-c", "wrong.yaml"], {"GATEWAY_KAFKA__SERVERS": servers}),
     ):
         done = await asyncio.to_thread(
             subprocess.run,

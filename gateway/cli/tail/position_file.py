@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
+from gateway.cli.files import replace_file, require_writable
 from gateway.errors import GatewayError
 
 _TOKEN = re.compile(r"[!-~]+")
@@ -28,8 +28,7 @@ class PositionFile:
         Raises:
             GatewayError: The file has no position, or none can be written later.
         """
-        if not os.access(self.path.parent, os.W_OK):
-            raise GatewayError(f"cannot keep a position in {self.path.parent}; it is not writable")
+        require_writable(self.path)
         try:
             text = self.path.read_text().strip()
         except FileNotFoundError:
@@ -51,14 +50,5 @@ class PositionFile:
         """
         if position is None or position == self._stored:
             return
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        try:
-            with temporary.open("w") as file:
-                file.write(position + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self.path)
-        except OSError as exc:
-            temporary.unlink(missing_ok=True)
-            raise GatewayError(f"cannot keep the position in {self.path}: {exc.strerror}") from exc
+        replace_file(self.path, f"{position}\n")
         self._stored = position

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, get_args, get_origin
 
 from gateway.config.source.substitution import SubstitutedText
@@ -33,12 +33,15 @@ LEVEL_SEPARATOR = "__"
 
 COMMAND_VARIABLES = frozenset(
     {
-        *("GATEWAY_CONFIG", "GATEWAY_KAFKA_SERVERS", "GATEWAY_ADMIN_TOKEN", "GATEWAY_TOKEN"),
+        *("GATEWAY_CONFIG", "GATEWAY_ADMIN_TOKEN", "GATEWAY_TOKEN"),
         *("GATEWAY_SIDECAR_URL", "GATEWAY_SIDECAR_TOKEN"),
         *("GATEWAY_DRIVER_PID_FILE", "GATEWAY_SPARK_LOG"),
     }
 )
 """Variables that commands read themselves, and that set no option of the configuration."""
+
+OLD_NAMES: Mapping[str, str] = {"GATEWAY_KAFKA_SERVERS": "GATEWAY_KAFKA__SERVERS"}
+"""Names that variables had before, each with the present one. They are still read."""
 
 MIN_SIMILARITY = 0.85
 """How similar an unknown variable without a level must be to a known one to be reported.
@@ -109,12 +112,15 @@ def read_variables(
     for name in sorted(environ):
         if not name.startswith(PREFIX) or name in COMMAND_VARIABLES or not environ[name]:
             continue
-        found = _find_option(name, values)
-        if found is not None:
-            loc, kind = found
-            overrides.append(Override(loc, _parse_value(kind, name, environ), name))
+        present_name = OLD_NAMES.get(name, name)
+        if present_name != name and environ.get(present_name):
+            continue
+        target = _find_target(present_name, values)
+        if target.is_option:
+            value = _parse_value(target.kind, name, environ)
+            overrides.append(Override(target.loc, value, name))
         elif name not in referenced and not _is_of_service(name, environ[name]):
-            warnings += _describe_unknown(name)
+            warnings += _describe_unknown(name, target)
     return overrides, warnings
 
 
@@ -147,30 +153,53 @@ def _find_section(kind: Any) -> type[Section] | None:
     return resolved if is_section else None
 
 
-def _find_option(variable: str, values: object) -> tuple[Loc, Any] | None:
-    """Return the path and the type of the option that a variable sets; None if there is none."""
-    loc: Loc = ()
-    kind: Any = Settings
-    for segment in variable.removeprefix(PREFIX).split(LEVEL_SEPARATOR):
-        resolved, _ = resolve_type(kind, values if isinstance(values, Mapping) else {})
-        if isinstance(resolved, type) and issubclass(resolved, Section):
-            names = {
-                _to_segment(field.alias or name): (field.alias or name, get_full_type(field))
-                for name, field in resolved.model_fields.items()
-            }
-            if segment not in names:
-                return None
-            step, kind = names[segment]
-        elif get_origin(resolved) is dict and isinstance(values, Mapping):
-            names_of_file = {_to_segment(str(name)): str(name) for name in values}
-            if segment not in names_of_file:
-                return None
-            step, kind = names_of_file[segment], get_args(resolved)[1]
-        else:
-            return None
-        loc = (*loc, step)
-        values = values.get(step) if isinstance(values, Mapping) else None
-    return None if _find_section(kind) is not None else (loc, kind)
+class _Target(NamedTuple):
+    """How far the name of a variable leads.
+
+    Attributes:
+        loc: The path of the option, section or mapping that it leads to.
+        kind: The type of that.
+        values: What the file has there.
+        rest: The levels of the name that are not below it; empty if it is known as a whole.
+    """
+
+    loc: Loc
+    kind: Any
+    values: object
+    rest: Sequence[str]
+
+    @property
+    def is_option(self) -> bool:
+        return not self.rest and _find_section(self.kind) is None
+
+
+def _find_target(variable: str, values: object) -> _Target:
+    """Return what a variable is about, as far as its name is known."""
+    target = _Target((), Settings, values, variable.removeprefix(PREFIX).split(LEVEL_SEPARATOR))
+    while target.rest:
+        children = _list_children(target)
+        segment, *rest = target.rest
+        if segment not in children:
+            break
+        step, kind = children[segment]
+        inner = target.values.get(step) if isinstance(target.values, Mapping) else None
+        target = _Target((*target.loc, step), kind, inner, rest)
+    return target
+
+
+def _list_children(target: _Target) -> Mapping[str, tuple[str, Any]]:
+    """Return the names and types of the options of a section, or of what a mapping has by name."""
+    values = target.values if isinstance(target.values, Mapping) else {}
+    resolved, _ = resolve_type(target.kind, values)
+    if isinstance(resolved, type) and issubclass(resolved, Section):
+        fields = resolved.model_fields.items()
+        return {
+            _to_segment(field.alias or name): (field.alias or name, get_full_type(field))
+            for name, field in fields
+        }
+    if get_origin(resolved) is dict:
+        return {_to_segment(str(name)): (str(name), get_args(resolved)[1]) for name in values}
+    return {}
 
 
 def _parse_value(kind: Any, variable: str, environ: Mapping[str, str]) -> Any:
@@ -196,20 +225,75 @@ def _is_of_service(name: str, value: str) -> bool:
     return is_address or _SERVICE_VARIABLE.fullmatch(name) is not None
 
 
-def _describe_unknown(name: str) -> list[str]:
+def _describe_unknown(name: str, target: _Target) -> list[str]:
     """Return the warning for a variable that sets nothing; none if it may be of another program."""
-    known = [build_variable_name(loc) for loc, _ in _iter_options(Settings, ())]
-    known += COMMAND_VARIABLES
+    section = _find_section(target.kind)
+    if not target.rest and section is not None:
+        example = _build_example(section, target.loc)
+        what = f"{'.'.join(map(str, target.loc))} is a section; set its options, such as {example}"
+        return [f"the environment variable {name} sets no option: {what}"]
+    hint = _suggest_variable(name, target)
+    has_levels = LEVEL_SEPARATOR in name
+    if hint is None and not has_levels:
+        return []
+    return [
+        f"the environment variable {name} sets no option; "
+        + (f"did you mean {hint}?" if hint else "`gateway config --env` lists all")
+    ]
+
+
+def _suggest_variable(name: str, target: _Target) -> str | None:
+    """Return the variable that is meant by one that sets nothing; None if none is near."""
+    if named := _suggest_named(target):
+        return named
+    known = {build_variable_name(loc): "" for loc, _ in _iter_options(Settings, ())}
+    known |= dict.fromkeys((*COMMAND_VARIABLES, *OLD_NAMES), "")
+    for loc, section in _iter_sections(Settings, ()):
+        known[build_variable_name(loc)] = _build_example(section, loc)
+    known.pop(name, None)  # known for files of another form
     folded = {each.replace("_", ""): each for each in known}
     near = folded.get(name.replace("_", ""))
-    has_levels = LEVEL_SEPARATOR in name
     if near is None:
-        cutoff = 0.75 if has_levels else MIN_SIMILARITY
+        cutoff = 0.75 if LEVEL_SEPARATOR in name else MIN_SIMILARITY
         near = next(iter(difflib.get_close_matches(name, known, n=1, cutoff=cutoff)), None)
-    if near is None and not has_levels:
-        return []
-    hint = f"did you mean {near}?" if near else "`gateway config --env` lists all"
-    return [f"the environment variable {name} sets no option; {hint}"]
+    return near and (known[near] or OLD_NAMES.get(near, near))
+
+
+def _suggest_named(target: _Target) -> str | None:
+    """Return the variable with a name of the file where another name, or none, was written."""
+    resolved, _ = resolve_type(
+        target.kind, target.values if isinstance(target.values, Mapping) else {}
+    )
+    children = _list_children(target)
+    if get_origin(resolved) is not dict or not children or not target.rest:
+        return None
+    segment, *rest = target.rest
+    near = difflib.get_close_matches(segment, children, n=1)
+    levels = [near[0], *rest] if near else [next(iter(children)), *target.rest]
+    variable = LEVEL_SEPARATOR.join((build_variable_name(target.loc), *levels))
+    return variable if _find_target(variable, _nest(target.loc, target.values)).is_option else None
+
+
+def _nest(loc: Loc, values: object) -> object:
+    """Return values at a path, as the values of a file that has nothing else."""
+    for step in reversed(loc):
+        values = {step: values}
+    return values
+
+
+def _iter_sections(kind: type[Section], loc: Loc) -> Iterator[tuple[Loc, type[Section]]]:
+    """Yield the path and the type of each section that has a fixed path."""
+    for name, field in kind.model_fields.items():
+        section = _find_section(get_full_type(field))
+        if section is not None:
+            inner = (*loc, field.alias or name)
+            yield inner, section
+            yield from _iter_sections(section, inner)
+
+
+def _build_example(section: type[Section], loc: Loc) -> str:
+    """Return the name of a variable of an option below a section."""
+    return build_variable_name(next(_iter_options(section, loc))[0])
 
 
 def _describe_variable(loc: Loc, schema: Mapping[str, Any]) -> Variable:

@@ -27,12 +27,17 @@ _RESERVED_WORDS = frozenset({"null", "true", "false", "yes", "no", "on", "off", 
 
 def dumps(settings: Settings) -> str:
     """Return the effective configuration as YAML, with defaults written out."""
-    return "\n".join(_iter_mapping_lines(dump_values(settings), 0)) + "\n"
+    return format_values(dump_values(settings))
 
 
 def dump_values(settings: Settings) -> dict[str, Any]:
     """Return the effective configuration as the values that its YAML would hold."""
     return _dump_section(settings, ())
+
+
+def format_values(values: Mapping[str, Any]) -> str:
+    """Return values of `dump_values`, or some of them, as YAML."""
+    return "\n".join(_iter_mapping_lines(values, 0)) + "\n"
 
 
 def _dump_section(section: Section, loc: tuple[str, ...]) -> dict[str, Any]:

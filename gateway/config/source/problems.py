@@ -145,7 +145,8 @@ def _describe_nested(value: object) -> str:
 def _find_mark(document: YamlDocument, loc: Loc, *, key: bool = False) -> SourceMark:
     """Return the place of a value or of its key.
 
-    A value that is not in the file has the place of its closest ancestor, or its own origin.
+    A value that is not in the file has the place of its closest ancestor, or its own origin. A
+    section that is there only because of values from elsewhere has the origin of the first of them.
     """
     for length in range(len(loc), 0, -1):
         if loc[:length] in document.origins:
@@ -154,6 +155,9 @@ def _find_mark(document: YamlDocument, loc: Loc, *, key: bool = False) -> Source
         marks = document.marks.get(document.get_written_loc(loc[:length]))
         if marks is not None:
             return marks.key if key or length < len(loc) else marks.value
+        for inner, origin in document.origins.items():
+            if inner[:length] == loc[:length]:
+                return SourceMark(0, 0, origin)
     return START_MARK
 
 

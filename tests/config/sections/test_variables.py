@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.config import Settings, dumps, list_variables, load, loads
+from gateway.config.sections.variables import OLD_NAMES
 from gateway.errors import ConfigError
 
 FILE = """\
@@ -119,7 +120,11 @@ def test_a_secret_of_a_variable_is_printed_as_its_name():
         ("GATEWAY_LISTEN__PROT", "did you mean GATEWAY_LISTEN__PORT?"),
         ("GATEWAY_CONFG", "did you mean GATEWAY_CONFIG?"),
         ("GATEWAY_FROBNICATE__XYZ", "`gateway config --env` lists all"),
-        ("GATEWAY_LISTEN", None),
+        ("GATEWAY_LISTEN", "set its options, such as GATEWAY_LISTEN__HOST"),
+        ("GATEWAY_LISTN", "did you mean GATEWAY_LISTEN__HOST?"),
+        ("GATEWAY_KAFKA__SECURITY", "set its options, such as GATEWAY_KAFKA__SECURITY__TLS__CA"),
+        ("GATEWAY_GUARDS__ISSUER", "did you mean GATEWAY_GUARDS__WEB_LOGIN__ISSUER?"),
+        ("GATEWAY_KAFKA_SERVER", "did you mean GATEWAY_KAFKA__SERVERS?"),
         ("GATEWAY_DEPLOYED_BY", None),
         ("GATEWAY_URL", None),
         ("gateway_listen__prot", None),
@@ -128,6 +133,56 @@ def test_a_secret_of_a_variable_is_printed_as_its_name():
 def test_a_variable_that_sets_nothing_is_reported_with_the_nearest(variable: str, hint: str | None):
     _, warnings = load_with(**{variable: "1"})
     assert [line.rpartition("; ")[2] for line in warnings] == ([hint] if hint else [])
+
+
+def test_a_variable_of_one_cluster_is_reported_where_the_file_has_several():
+    """The hint was the variable itself."""
+    clusters = "kafka: {eu: {servers: a:1}, us: {servers: b:1}}"
+    for name in ("GATEWAY_KAFKA__SERVERS", "GATEWAY_KAFKA_SERVERS"):
+        settings, (warning,) = load_with(clusters, **{name: "c:1"})
+        assert settings.clusters["eu"].servers == ("a:1",)
+        assert "did you mean GATEWAY_KAFKA__EU__SERVERS?" in warning
+
+
+def test_the_old_name_of_a_variable_is_read_and_the_present_one_overrides_it():
+    """GATEWAY_KAFKA_SERVERS, which the help of commands names, was ignored by `gateway run`."""
+    old = {"GATEWAY_KAFKA_SERVERS": "b:1"}
+    assert load_with(**old)[0].clusters[""].servers == ("b:1",)
+    settings, warnings = load_with(**old, GATEWAY_KAFKA__SERVERS="c:1")
+    assert (settings.clusters[""].servers, warnings) == (("c:1",), [])
+    with pytest.raises(ConfigError, match=r"GATEWAY_KAFKA_SERVERS: kafka\.servers"):
+        load_with(GATEWAY_KAFKA_SERVERS="nowhere")
+
+
+def load_problems(text: str, options: dict[str, Any] | None = None, **environ: str) -> list[str]:
+    with pytest.raises(ConfigError) as raised:
+        loads(text, name="f", environ=environ, with_variables=True, options=options or {})
+    return list(raised.value.problems)
+
+
+def test_what_a_section_lacks_is_reported_by_the_variable_that_made_the_section():
+    """It was reported as a problem of a line of the file, which does not have the section."""
+    variable = "GATEWAY_KAFKA__SECURITY__SASL__PASSWORD"
+    lines = load_problems(FILE, **{variable: "x"})
+    assert lines and all(line.startswith(f"{variable}: ") for line in lines), lines
+    in_file = f"{FILE}admin: {{}}\n".replace(
+        "servers:", "security: {sasl: {username: u}}, servers:"
+    )
+    assert any("mechanism" in line for line in load_problems(in_file, **{variable: "x"}))
+
+
+def test_a_problem_of_the_file_that_a_variable_causes_names_the_variable():
+    """Only the line of the file was named, which is right by itself."""
+    (line,) = load_problems(FILE, GATEWAY_KAFKA__TOPICS="stock", GATEWAY_LISTEN__PORT="1")
+    assert line.startswith("f:4:") and line.endswith("(caused by GATEWAY_KAFKA__TOPICS)")
+    (line,) = load_problems(FILE, options={"kafka.topics": ["stock"]})
+    assert line.endswith("(caused by the command line)")
+
+
+def test_a_problem_of_the_file_itself_names_no_variable():
+    text = FILE.replace("topic: orders", "topic: ordres").replace("servers: [a:9092], ", "")
+    for line in load_problems(text, GATEWAY_KAFKA__SERVERS="a:1", GATEWAY_LISTEN__PORT="1"):
+        assert "GATEWAY_" not in line
 
 
 def test_variables_of_others_are_not_reported():
@@ -157,7 +212,7 @@ def test_variables_of_the_tests_and_benches_are_not_reported():
     }
     names = {word: "1" for word in words if word.isupper() and word.isidentifier()}
     assert len(names) > 10
-    settings_names = {variable.name for variable in list_variables()}
+    settings_names = {variable.name for variable in list_variables()} | OLD_NAMES.keys()
     _, warnings = load_with(**{name: "1" for name in names.keys() - settings_names})
     assert warnings == []
 
