@@ -118,6 +118,16 @@ def test_check_says_why_a_token_is_refused(config: Path, arguments: list[str], w
     assert "refuses the token" in result.stdout
 
 
+def test_check_says_why_a_guard_cannot_decide(config: Path):
+    """Whatever the cause, the keys could not be fetched, and the user was to come back later."""
+    login = {"type": "jwt", "issuer": "http://127.0.0.1:1", "audience": "a"}
+    config.write_text(json.dumps({"kafka": {"servers": "a:1"}, "guards": {"login": login}}))
+    result = token("check", create("--secret", SECRET))
+    assert result.exit_code == 1 and "guard login cannot decide" in result.stdout
+    assert "http://127.0.0.1:1/.well-known" in result.stdout
+    assert "connection refused" in result.stdout and "come back" not in result.stdout
+
+
 def test_check_asks_guards_of_other_kinds_too(config: Path):
     assert "identity  ada" in token("check", "t0ken", "--guard", "people").stdout
     assert token("check", "wrong", "--guard", "people").exit_code == 1
