@@ -165,6 +165,16 @@ def test_a_misspelt_word_is_answered_with_the_nearest(arguments, said):
         ["tail", "t", "--header", "novalue"],
         ["tail", "t", "--header", "a: b\nc: d"],
         ["tail", "http://localhost/x", "--config", __file__],
+        # These were ignored.
+        ["tail", "http://localhost/x", "--servers", "a:1"],
+        ["tail", "t", "--cacert", __file__],
+        ["tail", "t", "--insecure"],
+        ["tail", "t", "--header", "a: b"],
+        ["tail", "t", "--token", "a"],
+        # These were to be created first, which Kafka refuses.
+        ["produce", "a b"],
+        ["topics", "a b"],
+        ["topics", ".."],
         ["broker", "--nodes", "2"],
         ["run", "-c", __file__, "--workers", "0"],
         ["broker", "--port", "0"],
@@ -417,7 +427,7 @@ def test_produce_takes_servers_and_security_from_a_configuration(room, config):
     room("gateway.config", load=lambda path: Settings)
     room(
         "gateway.kafka.client.security",
-        create_credentials=lambda security: lambda: {"by": security},
+        create_credentials=lambda security, names: lambda: {"by": security},
     )
     room("gateway.kafka.produce.line_producer", produce_lines=produce_lines)
     result = gateway_with("produce", "t", "-c", str(config))
@@ -433,5 +443,6 @@ def test_produce_without_a_broker_names_the_address():
     done = shell("produce", "t", "--servers", server, stdin=b"x\n")
     assert done.returncode == 1
     assert done.stdout == b""
-    assert done.stderr.decode().startswith(f"gateway: no broker of {server} let us in; ")
+    said = done.stderr.decode()
+    assert server in said and "connection refused" in said and "--servers" in said
     assert done.stderr.count(b"\n") == 1

@@ -4,26 +4,50 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from gateway.errors import BrokerUnavailable
+import typer
+
+from gateway.errors import BrokerUnavailable, KafkaError
 
 if TYPE_CHECKING:
     from gateway.config import Kafka
     from gateway.kafka.client.cluster import Cluster
+    from gateway.kafka.client.failures import OptionNames
+
+    from .options import KafkaSource
 
 CONNECT_TIMEOUT_S = 15.0  # seconds until a broker must have answered
 
 
+def require_topic_name(name: str) -> str:
+    """Return the name of a topic that a command got as an argument.
+
+    Raises:
+        typer.BadParameter: Kafka has no topics with such names.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    from gateway.config.types.fields import TopicName
+
+    try:
+        return TypeAdapter(TopicName).validate_python(name)
+    except ValidationError as exc:
+        raise typer.BadParameter(exc.errors()[0]["msg"], param_hint="TOPIC") from None
+
+
 @asynccontextmanager
-async def open_cluster(kafka: Kafka, name: str = "") -> AsyncIterator[Cluster]:
+async def open_cluster(
+    kafka: Kafka, name: str = "", names: OptionNames | None = None
+) -> AsyncIterator[Cluster]:
     """Connect to a cluster, and close the connections after the block.
 
     Args:
         kafka: Its settings; its servers must not be embedded.
         name: Its name in the configuration; empty if there is only one.
+        names: How messages call its options; None for those of its section.
 
     Yields:
         The cluster, of which a broker has answered.
@@ -35,15 +59,67 @@ async def open_cluster(kafka: Kafka, name: str = "") -> AsyncIterator[Cluster]:
     from gateway.kafka.client.cluster import Cluster, ClusterSettings
 
     # Failures are reported once, as errors.
-    for name in ("aiokafka", "gateway.kafka"):
-        logging.getLogger(name).addHandler(logging.NullHandler())
-    async with Cluster(ClusterSettings.from_config(kafka, name=name)) as cluster:
+    for logger in ("aiokafka", "gateway.kafka"):
+        logging.getLogger(logger).addHandler(logging.NullHandler())
+    settings = ClusterSettings.from_config(kafka, name=name, names=names)
+    async with Cluster(settings) as cluster:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await cluster.metadata.refresh("a command begins")
         except TimeoutError:
-            servers = ", ".join(cluster.settings.servers)
-            raise BrokerUnavailable(
-                f"no broker of {servers} answers; check kafka.servers"
-            ) from None
+            servers = ", ".join(settings.servers)
+            option = "the servers" if names is None else names.name_servers()
+            raise BrokerUnavailable(f"no broker of {servers} answers; check {option}") from None
         yield cluster
+
+
+@asynccontextmanager
+async def open_source(
+    source: KafkaSource, topics: Sequence[str], command: str
+) -> AsyncIterator[Cluster]:
+    """Connect to the cluster that the options of a command name, as `open_cluster` does.
+
+    Args:
+        source: The options.
+        topics: The topics that the command is for.
+        command: Its name, for the client id if there is no file.
+
+    Yields:
+        The cluster, of which a broker has answered.
+
+    Raises:
+        ConfigError: The configuration is wrong.
+        GatewayError: The servers are wrong, or the file has no Kafka for these topics.
+        KafkaError: See `open_cluster`; messages name the options that the user gave.
+    """
+    async with open_cluster(
+        source.load(topics, command), names=name_options(source, topics)
+    ) as cluster:
+        yield cluster
+
+
+def name_options(source: KafkaSource, topics: Sequence[str]) -> OptionNames:
+    """Return how messages call the options of the cluster that `KafkaSource.load` returns."""
+    from gateway.kafka.client.failures import OptionNames
+
+    servers = "" if source.servers is None else "--servers"
+    if source.file is None:
+        return OptionNames(servers=servers, location=" in a file for --config")
+    from gateway.config import load
+
+    (name,) = load(source.file).find_cluster_names(topics)
+    return OptionNames(f"kafka.{name}" if name else "kafka", servers)
+
+
+async def find_connection_error(
+    source: KafkaSource, topics: Sequence[str], command: str
+) -> KafkaError | None:
+    """Return why a cluster cannot be connected to; None if a broker answers.
+
+    For clients of Kafka that do not say why they failed.
+    """
+    try:
+        async with open_source(source, topics, command):
+            return None
+    except KafkaError as exc:
+        return exc

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 from collections.abc import Callable, Iterator
@@ -11,8 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
+from gateway.errors import BrokerUnavailable
+
 from .commands import EXIT_INTERRUPTED
 from .completion import complete_topic
+from .kafka_connection import find_connection_error, name_options, require_topic_name
 from .options import DEFAULT_SERVERS, KafkaConfigOption, KafkaSource, ServersOption
 
 if TYPE_CHECKING:
@@ -86,6 +90,7 @@ def produce(
     from gateway.kafka.produce.line_format import LineFormat
     from gateway.kafka.produce.line_producer import produce_lines
 
+    require_topic_name(topic)
     if key is not None and key_separator is not None:
         raise typer.BadParameter("give either --key or --key-separator")
     if key_separator == "":
@@ -94,16 +99,21 @@ def produce(
     logging.getLogger("aiokafka").addHandler(
         logging.NullHandler()
     )  # failures are reported once, below
+    kafka = KafkaSource.find(ctx, servers, config)
     with _open_input(file) as source, _show_progress(file) as progress:
-        result = produce_lines(
-            topic,
-            source,
-            lines=LineFormat(key=key, separator=separator, null_empty=null_empty),
-            headers=[_parse_header(each) for each in headers or ()],
-            partition=partition,
-            progress=progress,
-            **_build_connection_options(KafkaSource.find(ctx, servers, config), topic),
-        )
+        try:
+            result = produce_lines(
+                topic,
+                source,
+                lines=LineFormat(key=key, separator=separator, null_empty=null_empty),
+                headers=[_parse_header(each) for each in headers or ()],
+                partition=partition,
+                progress=progress,
+                **_build_connection_options(kafka, topic),
+            )
+        except BrokerUnavailable as exc:
+            # aiokafka's producer does not say why no broker let it in.
+            raise asyncio.run(find_connection_error(kafka, [topic], "produce")) or exc from exc
     _print_summary(topic, result)
 
 
@@ -115,12 +125,11 @@ def _parse_header(text: str) -> tuple[str, bytes]:
 
 
 def _build_connection_options(source: KafkaSource, topic: str) -> dict[str, Any]:
-    if source.file is None:
-        return {"servers": source.servers}
     from gateway.kafka.client.security import create_credentials
 
     kafka = source.load([topic], "produce")
-    return {"servers": kafka.servers, "credentials": create_credentials(kafka.security)()}
+    credentials = create_credentials(kafka.security, name_options(source, [topic]))
+    return {"servers": kafka.servers, "credentials": credentials()}
 
 
 @contextmanager

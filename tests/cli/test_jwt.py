@@ -118,6 +118,16 @@ def test_check_says_why_a_token_is_refused(config: Path, arguments: list[str], w
     assert "refuses the token" in result.stdout
 
 
+def test_check_says_why_a_guard_cannot_decide(config: Path):
+    """Whatever the cause, the keys could not be fetched, and the user was to come back later."""
+    login = {"type": "jwt", "issuer": "http://127.0.0.1:1", "audience": "a"}
+    config.write_text(json.dumps({"kafka": {"servers": "a:1"}, "guards": {"login": login}}))
+    result = token("check", create("--secret", SECRET))
+    assert result.exit_code == 1 and "guard login cannot decide" in result.stdout
+    assert "http://127.0.0.1:1/.well-known" in result.stdout
+    assert "connection refused" in result.stdout and "come back" not in result.stdout
+
+
 def test_check_asks_guards_of_other_kinds_too(config: Path):
     assert "identity  ada" in token("check", "t0ken", "--guard", "people").stdout
     assert token("check", "wrong", "--guard", "people").exit_code == 1
@@ -126,7 +136,8 @@ def test_check_asks_guards_of_other_kinds_too(config: Path):
 @pytest.mark.parametrize(
     ("arguments", "code", "word"),
     [
-        (["create"], 1, "--secret TEXT or --key FILE"),
+        # It is wrong usage, and had the code of a failure.
+        (["create"], 2, "--secret TEXT or --key FILE"),
         (["create", "--secret", "a", "--key", __file__], 2, "either --secret or --key"),
         (["create", "--key", __file__], 1, "no private key in PEM"),
         (["create", "--secret", SECRET, "--expires", "5"], 2, "--expires"),
@@ -136,7 +147,11 @@ def test_check_asks_guards_of_other_kinds_too(config: Path):
         (["check", "a.b.c"], 1, "login, people; give --guard NAME"),
         (["check", "a.b.c", "--guard", "login"], 1, "it is no JWT"),
         (["check", "", "--guard", "login"], 2, "is empty"),
-        (["decode", "a.b.c"], 1, "copy it again"),
+        (["decode", "a.b.c"], 1, "the header of the token is not JSON"),
+        (["decode", "e30.b.c"], 1, "the claims of the token are not JSON"),
+        # JSON of another kind was called no JSON.
+        (["decode", "e30.W10.c"], 1, "the claims of the token are a list and not"),
+        (["decode", "dHJ1ZQ.W10.c"], 1, "the header of the token is true or false and not"),
     ],
 )
 def test_what_cannot_be_done_is_reported_with_what_to_do(

@@ -136,6 +136,56 @@ CASES = {
         KAFKA + "listen: {access-control: {policy: cross-origin, allow: {origins: [§a]}}}\n",
         "origin https://shop.example",
     ),
+    # The message suggested what it refused.
+    "origin with other letters": (
+        KAFKA + "listen: {access-control: {policy: cross-origin, "
+        "allow: {origins: [§'http://bücher.example']}}}\n",
+        "origin 'http://xn--bcher-kva.example'",
+    ),
+    "origin with a space": (
+        KAFKA + "listen: {access-control: {policy: cross-origin, "
+        "allow: {origins: [§'http://a b']}}}\n",
+        "origin https://shop.example",
+    ),
+    "origin with an impossible port": (
+        KAFKA + "listen: {access-control: {policy: cross-origin, "
+        "allow: {origins: [§'http://a:99999']}}}\n",
+        "origin https://shop.example",
+    ),
+    # `expects options` did not say that the name needs quotes.
+    "number as a topic": (
+        "kafka: {servers: [a:1], topics: [§123]}\n", "kafka.topics[0] text 123 quotes"),
+    "nothing as a topic": ("kafka: {servers: [a:1], topics: [§~]}\n", "kafka.topics[0] empty"),
+    # Each route that named the topic was reported, too.
+    "topics as a text": (
+        "kafka: {servers: [a:1], topics: §orders}\nroutes: [{path: /a, topic: orders}]\n",
+        "kafka.topics list 'orders'"),
+    "topics as options": (
+        "kafka: {servers: [a:1], topics: §{orders: {}}}\nroutes: [{path: /a, topic: orders}]\n",
+        "kafka.topics list"),
+    "guarded by a text": (
+        JWT + KAFKA + "routes: [{path: /a, topic: orders, guarded: §jwt0}]\n", "[jwt0]"),
+    "guarded by a list with roles": (
+        JWT + KAFKA + "routes: [{path: /a, topic: orders, guarded: §[jwt0: [admin]]}]\n",
+        "{jwt0: [ROLE]}"),
+    "guarded by a number": (
+        JWT + KAFKA + "routes: [{path: /a, topic: orders, guarded: §[7]}]\n", "7 quotes"),
+    # The route was open, and nobody said so.
+    "guarded by an empty list": (
+        JWT + KAFKA + "routes: [{path: /a, topic: orders, guarded: §[]}]\n",
+        "routes[0].guarded empty everybody"),
+    "guarded by empty options": (
+        JWT + KAFKA + "routes: [{path: /a, topic: orders, guarded: §{}}]\n",
+        "routes[0].guarded empty everybody"),
+    "guarded by nothing": (
+        JWT + KAFKA + "routes: [{path: /a, topic: orders, guarded: §~}]\n",
+        "routes[0].guarded empty"),
+    "guards as a list": (
+        KAFKA + "guards: §[jwt0]\nroutes: [{path: /a, topic: orders, guarded: [jwt0]}]\n",
+        "guards options a list"),
+    "catalogs as a text": (
+        "catalogs: §registry\nkafka: {servers: [a:1], topics: "
+        "[{name: a, value: {model: avro, catalog: registry}}]}\n", "catalogs options"),
     "server without port": ("kafka: {servers: [a:1, §localhost]}\n", "'localhost:9092'"),
     "server with protocol": ("kafka: {servers: [§'PLAINTEXT://a:9092']}\n", "protocol host:port"),
     "server with port 0": ("kafka: {servers: [§'a:0']}\n", "port 65535"),

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 from support.app_server import running_app
 from support.brokers import embedded_kafka
@@ -69,6 +70,13 @@ async def house(kafka: EmbeddedKafka, *, away: bool = False, **jwks: str) -> Asy
         config = build_config(kafka.bootstrap, ["orders"], routes, guards={"login": guard})
         async with running_in_process_gateway(config) as (base, _):
             yield House(base, site, door)
+
+
+async def read_warnings(url: str) -> tuple[int, list[str]]:
+    """Return the status of /health/ready, and its warnings."""
+    async with httpx.AsyncClient() as http:
+        response = await http.get(f"{url}/health/ready")
+    return response.status_code, response.json()["warnings"]
 
 
 async def test_keys_are_fetched_before_anybody_comes_and_once(kafka: EmbeddedKafka):
@@ -161,9 +169,14 @@ async def test_an_issuer_that_was_never_there_lets_nobody_in_and_everybody_come_
             assert await socket.wait_closed() == 1013
         assert (await here.ask(good, "multiplex")).status == 503
         assert (await attempt_stream("lines", here.url, "/events/open")).status == 200
+        # Operators were not told: the gateway is ready, as other routes work.
+        status, (warning,) = await read_warnings(here.url)
+        assert status == 200 and warning.startswith("guard login: ")
+        assert here.door.address in warning
 
         await here.door.restore()
         await here.becomes(200, good)
+        assert await read_warnings(here.url) == (200, [])
         for wire in ("events", "socket", "multiplex"):
             assert (await here.ask(good, wire)).status == 200
 

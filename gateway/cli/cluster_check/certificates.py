@@ -10,6 +10,7 @@ from pathlib import Path
 from cryptography import x509
 
 from gateway.config import Settings, Tls
+from gateway.config.types.tls_context import describe_ssl_error
 
 from .finding import Finding, failure, ok, warning
 
@@ -68,7 +69,7 @@ def check_key_pair(
             return failure(
                 subject, f"{key} is the key of another certificate; name the key of this one"
             )
-        return failure(subject, f"it cannot be used with the key {key}: {exc.reason or exc}")
+        return failure(subject, f"it cannot be used with the key {key}: {describe_ssl_error(exc)}")
     except (OSError, ValueError) as exc:
         return failure(subject, f"it or its key {key} cannot be read: {_describe_error(exc)}")
     for each in chain:
@@ -103,7 +104,7 @@ def check_authorities(option: str, file: Path, now: datetime) -> Finding:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(file)
         authorities = _read_certificates(file)
     except ssl.SSLError as exc:
-        return failure(subject, f"it has no certificates: {exc.reason or exc}")
+        return failure(subject, describe_ssl_error(exc))
     except (OSError, ValueError) as exc:
         return failure(subject, f"it cannot be read: {_describe_error(exc)}")
     expired = [each for each in authorities if each.not_valid_after_utc <= now]

@@ -15,9 +15,10 @@ import httpx
 
 from gateway.config import Http, Influx, Jwt, SchemaRegistry, Settings
 from gateway.config.types.tls_context import create_client_context
-from gateway.web.access.external_http import ExternalHttpError, ExternalResponse
-from gateway.web.access.jwks import MAX_JWKS_BYTES, KeySet
-from gateway.web.access.oidc import MAX_METADATA_BYTES, parse_jwks_url
+from gateway.web.access.external_http import ExternalHttp, ExternalHttpError
+from gateway.web.access.http_failures import HTTP_ERRORS, describe_http_failure
+from gateway.web.access.jwks import request_keys
+from gateway.web.access.oidc import request_jwks_url
 
 from .finding import CheckProgress, Finding, failure, ok, warning
 
@@ -31,21 +32,21 @@ async def send_request(
     headers: Headers | None = None,
     *,
     timeout_s: float = REQUEST_TIMEOUT_S,
-    max_body_bytes: int = 0,
     client: httpx.AsyncClient | None = None,
-) -> ExternalResponse:
-    """Send a request. Redirects are not followed, because the gateway does not follow them either.
+) -> int:
+    """Send a request and return the status; the body is ignored.
+
+    Redirects are not followed, because the gateway does not follow them either.
 
     Args:
         method: The HTTP method.
         url: The URL.
         headers: Headers of the request.
         timeout_s: Seconds for the whole response.
-        max_body_bytes: The largest body that is accepted; 0 to ignore the body.
         client: The client to send it by; it is closed afterwards.
 
     Raises:
-        ExternalHttpError: The server cannot be reached, is too slow, or its body is too long.
+        ExternalHttpError: The server cannot be reached or is too slow.
     """
     # With an explicit transport, httpx ignores the proxies of the environment, as guards do.
     http = client or httpx.AsyncClient(transport=httpx.AsyncHTTPTransport())
@@ -55,45 +56,34 @@ async def send_request(
             http,
             http.stream(method, url, headers=headers) as response,
         ):
-            body = bytearray()
-            if max_body_bytes:
-                async for chunk in response.aiter_bytes():
-                    body += chunk
-                    if len(body) > max_body_bytes:
-                        raise ExternalHttpError(
-                            f"its response is longer than {max_body_bytes} bytes"
-                        )
-            return ExternalResponse(response.status_code, bytes(body))
+            return response.status_code
     except TimeoutError:
         raise ExternalHttpError(f"it does not answer within {timeout_s:g} s") from None
-    except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as exc:
-        reason = str(exc) or type(exc).__name__
-        raise ExternalHttpError(f"it cannot be reached: {reason}") from None
+    except HTTP_ERRORS as exc:
+        raise ExternalHttpError(describe_http_failure(exc, url)) from None
 
 
-async def check_jwks(name: str, guard: Jwt, url: str, steps: CheckProgress) -> Finding:
-    """Check that an issuer has keys that a guard can use (RFC 7517).
+async def check_keys(name: str, guard: Jwt, steps: CheckProgress) -> Finding:
+    """Check that an issuer has keys that a guard can use (RFC 7517), and where it says they are.
 
     Args:
         name: The guard's name.
         guard: The guard.
-        url: Where the issuer has its keys.
         steps: Where the progress is tracked.
     """
     subject = f"guard {name}"
-    with steps.track(f"{subject} at {url}"):
+    external_http = ExternalHttp()
+    url = guard.keys if isinstance(guard.keys, str) else None
+    with steps.track(f"{subject} at {url or guard.metadata_url}"):
         try:
-            response = await send_request(
-                "GET", url, timeout_s=guard.jwks.timeout, max_body_bytes=MAX_JWKS_BYTES
+            url = url or await request_jwks_url(
+                guard.issuer or "", guard.metadata_url, guard.jwks, external_http
             )
+            keys = await request_keys(url, guard.jwks, external_http)
         except ExternalHttpError as exc:
-            return failure(subject, f"its keys cannot be fetched from {url}: {exc}")
-    if response.status != 200:
-        return failure(subject, f"{url} answers {response.status} without keys; correct keys")
-    try:
-        keys = KeySet.parse(response.body)
-    except ValueError as exc:
-        return failure(subject, f"{url} has no keys: {exc}; correct keys")
+            return failure(subject, str(exc))
+        finally:
+            await external_http.close()
     if not len(keys):
         return failure(subject, f"{url} lists no key yet; ask the issuer for one")
     algorithms = ", ".join(sorted(keys.algorithms))
@@ -102,32 +92,6 @@ async def check_jwks(name: str, guard: Jwt, url: str, steps: CheckProgress) -> F
         what = f"the keys of {url} are for {algorithms}, but the guard accepts {accepted}"
         return failure(subject, f"{what}; correct algorithms")
     return ok(subject, f"{len(keys)} key{'s' * (len(keys) > 1)} for {algorithms} at {url}")
-
-
-async def check_issuer(name: str, guard: Jwt, steps: CheckProgress) -> Finding:
-    """Check that an issuer names its keys in its metadata, and has keys that a guard can use.
-
-    Args:
-        name: The guard's name.
-        guard: The guard.
-        steps: Where the progress is tracked.
-    """
-    subject, url = f"guard {name}", guard.metadata_url
-    with steps.track(f"{subject} at {url}"):
-        try:
-            response = await send_request(
-                "GET", url, timeout_s=guard.jwks.timeout, max_body_bytes=MAX_METADATA_BYTES
-            )
-        except ExternalHttpError as exc:
-            return failure(subject, f"the issuer's metadata cannot be fetched from {url}: {exc}")
-    if response.status != 200:
-        hint = "correct issuer, or add keys"
-        return failure(subject, f"{url} answers {response.status} without metadata; {hint}")
-    try:
-        keys_url = parse_jwks_url(response.body, guard.issuer or "")
-    except ValueError as exc:
-        return failure(subject, f"{url} cannot be used: {exc}")
-    return await check_jwks(name, guard, keys_url, steps)
 
 
 async def check_application(name: str, guard: Http, steps: CheckProgress) -> Finding:
@@ -142,7 +106,7 @@ async def check_application(name: str, guard: Http, steps: CheckProgress) -> Fin
     headers = {"x-forwarded-method": "GET", "x-forwarded-uri": "/", "accept": "application/json"}
     with steps.track(f"{subject} at {url}"):
         try:
-            status = (await send_request("GET", url, headers, timeout_s=guard.timeout)).status
+            status = await send_request("GET", url, headers, timeout_s=guard.timeout)
         except ExternalHttpError as exc:
             return failure(subject, f"the application at {url} does not respond: {exc}")
     if status in (401, 403):
@@ -180,7 +144,7 @@ async def check_registry(
         try:
             verify = True if catalog.tls is None else create_client_context(catalog.tls)
             client = httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(verify=verify))
-            status = (await send_request("GET", url, headers, client=client)).status
+            status = await send_request("GET", url, headers, client=client)
         except (ExternalHttpError, OSError, ValueError) as exc:
             return failure(subject, f"the registry at {base} does not respond: {exc}")
     if status in (401, 403):
@@ -244,7 +208,7 @@ async def check_push(
     with steps.track(f"{subject} at {url}"):
         try:
             # The exporters use the proxies of the environment, so this client does, too.
-            status = (await send_request("POST", url, headers, client=httpx.AsyncClient())).status
+            status = await send_request("POST", url, headers, client=httpx.AsyncClient())
         except ExternalHttpError as exc:
             return failure(subject, f"{url} does not respond: {exc}")
     if status in (401, 403):
@@ -262,10 +226,8 @@ def iter_checks(settings: Settings, steps: CheckProgress) -> Iterator[Coroutine[
         for url in catalog.url:
             yield check_registry(name, catalog, url, steps)
     for name, guard in settings.guards.items():
-        if isinstance(guard, Jwt) and isinstance(guard.keys, str):
-            yield check_jwks(name, guard, guard.keys, steps)
-        elif isinstance(guard, Jwt) and guard.keys is None:
-            yield check_issuer(name, guard, steps)
+        if isinstance(guard, Jwt) and (guard.keys is None or isinstance(guard.keys, str)):
+            yield check_keys(name, guard, steps)
         elif isinstance(guard, Http):
             yield check_application(name, guard, steps)
     for signal, url in iter_telemetry_endpoints(settings):

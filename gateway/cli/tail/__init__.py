@@ -15,9 +15,21 @@ from typing import Annotated
 import typer
 
 from gateway.cli.completion import complete_topic
-from gateway.cli.options import DEFAULT_SERVERS, KafkaConfigOption, KafkaSource, ServersOption
+from gateway.cli.options import (
+    DEFAULT_SERVERS,
+    KafkaConfigOption,
+    KafkaSource,
+    ServersOption,
+    is_given,
+)
 
 from .output_format import OutputFormat
+
+# Parameters, each with its option, that have no effect for a URL, and for topics.
+_TOPIC_OPTIONS = {"config": "--config", "servers": "--servers"}
+_URL_OPTIONS = {
+    "headers": "--header", "token": "--token", "cacert": "--cacert", "insecure": "--insecure"
+}  # fmt: skip
 
 
 def _complete_from() -> list[str]:
@@ -150,8 +162,7 @@ def tail(
         target = Target.parse(stream)
     except ValueError as exc:
         raise typer.BadParameter(str(exc), param_hint="URL|TOPIC") from None
-    if target.scheme and config is not None:
-        raise typer.BadParameter("is for topics; a URL needs none", param_hint="--config")
+    _refuse_unused_options(ctx, is_url=bool(target.scheme))
     query = target.query.with_start(begin).with_end(until).with_selection(filters or [], fields)
     if count is not None:
         query = replace(query, count=count)
@@ -166,6 +177,19 @@ def tail(
         insecure=insecure,
     )
     run_tail(replace(target, query=query), options)
+
+
+def _refuse_unused_options(ctx: typer.Context, *, is_url: bool) -> None:
+    """Refuse options that would have no effect.
+
+    Raises:
+        typer.BadParameter: An option for topics was given with a URL, or the other way round.
+    """
+    unused = _TOPIC_OPTIONS if is_url else _URL_OPTIONS
+    hint = "is for topics; a URL needs none" if is_url else "is for URLs; for topics give --config"
+    for name, option in unused.items():
+        if is_given(ctx, name):
+            raise typer.BadParameter(hint, param_hint=option)
 
 
 def _parse_headers(texts: list[str], token: str | None) -> dict[str, str]:

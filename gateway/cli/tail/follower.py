@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from gateway.errors import GatewayError
@@ -39,8 +40,8 @@ class StreamFollower:
         position: The initial position.
         count: How many records are wanted; None for all.
         strict: A gap or a missing record is an error, and the position stays before it.
-        absent_message: The error if the first connection fails. None: it is one only if the server
-            was not reached, and otherwise the follower tries again.
+        explain_absence: Returns the error if the first connection fails. None: it is one only if
+            the server was not reached, and otherwise the follower tries again.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class StreamFollower:
         position: str | None = None,
         count: int | None = None,
         strict: bool = False,
-        absent_message: str | None = None,
+        explain_absence: Callable[[], Awaitable[str]] | None = None,
     ) -> None:
         self.position = position
         self.remaining = count
@@ -62,7 +63,7 @@ class StreamFollower:
         self._output = output
         self._notes = notes
         self._strict = strict
-        self._absent_message = absent_message
+        self._explain_absence = explain_absence
         self._reconnects = ReconnectBackoff()
         self._was_opened = False  # a connection has delivered something
         self._lines = bytearray()  # formatted, and not written yet
@@ -80,20 +81,28 @@ class StreamFollower:
                 if await self._follow_connection():
                     return
             except ConnectionLost as lost:
-                self._raise_if_never_opened(lost)
+                await self._raise_if_never_opened(lost)
                 wait = self._reconnects.next_delay(self._source.retry, lost.retry_after)
                 self._notes.report(f"{lost}; connecting again in {wait:.1f} s", "warn")
                 await asyncio.sleep(wait)
 
-    def _raise_if_never_opened(self, lost: ConnectionLost) -> None:
+    @property
+    def was_opened(self) -> bool:
+        """Whether a connection has delivered something."""
+        return self._was_opened
+
+    async def _raise_if_never_opened(self, lost: ConnectionLost) -> None:
         """Fail if there was never a stream: the address is probably wrong.
 
         Raises:
             GatewayError: There was none, and there is no reason to wait for it.
         """
-        if self._was_opened or (lost.was_reached and self._absent_message is None):
+        if self._was_opened or (lost.was_reached and self._explain_absence is None):
             return
-        reason = self._absent_message or f"{lost}; is it running there?"
+        if self._explain_absence is None:
+            reason = f"{lost}; is it running there?"
+        else:
+            reason = await self._explain_absence()
         raise GatewayError(f"no stream from {self._source.display_name}: {reason}") from lost
 
     async def _follow_connection(self) -> bool:

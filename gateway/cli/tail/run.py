@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from gateway.cli.kafka_connection import find_connection_error
 from gateway.cli.options import DEFAULT_SERVERS, KafkaSource
+from gateway.config.types.tls_context import create_trusting_context
 from gateway.core.log.recovery import Cause
 from gateway.errors import GatewayError
 
@@ -30,7 +32,7 @@ from .terminal import select_colours
 
 SAVE_INTERVAL_S = 1.0  # seconds between two writes of the position
 MAX_PRINTED_POSITION_CHARS = 4096  # a longer position is not printed for --from
-NO_KAFKA_MESSAGE = "this Kafka does not answer or refuses access; see --servers and --config"
+NO_KAFKA_MESSAGE = "this Kafka answers, but not in time; see --servers and --config"
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class _TailSession:
         self._options = options
         self._notes = StatusReporter(quiet=options.quiet, colours=select_colours(sys.stderr))
         self._position_file = PositionFile(options.position) if options.position else None
+        self._follower: StreamFollower | None = None
 
     async def run(self) -> None:
         query = self._target.query
@@ -96,8 +99,9 @@ class _TailSession:
                 position=position,
                 count=query.count,
                 strict=self._options.strict,
-                absent_message=None if self._target.scheme else NO_KAFKA_MESSAGE,
+                explain_absence=None if self._target.scheme else self._explain_absence,
             )
+            self._follower = follower
             await self._follow(follower, output)
 
     async def _follow(self, follower: StreamFollower, output: OutputWriter) -> None:
@@ -179,7 +183,7 @@ class _TailSession:
         from .sse import SseSource
 
         options, topics = self._options, self._target.topics
-        settings = build_settings(topics, options.kafka or KafkaSource(None, (DEFAULT_SERVERS,)))
+        settings = build_settings(topics, self._kafka)
         target = replace(self._target, scheme="http", location="in-process", path=STREAM_PATH)
         display_name = ",".join(settings.clusters[""].servers)
         if options.quiet:
@@ -187,19 +191,41 @@ class _TailSession:
         logging.getLogger("aiokafka").addHandler(
             logging.NullHandler()
         )  # the gateway reports the same
-        logging.getLogger("gateway.kafka.client.outages").addFilter(_is_not_topic_error)
-        async with serve_in_process(settings) as transport:
-            source = SseSource(
-                target,
-                headers={},
-                transport=transport,
-                display_name=display_name,
-                suggest=partial(transport.suggest_topic, topics),
-            )
-            try:
-                yield source
-            finally:
-                await source.close()
+        outage_log = logging.getLogger("gateway.kafka.client.outages")
+        outage_log.addFilter(self._should_log_outage)
+        try:
+            async with serve_in_process(settings) as transport:
+                source = SseSource(
+                    target,
+                    headers={},
+                    transport=transport,
+                    display_name=display_name,
+                    suggest=partial(transport.suggest_topic, topics),
+                )
+                try:
+                    yield source
+                finally:
+                    await source.close()
+        finally:
+            outage_log.removeFilter(self._should_log_outage)
+
+    @property
+    def _kafka(self) -> KafkaSource:
+        return self._options.kafka or KafkaSource(None, (DEFAULT_SERVERS,))
+
+    async def _explain_absence(self) -> str:
+        """Return why there is no stream of topics."""
+        error = await find_connection_error(self._kafka, self._target.topics, "tail")
+        return NO_KAFKA_MESSAGE if error is None else str(error)
+
+    def _should_log_outage(self, record: logging.LogRecord) -> bool:
+        """Return whether a log line of the gateway says what the command does not say itself.
+
+        The error of the first connection, and the response of the stream for topics, say the same.
+        """
+        was_opened = self._follower is not None and self._follower.was_opened
+        cause = getattr(record, "cause", None)
+        return was_opened and cause not in (Cause.UNKNOWN_TOPIC, Cause.DENIED)
 
     def _create_ssl_context(self) -> ssl.SSLContext:
         """Return a context that trusts the system's authorities, or only those of --cacert.
@@ -209,15 +235,10 @@ class _TailSession:
         """
         cacert = self._options.cacert
         try:
-            context = ssl.create_default_context(cafile=str(cacert) if cacert else None)
-        except (OSError, ssl.SSLError) as exc:
-            raise GatewayError(f"--cacert {cacert}: it has no certificates in PEM ({exc})") from exc
+            context = create_trusting_context(cacert)
+        except ValueError as exc:
+            raise GatewayError(f"--cacert {exc}") from exc
         if self._options.insecure:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         return context
-
-
-def _is_not_topic_error(record: logging.LogRecord) -> bool:
-    """Return False for log lines about a topic: the response of the stream says the same."""
-    return getattr(record, "cause", None) not in (Cause.UNKNOWN_TOPIC, Cause.DENIED)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gateway.errors import GatewayError, RequestError
+from gateway.errors import GatewayError, GuardUnavailable, RequestError
 
 from .json_web_token import DecodedJwt, is_jwt
 
@@ -29,12 +29,14 @@ class Verdict:
         grant: What it knows of the client; None if it refuses the token.
         reason: Why it refuses it, and what to do.
         details: What the token has and the guard expects, if they differ.
+        is_decided: Whether the guard could decide at all.
     """
 
     guard: str
     grant: Grant | None = None
     reason: str = ""
     details: tuple[str, ...] = ()
+    is_decided: bool = True
 
     @property
     def is_accepted(self) -> bool:
@@ -63,7 +65,8 @@ class Verdict:
 
     def _iter_lines(self) -> Iterator[str]:
         if self.grant is None:
-            yield f"guard {self.guard} refuses the token: {self.reason}"
+            verdict = "refuses the token" if self.is_decided else "cannot decide"
+            yield f"guard {self.guard} {verdict}: {self.reason}"
             yield from (f"  {line}" for line in self.details)
             return
         yield f"guard {self.guard} accepts the token"
@@ -157,6 +160,9 @@ async def _ask_guard(text: str, settings: Settings, name: str, section: GuardSec
     )
     try:
         grant = await guard.grant(AccessRequest(route, {}, HTTPConnection(scope), text))
+    except GuardUnavailable as exc:
+        # A client is told to come back later, and not what only an operator can mend.
+        return Verdict(name, reason=guard.find_problem() or str(exc), is_decided=False)
     except RequestError as exc:
         return Verdict(name, reason=str(exc), details=tuple(_compare(text, section)))
     finally:

@@ -78,7 +78,8 @@ def load_signing_key(
         key_id: The id of the key; None for the one of the guard.
 
     Raises:
-        GatewayError: There is no key, or the file has none.
+        GatewayError: The file has no key.
+        typer.BadParameter: No key is given.
     """
     if secret is not None:
         return SigningKey(secret.encode(), "HS256", key_id)
@@ -88,8 +89,8 @@ def load_signing_key(
     for listed in guard.keys if guard is not None and isinstance(guard.keys, tuple) else ():
         if listed.kty == "oct" and listed.algorithms:
             return SigningKey(listed.load_key(), listed.algorithms[0], key_id or listed.kid)
-    why = "no key" if guard is None else "the guard lists no shared secret"
-    raise GatewayError(f"{why} to sign with; give --secret TEXT or --key FILE")
+    why = "there is no key" if guard is None else "the guard lists no shared secret"
+    raise typer.BadParameter(f"{why} to sign with; give --secret TEXT or --key FILE")
 
 
 def _load_private_key(file: Path) -> Any:
@@ -179,7 +180,10 @@ class DecodedJwt:
             GatewayError: It is damaged.
         """
         header, claims, _ = text.split(".")
-        return cls(_decode_part(header, "header"), _decode_part(claims, "claims"))
+        return cls(
+            _decode_part(header, "the header of the token is"),
+            _decode_part(claims, "the claims of the token are"),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the token as a JSON object."""
@@ -211,9 +215,11 @@ def _decode_part(part: str, what: str) -> dict[str, Any]:
     try:
         decoded = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
     except (ValueError, binascii.Error, RecursionError):
-        decoded = None
+        raise GatewayError(f"{what} not JSON in base64url; copy the token again") from None
     if not isinstance(decoded, dict):
-        raise GatewayError(f"the {what} of the token are no JSON in base64url; copy it again")
+        kind = {list: "a list", str: "text", type(None): "null"}.get(type(decoded), "a number")
+        kind = "true or false" if isinstance(decoded, bool) else kind
+        raise GatewayError(f"{what} {kind} and not a JSON object; ask whoever issued the token")
     return decoded
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gateway.cli.completion import complete_topic
+from gateway.cli.kafka_connection import require_topic_name
 from gateway.cli.options import DEFAULT_SERVERS, KafkaConfigOption, KafkaSource, ServersOption
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ def topics(
     gateway topics orders -c gateway.yaml
     gateway topics --json | jq -r 'select(.partitions > 12).name'
     """
+    if name is not None:
+        require_topic_name(name)
     source = KafkaSource.find(ctx, servers, config)
     if name is None:
         summaries = asyncio.run(_list_topics(source, everything))
@@ -65,22 +68,22 @@ def topics(
 
 
 async def _list_topics(source: KafkaSource, everything: bool) -> Sequence[TopicSummary]:
-    from gateway.cli.kafka_connection import open_cluster
+    from gateway.cli.kafka_connection import open_source
 
     from .topic_report import list_topics
 
-    async with open_cluster(source.load((), "topics")) as cluster:
+    async with open_source(source, (), "topics") as cluster:
         return await list_topics(cluster, include_internal=everything)
 
 
 async def _describe_topic(source: KafkaSource, name: str) -> TopicDetails:
-    from gateway.cli.kafka_connection import open_cluster
+    from gateway.cli.kafka_connection import open_source
 
     from .sample import SampleDecoder
     from .topic_report import describe_topic
 
     decoder = SampleDecoder.create(source, name)
-    async with open_cluster(source.load([name], "topics")) as cluster:
+    async with open_source(source, [name], "topics") as cluster:
         return await describe_topic(cluster, name, decoder)
 
 
@@ -138,6 +141,10 @@ def _format_details(details: TopicDetails) -> Iterator[str]:
         yield ""
         sample = details.sample
         yield f"newest   {sample.time}, partition {sample.partition}, offset {sample.offset}"
-        yield f"  key    {sample.key}"
-        yield f"  value  {sample.value}"
-        yield from (f"  {name}: {value}" for name, value in sample.headers)
+        yield f"  key    {_format_text(sample.key)}"
+        yield f"  value  {_format_text(sample.value)}"
+        yield from (f"  {name}: {_format_text(value)}" for name, value in sample.headers)
+
+
+def _format_text(text: str | None) -> str:
+    return "null" if text is None else text

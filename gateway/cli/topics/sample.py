@@ -26,17 +26,17 @@ class Sample:
         partition: Its partition.
         offset: Its offset.
         time: Its timestamp, as RFC 3339 text.
-        key: Its key.
-        value: Its value.
+        key: Its key; None for none.
+        value: Its value; None for a tombstone.
         headers: Its headers.
     """
 
     partition: int
     offset: int
     time: str
-    key: str
-    value: str
-    headers: tuple[tuple[str, str], ...] = ()
+    key: str | None
+    value: str | None
+    headers: tuple[tuple[str, str | None], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,18 @@ class SampleDecoder:
             moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             await self._decode_part(record.key, key, is_key=True),
             await self._decode_part(record.value, value, is_key=False),
-            tuple((name, show_bytes(value)) for name, value in record.headers),
+            tuple(
+                (name, None if value is None else show_bytes(value))
+                for name, value in record.headers
+            ),
         )
 
-    async def _decode_part(self, data: bytes | None, model: Model | None, *, is_key: bool) -> str:
-        if data is None or model is None or not model.is_decoded:
+    async def _decode_part(
+        self, data: bytes | None, model: Model | None, *, is_key: bool
+    ) -> str | None:
+        if data is None:
+            return None
+        if model is None or not model.is_decoded:
             return show_bytes(data)
         from gateway.formats.codec import Codecs
         from gateway.formats.model import Model as Decoder
@@ -99,10 +106,8 @@ class SampleDecoder:
                 await codecs.close()
 
 
-def show_bytes(data: bytes | None) -> str:
+def show_bytes(data: bytes) -> str:
     """Return bytes as text, if they are, or else what can be said of them."""
-    if data is None:
-        return "null"
     try:
         text = data.decode()
     except UnicodeDecodeError:

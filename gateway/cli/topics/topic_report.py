@@ -227,10 +227,23 @@ async def _read_newest_record(
         if start is None or end is None or start == end:
             continue
         try:
-            read = await read_committed(cluster, tp, max(start, end - SAMPLE_OFFSETS))
+            record = await _read_last_record(cluster, tp, max(start, end - SAMPLE_OFFSETS), end)
         except KafkaError:
             continue  # the other partitions may have one
-        for record in read.records[-1:]:
-            if newest is None or record.timestamp > newest.timestamp:
-                newest = record
+        if record is not None and (newest is None or record.timestamp > newest.timestamp):
+            newest = record
     return newest
+
+
+async def _read_last_record(
+    cluster: Cluster, tp: TopicPartition, start: int, end: int
+) -> Record | None:
+    """Return the last record between two offsets, which one fetch may not bring; None for none."""
+    last: Record | None = None
+    while start < end:
+        read = await read_committed(cluster, tp, start)
+        if read.next_offset <= start:
+            break
+        last = read.records[-1] if read.records else last
+        start = read.next_offset
+    return last

@@ -17,7 +17,7 @@ from gateway.config.source.expression import suggest
 from gateway.config.source.substitution import UnresolvedText, safe_repr
 from gateway.config.source.template import Placeholder, Template
 from gateway.config.types.path import PathPattern
-from gateway.config.types.raw import as_list, as_mapping
+from gateway.config.types.raw import as_list, as_mapping, is_refused_mapping
 from gateway.config.types.section import Problem
 
 from . import clusters
@@ -57,7 +57,7 @@ def check_settings(raw: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield every disagreement between sections."""
     topics: dict[str, list[str]] = {}
     for loc, name, kafka in iter_clusters(raw):
-        topics[name] = [topic for _, topic in _iter_topic_names(kafka)]
+        topics[name] = _list_topic_names(kafka)
         for problem in (*_check_topics(kafka, topics[name]), *_check_catalogs(raw, kafka)):
             yield problem._replace(loc=(*loc, *problem.loc))
     yield from check_guards(raw)
@@ -69,6 +69,27 @@ def check_settings(raw: Mapping[str, Any]) -> Iterator[Problem]:
     for index, route in enumerate(as_list(raw.get("routes"))):
         for problem in _check_route(raw, as_mapping(route), topics):
             yield problem._replace(loc=("routes", index, *problem.loc))
+
+
+def _list_topic_names(kafka: Mapping[Any, Any]) -> list[str]:
+    """Return the topics that a cluster lists, in whatever form.
+
+    A form that is refused still says which topics are meant, so that no route is reported that
+    names one of them.
+    """
+    written = kafka.get("topics")
+    if isinstance(written, UnresolvedText):
+        return [written]
+    if isinstance(written, str):
+        return [name.strip() for name in written.split(",")]
+    if isinstance(written, Mapping):
+        return list(map(str, written))
+    names = (as_mapping(topic).get("name") for topic in as_list(written))
+    return [
+        name if isinstance(name, str) else str(name)
+        for name in names
+        if isinstance(name, (str, int)) and not isinstance(name, bool)
+    ]
 
 
 def _iter_topic_names(kafka: Mapping[Any, Any]) -> Iterator[tuple[int, str]]:
@@ -105,6 +126,8 @@ def _describe_unknown_topic(name: str, topics: list[str]) -> str:
 
 
 def _check_catalogs(raw: Mapping[str, Any], kafka: Mapping[Any, Any]) -> Iterator[Problem]:
+    if is_refused_mapping(raw.get("catalogs")):
+        return
     catalogs = [str(name) for name in as_mapping(raw.get("catalogs"))]
     for index, topic in enumerate(as_list(kafka.get("topics"))):
         for part in ("key", "value"):
@@ -159,6 +182,9 @@ def _iter_paths(raw: Mapping[str, Any]) -> Iterator[tuple[Loc, str, str, PathPat
 def _check_route(
     raw: Mapping[str, Any], route: Mapping[str, Any], topics_by_cluster: Mapping[str, list[str]]
 ) -> Iterator[Problem]:
+    if route.get("guarded") in ([], (), {}):
+        what = "is empty, so everybody may use this route"
+        yield Problem(("guarded",), f"{what}; name a guard, or remove it")
     yield from check_guarded(raw, route)
     yield from check_masked_fields(raw, route)
     yield from clusters.check_cluster_choice(

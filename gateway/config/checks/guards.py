@@ -14,7 +14,7 @@ from gateway.config.source.expression import suggest
 from gateway.config.source.substitution import UnresolvedText
 from gateway.config.source.template import Placeholder
 from gateway.config.types.address import is_loopback
-from gateway.config.types.raw import as_list, as_mapping, is_true
+from gateway.config.types.raw import as_list, as_mapping, is_refused_mapping, is_true
 from gateway.config.types.section import Problem
 
 
@@ -72,6 +72,8 @@ def check_admin(raw: Mapping[str, Any]) -> Iterator[Problem]:
 
 def check_guarded(raw: Mapping[str, Any], route: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield the guards and roles that a route requires and nobody has."""
+    if is_refused_mapping(raw.get("guards")):
+        return
     known = as_mapping(raw.get("guards"))
     for name, roles in as_mapping(route.get("guarded")).items():
         if name not in known:
@@ -84,9 +86,10 @@ def check_guarded(raw: Mapping[str, Any], route: Mapping[str, Any]) -> Iterator[
 def check_masked_fields(raw: Mapping[str, Any], route: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield the guards that fields require and the route does not have."""
     names = [str(name) for name in as_mapping(route.get("guarded"))]
+    is_known = not is_refused_mapping(route.get("guarded"))
     for index, field in enumerate(as_list(as_mapping(route.get("with")).get("fields"))):
         for name in as_mapping(as_mapping(field).get("guarded")):
-            if name not in names:
+            if is_known and name not in names:
                 near = suggest(str(name), names, "add it to guarded")
                 what = f"this route is not guarded by '{name}'; {near}"
                 yield Problem(("with", "fields", index, "guarded", str(name)), what, is_key=True)
@@ -151,6 +154,8 @@ def check_claim(
     raw: Mapping[str, Any], route: Mapping[str, Any], placeholder: Placeholder
 ) -> str | None:
     """Return why the guards of a route cannot fill a placeholder; None if they can."""
+    if is_refused_mapping(route.get("guarded")):
+        return None
     known, names = (
         as_mapping(raw.get("guards")),
         [str(name) for name in as_mapping(route.get("guarded"))],

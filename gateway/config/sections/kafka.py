@@ -167,8 +167,11 @@ class Topic(Section):
 
     @classmethod
     def expand_written(cls, value: Any) -> WrittenForm | None:
-        """Return the options of a topic that is written as its name."""
-        if isinstance(value, str):
+        """Return the options of a topic that is written as its name.
+
+        A number is meant as a name, too, and is refused as one that needs quotes.
+        """
+        if not isinstance(value, (Mapping, list, tuple, Section)):
             return WrittenForm({"name": value}, {("name",): ()})
         return super().expand_written(value)
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Annotated, Any, TypeAlias
 
+from pydantic import BeforeValidator
+
+from gateway.config.source.substitution import SubstitutedText, safe_repr
+
 from .fields import Text
-from .section import Loc, WrittenForm
+from .section import Loc, WrittenForm, create_value_error
 from .shorthand import Shorthand
 
 
@@ -17,8 +23,35 @@ def _expand_names(value: Any) -> WrittenForm | None:
     return WrittenForm({name: [] for name in value}, moves)
 
 
+def _check_form(value: Any) -> Any:
+    """Return the guards as written; refuse what is neither a mapping nor a list of names."""
+    if value is None:
+        raise create_value_error("is empty; name a guard, or remove it")
+    if not isinstance(value, (list, tuple)):
+        if isinstance(value, Mapping):
+            return value
+        hint = f"write [{_show_name(value)}]"
+        raise create_value_error(f"expects guards, not {safe_repr(value)}; {hint}")
+    for item in value:
+        if isinstance(item, Mapping):
+            what = "a list has names of guards and no roles"
+            hint = f"write {{{_show_name(next(iter(item), None))}: [ROLE]}}"
+            raise create_value_error(f"{what}; to require roles, {hint}")
+        if not isinstance(item, str):
+            what = f"expects names of guards, not {safe_repr(item)}"
+            raise create_value_error(f"{what}; put it in quotes")
+    return value
+
+
+def _show_name(written: object) -> str:
+    """Return what was written as the name of a guard, for a hint; NAME if it cannot be one."""
+    is_plain = isinstance(written, str) and not isinstance(written, SubstitutedText)
+    return str(written) if is_plain and re.fullmatch(r"[\w-]{1,40}", str(written)) else "NAME"
+
+
 Guarded: TypeAlias = Annotated[
     dict[Text, tuple[Text, ...]],
     Shorthand(_expand_names, {"type": "array", "items": {"type": "string", "minLength": 1}}),
+    BeforeValidator(_check_form),
 ]
 """Guards by name, each with its roles. A list of names requires no roles."""

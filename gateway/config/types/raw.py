@@ -16,6 +16,14 @@ def as_list(value: object) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else []
 
 
+def is_refused_mapping(value: object) -> bool:
+    """Return whether a mapping is expected here and something else is written.
+
+    That alone is reported, and not every name that would have to be in the mapping.
+    """
+    return value is not None and not isinstance(value, Mapping)
+
+
 def is_true(value: object) -> bool:
     """Return whether a flag is set."""
     return value is True or value == "true"

@@ -26,6 +26,7 @@ from gateway.kafka.protocol.requests import TopicMetadata
 from . import offsets, security
 from .connections import ConnectionRole, Connections
 from .coordinators import Coordinators
+from .failures import OptionNames
 from .log_rate_limit import limit_log_rate
 from .metadata import Metadata
 from .outages import Outages
@@ -66,7 +67,12 @@ class ClusterSettings:
 
     @classmethod
     def from_config(
-        cls, kafka: Kafka, servers: Sequence[str] | None = None, *, name: str = ""
+        cls,
+        kafka: Kafka,
+        servers: Sequence[str] | None = None,
+        *,
+        name: str = "",
+        names: OptionNames | None = None,
     ) -> ClusterSettings:
         """Return the settings of a `kafka` section of the configuration.
 
@@ -75,14 +81,15 @@ class ClusterSettings:
             servers: Bootstrap servers that replace the configured ones, such as those of the
                 embedded broker.
             name: The name of the cluster; empty where there is only one.
+            names: How messages call its options; None for those of its section.
         """
-        section = f"kafka.{name}" if name else "kafka"
+        names = names or OptionNames(f"kafka.{name}" if name else "kafka")
         return cls(
             servers=servers if servers is not None else kafka.servers,
             name=name,
             client_id=kafka.client_id or CLIENT_ID,
             rack=kafka.rack or "",
-            credentials=security.create_credentials(kafka.security, section),
+            credentials=security.create_credentials(kafka.security, names),
             request_timeout=kafka.request_timeout,
             metadata_max_age=kafka.metadata_max_age,
             reconnect=(kafka.reconnect.initial, kafka.reconnect.max),

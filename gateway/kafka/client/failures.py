@@ -55,30 +55,60 @@ _SIZE_OF_HTTP = int.from_bytes(b"HTTP")
 
 
 @dataclass(frozen=True, slots=True)
+class OptionNames:
+    """How messages call the options of a cluster.
+
+    Attributes:
+        section: The section of the configuration, such as `kafka` or `kafka.east`.
+        servers: The option with the bootstrap servers; empty for that of the section.
+        location: What follows the name of an option of the section, such as ` in a file for
+            --config`; empty where it is known which file is meant.
+    """
+
+    section: str = "kafka"
+    servers: str = ""
+    location: str = ""
+
+    def name_servers(self) -> str:
+        """Return the name of the option with the bootstrap servers."""
+        return self.servers or f"{self.section}.servers"
+
+    def name_security(self, option: str) -> str:
+        """Return the name of an option of `security`, or of several that have one parent."""
+        return f"{self.section}.security.{option}{self.location}"
+
+
+DEFAULT_OPTION_NAMES = OptionNames()
+"""The names of the options of the only cluster of a configuration."""
+
+
+@dataclass(frozen=True, slots=True)
 class SecurityOptions:
     """What a cluster's connections use of TLS and SASL, and how its options are called.
 
     Attributes:
-        section: The section of the configuration, such as `kafka` or `kafka.east`.
+        names: How its options are called.
         tls: Whether connections speak TLS.
         ca: Whether the certificate authorities are configured, in place of those of the system.
         certificate: Whether a client certificate is configured.
         mechanism: The SASL mechanism, as brokers write it; empty without a login.
     """
 
-    section: str = "kafka"
+    names: OptionNames = DEFAULT_OPTION_NAMES
     tls: bool = False
     ca: bool = False
     certificate: bool = False
     mechanism: str = ""
 
     @classmethod
-    def from_config(cls, security: Security | None, section: str = "kafka") -> SecurityOptions:
+    def from_config(
+        cls, security: Security | None, names: OptionNames = DEFAULT_OPTION_NAMES
+    ) -> SecurityOptions:
         """Return the options of a section `security`; None stands for neither TLS nor SASL."""
         tls = security.tls if security is not None else None
         sasl = security.sasl if security is not None else None
         return cls(
-            section,
+            names,
             tls is not None,
             tls is not None and tls.ca is not None,
             tls is not None and tls.certificate is not None,
@@ -166,8 +196,8 @@ class _Description:
         self._inner = list(_iter_causes(exc))[-1]
         self._attempt = attempt
         self._options = options
-        self._tls = f"{options.section}.security.tls"
-        self._sasl = f"{options.section}.security.sasl"
+        self._name_option = options.names.name_security
+        self._servers = options.names.name_servers()
 
     def describe(self) -> str:
         return (
@@ -190,19 +220,21 @@ class _Description:
         if isinstance(inner, kafka_errors.IllegalSaslStateError):
             return (
                 "takes no login on this port, its listener has no SASL; "
-                f"remove {self._sasl}, or use the port of a listener with SASL"
+                f"remove {self._name_option('sasl')}, or use the port of a listener with SASL"
             )
         if isinstance(self._exc, MechanismNotOffered):
             offered = ", ".join(self._exc.offered) or "none"
             return (
                 f"does not offer the SASL mechanism {self._options.mechanism}, but {offered}; "
-                f"correct {self._sasl}.mechanism"
+                f"correct {self._name_option('sasl.mechanism')}"
             )
         if isinstance(inner, kafka_errors.SaslAuthenticationFailed):
             said = f" ({inner.args[0]})" if inner.args and inner.args[0] else ""
             if self._options.mechanism == "OAUTHBEARER":
-                return f"refuses the token{said}; check {self._sasl} and what the broker expects"
-            return f"refuses the login{said}; correct {self._sasl}.username and password"
+                sasl = self._name_option("sasl")
+                return f"refuses the token{said}; check {sasl} and what the broker expects"
+            options = self._name_option("sasl.username and password")
+            return f"refuses the login{said}; correct {options}"
         return None
 
     def _describe_certificate(self) -> str | None:
@@ -216,9 +248,7 @@ class _Description:
             return "has a certificate that is not valid yet; check the clocks of both machines"
         if code in _NAME_MISMATCH:
             where = (
-                f"{self._options.section}.servers"
-                if self._attempt.is_bootstrap
-                else "the broker's advertised.listeners"
+                self._servers if self._attempt.is_bootstrap else "the broker's advertised.listeners"
             )
             return (
                 f"has a certificate for other names than {self._attempt.host}; "
@@ -226,12 +256,13 @@ class _Description:
             )
         if code in _UNKNOWN_AUTHORITY:
             doubt = (
-                f"correct {self._tls}.ca, which has another one"
+                f"correct {self._name_option('tls.ca')}, which has another one"
                 if self._options.ca
-                else f"set {self._tls}.ca to a PEM file with this authority"
+                else f"set {self._name_option('tls.ca')} to a PEM file with this authority"
             )
             return f"has a certificate of an authority that the gateway does not trust; {doubt}"
-        return f"has a certificate that is not valid ({inner.verify_message}); see {self._tls}"
+        what = f"has a certificate that is not valid ({inner.verify_message})"
+        return f"{what}; see {self._name_option('tls')}"
 
     def _describe_alert(self) -> str | None:
         """Describe by what TLS alert (RFC 8446 6.2) the broker ended the handshake."""
@@ -243,21 +274,26 @@ class _Description:
         if "protocol version" in alert:
             return "speaks no TLS version that the gateway accepts; enable TLS 1.2 at the broker"
         if not self._options.certificate and alert in ("bad certificate", "certificate required"):
-            return f"requires a client certificate; set {self._tls}.certificate and key"
+            return (
+                f"requires a client certificate; set {self._name_option('tls.certificate and key')}"
+            )
         if self._options.certificate and ("certificate" in alert or alert == "unknown ca"):
             return (
                 f"refuses the gateway's certificate ({alert}); it may have expired, or be of an "
-                f"authority that the broker does not trust: correct {self._tls}.certificate"
+                "authority that the broker does not trust: correct "
+                f"{self._name_option('tls.certificate')}"
             )
-        return f"refuses the TLS handshake ({alert}); see {self._tls}"
+        return f"refuses the TLS handshake ({alert}); see {self._name_option('tls')}"
 
     def _describe_other_protocol(self) -> str | None:
         """Describe that the listener seems to speak another protocol than the gateway."""
         size = self._inner.expected if isinstance(self._inner, IncompleteReadError) else None
         if size in _SIZES_OF_TLS_ALERTS:
-            return f"speaks TLS on this port, and the gateway does not; set {self._tls}"
+            return (
+                f"speaks TLS on this port, and the gateway does not; set {self._name_option('tls')}"
+            )
         if size == _SIZE_OF_HTTP:
-            return f"is an HTTP server and not Kafka; correct {self._options.section}.servers"
+            return f"is an HTTP server and not Kafka; correct {self._servers}"
         is_closed = isinstance(
             self._inner, (ConnectionResetError, BrokenPipeError, EOFError, ssl.SSLError)
         )
@@ -268,22 +304,22 @@ class _Description:
         if self._options.tls and not is_established:
             return (
                 "ends the TLS handshake, as a port without TLS does; "
-                f"remove {self._tls}, or use the port of a listener with TLS"
+                f"remove {self._name_option('tls')}, or use the port of a listener with TLS"
             )
         if self._attempt.is_connected and not self._options.mechanism:
             return (
                 "closes the connection at the first request, as a listener that requires a login "
-                f"does; set {self._sasl}"
+                f"does; set {self._name_option('sasl')}"
             )
         if self._options.tls and not self._options.certificate:
             return (
                 "closes the connection after the TLS handshake, as a listener that requires a "
-                f"client certificate may do; see {self._tls}.certificate"
+                f"client certificate may do; see {self._name_option('tls.certificate')}"
             )
         if not self._options.tls and not self._attempt.is_connected:
             return (
                 "closes the connection without an answer, as a port that expects TLS may do; "
-                f"see {self._tls}"
+                f"see {self._name_option('tls')}"
             )
         return None
 
@@ -308,10 +344,9 @@ class _Description:
                 "; the cluster tells clients to connect to this address, see the broker's "
                 "advertised.listeners"
             )
-        servers = f"{self._options.section}.servers"
         if isinstance(self._inner, socket.gaierror):
-            return f"; correct {servers}"
-        return f"; start the broker, or correct {servers}"
+            return f"; correct {self._servers}"
+        return f"; start the broker, or correct {self._servers}"
 
 
 def _iter_causes(exc: BaseException) -> Iterator[BaseException]:

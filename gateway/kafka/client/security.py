@@ -21,7 +21,7 @@ from aiokafka.protocol.admin import SaslAuthenticateRequest, SaslHandShakeReques
 from gateway.config.types.tls_context import create_client_context
 from gateway.errors import AuthenticationFailed
 
-from .failures import MechanismNotOffered, SecurityOptions
+from .failures import DEFAULT_OPTION_NAMES, MechanismNotOffered, OptionNames, SecurityOptions
 from .oauth_tokens import ClientCredentialsTokenProvider, FileTokenProvider, FixedTokenProvider
 
 if TYPE_CHECKING:
@@ -41,11 +41,13 @@ class Credentials:
         options: What they use, to explain failures.
     """
 
-    def __init__(self, security: Security | None = None, section: str = "kafka") -> None:
-        self.options = SecurityOptions.from_config(security, section)
+    def __init__(
+        self, security: Security | None = None, names: OptionNames = DEFAULT_OPTION_NAMES
+    ) -> None:
+        self.options = SecurityOptions.from_config(security, names)
         tls = security.tls if security is not None else None
         sasl = security.sasl if security is not None else None
-        self._context = _TlsContext(tls, f"{section}.security.tls") if tls is not None else None
+        self._context = _TlsContext(tls, names.name_security("tls")) if tls is not None else None
         protocol = ("SASL_" if sasl else "") + ("SSL" if tls else "PLAINTEXT")
         self._fixed = {"security_protocol": protocol} | (
             _build_sasl_options(sasl) if sasl is not None else {}
@@ -61,18 +63,20 @@ class Credentials:
         return self._fixed | context
 
 
-def create_credentials(security: Security | None, section: str = "kafka") -> Credentials:
+def create_credentials(
+    security: Security | None, names: OptionNames = DEFAULT_OPTION_NAMES
+) -> Credentials:
     """Create the credentials of a cluster, and warn if they send a password in the clear.
 
     Args:
         security: The settings; None for plaintext without authentication.
-        section: The section of the configuration that has them, for messages.
+        names: How messages call its options.
     """
     sasl = security.sasl if security is not None else None
     if security is not None and security.tls is None and sasl and sasl.mechanism == "plain":
-        option = f"{section}.security.sasl"
+        option = names.name_security("sasl")
         log.warning("the password of %s is sent in the clear; set tls beside it", option)
-    return Credentials(security, section)
+    return Credentials(security, names)
 
 
 def _should_log(record: logging.LogRecord) -> bool:
@@ -171,10 +175,10 @@ class _TlsContext:
             if self._context is None or modified_ns != self._modified_ns:
                 self._context, self._modified_ns = create_client_context(self._tls), modified_ns
             return self._context
-        except (OSError, ValueError) as exc:  # ssl.SSLError is an OSError
-            names = ", ".join(str(file) for file in files)
+        except (OSError, ValueError) as exc:
+            reason = f"{exc.filename}: {exc.strerror}" if isinstance(exc, OSError) else exc
             raise AuthenticationFailed(
-                f"TLS cannot be set up from {names}: {exc}; correct {self._option}"
+                f"TLS cannot be set up: {reason}; correct {self._option}"
             ) from exc
 
 

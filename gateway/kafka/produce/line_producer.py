@@ -139,8 +139,7 @@ async def _open_producer(
     except (kafka_errors.KafkaConnectionError, OSError) as exc:
         await producer.stop()
         raise BrokerUnavailable(
-            f"no broker of {', '.join(servers)} let us in; check the address, the credentials, and"
-            " whether the listener wants TLS or SASL"
+            f"no broker of {', '.join(servers)} accepts the producer; try again, and see their logs"
         ) from exc
     except kafka_errors.KafkaError as exc:
         await producer.stop()

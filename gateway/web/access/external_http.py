@@ -8,6 +8,7 @@ Its transport, which this module uses, does neither.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,10 +24,33 @@ class ExternalResponse(NamedTuple):
 
     status: int
     body: bytes
+    location: str = ""
+
+    def describe_status(self) -> str:
+        """Return what the server answers, for messages; with where a redirect leads to."""
+        if 300 <= self.status < 400 and self.location:
+            return f"{self.status} (a redirect to {self.location[:200]!r}, which is not followed)"
+        return str(self.status)
 
 
 class ExternalHttpError(Exception):
     """There is no usable response. The message says why, and contains nothing secret."""
+
+
+def parse_json(body: bytes) -> Any:
+    """Parse the JSON of a response.
+
+    Raises:
+        ValueError: It is no JSON in UTF-8 (RFC 8259 8.1). The message is for operators.
+    """
+    try:
+        return json.loads(body.decode("utf-8-sig"))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except ValueError:
+        is_html = body.lstrip()[:1] == b"<"
+        what = "it is HTML and no JSON" if is_html else "it is no JSON in UTF-8"
+        raise ValueError(what if body else "it is empty") from None
 
 
 class ExternalHttp:
@@ -92,6 +116,8 @@ async def _get_with_retry(
     """Send a request, and once more if it failed on a connection that may have been stale."""
     import httpx
 
+    from .http_failures import HTTP_ERRORS, describe_http_failure
+
     try:
         try:
             return await _get_once(transport, url, headers, max_body_bytes)
@@ -101,8 +127,8 @@ async def _get_with_retry(
             return await _get_once(transport, url, headers, max_body_bytes)
     except TimeoutError:  # handled by `get`; it is an OSError, so the next clause would catch it
         raise
-    except (httpx.TransportError, httpx.InvalidURL, OSError, ValueError) as exc:
-        raise ExternalHttpError(f"it cannot be reached ({type(exc).__name__})") from None
+    except HTTP_ERRORS as exc:
+        raise ExternalHttpError(describe_http_failure(exc, url)) from None
 
 
 async def _get_once(
@@ -122,4 +148,5 @@ async def _get_once(
                 raise ExternalHttpError(f"its answer is longer than {max_body_bytes} bytes")
     finally:
         await response.aclose()
-    return ExternalResponse(response.status_code, bytes(body))
+    location = response.headers.get("location", "")
+    return ExternalResponse(response.status_code, bytes(body), location)

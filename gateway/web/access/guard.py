@@ -134,6 +134,13 @@ class Guard(ABC, Generic[SectionT]):
         """Fetch what is needed before the first client comes; a failure is ignored."""
         return
 
+    def find_problem(self) -> str | None:
+        """Return why the guard cannot decide about any client now, and what to do; else None.
+
+        It is for operators, and does not wait.
+        """
+        return None
+
     @abstractmethod
     async def grant(self, request: AccessRequest) -> Grant:
         """Return what the guard knows of a client.

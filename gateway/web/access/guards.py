@@ -108,6 +108,11 @@ class Guards:
             return NO_GRANTS
         return await self._grant_all(AccessRequest(self._admin_route, {}, connection))
 
+    def list_problems(self) -> list[str]:
+        """Return why guards cannot decide about clients now: a sentence for each such guard."""
+        problems = ((name, guard.find_problem()) for name, guard in self._guards.items())
+        return [f"guard {name}: {problem}" for name, problem in problems if problem is not None]
+
     async def run(self) -> None:
         """Prepare all guards for clients, and close all connections when cancelled."""
         try:

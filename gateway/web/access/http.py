@@ -18,7 +18,6 @@ application is asked once for all clients that send the same at the same time.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 import re
@@ -35,7 +34,7 @@ from gateway.config.guards.credentials import CREDENTIALS_PLACEHOLDER
 
 from .claims import format_claim, parse_roles
 from .credentials import get_subprotocol_token
-from .external_http import ExternalHttp, ExternalHttpError, Headers
+from .external_http import ExternalHttp, ExternalHttpError, Headers, parse_json
 from .grant import Grant
 from .guard import AccessRequest, Guard, GuardContext
 from .guard_errors import GuardErrors
@@ -87,7 +86,7 @@ class HttpGuard(Guard[Http]):
         self._external_http = external_http
         self._cache: OrderedDict[bytes, tuple[float, Grant | DeniedStatus]] = OrderedDict()
         self._pending: dict[bytes, asyncio.Task[Grant | DeniedStatus]] = {}
-        self._is_available = True  # the application answered the last request
+        self._problem: str | None = None  # why the last request was not answered
         self.is_renewable = "authorization" in settings.forward.headers
         forwarded = [
             *settings.forward.headers, *(f"?{parameter}=" for parameter in settings.forward.query)
@@ -104,6 +103,10 @@ class HttpGuard(Guard[Http]):
     def describe(cls, section: Http) -> tuple[SecurityScheme, ...]:
         """Return each header and parameter that the application gets."""
         return tuple(_iter_forwarded_schemes(section))
+
+    def find_problem(self) -> str | None:
+        """Return why the application did not decide when it was asked last."""
+        return self._problem
 
     async def grant(self, request: AccessRequest) -> Grant:
         """Return what the application knows of a client; see `Guard`."""
@@ -180,11 +183,12 @@ class HttpGuard(Guard[Http]):
             )
             decision = self._parse_response(response.status, response.body)
         except ExternalHttpError as exc:
-            if self._is_available:
-                log.warning("guard %s: the application cannot be asked: %s", self._name, exc)
-            self._is_available = False
+            problem = f"the application at {self._settings.url} cannot be asked: {exc}"
+            if self._problem is None:
+                log.warning("guard %s: %s", self._name, problem)
+            self._problem = problem
             raise
-        self._is_available = True
+        self._problem = None
         self._cache_decision(digest, decision)
         return decision
 
@@ -206,9 +210,9 @@ class HttpGuard(Guard[Http]):
         if not 200 <= status < 300:
             raise ExternalHttpError(f"it answers {status}; 200, 401 and 403 are understood")
         try:
-            answer = json.loads(body)
-        except (ValueError, RecursionError):
-            raise ExternalHttpError("its answer is no JSON") from None
+            answer = parse_json(body)
+        except ValueError as exc:
+            raise ExternalHttpError(f"its answer cannot be used: {exc}") from None
         identity = format_claim(answer.get("identity")) if isinstance(answer, Mapping) else None
         if identity is None:
             raise ExternalHttpError("its answer names no identity")

@@ -9,7 +9,6 @@ While the issuer is unavailable, the last keys are used until `maxAge`.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import random
 import time
@@ -21,7 +20,7 @@ from pydantic import ValidationError
 from gateway.config import Jwk, Jwks
 from gateway.core.backoff import BackoffPolicy
 
-from .external_http import ExternalHttp, ExternalHttpError
+from .external_http import ExternalHttp, ExternalHttpError, parse_json
 from .oidc import IssuerDiscovery
 
 MAX_JWKS_BYTES = 256 * 1024  # bytes of a JWKS; those of large issuers have 10 KB
@@ -87,10 +86,7 @@ class KeySet:
         Raises:
             ValueError: It is no JWKS, or none of its keys can be used.
         """
-        try:
-            document = json.loads(body)
-        except RecursionError:
-            raise ValueError("nested too deeply") from None
+        document = parse_json(body)
         raw_keys = document.get("keys") if isinstance(document, Mapping) else None
         if not isinstance(raw_keys, list):
             raise ValueError("it has no list of keys")
@@ -112,6 +108,32 @@ def _parse_public_key(raw: object) -> Jwk | None:
     return key if key.kty != "oct" and key.algorithms else None
 
 
+async def request_keys(url: str, settings: Jwks, external_http: ExternalHttp) -> KeySet:
+    """Fetch the keys of an issuer.
+
+    Args:
+        url: Where it has them.
+        settings: The section `jwks` of the guard.
+        external_http: Sends the request.
+
+    Raises:
+        ExternalHttpError: There are none. The message has the URL, and what to do.
+    """
+    try:
+        response = await external_http.get(
+            url, timeout_s=settings.timeout, max_body_bytes=MAX_JWKS_BYTES
+        )
+    except ExternalHttpError as exc:
+        raise ExternalHttpError(f"its keys cannot be fetched from {url}: {exc}") from None
+    if response.status != 200:
+        what = f"{url} answers {response.describe_status()} without keys"
+        raise ExternalHttpError(f"{what}; correct keys, or ask the issuer")
+    try:
+        return KeySet.parse(response.body)
+    except ValueError as exc:
+        raise ExternalHttpError(f"{url} has no keys: {exc}; correct keys") from None
+
+
 class KeySource(Protocol):
     """The source of a guard's keys. Owned by a `JwtGuard`."""
 
@@ -120,6 +142,12 @@ class KeySource(Protocol):
 
         Raises:
             KeysUnavailable: There are none, or they are too old.
+        """
+
+    def find_problem(self) -> str | None:
+        """Return why there are no keys that may be used; None if there are or if nobody knows yet.
+
+        It does not wait. If it is time to fetch the keys again, that begins.
         """
 
     async def get_newer(self, known: KeySet) -> KeySet:
@@ -147,6 +175,10 @@ class StaticKeySource:
     async def get_current(self) -> KeySet:
         """Return the keys."""
         return self._keys
+
+    def find_problem(self) -> str | None:
+        """Return None: there are always keys."""
+        return None
 
     async def get_newer(self, known: KeySet) -> KeySet:
         """Return the keys: there are never newer ones."""
@@ -186,6 +218,7 @@ class RemoteKeySource:
         self._fetched_at = 0.0  # when the last successful fetch ended
         self._next_fetch_at = 0.0  # no fetch may start before
         self._failures = 0  # fetches that failed in a row
+        self._last_failure = ""  # why the last of them failed
         self._fetch_task: asyncio.Task[None] | None = None
 
     async def get_current(self) -> KeySet:
@@ -201,6 +234,15 @@ class RemoteKeySource:
             # The old keys are still good: fetch new ones without delaying this request.
             self._start_fetch()
         return self._keys
+
+    def find_problem(self) -> str | None:
+        """Return why there are no keys; see `KeySource`."""
+        now = self._clock()
+        if self._keys is not None and now - self._fetched_at <= self._settings.max_age:
+            return None
+        if now >= self._next_fetch_at:
+            self._start_fetch()
+        return self._last_failure if self._failures else None
 
     async def get_newer(self, known: KeySet) -> KeySet:
         """Return newer keys if there are any; see `KeySource`."""
@@ -234,8 +276,9 @@ class RemoteKeySource:
         """Fetch the keys, and set when the next fetch may start. It never raises for a failure."""
         try:
             keys = await self._request_keys()
-        except (ExternalHttpError, ValueError) as exc:
+        except ExternalHttpError as exc:
             self._failures += 1
+            self._last_failure = str(exc)
             policy = BackoffPolicy(FIRST_RETRY_DELAY_S, self._settings.cooldown)
             delay = policy.compute_delay(self._failures, random.random)
             self._next_fetch_at = self._clock() + delay
@@ -254,19 +297,10 @@ class RemoteKeySource:
     async def _request_keys(self) -> KeySet:
         """Return the keys of the URL, which may have to be discovered first."""
         if isinstance(self._location, str):
-            return await self._request_keys_from(self._location)
+            return await request_keys(self._location, self._settings, self._external_http)
         url = await self._location.find_jwks_url()
         try:
-            return await self._request_keys_from(url)
-        except (ExternalHttpError, ValueError):
+            return await request_keys(url, self._settings, self._external_http)
+        except ExternalHttpError:
             self._location.forget()  # the keys may have moved
             raise
-
-    async def _request_keys_from(self, url: str) -> KeySet:
-        timeout_s = self._settings.timeout
-        response = await self._external_http.get(
-            url, timeout_s=timeout_s, max_body_bytes=MAX_JWKS_BYTES
-        )
-        if response.status != 200:
-            raise ExternalHttpError(f"it answers {response.status}")
-        return KeySet.parse(response.body)

@@ -114,6 +114,10 @@ class JwtGuard(Guard[Jwt]):
         """Fetch the keys of the issuer."""
         await self._key_source.get_current()
 
+    def find_problem(self) -> str | None:
+        """Return why there are no keys to verify tokens with."""
+        return self._key_source.find_problem()
+
     async def grant(self, request: AccessRequest) -> Grant:
         """Return what the token of a client says; see `Guard`."""
         token = request.token or self._find_token(request)

@@ -7,14 +7,13 @@ as long as keys are (`jwks.refresh`), and forgotten when the keys cannot be fetc
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
 from gateway.config import Jwks
 
-from .external_http import ExternalHttp, ExternalHttpError
+from .external_http import ExternalHttp, ExternalHttpError, parse_json
 
 MAX_METADATA_BYTES = 64 * 1024  # bytes of an issuer's metadata; those of large issuers have 5 KB
 
@@ -29,12 +28,13 @@ def parse_jwks_url(body: bytes, issuer: str) -> str:
     Raises:
         ValueError: It is no metadata, or of another issuer, or its URL cannot be used.
     """
+    hint = "correct issuer, or add keys"
     try:
-        metadata = json.loads(body)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
+        metadata = parse_json(body)
+    except ValueError as exc:
+        raise ValueError(f"{exc}; {hint}") from None
     if not isinstance(metadata, Mapping):
-        raise ValueError("it is no JSON object")
+        raise ValueError(f"it is no JSON object; {hint}")
     named = metadata.get("issuer")
     if named != issuer:  # 4.3: otherwise anyone who is asked could vouch for another issuer
         raise ValueError(
@@ -42,11 +42,48 @@ def parse_jwks_url(body: bytes, issuer: str) -> str:
         )
     url = metadata.get("jwks_uri")
     if not isinstance(url, str):
-        raise ValueError("it has no jwks_uri")
-    scheme = urlsplit(url).scheme
-    if scheme != "https" and not (scheme == "http" and issuer.startswith("http://")):
-        raise ValueError("its jwks_uri is no https URL")
+        raise ValueError(f"it has no jwks_uri; {hint}")
+    try:
+        parts = urlsplit(url)
+        is_url = bool(parts.hostname) and parts.port != 0 and url.isprintable() and " " not in url
+    except ValueError:
+        is_url = False
+    if not is_url:
+        raise ValueError(f"its jwks_uri {url[:200]!r} is no URL; ask the issuer to correct it")
+    if parts.scheme != "https" and not (parts.scheme == "http" and issuer.startswith("http://")):
+        raise ValueError("its jwks_uri is no https URL; ask the issuer to correct it")
     return url
+
+
+async def request_jwks_url(
+    issuer: str, metadata_url: str, settings: Jwks, external_http: ExternalHttp
+) -> str:
+    """Ask an issuer for the URL of its keys.
+
+    Args:
+        issuer: The configured issuer.
+        metadata_url: Where it has its metadata.
+        settings: The section `jwks` of the guard.
+        external_http: Sends the request.
+
+    Raises:
+        ExternalHttpError: The issuer cannot be asked, or its metadata cannot be used. The message
+            has the URL, and what to do.
+    """
+    try:
+        response = await external_http.get(
+            metadata_url, timeout_s=settings.timeout, max_body_bytes=MAX_METADATA_BYTES
+        )
+    except ExternalHttpError as exc:
+        what = "the issuer's metadata cannot be fetched"
+        raise ExternalHttpError(f"{what} from {metadata_url}: {exc}") from None
+    if response.status != 200:
+        what = f"{metadata_url} answers {response.describe_status()} without metadata"
+        raise ExternalHttpError(f"{what}; correct issuer, or add keys")
+    try:
+        return parse_jwks_url(response.body, issuer)
+    except ValueError as exc:
+        raise ExternalHttpError(f"{metadata_url} cannot be used: {exc}") from None
 
 
 class IssuerDiscovery:
@@ -87,17 +124,9 @@ class IssuerDiscovery:
             ExternalHttpError: The issuer cannot be asked, or its metadata cannot be used.
         """
         if self._url is None or self._clock() - self._found_at >= self._settings.refresh:
-            response = await self._external_http.get(
-                self._metadata_url,
-                timeout_s=self._settings.timeout,
-                max_body_bytes=MAX_METADATA_BYTES,
+            self._url = await request_jwks_url(
+                self._issuer, self._metadata_url, self._settings, self._external_http
             )
-            if response.status != 200:
-                raise ExternalHttpError(f"{self._metadata_url} answers {response.status}")
-            try:
-                self._url = parse_jwks_url(response.body, self._issuer)
-            except ValueError as exc:
-                raise ExternalHttpError(f"{self._metadata_url} cannot be used: {exc}") from None
             self._found_at = self._clock()
         return self._url
 

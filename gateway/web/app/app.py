@@ -206,7 +206,7 @@ def create_app(
 
     app.reload = Reloader(app, routes, guards, update_pages)
     app.state.bus, app.state.limits, app.state.levels = bus, limits, LogLevels(bus)
-    app.state.metrics = metrics
+    app.state.metrics, app.state.guards = metrics, guards
     app.admin = AdminApi(routes, guards, metrics, app.state.levels, app.reload, bus)
     app.co_hosted_app = co_hosted_app
     if co_hosted_app is not None:

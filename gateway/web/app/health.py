@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.hubs import Hubs
+from gateway.web.access.guards import Guards
 from gateway.web.routing.routes import NOT_STARTED_MESSAGE
 
 _NO_STORE_HEADERS = {"Cache-Control": "no-store"}
@@ -24,7 +25,8 @@ async def report_readiness(request: Request) -> Response:
     """Answer 200 if the brokers were reached and the bootstrap topics are read; else 503 with why.
 
     With several clusters, one that fails after it was reached does not make the gateway unready:
-    clients of the other clusters are still served.
+    clients of the other clusters are still served. A guard that cannot decide is a warning: all
+    replicas have the same issuer, so without them nobody would be served, not even on other routes.
     """
     hubs: Hubs = request.app.state.hubs
     reasons = [] if hubs.started else [NOT_STARTED_MESSAGE]
@@ -45,6 +47,8 @@ async def report_readiness(request: Request) -> Response:
         reasons.append("draining")
     is_ready = not reasons or (serves_others and not hubs.draining)
     body: dict[str, Any] = {"status": "ready" if is_ready else "not ready", "reasons": reasons}
+    guards: Guards = request.app.state.guards
+    body["warnings"] = guards.list_problems()
     return JSONResponse(body, 200 if is_ready else 503, headers=_NO_STORE_HEADERS)
 
 

@@ -23,6 +23,7 @@ from typing import TypeAlias
 from cryptography import x509
 
 from gateway.config import ListenTls
+from gateway.config.types.tls_context import describe_ssl_error
 from gateway.errors import GatewayError
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
@@ -142,7 +143,7 @@ def create_context(settings: ListenTls) -> ssl.SSLContext:
     except (OSError, ValueError) as exc:
         files = [settings.certificate, settings.key, *([settings.ca] if settings.ca else [])]
         names = ", ".join(str(name) for name in dict.fromkeys(files))
-        reason = getattr(exc, "reason", None) or exc
+        reason = describe_ssl_error(exc) if isinstance(exc, OSError) else exc
         problem = f"listen.tls: {names} cannot be used ({reason})"
         raise GatewayError(f"{problem}; give a chain, its own key without a password") from None
     return context

@@ -148,11 +148,14 @@ async def test_an_address_where_nobody_is_is_told_at_once():
 
 
 async def test_a_server_that_has_no_stream_yet_is_waited_for():
+    async def explain() -> str:
+        return "not there"
+
     source = Played([ConnectionLost("503", retry_after=0.0)], [[UNTIL]])
     await follower(source)[0].run()
     assert len(source.asked) == 2
     with pytest.raises(GatewayError, match="no stream from here: not there"):
-        await follower(Played([ConnectionLost("503")]), absent_message="not there")[0].run()
+        await follower(Played([ConnectionLost("503")]), explain_absence=explain)[0].run()
 
 
 async def test_a_refusal_is_final_also_later():

@@ -11,6 +11,7 @@ from gateway.core.log.recovery import Cause
 from gateway.errors import AuthenticationFailed
 from gateway.kafka.client.failures import (
     FailedAttempt,
+    OptionNames,
     SecurityOptions,
     cause_from_exception,
     describe_failure,
@@ -105,6 +106,6 @@ def test_a_sentence_has_no_text_of_python():
 
 
 def test_options_of_one_of_several_clusters_are_named_with_it():
-    options = SecurityOptions("kafka.east", mechanism="PLAIN")
+    options = SecurityOptions(OptionNames("kafka.east"), mechanism="PLAIN")
     error = kafka_errors.SaslAuthenticationFailed("wrong")
     assert "kafka.east.security.sasl.username" in describe_failure(error, BOOTSTRAP, options)

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -10,10 +12,11 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 from support.app_server import running_app
+from support.certificates import CertificateAuthority
 from support.tcp_proxy import TcpProxy
 from support.waiting import wait_until
 
-from gateway.web.access.external_http import ExternalHttp, ExternalHttpError
+from gateway.web.access.external_http import ExternalHttp, ExternalHttpError, parse_json
 
 WITHIN = 30.0
 
@@ -70,7 +73,9 @@ async def elsewhere() -> AsyncIterator[ExternalHttp]:
 async def test_an_answer_is_what_it_is(
     elsewhere: ExternalHttp, url: str, path: str, status: int, body: bytes
 ):
-    assert await elsewhere.get(url + path, timeout_s=WITHIN) == (status, body)
+    response = await elsewhere.get(url + path, timeout_s=WITHIN)
+    assert (response.status, response.body) == (status, body)
+    assert ("'/plain'" in response.describe_status()) is (path == "/elsewhere")
 
 
 async def test_what_is_sent_is_what_was_given_and_no_cookie_of_another_answer(
@@ -136,10 +141,72 @@ async def test_a_connection_that_was_kept_and_closed_is_not_missed(
             proxy.cut()
 
 
-@pytest.mark.parametrize("url", ["http://", "http://127.0.0.1:1/"])
-async def test_nobody_there_is_away(elsewhere: ExternalHttp, url: str):
-    with pytest.raises(ExternalHttpError):
+@pytest.mark.parametrize(
+    ("url", "cause"),
+    [
+        ("http://", "host name"),
+        ("http://127.0.0.1:1/", "connection refused"),
+        ("http://localhost:1/", "connection refused"),
+        ("http://nowhere.invalid/", "host name is unknown"),
+        # These ended in a group of exceptions, a hundred lines long.
+        ("http://127.0.0.1:99999999/x", "its URL cannot be used"),
+        ("http://10.0.0.1:-1/", "its URL cannot be used"),
+        ("http://[::1", "its URL cannot be used"),
+        ("http://xn--/", "its URL cannot be used"),
+        ("http://a\0b/", "its URL cannot be used"),
+        ("http://\ud800/", "its URL cannot be used"),
+        ("//a", "its URL cannot be used"),
+    ],
+)
+async def test_nobody_there_is_away(elsewhere: ExternalHttp, url: str, cause: str):
+    """Only the name of an exception was told: `it cannot be reached (ConnectError)`."""
+    with pytest.raises(ExternalHttpError) as away:
         await elsewhere.get(url, timeout_s=WITHIN)
+    assert cause in str(away.value)
+
+
+async def test_a_server_that_does_not_fit_in_tls_is_told(elsewhere: ExternalHttp, tmp_path: Path):
+    """A certificate that is not trusted, and TLS on one side only, were a ConnectError, too."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(CertificateAuthority(tmp_path).issue_certificate("server"))
+
+    async def explain(scheme: str, server: asyncio.Server) -> str:
+        with pytest.raises(ExternalHttpError) as away:
+            port = server.sockets[0].getsockname()[1]
+            await elsewhere.get(f"{scheme}://127.0.0.1:{port}/", timeout_s=WITHIN)
+        assert "_ssl.c" not in str(away.value)
+        return str(away.value)
+
+    async with (
+        await asyncio.start_server(answer, "127.0.0.1", 0) as plain,
+        await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context) as secure,
+    ):
+        assert "authority that is not trusted" in await explain("https", secure)
+        assert "try https" in await explain("http", secure)
+        assert "without TLS" in await explain("https", plain)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"", "it is empty"),
+        (b"<!doctype html>", "it is HTML and no JSON"),
+        (b"{", "it is no JSON in UTF-8"),
+        # The text of a codec's exception was shown.
+        (b"\xff\xfe\0", "it is no JSON in UTF-8"),
+        (b"[" * 100_000, "it is nested too deeply"),
+    ],
+)
+def test_a_body_that_is_no_json_is_described(body: bytes, reason: str):
+    with pytest.raises(ValueError) as refused:
+        parse_json(body)
+    assert str(refused.value) == reason
 
 
 async def test_its_end_ends_who_still_waits(url: str, site: FakeSite):

@@ -216,6 +216,44 @@ async def test_before_there_are_any_nobody_is_judged_and_the_issuer_is_not_run_o
     assert list_key_ids(await keys.get_current()) == {"k0"} and site.request_count == 2
 
 
+async def test_the_log_says_where_the_keys_were_and_why_there_are_none(
+    keys: RemoteKeySource, site: FakeExternalHttp, caplog: pytest.LogCaptureFixture
+):
+    """Neither the URL nor the cause was in the log."""
+    site.reply = ExternalHttpError("it cannot be reached: connection refused")
+    with pytest.raises(KeysUnavailable):
+        await keys.get_current()
+    assert "from http://issuer/jwks: it cannot be reached: connection refused" in caplog.text
+    assert "connection refused" in (keys.find_problem() or "")
+
+
+async def test_a_problem_is_found_while_there_are_no_keys_and_they_are_tried_again(
+    keys: RemoteKeySource, site: FakeExternalHttp, clock: FakeClock
+):
+    """Nobody was told but clients, and without clients nobody noticed that it was over."""
+    site.reply = ExternalResponse(404, b"")
+    assert keys.find_problem() is None, "nobody knows yet"
+    await wait_until_fetched()
+    assert "http://issuer/jwks answers 404" in (keys.find_problem() or "")
+    for _ in range(100):
+        keys.find_problem()
+    await wait_until_fetched()
+    assert site.request_count == 1, "not more often than clients may cause it"
+    site.reply = ONE
+    clock.now += 11
+    keys.find_problem()
+    await wait_until_fetched()
+    assert keys.find_problem() is None
+    site.reply = ExternalResponse(404, b"")
+    clock.now += 601
+    await keys.get_current()
+    await wait_until_fetched()
+    assert keys.find_problem() is None, "the old keys serve"
+    clock.now += 3000
+    assert "404" in (keys.find_problem() or "")
+    await wait_until_fetched()
+
+
 async def test_an_empty_list_is_an_answer(
     keys: RemoteKeySource, site: FakeExternalHttp, clock: FakeClock
 ):
