@@ -162,6 +162,13 @@ async def say(socket: MultiplexClient, kind: str, **members: Any) -> None:
         await socket.wait_closed()
 
 
+def describe_follower(follower: Any) -> str:
+    """What still follows a channel, for the message of a failure."""
+    names = ("end_reason", "delivery", "private_reader", "last_joined_at")
+    known = {name: getattr(follower, name) for name in names if hasattr(follower, name)}
+    return f"{type(follower).__name__} {known}"
+
+
 def orders(acked: Any) -> bool:
     return bool(acked.tp.topic == "orders")
 
@@ -202,7 +209,9 @@ async def test_two_hundred_sockets_that_come_and_go_in_every_state_leave_nothing
         )
         channels = [c for shared in hub._tails.values() for c in shared.channels.values()]
         await wait_until(
-            lambda: not any(c.followers for c in channels), "the end of herds", MESSAGE_TIMEOUT_S
+            lambda: not any(c.followers for c in channels),
+            lambda: f"left: {[describe_follower(f) for c in channels for f in c.followers]}",
+            MESSAGE_TIMEOUT_S,
         )
 
 

@@ -527,9 +527,16 @@ class Hub:
     # maintenance
 
     async def _sweep_forever(self) -> None:
+        has_failed = False
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)
-            self._sweep(asyncio.get_running_loop().time())
+            try:
+                self._sweep(asyncio.get_running_loop().time())
+                has_failed = False
+            except Exception:  # the bound of memory, and that anything is ever closed, depend on it
+                if not has_failed:
+                    log.exception("the sweep of unused channels failed; it is tried again")
+                has_failed = True
 
     async def _check_heartbeats_forever(self) -> None:
         """Check the heartbeats and lifetimes of all clients, and measure how far they are behind.

@@ -392,7 +392,8 @@ class SharedCatchUps:
             if not shared_catch_up.maintain(now):
                 shared_catch_up.close()
                 del self._keys[shared_catch_up]
-                if self._newest_by_key[key] is shared_catch_up:
+                # A newer one of the key may be gone already: it may have had faster members.
+                if self._newest_by_key.get(key) is shared_catch_up:
                     del self._newest_by_key[key]
         for key in [
             key for key, seen_at in self._seen_at.items() if now - seen_at >= JOIN_WINDOW_S

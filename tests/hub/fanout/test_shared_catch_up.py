@@ -213,6 +213,32 @@ async def test_one_that_is_followed_by_another_is_let_go_too(monkeypatch: pytest
     assert channel.followers == {first.subscription}
 
 
+async def test_one_whose_members_are_slower_than_those_of_the_next_is_let_go(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """The maintenance failed if the newer of two of the same position ended first. It was not tried
+    again: from then on nothing was closed, and nothing bounded the memory."""
+    monkeypatch.setattr(client_source, "MAX_TAKE_BYTES", 500)
+    monkeypatch.setattr(herd, "MAX_PIECE_BYTES", 1000)
+    first = await build_first_client()
+    channel, herds = first.subscription.channel, get_hub(first).shared_catch_ups
+    generations = [[FakeOutlet() for _ in range(3)] for _ in range(2)]
+    for outlets in generations:
+        attach_late_clients(first, outlets, 0)
+        await wait_until(lambda outlets=outlets: have_all_values(outlets, 0, MISSED))
+    older, newer = herds._keys
+    now = asyncio.get_running_loop().time()
+    older.add_member(slow := build_late_client(first, 0).source, now + 60)
+    for outlet in generations[1]:
+        outlet.client.close()
+    herds.maintain(now + 30)
+    assert set(herds._keys) == {older}
+    older.remove_member(slow)
+    herds.maintain(now + 120)
+    assert not herds._keys
+    assert older not in channel.followers and newer not in channel.followers
+
+
 async def test_compressed_streams_of_a_herd_end_with_the_right_sum(
     monkeypatch: pytest.MonkeyPatch,
 ):
