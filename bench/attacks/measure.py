@@ -318,7 +318,9 @@ async def probe_health(port: int, size: Size) -> AsyncIterator[list[tuple[float,
         sys.executable, PROBER_PATH, str(port), str(size.probe_interval_s),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
+    assert running.stdout is not None
     try:
+        await asyncio.wait_for(running.stdout.readline(), 60)  # it begins now
         yield probes
         said, _ = await asyncio.wait_for(running.communicate(b""), 60)
         probes += [(due, took) for due, took in json.loads(said)]

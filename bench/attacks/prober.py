@@ -5,7 +5,8 @@ over other processes on its core if it may (SCHED_FIFO). Otherwise it would wait
 attacker there. It has one request in flight at a time, over one connection. Requests that were due
 while it waited for a response count from when they were due: a gateway that does not respond for a
 second has many late responses, not one.
-It prints a JSON list of [due, seconds], by the clock `time.monotonic()`.
+It prints a line when it begins, and at the end a JSON list of [due, seconds], by the clock
+`time.monotonic()`.
 """
 
 import contextlib
@@ -27,6 +28,7 @@ def main() -> None:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     found: list[tuple[float, float]] = []
     connection = _connect(port)
+    print("probing", flush=True)
     due = time.monotonic()
     while True:
         wait = max(0.0, due - time.monotonic())

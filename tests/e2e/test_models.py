@@ -87,7 +87,7 @@ async def streaming(
     *topics: dict[str, Any],
     routes: list[dict[str, Any]] | None = None,
 ) -> AsyncIterator[GatewayProcess]:
-    catalogs = {"registry0": {"type": "schema-registry", "url": url, "timeout": "1s"}}
+    catalogs = {"registry0": {"type": "schema-registry", "url": url, "timeout": "30s"}}
     config = build_config(broker.bootstrap, topics, routes, catalogs=catalogs)
     async with running_gateway(config) as gateway:
         yield gateway

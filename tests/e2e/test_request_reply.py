@@ -34,6 +34,7 @@ kafka = embedded_kafka({"requests": 3, "replies": 2})
 
 WITHIN = 60.0
 MANY = 1000
+GROUP = 50
 TOPICS = ["requests", "replies"]
 SILENT, HOLD = b'{"silent": true}', b'{"hold": true}'
 ASYNC = {"Prefer": "respond-async"}
@@ -350,12 +351,21 @@ async def three(kafka: EmbeddedKafka, service: ReplyService) -> AsyncIterator[Ga
         yield running
 
 
-async def test_a_thousand_at_once_each_hear_their_own_reply(three: GatewayProcess):
+async def test_a_thousand_at_once_each_hear_their_own_reply(
+    three: GatewayProcess, service: ReplyService
+):
+    """They ask in groups, until all wait: a client that is busy with a thousand new connections
+    takes longer to send its requests than the gateway waits for their heads."""
     before = await outcomes(three)
-    async with browsing(three) as http:
-        answers = await asyncio.gather(
-            *(http.post(f"/ask/{n}", content=b"of %d" % n) for n in range(MANY))
-        )
+    asked: list[asyncio.Task[httpx.Response]] = []
+    async with browsing(three) as http, asyncio.TaskGroup() as tasks:
+        for n in range(MANY):
+            request = {"hold": True, "body": f"of {n}"}
+            asked.append(tasks.create_task(http.post(f"/ask/{n}", json=request)))
+            if len(asked) % GROUP == 0:
+                await wait_until(lambda: len(service.held_requests) == len(asked), timeout_s=WITHIN)
+        await service.answer_held()
+    answers = [each.result() for each in asked]
     assert {each.status_code for each in answers} == {200}
     assert [each.text for each in answers] == [f"of {n}" for n in range(MANY)]
     await grown(three, before, answered=MANY)

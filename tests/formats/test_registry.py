@@ -289,7 +289,7 @@ async def test_an_answer_without_end_is_read_to_its_bound():
         await send({"type": "http.response.body", "body": body})
 
     async with running_app(app) as url:
-        asking = registry(url)
+        asking = registry(url, timeout="60s")
         with pytest.raises(RegistryUnavailable, match=f"more than {16 << 20} bytes"):
             await asking.get_by_id(1)
         await asking.close()

@@ -215,10 +215,12 @@ async def test_what_a_killed_member_had_goes_to_the_others_after_its_session(kaf
 async def test_a_static_member_that_is_killed_and_back_has_its_own_and_nobody_elses_move(
     kafka, topic, group
 ):
-    name = topic(partitions=4)
+    name, session_timeout = topic(partitions=4), 60.0  # s; longer than a busy machine starts Python
     async with (
         open_cluster(kafka.bootstrap, name) as made,
-        running_member_process(kafka.bootstrap_servers, group, name, "classic", "pod-0") as leader,
+        running_member_process(
+            kafka.bootstrap_servers, group, name, "classic", "pod-0", session_timeout
+        ) as leader,
     ):
         await wait_until_owned(leader, 4)
         async with running_member(made, group, [name], **CLASSIC) as other:
@@ -228,7 +230,7 @@ async def test_a_static_member_that_is_killed_and_back_has_its_own_and_nobody_el
             leader.send_signal(signal.SIGKILL)
             await leader.wait()
             async with running_member_process(
-                kafka.bootstrap_servers, group, name, "classic", "pod-0"
+                kafka.bootstrap_servers, group, name, "classic", "pod-0", session_timeout
             ) as again:
                 await wait_until_owned(again, 2)
                 assert other.events == before

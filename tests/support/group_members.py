@@ -139,11 +139,17 @@ async def running_librdkafka_member(
 
 @asynccontextmanager
 async def running_member_process(
-    servers: str, group: str, topic: str, protocol: str = "auto", instance_id: str = ""
+    servers: str,
+    group: str,
+    topic: str,
+    protocol: str = "auto",
+    instance_id: str = "",
+    session_timeout: float = 6.0,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """A member in a process of its own, that says `owns N` whenever that changes, and commits."""
     made = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "support.group_members", servers, group, topic, protocol, instance_id,
+        str(session_timeout),
         stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": _TESTS_DIRECTORY},
     )  # fmt: skip
     try:
@@ -164,10 +170,12 @@ async def wait_until_owned(process: asyncio.subprocess.Process, count: int) -> N
     raise AssertionError(f"the process ended before it owned {count}")
 
 
-async def _main(servers: str, group: str, topic: str, protocol: str, instance_id: str) -> None:
+async def _main(
+    servers: str, group: str, topic: str, protocol: str, instance_id: str, session_timeout: str
+) -> None:
     how: dict[str, Any] = {"protocol": protocol, "instance_id": instance_id or None}
     if protocol == "classic":
-        how["session_timeout"] = 6.0
+        how["session_timeout"] = float(session_timeout)
     async with Cluster(ClusterSettings(servers.split(","))) as cluster:
         consumer = GroupConsumer(cluster, group, ConsumerOptions(**(FAST_OPTIONS | how)))
         said = -1

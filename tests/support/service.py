@@ -13,6 +13,8 @@ from gateway.api.gateway import Gateway
 
 REPLY_TO_HEADER, CORRELATION_ID_HEADER = "zilla:reply-to", "zilla:correlation-id"
 
+GROUP = 100  # answers that are written at once
+
 
 class ReplyService:
     """Answers what comes on a topic: with the request's value, and headers that it is told.
@@ -40,9 +42,10 @@ class ReplyService:
     async def answer_held(self) -> None:
         """Answer those that wait, and return when Kafka has the answers."""
         held, self.held_requests = self.held_requests, []
-        for request in held:
-            self._start_reply(request)
-        await asyncio.gather(*self._tasks)
+        for first in range(0, len(held), GROUP):  # Kafka refuses a thousand at once
+            for request in held[first : first + GROUP]:
+                self._start_reply(request)
+            await asyncio.gather(*self._tasks)
 
     def _start_reply(self, request: Record) -> None:
         task = asyncio.create_task(self._send_reply(request))
