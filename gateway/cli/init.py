@@ -240,10 +240,12 @@ def _load_kafka(config: StarterConfig) -> Kafka:
 
 
 async def _list_topics(kafka: Kafka) -> list[str]:
+    from gateway.kafka.client.failures import OptionNames
+
     from .kafka_connection import open_cluster
     from .topics.topic_report import INTERNAL_PREFIX
 
-    async with open_cluster(kafka) as cluster:
+    async with open_cluster(kafka, names=OptionNames(servers="--servers")) as cluster:
         names = await cluster.list_topics()
     return sorted(name for name in names if not name.startswith(INTERNAL_PREFIX))
 
@@ -281,9 +283,14 @@ def _validate_given(config: StarterConfig, *, has_issuer: bool) -> None:
 
 def _print_next_steps(file: Path, config: StarterConfig) -> None:
     option = "" if _is_found(file) else f" -c {shlex.quote(str(file))}"
-    typer.echo(f"wrote {file}: {len(config.topics)} routes, {', '.join(config.topics)}")
+    typer.echo(f"wrote {file}: routes of {', '.join(config.topics)}")
     if config.variables:
         typer.echo(f"set the variables: {', '.join(config.variables)}")
+    if config.optional_variables:
+        typer.echo(
+            f"and {', '.join(config.optional_variables)}, the path of a PEM file, if the brokers' "
+            "certificates are not of a public authority"
+        )
     typer.echo(f"check it:  gateway check{option} --cluster")
     typer.echo(f"start it:  gateway run{option}")
 

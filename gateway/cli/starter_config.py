@@ -73,6 +73,11 @@ class StarterConfig:
         }.get(self.security, ("KAFKA_USERNAME", "KAFKA_PASSWORD"))
         return (*kafka, *(("DEV_TOKEN",) if self.guard is GuardPreset.INLINE else ()))
 
+    @property
+    def optional_variables(self) -> Sequence[str]:
+        """The environment variables that the file takes if they are set."""
+        return () if self.security is SecurityPreset.NONE else ("KAFKA_CA",)
+
     def to_yaml(self) -> str:
         """Return the configuration."""
         lines = [
