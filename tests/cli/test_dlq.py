@@ -75,8 +75,10 @@ async def test_what_there_is_is_listed_by_group_and_shown_with_its_reason(kafka,
 
     listed = await dlq("list", "-c", file, "--json")
 
+    assert listed.code == 0, listed.err
     counts = {each["group"]: each for each in map(json.loads, listed.out.splitlines())
               if each["topic"] == f"{topic}.dlq"}  # fmt: skip
+    assert counts.keys() == {"billing", "shipping"}, listed.out + listed.err
     assert counts["billing"]["waiting"] == counts["billing"]["total"] == 3
     assert counts["billing"]["reason"] == "Boom"
     assert counts["shipping"]["waiting"] == 1
