@@ -19,6 +19,7 @@ from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from gateway.cli import app
+from gateway.cli.options import SERVERS_VARIABLES
 from gateway.config import list_variables, loads
 from gateway.config.sections.variables import COMMAND_VARIABLES, OLD_NAMES
 from gateway.kafka.embedded import EmbeddedKafka
@@ -176,6 +177,10 @@ def test_run_needs_no_file_if_variables_have_the_configuration(folder: Path, ser
     )
     assert result.exit_code == 0, result.output
     assert served[0].routes[0].when[0].path == "/o"
+
+
+def test_the_options_name_the_variable_of_servers_and_its_old_name():
+    assert {old: new for new, old in [SERVERS_VARIABLES]} == OLD_NAMES
 
 
 def test_the_printed_configuration_has_the_servers_of_the_environment(folder: Path):

@@ -23,7 +23,7 @@ MAX_DEFAULT_BYTES = 16 << 20
 
 
 class DefaultBudget:
-    """How many bytes of defaults one JSON value may still take.
+    """Limit the bytes of defaults that one JSON value takes for its missing fields.
 
     One instance per schema, owned by its codec, which calls `renew` after each value.
     """

@@ -65,7 +65,7 @@ def run_broker(
 
 
 def _keep_nodes_running(kafka: LocalKafka, restart_delay_s: float) -> None:
-    """Start nodes that end again, without end.
+    """Restart each node that ends. This returns only by an exception.
 
     Raises:
         LocalBrokerError: A node is the only one, or ended soon after it was started.

@@ -132,11 +132,7 @@ def _describe_error(exc: Exception) -> tuple[int, str, str]:
         case KafkaError():
             return 503, "Kafka is unavailable", "Kafka does not answer as it should; try again"
         case HTTPException(status_code=404):
-            return (
-                404,
-                "Unknown path",
-                "no route has this path; see the routes of the configuration",
-            )
+            return 404, "Unknown path", _describe_http_error(exc)
         case HTTPException():
             return exc.status_code, HTTPStatus(exc.status_code).phrase, _describe_http_error(exc)
     return 500, "Internal error", "the gateway failed; its log says why"
