@@ -123,7 +123,11 @@ async def gateway(kafka: EmbeddedKafka) -> AsyncIterator[GatewayProcess]:
             },
         }  # fmt: skip
         routes = [
-            {"when": [{"path": path(name)}], "guarded": guarded, "with": {"topic": "orders"}}
+            {
+                "when": [{"path": path(name)}],
+                **({"guarded": guarded} if guarded else {}),
+                "with": {"topic": "orders"},
+            }
             for name, guarded in GUARDED.items()
         ]
         routes.append(

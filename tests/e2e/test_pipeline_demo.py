@@ -30,6 +30,8 @@ async def shop(place: Path, *options: str) -> AsyncIterator[DemoProcess]:
     ) as running:
         try:
             yield running
+        except TimeoutError as error:
+            raise AssertionError(f"{error}; it printed: {running.output[-4000:]}") from error
         finally:  # what a killed one would leave; it holds the output open
             if not running.is_ended:
                 for child in psutil.Process(running.process.pid).children(recursive=True):

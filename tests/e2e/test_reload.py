@@ -41,8 +41,9 @@ def config_of(
 
 
 def at(path: str, topic: str = "orders", **options: Any) -> dict[str, Any]:
-    """A route; guarded: is none of its `with`."""
-    guarded = {"guarded": options.pop("guarded")} if "guarded" in options else {}
+    """A route; guarded: is none of its `with`; empty: everybody may use it."""
+    guards = options.pop("guarded", None)
+    guarded = {"guarded": guards} if guards else {}
     target = {"topic": topic, "format": "envelope", **options}
     return {"when": [{"path": path}], **guarded, "with": target}
 
