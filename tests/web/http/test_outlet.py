@@ -928,7 +928,7 @@ async def write_randomly(clients: dict[str, OutletClient], seed: int) -> None:
                 outlet.finish(LAST)
             elif not outlet.transport.is_closing():
                 outlet.transport.close() if dice < 0.04 else outlet.transport.abort()
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)  # the visitors, in another thread, need the interpreter, too
 
 
 def is_double_loss(error: dict[str, Any]) -> bool:
