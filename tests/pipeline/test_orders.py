@@ -30,6 +30,7 @@ from support.dead_letters import read_committed
 from support.jobs import JOB_TIMEOUT_S
 from support.pipelines import JobHistory, OutputTopic, kill_while_writing, wait_until
 from support.spark import NO_PYTHON_WORKER
+from support.worker_groups import SPARK_GROUP_PREFIX
 
 from gateway.config import loads
 from gateway.config.sections.pipelines import Pipelines
@@ -44,7 +45,11 @@ from gateway.pipeline.state.files import LocalFiles
 DEFAULT = range(1, 4)
 """The seeds that run by default."""
 FIRST = int(os.environ.get("GATEWAY_ORDERS_SEED", DEFAULT.start))
-SEEDS = range(FIRST, FIRST + int(os.environ.get("GATEWAY_ORDERS", len(DEFAULT))))
+SEEDS = [
+    pytest.param(seed, marks=pytest.mark.xdist_group(f"{SPARK_GROUP_PREFIX}orders_{seed}"))
+    for seed in range(FIRST, FIRST + int(os.environ.get("GATEWAY_ORDERS", len(DEFAULT))))
+]
+"""Each takes minutes, so each may go to a worker of its own."""
 STEPS = {
     **{"run_on": 2, "kill": 3, "back_up": 2, "restore": 2, "copy": 2, "put_back": 3},
     **{"start_afresh": 1},

@@ -28,7 +28,9 @@ PARTS = {
     KAFKA_E2E: ("kafka_e2e_sidecar", "tests/e2e/test_sidecar_"),
     "session_kafka": ("session_kafka_sidecar", "tests/sidecar/"),
 }
-# In the order of their start. Each takes minutes and starts what it needs of Kafka and Spark.
+SPARK_GROUP_PREFIX = "spark_"
+# In the order of their start: each takes minutes, and starts what it needs of Kafka and Spark. What
+# a test groups itself (`xdist_group`) starts before them.
 LONG_GROUPS = (
     *(SPARK_AND_BROKER, "spark_exactly_once", "kafka_e2e_sidecar", KAFKA_E2E, SPARK_PROCESSES),
     *(SPARK_FIXTURE, "session_kafka", "session_kafka_sidecar", "session_kafka3"),
@@ -52,7 +54,8 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=estimate_start)
     for item in items:
-        item.add_marker(pytest.mark.xdist_group(choose_group(item)))
+        if not get_named_group(item):
+            item.add_marker(pytest.mark.xdist_group(choose_group(item)))
         if needs_spark(item) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SPARK_TEST_TIMEOUT_S))
 
@@ -82,7 +85,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         return
     group = _get_group(item.nodeid)
     if group != _get_group(nextitem.nodeid):
-        if group in (SPARK_AND_BROKER, PARTS[SPARK_AND_BROKER][0]):
+        if group.startswith(SPARK_GROUP_PREFIX):
             _running_fixtures.pop("session_kafka", None)
         while _running_fixtures:
             _running_fixtures.popitem()[1]()
@@ -90,10 +93,18 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 def estimate_start(item: pytest.Item) -> int:
     """Sort key: the groups that take longest begin, and what is begun last is short."""
+    if get_named_group(item):
+        return -1
     group = choose_group(item)
     if group in LONG_GROUPS:
         return LONG_GROUPS.index(group)
     return len(LONG_GROUPS) + (not item.nodeid.startswith(LONG_TEST_PATHS))
+
+
+def get_named_group(item: pytest.Item) -> str | None:
+    """The group that the test itself names."""
+    mark = item.get_closest_marker("xdist_group")
+    return None if mark is None else str(mark.args[0])
 
 
 def choose_group(item: pytest.Item) -> str:
