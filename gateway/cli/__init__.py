@@ -2,8 +2,8 @@
 
 The console script `gateway` calls `main`. Each command has a module, which parses the options and
 calls one function of a layer below. A command imports that layer when it runs, so that `--help` and
-completion are quick. The packages `dlq`, `pipeline`, `tail` and `cluster_check` hold what one
-command needs besides.
+completion are quick. The packages `dlq`, `pipeline`, `tail`, `migrate` and `cluster_check` hold
+what one command needs besides.
 
 Start reading with `commands`, then `run`.
 """
@@ -24,6 +24,7 @@ from . import (
     dlq,
     health,
     init,
+    migrate,
     pipeline,
     produce,
     reload,
@@ -60,6 +61,7 @@ for command, exit_codes in (
     (health.health, format_exit_codes("it is not alive")),
     (demo.demo, format_exit_codes(reads_config=False)),
     (init.init, format_exit_codes("not written", reads_config=False)),
+    (migrate.migrate, format_exit_codes("not written")),
     (check.check, format_exit_codes("something fails with --cluster")),
     (config.config, format_exit_codes()),
     (produce.produce, format_exit_codes("a record was not acknowledged")),

@@ -1,0 +1,173 @@
+"""`gateway migrate`: turn the configuration of another program into one of the gateway.
+
+`source` reads the file, and `kinds` recognises whose it is. The converter of that program (`zilla`,
+`centrifugo`, `asyncapi`) fills a `draft` and gives each value of the file an outcome in the
+`report`. `validation` removes what `gateway check` would refuse, and `writer` writes the rest with
+comments. This module has the command; start reading at `migrate_source`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gateway.cli.files import replace_file, require_writable
+from gateway.cli.options import DEFAULT_CONFIG_FILE
+from gateway.errors import GatewayError
+
+from .kinds import SourceKind
+
+if TYPE_CHECKING:
+    from .draft import Draft
+    from .source import Source
+    from .writer import WrittenConfig
+
+STANDARD_OUTPUT = Path("-")
+
+
+def migrate(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="A zilla.yaml, a configuration of Centrifugo (JSON, YAML, TOML), or an AsyncAPI "
+            "document.",
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="The file to write; - for standard output."
+        ),
+    ] = DEFAULT_CONFIG_FILE,
+    kind: Annotated[
+        SourceKind | None,
+        typer.Option(
+            "--from", help="Whose configuration FILE is.  [default: recognised by its content]"
+        ),
+    ] = None,
+    show_all: Annotated[
+        bool,
+        typer.Option("--all", help="Also list what was carried, and where it is now."),
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+) -> None:
+    """Turn a configuration of Zilla or Centrifugo, or an AsyncAPI document, into the gateway's.
+
+    The file that is written has comments and passes `gateway check`. What could not be carried over
+    is listed on standard error, one line for each, FILE:LINE: what: why, and what to do instead;
+    and again as comments in the file. No value of FILE is left out without a line.
+
+    A secret is never written: the file refers to environment variables, which are listed.
+
+    \b
+    gateway migrate zilla.yaml
+    gateway migrate config.json --from centrifugo -o chat.yaml
+    gateway migrate asyncapi.yaml -o - | less
+    """
+    is_file = output != STANDARD_OUTPUT
+    if is_file and output.exists() and not force:
+        raise GatewayError(f"{output} exists; write another file by -o, or replace it by --force")
+    if is_file and output.exists() and output.samefile(file):
+        raise GatewayError(f"{output} is what is migrated; write another file by -o")
+    if is_file:
+        require_writable(output)
+    from .source import read_source
+
+    draft, written = migrate_source(read_source(file), kind, file, output)
+    _print_report(draft, show_all=show_all)
+    if is_file:
+        replace_file(output, written.text)
+    else:
+        typer.echo(written.text, nl=False)
+    _print_next_steps(draft, output)
+
+
+def migrate_source(
+    source: Source, kind: SourceKind | None, file: Path, output: Path
+) -> tuple[Draft, WrittenConfig]:
+    """Return the configuration that a source becomes, with its report, and as text.
+
+    Args:
+        source: What was read.
+        kind: Whose it is; None to recognise it.
+        file: The file that was read.
+        output: The file that will be written; its relative paths start there.
+
+    Raises:
+        GatewayError: It is not known whose it is, or nothing of it is about Kafka.
+    """
+    from .draft import Draft
+    from .kinds import detect_kind, load_converter
+    from .report import MigrationReport, SourceValue
+    from .validation import prune
+
+    convert = load_converter(kind or detect_kind(source.values, source.name))
+    report = MigrationReport(source)
+    draft = Draft(report, output.parent)
+    convert(SourceValue(report, (), source.values), draft)
+    report.omit_rest()
+    written = prune(draft, output, file)
+    if not draft.get(("routes",)):
+        for line in _list_omissions(draft):
+            typer.echo(line, err=True)
+        raise GatewayError(
+            f"nothing of {file} reads or writes a topic for clients; there is nothing to write"
+        )
+    return draft, written
+
+
+def _list_omissions(draft: Draft) -> list[str]:
+    from .writer import format_omission
+
+    return [format_omission(draft, omission) for omission in draft.report.omissions]
+
+
+def _print_report(draft: Draft, *, show_all: bool) -> None:
+    from gateway.cli.tail.terminal import escape_controls
+    from gateway.config.source.problems import format_loc
+
+    from .report import OutcomeKind
+
+    report = draft.report
+    for line in _list_omissions(draft):
+        typer.echo(escape_controls(line), err=True)
+    if not show_all:
+        return
+    for loc, outcome in report.outcomes.items():
+        place = report.source.format_place(loc)
+        if outcome.kind is OutcomeKind.CARRIED:
+            typer.echo(escape_controls(f"{place}: is {format_loc(outcome.target)}"), err=True)
+        elif outcome.kind is OutcomeKind.IMPLIED:
+            typer.echo(escape_controls(f"{place}: {outcome.reason}"), err=True)
+
+
+def _print_next_steps(draft: Draft, output: Path) -> None:
+    from .report import OutcomeKind
+
+    report = draft.report
+    routes = draft.get(("routes",))
+    omitted = report.count(OutcomeKind.OMITTED)
+    kept = len(report.outcomes) - omitted
+    name = "standard output" if output == STANDARD_OUTPUT else str(output)
+    # With the file on standard output, that has nothing else.
+    is_error = output == STANDARD_OUTPUT
+    typer.echo(
+        f"wrote {name}: {len(routes)} route{'s' * (len(routes) != 1)}; "
+        f"{kept} of {len(report.outcomes)} values carried over, {omitted} not",
+        err=is_error,
+    )
+    variables = draft.list_variables()
+    if variables:
+        typer.echo("set the variables:", err=is_error)
+    for variable, description in variables.items():
+        typer.echo(f"  {variable}{f': {description}' if description else ''}", err=is_error)
+    option = f" -c {shlex.quote(str(output))}" if output != DEFAULT_CONFIG_FILE else ""
+    if not is_error:
+        typer.echo(f"check it:  gateway check{option} --cluster")
+        typer.echo(f"start it:  gateway run{option}")

@@ -1,0 +1,142 @@
+"""Read the configuration of another program, and say where in its file each value stands.
+
+The file is YAML, JSON or TOML. Values keep their place (`loc`) and, in YAML and JSON, their line.
+Nothing is substituted: `${...}` means something else in each program.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gateway.config.source.nodes import (
+    MalformedYamlError,
+    MappingNode,
+    Node,
+    ScalarNode,
+    SequenceNode,
+    SourceMark,
+    compose,
+)
+from gateway.config.source.problems import format_loc
+from gateway.config.source.yaml_document import decode_utf8, parse_plain
+from gateway.config.types.section import Loc
+from gateway.errors import ConfigError
+
+MAX_VALUES = 200_000  # with aliases expanded: refuses an alias bomb, but not a large AsyncAPI
+
+
+@dataclass(slots=True)
+class Source:
+    """A file of another program.
+
+    Attributes:
+        name: The name of the file, for messages.
+        values: Its plain values.
+        marks: The places of values in the file, by path; none for TOML.
+    """
+
+    name: str
+    values: Any
+    marks: dict[Loc, SourceMark] = field(default_factory=dict)
+
+    def format_place(self, loc: Loc) -> str:
+        """Return the place of a value as `file:line: path`."""
+        mark = self.marks.get(loc)
+        line = f":{mark.line}" if mark is not None else ""
+        return f"{self.name}{line}: {format_loc(loc) or 'the file'}"
+
+
+def read_source(file: Path) -> Source:
+    """Read a file.
+
+    Raises:
+        ConfigError: It cannot be read, or is neither YAML, JSON nor TOML.
+    """
+    name = str(file)
+    try:
+        text = decode_utf8(file.read_bytes(), name=name)
+    except OSError as exc:
+        raise ConfigError([f"{name}:1:1: cannot be read ({exc.strerror}); check the path"]) from exc
+    if file.suffix == ".toml":
+        return Source(name, _parse_toml(text, name))
+    try:
+        builder = _Builder()
+        values = builder.build(compose(text), ())
+    except MalformedYamlError as exc:
+        # JSON may be indented by tabs, which YAML refuses.
+        values = _parse_json(text)
+        if values is None:
+            place = f"{name}:{exc.mark.line}:{exc.mark.column}"
+            raise ConfigError([f"{place}: {exc.message}"]) from exc
+        return Source(name, values)
+    return Source(name, values, builder.marks)
+
+
+def iter_leaves(values: Any, loc: Loc = ()) -> Iterator[tuple[Loc, Any]]:
+    """Yield the path and the value of everything that has nothing below it."""
+    if isinstance(values, Mapping) and values:
+        for key, item in values.items():
+            yield from iter_leaves(item, (*loc, key))
+    elif isinstance(values, list) and values:
+        for index, item in enumerate(values):
+            yield from iter_leaves(item, (*loc, index))
+    else:
+        yield loc, values
+
+
+def _parse_toml(text: str, name: str) -> Any:
+    try:
+        return _convert_times(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as exc:
+        raise ConfigError([f"{name}:1:1: no valid TOML ({exc}); check it"]) from exc
+
+
+def _convert_times(value: Any) -> Any:
+    """Return values of TOML with times as texts, as YAML has them."""
+    if isinstance(value, dict):
+        return {key: _convert_times(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_convert_times(item) for item in value]
+    return value if isinstance(value, str | int | float) else str(value)
+
+
+def _parse_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+@dataclass(slots=True)
+class _Builder:
+    """Builds the values of one file from its nodes."""
+
+    marks: dict[Loc, SourceMark] = field(default_factory=dict)
+
+    def build(self, node: Node, loc: Loc, mark: SourceMark | None = None) -> Any:
+        """Return the value of a node and record its place, which is that of its key."""
+        self.marks[loc] = mark or node.mark
+        if len(self.marks) > MAX_VALUES:
+            raise MalformedYamlError(
+                node.mark, f"more than {MAX_VALUES} values, aliases expanded; use fewer"
+            )
+        if isinstance(node, ScalarNode):
+            return parse_plain(node.text) if node.is_plain else node.text
+        if isinstance(node, SequenceNode):
+            return [self.build(item, (*loc, index)) for index, item in enumerate(node.items)]
+        return self._build_mapping(node, loc)
+
+    def _build_mapping(self, node: MappingNode, loc: Loc) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for key, item in node.items:
+            if key.text in values:
+                first = self.marks[*loc, key.text].line
+                message = f"duplicate key '{key.text}', first on line {first}; remove one"
+                raise MalformedYamlError(key.mark, message)
+            values[key.text] = self.build(item, (*loc, key.text), key.mark)
+        return values

@@ -1,0 +1,148 @@
+"""Make a migrated configuration one that `gateway check` accepts.
+
+A converter writes what the source says; the configuration's own checks decide whether it can be
+used. What they refuse is removed and reported with their message. Removing never opens anything: a
+route goes as a whole, and with a guard go the routes that it guards.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from gateway.config import loads
+from gateway.config.types.section import Loc
+from gateway.errors import ConfigError, GatewayError
+
+from .draft import Draft
+from .writer import WrittenConfig, write_config
+
+MAX_ROUNDS = 1000  # each removes something; a file has far fewer options
+EXAMPLE_URL = "https://migrated.example"
+# 32 bytes in base64url, the least that a shared secret has (RFC 7518 3.2).
+EXAMPLE_KEY = "AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyA"
+
+_WHOLE_VARIABLE = re.compile(r"\$\{env\.([A-Za-z_][A-Za-z0-9_]*)\}")
+_REQUIRED_FILES = frozenset({"certificate", "key", "ca", "tokenFile"})
+_URL_OPTIONS = frozenset({"url", "issuer", "otlp", "keys", "tokenUrl"})
+
+
+def prune(draft: Draft, file: Path, stand_in: Path) -> WrittenConfig:
+    """Remove what is refused, until nothing is, and return the rest as a file.
+
+    Args:
+        draft: The configuration, which is changed.
+        file: Where it will be written; its relative paths start there.
+        stand_in: A file that exists, for variables that name files.
+
+    Raises:
+        GatewayError: The rest would be refused whatever is removed.
+    """
+    for _ in range(MAX_ROUNDS):
+        _remove_lone_guards(draft)
+        written = write_config(draft)
+        environ = build_example_environment(draft, stand_in)
+        try:
+            loads(written.text, name=str(file), environ=environ)
+        except ConfigError as exc:
+            _remove_problems(draft, written, exc.problems, str(file))
+        else:
+            return written
+    raise GatewayError("the configuration is refused whatever is left out; report this file")
+
+
+def build_example_environment(draft: Draft, stand_in: Path) -> Mapping[str, str]:
+    """Return a value for each variable of a draft that its options accept.
+
+    Args:
+        draft: The configuration.
+        stand_in: A file that exists.
+    """
+    environ = dict.fromkeys(draft.list_variables(), "x")
+    for loc, text in _iter_texts(draft.values):
+        match = _WHOLE_VARIABLE.fullmatch(text)
+        if match is not None:
+            environ[match[1]] = _choose_example(loc, stand_in)
+    return environ
+
+
+def _choose_example(loc: Loc, stand_in: Path) -> str:
+    option = next((step for step in reversed(loc) if isinstance(step, str)), "")
+    if option == "servers":
+        return "localhost:9092"
+    if option == "k":
+        return EXAMPLE_KEY
+    if option == "port":
+        return "8080"
+    if option in ("host", "hosts"):
+        return "localhost"
+    if option == "origins":
+        return EXAMPLE_URL
+    if option in _REQUIRED_FILES:
+        return str(stand_in.resolve())
+    return EXAMPLE_URL if option in _URL_OPTIONS else "x"
+
+
+def _iter_texts(value: object, loc: Loc = ()) -> list[tuple[Loc, str]]:
+    if isinstance(value, Mapping):
+        return [each for key, item in value.items() for each in _iter_texts(item, (*loc, key))]
+    if isinstance(value, list):
+        return [each for n, item in enumerate(value) for each in _iter_texts(item, (*loc, n))]
+    return [(loc, value)] if isinstance(value, str) else []
+
+
+def _remove_problems(draft: Draft, written: WrittenConfig, problems: list[str], name: str) -> None:
+    """Remove what is refused. Routes are removed only if nothing else is left to remove."""
+    found: dict[Loc, str] = {}
+    for problem in problems:
+        match = re.match(rf"{re.escape(name)}:(\d+):\d+: (.*)", problem, re.DOTALL)
+        if match is None:
+            raise GatewayError(f"the migrated configuration cannot be used: {problem}")
+        loc = _find_removable(written.find_loc(int(match[1])))
+        found.setdefault(loc, match[2])
+    others = {loc: message for loc, message in found.items() if loc[:1] != ("routes",)}
+    # The last first, so that the places of those before stay.
+    for loc, message in sorted((others or found).items(), key=_rank, reverse=True):
+        if loc in ((), ("kafka",)) or loc[-1] == "servers":
+            _replace_servers(draft, loc, message)
+        elif draft.get(loc) is not None:
+            draft.remove(loc, f"is refused here: {message}")
+
+
+def _rank(item: tuple[Loc, str]) -> list[tuple[str, int]]:
+    return [("", step) if isinstance(step, int) else (step, 0) for step in item[0]]
+
+
+def _replace_servers(draft: Draft, loc: Loc, message: str) -> None:
+    """Let a variable name the brokers, if those of the source cannot be used."""
+    target = loc if loc[-1:] == ("servers",) else ("kafka", "servers")
+    reference = draft.need_variable("KAFKA_SERVERS", "HOST:PORT of some brokers, with commas")
+    if draft.get(target) == reference:
+        raise GatewayError(f"the migrated configuration cannot be used: {message}")
+    draft.report.drop_target(target, f"is refused here: {message}; KAFKA_SERVERS says it")
+    draft.set(target, reference)
+
+
+def _find_removable(loc: Loc) -> Loc:
+    """Return what to remove for the problem of an option, so that nothing is opened by it."""
+    if loc[:1] in (("routes",), ("guards",), ("catalogs",)):
+        return loc[:2]
+    if loc[:2] == ("listen", "access-control"):
+        return loc[:2]
+    if "sasl" in loc:
+        return loc[: loc.index("sasl") + 1]
+    if loc[:3] == ("telemetry", "metrics", "influx"):
+        return loc[:3]
+    if "topics" in loc:
+        # The name of a topic is the topic; any other option can be left out alone.
+        at = loc.index("topics") + 2
+        return loc[:at] if loc[at : at + 1] in ((), ("name",)) else loc[: at + 1]
+    return loc
+
+
+def _remove_lone_guards(draft: Draft) -> None:
+    """Remove a list of guards without guards, which is refused."""
+    for section in ("guards", "catalogs", "routes"):
+        if draft.get((section,)) in ({}, []):
+            draft.values.pop(section)
