@@ -57,6 +57,7 @@ def migrate_file(file: Path, output: Path | None = None) -> Migration:
     draft, written = migrate_source(
         read_source(file), None, file, file.parent / "gateway.yaml" if output is None else output
     )
+    assert written is not None, "no route is left"
     environ = build_example_environment(draft, file)
     return Migration(draft, written.text, loads(written.text, name=str(file), environ=environ))
 

@@ -81,6 +81,10 @@ def migrate(
 
     draft, written = migrate_source(read_source(file), kind, file, output)
     _print_report(draft, show_all=show_all)
+    if written is None:
+        raise GatewayError(
+            f"nothing of {file} reads or writes a topic for clients; there is nothing to write"
+        )
     if is_file:
         replace_file(output, written.text)
     else:
@@ -90,8 +94,10 @@ def migrate(
 
 def migrate_source(
     source: Source, kind: SourceKind | None, file: Path, output: Path
-) -> tuple[Draft, WrittenConfig]:
+) -> tuple[Draft, WrittenConfig | None]:
     """Return the configuration that a source becomes, with its report, and as text.
+
+    There is no text if no route is left.
 
     Args:
         source: What was read.
@@ -100,7 +106,7 @@ def migrate_source(
         output: The file that will be written; its relative paths start there.
 
     Raises:
-        GatewayError: It is not known whose it is, or nothing of it is about Kafka.
+        GatewayError: It is not known whose it is.
     """
     from .draft import Draft
     from .kinds import detect_kind, load_converter
@@ -112,14 +118,8 @@ def migrate_source(
     draft = Draft(report, output.parent)
     convert(SourceValue(report, (), source.values), draft)
     report.omit_rest()
-    written = prune(draft, output, file)
-    if not draft.get(("routes",)):
-        for line in _list_omissions(draft):
-            typer.echo(line, err=True)
-        raise GatewayError(
-            f"nothing of {file} reads or writes a topic for clients; there is nothing to write"
-        )
-    return draft, written
+    written = prune(draft, output, file) if draft.get(("routes",)) else None
+    return draft, written if draft.get(("routes",)) else None
 
 
 def _list_omissions(draft: Draft) -> list[str]:

@@ -74,7 +74,7 @@ class ClusterConverter:
 
         Args:
             start: The binding that the route leads to.
-            topic: The topic, or the template of its name.
+            topic: The topic, or the template of its name; empty for none.
             is_read: Whether the route reads it.
 
         Returns:
@@ -86,7 +86,7 @@ class ClusterConverter:
         cluster = self._clusters[name]
         if "${params." in topic or "${guarded" in topic:
             cluster.is_read |= is_read
-        else:
+        elif topic:
             self._add_topic(cluster, topic)
             if is_read:
                 cluster.read_topics.add(topic)

@@ -52,6 +52,11 @@ class _Mapping:
         """Return a template without the parameters that have only one value."""
         return self.paths[0][0].bind(text) if self.paths else text
 
+    def get_text(self, option: str) -> str:
+        """Return an option of `with`; empty if it is missing or no text, which is refused later."""
+        value = self.values.get("with", {}).get(option)
+        return value if isinstance(value, str) else ""
+
     def take(self, source: SourceValue, *target: str, value: Any = None) -> None:
         """Set an option to a value of the source, or to what it becomes here."""
         if not source.exists:
@@ -230,11 +235,10 @@ class RouteConverter:
     def _finish(self, mapping: _Mapping, start: str, ways: list[Way]) -> None:
         """Add a converted route, with the guards of all bindings on its way."""
         with_ = mapping.values.get("with", {})
-        topic = with_.get("topic", "")
+        topic = mapping.get_text("topic")
         is_read = with_.get("capability") != "produce"
         cluster, behind = self._clusters.use_topic(start, topic, is_read=is_read)
-        if with_.get("replyTo"):
-            self._clusters.use_topic(start, with_["replyTo"], is_read=False)
+        self._clusters.use_topic(start, mapping.get_text("replyTo"), is_read=False)
         if self._clusters.has_several:
             with_["kafka"] = cluster
         steps = [step for way in ways for step in way] + behind

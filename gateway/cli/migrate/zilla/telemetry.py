@@ -19,7 +19,7 @@ def convert_telemetry(source: SourceValue, draft: Draft) -> None:
         elif kind == "otlp":
             _convert_otlp(exporter, draft)
         elif kind == "stdout":
-            exporter.imply("logs go to standard error; see telemetry.logs")
+            exporter.get("type").imply("logs go to standard error; see telemetry.logs")
         else:
             exporter.omit(f"there is no exporter of type {kind}; use prometheus or otlp")
 
