@@ -8,7 +8,7 @@ route goes as a whole, and with a guard go the routes that it guards.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gateway.config import loads
@@ -92,7 +92,9 @@ def _iter_texts(value: object, loc: Loc = ()) -> list[tuple[Loc, str]]:
     return [(loc, value)] if isinstance(value, str) else []
 
 
-def _remove_problems(draft: Draft, written: WrittenConfig, problems: list[str], name: str) -> None:
+def _remove_problems(
+    draft: Draft, written: WrittenConfig, problems: Sequence[str], name: str
+) -> None:
     """Remove what is refused. Routes are removed only if nothing else is left to remove."""
     found: dict[Loc, str] = {}
     for problem in problems:

@@ -201,7 +201,7 @@ class RouteConverter:
         for narrowed, when in mapping.paths:
             method = when.get("method") if when is not None else None
             loc: Loc = ("when", len(whens))
-            if methods and method is not None and method.text == "GET":
+            if when is not None and methods and when.get("method").text == "GET":
                 # The path of replies, which the location says again.
                 for key in ("path", "method"):
                     mapping.carried.append((when.get(key), ("with", "async", "location")))
@@ -256,7 +256,7 @@ class RouteConverter:
 
     def _add(self, mapping: _Mapping, ways: list[Way]) -> None:
         comments = mapping.values.pop("comments", [])
-        ordered = {
+        ordered: dict[str, Any] = {
             key: mapping.values[key] for key in ("when", "guarded", "with") if key in mapping.values
         }
         origin = f"from {format_loc(mapping.source.loc)}"
