@@ -8,7 +8,7 @@ looked at is omitted as unknown, so that nothing is dropped silently.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -50,11 +50,13 @@ class Omission:
         loc: Its place in the source.
         reason: Why, and what to do instead.
         near: The place in the new configuration where readers miss it; empty for none.
+        is_rest: Whether something below it has another outcome.
     """
 
     loc: Loc
     reason: str
     near: Loc = ()
+    is_rest: bool = False
 
 
 class MigrationReport:
@@ -94,19 +96,17 @@ class MigrationReport:
         for leaf in open_leaves:
             self.outcomes[leaf] = Outcome(OutcomeKind.OMITTED, reason=reason)
         if open_leaves:
-            self._omissions.append(Omission(loc, reason, near))
+            count = sum(leaf[: len(loc)] == loc for leaf in self.leaves)
+            is_rest = count > len(open_leaves)
+            self._omissions.append(Omission(loc, reason, near, is_rest))
 
     def omit_rest(self, reason: str = UNKNOWN) -> None:
         """Omit everything that has no outcome yet; nothing is open afterwards."""
         for loc in _find_highest(set(self._iter_open_leaves(())), self.leaves):
             self.omit(loc, reason)
 
-    def drop_target(self, target: Loc, reason: str) -> list[Loc]:
-        """Omit all that was carried to a place of the new configuration, or below it.
-
-        Returns:
-            The paths in the source that the omissions are reported at.
-        """
+    def drop_target(self, target: Loc, reason: str) -> None:
+        """Omit all that was carried to a place of the new configuration, or below it."""
         lost = {
             leaf
             for leaf, outcome in self.outcomes.items()
@@ -114,9 +114,7 @@ class MigrationReport:
         }
         for leaf in lost:
             self.outcomes[leaf] = Outcome(OutcomeKind.OMITTED, reason=reason)
-        locs = _find_highest(lost, self.leaves)
-        self._omissions += [Omission(loc, reason) for loc in locs]
-        return locs
+        self._omissions += [Omission(loc, reason) for loc in _find_highest(lost, self.leaves)]
 
     def move_targets(self, moves: Iterable[tuple[Loc, Loc]]) -> None:
         """Change the places of what was carried, because places before them are gone."""
@@ -129,7 +127,7 @@ class MigrationReport:
                     self.outcomes[leaf] = Outcome(outcome.kind, target)
                     break
         self._omissions = [
-            Omission(each.loc, each.reason, _move(each.near, changes)) for each in self._omissions
+            replace(each, near=_move(each.near, changes)) for each in self._omissions
         ]
 
     @property

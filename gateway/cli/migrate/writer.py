@@ -24,6 +24,7 @@ LINE_WIDTH = 100  # columns
 SECTIONS = ("name", "listen", "kafka", "catalogs", "guards", "tokens", "telemetry", "routes")
 """The order of sections in the file."""
 
+_REST = " (the rest of it)"
 _PLAIN_SCALAR = re.compile(r"[A-Za-z/$][A-Za-z0-9_./${}'\[\]:;=-]*")
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.:-]*")
 _RESERVED_WORDS = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
@@ -64,8 +65,8 @@ def write_config(draft: Draft) -> WrittenConfig:
 
 def format_omission(draft: Draft, omission: Omission) -> str:
     """Return the line of something that was not carried, for messages."""
-    source = draft.report.source
-    return f"{source.format_place(omission.loc)}: {omission.reason}"
+    place = draft.report.source.format_place(omission.loc)
+    return f"{place}{_REST if omission.is_rest else ''}: {omission.reason}"
 
 
 class _Writer:
@@ -171,7 +172,8 @@ class _Writer:
     def _describe(self, omission: Omission) -> str:
         mark = self._draft.report.source.marks.get(omission.loc)
         line = f"line {mark.line}, " if mark is not None else ""
-        return f"{line}{format_loc(omission.loc) or 'the file'}: {omission.reason}"
+        rest = _REST if omission.is_rest else ""
+        return f"{line}{format_loc(omission.loc) or 'the file'}{rest}: {omission.reason}"
 
 
 def _is_short(values: Sequence[Any], head: str) -> bool:

@@ -62,8 +62,8 @@ def test_what_is_omitted_stands_in_the_comments_of_the_file(source: Path):
     migration = migrate_file(source)
     comments = _join_comments(migration.text)
     for omission in migration.report.omissions:
-        expected = f"{format_loc(omission.loc)}: {omission.reason}"
-        assert " ".join(expected.split()) in comments
+        assert format_loc(omission.loc) in comments
+        assert " ".join(omission.reason.split()) in comments
 
 
 def test_the_values_of_the_file_are_those_that_were_built(source: Path):

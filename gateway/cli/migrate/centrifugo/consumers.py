@@ -70,7 +70,10 @@ def convert_consumers(source: SourceValue, draft: Draft) -> list[ConsumedTopic]:
         for topic in _convert_topics(kafka, draft):
             topics.setdefault(topic.name, topic)
         for name in ("brokers", "tls", "sasl_mechanism", "sasl_user", "sasl_password"):
-            kafka.get(name).carry(*_SECTION, "servers")
+            if kafka is not first and kafka.get(name).value == first.get(name).value:
+                kafka.get(name).carry(*_SECTION, "servers")
+            if kafka is not first:
+                kafka.get(name).omit("is not that of the consumer before, which is used")
         settle(kafka, _REASONS)
         kafka.get("consumer_group").imply(_NO_GROUP)
         kafka.get("instance_id").imply(_NO_GROUP)
