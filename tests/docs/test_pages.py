@@ -59,8 +59,8 @@ class Reader:
     def write_file(self, name: str, text: str) -> None:
         """A file with a title. Gateways listen on ports of the OS."""
         text = self._replace_addresses(text)
-        if name.endswith(".yaml"):
-            config = load_yaml(text)
+        config = load_yaml(text) if name.endswith(".yaml") else {}
+        if "kafka" in config:  # no file of another program
             config.setdefault("listen", {})["port"] = 0
             text = dump_yaml(config)
         (self._directory / name).write_text(text)

@@ -68,7 +68,7 @@ def migrate(
     \b
     gateway migrate zilla.yaml
     gateway migrate config.json --from centrifugo -o chat.yaml
-    gateway migrate asyncapi.yaml -o - | less
+    gateway migrate asyncapi.yaml -o - --all
     """
     is_file = output != STANDARD_OUTPUT
     if is_file and output.exists() and not force:
