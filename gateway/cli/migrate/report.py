@@ -72,6 +72,11 @@ class MigrationReport:
         self.leaves: dict[Loc, Any] = dict(iter_leaves(source.values))
         self.outcomes: dict[Loc, Outcome] = {}
         self._omissions: list[Omission] = []
+        # Documents have thousands of leaves, so those below a place are looked up.
+        self._leaves_below: dict[Loc, list[Loc]] = {}
+        for leaf in self.leaves:
+            for length in range(len(leaf) + 1):
+                self._leaves_below.setdefault(leaf[:length], []).append(leaf)
 
     def carry(self, loc: Loc, target: Loc, *, is_same: bool = False) -> None:
         """Record that a value was carried, with all below it that has no outcome yet.
@@ -96,8 +101,7 @@ class MigrationReport:
         for leaf in open_leaves:
             self.outcomes[leaf] = Outcome(OutcomeKind.OMITTED, reason=reason)
         if open_leaves:
-            count = sum(leaf[: len(loc)] == loc for leaf in self.leaves)
-            is_rest = count > len(open_leaves)
+            is_rest = len(self._leaves_below[loc]) > len(open_leaves)
             self._omissions.append(Omission(loc, reason, near, is_rest))
 
     def omit_rest(self, reason: str = UNKNOWN) -> None:
@@ -133,16 +137,10 @@ class MigrationReport:
     @property
     def omissions(self) -> list[Omission]:
         """All that was not carried, in the order of the file."""
-        order = {loc: number for number, loc in enumerate(self.source.marks)}
-        first_leaf = {loc: number for number, loc in enumerate(self.leaves)}
+        numbers = {leaf: number for number, leaf in enumerate(self.leaves)}
 
-        def rank(omission: Omission) -> tuple[int, ...]:
-            line = order.get(omission.loc, -1)
-            leaf = min(
-                (n for loc, n in first_leaf.items() if loc[: len(omission.loc)] == omission.loc),
-                default=0,
-            )
-            return leaf, line
+        def rank(omission: Omission) -> tuple[int, int]:
+            return numbers[self._leaves_below[omission.loc][0]], len(omission.loc)
 
         return sorted(self._omissions, key=rank)
 
@@ -151,8 +149,8 @@ class MigrationReport:
         return sum(outcome.kind is kind for outcome in self.outcomes.values())
 
     def _iter_open_leaves(self, loc: Loc) -> Iterator[Loc]:
-        for leaf in self.leaves:
-            if leaf[: len(loc)] == loc and leaf not in self.outcomes:
+        for leaf in self._leaves_below.get(loc, ()):
+            if leaf not in self.outcomes:
                 yield leaf
 
 
@@ -228,7 +226,12 @@ class SourceValue:
 
 def _find_highest(open_leaves: set[Loc], leaves: Iterable[Loc]) -> list[Loc]:
     """Return the fewest paths that have all of these leaves below them and no other one."""
-    closed = {leaf[:length] for leaf in leaves if leaf not in open_leaves for length in range(99)}
+    closed = {
+        leaf[:length]
+        for leaf in leaves
+        if leaf not in open_leaves
+        for length in range(len(leaf) + 1)
+    }
     highest: dict[Loc, None] = {}
     for leaf in leaves:
         if leaf in open_leaves:
