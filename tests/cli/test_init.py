@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import certifi
 import pytest
 from support.brokers import embedded_kafka
 from typer.testing import CliRunner, Result
@@ -63,7 +65,7 @@ def test_every_preset_gives_a_configuration_without_a_secret(
     result = init("--topic", "orders", *arguments, "--origin", "http://localhost:5173")
     assert result.exit_code == 0, result.output
     file = folder / "file.pem"
-    file.touch()
+    shutil.copy(certifi.where(), file)
     values = {name: str(file) for name in ("KAFKA_CA", "KAFKA_CERTIFICATE", "KAFKA_KEY")}
     values |= {"KAFKA_USERNAME": "u", "KAFKA_PASSWORD": "hunter2", "DEV_TOKEN": "t"}
     values |= {"KAFKA_TOKEN_URL": "https://a", "KAFKA_CLIENT_ID": "c", "KAFKA_CLIENT_SECRET": "s"}

@@ -138,6 +138,7 @@ async def test_a_back_end_that_is_away_for_long_makes_no_dead_letters(world: Rea
     async with sidecar(world, group) as gateway:
         world.write_records(50)
         await world.wait_until_settled()
+        await _until_counted(gateway, group, 50)  # an answer that is lost would be asked for again
         world.backend.kill()
         world.write_records(50)
         await asyncio.sleep(AWAY)  # not a wait for anything: it is away as long

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gateway.cli.kafka_connection import find_connection_error
 from gateway.cli.options import DEFAULT_SERVERS, KafkaSource
-from gateway.config.types.tls_context import create_trusting_context
+from gateway.config.types.authorities import create_trusting_context
 from gateway.core.log.recovery import Cause
 from gateway.errors import GatewayError
 

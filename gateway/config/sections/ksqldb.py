@@ -12,9 +12,9 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from gateway.config.types.address import Url
+from gateway.config.types.authorities import AuthorityFile
 from gateway.config.types.fields import (
     Duration,
-    File,
     Flag,
     Number,
     SecretText,
@@ -149,7 +149,7 @@ class Ksqldb(Section):
     password: SecretText | None = Field(
         default=None, description="Password of `username`. For secured servers."
     )
-    ca: File | None = Field(
+    ca: AuthorityFile | None = Field(
         default=None,
         description="PEM file of the certificate authorities to trust; default those of the "
         "system. For servers with a private authority.",

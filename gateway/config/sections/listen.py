@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from gateway.config.types.address import Host, HostName, Origin, Proxies
+from gateway.config.types.authorities import AuthorityFile
 from gateway.config.types.fields import Duration, File, Flag, Number, Rate, Text, in_range
 from gateway.config.types.section import Problem, Section
 
@@ -100,7 +101,7 @@ class ListenTls(Section):
     key: File = Field(
         description="PEM file of the certificate's private key. For gateways without a proxy."
     )
-    ca: File | None = Field(
+    ca: AuthorityFile | None = Field(
         default=None,
         description="PEM file of the certificate authorities of clients. With it, clients are "
         "asked for a certificate. For x509 guards.",

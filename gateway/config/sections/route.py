@@ -85,6 +85,7 @@ class Route(Section):
         default={},
         description="Guards, each with the roles that it must grant; all of them must admit the "
         "request. For access control.",
+        json_schema_extra={"not": {"enum": [[], {}]}},  # it would open the route to everybody
     )
     access_control: AccessControl | None = Field(
         default=None,

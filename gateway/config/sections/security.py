@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, get_args
 from pydantic import Field
 
 from gateway.config.types.address import Url
+from gateway.config.types.authorities import AuthorityFile
 from gateway.config.types.fields import File, Flag, SecretText, Text
 from gateway.config.types.section import Problem, Section
 
@@ -25,7 +26,7 @@ class Tls(Section):
 
     old_names: ClassVar[Mapping[str, str]] = {"trust": "ca"}
 
-    ca: File | None = Field(
+    ca: AuthorityFile | None = Field(
         default=None,
         description="PEM file of the certificate authorities to trust; default those of the "
         "system. For servers with a private authority.",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ssl
-from pathlib import Path
 
 from gateway.config.sections.security import Tls
+
+from .authorities import create_trusting_context, describe_ssl_error
 
 
 def create_client_context(tls: Tls) -> ssl.SSLContext:
@@ -26,35 +27,3 @@ def create_client_context(tls: Tls) -> ssl.SSLContext:
             what = f"the certificate {tls.certificate} with the key {tls.key}"
             raise ValueError(f"{what} cannot be used: {describe_ssl_error(exc)}") from exc
     return context
-
-
-def create_trusting_context(ca: Path | None) -> ssl.SSLContext:
-    """Create the SSL context of a client that trusts the authorities of a file.
-
-    Args:
-        ca: The file, in PEM; None for the authorities of the system.
-
-    Raises:
-        ValueError: The file cannot be read or has no certificates. The message names it.
-    """
-    try:
-        return ssl.create_default_context(cafile=None if ca is None else str(ca))
-    except OSError as exc:
-        raise ValueError(f"{ca}: {describe_ssl_error(exc)}") from exc
-
-
-def describe_ssl_error(exc: OSError) -> str:
-    """Return why files of TLS cannot be loaded, without OpenSSL's names and places."""
-    if not isinstance(exc, ssl.SSLError):
-        return exc.strerror or str(exc)
-    match exc.reason:
-        case "NO_CERTIFICATE_OR_CRL_FOUND" | "NO_START_LINE":
-            return "it has no certificates in PEM"
-        case "KEY_VALUES_MISMATCH":
-            return "the key is of another certificate"
-        case "BAD_DECRYPT" | "BAD_PASSWORD_READ":
-            return "the key needs another password"
-        case None:
-            return "it is not what it should be, in PEM"
-        case reason:
-            return reason.lower().replace("_", " ")

@@ -9,7 +9,6 @@ error after the first line is a line of its own, a Status.
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -20,6 +19,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from gateway.config.types.authorities import create_trusting_context
 from gateway.sidecar.component import Component, NotReady
 from gateway.sidecar.context import Context
 from gateway.sidecar.http.authorization import READ_SCOPE
@@ -65,7 +65,7 @@ class KsqldbComponent(Component):
             settings.url,
             user=settings.username,
             password=None if password is None else password.get_secret_value(),
-            tls=ssl.create_default_context(cafile=settings.ca and str(settings.ca)),
+            tls=create_trusting_context(settings.ca),
             begin_timeout_s=settings.begin_timeout,
         )
         self.push_queries = [

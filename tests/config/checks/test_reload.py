@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
+import certifi
 import pytest
 
 from gateway.config import Settings, loads
@@ -58,7 +60,7 @@ def test_a_valid_file_is_refused_if_it_disagrees_with_what_stays(
     running: str, loaded: str, problem: str, tmp_path: Path
 ):
     """The two were combined unchecked: guards without certificates, or a KeyError for a guard."""
-    (tmp_path / "pem").touch()
+    shutil.copy(certifi.where(), tmp_path / "pem")
     with pytest.raises(ConfigError) as caught:
         apply_reload(settings(running, tmp_path), settings(loaded, tmp_path))
     (line,) = caught.value.problems

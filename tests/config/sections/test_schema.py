@@ -202,6 +202,7 @@ def test_the_schema_says_what_it_is_of_and_its_examples_are_valid():
         ({"path": "/a"}, ["$.routes[0]"]),
         ({"topic": "orders"}, ["$.routes[0]"]),
         ({"path": "/a", "topic": "orders", "guarded": [5]}, ["$.routes[0].guarded[0]"]),
+        ({"path": "/a", "topic": "orders", "guarded": {}}, ["$.routes[0].guarded"]),
     ],
 )
 def test_the_schema_knows_routes_in_the_short_form(route: dict[str, Any], wrong: list[str]):

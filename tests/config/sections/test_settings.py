@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import certifi
 import pytest
 from pydantic import ValidationError
 
 from gateway.config import Rate, Reconnect, Settings, Template, iter_warnings, loads
 from gateway.config.checks.crosscheck import RESERVED_PATHS
+from gateway.errors import ConfigError
 
 SMALL: dict[str, Any] = {"kafka": {"servers": ["localhost:9092"], "topics": [{"name": "orders"}]}}
 
@@ -182,12 +185,22 @@ def test_zilla_words_are_read_where_zilla_has_them():
 
 
 def test_files_are_found_from_the_folder_of_the_configuration(tmp_path: Path):
-    (tmp_path / "ca.pem").write_text("PEM")
+    shutil.copy(certifi.where(), tmp_path / "ca.pem")
     text = "kafka: {servers: embedded, security: {tls: {ca: ca.pem}}}\n"
     tls = loads(text, name=str(tmp_path / "a.yaml")).kafka.security.tls
     assert tls is not None
     assert tls.ca == tmp_path / "ca.pem"
     assert tls.verify
+
+
+def test_a_file_of_authorities_without_any_is_refused(tmp_path: Path):
+    """It was found by the start that it failed, and `check` said ok."""
+    (tmp_path / "ca.pem").write_text("hello")
+    text = "kafka: {servers: embedded, security: {tls: {ca: ca.pem}}}\n"
+    with pytest.raises(ConfigError) as caught:
+        loads(text, name=str(tmp_path / "a.yaml"))
+    assert "kafka.security.tls.ca: file" in str(caught.value)
+    assert "no certificates in PEM" in str(caught.value)
 
 
 def test_secrets_are_never_printed(tmp_path: Path):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+
+import certifi
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -145,7 +148,7 @@ def test_a_problem_is_reported_in_the_words_of_the_file(text: str, problem: str)
 def test_an_old_spelling_is_read_and_reported(tmp_path, text: str, warning: str):
     """`trust` and `ca` named the same thing, and case differed from option to option."""
     file = tmp_path / "ca.pem"
-    file.touch()
+    shutil.copy(certifi.where(), file)
     _, warnings = load_with_warnings(
         f"{text.replace('FILE', str(file))}\nkafka: {{servers: a:1}}\n"
     )

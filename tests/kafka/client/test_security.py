@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import ssl
 import time
 from pathlib import Path
@@ -145,11 +146,13 @@ def test_a_replaced_certificate_is_loaded_without_a_restart(authority, tmp_path)
     assert made()["ssl_context"] is not first
 
 
-def test_a_file_that_is_no_certificate_is_told_with_its_name(authority, tmp_path):
-    wrong = tmp_path / "wrong.pem"
-    wrong.write_text("not a certificate")
+def test_a_file_that_is_no_certificate_any_more_is_told_with_its_name(authority, tmp_path):
+    file = tmp_path / "wrong.pem"
+    shutil.copy(authority.certificate_path, file)
+    credentials = create_credentials(parse_security(tls={"ca": str(file)}))
+    file.write_text("not a certificate")
     with pytest.raises(AuthenticationFailed, match=r"wrong\.pem"):
-        create_credentials(parse_security(tls={"ca": str(wrong)}))()
+        credentials()
 
 
 def touch_later(path: Path) -> None:
