@@ -57,7 +57,7 @@ def migrate(
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
 ) -> None:
-    """Turn a configuration of Zilla or Centrifugo, or an AsyncAPI document, into the gateway's.
+    """Migrate a configuration from Zilla, Centrifugo or AsyncAPI.
 
     The file that is written has comments and passes `gateway check`. What could not be carried over
     is listed on standard error, one line for each, FILE:LINE: what: why, and what to do instead;

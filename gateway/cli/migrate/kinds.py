@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gateway.errors import GatewayError
 
-from .draft import Draft
-from .report import SourceValue
+if TYPE_CHECKING:
+    from .draft import Draft
+    from .report import SourceValue
 
-Converter = Callable[[SourceValue, Draft], None]
+Converter: TypeAlias = "Callable[[SourceValue, Draft], None]"
 """Fills a draft with what a source says, and gives each value of it an outcome."""
 
 

@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import certifi
+
 from gateway.config import loads
 from gateway.config.types.section import Loc
 from gateway.errors import ConfigError, GatewayError
@@ -24,7 +26,7 @@ EXAMPLE_URL = "https://migrated.example"
 EXAMPLE_KEY = "AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyA"
 
 _WHOLE_VARIABLE = re.compile(r"\$\{env\.([A-Za-z_][A-Za-z0-9_]*)\}")
-_REQUIRED_FILES = frozenset({"certificate", "key", "ca", "tokenFile"})
+_REQUIRED_FILES = frozenset({"certificate", "key", "tokenFile"})
 _URL_OPTIONS = frozenset({"url", "issuer", "otlp", "keys", "tokenUrl"})
 
 
@@ -79,6 +81,8 @@ def _choose_example(loc: Loc, stand_in: Path) -> str:
         return "localhost"
     if option == "origins":
         return EXAMPLE_URL
+    if option == "ca":
+        return certifi.where()  # the authorities of a file are loaded
     if option in _REQUIRED_FILES:
         return str(stand_in.resolve())
     return EXAMPLE_URL if option in _URL_OPTIONS else "x"
