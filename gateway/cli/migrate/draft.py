@@ -112,19 +112,18 @@ class Draft:
 
     def list_variables(self) -> dict[str, str]:
         """Return the variables that must be set, each with what it must hold, in their order."""
-        found: dict[str, str] = {}
-        for _, value in iter_leaves(self.values):
-            for name, colon in _VARIABLE.findall(value) if isinstance(value, str) else ():
-                if not colon:
-                    found.setdefault(name, self.variables.get(name, ""))
-        return found
+        return self._find_variables(is_optional=False)
 
     def list_optional_variables(self) -> dict[str, str]:
         """Return the variables that are taken if they are set, each with what it must hold."""
+        return self._find_variables(is_optional=True)
+
+    def _find_variables(self, *, is_optional: bool) -> dict[str, str]:
+        """Return the variables with a default, or those without one."""
         found: dict[str, str] = {}
         for _, value in iter_leaves(self.values):
             for name, colon in _VARIABLE.findall(value) if isinstance(value, str) else ():
-                if colon:
+                if bool(colon) == is_optional:
                     found.setdefault(name, self.variables.get(name, ""))
         return found
 

@@ -124,12 +124,7 @@ class MigrationReport:
         """Change the places of what was carried, because places before them are gone."""
         changes = dict(moves)
         for leaf, outcome in self.outcomes.items():
-            for length in range(len(outcome.target), 0, -1):
-                moved = changes.get(outcome.target[:length])
-                if moved is not None:
-                    target = (*moved, *outcome.target[length:])
-                    self.outcomes[leaf] = Outcome(outcome.kind, target)
-                    break
+            self.outcomes[leaf] = replace(outcome, target=_move(outcome.target, changes))
         self._omissions = [
             replace(each, near=_move(each.near, changes)) for each in self._omissions
         ]

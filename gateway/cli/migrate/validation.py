@@ -18,6 +18,7 @@ from gateway.config.types.section import Loc
 from gateway.errors import ConfigError, GatewayError
 
 from .draft import Draft
+from .source import iter_leaves
 from .writer import WrittenConfig, write_config
 
 MAX_ROUNDS = 1000  # each removes something; a file has far fewer options
@@ -42,7 +43,7 @@ def prune(draft: Draft, file: Path, stand_in: Path) -> WrittenConfig:
         GatewayError: The rest would be refused whatever is removed.
     """
     for _ in range(MAX_ROUNDS):
-        _remove_lone_guards(draft)
+        _remove_empty_sections(draft)
         written = write_config(draft)
         environ = build_example_environment(draft, stand_in)
         try:
@@ -62,8 +63,8 @@ def build_example_environment(draft: Draft, stand_in: Path) -> Mapping[str, str]
         stand_in: A file that exists.
     """
     environ = dict.fromkeys(draft.list_variables(), "x")
-    for loc, text in _iter_texts(draft.values):
-        match = _WHOLE_VARIABLE.fullmatch(text)
+    for loc, value in iter_leaves(draft.values):
+        match = _WHOLE_VARIABLE.fullmatch(value) if isinstance(value, str) else None
         if match is not None:
             environ[match[1]] = _choose_example(loc, stand_in)
     return environ
@@ -86,14 +87,6 @@ def _choose_example(loc: Loc, stand_in: Path) -> str:
     if option in _REQUIRED_FILES:
         return str(stand_in.resolve())
     return EXAMPLE_URL if option in _URL_OPTIONS else "x"
-
-
-def _iter_texts(value: object, loc: Loc = ()) -> list[tuple[Loc, str]]:
-    if isinstance(value, Mapping):
-        return [each for key, item in value.items() for each in _iter_texts(item, (*loc, key))]
-    if isinstance(value, list):
-        return [each for n, item in enumerate(value) for each in _iter_texts(item, (*loc, n))]
-    return [(loc, value)] if isinstance(value, str) else []
 
 
 def _remove_problems(
@@ -147,8 +140,8 @@ def _find_removable(loc: Loc) -> Loc:
     return loc
 
 
-def _remove_lone_guards(draft: Draft) -> None:
-    """Remove a list of guards without guards, which is refused."""
+def _remove_empty_sections(draft: Draft) -> None:
+    """Remove sections of which nothing is left, which are refused."""
     for section in ("guards", "catalogs", "routes"):
         if draft.get((section,)) in ({}, []):
             draft.values.pop(section)
