@@ -28,6 +28,11 @@ ADDED = "notOfThisFormat"
 
 
 VALUES = {file: read_source(file).values for file in SOURCES}
+# Each example reads and checks a whole configuration.
+PATIENT: Any = {
+    "deadline": None,
+    "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+}
 
 
 @pytest.fixture(params=SOURCES, ids=lambda file: file.name)
@@ -86,11 +91,7 @@ def test_no_secret_is_written(source: Path):
     assert "secret-of-a-test" not in text
 
 
-@settings(
-    max_examples=20,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@settings(max_examples=20, **PATIENT)
 @given(data=st.data())
 def test_a_key_that_nobody_knows_is_reported_wherever_it_stands(data: st.DataObject):
     file = data.draw(st.sampled_from(SOURCES))
@@ -104,11 +105,7 @@ def test_a_key_that_nobody_knows_is_reported_wherever_it_stands(data: st.DataObj
             assert outcome.kind is OutcomeKind.OMITTED or _is_kept_whole(loc), loc
 
 
-@settings(
-    max_examples=30,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@settings(max_examples=30, **PATIENT)
 @given(data=st.data())
 def test_a_damaged_source_gives_a_valid_configuration_or_an_error(data: st.DataObject):
     """Any value may be of any type: what cannot be used is reported, and nothing is raised."""
