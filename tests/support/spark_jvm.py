@@ -19,6 +19,8 @@ from pathlib import Path
 import pyspark
 from support.requirements import require_tools
 
+from gateway.pipeline.spark.spark_home import link_spark_home
+
 LEAN_JVM_OPTIONS = (
     "-XX:TieredStopAtLevel=1",
     "-XX:+UseSerialGC",
@@ -87,7 +89,8 @@ def build_spark_conf() -> dict[str, str]:
 def _ensure_archive() -> Path:
     require_tools("java17")
     java = subprocess.run(["java", "-version"], capture_output=True, check=True).stderr
-    about = f"{pyspark.__version__} {pyspark.__file__} {LEAN_JVM_OPTIONS} {java.decode()}"
+    spark_home = link_spark_home()  # the archive is of use to a JVM with the same class path only
+    about = f"{pyspark.__version__} {spark_home} {LEAN_JVM_OPTIONS} {java.decode()}"
     mark = hashlib.sha256((about + _RECORDED_PROGRAM).encode()).hexdigest()[:16]
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gateway"
     home.mkdir(parents=True, exist_ok=True)
@@ -95,17 +98,18 @@ def _ensure_archive() -> Path:
     with (home / "spark-archive.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # other processes of the tests wait for the first
         if not archive.exists():
-            _build_archive(archive)
+            _build_archive(archive, spark_home)
     return archive
 
 
-def _build_archive(archive: Path) -> None:
+def _build_archive(archive: Path, spark_home: Path) -> None:
     part = archive.with_suffix(".part")
     with tempfile.TemporaryDirectory(prefix="spark-archive-") as directory:
         # The JVM writes it after Python has ended, and holds the pipes until then.
         subprocess.run(
             [sys.executable, "-c", _RECORDED_PROGRAM, part, " ".join(LEAN_JVM_OPTIONS), directory],
             cwd=directory,
+            env={**os.environ, "SPARK_HOME": str(spark_home)},
             capture_output=True,
             timeout=BUILD_TIMEOUT_S,
             check=True,

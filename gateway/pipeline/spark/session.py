@@ -22,6 +22,7 @@ from . import java
 from .child_signals import ignore_sigterm_in_children
 from .jars import fetch_connector_jars
 from .package import build_archive
+from .spark_home import spark_home_for_workers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -100,7 +101,7 @@ def create_session(
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     for key, value in build_session_conf(spark, jars=jars, jvm_options=jvm_options).items():
         builder = builder.config(key, value)
-    with ignore_sigterm_in_children():
+    with ignore_sigterm_in_children(), spark_home_for_workers(spark):
         session: SparkSession = builder.getOrCreate()
     if not is_submitted() and not spark.master.startswith("local"):
         session.sparkContext.addPyFile(str(build_archive()))  # like spark-submit's --py-files
