@@ -39,6 +39,8 @@ TP = 'topic="orders", partition="0"'
 TOPIC = 'topic="orders"'
 GROUP = 'group="billing", topic="orders"'
 LATENCY = "gateway_delivery_latency_seconds"
+ROUTE = f'{GATEWAY}, route="/a", wire="sse"'
+EXPIRY = "gateway_certificate_expiry_timestamp_seconds"
 LAG = "gateway_event_loop_lag_seconds"
 
 # A counter that grows once, in minute 2, is over ten minutes later.
@@ -85,24 +87,22 @@ CASES = {
     ),
     "GatewayLatencyFastBurn": RuleCase(
         {
-            f'{LATENCY}_bucket{{{GATEWAY}, route="/a", wire="sse", le="1.0"}}': "0+50x20 1050+100x99",
-            f'{LATENCY}_count{{{GATEWAY}, route="/a", wire="sse"}}': "0+100x120",
+            f'{LATENCY}_bucket{{{ROUTE}, le="1.0"}}': "0+50x20 1050+100x99",
+            f"{LATENCY}_count{{{ROUTE}}}": "0+100x120",
         },
         10,
         30,
     ),
     "GatewayLatencySlowBurn": RuleCase(
         {
-            f'{LATENCY}_bucket{{{GATEWAY}, route="/a", wire="sse", le="1.0"}}': "0+90x60 5490+100x99",
-            f'{LATENCY}_count{{{GATEWAY}, route="/a", wire="sse"}}': "0+100x160",
+            f'{LATENCY}_bucket{{{ROUTE}, le="1.0"}}': "0+90x60 5490+100x99",
+            f"{LATENCY}_count{{{ROUTE}}}": "0+100x160",
         },
         40,
         95,
     ),
     "GatewayDown": RuleCase({f"up{{{GATEWAY}}}": "1 0x4 1x9"}, 3, 7),
-    "GatewayWorkerMissing": RuleCase(
-        {f"gateway_workers_missing{{{GATEWAY}}}": "0 1x4 0x9"}, 3, 7
-    ),
+    "GatewayWorkerMissing": RuleCase({f"gateway_workers_missing{{{GATEWAY}}}": "0 1x4 0x9"}, 3, 7),
     "GatewayWorkerRestarted": RuleCase(
         {f'gateway_worker_restarts_total{{{GATEWAY}, worker="2"}}': ONCE}, 3, 14
     ),
@@ -139,12 +139,12 @@ CASES = {
         {f'gateway_guard_ready{{{GATEWAY}, guard="login"}}': "1 0x5 1x9"}, 4, 9
     ),
     "GatewayCertificateExpires": RuleCase(
-        {f"gateway_certificate_expiry_timestamp_seconds{{{GATEWAY}}}": "9999999 90000x70 9999999x9"},
+        {f"{EXPIRY}{{{GATEWAY}}}": "9999999 90000x70 9999999x9"},
         65,
         75,
     ),
     "GatewayCertificateExpiresSoon": RuleCase(
-        {f"gateway_certificate_expiry_timestamp_seconds{{{GATEWAY}}}": "9999999 90000x5 9999999x9"},
+        {f"{EXPIRY}{{{GATEWAY}}}": "9999999 90000x5 9999999x9"},
         3,
         8,
     ),
