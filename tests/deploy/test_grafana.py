@@ -6,10 +6,12 @@ Each panel has data in a real Prometheus.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import runpy
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import Any, NamedTuple
 
 import httpx
@@ -94,6 +96,7 @@ class Query(NamedTuple):
     expression: str
 
 
+@cache
 def load_dashboards() -> dict[str, Any]:
     return {path.stem: json.loads(path.read_text()) for path in sorted(DASHBOARDS.glob("*.json"))}
 
@@ -166,7 +169,7 @@ async def wait_until_shown(prometheus: PrometheusServer, instance: str, dashboar
                       if not has_data(prometheus, each, instance)]  # fmt: skip
         return not missing
 
-    await wait_until(is_all_shown, lambda: f"data of {missing}", 30, interval_s=0.5)
+    await wait_until(is_all_shown, lambda: f"data of {missing}", interval_s=0.5)
 
 
 @asynccontextmanager
@@ -225,9 +228,17 @@ async def test_each_panel_of_the_sidecar_has_data(
         running_gateway(config, ready=False) as gateway,
         httpx.AsyncClient(base_url=gateway.base_url, trust_env=False) as http,
     ):
-        assert (await http.get("/health/liveness")).is_success
+
+        async def request() -> None:
+            while True:
+                assert (await http.get("/health/liveness")).is_success
+                await asyncio.sleep(0.3)
+
+        requests = asyncio.create_task(request())
         with prometheus.scraping("gateway-sidecar", gateway.base_url) as instance:
             await wait_until_shown(prometheus, instance, "gateway-sidecar")
+        requests.cancel()
+        await asyncio.gather(requests, return_exceptions=True)
 
 
 @pytest.mark.needs("prometheus")
@@ -235,7 +246,11 @@ async def test_each_panel_of_jobs_has_data_of_recorded_batches(prometheus: Prome
     """Spark is not run: its progress is as it once told of it."""
     metrics = ProgressMetrics()
     metrics.record_start("paid")
-    for batch in range(3):
+    batches = itertools.count()
+
+    def collect() -> MetricSamples:
+        """One batch is done before each scrape."""
+        batch = next(batches)
         progress = build_progress(
             batch,
             operators=[build_operator(rocksdbSstFileSize=500)],
@@ -244,8 +259,6 @@ async def test_each_panel_of_jobs_has_data_of_recorded_batches(prometheus: Prome
             watermark=40,
         )
         metrics.record_batch("paid", progress)
-
-    def collect() -> MetricSamples:
         samples = MetricSamples()
         add_zero_series(JOBS, samples)
         metrics.collect_metrics(samples)

@@ -9,6 +9,7 @@ import json
 import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,6 +46,7 @@ def load_yaml(path: Path) -> Any:
     return YAML(typ="safe", pure=True).load(path.read_text())
 
 
+@cache
 def load_rules(path: Path) -> list[Rule]:
     """All rules of a file, in its order."""
     return [
@@ -76,6 +78,7 @@ def find_labels(expression: str) -> set[str]:
     return matched | grouped
 
 
+@cache
 def list_series() -> dict[str, set[str]]:
     """The labels of each series of a scrape, by its name, without those of Prometheus."""
     series: dict[str, set[str]] = {"up": set(), "ALERTS": {"alertname", "alertstate", "severity"}}
@@ -91,6 +94,7 @@ def list_series() -> dict[str, set[str]]:
     return series
 
 
+@cache
 def list_recorded() -> dict[str, set[str]]:
     """The labels of each recorded series, by its name."""
     return {
