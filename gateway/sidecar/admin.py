@@ -86,6 +86,7 @@ class AdminComponent(Component):
         """Add the samples of the chaos monkey."""
         if self.monkey is not None:
             samples.add_counts(catalog.CHAOS_ASSAULTS, self.monkey.assault_counts)
+            samples.add_zeros(catalog.CHAOS_ASSAULTS, self.monkey.assaults)
 
     def _create_route(self, method: str, path: str, handler: Handler) -> Route:
         async def endpoint(request: Request) -> Response:

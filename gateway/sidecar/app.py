@@ -224,6 +224,9 @@ class SidecarApplication:
         self._request_counts.collect_metrics(samples)
         missing = self.context.cluster.coordinators.stats.missing_records
         samples.add_counts(catalog.CONSUMER_MISSING_RECORDS, missing)
+        reactive = self.settings.sidecar.reactive if self.settings.sidecar is not None else None
+        groups = [group.group for group in reactive.groups] if reactive is not None else []
+        samples.add_zeros(catalog.CONSUMER_MISSING_RECORDS, groups)
         for component in self.components:
             component.collect_metrics(samples)
 

@@ -48,6 +48,7 @@ RETRY_DELAY_S = 1.0  # before what could not be written is tried again
 DRAIN_TIMEOUT_S = 3.0  # for what is queued when the sidecar ends
 DROP_LOG_INTERVAL_S = 10.0  # between two log lines about dropped records
 MAX_BODY_BYTES = 1 << 20
+OUTCOMES = ("written", "dropped", "failed")
 
 AuditRecord: TypeAlias = Mapping[str, Any]
 
@@ -103,6 +104,7 @@ class AuditComponent(Component):
     def collect_metrics(self, samples: MetricSamples) -> None:
         """Add the samples of what became of audit records."""
         samples.add_counts(catalog.AUDIT_RECORDS, self.outcomes)
+        samples.add_zeros(catalog.AUDIT_RECORDS, OUTCOMES)
 
     def _enqueue(self, entry: AuditEvent | AuditRecord) -> bool:
         """Add a record to the queue, and return False if the queue is full."""

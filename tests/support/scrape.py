@@ -39,6 +39,11 @@ class MetricsScrape:
         wanted = frozenset((key, str(value)) for key, value in labels.items())
         return self._samples.get(name, {}).get(wanted, 0.0)
 
+    def has_series(self, name: str, labels: Mapping[str, object]) -> bool:
+        """Whether there is one with exactly these labels, whatever its value."""
+        wanted = frozenset((key, str(value)) for key, value in labels.items())
+        return wanted in self._samples.get(name, {})
+
     def sum_series(self, name: str, **labels: object) -> float:
         """Of all series with these labels."""
         wanted = {(key, str(value)) for key, value in labels.items()}

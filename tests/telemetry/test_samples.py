@@ -47,3 +47,13 @@ def test_what_a_worker_of_another_version_knows_beside_is_left_out():
 def test_what_is_merged_otherwise_than_by_sum_is_no_counter():
     for metric in catalog.METRICS:
         assert metric.merge is MergeMode.SUM or metric.kind is MetricKind.GAUGE
+
+
+def test_zeros_are_series_that_change_no_value():
+    samples = MetricSamples()
+    samples.add(catalog.GAPS, 3, "orders", "retention")
+    samples.add_zeros(catalog.GAPS, ["orders"], ["retention", "corrupt"])
+    samples.add(catalog.GAPS, 2, "orders", "corrupt")
+    assert samples[catalog.GAPS] == {("orders", "retention"): 3, ("orders", "corrupt"): 2}
+    samples.add_zeros(catalog.PRODUCE_WAITING_BYTES)
+    assert samples[catalog.PRODUCE_WAITING_BYTES] == {(): 0}

@@ -87,6 +87,10 @@ GROWTH_MEMORY_DIVISOR = 16  # growth of the logs that causes memory to be bounde
 
 # Copies of the text of a client's view: in its request, in its parameters, in its filter.
 VIEW_COPIES = 3
+# What `gateway_memory_bytes` lists; the cache is counted apart, by topic.
+MEMORY_PARTS = (
+    "cache", "rings", "tables", "backlog", "views", "unsent", "inflated", "received"
+)  # fmt: skip
 PINNED_PARTS = ("tables", "views", "unsent", "received")  # parts of memory that cannot be freed
 
 

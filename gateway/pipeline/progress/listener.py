@@ -31,6 +31,7 @@ from .metrics import ProgressMetrics
 from .metrics_server import MetricsServer
 from .producer import ProgressProducer
 from .tasks import TaskMetricsReader
+from .zero_series import LATE_ALERT, add_zero_series
 
 log = logging.getLogger(__name__)
 
@@ -154,6 +155,7 @@ class ProgressReporter:
     def collect_metrics(self) -> MetricSamples:
         """Return the current metrics of all jobs of this process. May be called in any thread."""
         samples = MetricSamples()
+        add_zero_series(self._jobs.values(), samples)
         self.metrics.collect_metrics(samples)
         counts.collect_metrics(samples)
         alerts.collect_metrics(samples)
@@ -260,9 +262,9 @@ class ProgressReporter:
         limit = self._jobs[job].alert_late if job in self._jobs else 0.2
         if rows and late / rows > limit:
             message = f"more than {limit:.0%} of its rows come too late; see its watermark"
-            alerts.raise_alert(job, "late", message)
+            alerts.raise_alert(job, LATE_ALERT, message)
         elif rows:
-            alerts.clear_alert(job, "late")
+            alerts.clear_alert(job, LATE_ALERT)
 
     def _warn_of_invalid(self, job: str, batch: BatchProgress) -> None:
         """Warn when batches begin to have invalid records. Each progress line has their number."""

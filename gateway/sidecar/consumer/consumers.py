@@ -47,7 +47,7 @@ from .dialect import (
 )
 from .instance import ConsumerInstance, translate_group_error
 from .instance_options import MAX_POLL_TIMEOUT_MS, InstanceOptions, compile_topic_pattern
-from .instances import INSTANCE_NOT_FOUND, ConsumerInstances
+from .instances import INSTANCE_NOT_FOUND, ConsumerInstances, EndedInstances
 from .poll_response import PollResponse
 from .record_json import render_records
 
@@ -58,6 +58,7 @@ MAX_TIMESTAMP_MS = 253_402_300_799_999  # the end of the year 9999
 GROUP_PATH = "/consumers/{group}"
 INSTANCE_PATH = GROUP_PATH + "/instances/{instance}"
 
+POLL_OUTCOMES = ("records", "empty", "left")
 CONTRACT = ContractDialect()
 
 DialectHandler = Callable[[Request, Dialect], Awaitable[Response]]
@@ -135,10 +136,12 @@ class ConsumerComponent(Component):
         samples.add_counts(catalog.CONSUMER_INSTANCES, states)
         samples.add(catalog.CONSUMER_CREATED, self._instances.created)
         samples.add_counts(catalog.CONSUMER_ENDED, self._instances.ended)
+        samples.add_zeros(catalog.CONSUMER_ENDED, EndedInstances.REASONS)
         samples.add(
             catalog.CONSUMER_POLLING, sum(instance.is_polling for instance in self._instances)
         )
         samples.add_counts(catalog.CONSUMER_POLLS, self._poll_counts)
+        samples.add_zeros(catalog.CONSUMER_POLLS, POLL_OUTCOMES)
         samples.add_counts(catalog.CONSUMER_RECORDS, self._record_counts)
         samples.add_counts(catalog.CONSUMER_BYTES, self._byte_counts)
 

@@ -43,9 +43,17 @@ from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
 
 from .queue import DeadLetterQueue, QueuedDeadLetter
-from .retry import DeadLetterRetry, RetryResult, create_transactions
+from .retry import (
+    PARKED,
+    PROCESSED,
+    RETURNED,
+    DeadLetterRetry,
+    RetryResult,
+    create_transactions,
+)
 
 MAX_BODY_BYTES = 4 << 20
+OUTCOMES = (PROCESSED, RETURNED, PARKED, "written")
 
 Parameters: TypeAlias = Mapping[str, Any]
 
@@ -75,6 +83,7 @@ class DeadLetterComponent(Component):
     def collect_metrics(self, samples: MetricSamples) -> None:
         """Add the samples of what became of dead letters."""
         samples.add_counts(catalog.DEAD_LETTERS, self._outcomes)
+        samples.add_zeros(catalog.DEAD_LETTERS, OUTCOMES)
 
     # To the back end
 

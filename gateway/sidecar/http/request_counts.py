@@ -16,6 +16,8 @@ from gateway.telemetry.samples import MetricSamples
 
 COUNTED_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE"})
 NO_STATUS = "none"  # the connection was lost before a status
+# The statuses that an endpoint has a series of from the start.
+EXPECTED_STATUSES = ("200", "400", "401", "403", "404", "429", "500", "503")
 
 
 class EndpointCounts:
@@ -31,9 +33,12 @@ class EndpointCounts:
 
     def __init__(self, routes: Iterable[BaseRoute]) -> None:
         self._paths: dict[Any, str] = {}
+        self._endpoints: dict[str, None] = {}  # as metrics name them, in the order of the routes
         for route in routes:
             if isinstance(route, Route):
-                self._paths.setdefault(route.endpoint, route.path)
+                path = self._paths.setdefault(route.endpoint, route.path)
+                for method in sorted(COUNTED_METHODS & (route.methods or set()) - {"HEAD"}):
+                    self._endpoints[f"{method} {path}"] = None
         self.responses: Counter[tuple[str, str]] = Counter()
         self.seconds: defaultdict[str, Histogram] = defaultdict(Histogram)
 
@@ -54,6 +59,7 @@ class EndpointCounts:
     def collect_metrics(self, samples: MetricSamples) -> None:
         """Add the samples of all endpoints."""
         samples.add_counts(catalog.SIDECAR_REQUESTS, self.responses)
+        samples.add_zeros(catalog.SIDECAR_REQUESTS, self._endpoints, EXPECTED_STATUSES)
         for endpoint, histogram in self.seconds.items():
             samples.add_histogram(catalog.SIDECAR_SECONDS, histogram, endpoint)
 

@@ -39,6 +39,7 @@ from .rows import KsqlError, RowError, write_row
 
 NDJSON = "application/x-ndjson"
 MAX_BODY_BYTES = 256 << 10
+ROW_OUTCOMES = ("delivered", "dropped")
 MAX_ARRAY_BYTES = 32 << 20  # of a response that is one array
 TOO_MANY_ROWS_MESSAGE = (
     f"the rows are over {MAX_ARRAY_BYTES >> 20} MiB; add a limit, or accept {NDJSON}"
@@ -101,6 +102,7 @@ class KsqldbComponent(Component):
             samples.add(catalog.KSQLDB_QUERY_BEGUN, push.begin_count, name)
             for outcome, rows in push.delivery.outcomes.items():
                 samples.add(catalog.KSQLDB_ROWS, rows, name, outcome)
+            samples.add_zeros(catalog.KSQLDB_ROWS, [name], ROW_OUTCOMES)
 
     async def _run_query(self, request: Request) -> Response:
         """Run the query of a request, which ends with the response."""

@@ -28,6 +28,7 @@ from gateway.telemetry.samples import MetricSamples
 
 from .backend import create_http_client
 from .group import ReactiveGroup
+from .lane_runner import RECORD_OUTCOMES, VERDICT_NAMES
 from .state import describe_group
 
 log = logging.getLogger(__name__)
@@ -93,6 +94,12 @@ class ReactiveComponent(Component):
                 samples.add(catalog.REACTIVE_RECORDS, records, name, topic, outcome)
             for verdict, batches in counts.batches.items():
                 samples.add(catalog.REACTIVE_BATCHES, batches, name, verdict)
+            topics = group.settings.topics
+            samples.add_zeros(catalog.REACTIVE_RECORDS, [name], topics, RECORD_OUTCOMES)
+            samples.add_zeros(catalog.REACTIVE_BATCHES, [name], VERDICT_NAMES)
+            for topic, lag in group.lag_records.items():
+                samples.add(catalog.REACTIVE_LAG_RECORDS, lag, name, topic)
+            samples.add_zeros(catalog.REACTIVE_LAG_RECORDS, [name], topics)
             samples.add(catalog.REACTIVE_REPEATED_RECORDS, counts.repeated, name)
             samples.add_histogram(catalog.REACTIVE_SECONDS, counts.seconds, name)
             held_up = sum(bool(runner.queue.problem) for runner in group.runners)

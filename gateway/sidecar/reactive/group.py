@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 
 POLL_TIMEOUT_S = 5.0  # for a poll without records
 RETRY_DELAY_S = 1.0  # before a group that cannot be read is tried again
+LAG_INTERVAL_S = 10.0  # seconds between two measurements of the lag
 END_OFFSETS_TIMEOUT_S = 2.0  # for Kafka to answer; without the ends, no lag is known
 COMMIT_TIMEOUT_S = 5.0  # for the commit of revoked partitions, on top of revokeTimeout
 
@@ -56,6 +57,8 @@ class ReactiveGroup:
         is_paused: Whether an operator has paused it.
         consumer: The member; None while the group does not run.
         counts: Counters for metrics, of all runs.
+        lag_records: How far it is behind in the partitions of this member, in offsets by topic, as
+            of the last measurement.
         runners: Its lanes.
         committer: Commits what the lanes have settled.
     """
@@ -66,6 +69,7 @@ class ReactiveGroup:
         self.is_paused = False
         self.consumer: GroupConsumer | None = None
         self.counts = ReactiveCounts()
+        self.lag_records: dict[str, int] = {}
         self.runners: list[LaneRunner] = []
         self.committer = OffsetCommitter(self.name, self._commit, context.cluster.outages)
         self._context = context
@@ -96,7 +100,8 @@ class ReactiveGroup:
         consumer.subscribe(settings.topic_pattern or settings.topics, self)
         lanes = [asyncio.create_task(runner.run()) for runner in self.runners]
         others = [
-            asyncio.create_task(coro) for coro in (self.committer.run(), self._watch_progress())
+            asyncio.create_task(coro)
+            for coro in (self.committer.run(), self._watch_progress(), self._watch_lag())
         ]
         poll = asyncio.create_task(self._poll())
         try:
@@ -251,6 +256,39 @@ class ReactiveGroup:
             has_work = not self.is_paused and (runner.queue.unsettled_count or any(lags))
             if runner not in unmoved or not has_work:
                 runner.moved_at = now
+
+    async def _watch_lag(self) -> None:
+        """Measure how far the group is behind, for metrics."""
+        while True:
+            await self._measure_lag()
+            await asyncio.sleep(LAG_INTERVAL_S)
+
+    async def _measure_lag(self) -> None:
+        """Ask Kafka for the ends, and compare them with what is processed.
+
+        While Kafka does not answer, the lag stays as it was.
+        """
+        assert self.consumer is not None
+        ends = await self.fetch_end_offsets(self.consumer.assignment)
+        if self.consumer.assignment and not ends:
+            return
+        lag_records = dict.fromkeys((tp.topic for tp in self.consumer.assignment), 0)
+        for tp, end in ends.items():
+            reached = self.get_reached_offset(tp)
+            if reached is not None and tp.topic in lag_records:  # it may have been revoked
+                lag_records[tp.topic] += max(0, end - reached)
+        self.lag_records = lag_records
+
+    def get_reached_offset(self, tp: TopicPartition) -> int | None:
+        """Return up to where a partition is processed; None if that is not known.
+
+        What is in a lane and not settled is not processed yet.
+        """
+        runner = self.get_runner(tp)
+        first = runner.queue.first_unsettled_offset(tp) if runner is not None else None
+        if first is not None or self.consumer is None or tp not in self.consumer.assignment:
+            return first
+        return self.consumer.position(tp)
 
     def _get_positions(self, runner: LaneRunner) -> dict[TopicPartition, int | None]:
         consumer = self.consumer

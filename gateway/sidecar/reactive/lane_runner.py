@@ -45,6 +45,8 @@ log = logging.getLogger(__name__)
 
 # Of batches in metrics, by the verdict.
 _LABELS = {BatchResults: "answered", BackendUnavailable: "away", SuspectBatch: "suspect"}
+VERDICT_NAMES = tuple(_LABELS.values())
+RECORD_OUTCOMES = ("processed", "dead")
 
 
 @dataclass(slots=True)

@@ -76,9 +76,7 @@ def _describe_partition(
     committed, end = group.committer.committed(tp), ends.get(tp)
     position = group.consumer.position(tp) if group.consumer is not None else None
     runner = group.get_runner(tp)
-    first = runner.queue.first_unsettled_offset(tp) if runner is not None else None
-    # What is in the lane and not settled is not processed yet.
-    reached = position if first is None else first
+    reached = group.get_reached_offset(tp)
     return {
         "topic": tp.topic,
         "partition": tp.partition,

@@ -65,6 +65,7 @@ class ReloadCoordinator:
         try:
             return merge_outcomes({1: (await self._reloader(self.load()))._asdict()}, [])
         except (GatewayError, OSError) as exc:
+            self._reloader.counts.count_refused()
             raise ReloadRefused(list_problems(exc)) from None
 
     async def _reload_by_supervisor(self) -> dict[str, Any]:

@@ -204,7 +204,11 @@ def create_app(
         app.router.routes = build_routes(settings)
         page_paths.set_routes(app.router.routes)
 
-    app.reload = Reloader(app, routes, guards, update_pages)
+    app.reload = reloader = Reloader(app, routes, guards, update_pages)
+    metrics.collectors += [
+        guards.collect_metrics,
+        partial(reloader.counts.collect_metrics, is_one_of_several=bus.worker_count > 1),
+    ]
     app.state.bus, app.state.limits, app.state.levels = bus, limits, LogLevels(bus)
     app.state.metrics, app.state.guards = metrics, guards
     app.admin = AdminApi(routes, guards, metrics, app.state.levels, app.reload, bus)

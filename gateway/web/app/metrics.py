@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ from starlette.responses import Response
 from gateway.config import Influx, Settings
 from gateway.hub import metrics as hub_metrics
 from gateway.hub.fanout.hubs import Hubs
+from gateway.hub.zero_series import add_zero_series
 from gateway.telemetry import catalog, logs
 from gateway.telemetry.loop_lag import LoopLag
 from gateway.telemetry.process import collect_process_metrics
@@ -22,13 +24,20 @@ from gateway.telemetry.samples import MetricSamples
 from gateway.telemetry.threads import run_in_thread
 from gateway.version import __version__
 from gateway.web.http import problems
+from gateway.web.routing.connection_counts import LimitKind
 from gateway.web.routing.limits import Limits
-from gateway.web.workers.bus import Bus
+from gateway.web.workers.bus import Bus, SupervisorUnavailable
 
 log = logging.getLogger(__name__)
 
 BUS_TOPIC = "figures"
+SUPERVISOR_TOPIC = "supervisor-figures"
 BUS_TIMEOUT_S = 1.0  # seconds for the other workers to answer
+REFUSING_LIMITS = (LimitKind.ALL, LimitKind.ADDRESS, LimitKind.IDENTITY, LimitKind.RATE)
+# The statuses of problems that have a series from the start.
+EXPECTED_STATUSES = (400, 401, 403, 404, 405, 406, 409, 412, 413, 415, 422, 428, 429, 431, 500,
+                     502, 503, 504)  # fmt: skip
+LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
 class MetricsExporter(Protocol):
@@ -96,7 +105,24 @@ class Metrics:
             await asyncio.sleep(0)  # merging takes long: let the event loop serve clients meanwhile
         samples.add(catalog.WORKERS, len(responses.by_worker))
         samples.add(catalog.WORKERS_MISSING, len(responses.missing))
+        await self._add_shared_series(samples)
         return samples
+
+    async def _add_shared_series(self, samples: MetricSamples) -> None:
+        """Add what no worker counts: the supervisor's metrics, and the series that are still 0."""
+        if self._bus.worker_count > 1:
+            # A supervisor that is away, or busy, costs its own series only.
+            with suppress(SupervisorUnavailable):
+                samples.merge(
+                    await self._bus.call_supervisor(SUPERVISOR_TOPIC, timeout_s=BUS_TIMEOUT_S)
+                )
+        else:
+            samples.add(catalog.WORKER_RESTARTS, 0, self._bus.worker)
+        for _ in add_zero_series(self._hubs, samples):
+            await asyncio.sleep(0)
+        samples.add_zeros(catalog.REFUSED_CONNECTIONS, REFUSING_LIMITS)
+        samples.add_zeros(catalog.REFUSED_REQUESTS, EXPECTED_STATUSES)
+        samples.add_zeros(catalog.LOG_LINES, LOG_LEVELS)
 
     def _handle_query(self, worker: int, data: Any) -> Any:
         return self.collect_own().to_json()
@@ -140,6 +166,8 @@ class Metrics:
             while True:
                 await asyncio.sleep(interval_s)
                 samples = self.collect_own()
+                if self._bus.worker == 1:
+                    await self._add_shared_series(samples)
                 if not await run_in_thread(partial(exporter.send, samples), "metrics"):
                     log.warning("the metrics of this interval did not arrive at %s", exporter.url)
         finally:

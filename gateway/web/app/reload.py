@@ -21,6 +21,8 @@ from gateway.config.checks.reload import apply_reload
 from gateway.errors import GatewayError
 from gateway.telemetry import logs
 
+from .reload_counts import ReloadCounts
+
 if TYPE_CHECKING:
     from gateway.api.gateway import Gateway
     from gateway.web.access.guards import Guards
@@ -86,6 +88,7 @@ class Reloader:
     Attributes:
         reload_count: The number of configurations that were applied.
         last_outcome: What the last of them changed.
+        counts: How many were applied and refused, for metrics.
     """
 
     def __init__(
@@ -109,6 +112,7 @@ class Reloader:
         self._update_pages = update_pages
         self.reload_count = 0
         self.last_outcome: ReloadOutcome | None = None
+        self.counts = ReloadCounts()
 
     async def __call__(self, loaded: Settings) -> ReloadOutcome:
         """Apply a configuration, and return once every stream was handled.
@@ -135,21 +139,23 @@ class Reloader:
         outcome = ReloadOutcome(*counts, streams, time.perf_counter() - started_at, kept_options)
         log.info("configuration reloaded in %.3f s: %s", outcome.seconds, outcome)
         self.reload_count, self.last_outcome = self.reload_count + 1, outcome
+        self.counts.count_applied()
         return outcome
 
     async def try_reload(self, load: SettingsLoader) -> ReloadOutcome | None:
         """Apply what `load` returns; None if that fails, and the log says why."""
-        with log_reload_errors():
+        with log_reload_errors(self.counts):
             return await self(load())
         return None
 
 
 @contextmanager
-def log_reload_errors() -> Iterator[None]:
-    """Log why a configuration cannot be applied, instead of raising it."""
+def log_reload_errors(counts: ReloadCounts) -> Iterator[None]:
+    """Count and log why a configuration cannot be applied, instead of raising it."""
     try:
         yield
     except (GatewayError, OSError) as exc:
+        counts.count_refused()
         log.error("configuration not reloaded, all stays as it was: %s", exc)
 
 

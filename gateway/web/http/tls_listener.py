@@ -48,6 +48,7 @@ _LIMIT_REASONS = {
     LimitKind.HANDSHAKES: LimitKind.ALL,
     LimitKind.HANDSHAKES_OF_ADDRESS: LimitKind.ADDRESS,
 }
+REASONS = (*_LIMIT_REASONS.values(), REASON_TIMEOUT, REASON_FAILED)
 
 
 class TlsListener:
@@ -120,6 +121,7 @@ class TlsListener:
         """Add the handshake metrics of this port."""
         figures.add(catalog.TLS_HANDSHAKES, self.pending_handshakes)
         figures.add_counts(catalog.TLS_HANDSHAKES_REFUSED, self.refused_counts)
+        figures.add_zeros(catalog.TLS_HANDSHAKES_REFUSED, REASONS)
 
     def _accept_connections(self) -> None:
         """Accept what waits in the backlog. Called by the loop when the socket is readable."""

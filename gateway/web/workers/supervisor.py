@@ -34,13 +34,17 @@ from gateway.config import Settings
 from gateway.config.checks.reload import apply_reload
 from gateway.core.backoff import BackoffPolicy
 from gateway.errors import GatewayError
+from gateway.telemetry import catalog
 from gateway.telemetry.logs import announce
+from gateway.telemetry.samples import MetricSamples
 from gateway.web.admin import reload_coordinator
 from gateway.web.admin.blocklist import BlocklistEntry, serve_blocklist
 from gateway.web.admin.listener import bind_admin_socket
 from gateway.web.admin.reload_coordinator import list_problems
+from gateway.web.app import metrics
 from gateway.web.app.co_hosted_app import CoHostedAppFactory
 from gateway.web.app.reload import SettingsLoader, log_reload_errors
+from gateway.web.app.reload_counts import ReloadCounts
 from gateway.web.exchange.key_locks import serve_key_locks
 from gateway.web.routing.limits import serve_limits
 
@@ -141,6 +145,7 @@ class WorkerProcess:
         listening_socket: Held for the worker; None while the other workers take its clients.
         process: The last process; None before the first one.
         crashes: The crashes in a row.
+        restarts: How often a process was started after a crash.
         was_killed: Whether the process did not end by itself and was killed.
     """
 
@@ -148,6 +153,7 @@ class WorkerProcess:
     listening_socket: socket.socket | None
     process: Process | None = None
     crashes: int = 0
+    restarts: int = 0
     was_killed: bool = False
 
 
@@ -190,6 +196,7 @@ class Supervisor:
         self._bus_path = bus_path
         self._workers = [WorkerProcess(n, sock) for n, sock in enumerate(sockets.by_worker, 1)]
         self._relay = Relay(bus_path)
+        self._reload_counts = ReloadCounts()
         self._get_blocklist = serve_blocklist(self._relay)
         self._has_served = False  # a worker has connected to the bus
         self._exit_status = 0
@@ -212,6 +219,7 @@ class Supervisor:
         serve_key_locks(self._relay)
         serve_outages(self._relay)
         self._relay.add_handler(reload_coordinator.BUS_TOPIC, self._handle_reload)
+        self._relay.add_handler(metrics.SUPERVISOR_TOPIC, self._handle_metrics_query)
         await self._relay.start()
         tasks = [asyncio.create_task(self._run_worker(worker)) for worker in self._workers]
         try:
@@ -245,7 +253,7 @@ class Supervisor:
 
     def _on_hangup(self, load_settings: SettingsLoader) -> None:
         """Reload at SIGHUP; a configuration that is refused is logged once, here."""
-        with log_reload_errors():
+        with log_reload_errors(self._reload_counts):
             self._apply_settings(load_settings())
 
     def _handle_reload(self, worker: int, data: Any) -> list[str]:
@@ -255,8 +263,17 @@ class Supervisor:
                 return ["this gateway was not started from a file; start it with `gateway run`"]
             self._apply_settings(self._load_settings())
         except (GatewayError, OSError) as exc:
+            self._reload_counts.count_refused()
             return list_problems(exc)
         return []
+
+    def _handle_metrics_query(self, worker: int, data: Any) -> Any:
+        """Return what only the supervisor counts, for a scrape of a worker."""
+        samples = MetricSamples()
+        self._reload_counts.collect_metrics(samples)
+        for each in self._workers:
+            samples.add(catalog.WORKER_RESTARTS, each.restarts, each.number)
+        return samples.to_json()
 
     def _apply_settings(self, loaded: Settings) -> None:
         """Send a configuration to all workers, and use it for those that start later."""
@@ -265,6 +282,7 @@ class Supervisor:
             process = worker.process
             if process is not None and process.returncode is None and process.stdin is not None:
                 process.stdin.write(encode_message(loaded))
+        self._reload_counts.count_applied()
 
     def _kill_workers(self) -> None:
         """Kill the workers that still run."""
@@ -335,6 +353,8 @@ class Supervisor:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(delay):
                 await self._stop_event.wait()
+                return
+        worker.restarts += 1
 
     def _close_socket(self, worker: WorkerProcess) -> None:
         """Close the listening socket of a worker, so that other workers take its clients."""
