@@ -111,6 +111,6 @@ def test_no_label_can_hold_what_is_a_clients_own():
         *("route", "wire", "reason", "policy", "state", "source", "limit", "status"),
         *("topic", "partition", "cause", "reader", "part", "api", "role", "outcome"),
         *("worker", "level", "name", "version", "query", "assault", "group", "verdict", "endpoint"),
-        *("job", "phase", "operator", "alert", "error"),
+        *("job", "phase", "operator", "alert", "error", "guard"),
     }
     assert {label for metric in METRICS for label in metric.labels} == bounded

@@ -11,7 +11,9 @@ from starlette.requests import HTTPConnection
 
 from gateway.config import GuardSection, Route, Settings
 from gateway.errors import NotGranted
+from gateway.telemetry import catalog
 from gateway.telemetry.redaction import add_secret_names
+from gateway.telemetry.samples import MetricSamples
 
 from .credentials import get_bearer_token
 from .external_http import ExternalHttp
@@ -112,6 +114,11 @@ class Guards:
         """Return why guards cannot decide about clients now: a sentence for each such guard."""
         problems = ((name, guard.find_problem()) for name, guard in self._guards.items())
         return [f"guard {name}: {problem}" for name, problem in problems if problem is not None]
+
+    def collect_metrics(self, samples: MetricSamples) -> None:
+        """Add to the samples which guards can decide."""
+        for name, guard in self._guards.items():
+            samples.add(catalog.GUARD_READY, guard.find_problem() is None, name)
 
     async def run(self) -> None:
         """Prepare all guards for clients, and close all connections when cancelled."""

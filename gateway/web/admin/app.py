@@ -19,6 +19,7 @@ from gateway.config.source.expression import suggest
 from gateway.core.client.end_reason import EndReason
 from gateway.errors import RequestError
 from gateway.web.access.guards import Guards
+from gateway.web.app.health import build_readiness
 from gateway.web.app.metrics import Metrics
 from gateway.web.app.reload import Reloader
 from gateway.web.http.problems import EXCEPTION_HANDLERS, build_problem
@@ -69,6 +70,7 @@ class AdminApi:
             bus: The connection to the other processes.
         """
         self._metrics = metrics
+        self._guards = guards
         self._log_levels = log_levels
         self.reload_coordinator = ReloadCoordinator(reloader, bus)
         self._listing = StreamListing(routes, bus)
@@ -95,6 +97,7 @@ class AdminApi:
             self._build_route("/routes/{path:path}/resume", POST=self._resume_route),
             self._build_route("/reload", POST=self._reload_settings),
             self._build_route("/levels", GET=self._list_levels, PUT=self._set_levels),
+            self._build_route("/health", GET=self._report_health),
             self._build_route("/metrics", GET=self._metrics.scrape),
         ]
 
@@ -200,6 +203,8 @@ class AdminApi:
                     "route": get_route_name(route),
                     "paths": [when.path for when in route.when],
                     "capability": route.with_.capability,
+                    "topics": [str(template) for template in route.with_.topic_templates],
+                    "filtered": bool(route.with_.filters),
                     "guarded": list(route.guarded),
                     "streams": streams[get_route_name(route)],
                     "paused": None if pause is None else _format_entry(pause),
@@ -244,6 +249,11 @@ class AdminApi:
         paths = [when.path for route in self._stream_routes.settings.routes for when in route.when]
         hint = suggest(path, paths, "see /routes")
         raise RequestError(404, "Unknown route", f"no route has the path {path!r}; {hint}")
+
+    async def _report_health(self, request: Request) -> Response:
+        """Answer what /health/ready of the clients' port does, of the worker that is asked."""
+        body = build_readiness(self._stream_routes.hubs, self._guards)
+        return JSONResponse(body, headers=NO_STORE_HEADERS)
 
     # configuration and log levels
 

@@ -204,6 +204,7 @@ def create_app(
         app.router.routes = build_routes(settings)
         page_paths.set_routes(app.router.routes)
 
+    metrics.collectors.append(guards.collect_metrics)
     app.reload = Reloader(app, routes, guards, update_pages)
     app.state.bus, app.state.limits, app.state.levels = bus, limits, LogLevels(bus)
     app.state.metrics, app.state.guards = metrics, guards
