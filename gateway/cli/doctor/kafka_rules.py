@@ -20,6 +20,8 @@ from .rule import (
 
 _AWAY_CAUSES = (Cause.CONNECTION, Cause.TIMEOUT)
 _REFUSED_CAUSES = (Cause.AUTHENTICATION, Cause.DENIED)
+# A broker may lack others, without which only some answers are poorer.
+_NEEDED_APIS = ("Fetch", "ListOffsets", "Metadata")
 _DAMAGE_CAUSES = (Cause.CORRUPT, Cause.STORAGE, Cause.UNEXPECTED)
 
 
@@ -42,13 +44,14 @@ def find_absent_brokers(observation: Observation, thresholds: Thresholds) -> Ite
 
 def find_old_brokers(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
     """Yield the evidence that a broker is too old for the gateway."""
-    old, grown = catalog.KAFKA_REQUEST_FAILURES, {"cause": TOO_OLD_CAUSE}
-    if not observation.growth(old, **grown) and all(
-        value for _, value in observation.after.iter_series(catalog.KAFKA_REACHABLE)
+    for labels, grown in observation.iter_growth(
+        catalog.KAFKA_REQUEST_FAILURES, cause=TOO_OLD_CAUSE
     ):
-        return  # it was replaced meanwhile; or it was never needed again
-    for labels, _ in observation.after.iter_series(old, **grown):
-        yield f"a broker{format_cluster(labels)} speaks no version of {labels['api']} that fits"
+        if labels["api"] in _NEEDED_APIS:
+            yield (
+                f"a broker{format_cluster(labels)} speaks no version of {labels['api']} that fits "
+                f"({format_count(grown, 'attempt')})"
+            )
 
 
 def find_refusing_brokers(observation: Observation, thresholds: Thresholds) -> Iterator[str]:

@@ -16,7 +16,8 @@ class Thresholds(NamedTuple):
     """The least effect that makes something a cause.
 
     Attributes:
-        max_loop_share: The share of time for which the event loop may keep others waiting.
+        max_loop_share: The share of time for which the event loop may keep others waiting. It is
+            measured four times per second, so about half of a pause is seen.
         max_memory_share: The share of `memory` that may be in use.
         max_file_share: The share of file descriptors that may be in use.
         min_lag_records: The fewest offsets that a read has to be behind.
@@ -27,7 +28,7 @@ class Thresholds(NamedTuple):
         min_certificate_seconds: How long the certificate has to be valid.
     """
 
-    max_loop_share: float = 0.3
+    max_loop_share: float = 0.2
     max_memory_share: float = 0.9
     max_file_share: float = 0.9
     min_lag_records: float = 1000.0
