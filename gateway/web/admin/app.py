@@ -258,16 +258,20 @@ class AdminApi:
     # configuration and log levels
 
     async def _reload_settings(self, request: Request) -> Response:
-        """Reload the configuration, and answer what changed."""
+        """Reload the configuration, and answer what changed; with ?dryRun=true, what would."""
+        is_dry_run = parse_dry_run(request)
         try:
-            outcome = await self.reload_coordinator()
+            outcome = await self.reload_coordinator(is_dry_run=is_dry_run)
         except ReloadRefused as exc:
-            log_action(request, "reload", problems=exc.problems)
+            if not is_dry_run:
+                log_action(request, "reload", problems=exc.problems)
             error = RequestError(422, "Configuration refused", "all stays as it was")
             response = build_problem(error, request.url.path)
             body = {**json.loads(bytes(response.body)), "problems": exc.problems}
             return JSONResponse(body, 422, NO_STORE_HEADERS, "application/problem+json")
-        log_action(request, "reload", routes=outcome["routes"], missing=outcome["missing"] or None)
+        if not is_dry_run:
+            missing = outcome["missing"] or None
+            log_action(request, "reload", routes=outcome["routes"], missing=missing)
         return JSONResponse(outcome, headers=NO_STORE_HEADERS)
 
     async def _list_levels(self, request: Request) -> Response:
@@ -311,6 +315,20 @@ def parse_stream_filter(request: Request, *other_names: str) -> StreamFilter:
         known = ", ".join((*StreamFilter._fields, *other_names))
         raise RequestError(400, "Bad request", f"?{min(unknown)}= is unknown; use {known}")
     return StreamFilter(**{name: params[name] for name in StreamFilter._fields if name in params})
+
+
+def parse_dry_run(request: Request) -> bool:
+    """Return whether a reload is asked for that changes nothing.
+
+    Raises:
+        RequestError: 400 for anything but ?dryRun=true or false: ignoring it would reload.
+    """
+    params = dict(request.query_params)
+    value = params.pop("dryRun", "false")
+    if params or value not in ("true", "false"):
+        wrong = f"?{min(params)}= is unknown" if params else f"?dryRun={value} is wrong"
+        raise RequestError(400, "Bad request", f"{wrong}; use ?dryRun=true, or nothing")
+    return value == "true"
 
 
 def _parse_limit(text: str | None) -> int:
