@@ -8,6 +8,7 @@ gone and that nobody else could end this process.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import pickle
 import signal
@@ -18,6 +19,7 @@ from typing import IO, Any
 
 from gateway.config import Settings
 from gateway.errors import GatewayError
+from gateway.telemetry.logs import format_output
 from gateway.web.app.app import Application, create_app
 from gateway.web.app.server import configure_logging, run_server
 
@@ -97,4 +99,4 @@ if __name__ == "__main__":
     try:
         main(int(sys.argv[1]), read_message(sys.stdin.fileno()))
     except GatewayError as exc:
-        sys.exit(f"gateway: {exc}")
+        sys.exit(format_output(f"gateway: {exc}", logging.ERROR))
