@@ -91,6 +91,10 @@ class KafkaError(GatewayError):
         self.retry_after = retry_after
 
 
+class BrokerTooOld(KafkaError):
+    """A broker does not speak any version of a request that the gateway speaks."""
+
+
 class BrokerUnavailable(KafkaError):
     """There is no connection to a broker, or it did not answer in time.
 

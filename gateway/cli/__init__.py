@@ -2,8 +2,8 @@
 
 The console script `gateway` calls `main`. Each command has a module, which parses the options and
 calls one function of a layer below. A command imports that layer when it runs, so that `--help` and
-completion are quick. The packages `dlq`, `pipeline`, `tail`, `migrate` and `cluster_check` hold
-what one command needs besides.
+completion are quick. The packages `dlq`, `doctor`, `pipeline`, `tail`, `migrate` and
+`cluster_check` hold what one command needs besides.
 
 Start reading with `commands`, then `run`.
 """
@@ -22,6 +22,7 @@ from . import (
     config,
     demo,
     dlq,
+    doctor,
     health,
     init,
     migrate,
@@ -58,6 +59,7 @@ app = typer.Typer(
 for command, exit_codes in (
     (run.run, format_exit_codes()),
     (reload.reload, format_exit_codes("not reloaded")),
+    (doctor.doctor, format_exit_codes("a cause was found, or no gateway answers")),
     (health.health, format_exit_codes("it is not alive")),
     (demo.demo, format_exit_codes(reads_config=False)),
     (init.init, format_exit_codes("not written", reads_config=False)),

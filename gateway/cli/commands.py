@@ -7,6 +7,7 @@ sysexits.h), 130 interrupted by ^C (128 and the number of SIGINT).
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import traceback
 from typing import Any
@@ -16,6 +17,7 @@ from typer.core import TyperGroup
 
 from gateway.errors import ConfigError, GatewayError
 from gateway.extras import describe_missing_module
+from gateway.telemetry.logs import format_output
 
 EXIT_FAILURE, EXIT_CONFIG_ERROR, EXIT_INTERRUPTED = 1, 78, 130
 
@@ -48,9 +50,9 @@ class ErrorReportingGroup(TyperGroup):
             raise typer.Exit(EXIT_INTERRUPTED) from None
         except GatewayError as exc:
             if ctx.params["debug"]:
-                traceback.print_exc()
+                _print_error(traceback.format_exc())
             is_config_error = isinstance(exc, ConfigError)
-            typer.echo(str(exc) if is_config_error else f"gateway: {exc}", err=True)
+            _print_error(str(exc) if is_config_error else f"gateway: {exc}")
             raise typer.Exit(EXIT_CONFIG_ERROR if is_config_error else EXIT_FAILURE) from None
         except typer.Abort as exc:
             # A prompt has ended by ^C or by the end of the input; it raises the same for both.
@@ -59,21 +61,26 @@ class ErrorReportingGroup(TyperGroup):
                 raise typer.Exit(EXIT_INTERRUPTED) from None
             if not isinstance(exc.__context__, EOFError):
                 raise
-            typer.echo("gateway: the input ended before an answer", err=True)
+            _print_error("gateway: the input ended before an answer")
             raise typer.Exit(EXIT_FAILURE) from None
         except OSError as exc:
             problem = _describe_file_error(exc)
             if problem is None or ctx.params["debug"]:
                 raise
-            typer.echo(f"gateway: {problem}", err=True)
+            _print_error(f"gateway: {problem}")
             raise typer.Exit(EXIT_FAILURE) from None
         except ModuleNotFoundError as exc:
             # A command imports what it needs when it runs; some of it is in an extra.
             problem = describe_missing_module(exc.name or "", ctx.invoked_subcommand)
             if problem is None or ctx.params["debug"]:
                 raise
-            typer.echo(f"gateway: {problem}", err=True)
+            _print_error(f"gateway: {problem}")
             raise typer.Exit(EXIT_FAILURE) from None
+
+
+def _print_error(text: str) -> None:
+    """Print an error to stderr; as JSON objects if the command's log is JSON."""
+    typer.echo(format_output(text.rstrip("\n"), logging.ERROR), err=True)
 
 
 def _describe_file_error(error: OSError) -> str | None:

@@ -59,9 +59,18 @@ def build_url(listen: Listen) -> str:
     """
     if listen.port == 0:
         raise GatewayError("the port is any free one (listen.port: 0); give it a number")
-    host = _ANY_ADDRESS.get(listen.host, listen.host)
     scheme = "http" if listen.tls is None else "https"
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{listen.port}/health/live"
+    return f"{scheme}://{get_local_host(listen.host)}:{listen.port}/health/live"
+
+
+def get_local_host(host: str) -> str:
+    """Return the host of a URL that leads to an address from this machine.
+
+    Args:
+        host: The address or name that is bound; `0.0.0.0` and `::` are all addresses.
+    """
+    reached = _ANY_ADDRESS.get(host, host)
+    return f"[{reached}]" if ":" in reached else reached
 
 
 def _is_refusal_of_certificate(exc: BaseException | None) -> bool:

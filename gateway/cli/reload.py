@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -38,6 +39,14 @@ def reload(
             help="A token for --admin, if it is guarded.",
         ),
     ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Change nothing; print what would change. It asks --admin, by default that of "
+            "the configuration.",
+        ),
+    ] = False,
 ) -> None:
     """Make a running gateway read its configuration again.
 
@@ -49,14 +58,20 @@ def reload(
     gateway reload -c gateway.yaml --pid-file /run/gateway.pid
     gateway reload -c gateway.yaml --pid 4711
     gateway reload -c gateway.yaml --admin http://127.0.0.1:9901
+    gateway reload -c gateway.yaml --dry-run
     """
     from gateway.config import load
 
-    if [pid, pid_file, admin].count(None) != 2:
+    from .doctor.run import build_admin_url
+
+    if dry_run and (pid is not None or pid_file is not None):
+        raise typer.BadParameter("a signal brings no answer; give --admin", param_hint="--dry-run")
+    if not dry_run and [pid, pid_file, admin].count(None) != 2:
         raise typer.BadParameter("give one of --pid, --pid-file and --admin")
-    load(config)
-    if admin is not None:
-        typer.echo(_request_reload(admin, token))
+    settings = load(config)
+    if dry_run or admin is not None:
+        url = build_admin_url(settings) if admin is None else admin
+        typer.echo(_request_reload(url, token, is_dry_run=dry_run))
         return
     process = pid if pid is not None else _read_pid(pid_file or Path())
     try:
@@ -74,8 +89,13 @@ def reload(
     typer.echo(f"{config}: ok; process {process} reads it again, see its log")
 
 
-def _request_reload(admin: str, token: str | None) -> str:
-    """Ask a gateway by its admin API to reload, and return a line about what changed.
+def _request_reload(admin: str, token: str | None, *, is_dry_run: bool) -> str:
+    """Ask a gateway by its admin API to reload, and return lines about what changed.
+
+    Args:
+        admin: The URL of the admin API.
+        token: The token of an operator; None for none.
+        is_dry_run: Only ask what would change.
 
     Raises:
         GatewayError: The gateway cannot be reached, or refuses its configuration.
@@ -85,8 +105,9 @@ def _request_reload(admin: str, token: str | None) -> str:
     from gateway.errors import GatewayError
 
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    query = "?dryRun=true" if is_dry_run else ""
     try:
-        response = httpx.post(f"{admin.rstrip('/')}/reload", headers=headers, timeout=60)
+        response = httpx.post(f"{admin.rstrip('/')}/reload{query}", headers=headers, timeout=60)
         result = response.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as exc:
         raise GatewayError(
@@ -94,11 +115,27 @@ def _request_reload(admin: str, token: str | None) -> str:
         ) from None
     if response.status_code != 200:
         raise GatewayError("\n".join(result.get("problems") or [str(result.get("detail"))]))
-    streams = ", ".join(f"{count} {what}" for what, count in result["streams"].items()) or "none"
+    return "\n".join(
+        [
+            *(["nothing is changed; a reload would do this:"] if is_dry_run else []),
+            *_iter_outcome_lines(result),
+        ]
+    )
+
+
+def _iter_outcome_lines(result: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a reload did, or would do: a summary, and a line for each route that changed."""
     routes = ", ".join(f"{count} {what}" for what, count in result["routes"].items())
     kept = "".join(f"; needs a restart: {name}" for name in result["kept"])
     missing = "".join(f"; worker {number} did not answer" for number in result["missing"])
-    return f"routes: {routes}; streams: {streams}{kept}{missing}"
+    yield f"routes: {routes}; streams: {_format_streams(result['streams'])}{kept}{missing}"
+    for change in result.get("changes", ()):
+        streams = _format_streams(change["streams"])
+        yield f"  {change['change']} {change['route']}: streams: {streams}"
+
+
+def _format_streams(streams: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {outcome}" for outcome, count in streams.items()) or "none"
 
 
 def _read_pid(path: Path) -> int:

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gateway.errors import ConfigError
+from gateway.telemetry.logs import announce
 
 from .completion import complete_topic
 from .debug_option import DebugOption
 from .files import remove_file, replace_file
+from .log_format import LogFormatOption, begin_log
 from .options import (
     CONFIG_HELP,
     DEFAULT_CONFIG_FILE,
@@ -75,6 +77,7 @@ def run(
         bool,
         typer.Option("--print-config", help="With --topic: print the configuration, and end."),
     ] = False,
+    log_format: LogFormatOption = None,
     debug: DebugOption = None,
 ) -> None:
     """Serve the routes of a configuration, or streams of topics.
@@ -99,12 +102,15 @@ def run(
         "listen.port": port,
         "listen.workers": workers,
         "kafka.servers": servers if is_given(ctx, "servers") else None,
+        "telemetry.logs.format": None if log_format is None else log_format.value,
     }
     if print_config and not topics:
         raise typer.BadParameter("is for --topic", param_hint="--print-config")
     if origins:
         options["listen.access-control.policy"] = "cross-origin"
         options["listen.access-control.allow.origins"] = origins
+    if not print_config:
+        begin_log(log_format, None if topics else find_config_file(config))
     if not topics:
         _serve(_choose_loader(config, options), pid_file, debug)
         return
@@ -172,9 +178,9 @@ def _serve(
         settings = load_settings()
         if start is not None:
             if DEFAULT_CONFIG_FILE.is_file():
-                typer.echo(f"{DEFAULT_CONFIG_FILE} of this folder is not used, because of --topic")
+                announce(f"{DEFAULT_CONFIG_FILE} of this folder is not used, because of --topic")
             for line in start.iter_notes(settings):
-                typer.echo(line)
+                announce(line)
         status = serve(
             settings,
             debug=set(debug or ()),

@@ -10,6 +10,7 @@ import typer
 from gateway.errors import ConfigError
 
 from .debug_option import DebugOption
+from .log_format import LogFormatOption, begin_log
 from .options import ConfigFileOption, HostOption, PortOption
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def sidecar(
     ] = None,
     host: HostOption = None,
     port: PortOption = None,
+    log_format: LogFormatOption = None,
     debug: DebugOption = None,
 ) -> None:
     """Serve Kafka over HTTP to a back end on the same host.
@@ -47,11 +49,15 @@ def sidecar(
 
     from .sidecar_factory import create_standalone_sidecar
 
+    options = {
+        "listen.host": host,
+        "listen.port": port,
+        "telemetry.logs.format": None if log_format is None else log_format.value,
+    }
+    begin_log(log_format, config)
+
     def load_settings() -> Settings:
-        return build_standalone_settings(
-            load(config, values=values, options={"listen.host": host, "listen.port": port}),
-            str(config),
-        )
+        return build_standalone_settings(load(config, values=values, options=options), str(config))
 
     status = serve(
         load_settings(),

@@ -114,6 +114,9 @@ def _collect_partition(reader: PartitionReader, now: float, samples: MetricSampl
     samples.add(catalog.PARTITION_STATE, 1, topic, partition, reader.reported_state)
     if reader.cause is not None:
         samples.add(catalog.PARTITION_RECOVERING, 1, topic, partition, reader.cause)
+    if reader.held_since is not None:
+        held_s = max(0.0, now - reader.held_since)
+        samples.add(catalog.PARTITION_OPEN_TRANSACTION_SECONDS, held_s, topic, partition)
     next_offset, end_offset = reader.position.offset, reader.last_stable_offset
     if next_offset is not None and end_offset >= 0:
         samples.add(
@@ -125,6 +128,7 @@ def _collect_requests(requests: BrokerRequestCounts, samples: MetricSamples) -> 
     for api, seconds in requests.seconds.items():
         samples.add_histogram(catalog.KAFKA_REQUEST_SECONDS, seconds, api)
     samples.add_counts(catalog.KAFKA_REQUEST_FAILURES, requests.failures)
+    samples.add(catalog.KAFKA_THROTTLED_SECONDS, requests.throttled_seconds)
     samples.add_counts(catalog.BROKER_CONNECTS, requests.connects)
     samples.add_counts(catalog.BROKER_CONNECT_FAILURES, requests.connect_failures)
 

@@ -199,6 +199,12 @@ PARTITION_RECOVERING = _gauge(
     "1 while the partition cannot be read, with the cause (with workers: how many).",
     "topic", "partition", "cause",
 )  # fmt: skip
+PARTITION_OPEN_TRANSACTION_SECONDS = _gauge(
+    "gateway_partition_open_transaction_seconds",
+    "How long an open transaction has held the last stable offset at one place. Records from there "
+    "on are sent when it ends. Partitions that none holds have no value.",
+    "topic", "partition", unit="seconds", merge=MergeMode.MAX,
+)  # fmt: skip
 PARTITION_READY_SECONDS = _seconds_histogram(
     "gateway_partition_ready_seconds",
     "How long a partition took to become readable after it was first wanted.",
@@ -273,6 +279,11 @@ KAFKA_REQUEST_SECONDS = _seconds_histogram(
 )  # fmt: skip
 KAFKA_REQUEST_FAILURES = _counter(
     "gateway_kafka_request_failures", "Requests that brokers did not answer.", "api", "cause"
+)
+KAFKA_THROTTLED_SECONDS = _counter(
+    "gateway_kafka_throttled_seconds",
+    "For how long brokers throttled the gateway, because it exceeded a quota.",
+    unit="seconds",
 )
 BROKER_CONNECTS = _counter(
     "gateway_broker_connects", "Connections to brokers that were established.", "role"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from .histogram import Histogram
 
+TOO_OLD_CAUSE = "unsupported-version"  # a broker speaks none of the versions of a request
 MAX_GROUPS = 1000  # groups with figures of their own
 
 
@@ -55,12 +56,14 @@ class BrokerRequestCounts:
         failures: Requests without an answer, by the name of the API and the cause.
         connects: Connections that were established, by their role.
         connect_failures: Connections that could not be established, by cause.
+        throttled_seconds: For how long brokers said that they throttle the gateway.
     """
 
     seconds: dict[str, Histogram] = field(default_factory=dict)
     failures: Counter[tuple[str, str]] = field(default_factory=Counter)
     connects: Counter[str] = field(default_factory=Counter)
     connect_failures: Counter[str] = field(default_factory=Counter)
+    throttled_seconds: float = 0.0
 
     def observe_response(self, api: str, seconds: float) -> None:
         """Record that a broker answered a request of this API after so many seconds."""

@@ -12,9 +12,11 @@ import json
 import logging
 import re
 import sys
+import threading
 from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from types import TracebackType
 from typing import Any, Literal, TextIO
 
 from .log_context import get_log_context
@@ -94,11 +96,44 @@ def announce(text: str) -> None:
     Args:
         text: The line, such as `listening on http://127.0.0.1:8080`.
     """
+    print(format_output(text), flush=True)
+
+
+def format_output(text: str, level: int = logging.INFO) -> str:
+    """Return what is printed past the log: as it is, or an object for each line if it is JSON.
+
+    Args:
+        text: The text, of one or more lines.
+        level: The level that the objects have.
+    """
     for handler in logging.getLogger().handlers:
         if isinstance(handler, _CountingHandler) and isinstance(handler.formatter, _JsonFormatter):
-            record = logging.LogRecord("gateway", logging.INFO, "", 0, text, None, None)
-            text = handler.formatter.format(record)
-    print(text, flush=True)
+            records = [
+                logging.LogRecord("gateway", level, "", 0, line, None, None)
+                for line in text.splitlines()
+            ]
+            return "\n".join(map(handler.formatter.format, records))
+    return text
+
+
+def capture_stray_lines() -> None:
+    """Log what Python itself prints to stderr: its warnings, and errors that nobody caught.
+
+    For processes whose log is JSON, so that no line of them is anything else.
+    """
+    logging.captureWarnings(True)
+    log = logging.getLogger("gateway")
+
+    def log_error(
+        kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if issubclass(kind, KeyboardInterrupt):
+            return
+        log.critical("an error that nobody caught: %s", kind.__name__, exc_info=error or True)
+
+    sys.excepthook = log_error
+    threading.excepthook = lambda args: log_error(args.exc_type, args.exc_value, args.exc_traceback)
+    sys.unraisablehook = lambda args: log_error(args.exc_type, args.exc_value, args.exc_traceback)
 
 
 def set_levels(level: str, levels: Mapping[str, str]) -> None:

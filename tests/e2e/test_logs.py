@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import socket
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from support.brokers import embedded_kafka
 from support.clients.raw import RawClient
-from support.gateways import GatewayProcess, build_config, running_gateway
+from support.gateways import GATEWAY, GatewayProcess, build_config, running_gateway
 from support.waiting import wait_until
 from support.workers import running_workers
 
@@ -104,3 +110,62 @@ async def test_a_path_forges_no_line(kafka: EmbeddedKafka):
         log = gateway.log
     assert not [line for line in log.splitlines() if line.startswith(forged)]
     assert all(char == "\n" or char.isprintable() for char in log)
+
+
+async def test_every_line_of_two_workers_is_an_object_from_the_first_one_on(kafka: EmbeddedKafka):
+    """Warnings about the configuration came before its format was known, as text, and errors that
+    end the start were text whatever the format was."""
+    given = config(kafka, format="json")
+    misspelt = {"GATEWAY_LISTEN__PROT": "1"}
+    async with running_workers(given, 2, environment=misspelt) as gateway:
+        first = gateway.config_path.read_text()
+        gateway.send_signal(signal.SIGHUP)
+        await wait_until(
+            lambda: gateway.log.count("configuration reloaded") == 2, gateway.read_log_tail, WITHIN
+        )
+        gateway.config_path.write_text(first.replace('"routes"', '"roots"'))
+        gateway.send_signal(signal.SIGHUP)
+        await wait_until(
+            lambda: "configuration not reloaded" in gateway.log, gateway.read_log_tail, WITHIN
+        )
+        assert await gateway.stop() == 0
+        lines = objects(gateway)
+    assert "GATEWAY_LISTEN__PROT" in lines[0]["message"], "said while it was loaded"
+    messages = " ".join(line["message"] for line in lines)
+    assert "listening on" in messages and "startup complete" in messages
+    assert {line.get("worker") for line in lines} == {None, 1, 2}
+
+
+@pytest.mark.parametrize("asked_by", ["file", "malformed file", "variable", "option"])
+def test_an_error_that_ends_the_start_is_an_object(
+    kafka: EmbeddedKafka, tmp_path: Path, asked_by: str
+):
+    logs = {"format": "json"} if "file" in asked_by else {}
+    made = {**config(kafka, **logs), "unknown": 1, "alsoUnknown": 2}
+    file = tmp_path / "gateway.yaml"
+    text = json.dumps(made, indent=1)
+    file.write_text(text[:-1] if asked_by == "malformed file" else text)
+    option = ["--log-format", "json"] if asked_by == "option" else []
+    variable = {"GATEWAY_LOG_FORMAT": "json"} if asked_by == "variable" else {}
+    ended = subprocess.run(
+        [*GATEWAY, "run", "-c", str(file), *option],
+        env={**os.environ, **variable}, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 78
+    lines = [json.loads(line) for line in (ended.stdout + ended.stderr).splitlines()]
+    assert lines and all(line["level"] == "error" for line in lines)
+    assert all(str(file) in line["message"] for line in lines)
+
+
+def test_an_address_that_is_taken_is_an_object(kafka: EmbeddedKafka, tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        made = config(kafka, format="json") | {"listen": {"port": taken.getsockname()[1]}}
+        file = tmp_path / "gateway.yaml"
+        file.write_text(json.dumps(made))
+        ended = subprocess.run(
+            [*GATEWAY, "run", "-c", str(file)],
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+    assert ended.returncode == 1
+    lines = [json.loads(line) for line in (ended.stdout + ended.stderr).splitlines()]
+    assert "listen.port" in lines[-1]["message"] and lines[-1]["level"] == "error"

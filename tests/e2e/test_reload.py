@@ -16,10 +16,11 @@ from typing import Any
 
 import httpx
 import pytest
+from support.admin_api import ADMIN_SECTION, open_admin_api
 from support.brokers import embedded_kafka
 from support.clients.raw import RawClient
 from support.clients.wires import WireName, client_for_wire, every_wire
-from support.gateways import GatewayProcess, build_config, running_gateway
+from support.gateways import GATEWAY, GatewayProcess, build_config, running_gateway
 from support.issuer import AUDIENCE, ISSUER_NAME, TokenIssuer
 from support.oracle import StreamOracle
 from support.waiting import wait_until
@@ -398,3 +399,70 @@ async def test_a_file_that_holds_no_process_id_is_named(
     )
     told = await asyncio.to_thread(command, "-c", str(config), "--pid-file", str(file))
     assert told.returncode == 2 and "no process id" in told.stderr
+
+
+# what a reload would change
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_dry_run_says_what_a_reload_then_does_and_changes_nothing(
+    kafka: EmbeddedKafka, oracle: StreamOracle, workers: int
+):
+    def build(*routes: Any, **sections: Any) -> dict[str, Any]:
+        listen = {"workers": workers}
+        return config_of(kafka, *routes, admin=ADMIN_SECTION, listen=listen, **sections)
+
+    old = build(at("/same"), at("/changed"), at("/gone"))
+    new = build(at("/same"), at("/changed", filters=[{"key": "b"}]), at("/new"), name="other")
+    async with running_gateway(old) as gateway, AsyncExitStack() as stack:
+        clients = [
+            await stack.enter_async_context(RawClient(f"{gateway.base_url}/{path}"))
+            for path in ("same", "changed", "changed", "gone")
+        ]
+        for client in clients:
+            await begun(client)
+        gateway.write_config(new)
+        async with open_admin_api(gateway) as http:
+            said = (await http.post("/reload?dryRun=true")).json()
+            assert said["routes"] == {"same": 1, "changed": 1, "added": 1, "removed": 1}
+            assert said["streams"] == {"untouched": 1, "moved": 2, "ended (route-removed)": 1}
+            assert "name" in said["kept"] and said["missing"] == []
+            assert {
+                each["route"]: (each["change"], each["streams"]) for each in said["changes"]
+            } == {
+                "/changed": ("changed", {"moved": 2}),
+                "/new": ("added", {}),
+                "/gone": ("removed", {"ended (route-removed)": 1}),
+            }
+            command = [*GATEWAY, "reload", "-c", str(gateway.config_path), "--dry-run"]
+            command += ["--admin", str(http.base_url)]
+            printed = await asyncio.to_thread(
+                subprocess.run, command, capture_output=True, text=True, timeout=120, check=False
+            )
+            assert printed.returncode == 0, printed
+            assert "removed /gone: streams: 1 ended (route-removed)" in printed.stdout
+            assert "needs a restart: name" in printed.stdout
+
+            await oracle.produce_records("orders", 1, key=b"a")
+            for client in clients:
+                await client.wait_for_events(lambda _, client=client: keys(client) == ["a"])
+                assert len(named(client, "begin")) == 1 and not named(client, "end")
+            assert RELOADED not in gateway.log
+
+            done = (await http.post("/reload")).json()
+            same = ("routes", "streams", "changes", "kept")
+            assert {name: done[name] for name in same} == {name: said[name] for name in same}
+            line = gateway.log.rpartition(RELOADED)[2].splitlines()[0]
+            assert "changed: /changed; added: /new; removed: /gone" in line
+
+
+async def test_a_dry_run_of_a_wrong_file_says_what_is_wrong(kafka: EmbeddedKafka):
+    good = config_of(kafka, at("/same"), admin=ADMIN_SECTION)
+    async with running_gateway(good) as gateway, open_admin_api(gateway) as http:
+        gateway.write_config(config_of(kafka, at("/same", fromat="value"), admin=ADMIN_SECTION))
+        answer = await http.post("/reload?dryRun=true")
+        assert answer.status_code == 422 and "format" in answer.json()["problems"][0]
+        for query in ("dryrun=true", "dryRun=yes"):
+            answer = await http.post(f"/reload?{query}")
+            assert answer.status_code == 400 and "?dryRun=true" in answer.json()["detail"]
+        assert RELOADED not in gateway.log and REFUSED not in gateway.log

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -207,3 +210,25 @@ def test_letters_of_all_languages_are_as_they_were(out: StringIO):
     logs.configure(stream=out)
     log.warning("Größe 10 € \u05e9\u05dc\u05d5\u05dd \N{GRINNING FACE}")
     assert "Größe 10 € \u05e9\u05dc\u05d5\u05dd \N{GRINNING FACE}" in out.getvalue()
+
+
+def test_an_error_that_nobody_caught_is_an_object(tmp_path: Path):
+    """Its traceback was text, of many lines, in a log that is JSON."""
+    program = (
+        "import threading, warnings\n"
+        "from gateway.telemetry import logs\n"
+        "logs.configure('json')\n"
+        "logs.capture_stray_lines()\n"
+        "warnings.warn('a warning of Python')\n"
+        "thread = threading.Thread(target=lambda: 1 / 0)\n"
+        "thread.start()\n"
+        "thread.join()\n"
+        "raise ValueError('at the end')\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.returncode == 1
+    warned, divided, last = [json.loads(line) for line in ended.stderr.splitlines()]
+    assert "a warning of Python" in warned["message"] and "ZeroDivisionError" in divided["error"]
+    assert "at the end" in last["error"] and last["level"] == "critical"

@@ -35,7 +35,7 @@ COMMAND_VARIABLES = frozenset(
     {
         *("GATEWAY_CONFIG", "GATEWAY_ADMIN_TOKEN", "GATEWAY_TOKEN"),
         *("GATEWAY_SIDECAR_URL", "GATEWAY_SIDECAR_TOKEN"),
-        *("GATEWAY_DRIVER_PID_FILE", "GATEWAY_SPARK_LOG"),
+        *("GATEWAY_DRIVER_PID_FILE", "GATEWAY_SPARK_LOG", "GATEWAY_LOG_FORMAT"),
     }
 )
 """Variables that commands read themselves, and that set no option of the configuration."""

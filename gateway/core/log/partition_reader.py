@@ -200,6 +200,8 @@ class PartitionReader:
         high_watermark: That of the last fetch; -1 before.
         last_stable_offset: That of the last fetch; -1 before.
         log_start_offset: That of the last fetch; -1 before.
+        held_since: Since when an open transaction holds the last stable offset at one place, below
+            the high watermark; None while it does not.
         resets: How often the offset was out of range.
         lineage: How many gaps that go back were returned, to compare with that of the log.
         is_start_pinned: A client was informed that this partition is pending; see `pin_start`.
@@ -222,6 +224,7 @@ class PartitionReader:
     high_watermark: int = -1
     last_stable_offset: int = -1
     log_start_offset: int = -1
+    held_since: float | None = None
     resets: int = 0
     lineage: int = 0
     is_start_pinned: bool = False
@@ -458,6 +461,10 @@ class PartitionReader:
         are one gap.
         """
         self.backoff.reset()
+        if result.high_watermark <= result.last_stable_offset:
+            self.held_since = None
+        elif self.held_since is None or result.last_stable_offset != self.last_stable_offset:
+            self.held_since = now
         self.high_watermark, self.log_start_offset = result.high_watermark, result.log_start_offset
         self.last_stable_offset = result.last_stable_offset
         self.state, self._is_above_end, self._leader_end_offset = ReaderState.STREAMING, False, None

@@ -99,6 +99,14 @@ class Hubs:
             (hub.name, topic) for hub in self for topic in hub.apply_settings(settings)
         )
 
+    def find_changed_topics(self, settings: Settings) -> frozenset[ClusterTopic]:
+        """Return the topics whose options other settings would change, with their clusters."""
+        return frozenset(
+            (hub.name, topic)
+            for hub in self
+            for topic in hub.topics.find_changed(settings.clusters[hub.name])
+        )
+
     def stop_accepting(self) -> None:
         """End clients that subscribe from now on; streams that run go on."""
         for hub in self:

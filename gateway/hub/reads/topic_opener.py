@@ -52,13 +52,22 @@ class TopicOpener:
         Returns:
             The names of the topics whose settings changed.
         """
-        names = self._settings.keys() | {topic.name for topic in kafka.topics}
-        before = {name: self.get_settings(name) for name in names}
+        changed = self.find_changed(kafka)
         for name in set(kafka.bootstrap).difference(self._bootstrap):
             self._bootstrap_tasks.append(asyncio.create_task(self._open_bootstrap(name)))
         self._settings = {topic.name: topic for topic in kafka.topics}
         self._bootstrap, self._reconnect = kafka.bootstrap, kafka.reconnect
-        return frozenset(name for name in names if self.get_settings(name) != before[name])
+        return changed
+
+    def find_changed(self, kafka: Kafka) -> frozenset[str]:
+        """Return the names of the topics whose settings other options of the cluster change."""
+        loaded = {topic.name: topic for topic in kafka.topics}
+        return frozenset(
+            name
+            for name in self._settings.keys() | loaded
+            if self.get_settings(name)
+            != (loaded.get(name) or Topic(name=name, reconnect=kafka.reconnect))
+        )
 
     def start(self, shared_reads: SharedReads) -> None:
         """Begin to open the bootstrap topics."""

@@ -25,9 +25,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
 
 from gateway.core.log.recovery import Backoff, Cause
-from gateway.errors import AuthenticationFailed, BrokerUnavailable, KafkaError
+from gateway.errors import AuthenticationFailed, BrokerTooOld, BrokerUnavailable, KafkaError
 from gateway.kafka.protocol.requests import KafkaRequest
-from gateway.telemetry.counts import BrokerRequestCounts
+from gateway.telemetry.counts import TOO_OLD_CAUSE, BrokerRequestCounts
 
 from .failures import (
     CONNECTION_ERRORS,
@@ -308,6 +308,9 @@ class Connections:
         wait = (timeout or self.request_timeout) + max(0.0, connection.throttled_until - sent_at)
         try:
             response = await self._send_or_reopen(connection, request, wait)
+        except BrokerTooOld:
+            self.request_stats.failures[request.NAME, TOO_OLD_CAUSE] += 1
+            raise
         except CONNECTION_ERRORS as exc:
             # Answers come in order, so nothing behind a missing one would be answered either.
             connection.conn.close()
@@ -629,6 +632,7 @@ class Connections:
                 for listener in tuple(self._listeners):
                     listener(connection.node)
         if throttle_ms > 0:
+            self.request_stats.throttled_seconds += throttle_ms / 1000
             connection.throttled_until = asyncio.get_running_loop().time() + throttle_ms / 1000
 
     @staticmethod

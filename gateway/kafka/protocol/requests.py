@@ -22,7 +22,7 @@ from io import BytesIO
 from typing import ClassVar, Generic, NamedTuple, TypeVar
 from uuid import UUID
 
-from gateway.errors import KafkaError
+from gateway.errors import BrokerTooOld
 
 from .codec import FieldReader, FieldWriter, read_tags
 
@@ -89,12 +89,12 @@ class KafkaRequest(ABC, Generic[R]):
             versions: The lowest and highest version that the broker speaks, by API key.
 
         Raises:
-            KafkaError: There is none.
+            BrokerTooOld: There is none.
         """
         low, high = versions.get(self.API_KEY, (0, -1))
         version = min(high, self.VERSIONS.highest)
         if version < max(low, self.VERSIONS.lowest):
-            raise KafkaError(
+            raise BrokerTooOld(
                 f"the broker speaks {self.NAME} {low} to {high}, the gateway "
                 f"{self.VERSIONS.lowest} to {self.VERSIONS.highest}; use Kafka 2.3 or later"
             )
@@ -107,7 +107,7 @@ class KafkaRequest(ABC, Generic[R]):
             versions: The lowest and highest version that the broker speaks, by API key.
 
         Raises:
-            KafkaError: The broker is too old.
+            BrokerTooOld: The broker is too old.
         """
         version = self.choose_version(versions)
         return PreparedRequest(self, version, version >= self.VERSIONS.first_flexible)

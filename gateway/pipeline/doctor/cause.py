@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from gateway.telemetry.diagnosed_cause import DiagnosedCause
 
 
 class Thresholds(NamedTuple):
@@ -32,26 +33,19 @@ class Thresholds(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class DiagnosedCause:
+class BatchCause(DiagnosedCause):
     """Something that makes a job slow or its results late or wrong.
 
+    Its name is one of `diagnosis.CAUSE_NAMES`; its settings are those of the YAML, of `spark.conf`,
+    or commands.
+
     Attributes:
-        name: The name for programs, one of `diagnosis.CAUSE_NAMES`.
-        title: What it is, in a few words.
         seconds: How much shorter a batch would be without it, or how long results wait for it.
         share: The share of a batch that it takes, from 0 to 1.
-        evidence: What was seen in the progress.
-        settings: What to change: settings of the YAML, of `spark.conf`, or commands.
-        advice: How to change it, and why that helps.
     """
 
-    name: str
-    title: str
     seconds: float
     share: float
-    evidence: Sequence[str]
-    settings: Sequence[str]
-    advice: str
 
 
 def share_of_batch(seconds: float, batch_seconds: float) -> float:

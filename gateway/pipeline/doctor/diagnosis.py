@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from . import flow, partitions, runtime, state
-from .cause import DiagnosedCause, Thresholds
+from .cause import BatchCause, Thresholds
 from .query_run import MIN_BATCHES, BatchProgress, QueryRun
 
-CauseDetector: TypeAlias = Callable[[QueryRun, Thresholds], Iterator[DiagnosedCause]]
+CauseDetector: TypeAlias = Callable[[QueryRun, Thresholds], Iterator[BatchCause]]
 
 COST_DETECTORS: Mapping[str, CauseDetector] = {
     "state-lookups": state.find_slow_lookups,
@@ -59,7 +59,7 @@ class Diagnosis:
     batches: int
     seconds: float
     rows: float
-    causes: Sequence[DiagnosedCause]
+    causes: Sequence[BatchCause]
     parts: Mapping[str, float]
     unseen: Mapping[str, str]
 
@@ -72,7 +72,7 @@ def diagnose(run: QueryRun, thresholds: Thresholds | None = None) -> Diagnosis:
         thresholds: The least effect that makes something a cause, by default that of `Thresholds`.
     """
     thresholds = thresholds or Thresholds()
-    causes: list[DiagnosedCause] = []
+    causes: list[BatchCause] = []
     if len(run.batches_with_input) >= MIN_BATCHES:
         for detect in COST_DETECTORS.values():
             causes += detect(run, thresholds)

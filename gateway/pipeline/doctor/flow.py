@@ -8,14 +8,14 @@ from datetime import UTC, datetime
 from math import ceil
 from statistics import median
 
-from .cause import DiagnosedCause, Thresholds, share_of_batch
+from .cause import BatchCause, Thresholds, share_of_batch
 from .query_run import BatchProgress, QueryRun, SourceProgress, TaskMetrics
 
 MIN_BACKLOG_BATCHES = 3  # batches that waiting records would fill; fewer arrived during the batch
 MIN_STUCK_BATCHES = 3  # batches in which the watermark did not move
 
 
-def find_source_backlog(run: QueryRun, thresholds: Thresholds) -> Iterator[DiagnosedCause]:
+def find_source_backlog(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCause]:
     """Find records that wait in the topic while the job is idle, or while it asks for offsets.
 
     `diagnose` only calls it if no other cause makes batches long: with such a cause the job falls
@@ -48,20 +48,20 @@ def find_source_backlog(run: QueryRun, thresholds: Thresholds) -> Iterator[Diagn
         )
     else:
         evidence.append(f"asking for offsets takes {fetching:.1f} s of a batch")
-    yield DiagnosedCause(
+    yield BatchCause(
         "source-behind",
         "records arrive faster than the job reads them",
-        max(idle, fetching),
-        share_of_batch(max(idle, fetching), run.batch_seconds + idle),
         evidence,
         ("from.max_records", "trigger") if idle > fetching else ("from.min_partitions", "kafka"),
         "Read more records at a time, or more often."
         if idle > fetching
         else "The brokers answer late. With min_partitions, more tasks read at a time.",
+        max(idle, fetching),
+        share_of_batch(max(idle, fetching), run.batch_seconds + idle),
     )
 
 
-def find_slow_sink(run: QueryRun, thresholds: Thresholds) -> Iterator[DiagnosedCause]:
+def find_slow_sink(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCause]:
     """Find an output that takes long.
 
     The writers of exactly-once output record their waits. For other sinks, the cost is what the
@@ -82,19 +82,19 @@ def find_slow_sink(run: QueryRun, thresholds: Thresholds) -> Iterator[DiagnosedC
         evidence = f"no task runs during {driver:.1f} s of addBatch: the driver waits for the sink"
     else:
         evidence = f"tasks of the last stage wait {waits:.1f} s without using a CPU or the state"
-    yield DiagnosedCause(
+    yield BatchCause(
         "sink-slow",
         "writing the output",
-        cost,
-        share_of_batch(cost, run.batch_seconds),
         [evidence],
         ("to.writers", "to.guarantee", "to.kafka"),
         "Use more writers at a time, and look at the output's brokers (acks of all replicas, "
         "transactions). guarantee: at-least-once needs no transactions.",
+        cost,
+        share_of_batch(cost, run.batch_seconds),
     )
 
 
-def find_stuck_watermark(run: QueryRun, thresholds: Thresholds) -> Iterator[DiagnosedCause]:
+def find_stuck_watermark(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCause]:
     """Find a watermark that does not move while event times do: no window ends, the state grows.
 
     In Spark, the watermark of an input follows the newest event of all its partitions, and that of
@@ -127,21 +127,21 @@ def find_stuck_watermark(run: QueryRun, thresholds: Thresholds) -> Iterator[Diag
     growth = _count_state_rows(stuck[-1]) - _count_state_rows(stuck[0])
     if growth > 0:
         evidence.append(f"the state grew by {growth:,} rows")
-    yield DiagnosedCause(
+    yield BatchCause(
         "watermark-stuck",
         f"an idle input ({', '.join(idle_inputs)})"
         if idle_inputs
         else "the watermark does not move",
-        elapsed,
-        1.0,
         evidence,
         ("heartbeats into the idle topic",) if idle_inputs else ("from.time", "from.watermark"),
         "Regularly send a record with the current time to the idle topic; or, if late records may "
         "be lost, set spark.conf: spark.sql.streaming.multipleWatermarkPolicy: max.",
+        elapsed,
+        1.0,
     )
 
 
-def find_late_rows(run: QueryRun, thresholds: Thresholds) -> Iterator[DiagnosedCause]:
+def find_late_rows(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCause]:
     """Find rows that are dropped because they are older than the watermark."""
     rows = sum(batch.rows for batch in run.batches)
     dropped = sum(each.dropped_rows for batch in run.batches for each in batch.operators)
@@ -158,21 +158,21 @@ def find_late_rows(run: QueryRun, thresholds: Thresholds) -> Iterator[DiagnosedC
     ]
     if ahead > 0:
         evidence.append(f"the watermark is {ahead:.0f} s ahead of the newest event of a batch")
-    yield DiagnosedCause(
+    yield BatchCause(
         "late-drops",
         "events later than the watermark allows",
-        share * run.batch_seconds,
-        share,
         evidence,
         ("from.watermark", "from.late: topic"),
         "One event far ahead has moved the watermark, because a producer's clock is wrong. Filter "
         "such events before they get into the topic."
         if ahead > 0
         else "A longer watermark waits for late rows, and keeps more state.",
+        share * run.batch_seconds,
+        share,
     )
 
 
-def find_invalid_records(run: QueryRun, thresholds: Thresholds) -> Iterator[DiagnosedCause]:
+def find_invalid_records(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCause]:
     """Find records that the job could not decode, in all batches of the run.
 
     One such record counts, because it is missing from the results. It needs no typical batch to
@@ -188,11 +188,9 @@ def find_invalid_records(run: QueryRun, thresholds: Thresholds) -> Iterator[Diag
     rows = sum(batch.rows for batch in batches)
     total = sum(counts.values())
     last = datetime.fromtimestamp(affected[-1].started_at, UTC)
-    yield DiagnosedCause(
+    yield BatchCause(
         "invalid-records",
         "records that the job could not decode",
-        0.0,
-        min(1.0, total / rows) if rows else 1.0,
         [
             *(f"invalid records of input {name}: {count:,}" for name, count in counts.items()),
             f"in {len(affected)} of {len(batches)} batches, of {rows:,} records; last in batch "
@@ -201,6 +199,8 @@ def find_invalid_records(run: QueryRun, thresholds: Thresholds) -> Iterator[Diag
         ("the input's value", "onInvalid"),
         "With onInvalid: dead-letter, <topic>.dlq has each of them, with the header X-Reason; read "
         "it with gateway tail. Correct the fields of the input, or what producers write.",
+        0.0,
+        min(1.0, total / rows) if rows else 1.0,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from statistics import median
 
-from .cause import DiagnosedCause, Thresholds, share_of_batch
+from .cause import BatchCause, Thresholds, share_of_batch
 from .query_run import BatchProgress, QueryRun, StageMetrics
 
 MIN_SKEW_RATIO = 2.0  # the time of the slowest task, in times of the other tasks
@@ -24,7 +24,7 @@ def max_useful_partitions(run: QueryRun) -> int:
     return MAX_TASKS_PER_CORE * run.parallelism
 
 
-def find_skew(run: QueryRun, thresholds: Thresholds) -> Iterator[DiagnosedCause]:
+def find_skew(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCause]:
     """Find one slow task for which all other cores wait."""
 
     def straggler_seconds(stage: StageMetrics) -> float:
@@ -45,11 +45,9 @@ def find_skew(run: QueryRun, thresholds: Thresholds) -> Iterator[DiagnosedCause]
         f"it reads {worst.most_rows:,} rows; spread evenly, a task would have {even_rows:,.0f}",
     ]
     reads_topic = not worst.shuffles
-    yield DiagnosedCause(
+    yield BatchCause(
         "skew",
         "one busy partition of the topic" if reads_topic else "a few keys that most records have",
-        cost,
-        share_of_batch(cost, run.batch_seconds),
         evidence,
         ("from.max_records_per_partition", "from.min_partitions")
         if reads_topic
@@ -57,10 +55,12 @@ def find_skew(run: QueryRun, thresholds: Thresholds) -> Iterator[DiagnosedCause]
         "Let several tasks read it."
         if reads_topic
         else "`gateway pipeline skew` names the keys: salt them, or join by a finer key.",
+        cost,
+        share_of_batch(cost, run.batch_seconds),
     )
 
 
-def find_too_many_partitions(run: QueryRun, thresholds: Thresholds) -> Iterator[DiagnosedCause]:
+def find_too_many_partitions(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCause]:
     """Find more partitions of the state than the cores need.
 
     Each partition costs a task and a commit of its stores, however few rows it has.
@@ -88,11 +88,9 @@ def find_too_many_partitions(run: QueryRun, thresholds: Thresholds) -> Iterator[
         key=lambda each: each.partitions,
     )
     rows = run.get_median(lambda batch: _max_rows(batch, 0) / operator.partitions)
-    yield DiagnosedCause(
+    yield BatchCause(
         "partitions-too-many",
         f"{operator.partitions} partitions of the state on {run.parallelism} cores",
-        cost,
-        share_of_batch(cost, run.batch_seconds),
         [
             f"a partition gets {rows:,.0f} rows a batch",
             f"{operator.stores} stores take {operator.commit_seconds:.1f} s of task time to "
@@ -101,10 +99,12 @@ def find_too_many_partitions(run: QueryRun, thresholds: Thresholds) -> Iterator[
         ("state.partitions", "gateway pipeline rescale"),
         f"About {2 * run.parallelism} are enough. The checkpoint fixes the number; change it by "
         "`gateway pipeline rescale NAME --partitions N`.",
+        cost,
+        share_of_batch(cost, run.batch_seconds),
     )
 
 
-def find_too_few_partitions(run: QueryRun, thresholds: Thresholds) -> Iterator[DiagnosedCause]:
+def find_too_few_partitions(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCause]:
     """Find a stage with fewer tasks than there are cores."""
 
     def unused_core_seconds(stage: StageMetrics) -> float:
@@ -123,11 +123,9 @@ def find_too_few_partitions(run: QueryRun, thresholds: Thresholds) -> Iterator[D
     tasks = worst.tasks if worst else partitions
     reads_topic = worst is not None and not worst.shuffles
     stage_seconds = worst.seconds if worst else cost
-    yield DiagnosedCause(
+    yield BatchCause(
         "partitions-too-few",
         f"{tasks} task{'s' if tasks != 1 else ''} on {run.parallelism} cores",
-        cost,
-        share_of_batch(cost, run.batch_seconds),
         [
             f"a stage of {tasks} task{'s' if tasks != 1 else ''} takes {stage_seconds:.1f} s of "
             "a batch"
@@ -137,6 +135,8 @@ def find_too_few_partitions(run: QueryRun, thresholds: Thresholds) -> Iterator[D
         else ("state.partitions", "gateway pipeline rescale"),
         f"Divide the work: at least {run.parallelism}"
         + (" tasks that read the topic." if reads_topic else " partitions of the state."),
+        cost,
+        share_of_batch(cost, run.batch_seconds),
     )
 
 

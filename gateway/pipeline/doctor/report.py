@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+from gateway.telemetry.diagnosed_cause import iter_cause_lines
+
 from .diagnosis import Diagnosis
 
 
@@ -38,10 +40,7 @@ def _iter_lines(diagnosis: Diagnosis) -> Iterator[str]:
         yield "  no cause found: the job is healthy, as far as these records show"
     for number, cause in enumerate(diagnosis.causes, 1):
         yield ""
-        yield f"{number}. {cause.name}: {cause.title}: {cause.seconds:.1f} s ({cause.share:.0%})"
-        yield from (f"     {each}" for each in cause.evidence)
-        yield f"   change {', '.join(cause.settings)}"
-        yield f"     {cause.advice}"
+        yield from iter_cause_lines(number, cause, f"{cause.seconds:.1f} s ({cause.share:.0%})")
     if diagnosis.unseen:
         yield ""
         by_reason: dict[str, list[str]] = {}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .cause import DiagnosedCause, Thresholds, share_of_batch
+from .cause import BatchCause, Thresholds, share_of_batch
 from .query_run import BatchProgress, QueryRun, StateOperatorProgress, TaskMetrics
 
 MIN_GC_SHARE = 0.15  # of the time of tasks
 
 
-def find_slow_python(run: QueryRun, thresholds: Thresholds) -> Iterator[DiagnosedCause]:
+def find_slow_python(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCause]:
     """Find rows that Python workers process.
 
     Without the times of tasks, the cost is estimated: the updates of operators that call Python,
@@ -57,17 +57,17 @@ def find_slow_python(run: QueryRun, thresholds: Thresholds) -> Iterator[Diagnose
         f"{cost * run.parallelism / max(1.0, rows) * 1e6:,.0f} us a record"
     ]
     evidence += [f"{name} calls it for each key" for name in operators]
-    yield DiagnosedCause(
+    yield BatchCause(
         "python",
         "rows that are processed in Python",
-        cost,
-        share_of_batch(cost, run.batch_seconds),
         evidence,
         ("emit: closed", "max_length") if operators else ("value.model: json", "table"),
         "Native operators take a sixth of the time: sessions without updates and max_length."
         if operators
         else "JSON is read natively, values of other models in Python. For lookups, see the size "
         "and staleness of the cache. Otherwise add cores.",
+        cost,
+        share_of_batch(cost, run.batch_seconds),
     )
 
 
@@ -83,7 +83,7 @@ def runs_in_python(operator: StateOperatorProgress) -> bool:
     return any(each in operator.name.lower() for each in ("python", "pyspark", "pandas"))
 
 
-def find_slow_gc(run: QueryRun, thresholds: Thresholds) -> Iterator[DiagnosedCause]:
+def find_slow_gc(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCause]:
     """Find tasks that wait for garbage collections of the JVM."""
 
     def gc_seconds(_: BatchProgress, work: TaskMetrics) -> float:
@@ -100,13 +100,13 @@ def find_slow_gc(run: QueryRun, thresholds: Thresholds) -> Iterator[DiagnosedCau
     cost, share = run.get_task_median(gc_seconds), run.get_task_median(gc_share)
     if share < MIN_GC_SHARE or not thresholds.is_exceeded(cost, run.batch_seconds):
         return
-    yield DiagnosedCause(
+    yield BatchCause(
         "gc",
         "collecting garbage in the JVM",
-        cost,
-        share_of_batch(cost, run.batch_seconds),
         [f"{share:.0%} of the tasks' time, {cost:.1f} s of a batch"],
         ("spark.memory", "from.max_records"),
         "Use more heap, or smaller batches. The state is outside of the heap, so it is not the "
         "cause.",
+        cost,
+        share_of_batch(cost, run.batch_seconds),
     )

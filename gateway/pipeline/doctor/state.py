@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .cause import DiagnosedCause, Thresholds, share_of_batch
+from .cause import BatchCause, Thresholds, share_of_batch
 from .partitions import max_useful_partitions
 from .query_run import BatchProgress, QueryRun, StateOperatorProgress
 
 MIN_CACHE_HIT_SHARE = 0.8  # of the blocks that lookups need; other blocks are read from files
 
 
-def find_slow_lookups(run: QueryRun, thresholds: Thresholds) -> Iterator[DiagnosedCause]:
+def find_slow_lookups(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCause]:
     """Find lookups that take long: the state is not in memory, or is read too often."""
 
     def lookup_seconds(batch: BatchProgress) -> float:
@@ -40,21 +40,21 @@ def find_slow_lookups(run: QueryRun, thresholds: Thresholds) -> Iterator[Diagnos
     if size:
         evidence.append(f"files of the state: {size / 1e6:,.0f} MB")
     is_cache_small = hit_share is not None and hit_share < MIN_CACHE_HIT_SHARE
-    yield DiagnosedCause(
+    yield BatchCause(
         "state-lookups",
         "looking keys up in the state",
-        cost,
-        share_of_batch(cost, run.batch_seconds),
         evidence,
         ("state.memory", "state.profile: large") if is_cache_small else ("state.profile: large",),
         "Give the stores memory for the keys in use, or spread them over more executors."
         if is_cache_small
         else "The profile large does not count rows, which costs a lookup for each write. If that "
         "is not enough, add cores and state.partitions.",
+        cost,
+        share_of_batch(cost, run.batch_seconds),
     )
 
 
-def find_slow_compaction(run: QueryRun, thresholds: Thresholds) -> Iterator[DiagnosedCause]:
+def find_slow_compaction(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCause]:
     """Find compactions of RocksDB for which writes or commits wait, or which take the cores."""
 
     def compaction_seconds(batch: BatchProgress) -> float:
@@ -76,11 +76,9 @@ def find_slow_compaction(run: QueryRun, thresholds: Thresholds) -> Iterator[Diag
     stalls = sum(_sum_metric_seconds(batch, "rocksdbWriterStallLatencyMs") for batch in batches)
     written = sum(_sum_metric(batch, "rocksdbTotalBytesWrittenByCompaction") for batch in batches)
     at_commit = sum(_sum_metric_seconds(batch, "rocksdbCommitCompactLatency") for batch in batches)
-    yield DiagnosedCause(
+    yield BatchCause(
         "compaction",
         "compaction of the state's files, and writes that wait for it",
-        max(cost, worst / 2),
-        share_of_batch(max(cost, worst / 2), run.batch_seconds),
         [
             f"{cost:.1f} s of a batch on average, {worst:.1f} s of the worst",
             f"writes waited {stalls:.1f} s in {len(batches)} batches, commits {at_commit:.1f} s",
@@ -93,10 +91,12 @@ def find_slow_compaction(run: QueryRun, thresholds: Thresholds) -> Iterator[Diag
         if at_commit
         else "Write less at a time (smaller batches, more partitions), or to a faster disk "
         "(spark.local.dir).",
+        max(cost, worst / 2),
+        share_of_batch(max(cost, worst / 2), run.batch_seconds),
     )
 
 
-def find_slow_commits(run: QueryRun, thresholds: Thresholds) -> Iterator[DiagnosedCause]:
+def find_slow_commits(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCause]:
     """Find commits of a batch that take long: changelogs and snapshots of stores, Spark's logs.
 
     The commits of stores that the cores do not need are left out: they belong to the cause
@@ -130,17 +130,17 @@ def find_slow_commits(run: QueryRun, thresholds: Thresholds) -> Iterator[Diagnos
         f"{copied / 1e6:,.1f} MB a batch",
     ]
     writes_snapshots = flushed > 0.1  # a changelog needs no flush of RocksDB, a snapshot does
-    yield DiagnosedCause(
+    yield BatchCause(
         "commit",
         "committing batches to the checkpoint",
-        state + log,
-        share_of_batch(state + log, run.batch_seconds),
         evidence,
         ("state.snapshot_after", "checkpoints") if writes_snapshots else ("checkpoints", "trigger"),
         "Batches write snapshots. Write changelogs instead (changelog checkpointing is on by "
         "default), and snapshots less often."
         if writes_snapshots
         else "Put checkpoints on a faster file system, or let a batch hold more (trigger).",
+        state + log,
+        share_of_batch(state + log, run.batch_seconds),
     )
 
 

@@ -60,9 +60,7 @@ class Guards:
         old_settings, self._settings = self._settings, settings.guards
         for guard in settings.guards.values():
             add_secret_names(guard.secret_parameters)
-        changed = frozenset(
-            name for name, guard in old_settings.items() if settings.guards.get(name) != guard
-        )
+        changed = find_changed_guards(old_settings, settings.guards)
         for name in changed:
             self._guards.pop(name, None)
         guarded_sections = [route.guarded for route in settings.routes]
@@ -75,6 +73,14 @@ class Guards:
             if name not in self._guards:
                 self._guards[name] = self.create_guard(name, settings)
         return changed
+
+    def check_settings(self, settings: Settings) -> None:
+        """Check that the guards of other settings can be created.
+
+        Raises:
+            GatewayError: One of them cannot.
+        """
+        Guards(settings, self._application_access)
 
     async def __call__(
         self,
@@ -184,3 +190,10 @@ async def _grant_with_roles(
     if missing_roles:
         raise guard.errors.build_missing_roles(missing_roles)
     return grant
+
+
+def find_changed_guards(
+    before: Mapping[str, GuardSection], after: Mapping[str, GuardSection]
+) -> frozenset[str]:
+    """Return the names of the guards that are other ones after a reload, or gone."""
+    return frozenset(name for name, guard in before.items() if after.get(name) != guard)

@@ -19,6 +19,7 @@ from gateway.config.source.expression import suggest
 from gateway.core.client.end_reason import EndReason
 from gateway.errors import RequestError
 from gateway.web.access.guards import Guards
+from gateway.web.app.health import build_readiness
 from gateway.web.app.metrics import Metrics
 from gateway.web.app.reload import Reloader
 from gateway.web.http.problems import EXCEPTION_HANDLERS, build_problem
@@ -69,6 +70,7 @@ class AdminApi:
             bus: The connection to the other processes.
         """
         self._metrics = metrics
+        self._guards = guards
         self._log_levels = log_levels
         self.reload_coordinator = ReloadCoordinator(reloader, bus)
         self._listing = StreamListing(routes, bus)
@@ -95,6 +97,7 @@ class AdminApi:
             self._build_route("/routes/{path:path}/resume", POST=self._resume_route),
             self._build_route("/reload", POST=self._reload_settings),
             self._build_route("/levels", GET=self._list_levels, PUT=self._set_levels),
+            self._build_route("/health", GET=self._report_health),
             self._build_route("/metrics", GET=self._metrics.scrape),
         ]
 
@@ -200,6 +203,8 @@ class AdminApi:
                     "route": get_route_name(route),
                     "paths": [when.path for when in route.when],
                     "capability": route.with_.capability,
+                    "topics": [str(template) for template in route.with_.topic_templates],
+                    "filtered": bool(route.with_.filters),
                     "guarded": list(route.guarded),
                     "streams": streams[get_route_name(route)],
                     "paused": None if pause is None else _format_entry(pause),
@@ -245,19 +250,28 @@ class AdminApi:
         hint = suggest(path, paths, "see /routes")
         raise RequestError(404, "Unknown route", f"no route has the path {path!r}; {hint}")
 
+    async def _report_health(self, request: Request) -> Response:
+        """Answer what /health/ready of the clients' port does, of the worker that is asked."""
+        body = build_readiness(self._stream_routes.hubs, self._guards)
+        return JSONResponse(body, headers=NO_STORE_HEADERS)
+
     # configuration and log levels
 
     async def _reload_settings(self, request: Request) -> Response:
-        """Reload the configuration, and answer what changed."""
+        """Reload the configuration, and answer what changed; with ?dryRun=true, what would."""
+        is_dry_run = parse_dry_run(request)
         try:
-            outcome = await self.reload_coordinator()
+            outcome = await self.reload_coordinator(is_dry_run=is_dry_run)
         except ReloadRefused as exc:
-            log_action(request, "reload", problems=exc.problems)
+            if not is_dry_run:
+                log_action(request, "reload", problems=exc.problems)
             error = RequestError(422, "Configuration refused", "all stays as it was")
             response = build_problem(error, request.url.path)
             body = {**json.loads(bytes(response.body)), "problems": exc.problems}
             return JSONResponse(body, 422, NO_STORE_HEADERS, "application/problem+json")
-        log_action(request, "reload", routes=outcome["routes"], missing=outcome["missing"] or None)
+        if not is_dry_run:
+            missing = outcome["missing"] or None
+            log_action(request, "reload", routes=outcome["routes"], missing=missing)
         return JSONResponse(outcome, headers=NO_STORE_HEADERS)
 
     async def _list_levels(self, request: Request) -> Response:
@@ -301,6 +315,20 @@ def parse_stream_filter(request: Request, *other_names: str) -> StreamFilter:
         known = ", ".join((*StreamFilter._fields, *other_names))
         raise RequestError(400, "Bad request", f"?{min(unknown)}= is unknown; use {known}")
     return StreamFilter(**{name: params[name] for name in StreamFilter._fields if name in params})
+
+
+def parse_dry_run(request: Request) -> bool:
+    """Return whether a reload is asked for that changes nothing.
+
+    Raises:
+        RequestError: 400 for anything but ?dryRun=true or false: ignoring it would reload.
+    """
+    params = dict(request.query_params)
+    value = params.pop("dryRun", "false")
+    if params or value not in ("true", "false"):
+        wrong = f"?{min(params)}= is unknown" if params else f"?dryRun={value} is wrong"
+        raise RequestError(400, "Bad request", f"{wrong}; use ?dryRun=true, or nothing")
+    return value == "true"
 
 
 def _parse_limit(text: str | None) -> int:

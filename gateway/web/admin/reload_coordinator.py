@@ -50,32 +50,39 @@ class ReloadCoordinator:
         self._bus = bus
         bus.add_handler("admin-reloaded", self._handle_status)
 
-    async def __call__(self) -> dict[str, Any]:
+    async def __call__(self, *, is_dry_run: bool = False) -> dict[str, Any]:
         """Reload in all workers, and return what became of routes and streams, as JSON.
+
+        Args:
+            is_dry_run: Change nothing, and return what would become of them.
 
         Raises:
             ReloadRefused: The configuration is refused, and nothing has changed.
             RequestError: The configuration cannot be loaded again.
         """
         if self._bus.worker_count > 1:
-            return await self._reload_by_supervisor()
+            return await self._reload_by_supervisor(is_dry_run)
         if self.load is None:
             detail = "this gateway was not started from a file; start it with `gateway run`"
             raise RequestError(409, "Conflict", detail)
         try:
-            return merge_outcomes({1: (await self._reloader(self.load()))._asdict()}, [])
+            apply = self._reloader.preview if is_dry_run else self._reloader
+            return merge_outcomes({1: (await apply(self.load())).to_json()}, [])
         except (GatewayError, OSError) as exc:
-            self._reloader.counts.count_refused()
+            if not is_dry_run:
+                self._reloader.counts.count_refused()
             raise ReloadRefused(list_problems(exc)) from None
 
-    async def _reload_by_supervisor(self) -> dict[str, Any]:
+    async def _reload_by_supervisor(self, is_dry_run: bool) -> dict[str, Any]:
         """Let the supervisor load the configuration, and wait until all workers applied it.
 
-        A worker has applied it once it counts more reloads than before.
+        A worker has applied it, or previewed it, once it counts more reloads than before.
         """
-        statuses_before = await self._get_reload_counts()
+        statuses_before = await self._get_reload_counts(is_dry_run)
         try:
-            problems = await self._bus.call_supervisor(BUS_TOPIC, timeout_s=RELOAD_TIMEOUT_S)
+            problems = await self._bus.call_supervisor(
+                BUS_TOPIC, is_dry_run, timeout_s=RELOAD_TIMEOUT_S
+            )
         except SupervisorUnavailable as exc:
             raise RequestError(503, "Busy", f"{exc}; try again", retry_after=1.0) from None
         if problems:
@@ -84,24 +91,26 @@ class ReloadCoordinator:
         deadline, outcomes = loop.time() + RELOAD_TIMEOUT_S, dict[int, Any]()
         while len(outcomes) < self._bus.worker_count and loop.time() < deadline:
             await asyncio.sleep(POLL_INTERVAL_S)
-            statuses = await self._get_reload_counts()
+            statuses = await self._get_reload_counts(is_dry_run)
             outcomes = {
                 worker: outcome
                 for worker, (count, outcome) in statuses.items()
-                if count > statuses_before[worker][0]
+                if count > statuses_before[worker][0] and outcome is not None
             }
         return merge_outcomes(
             outcomes, [n for n in range(1, self._bus.worker_count + 1) if n not in outcomes]
         )
 
-    async def _get_reload_counts(self) -> dict[int, tuple[int, Any]]:
+    async def _get_reload_counts(self, is_dry_run: bool) -> dict[int, tuple[int, Any]]:
         """Return how many reloads each worker has done, and what the last one changed."""
         none = dict.fromkeys(range(1, self._bus.worker_count + 1), (0, None))
-        return none | dict((await self._bus.request("admin-reloaded")).by_worker)
+        return none | dict((await self._bus.request("admin-reloaded", is_dry_run)).by_worker)
 
     def _handle_status(self, worker: int, data: Any) -> tuple[int, dict[str, Any] | None]:
-        last = self._reloader.last_outcome
-        return self._reloader.reload_count, None if last is None else last._asdict()
+        reloader, is_dry_run = self._reloader, data
+        last = reloader.last_preview if is_dry_run else reloader.last_outcome
+        count = reloader.preview_count if is_dry_run else reloader.reload_count
+        return count, None if last is None else last.to_json()
 
 
 def merge_outcomes(outcomes: dict[int, dict[str, Any]], missing: list[int]) -> dict[str, Any]:
@@ -110,16 +119,22 @@ def merge_outcomes(outcomes: dict[int, dict[str, Any]], missing: list[int]) -> d
     Routes are the same in all workers, so those of one worker are reported; streams are added up.
 
     Args:
-        outcomes: The fields of the `ReloadOutcome` of each worker.
+        outcomes: The `ReloadOutcome` of each worker, as JSON.
         missing: The workers that did not apply the configuration in time.
     """
     streams: Counter[str] = Counter()
+    by_route: dict[str, Counter[str]] = {}
     for outcome in outcomes.values():
         streams.update(outcome["streams"])
-    first = next(iter(outcomes.values()), ReloadOutcome(0, 0, 0, 0, {}, 0.0, ())._asdict())
+        for change in outcome["changes"]:
+            by_route.setdefault(change["route"], Counter()).update(change["streams"])
+    first = next(iter(outcomes.values()), ReloadOutcome(0, 0, 0, 0, {}, 0.0, ()).to_json())
     return {
         "routes": {name: first[name] for name in ("same", "changed", "added", "removed")},
         "streams": dict(streams),
+        "changes": [
+            {**change, "streams": dict(by_route[change["route"]])} for change in first["changes"]
+        ],
         "kept": list(first["kept"]),
         "seconds": max([outcome["seconds"] for outcome in outcomes.values()], default=0.0),
         "missing": missing,

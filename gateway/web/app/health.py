@@ -14,6 +14,7 @@ from gateway.web.access.guards import Guards
 from gateway.web.routing.routes import NOT_STARTED_MESSAGE
 
 _NO_STORE_HEADERS = {"Cache-Control": "no-store"}
+READY = "ready"
 
 
 async def report_liveness(request: Request) -> Response:
@@ -22,13 +23,23 @@ async def report_liveness(request: Request) -> Response:
 
 
 async def report_readiness(request: Request) -> Response:
-    """Answer 200 if the brokers were reached and the bootstrap topics are read; else 503 with why.
+    """Answer 200 if clients can be served, else 503 with why; see `build_readiness`."""
+    body = build_readiness(request.app.state.hubs, request.app.state.guards)
+    status = 200 if body["status"] == READY else 503
+    return JSONResponse(body, status, headers=_NO_STORE_HEADERS)
+
+
+def build_readiness(hubs: Hubs, guards: Guards) -> dict[str, Any]:
+    """Return whether the brokers were reached and the bootstrap topics are read, else why not.
 
     With several clusters, one that fails after it was reached does not make the gateway unready:
     clients of the other clusters are still served. A guard that cannot decide is a warning: all
     replicas have the same issuer, so without them nobody would be served, not even on other routes.
+
+    Args:
+        hubs: The hubs of this process.
+        guards: Its guards.
     """
-    hubs: Hubs = request.app.state.hubs
     reasons = [] if hubs.started else [NOT_STARTED_MESSAGE]
     lost_clusters = 0  # clusters whose only problem is that they cannot be reached any more
     for hub in hubs if hubs.started else ():
@@ -46,10 +57,11 @@ async def report_readiness(request: Request) -> Response:
     if hubs.draining:
         reasons.append("draining")
     is_ready = not reasons or (serves_others and not hubs.draining)
-    body: dict[str, Any] = {"status": "ready" if is_ready else "not ready", "reasons": reasons}
-    guards: Guards = request.app.state.guards
-    body["warnings"] = guards.list_problems()
-    return JSONResponse(body, 200 if is_ready else 503, headers=_NO_STORE_HEADERS)
+    return {
+        "status": READY if is_ready else "not ready",
+        "reasons": reasons,
+        "warnings": guards.list_problems(),
+    }
 
 
 def _iter_unready_reasons(hub: Hub) -> Iterator[str]:

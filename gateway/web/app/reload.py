@@ -12,14 +12,17 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from gateway.config import Route, Settings
 from gateway.config.checks.reload import apply_reload
 from gateway.errors import GatewayError
 from gateway.telemetry import logs
+from gateway.web.access.guards import find_changed_guards
+from gateway.web.routing.match import get_route_name
 
 from .reload_counts import ReloadCounts
 
@@ -27,15 +30,33 @@ if TYPE_CHECKING:
     from gateway.api.gateway import Gateway
     from gateway.web.access.guards import Guards
     from gateway.web.routing.routes import Routes
+    from gateway.web.streams.open_streams import StreamOutcomes
 
 log = logging.getLogger(__name__)
+
+MAX_LOGGED = 8  # routes of one kind of change that the log names
+SAME, CHANGED, ADDED, REMOVED = "same", "changed", "added", "removed"
 
 SettingsLoader = Callable[[], Settings]
 """Returns the configuration as it is now. May raise GatewayError or OSError."""
 
 
+class RouteChange(NamedTuple):
+    """What a reload does to one route.
+
+    Attributes:
+        route: The name of the route; that of a changed one is the one it had before.
+        change: `changed`, `added` or `removed`.
+        streams: The number of its streams, by what becomes of them.
+    """
+
+    route: str
+    change: str
+    streams: dict[str, int]
+
+
 class ReloadOutcome(NamedTuple):
-    """What one reload changed.
+    """What one reload changed, or would change.
 
     Attributes:
         same: The number of routes that are the same.
@@ -45,6 +66,7 @@ class ReloadOutcome(NamedTuple):
         streams: The number of streams, by what became of them.
         seconds: How long the reload took.
         kept: The changed options that need a restart and keep their old values.
+        changes: The routes that are not the same.
     """
 
     same: int
@@ -54,6 +76,7 @@ class ReloadOutcome(NamedTuple):
     streams: dict[str, int]
     seconds: float
     kept: tuple[str, ...]
+    changes: tuple[RouteChange, ...] = ()
 
     def __str__(self) -> str:
         """Return the text of the log line."""
@@ -63,7 +86,16 @@ class ReloadOutcome(NamedTuple):
             ", ".join(f"{count} {outcome}" for outcome, count in self.streams.items()) or "none"
         )
         text = f"routes: {routes}, {self.removed} removed; streams: {streams}"
+        for kind in (CHANGED, ADDED, REMOVED):
+            names = [change.route for change in self.changes if change.change == kind]
+            if names:
+                more = f" and {len(names) - MAX_LOGGED} more" if len(names) > MAX_LOGGED else ""
+                text += f"; {kind}: {', '.join(names[:MAX_LOGGED])}{more}"
         return f"{text}; until a restart as before: {', '.join(self.kept)}" if self.kept else text
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values, for other processes."""
+        return {**self._asdict(), "changes": [change._asdict() for change in self.changes]}
 
 
 class ReloadableApp(Protocol):
@@ -89,6 +121,8 @@ class Reloader:
         reload_count: The number of configurations that were applied.
         last_outcome: What the last of them changed.
         counts: How many were applied and refused, for metrics.
+        preview_count: The number of configurations that were previewed.
+        last_preview: What the last of these would change; None if it would be refused.
     """
 
     def __init__(
@@ -113,6 +147,8 @@ class Reloader:
         self.reload_count = 0
         self.last_outcome: ReloadOutcome | None = None
         self.counts = ReloadCounts()
+        self.preview_count = 0
+        self.last_preview: ReloadOutcome | None = None
 
     async def __call__(self, loaded: Settings) -> ReloadOutcome:
         """Apply a configuration, and return once every stream was handled.
@@ -135,12 +171,41 @@ class Reloader:
             {str(name): str(level) for name, level in settings.telemetry.logs.levels.items()},
         )
         streams = await self._routes.stream_registry.apply_reload(guards, topics)
-        counts = _count_changes(running.routes, settings.routes)
-        outcome = ReloadOutcome(*counts, streams, time.perf_counter() - started_at, kept_options)
+        seconds = time.perf_counter() - started_at
+        outcome = _build_outcome(running.routes, settings.routes, streams, seconds, kept_options)
         log.info("configuration reloaded in %.3f s: %s", outcome.seconds, outcome)
         self.reload_count, self.last_outcome = self.reload_count + 1, outcome
         self.counts.count_applied()
         return outcome
+
+    async def preview(self, loaded: Settings) -> ReloadOutcome:
+        """Return what a configuration would change, and change nothing.
+
+        Args:
+            loaded: The configuration.
+
+        Raises:
+            ConfigError: It cannot be applied.
+        """
+        started_at, running = time.perf_counter(), self._routes.settings
+        settings, kept_options = apply_reload(running, loaded)
+        self._guards.check_settings(settings)
+        streams = await self._routes.stream_registry.predict_reload(
+            self._routes.with_settings(settings),
+            find_changed_guards(running.guards, settings.guards),
+            self._app.gateway.hubs.find_changed_topics(settings),
+        )
+        seconds = time.perf_counter() - started_at
+        return _build_outcome(running.routes, settings.routes, streams, seconds, kept_options)
+
+    async def try_preview(self, loaded: Settings) -> None:
+        """Preview a configuration for the supervisor; see `last_preview`."""
+        self.last_preview = None
+        try:
+            self.last_preview = await self.preview(loaded)
+        except (GatewayError, OSError) as exc:
+            log.error("configuration not previewed: %s", exc)
+        self.preview_count += 1
 
     async def try_reload(self, load: SettingsLoader) -> ReloadOutcome | None:
         """Apply what `load` returns; None if that fails, and the log says why."""
@@ -177,19 +242,58 @@ async def reload_on_hangup(app: ReloadableApp, load: SettingsLoader) -> None:
         loop.remove_signal_handler(signal.SIGHUP)
 
 
-def _count_changes(running: Iterable[Route], loaded: Iterable[Route]) -> tuple[int, int, int, int]:
-    """Count the routes that are the same, changed, new and gone.
+def _build_outcome(
+    running: Sequence[Route],
+    loaded: Sequence[Route],
+    streams: StreamOutcomes,
+    seconds: float,
+    kept_options: tuple[str, ...],
+) -> ReloadOutcome:
+    """Return what a reload did.
+
+    Args:
+        running: The routes before it.
+        loaded: The routes after it.
+        streams: What became of the streams, by their route before it.
+        seconds: How long it took.
+        kept_options: The changed options that need a restart.
+    """
+    changes = list(_iter_changes(running, loaded))
+    counts = Counter(change for _, change in changes)
+    totals: Counter[str] = Counter()
+    by_route: dict[str, dict[str, int]] = {}
+    for (route, outcome), count in streams.items():
+        totals[outcome] += count
+        by_route.setdefault(route, {})[outcome] = count
+    return ReloadOutcome(
+        counts[SAME],
+        counts[CHANGED],
+        counts[ADDED],
+        counts[REMOVED],
+        dict(totals),
+        seconds,
+        kept_options,
+        tuple(
+            RouteChange(name, change, by_route.get(name, {}) if change != ADDED else {})
+            for name, change in changes
+            if change != SAME
+        ),
+    )
+
+
+def _iter_changes(running: Sequence[Route], loaded: Sequence[Route]) -> Iterator[tuple[str, str]]:
+    """Yield the name of each route and what becomes of it.
 
     Two routes are the same route if they have a path in common.
     """
     old_by_path = {when.path: route for route in running for when in route.when}
-    new_routes = list(loaded)
-    old_routes = [
-        [old_by_path[when.path] for when in route.when if when.path in old_by_path]
-        for route in new_routes
-    ]
-    same = sum(route in old for route, old in zip(new_routes, old_routes, strict=True))
-    added = sum(not old for old in old_routes)
-    new_paths = {when.path for route in new_routes for when in route.when}
-    gone = sum(all(when.path not in new_paths for when in route.when) for route in running)
-    return same, len(new_routes) - same - added, added, gone
+    for route in loaded:
+        old = [old_by_path[when.path] for when in route.when if when.path in old_by_path]
+        if not old:
+            yield get_route_name(route), ADDED
+        else:
+            yield get_route_name(old[0]), SAME if route in old else CHANGED
+    new_paths = {when.path for route in loaded for when in route.when}
+    for route in running:
+        if all(when.path not in new_paths for when in route.when):
+            yield get_route_name(route), REMOVED

@@ -290,3 +290,5 @@ def configure_logging(section: Logs, debug: AbstractSet[str], worker: int | None
     }
     levels |= dict.fromkeys(debug, "debug")
     logs.configure(section.format, section.level, levels, worker=worker)
+    if section.format == "json":
+        logs.capture_stray_lines()

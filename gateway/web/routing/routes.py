@@ -197,6 +197,12 @@ class Routes:
         self._views = Views(self.hubs, settings)
         self._parameters = Parameters(settings, is_open=self._has_own_access)
 
+    def with_settings(self, settings: Settings) -> Routes:
+        """Return routes of the same hubs by other settings, to see what a reload would change."""
+        return Routes(
+            self.hubs, settings, self._access, self.limits, has_own_access=self._has_own_access
+        )
+
     def require_started(self) -> None:
         """Check that the gateway was started.
 

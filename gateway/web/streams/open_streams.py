@@ -12,9 +12,9 @@ import secrets
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Set
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Set
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from starlette.exceptions import HTTPException
 
@@ -29,10 +29,11 @@ from gateway.hub.fanout.view import View
 from gateway.hub.fanout.wall_clock_timer import WallClockTimer
 from gateway.web.access import Granted
 from gateway.web.routing.block_errors import AccessRevoked, RoutePaused
-from gateway.web.routing.match import Match
+from gateway.web.routing.match import Match, get_route_name
 from gateway.web.websocket.request import QueryPairs
 
 STREAMS_PER_SLICE = 100  # streams that are visited before other tasks run
+UNTOUCHED, MOVED = "untouched", "moved"  # what becomes of a stream that a reload does not end
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,10 @@ class StreamChange(NamedTuple):
     query: QueryPairs
     view: View
     needs_new_client: bool = False
+
+
+StreamOutcomes: TypeAlias = Mapping[tuple[str, str], int]
+"""How many streams of a route, by its name before a reload, had an outcome."""
 
 
 class StreamRoutes(Protocol):
@@ -192,27 +197,53 @@ class OpenStream:
         Returns:
             What becomes of the stream: `untouched`, `moved`, or `ended (REASON)`.
         """
+        change = await self._plan_reload(self.routes, changed_guards, changed_topics)
+        if isinstance(change, EndReason):
+            self.end(change)
+            return f"ended ({change})"
+        self.apply_change(change)
+        return UNTOUCHED if self._pending_change is None else MOVED
+
+    async def predict_reload(
+        self,
+        new_routes: StreamRoutes,
+        changed_guards: Set[str],
+        changed_topics: Set[ClusterTopic],
+    ) -> str:
+        """Return what would become of the stream, as `apply_reload` does, and change nothing.
+
+        Args:
+            new_routes: The routes of the new configuration.
+            changed_guards: The guards that would change.
+            changed_topics: The topics that would change.
+        """
+        change = await self._plan_reload(new_routes, changed_guards, changed_topics)
+        if isinstance(change, EndReason):
+            return f"ended ({change})"
+        client = self._client
+        is_same = client is not None and client.view == change.view and self._has_begun
+        return UNTOUCHED if is_same and not change.needs_new_client else MOVED
+
+    async def _plan_reload(
+        self, routes: StreamRoutes, changed_guards: Set[str], changed_topics: Set[ClusterTopic]
+    ) -> StreamChange | EndReason:
+        """Return what the stream shows by other routes, or why it has to end."""
         before, query = self._latest_match_and_query
         try:
-            match = self.routes.match(before.path)
+            match = routes.match(before.path)
             granted = keep_grants(before, match.route, changed_guards)
             if granted is None:
-                return self._end_after_reload(EndReason.ACCESS_CHANGED)
+                return EndReason.ACCESS_CHANGED
             match = match._replace(granted=granted)
-            view = await self.routes.get_view(match, query)
+            view = await routes.get_view(match, query)
         except (GatewayError, HTTPException) as exc:
-            return self._end_after_reload(get_end_reason(exc))
+            return get_end_reason(exc)
         # A client is created with its rate and the settings of its topics.
         rate_changed = before.route.stream.max_rate != match.route.stream.max_rate
         needs_new_client = rate_changed or any(
             (view.cluster, topic) in changed_topics for topic in view.topics
         )
-        self.apply_change(StreamChange(match, query, view, needs_new_client))
-        return "untouched" if self._pending_change is None else "moved"
-
-    def _end_after_reload(self, reason: EndReason) -> str:
-        self.end(reason)
-        return f"ended ({reason})"
+        return StreamChange(match, query, view, needs_new_client)
 
     # From one client to the next.
 
@@ -418,7 +449,7 @@ class StreamRegistry:
 
     async def apply_reload(
         self, changed_guards: Set[str], changed_topics: Set[ClusterTopic]
-    ) -> dict[str, int]:
+    ) -> StreamOutcomes:
         """Adapt all streams to a new configuration, in slices.
 
         Args:
@@ -426,16 +457,41 @@ class StreamRegistry:
             changed_topics: The topics that were changed.
 
         Returns:
-            How many streams had each outcome of `OpenStream.apply_reload`.
+            How many streams had each outcome of `OpenStream.apply_reload`, by their route.
         """
-        outcomes: Counter[str] = Counter()
+        return await self._count_outcomes(
+            lambda stream: stream.apply_reload(changed_guards, changed_topics)
+        )
+
+    async def predict_reload(
+        self,
+        new_routes: StreamRoutes,
+        changed_guards: Set[str],
+        changed_topics: Set[ClusterTopic],
+    ) -> StreamOutcomes:
+        """Return what `apply_reload` would do, in slices, and change nothing.
+
+        Args:
+            new_routes: The routes of the new configuration.
+            changed_guards: The guards that would change.
+            changed_topics: The topics that would change.
+        """
+        return await self._count_outcomes(
+            lambda stream: stream.predict_reload(new_routes, changed_guards, changed_topics)
+        )
+
+    async def _count_outcomes(
+        self, visit: Callable[[OpenStream], Awaitable[str]]
+    ) -> StreamOutcomes:
+        outcomes: Counter[tuple[str, str]] = Counter()
         for n, stream in enumerate(self):
             # Streams may close while others are asked about.
             if not stream.is_closed:
-                outcomes[await stream.apply_reload(changed_guards, changed_topics)] += 1
+                route = get_route_name(stream.match.route)
+                outcomes[route, await visit(stream)] += 1
             if n % STREAMS_PER_SLICE == STREAMS_PER_SLICE - 1:
                 await asyncio.sleep(0)
-        return dict(outcomes)
+        return outcomes
 
     def end_matching(self, predicate: Callable[[OpenStream], bool], reason: EndReason) -> int:
         """End the streams that a predicate selects, in slices, without waiting for that.

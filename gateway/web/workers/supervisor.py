@@ -81,6 +81,18 @@ class WorkerSpec(NamedTuple):
     co_hosted_app_factory: CoHostedAppFactory | None
 
 
+class SettingsMessage(NamedTuple):
+    """A changed configuration, as it is sent to a worker that runs.
+
+    Attributes:
+        settings: The configuration as it was loaded.
+        is_dry_run: Whether the worker only finds out what it would change.
+    """
+
+    settings: Settings
+    is_dry_run: bool = False
+
+
 def encode_message(message: Any) -> bytes:
     """Encode a message as `worker.read_message` reads it: its length and its pickle."""
     data = pickle.dumps(message)
@@ -257,13 +269,19 @@ class Supervisor:
             self._apply_settings(load_settings())
 
     def _handle_reload(self, worker: int, data: Any) -> list[str]:
-        """Reload for an operator; return the problems of the configuration."""
+        """Reload for an operator, or preview that; return the problems of the configuration."""
         try:
             if self._load_settings is None:
                 return ["this gateway was not started from a file; start it with `gateway run`"]
-            self._apply_settings(self._load_settings())
+            loaded = self._load_settings()
+            if data:
+                apply_reload(self._settings, loaded)  # raises what a reload would
+                self._send_to_workers(SettingsMessage(loaded, is_dry_run=True))
+            else:
+                self._apply_settings(loaded)
         except (GatewayError, OSError) as exc:
-            self._reload_counts.count_refused()
+            if not data:
+                self._reload_counts.count_refused()
             return list_problems(exc)
         return []
 
@@ -278,11 +296,14 @@ class Supervisor:
     def _apply_settings(self, loaded: Settings) -> None:
         """Send a configuration to all workers, and use it for those that start later."""
         self._settings = apply_reload(self._settings, loaded).settings
+        self._send_to_workers(SettingsMessage(loaded))
+        self._reload_counts.count_applied()
+
+    def _send_to_workers(self, message: SettingsMessage) -> None:
         for worker in self._workers:
             process = worker.process
             if process is not None and process.returncode is None and process.stdin is not None:
-                process.stdin.write(encode_message(loaded))
-        self._reload_counts.count_applied()
+                process.stdin.write(encode_message(message))
 
     def _kill_workers(self) -> None:
         """Kill the workers that still run."""

@@ -8,6 +8,7 @@ gone and that nobody else could end this process.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import pickle
 import signal
@@ -16,12 +17,14 @@ import sys
 from functools import partial
 from typing import IO, Any
 
+from gateway.config import Settings
 from gateway.errors import GatewayError
+from gateway.telemetry.logs import format_output
 from gateway.web.app.app import Application, create_app
 from gateway.web.app.server import configure_logging, run_server
 
 from .bus import Bus
-from .supervisor import LENGTH_BYTES, WorkerSpec
+from .supervisor import LENGTH_BYTES, SettingsMessage, WorkerSpec
 
 
 def main(number: int, spec: WorkerSpec) -> None:
@@ -57,11 +60,18 @@ async def follow_supervisor(app: Application, pipe: IO[str]) -> None:
     try:
         while True:
             size = int.from_bytes(await reader.readexactly(LENGTH_BYTES))
-            settings = pickle.loads(await reader.readexactly(size))
-            await app.reload.try_reload(lambda settings=settings: settings)  # type: ignore[misc]
+            message: SettingsMessage = pickle.loads(await reader.readexactly(size))
+            if message.is_dry_run:
+                await app.reload.try_preview(message.settings)
+            else:
+                await app.reload.try_reload(partial(_get_settings, message))
     except asyncio.IncompleteReadError:
         # As if the supervisor had ended this process: the server drains.
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _get_settings(message: SettingsMessage) -> Settings:
+    return message.settings
 
 
 def read_message(pipe: int) -> Any:
@@ -89,4 +99,4 @@ if __name__ == "__main__":
     try:
         main(int(sys.argv[1]), read_message(sys.stdin.fileno()))
     except GatewayError as exc:
-        sys.exit(f"gateway: {exc}")
+        sys.exit(format_output(f"gateway: {exc}", logging.ERROR))

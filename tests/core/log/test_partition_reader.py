@@ -285,3 +285,20 @@ def test_a_fetch_that_brings_nothing_is_a_stall_only_when_none_has_for_some_seco
     assert read.is_stalled(BORN + 5.1)
     read.on_fetch(build_fetched(record(0), next=1), BORN + 6.0)
     assert not read.is_stalled(BORN + 6.0)
+
+
+# open transactions
+
+
+def test_a_transaction_holds_since_the_stable_offset_stopped_moving():
+    reader = build_reader(OffsetStart(5, 1))
+
+    def fetch(high: int, stable: int, now: float) -> float | None:
+        reader.on_fetch(FetchResult((), 5, 1, high, stable, 0), now)
+        return reader.held_since
+
+    assert fetch(high=5, stable=5, now=1.0) is None
+    assert fetch(high=9, stable=5, now=2.0) == 2.0
+    assert fetch(high=12, stable=5, now=3.0) == 2.0, "the same transaction"
+    assert fetch(high=14, stable=12, now=4.0) == 4.0, "another one, behind it"
+    assert fetch(high=14, stable=14, now=5.0) is None

@@ -61,6 +61,7 @@ SIDECAR: dict[str, Any] = {
 
 ABSENT = {
     catalog.PARTITION_RECOVERING: "only a partition that cannot be read has a cause",
+    catalog.PARTITION_OPEN_TRANSACTION_SECONDS: "only a partition that a transaction holds has it",
     catalog.TLS_HANDSHAKES: "of a listener with TLS",
     catalog.TLS_HANDSHAKES_REFUSED: "of a listener with TLS",
     catalog.CERTIFICATE_EXPIRY_TIMESTAMP_SECONDS: "of a listener with TLS",

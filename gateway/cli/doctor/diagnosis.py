@@ -1,0 +1,103 @@
+"""Diagnose a running gateway: apply all rules to what was observed, root causes first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from gateway.telemetry import catalog
+from gateway.telemetry.diagnosed_cause import DiagnosedCause
+
+from .client_rules import CHOICE_RULES, CLIENT_RULES, GUARD_RULES
+from .kafka_rules import KAFKA_FAULT_RULES, KAFKA_LOAD_RULES, READ_RULES
+from .observation import Observation
+from .process_rules import CARE_RULES, LOAD_RULES, WORKER_RULES
+from .rule import Rule, Thresholds
+
+RULES: Sequence[Rule] = (
+    *WORKER_RULES,
+    *KAFKA_FAULT_RULES,
+    *GUARD_RULES,
+    *KAFKA_LOAD_RULES,
+    *LOAD_RULES,
+    *CLIENT_RULES,
+    *READ_RULES,
+    *CHOICE_RULES,
+    *CARE_RULES,
+)
+"""All rules, those first whose causes explain others: a broker that is away makes clients slow."""
+
+CAUSE_NAMES = tuple(rule.name for rule in RULES)
+
+_PAST_LOSSES = {
+    catalog.GAP_RECORDS: "records in gaps",
+    catalog.INVALID_RECORDS: "invalid records",
+    catalog.CONSUMER_MISSING_RECORDS: "records deleted before a group read them",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayDiagnosis:
+    """What the doctor found in a gateway.
+
+    Attributes:
+        url: Where it was asked.
+        seconds: How long it was observed.
+        workers: The workers that answered.
+        clients: The streams that are open.
+        deliveries_per_second: Records sent to clients.
+        causes: The causes, the likeliest first.
+        unseen: The causes that could not be judged, each with what is missing.
+        past: Losses since the start of the gateway that did not grow meanwhile.
+    """
+
+    url: str
+    seconds: float
+    workers: int
+    clients: int
+    deliveries_per_second: float
+    causes: Sequence[DiagnosedCause]
+    unseen: Mapping[str, str]
+    past: Sequence[str]
+
+
+def diagnose(observation: Observation, thresholds: Thresholds | None = None) -> GatewayDiagnosis:
+    """Return the causes of slow or missing records.
+
+    Args:
+        observation: What was seen of the gateway.
+        thresholds: The least effect that makes something a cause, by default that of `Thresholds`.
+    """
+    thresholds = thresholds or Thresholds()
+    causes: list[DiagnosedCause] = []
+    for rule in RULES:
+        evidence = list(rule.find_evidence(observation, thresholds))
+        if evidence:
+            causes.append(
+                DiagnosedCause(rule.name, rule.title, evidence, rule.settings, rule.advice)
+            )
+    return GatewayDiagnosis(
+        observation.url,
+        observation.seconds,
+        int(observation.after.sum(catalog.WORKERS)),
+        int(observation.after.sum(catalog.CLIENTS)),
+        observation.growth(catalog.DELIVERIES) / observation.seconds,
+        causes,
+        _explain_unseen(observation),
+        list(_iter_past_losses(observation)),
+    )
+
+
+def _explain_unseen(observation: Observation) -> dict[str, str]:
+    """Return why causes could not be judged, by their names."""
+    if observation.routes is None:
+        reason = "needs the admin API (the section `admin`)"
+        return dict.fromkeys(("route-paused", "filter-matches-none"), reason)
+    return {}
+
+
+def _iter_past_losses(observation: Observation) -> Iterator[str]:
+    for metric, noun in _PAST_LOSSES.items():
+        for labels, total in observation.after.iter_series(metric):
+            if total and total == observation.before.get(metric, labels):
+                yield f"{noun}: {total:,.0f} ({', '.join(labels.values())})"

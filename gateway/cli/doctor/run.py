@@ -1,0 +1,113 @@
+"""`gateway doctor`: find out why records of a running gateway are slow or missing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gateway.cli.commands import EXIT_FAILURE
+from gateway.cli.options import (
+    CONFIG_HELP,
+    DEFAULT_CONFIG_NAME,
+    build_config_option,
+    require_config_file,
+)
+from gateway.errors import GatewayError
+
+if TYPE_CHECKING:
+    from gateway.config import Settings
+
+
+def doctor(
+    url: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[URL]",
+            show_default=False,
+            help="The address that the gateway logs as `admin on`; by default that of --config.",
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        build_config_option(
+            f"{CONFIG_HELP} Its section admin says where to ask.  [default: {DEFAULT_CONFIG_NAME}]"
+        ),
+    ] = None,
+    interval: Annotated[
+        str,
+        typer.Option(metavar="TIME", help="How long to observe the gateway, such as 5s or 1m."),
+    ] = "5s",
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="GATEWAY_ADMIN_TOKEN",
+            metavar="TOKEN",
+            help="A token of an operator, if the admin API is guarded.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Find out why records of a running gateway are slow or missing.
+
+    The gateway is observed for some seconds, by its metrics and its admin API. The causes are
+    printed with the evidence and what to change, the likeliest first. Nothing is changed.
+
+    \b
+    gateway doctor http://127.0.0.1:9901
+    gateway doctor -c gateway.yaml --interval 30s
+    gateway doctor --json | jq -r '.causes[0].name'
+    """
+    import asyncio
+
+    from gateway.config import load
+    from gateway.config.types.units import parse_duration
+
+    from .collection import observe_gateway
+    from .diagnosis import diagnose
+    from .report import render_text, to_json
+
+    try:
+        seconds = parse_duration(interval)
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc), param_hint="--interval") from None
+    if not 1 <= seconds <= 600:
+        raise typer.BadParameter(f"{interval} is not from 1s to 10m", param_hint="--interval")
+    if url is not None and config is not None:
+        raise typer.BadParameter("give either URL or --config")
+    if url is None:
+        url = build_admin_url(load(require_config_file(config)))
+    elif not url.startswith(("http://", "https://")):
+        url = f"http://{url}"
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    diagnosis = diagnose(asyncio.run(observe_gateway(url, seconds, headers)))
+    typer.echo(json.dumps(to_json(diagnosis)) if as_json else render_text(diagnosis))
+    if diagnosis.causes:
+        raise typer.Exit(EXIT_FAILURE)
+
+
+def build_admin_url(settings: Settings) -> str:
+    """Return the URL of the admin API, as it is reached from this machine.
+
+    Raises:
+        GatewayError: There is none, or its port is not known.
+    """
+    from gateway.cli.health import get_local_host
+    from gateway.web.admin.listener import uses_tls
+
+    admin = settings.admin
+    if admin is None:
+        raise GatewayError(
+            "the configuration has no section admin; add `admin: {}`, restart the gateway, and "
+            "try again"
+        )
+    if admin.port == 0:
+        raise GatewayError(
+            "the port is any free one (admin.port: 0); give the URL that the gateway logs as "
+            "`admin on`"
+        )
+    host = get_local_host(admin.host)
+    scheme = "https" if uses_tls(settings) else "http"
+    return f"{scheme}://{host}:{admin.port}"

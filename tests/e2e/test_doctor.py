@@ -1,0 +1,347 @@
+"""`gateway doctor` names what was done to a gateway first, and nothing on a healthy one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from support.admin_api import ADMIN_SECTION, open_admin_api
+from support.brokers import embedded_kafka
+from support.clients.raw import RawClient
+from support.doctor import describe, diagnose_gateway, get_admin_url, get_first, wait_for_metric
+from support.gateways import GATEWAY, GatewayProcess, build_config, running_gateway
+from support.oracle import StreamOracle
+from support.waiting import wait_until
+from support.workers import find_workers, running_workers
+
+from gateway.kafka.embedded import EmbeddedKafka
+
+kafka = embedded_kafka({"orders": 3}, scope="function")
+
+WITHIN = 60.0
+
+
+def build_doctor_config(
+    kafka: EmbeddedKafka | str, routes: Any = None, **sections: Any
+) -> dict[str, Any]:
+    bootstrap = kafka if isinstance(kafka, str) else kafka.bootstrap
+    return build_config(bootstrap, ["orders"], routes, admin=ADMIN_SECTION, **sections)
+
+
+@asynccontextmanager
+async def running(
+    kafka: EmbeddedKafka | str, routes: Any = None, **sections: Any
+) -> AsyncIterator[GatewayProcess]:
+    async with running_gateway(build_doctor_config(kafka, routes, **sections)) as gateway:
+        yield gateway
+
+
+@asynccontextmanager
+async def following(gateway: GatewayProcess, path: str = "/events/orders", **options: Any):
+    """A client that has begun."""
+    async with RawClient(f"{gateway.base_url}{path}", **options) as client:
+        await client.wait_for_events(1, WITHIN)
+        yield client
+
+
+async def produce_forever(oracle: StreamOracle, count: int = 20, **options: Any) -> None:
+    while True:
+        await oracle.produce_records("orders", count, **options)
+        await asyncio.sleep(0.05)
+
+
+def run_doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [*GATEWAY, "doctor", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+# healthy ones
+
+
+async def test_an_idle_gateway_is_healthy(kafka: EmbeddedKafka):
+    async with running(kafka) as gateway:
+        assert describe(await diagnose_gateway(gateway)) == {}
+
+
+async def test_a_gateway_under_load_is_healthy(kafka: EmbeddedKafka, oracle: StreamOracle):
+    async with running(kafka) as gateway, following(gateway), following(gateway):
+        diagnosis = await diagnose_gateway(gateway, produce_forever(oracle))
+        assert describe(diagnosis) == {}
+        assert diagnosis.clients == 2 and diagnosis.deliveries_per_second > 0
+
+
+async def test_a_gateway_with_many_clients_is_healthy(kafka: EmbeddedKafka, oracle: StreamOracle):
+    routes = [
+        {"when": [{"path": "/all"}], "with": {"topic": "orders"}},
+        {
+            "when": [{"path": "/own/{key}"}],
+            "with": {"topic": "orders", "filters": [{"key": "${params.key}"}]},
+        },
+    ]
+    async with running(kafka, routes) as gateway, AsyncExitStack() as stack:
+        for number in range(150):
+            path = "/all" if number % 2 else f"/own/{number}"
+            url = f"{gateway.base_url}{path}"
+            await stack.enter_async_context(RawClient(url))
+        async with open_admin_api(gateway) as http:
+            async with asyncio.timeout(WITHIN):
+                while sum(await count_streams(http)) < 150:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+        writing = produce_forever(oracle, 4, key=b"2")
+        assert describe(await diagnose_gateway(gateway, writing)) == {}
+
+
+async def count_streams(http: httpx.AsyncClient) -> list[int]:
+    return [route["streams"] for route in (await http.get("/routes")).json()["routes"]]
+
+
+# what was done to Kafka
+
+
+async def test_a_broker_that_is_away_is_named_first(kafka: EmbeddedKafka):
+    async with running(kafka) as gateway, following(gateway):
+        kafka.down(1)
+        await wait_until(lambda: "Kafka cause=" in gateway.log, gateway.read_log_tail, WITHIN)
+        diagnosis = await diagnose_gateway(gateway)
+        assert get_first(diagnosis) == "broker-away", describe(diagnosis)
+        assert "orders 0, 1, 2" in str(diagnosis.causes[0].evidence)
+
+
+async def test_partitions_without_a_leader_are_named_first():
+    with EmbeddedKafka({"orders": 3}, fetch_version=11) as kafka:
+        async with running(kafka) as gateway, following(gateway):
+            kafka.lead("orders", 1, None)
+            await wait_until(lambda: "no-leader" in gateway.log, gateway.read_log_tail, WITHIN)
+            diagnosis = await diagnose_gateway(gateway)
+            assert get_first(diagnosis) == "partition-leaderless", describe(diagnosis)
+            assert "orders 1" in str(diagnosis.causes[0].evidence)
+
+
+async def test_a_topic_that_was_deleted_is_named_first(kafka: EmbeddedKafka):
+    async with running(kafka) as gateway, following(gateway):
+        kafka.delete_topic("orders")
+        await wait_for_metric(gateway, 'cause="unknown-topic"')
+        diagnosis = await diagnose_gateway(gateway)
+        assert get_first(diagnosis) == "topic-missing", describe(diagnosis)
+
+
+async def test_a_broker_that_is_too_old_is_named_first():
+    with EmbeddedKafka({"orders": 1}, fetch_version=8) as kafka:
+        async with running(kafka) as gateway, RawClient(f"{gateway.base_url}/events/orders"):
+            diagnosis = await diagnose_gateway(gateway)
+            assert get_first(diagnosis) == "broker-old", describe(diagnosis)
+            assert "Fetch" in str(diagnosis.causes[0].evidence)
+
+
+async def test_records_that_kafka_deleted_are_named_first(
+    kafka: EmbeddedKafka, oracle: StreamOracle
+):
+    async with running(kafka) as gateway, following(gateway):
+        await oracle.produce_records("orders", 3, partition=0)
+
+        async def delete_unread() -> None:
+            await asyncio.sleep(1)
+            gateway.send_signal(signal.SIGSTOP)
+            await oracle.produce_records("orders", 20, partition=0)
+            kafka.delete_records("orders", {0: 20})
+            gateway.send_signal(signal.SIGCONT)
+            await asyncio.sleep(60)
+
+        diagnosis = await diagnose_gateway(gateway, delete_unread(), interval_s=6)
+        assert get_first(diagnosis) == "gaps", describe(diagnosis)
+        assert "retention" in str(diagnosis.causes[0].evidence)
+        later = await diagnose_gateway(gateway)
+        assert describe(later) == {} and "records in gaps: " in str(later.past)
+
+
+# what was done to the gateway
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port that nobody takes and that refuses connections."""
+    import socket
+
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
+async def test_a_guard_without_keys_is_named_first(kafka: EmbeddedKafka, closed_port: int):
+    keys = f"http://127.0.0.1:{closed_port}/jwks"
+    guard = {"type": "jwt", "issuer": "https://i.example", "audience": "gateway", "keys": keys}
+    route = {
+        "when": [{"path": "/own"}], "guarded": {"login": []}, "with": {"topic": "orders"},
+    }  # fmt: skip
+    async with running(kafka, [route], guards={"login": guard}) as gateway:
+        diagnosis = await diagnose_gateway(gateway)
+        assert get_first(diagnosis) == "guard-away", describe(diagnosis)
+        assert "guard login: " in diagnosis.causes[0].evidence[0]
+
+
+async def test_memory_that_is_used_up_is_named_first(kafka: EmbeddedKafka, oracle: StreamOracle):
+    async with running(kafka, memory="1MiB") as gateway, following(gateway) as client:
+        written = [
+            oracle.produce_records("orders", 500, fields={"pad": os.urandom(4000).hex()})
+            for _ in range(1)
+        ]
+        await asyncio.gather(*written)
+        await client.wait_for_events(501, WITHIN)
+        diagnosis = await diagnose_gateway(gateway)
+        assert get_first(diagnosis) == "memory-full", describe(diagnosis)
+        assert "cache" in str(diagnosis.causes[0].evidence)
+
+
+async def test_clients_that_do_not_read_are_named_first(kafka: EmbeddedKafka, oracle: StreamOracle):
+    async with (
+        running(kafka) as gateway,
+        following(gateway),
+        following(gateway, "/records/orders", receive_buffer=4096) as slow,
+    ):
+        slow.stop_reading()
+        pad = {"pad": "x" * 20_000}
+        writing = asyncio.create_task(produce_forever(oracle, 10, fields=pad))
+        try:
+            async with open_admin_api(gateway) as http, asyncio.timeout(WITHIN):
+                while "slow" not in await list_states(http):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            diagnosis = await diagnose_gateway(gateway, interval_s=3)
+        finally:
+            writing.cancel()
+        assert get_first(diagnosis) == "slow-clients", describe(diagnosis)
+        assert "/records/orders" in diagnosis.causes[0].evidence[0]
+
+
+async def list_states(http: httpx.AsyncClient) -> list[str]:
+    return [stream["state"] for stream in (await http.get("/streams")).json()["streams"]]
+
+
+async def test_a_limit_that_refuses_clients_is_named_first(kafka: EmbeddedKafka):
+    limits = {"limits": {"connections": 2}}
+
+    async def connect_again() -> None:
+        async with httpx.AsyncClient(trust_env=False, timeout=WITHIN) as http:
+            while True:
+                await http.get(f"{gateway.base_url}/records/orders?until=latest")
+                await asyncio.sleep(0.1)
+
+    async with running(kafka, listen=limits) as gateway, following(gateway), following(gateway):
+        diagnosis = await diagnose_gateway(gateway, connect_again())
+        assert get_first(diagnosis) == "clients-refused", describe(diagnosis)
+
+
+async def test_a_filter_that_matches_nothing_is_named_first(
+    kafka: EmbeddedKafka, oracle: StreamOracle
+):
+    route = {
+        "when": [{"path": "/none"}],
+        "with": {"topic": "orders", "filters": [{"key": "misspelt"}]},
+    }
+    async with running(kafka, [route]) as gateway, following(gateway, "/none"):
+        diagnosis = await diagnose_gateway(gateway, produce_forever(oracle, key=b"spelt"))
+        assert get_first(diagnosis) == "filter-matches-none", describe(diagnosis)
+
+
+async def test_a_paused_route_is_named_first(kafka: EmbeddedKafka):
+    async with running(kafka) as gateway, open_admin_api(gateway) as http:
+        await http.post("/routes/events/orders/pause")
+        diagnosis = await diagnose_gateway(gateway)
+        assert get_first(diagnosis) == "route-paused", describe(diagnosis)
+
+
+# what was done to workers
+
+
+async def test_a_worker_whose_loop_is_late_is_named_first(kafka: EmbeddedKafka):
+    async def hold_up(worker: int) -> None:
+        process = find_workers(gateway)[worker]
+        try:
+            while True:
+                process.suspend()
+                await asyncio.sleep(0.7)
+                process.resume()
+                await asyncio.sleep(0.2)
+        finally:
+            process.resume()
+
+    async with running_workers(build_doctor_config(kafka), 2) as gateway:
+        diagnosis = await diagnose_gateway(gateway, hold_up(2), interval_s=4)
+        assert get_first(diagnosis) == "loop-lag", describe(diagnosis)
+        assert diagnosis.causes[0].evidence[0].startswith("worker 2: ")
+
+
+async def test_a_worker_that_does_not_answer_is_named_first(kafka: EmbeddedKafka):
+    async with running_workers(build_doctor_config(kafka), 2) as gateway:
+        process = find_workers(gateway)[1]
+        process.suspend()
+        try:
+            diagnosis = await diagnose_gateway(gateway)
+        finally:
+            process.resume()
+        assert get_first(diagnosis) == "worker-missing", describe(diagnosis)
+        assert "1" in diagnosis.causes[0].evidence[0]
+
+
+async def test_a_worker_that_was_killed_is_named_first(kafka: EmbeddedKafka):
+    async def kill_worker() -> None:
+        await asyncio.sleep(0.5)
+        find_workers(gateway)[1].kill()
+        await wait_until(
+            lambda: gateway.log.count("Application startup complete") == 3, "it is back", WITHIN
+        )
+        await asyncio.sleep(60)
+
+    async with running_workers(build_doctor_config(kafka), 2) as gateway:
+        diagnosis = await diagnose_gateway(gateway, kill_worker(), interval_s=10)
+        assert get_first(diagnosis) == "worker-restarts", describe(diagnosis)
+
+
+# the command
+
+
+async def test_the_command_prints_findings_and_ends_with_1(kafka: EmbeddedKafka):
+    async with running(kafka) as gateway, open_admin_api(gateway) as http:
+        url = get_admin_url(gateway)
+        healthy = await asyncio.to_thread(run_doctor, url, "--interval", "1s")
+        assert healthy.returncode == 0 and "healthy" in healthy.stdout, healthy
+        await http.post("/routes/events/orders/pause")
+        found = await asyncio.to_thread(run_doctor, url, "--interval", "1s")
+        assert found.returncode == 1 and "1. route-paused: " in found.stdout, found
+        told = await asyncio.to_thread(run_doctor, url, "--interval", "1s", "--json")
+        assert told.returncode == 1
+        causes = json.loads(told.stdout)["causes"]
+        assert [cause["name"] for cause in causes] == ["route-paused"]
+        plain = await asyncio.to_thread(run_doctor, gateway.base_url, "--interval", "1s")
+        assert plain.returncode == 0 and "not judged: route-paused" in plain.stdout, plain
+
+
+def test_the_command_says_where_to_ask(closed_port: int):
+    for arguments, status, said in (
+        ((f"http://127.0.0.1:{closed_port}",), 1, "admin on"),
+        (("http://127.0.0.1:9", "--interval", "soon"), 2, "--interval"),
+    ):
+        ended = run_doctor(*arguments)
+        assert ended.returncode == status and said in ended.stderr, ended
+
+
+async def test_the_command_takes_the_address_from_the_configuration(
+    kafka: EmbeddedKafka, closed_port: int, tmp_path: Any
+):
+    async with running(kafka) as gateway:
+        port = int(get_admin_url(gateway).rpartition(":")[2])
+        file = tmp_path / "gateway.yaml"
+        config: Mapping[str, Any] = build_doctor_config(kafka)
+        file.write_text(json.dumps({**config, "admin": {"port": port}}))
+        ended = await asyncio.to_thread(run_doctor, "-c", str(file), "--interval", "1s")
+        assert ended.returncode == 0, ended
+        file.write_text(json.dumps({**config, "admin": None}))
+        ended = await asyncio.to_thread(run_doctor, "-c", str(file))
+        assert ended.returncode == 1 and "no section admin" in ended.stderr, ended

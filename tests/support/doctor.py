@@ -1,0 +1,57 @@
+"""A gateway that is observed by the doctor while a test does something to it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable
+
+from support.admin_api import open_admin_api
+from support.gateways import GatewayProcess
+from support.waiting import WAIT_TIMEOUT_S
+
+from gateway.cli.doctor.collection import observe_gateway
+from gateway.cli.doctor.diagnosis import GatewayDiagnosis, diagnose
+
+_ADMIN_PATTERN = re.compile(r"admin on (https?://\S+)")
+
+
+def get_admin_url(gateway: GatewayProcess) -> str:
+    found = _ADMIN_PATTERN.findall(gateway.log)
+    assert found, f"it says of no port for operators: {gateway.read_log_tail()}"
+    return str(found[-1])
+
+
+async def diagnose_gateway(
+    gateway: GatewayProcess, *meanwhile: Awaitable[object], interval_s: float = 2.0
+) -> GatewayDiagnosis:
+    """What the doctor says. meanwhile: done while it observes; cancelled if it takes longer."""
+    tasks = [asyncio.ensure_future(each) for each in meanwhile]
+    try:
+        observed = await observe_gateway(get_admin_url(gateway), interval_s)
+    finally:
+        for task in tasks:
+            task.cancel()
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+    for result in done:
+        if isinstance(result, Exception):
+            raise result
+    return diagnose(observed)
+
+
+def describe(diagnosis: GatewayDiagnosis) -> dict[str, list[str]]:
+    """The evidence of each cause, in order."""
+    return {cause.name: list(cause.evidence) for cause in diagnosis.causes}
+
+
+def get_first(diagnosis: GatewayDiagnosis) -> str:
+    """The name of the likeliest cause."""
+    assert diagnosis.causes, "it found nothing"
+    return diagnosis.causes[0].name
+
+
+async def wait_for_metric(gateway: GatewayProcess, text: str) -> None:
+    """Until a scrape has this text."""
+    async with open_admin_api(gateway) as http, asyncio.timeout(WAIT_TIMEOUT_S):
+        while text not in (await http.get("/metrics")).text:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
