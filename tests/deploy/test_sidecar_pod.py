@@ -14,7 +14,7 @@ from support.gateways import running_gateway
 from gateway.config import Settings, iter_warnings, loads
 from gateway.kafka.embedded import EmbeddedKafka
 
-TEXT = (Path(__file__).parents[1] / "deploy" / "sidecar.yaml").read_text()
+TEXT = (Path(__file__).parents[2] / "deploy" / "sidecar.yaml").read_text()
 CONFIGURATION, DEPLOYMENT = YAML(typ="safe", pure=True).load_all(TEXT)
 POD = DEPLOYMENT["spec"]["template"]["spec"]
 (SIDECAR,) = POD["initContainers"]

@@ -16,7 +16,7 @@ from support.doc_commands import parse_gateway_command
 from gateway.config import Listen, Settings, iter_warnings, loads
 from gateway.web.workers.supervisor import Supervisor
 
-DEPLOY = Path(__file__).parents[1] / "deploy"
+DEPLOY = Path(__file__).parents[2] / "deploy"
 STOP_S = Listen().drain_timeout + Supervisor.KILL_GRACE_S  # how long a gateway may take to end
 
 
