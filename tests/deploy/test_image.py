@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
+import pytest
 from typer.testing import CliRunner
 
 from gateway.cli import app
@@ -30,3 +33,32 @@ def test_the_image_is_asked_for_its_health_by_a_command_that_knows_port_and_tls(
     program, *arguments = json.loads(command)
     assert program == "gateway"
     assert CliRunner().invoke(app, [*arguments, "--help"]).exit_code == 0
+
+
+def test_a_container_without_a_file_is_asked_for_its_health_as_variables_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """`run --topic` in a container was unhealthy: the check wanted a configuration file."""
+    monkeypatch.chdir(tmp_path)
+    with HTTPServer(("127.0.0.1", 0), Alive) as server:
+        Thread(target=server.handle_request, daemon=True).start()
+        variables = {"GATEWAY_LISTEN__PORT": str(server.server_port), "GATEWAY_CONFIG": ""}
+        done = CliRunner().invoke(app, ["health"], env=variables)
+    assert done.exit_code == 0, done.output
+
+
+def test_the_image_names_no_file_that_is_not_there():
+    """GATEWAY_CONFIG named a file that only a mount brings, and without it nothing ran."""
+    assert "GATEWAY_CONFIG" not in DOCKERFILE
+    assert "WORKDIR /etc/gateway\nUSER" in DOCKERFILE
+
+
+class Alive(BaseHTTPRequestHandler):
+    """Answers 200 to everything."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
