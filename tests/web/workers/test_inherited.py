@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import subprocess
@@ -26,7 +27,7 @@ except GatewayError as exc:
     sys.exit(str(exc))
 applied = taken.apply_to(settings)
 print([name for name in os.environ if name.startswith("LISTEN_")])
-print([each.getsockname()[1] for each in taken.clients], [each.gettimeout() for each in taken.clients])
+print([(each.getsockname()[1], each.gettimeout()) for each in taken.clients])
 print(applied.listen.host, applied.listen.port, applied.admin and applied.admin.port)
 print([os.get_inheritable(each.fileno()) for each in taken.clients])
 """
@@ -52,8 +53,6 @@ def take(
 
 
 def _duplicate_high(sock: socket.socket) -> socket.socket:
-    import fcntl
-
     return socket.socket(fileno=fcntl.fcntl(sock.fileno(), fcntl.F_DUPFD_CLOEXEC, 100))
 
 
@@ -71,7 +70,7 @@ def test_the_address_is_the_sockets_and_nobody_takes_it_twice():
         done = take([sock])
         assert done.stdout.splitlines() == [
             "[]",
-            f"[{get_port(sock)}] [0.0]",
+            f"[({get_port(sock)}, 0.0)]",
             f"127.0.0.1 {get_port(sock)} None",
             "[False]",
         ], done.stderr
