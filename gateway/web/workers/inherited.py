@@ -1,10 +1,10 @@
 """Take over listening sockets that a service manager has bound: systemd's socket activation.
 
 The manager passes sockets as file descriptors from 3 on. LISTEN_FDS says how many, LISTEN_PID for
-which process, and LISTEN_FDNAMES their names (sd_listen_fds(3)). It keeps them open while the gateway
-restarts, so that clients wait in the queue of the kernel instead of being refused, and the gateway
-needs no right to bind the port. PyPI's systemd-python does the same, but has to be compiled against
-libsystemd.
+which process, and LISTEN_FDNAMES their names (sd_listen_fds(3)). It keeps them open while the
+gateway restarts, so that clients wait in the queue of the kernel instead of being refused, and the
+gateway needs no right to bind the port. PyPI's systemd-python does the same, but has to be compiled
+against libsystemd.
 
 A socket named `admin` is for operators. The others are for clients: one that all workers share, or
 one per worker, which `ReusePort=yes` and a `ListenStream=` for each make.
