@@ -112,6 +112,7 @@ SERVICE_MONITOR = {
             "additionalProperties": False,
             "required": ["selector", "endpoints"],
             "properties": {
+                "jobLabel": {"type": "string"},
                 "selector": {
                     "additionalProperties": False,
                     "properties": {"matchLabels": {}, "matchExpressions": {}},
@@ -300,6 +301,13 @@ def test_each_pod_is_scraped_once(rendered: dict[str, Rendered]):
         and excluded["key"] not in each["metadata"]["labels"]
     ]
     assert found == ["kafka-gateway"]
+    # Rules name the job that Prometheus of compose has.
+    label = made.get("ServiceMonitor")["spec"]["jobLabel"]
+    text = (DEPLOY / "compose" / "prometheus.yml").read_text()
+    (job,) = YAML(typ="safe", pure=True).load(text)["scrape_configs"]
+    assert (
+        made.documents["Service", "kafka-gateway"]["metadata"]["labels"][label] == job["job_name"]
+    )
     assert find_workload(made)["spec"]["serviceName"] == "kafka-gateway-pods"
 
 

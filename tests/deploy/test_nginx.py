@@ -1,4 +1,4 @@
-"""The proxies of deploy/ do what they say, in front of a real gateway."""
+"""deploy/nginx.conf does what it says, in front of a real gateway."""
 
 from __future__ import annotations
 
