@@ -11,7 +11,7 @@ PLOTS  := $(VENV)/.plots
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-pipeline test lint types layers format docs js dist bench figures model isolation fuzz groups reactive kills lock clean
+.PHONY: help setup demo demo-pipeline test lint types layers format docs js manifests dist bench figures model isolation fuzz groups reactive kills lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -85,6 +85,9 @@ docs: $(READY) ## write docs/reference, build the site into site/; SERVE=1 serve
 
 js: ## bundle gateway/web/js/src into gateway/web/js/gateway.js; needs node and npm
 	cd gateway/web/js/src && npm ci --silent --ignore-scripts && npm run --silent build
+
+manifests: $(READY) ## write deploy/kustomize anew from the Helm chart
+	$(BIN)/python deploy/render_kustomize.py
 
 dist: $(READY) ## build sdist, wheel, npm tarball and the context of an image into dist/
 	$(BIN)/python deploy/build_dist.py

@@ -109,7 +109,7 @@ def commands() -> Iterator[tuple[str, str]]:
             yield named(path), line
         for code in re.findall(r"`((?:make|gateway|curl|\.venv/\S+) [^`]*)`", text):
             yield named(path), code.replace("\n", " ")
-    deployed = [path for path in ROOT.glob("deploy/*") if path.is_file()]
+    deployed = (path for path in ROOT.glob("deploy/**/*") if path.is_file())
     for path in [*ROOT.glob("examples/*.yaml"), *deployed]:
         for line in re.findall(
             r"^(?:#|ExecStart(?:Pre)?=\S*?/bin/)? *(gateway .*)", path.read_text(), re.M

