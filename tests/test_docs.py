@@ -109,7 +109,8 @@ def commands() -> Iterator[tuple[str, str]]:
             yield named(path), line
         for code in re.findall(r"`((?:make|gateway|curl|\.venv/\S+) [^`]*)`", text):
             yield named(path), code.replace("\n", " ")
-    for path in [*ROOT.glob("examples/*.yaml"), *ROOT.glob("deploy/*")]:
+    deploy_files = [path for path in ROOT.glob("deploy/**/*") if path.is_file()]
+    for path in [*ROOT.glob("examples/*.yaml"), *deploy_files]:
         for line in re.findall(
             r"^(?:#|ExecStart(?:Pre)?=\S*?/bin/)? *(gateway .*)", path.read_text(), re.M
         ):

