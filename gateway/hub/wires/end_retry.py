@@ -7,13 +7,22 @@ once when the gateway drains.
 from __future__ import annotations
 
 import random
+from functools import cache
 
 from gateway.core.client.reconnect_delays import ReconnectDelays
 
 END_RETRY_RANGE_S = (1.0, 15.0)
-_delays = ReconnectDelays(*END_RETRY_RANGE_S, start=random.random())
 
 
 def draw_end_retry_ms() -> int:
     """Return when the next client is to reconnect, in milliseconds."""
-    return _delays.draw_ms()
+    return _get_delays().draw_ms()
+
+
+@cache
+def _get_delays() -> ReconnectDelays:
+    """Return the sequence of this process.
+
+    It is not created at the import: processes that are forked after that would share their start.
+    """
+    return ReconnectDelays(*END_RETRY_RANGE_S, start=random.random())
