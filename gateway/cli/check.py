@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -18,7 +19,7 @@ from .options import ConfigFileArgument, build_config_option, require_config_fil
 if TYPE_CHECKING:
     from gateway.config import Settings
 
-    from .cluster_check import CheckProgress, Finding
+    from .cluster_check import CheckProgress, Finding, FrontAddress
 
 _STATE_TONES = {"ok": "good", "warning": "warn", "fails": "bad"}
 
@@ -41,6 +42,30 @@ def check(
             help="Also try brokers, topics, permissions, guards, registries and certificates.",
         ),
     ] = False,
+    front: Annotated[
+        str | None,
+        typer.Option(
+            "--front",
+            metavar="URL",
+            help="With --cluster: also ask the running gateway through the proxy at this URL, and "
+            "say what the proxy does wrong.",
+        ),
+    ] = None,
+    ca: Annotated[
+        Path | None,
+        typer.Option("--ca", metavar="FILE", help="With --front: who signed its certificate."),
+    ] = None,
+    idle: Annotated[
+        float | None,
+        typer.Option(
+            "--idle",
+            metavar="SECONDS",
+            min=1.0,
+            max=100.0,
+            help="With --front: how long idle streams must last. Default: as long as the longest "
+            "heartbeat of a route, and WebSockets 20 seconds.",
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="With --cluster: print one JSON object per line.")
     ] = False,
@@ -52,11 +77,16 @@ def check(
     code is 0.
 
     With --cluster the command connects to everything that the configuration names, as the gateway
-    would, and writes nothing.
+    would, and writes nothing. With --front it also asks the running gateway through the proxy in
+    front of it: whether that buffers events, cuts idle streams, drops headers, compresses again,
+    hides the client's address, caps the size of headers, or blocks WebSockets.
+
+    The exit code is 1 if something fails, and 78 if the configuration is wrong.
 
     \b
     gateway check                           # gateway.yaml of this folder
     gateway check gateway.yaml --cluster
+    gateway check gateway.yaml --cluster --front https://stream.example.com
     gateway check -c gateway.yaml --print   # with all defaults, and in the long form
     gateway check --schema > gateway.schema.json
     """
@@ -71,6 +101,7 @@ def check(
         raise typer.BadParameter("takes neither --schema nor --print", param_hint="--cluster")
     if as_json and not cluster:
         raise typer.BadParameter("is for --cluster", param_hint="--json")
+    front_address = _build_front_address(front, ca, idle, cluster=cluster)
     if schema:
         typer.echo(json.dumps(config.build_json_schema(), indent=2))
         return
@@ -86,18 +117,42 @@ def check(
     for warning in config.iter_warnings(settings):
         typer.echo(f"{file}: warning: {warning}", err=True)
     if cluster:
-        _check_cluster(file, settings, as_json=as_json)
+        _check_cluster(file, settings, front_address, as_json=as_json)
     elif print_settings:
         typer.echo(config.dumps(settings), nl=False)
     else:
         typer.echo(f"{file}: ok")
 
 
-def _check_cluster(file: Path, settings: Settings, *, as_json: bool) -> None:
+def _build_front_address(
+    url: str | None, ca: Path | None, idle_s: float | None, *, cluster: bool
+) -> FrontAddress | None:
+    """Return the proxy that the options name; None if they name none."""
+    if url is None:
+        for value, option in ((ca, "--ca"), (idle_s, "--idle")):
+            if value is not None:
+                raise typer.BadParameter("is for --front", param_hint=option)
+        return None
+    if not cluster:
+        raise typer.BadParameter("is for --cluster", param_hint="--front")
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        example = "https://stream.example.com"
+        raise typer.BadParameter(f"give a URL such as {example}", param_hint="--front")
+    if ca is not None and not ca.is_file():
+        raise typer.BadParameter(f"{ca} is no file", param_hint="--ca")
+    from .cluster_check import FrontAddress
+
+    return FrontAddress(url, ca, idle_s)
+
+
+def _check_cluster(
+    file: Path, settings: Settings, front: FrontAddress | None, *, as_json: bool
+) -> None:
     from .cluster_check import FindingState, check_cluster
 
     with _show_progress() as on_progress:
-        findings = check_cluster(settings, on_progress)
+        findings = check_cluster(settings, on_progress, front)
     counts = Counter(finding.state for finding in findings)
     failed = counts[FindingState.FAILS]
     for finding in findings:

@@ -34,6 +34,7 @@ from support.doc_commands import check_command, iter_commands
 from support.doc_configs import complete_config, load_config, load_yaml
 from support.sse import parse_stream
 
+from gateway.cli.cluster_check import FindingState
 from gateway.config import Settings, loads
 from gateway.hub.wires.control_events import CONTROL_EVENTS
 from gateway.web.app.assets import JS_DIRECTORY
@@ -200,6 +201,17 @@ def test_lines_of_the_log_begin_as_the_source_has_them(block: Block):
         message = re.sub(r"^\d{4}-\S+ \S+ [A-Z]+ [\w.]+: ", "", line.strip())
         phrase = re.split(r"[\w-]+=|\d|https?:|['\"(:]|\.\.\.", message, maxsplit=1)[0].strip()
         assert not phrase or phrase in source, line
+
+
+@of_kind("findings")
+def test_findings_have_states_and_subjects_that_there_are(block: Block):
+    source = (ROOT / "gateway/cli/cluster_check/front.py").read_text()
+    literals = re.findall(r'subject(?:, scheme)? = f?"([^"]+)"', source)
+    subjects = [re.sub(r"\\{\w+\\}", r"\\w+", re.escape(literal)) for literal in literals]
+    for line in block.text.splitlines():
+        state, finding = line.split(maxsplit=1)
+        assert state in list(FindingState), line
+        assert any(re.match(f"{subject}: ", finding) for subject in subjects), line
 
 
 @of_kind("events")

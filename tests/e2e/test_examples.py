@@ -54,10 +54,12 @@ def free_port() -> int:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A clone, as far as examples need one."""
     place = tmp_path_factory.mktemp("clone")
-    made = shutil.ignore_patterns("node_modules", "dist", "__pycache__", "*.pem", "tmp")
+    made = shutil.ignore_patterns(
+        "node_modules", "dist", "__pycache__", "gateway.crt", "gateway.key", "tmp"
+    )
     shutil.copytree(EXAMPLES, place / "examples", ignore=made)
-    module = Path("gateway", "web", "js")
-    shutil.copytree(ROOT / module, place / module)
+    for folder in (Path("gateway", "web", "js"), Path("deploy", "proxies")):
+        shutil.copytree(ROOT / folder, place / folder)
     return place
 
 
@@ -425,10 +427,9 @@ async def nginx(place: Path, running: DemoProcess) -> AsyncIterator[int]:
     """Its port."""
     require_tools("nginx")
     port = free_port()
-    folder = place / "examples" / "nginx"
-    text = (folder / "gateway.conf").read_text()
-    text = text.replace("127.0.0.1:8080", f"127.0.0.1:{running.port}")
-    (folder / "gateway.conf").write_text(text.replace("127.0.0.1:8443", f"127.0.0.1:{port}"))
+    file = place / "deploy" / "proxies" / "nginx.conf"
+    text = file.read_text().replace("127.0.0.1:8080", f"127.0.0.1:{running.port}")
+    file.write_text(text.replace("8443", str(port)))
     async with running_shell(line_of("nginx", "openssl"), place) as openssl:
         assert await openssl.wait_ended(START_TIMEOUT_S) == 0, openssl.output
     async with running_shell(line_of("nginx", "nginx"), place) as nginx:

@@ -28,6 +28,8 @@ from support.oracle import StreamOracle, read_records
 from support.received import parse_events
 from support.tcp_proxy import ProxyConnection, TcpProxy
 from support.waiting import wait_until
+from websockets import Subprotocol
+from websockets.asyncio.server import ServerConnection, serve
 
 from gateway.config import Route, loads
 from gateway.core.log.record import TopicPartition
@@ -127,6 +129,28 @@ async def test_a_gateway_that_ends_and_one_that_is_killed_cost_no_record(
         await client.wait_for_events(complete(oracle), WITHIN)
         oracle.check_events(client.events, start=START)
         assert ("reconnecting", "drain") in client.states
+
+
+@in_node
+async def test_after_a_drain_it_comes_back_when_the_gateway_said():
+    """It came back within 2 s, whatever the gateway said: a rolling restart had all at once."""
+    retry_ms, connected_at = 3000, []
+
+    async def drain(socket: ServerConnection) -> None:
+        connected_at.append(asyncio.get_running_loop().time())
+        label = json.loads(await socket.recv())["id"]
+        begin = {"type": "begin", "id": label, "position": "A", "topics": [], "pending": []}
+        end = {"type": "end", "id": label, "position": "A", "reason": "drain", "retry": retry_ms}
+        for message in (begin, end):
+            await socket.send(json.dumps(message))
+        await socket.close(1012)
+
+    async with serve(drain, "127.0.0.1", 0, subprotocols=[Subprotocol("gateway.v1")]) as server:
+        (listening,) = server.sockets
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/records/{TOPIC}"
+        async with ModuleClient(url, {"transport": "websocket"}):
+            await wait_until(lambda: len(connected_at) > 1, "the second connection")
+    assert connected_at[1] - connected_at[0] >= retry_ms / 1000
 
 
 @in_node

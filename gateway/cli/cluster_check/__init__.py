@@ -2,8 +2,9 @@
 
 `gateway check --cluster` calls `check_cluster`. `brokers` connects to Kafka, `requirements` decides
 what topics must allow, `servers` sends requests to issuers, applications, registries and telemetry
-back ends, and `certificates` reads the files of TLS. All checks run concurrently, each with a
-timeout of some seconds, and each returns a `Finding`.
+back ends, `front` asks the gateway through the proxy that clients use, and `certificates` reads the
+files of TLS. All checks run concurrently, each with a timeout of some seconds, and each returns a
+`Finding`.
 """
 
 from __future__ import annotations
@@ -17,32 +18,45 @@ from gateway.config import Settings
 from .brokers import check_brokers
 from .certificates import check_certificates
 from .finding import CheckProgress, Finding, FindingState
+from .front import FrontAddress, check_front
 from .requirements import list_patterns, list_requirements
 from .servers import iter_checks
 
-__all__ = ["CheckProgress", "Finding", "FindingState", "check_cluster"]
+__all__ = ["CheckProgress", "Finding", "FindingState", "FrontAddress", "check_cluster"]
 
 
 def check_cluster(
-    settings: Settings, on_progress: Callable[[CheckProgress], None] | None = None
+    settings: Settings,
+    on_progress: Callable[[CheckProgress], None] | None = None,
+    front: FrontAddress | None = None,
 ) -> list[Finding]:
-    """Run all checks and return their findings: Kafka, other servers, certificates.
+    """Run all checks and return their findings: Kafka, other servers, the proxy, certificates.
 
     Args:
         settings: The configuration.
         on_progress: Called when a check begins or ends.
+        front: The proxy in front of the running gateway; None to check none.
     """
     # A handler keeps aiokafka's errors off stderr; the findings report them.
     logging.getLogger("aiokafka").addHandler(logging.NullHandler())
-    return asyncio.run(_run_checks(settings, CheckProgress(on_progress)))
+    return asyncio.run(_run_checks(settings, CheckProgress(on_progress), front))
 
 
-async def _run_checks(settings: Settings, steps: CheckProgress) -> list[Finding]:
+async def _run_checks(
+    settings: Settings, steps: CheckProgress, front: FrontAddress | None
+) -> list[Finding]:
     names = list(settings.clusters)
     kafka_checks = asyncio.gather(*(_check_one_cluster(settings, name, steps) for name in names))
+    front_check = asyncio.ensure_future(_check_front(settings, steps, front))
     others = await asyncio.gather(*iter_checks(settings, steps))
     kafka_findings = [finding for some in await kafka_checks for finding in some]
-    return [*kafka_findings, *others, *check_certificates(settings)]
+    return [*kafka_findings, *others, *await front_check, *check_certificates(settings)]
+
+
+async def _check_front(
+    settings: Settings, steps: CheckProgress, front: FrontAddress | None
+) -> list[Finding]:
+    return [] if front is None else await check_front(front, settings, steps)
 
 
 async def _check_one_cluster(settings: Settings, name: str, steps: CheckProgress) -> list[Finding]:

@@ -37,7 +37,7 @@ from .jobs import check_jobs
 RESERVED_PATHS = frozenset(
     {
         *("/", "/asyncapi.json", "/discovery.css", "/discovery.js"),
-        *("/gateway.js", "/gateway.d.ts", "/health/live", "/health/ready", "/ws"),
+        *("/gateway.js", "/gateway.d.ts", "/health/front", "/health/live", "/health/ready", "/ws"),
     }
 )
 VERSIONED_MODULE_PATTERN = re.compile(r"/gateway-[0-9a-f]{16}\.js")

@@ -203,6 +203,12 @@ class Listen(Section):
         description="The proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted: a list "
         "of addresses and networks, or true for every peer. For gateways behind a proxy.",
     )
+    probe: Flag = Field(
+        default=True,
+        description="Whether `/health/front` tells `gateway check --front` what of its requests "
+        "arrives through the proxy: the client's address, and the lengths of headers. For gateways "
+        "behind a proxy.",
+    )
     drain_timeout: Annotated[Duration, in_range(0.1, 3600)] = Field(
         default=5.0,
         description="How long clients have to receive the end of their streams when the gateway "

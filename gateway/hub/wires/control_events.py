@@ -225,10 +225,11 @@ class EndEvent(ControlEvent):
     position = "data"
     schema: ClassVar[Schema | None] = {
         **build_object_schema(
-            {"reason": {"enum": [str(r) for r in EndReason if r not in UNSENT_END_REASONS]}}
+            {"reason": {"enum": [str(r) for r in EndReason if r not in UNSENT_END_REASONS]}},
+            {"retry": COUNT_SCHEMA},
         ),
-        "description": "The last event; connect again after the time of `retry:`, "
-        "unless you are done.",
+        "description": "Connect again after the time of `retry:`, unless you are done. Over "
+        "WebSocket, `retry` has those milliseconds if the gateway drains.",
     }
 
 

@@ -22,6 +22,7 @@ from gateway.formats import Format
 from gateway.wire import sse
 
 from .control_events import POSITION_REFUSED_GAP, describe_entry
+from .end_retry import draw_end_retry_ms
 from .grouped import create_status_head, iter_joined_statuses
 
 # Seconds after which EventSource reconnects; drawn at random, so that not all do so at once.
@@ -78,9 +79,7 @@ class SseWire:
         self, reason: EndReason, token: bytes, delivered_sum: ByteSum | None = None
     ) -> bytes:
         """Return the last block; see `Wire`. It has no id: the client keeps the one it has."""
-        # A longer range than at the beginning: many streams end at once when the gateway drains.
-        retry = sse.encode_retry(int(1000 * random.uniform(RETRY_RANGE_S[0], 5 * RETRY_RANGE_S[1])))
-        return retry + self.encode_event("end", {"reason": reason})
+        return sse.encode_retry(draw_end_retry_ms()) + self.encode_event("end", {"reason": reason})
 
 
 class SseEncoder:

@@ -26,6 +26,7 @@ from gateway.wire.websocket import (
 )
 
 from .control_events import POSITION_REFUSED_GAP, describe_entry
+from .end_retry import draw_end_retry_ms
 from .grouped import create_status_head, iter_joined_statuses
 
 MAX_BATCH_BYTES = 64 * 1024  # bytes of records after which the next message begins
@@ -82,7 +83,10 @@ class WebSocketWire:
         self, reason: EndReason, token: bytes, delivered_sum: ByteSum | None = None
     ) -> bytes:
         """Return the last message; see `Wire`."""
-        return self.build_message("end", {"reason": reason, "position": token.decode()})
+        data: dict[str, Any] = {"reason": reason, "position": token.decode()}
+        if reason is EndReason.DRAIN:
+            data["retry"] = draw_end_retry_ms()
+        return self.build_message("end", data)
 
     def build_message(self, kind: str, data: dict[str, Any]) -> bytes:
         """Return a whole message, framed.

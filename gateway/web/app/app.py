@@ -46,7 +46,7 @@ from gateway.web.workers.bus import Bus
 from gateway.web.workers.log_levels import LogLevels
 from gateway.web.workers.outage_log import forward_outages
 
-from . import assets, health
+from . import assets, front_probe, health
 from .co_hosted_app import CoHostedApp, CoHostedAppFactory
 from .metrics import Metrics
 from .reload import Reloader
@@ -163,6 +163,7 @@ def create_app(
         return [
             Route("/health/live", health.report_liveness),
             Route("/health/ready", health.report_readiness),
+            *([Route(front_probe.PATH, front_probe.respond)] if settings.listen.probe else []),
             *assets.build_routes(),
             *discovery.build_routes(
                 settings, home_endpoint=None if home is None else _build_page_endpoint(home)

@@ -87,7 +87,7 @@ const{base,path,filter,fields}=request;this.request=request;this.viewKey=JSON.st
 base,path,filter,fields])}get allowsEitherTransport(){const{transport,token,credit}=this.request;return transport===
 "auto"&&!token&&credit===void 0}};var PING_AFTER_MS=15e3;var MAX_WRITES_IN_FLIGHT=50;var OPEN_TIMEOUT_MS=2e4;var FIRST_OPEN_TIMEOUT_MS=5e3;
 var IDLE_TIMEOUT_MS=1e3;var DRAIN_TIMEOUT_MS=1e3;var MAX_TIMER_MS=2**31-1;var MIN_ATTEMPTS_BY_CLOSE_CODE={
-1012:2,1013:4};var SERVICE_RESTART=1012;var WebSocketTransport=class{#multiplexer;#url;#onClose;#socket=null;#isOpen=false;#hasEverOpened=false;#attempts=0;#lastNumber=0;#subscriptions=new Set;#subscriptionsById=new Map;#writes=new Map;#receivedAt=0;#tokenRequests=0;#timers={};constructor(multiplexer,base,jwt,onClose){
+1012:2,1013:4};var SERVICE_RESTART=1012;var WebSocketTransport=class{#multiplexer;#url;#onClose;#socket=null;#isOpen=false;#hasEverOpened=false;#attempts=0;#restartDelayMs;#lastNumber=0;#subscriptions=new Set;#subscriptionsById=new Map;#writes=new Map;#receivedAt=0;#tokenRequests=0;#timers={};constructor(multiplexer,base,jwt,onClose){
 this.jwt=jwt;this.#multiplexer=multiplexer;this.#url=`${base.replace(/^http/,"ws")}/ws`;this.#onClose=
 onClose;globalThis.addEventListener?.("online",this);this.#connect()}close(){for(const name of Object.
 keys(this.#timers))this.#clearTimer(name);globalThis.removeEventListener?.("online",this);this.#dropSocket();
@@ -102,53 +102,55 @@ hasBegun},n){if(hasBegun)this.#send({type:"credit",id,n})}produce(member,message
 idle");const{isSent=false}=this.#writes.get(message.id)??{};this.#writes.set(message.id,{member,message,
 isSent});this.#sendWrites()}renewToken(jwt){if(jwt)this.jwt=jwt;this.#scheduleTokenRequest();if(jwt)
 this.#send({type:"token",jwt});this.#retryNow()}resubscribe(subscription,reason,delayMs){this.#subscriptionsById.
-delete(subscription.id);if(reason==="drain"){const reconnect=()=>this.#handleClose({code:SERVICE_RESTART});
-return this.#setTimer("drained",DRAIN_TIMEOUT_MS,reconnect)}subscription.reopenTimer=setTimeout(()=>this.
-subscribe(subscription),delayMs)}requestToken(){const members=this.#listMembers().filter(({jwt})=>jwt);
-if(!members.length)return;postToMembers([members[this.#tokenRequests++%members.length]],{type:"token"})}#connect(){
-this.#clearTimer("retry");if(getExpiry(this.jwt)<=Date.now()){this.requestToken();return this.#scheduleRetry()}
-const protocols=this.jwt?["gateway.v1",`bearer.${this.jwt}`]:["gateway.v1"];const socket=this.#socket=
-new this.#multiplexer.WebSocket(this.#url,protocols);const ifCurrent=handle=>event=>socket===this.#socket&&
-handle(event);socket.onopen=ifCurrent(()=>this.#handleOpen());socket.onmessage=ifCurrent(({data})=>this.#handleMessage(
-JSON.parse(data)));socket.onclose=ifCurrent(event=>this.#handleClose(event));socket.onerror=()=>{};const isFirst=!this.#hasEverOpened&&
-this.#attempts<2;const timeoutMs=isFirst?FIRST_OPEN_TIMEOUT_MS:OPEN_TIMEOUT_MS;this.#setTimer("silen\
-ce",timeoutMs,()=>this.#handleClose())}#handleOpen(){this.#isOpen=this.#hasEverOpened=true;this.#receivedAt=
-Date.now();for(const subscription of this.#subscriptions)this.#sendSubscribe(subscription);for(const write of this.#writes.
-values())write.isSent=false;this.#sendWrites();this.#scheduleTokenRequest();this.#checkSilence()}#sendSubscribe(subscription){
-clearTimeout(subscription.reopenTimer);const id=subscription.id=`s${++this.#lastNumber}`;this.#subscriptionsById.
-set(id,subscription);const{position,request}=subscription;const{path,from,filter,fields,credit}=request;
-const start=position?{lastEventId:position}:{from};const view={path:requestGroupedEvents(path),filter:filter??
-void 0,fields:fields??void 0};subscription.isAtPosition=true;this.#send({type:"subscribe",id,...view,
-...start,credit})}#handleMessage({id,...message}){this.#receivedAt=Date.now();this.#attempts=0;const{
-type}=message;const subscription=this.#subscriptionsById.get(id);if(subscription)this.#multiplexer.handleMessage(
-subscription,message);else if(this.#writes.has(id)){if(message.code!=="draining")this.#settleWrite(id,
-message)}else if(type==="challenge")this.requestToken();else if(type==="error"&&id===void 0)postToMembers(
-this.#listMembers(),message)}#sendWrites(){let capacity=MAX_WRITES_IN_FLIGHT;for(const write of this.#writes.
-values()){if(!this.#isOpen||capacity--===0)return;if(!write.isSent)this.#send({type:"produce",...write.
-message});write.isSent=true}}#settleWrite(id,{type,...answer}){const{member}=this.#writes.get(id);this.#writes.
-delete(id);this.#sendWrites();const outcome=type==="error"?{error:answer}:answer;postToMembers([member],
-{type:"answer",id,...outcome});this.#closeWhenIdle()}#handleClose({code}={}){const wasOpen=this.#isOpen;
-this.#dropSocket();this.#clearTimer("drained");if(!wasOpen)this.#attempts++;if(!wasOpen&&this.jwt)this.
-requestToken();this.#subscriptionsById.clear();const subscriptions=[...this.#subscriptions];for(const subscription of subscriptions){
-this.#multiplexer.handleDisconnect(subscription);this.#multiplexer.explainFailure(subscription)}if(!subscriptions.
-length)this.#explainPendingWrites();if(this.#attempts>1&&!this.#hasEverOpened){for(const subscription of subscriptions){
-this.#multiplexer.switchTransport(subscription,true)}}if(!this.#subscriptions.size&&!this.#writes.size)
-return this.close();this.#attempts=Math.max(this.#attempts,MIN_ATTEMPTS_BY_CLOSE_CODE[code]??0);this.#scheduleRetry()}#explainPendingWrites(){
+delete(subscription.id);if(reason==="drain"){this.#restartDelayMs??=delayMs;const reconnect=()=>this.#handleClose(
+{code:SERVICE_RESTART});return this.#setTimer("drained",DRAIN_TIMEOUT_MS,reconnect)}subscription.reopenTimer=
+setTimeout(()=>this.subscribe(subscription),delayMs)}requestToken(){const members=this.#listMembers().
+filter(({jwt})=>jwt);if(!members.length)return;postToMembers([members[this.#tokenRequests++%members.
+length]],{type:"token"})}#connect(){this.#clearTimer("retry");if(getExpiry(this.jwt)<=Date.now()){this.
+requestToken();return this.#scheduleRetry()}const protocols=this.jwt?["gateway.v1",`bearer.${this.jwt}`]:
+["gateway.v1"];const socket=this.#socket=new this.#multiplexer.WebSocket(this.#url,protocols);const ifCurrent=handle=>event=>socket===
+this.#socket&&handle(event);socket.onopen=ifCurrent(()=>this.#handleOpen());socket.onmessage=ifCurrent(
+({data})=>this.#handleMessage(JSON.parse(data)));socket.onclose=ifCurrent(event=>this.#handleClose(event));
+socket.onerror=()=>{};const isFirst=!this.#hasEverOpened&&this.#attempts<2;const timeoutMs=isFirst?FIRST_OPEN_TIMEOUT_MS:
+OPEN_TIMEOUT_MS;this.#setTimer("silence",timeoutMs,()=>this.#handleClose())}#handleOpen(){this.#isOpen=
+this.#hasEverOpened=true;this.#receivedAt=Date.now();for(const subscription of this.#subscriptions)this.#sendSubscribe(
+subscription);for(const write of this.#writes.values())write.isSent=false;this.#sendWrites();this.#scheduleTokenRequest();
+this.#checkSilence()}#sendSubscribe(subscription){clearTimeout(subscription.reopenTimer);const id=subscription.
+id=`s${++this.#lastNumber}`;this.#subscriptionsById.set(id,subscription);const{position,request}=subscription;
+const{path,from,filter,fields,credit}=request;const start=position?{lastEventId:position}:{from};const view={
+path:requestGroupedEvents(path),filter:filter??void 0,fields:fields??void 0};subscription.isAtPosition=
+true;this.#send({type:"subscribe",id,...view,...start,credit})}#handleMessage({id,...message}){this.#receivedAt=
+Date.now();this.#attempts=0;const{type}=message;const subscription=this.#subscriptionsById.get(id);if(subscription)
+this.#multiplexer.handleMessage(subscription,message);else if(this.#writes.has(id)){if(message.code!==
+"draining")this.#settleWrite(id,message)}else if(type==="challenge")this.requestToken();else if(type===
+"error"&&id===void 0)postToMembers(this.#listMembers(),message)}#sendWrites(){let capacity=MAX_WRITES_IN_FLIGHT;
+for(const write of this.#writes.values()){if(!this.#isOpen||capacity--===0)return;if(!write.isSent)this.#send(
+{type:"produce",...write.message});write.isSent=true}}#settleWrite(id,{type,...answer}){const{member}=this.#writes.
+get(id);this.#writes.delete(id);this.#sendWrites();const outcome=type==="error"?{error:answer}:answer;
+postToMembers([member],{type:"answer",id,...outcome});this.#closeWhenIdle()}#handleClose({code}={}){
+const wasOpen=this.#isOpen;this.#dropSocket();this.#clearTimer("drained");if(!wasOpen)this.#attempts++;
+if(!wasOpen&&this.jwt)this.requestToken();this.#subscriptionsById.clear();const subscriptions=[...this.#subscriptions];
+for(const subscription of subscriptions){this.#multiplexer.handleDisconnect(subscription);this.#multiplexer.
+explainFailure(subscription)}if(!subscriptions.length)this.#explainPendingWrites();if(this.#attempts>
+1&&!this.#hasEverOpened){for(const subscription of subscriptions){this.#multiplexer.switchTransport(
+subscription,true)}}if(!this.#subscriptions.size&&!this.#writes.size)return this.close();this.#attempts=
+Math.max(this.#attempts,MIN_ATTEMPTS_BY_CLOSE_CODE[code]??0);this.#scheduleRetry()}#explainPendingWrites(){
 const[write]=this.#writes.values();if(!write||this.#attempts!==2)return;const request={base:this.#url.
 replace(/^ws/,"http").slice(0,-3),path:write.message.path};this.#multiplexer.explainWrites(this.#listMembers(),
 request,this.#attempts,this.jwt)}#dropSocket(){const socket=this.#socket;this.#socket=null;this.#isOpen=
-false;this.#clearTimer("silence");socket?.close()}#scheduleRetry(){this.#setTimer("retry",drawBackoff(
-this.#attempts),()=>this.#connect())}#retryNow(){if(this.#timers.retry)this.#connect()}#send(message){
-if(this.#isOpen)this.#socket.send(JSON.stringify(message))}#closeWhenIdle(){if(this.#subscriptions.size||
-this.#writes.size)return;this.#setTimer("idle",IDLE_TIMEOUT_MS,()=>this.close())}#listMembers(){const subscribers=[
-...this.#subscriptions].flatMap(({members})=>[...members]);return[...subscribers,...[...this.#writes.
-values()].map(({member})=>member)]}#scheduleTokenRequest(){const leftMs=getExpiry(this.jwt)-Date.now();
-if(leftMs===Infinity)return;const waitMs=Math.max(1e3,leftMs-Math.min(3e4,leftMs/5));this.#setTimer(
-"expiry",Math.min(waitMs,MAX_TIMER_MS),()=>{this.requestToken();this.#scheduleTokenRequest()})}#checkSilence(){
-const silenceMs=Date.now()-this.#receivedAt;if(silenceMs>=2*PING_AFTER_MS)return this.#handleClose();
-if(silenceMs>=PING_AFTER_MS)this.#send({type:"ping"});this.#setTimer("silence",PING_AFTER_MS/3,()=>this.#checkSilence())}#setTimer(name,delayMs,callback){
-clearTimeout(this.#timers[name]);this.#timers[name]=setTimeout(()=>{delete this.#timers[name];callback()},
-delayMs)}#clearTimer(name){clearTimeout(this.#timers[name]);delete this.#timers[name]}};var FINAL_END_REASONS=new Set(["until","unsubscribed","offset-out-of-range"]);var TRANSIENT_ERROR_CODES=new Set(
+false;this.#clearTimer("silence");socket?.close()}#scheduleRetry(){const delayMs=this.#restartDelayMs??
+drawBackoff(this.#attempts);this.#restartDelayMs=void 0;this.#setTimer("retry",delayMs,()=>this.#connect())}#retryNow(){
+if(this.#timers.retry)this.#connect()}#send(message){if(this.#isOpen)this.#socket.send(JSON.stringify(
+message))}#closeWhenIdle(){if(this.#subscriptions.size||this.#writes.size)return;this.#setTimer("idl\
+e",IDLE_TIMEOUT_MS,()=>this.close())}#listMembers(){const subscribers=[...this.#subscriptions].flatMap(
+({members})=>[...members]);return[...subscribers,...[...this.#writes.values()].map(({member})=>member)]}#scheduleTokenRequest(){
+const leftMs=getExpiry(this.jwt)-Date.now();if(leftMs===Infinity)return;const waitMs=Math.max(1e3,leftMs-
+Math.min(3e4,leftMs/5));this.#setTimer("expiry",Math.min(waitMs,MAX_TIMER_MS),()=>{this.requestToken();
+this.#scheduleTokenRequest()})}#checkSilence(){const silenceMs=Date.now()-this.#receivedAt;if(silenceMs>=
+2*PING_AFTER_MS)return this.#handleClose();if(silenceMs>=PING_AFTER_MS)this.#send({type:"ping"});this.#setTimer(
+"silence",PING_AFTER_MS/3,()=>this.#checkSilence())}#setTimer(name,delayMs,callback){clearTimeout(this.#timers[name]);
+this.#timers[name]=setTimeout(()=>{delete this.#timers[name];callback()},delayMs)}#clearTimer(name){
+clearTimeout(this.#timers[name]);delete this.#timers[name]}};var FINAL_END_REASONS=new Set(["until","unsubscribed","offset-out-of-range"]);var TRANSIENT_ERROR_CODES=new Set(
 ["kafka-unavailable","rate-limited","too-many-subscriptions","internal-error"]);var MAX_UNAUTHORIZED_ATTEMPTS=3;
 var MAX_RECENT_MESSAGES=64;var Multiplexer=class{#members=new Map;#subscriptions=new Set;#sockets=new Map;#tabs=new Set;#blockedServers=new Set;constructor({
 WebSocket,EventSource}={}){this.WebSocket=WebSocket??globalThis.WebSocket;this.EventSource=EventSource??

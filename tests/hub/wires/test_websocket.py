@@ -20,6 +20,7 @@ from gateway.core.log.record import Gap, GapReason, Ready, Record, Skip, TopicPa
 from gateway.core.token.resume_token import seal_token
 from gateway.formats import create_format
 from gateway.hub.fanout.client import Client
+from gateway.hub.wires.end_retry import END_RETRY_RANGE_S
 from gateway.hub.wires.websocket import MAX_BATCH_BYTES, WebSocketWire, encode_label
 from gateway.wire.websocket import encode_deflated_text, insert_member
 
@@ -177,3 +178,12 @@ def test_begin_says_where_it_begins_and_end_why():
     assert decode_frames(insert_label(LABELLED, LABELLED.encode_end(EndReason.UNTIL, b"t"))) == [
         {"type": "end", "id": "a", "reason": "until", "position": "t"}
     ]
+
+
+def test_the_end_by_a_drain_says_when_to_come_back():
+    """SSE had `retry:`; every program on a WebSocket came back at once."""
+    for _ in range(10):
+        (end,) = decode_frames(insert_label(LABELLED, LABELLED.encode_end(EndReason.DRAIN, b"t")))
+        low_s, high_s = END_RETRY_RANGE_S
+        assert 1000 * low_s <= end.pop("retry") <= 1000 * high_s
+        assert end == {"type": "end", "id": "a", "reason": "drain", "position": "t"}

@@ -27,6 +27,7 @@ export class WebSocketTransport {
   #isOpen = false;
   #hasEverOpened = false;
   #attempts = 0; // that failed since a message was last received
+  #restartDelayMs; // what a draining server said, so that not all come back at once
   #lastNumber = 0; // of the ids of subscriptions
   #subscriptions = new Set();
   #subscriptionsById = new Map(); // of this socket
@@ -112,6 +113,7 @@ export class WebSocketTransport {
   resubscribe(subscription, reason, delayMs) {
     this.#subscriptionsById.delete(subscription.id);
     if (reason === "drain") {
+      this.#restartDelayMs ??= delayMs;
       const reconnect = () => this.#handleClose({ code: SERVICE_RESTART });
       return this.#setTimer("drained", DRAIN_TIMEOUT_MS, reconnect);
     }
@@ -241,7 +243,9 @@ export class WebSocketTransport {
   }
 
   #scheduleRetry() {
-    this.#setTimer("retry", drawBackoff(this.#attempts), () => this.#connect());
+    const delayMs = this.#restartDelayMs ?? drawBackoff(this.#attempts);
+    this.#restartDelayMs = undefined;
+    this.#setTimer("retry", delayMs, () => this.#connect());
   }
 
   #retryNow() {

@@ -1,0 +1,498 @@
+"""Ask through the proxy in front of the gateway, and find what it does to streams.
+
+The gateway's `/health/front` (`gateway.web.app.front_probe`) responds with two events and a silence
+between them, and says what of the request arrived. So each fault of a proxy is seen from both ends:
+an event that is late although it was sent, a header that was sent and did not arrive, a response
+that the gateway did not compress. A WebSocket at `/ws` shows whether upgrades pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import zlib
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+from urllib.parse import urlsplit
+
+import httpx
+from websockets import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI, Origin
+from websockets.asyncio.client import connect
+
+from gateway.config import Settings
+from gateway.web.http.proxy_headers import TrustedProxies
+
+from .finding import CheckProgress, Finding, failure, ok, warning
+
+PROBE_PATH = "/health/front"
+WEBSOCKET_PATH = "/ws"
+REQUEST_TIMEOUT_S = 15.0
+EVENT_INTERVAL_S = 2.0  # between the two events that show whether the first one is held back
+MAX_IDLE_S = 100.0
+PING_INTERVAL_S = 20.0  # how often the gateway writes to an idle WebSocket
+IDLE_MARGIN_S = 1.5
+LONG_POSITION = "x" * 12_288
+"""As long as the position of a topic with 2,000 partitions."""
+CLAIMED_ADDRESS = "192.0.2.77"  # of TEST-NET-1 (RFC 5737): nobody has it
+SENT_HEADERS = {
+    "authorization": "Bearer check-of-the-proxy",
+    "cookie": "check=proxy",
+    "idempotency-key": "check-of-the-proxy",
+    "last-event-id": "check-of-the-proxy",
+}
+
+
+class FrontError(Exception):
+    """A response through the proxy is not the gateway's; the message says what it is."""
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """What a request of the probe brought.
+
+    Attributes:
+        report: What the gateway said of the request.
+        coding: The header `Content-Encoding` of the response.
+        interval_s: Seconds between the arrival of the first event and the second one; None if the
+            response ended without the second one.
+        duration_s: Seconds from the first event to the end of the response.
+    """
+
+    report: Mapping[str, Any]
+    coding: str
+    interval_s: float | None
+    duration_s: float
+
+    @property
+    def is_prompt(self) -> bool:
+        """Return whether the first of two, `EVENT_INTERVAL_S` apart, was not held back."""
+        return self.interval_s is not None and self.interval_s >= EVENT_INTERVAL_S / 2
+
+
+class FrontAddress(NamedTuple):
+    """The proxy to ask.
+
+    Attributes:
+        url: Its address, as clients have it.
+        ca: The certificates that the proxy's is signed by; None for those of the system.
+        idle_s: How long idle streams and WebSockets must last, in seconds; None for the longest
+            time between two heartbeats of a route, and between two pings.
+    """
+
+    url: str
+    ca: Path | None = None
+    idle_s: float | None = None
+
+
+class Front:
+    """A proxy in front of the gateway. Created by `check_front`.
+
+    Attributes:
+        url: Its address, without a path at its end.
+        proxies: The proxies that the gateway behind it trusts.
+        idle_s: Seconds that an idle stream must last.
+        websocket_idle_s: Seconds that an idle WebSocket must last.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        ca: Path | None,
+        proxies: TrustedProxies,
+        idle_s: float,
+        websocket_idle_s: float,
+    ) -> None:
+        self.proxies = proxies
+        self.url = url.rstrip("/")
+        self.idle_s = idle_s
+        self.websocket_idle_s = websocket_idle_s
+        self._parts = urlsplit(self.url)
+        self._is_secure = self._parts.scheme == "https"
+        self._tls = ssl.create_default_context(cafile=None if ca is None else str(ca))
+
+    @property
+    def origin(self) -> str:
+        """Return the origin of the proxy's pages (RFC 6454)."""
+        return f"{self._parts.scheme}://{self._parts.netloc}"
+
+    async def probe(
+        self,
+        silence_s: float = 0.0,
+        headers: Mapping[str, str] | None = None,
+        *,
+        position: str = "",
+    ) -> ProbeResult:
+        """Send a request to the probe and read its response to the end.
+
+        Args:
+            silence_s: Seconds between the two events.
+            headers: Headers of the request.
+            position: The parameter `lastEventId`.
+
+        Raises:
+            FrontError: The response is not the gateway's.
+        """
+        parameters = {"silence": f"{silence_s:g}"} | ({"lastEventId": position} if position else {})
+        sent = {"accept": "text/event-stream", "accept-encoding": "identity", **(headers or {})}
+        loop = asyncio.get_running_loop()
+        async with self._request(parameters, sent, silence_s) as response:
+            coding = response.headers.get("content-encoding", "identity").lower()
+            decoder = zlib.decompressobj(wbits=47) if coding == "gzip" else None
+            text, first_at, second_at = b"", None, None
+            try:
+                async for piece in response.aiter_raw():
+                    text += piece if decoder is None else decoder.decompress(piece)
+                    if first_at is None and b"\n\n" in text:
+                        first_at = loop.time()
+                    if second_at is None and text.count(b"\n\n") > 1:
+                        second_at = loop.time()
+            except httpx.TransportError:
+                pass  # cut off
+            ended_at = loop.time()
+        report = _parse_report(text)
+        if report is None or first_at is None:
+            raise FrontError(
+                f"{self.url}{PROBE_PATH} answers {response.status_code}, but not with what the "
+                f"gateway sends ({coding}); correct the URL, or look at what the proxy answers"
+            )
+        interval_s = None if second_at is None else second_at - first_at
+        return ProbeResult(report, coding, interval_s, ended_at - first_at)
+
+    async def select_protocol(self) -> str | None:
+        """Return the protocol that the proxy selects by ALPN for a client of HTTP/2 and 1.1."""
+        if not self._is_secure:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.set_alpn_protocols(["h2", "http/1.1"])
+        host, port = self._parts.hostname, self._parts.port or 443
+        async with asyncio.timeout(REQUEST_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(host, port, ssl=context)
+        selected: str | None = writer.get_extra_info("ssl_object").selected_alpn_protocol()
+        writer.transport.abort()
+        return selected
+
+    async def hold_websocket(self) -> float | None:
+        """Open a WebSocket and leave it idle.
+
+        Returns:
+            After how many seconds it was cut; None if it lasted.
+        """
+        loop = asyncio.get_running_loop()
+        scheme = "wss" if self._is_secure else "ws"
+        address = self._parts._replace(
+            scheme=scheme, path=self._parts.path + WEBSOCKET_PATH
+        ).geturl()
+        async with connect(
+            address,
+            origin=Origin(self.origin),
+            ssl=self._tls if self._is_secure else None,
+            proxy=None,
+            open_timeout=REQUEST_TIMEOUT_S,
+            ping_interval=None,
+            close_timeout=1.0,
+        ) as socket:
+            opened_at = loop.time()
+            try:
+                async with asyncio.timeout(self.websocket_idle_s):
+                    while True:
+                        await socket.recv()
+            except TimeoutError:
+                return None
+            except ConnectionClosed:
+                return loop.time() - opened_at
+
+    @asynccontextmanager
+    async def _request(
+        self, parameters: Mapping[str, str], headers: Mapping[str, str], silence_s: float
+    ) -> AsyncIterator[httpx.Response]:
+        timeout = httpx.Timeout(REQUEST_TIMEOUT_S, read=silence_s + REQUEST_TIMEOUT_S)
+        # With an explicit transport, httpx ignores the proxies of the environment.
+        transport = httpx.AsyncHTTPTransport(verify=self._tls)
+        url = self.url + PROBE_PATH
+        try:
+            async with (
+                httpx.AsyncClient(transport=transport, timeout=timeout) as http,
+                http.stream("GET", url, params=parameters, headers=headers) as response,
+            ):
+                if response.status_code != 200:
+                    raise FrontError(await _describe_refusal(url, response))
+                yield response
+        except httpx.TimeoutException:
+            raise FrontError(f"{url} does not answer within {timeout.read:g} s") from None
+        except (httpx.TransportError, httpx.InvalidURL) as exc:
+            hint = (
+                "; name who signed its certificate with --ca" if "CERTIFICATE" in str(exc) else ""
+            )
+            raise FrontError(f"{url} cannot be reached: {exc}{hint}") from None
+
+
+async def _describe_refusal(url: str, response: httpx.Response) -> str:
+    await response.aread()
+    status = f"{url} answers {response.status_code}"
+    if response.has_redirect_location:
+        return f"{status}, to {response.headers['location']}; give that URL"
+    if response.status_code == 404:
+        return f"{status}; correct the URL, or set listen.probe: true in the gateway"
+    if response.status_code == 421:
+        return (
+            f"{status}: the gateway does not know the name in Host; list it in listen.hosts, and "
+            "have the proxy pass Host on"
+        )
+    if response.status_code in (502, 503, 504):
+        return f"{status}; the proxy does not reach a gateway"
+    try:
+        detail = f": {response.json()['detail']}"
+    except (ValueError, KeyError, TypeError):
+        detail = ""
+    return status + detail
+
+
+def _parse_report(text: bytes) -> Mapping[str, Any] | None:
+    """Return the data of the first event; None if it is not the probe's."""
+    lines = text.partition(b"\n\n")[0].splitlines()
+    if lines[:1] != [b"event: received"]:
+        return None
+    try:
+        report: Mapping[str, Any] = json.loads(lines[1].removeprefix(b"data: "))
+    except (ValueError, IndexError):
+        return None
+    return report
+
+
+async def check_front(
+    address: FrontAddress, settings: Settings, steps: CheckProgress
+) -> list[Finding]:
+    """Ask through a proxy and return what was found.
+
+    Args:
+        address: The proxy.
+        settings: The configuration of the gateway behind it.
+        steps: Where the progress is tracked.
+    """
+    url, ca, idle_s = address
+    heartbeats = [route.stream.heartbeat for route in settings.routes if route.is_stream]
+    longest = max(heartbeats, default=15.0)
+    stream_idle_s = min(longest + IDLE_MARGIN_S, MAX_IDLE_S) if idle_s is None else idle_s
+    websocket_idle_s = PING_INTERVAL_S + IDLE_MARGIN_S if idle_s is None else idle_s
+    listed = settings.listen.forwarded
+    proxies = TrustedProxies(() if listed is False else listed)
+    front = Front(url, ca, proxies, stream_idle_s, websocket_idle_s)
+    with steps.track(f"front at {url}"):
+        try:
+            plain = await front.probe(EVENT_INTERVAL_S, SENT_HEADERS)
+        except FrontError as exc:
+            return [failure("front", str(exc))]
+    checks: Mapping[str, Coroutine[Any, Any, Finding]] = {
+        "client address": _check_address(front, plain),
+        "compression": _check_compression(front, plain),
+        "Last-Event-ID": _check_position(front, "header"),
+        "lastEventId": _check_position(front, "query"),
+        "idle streams": _check_idle(front),
+        "WebSocket": _check_websocket(front),
+        "HTTP/2": _check_version(front),
+    }
+
+    async def track(name: str, check: Coroutine[Any, Any, Finding]) -> Finding:
+        with steps.track(f"{name} through {url}"):
+            return await check
+
+    others = await asyncio.gather(*(track(name, check) for name, check in checks.items()))
+    return [_judge_interval(plain), _judge_headers(plain), _judge_scheme(front, plain), *others]
+
+
+def _judge_interval(plain: ProbeResult) -> Finding:
+    subject = "front: events at once"
+    if plain.interval_s is None:
+        return failure(
+            subject,
+            f"the proxy cut a stream {plain.duration_s:.1f} s after its first event; raise its "
+            "timeouts for reading and for whole responses",
+        )
+    if not plain.is_prompt:
+        return failure(
+            subject,
+            f"the proxy buffers: of two events that were sent {EVENT_INTERVAL_S:g} s apart, the "
+            f"first arrived {plain.interval_s:.1f} s before the second; turn buffering off (nginx: "
+            "proxy_buffering off, Caddy: flush_interval -1)",
+        )
+    return ok(subject, "an event arrives before the next one is sent")
+
+
+def _judge_headers(plain: ProbeResult) -> Finding:
+    subject = "front: headers"
+    lengths = plain.report["headers"]
+    dropped = [name for name, value in SENT_HEADERS.items() if lengths.get(name, 0) < len(value)]
+    if dropped:
+        return failure(
+            subject,
+            f"the proxy drops {', '.join(_title(name) for name in dropped)}; have it pass on all "
+            "headers of requests",
+        )
+    return ok(subject, f"{', '.join(_title(name) for name in SENT_HEADERS)} arrive")
+
+
+async def _check_address(front: Front, plain: ProbeResult) -> Finding:
+    subject = "front: client address"
+    address, forwarded = plain.report["address"], plain.report["forwarded"]
+    if forwarded == "absent":
+        return failure(
+            subject,
+            f"the proxy hides the client's address: the gateway sees {address} and no "
+            "X-Forwarded-For, so all clients share the limits of one address; have the proxy set "
+            "the header (nginx: proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for, "
+            "HAProxy: option forwardfor)",
+        )
+    if forwarded == "ignored":
+        return failure(
+            subject,
+            f"the gateway does not trust the proxy at {address}, so all clients share the limits "
+            f"of one address; set listen.forwarded: [{address}]",
+        )
+    # From a machine that the gateway trusts as a proxy, what this command claims is to be believed.
+    if front.proxies.trusts_all or not front.proxies.is_listed(address):
+        try:
+            claiming = await front.probe(headers={"x-forwarded-for": CLAIMED_ADDRESS})
+        except FrontError as exc:
+            return failure(subject, str(exc))
+        if claiming.report["address"] == CLAIMED_ADDRESS:
+            return failure(
+                subject,
+                "clients can claim any address: the proxy passes their X-Forwarded-For on as it "
+                "is; have it add the address of the connection",
+            )
+    return ok(subject, f"the gateway sees this client at {address}")
+
+
+def _judge_scheme(front: Front, plain: ProbeResult) -> Finding:
+    subject, scheme = "front: scheme", plain.report["scheme"]
+    expected = urlsplit(front.url).scheme
+    if scheme != expected:
+        return failure(
+            subject,
+            f"the gateway takes {expected} for {scheme}; have the proxy set X-Forwarded-Proto, and "
+            "name it in listen.forwarded",
+        )
+    return ok(subject, f"the gateway knows that clients use {expected}")
+
+
+async def _check_compression(front: Front, plain: ProbeResult) -> Finding:
+    subject = "front: compression"
+    try:
+        offered = await front.probe(EVENT_INTERVAL_S, {"accept-encoding": "gzip"})
+    except FrontError as exc:
+        return failure(subject, str(exc))
+    own = offered.report["coding"]
+    if plain.coding != "identity" or (own == "identity" and offered.coding != "identity"):
+        return failure(
+            subject,
+            "the proxy compresses streams itself, once for each client, and may hold events back "
+            "for it; have it leave responses as they are (nginx: gzip off), and pass on "
+            "Accept-Encoding",
+        )
+    if own != offered.coding:
+        return failure(
+            subject,
+            f"the gateway sent {own} and {offered.coding} arrived; have the proxy leave "
+            "Content-Encoding as it is",
+        )
+    if own == "identity":
+        return warning(
+            subject, "Accept-Encoding does not arrive, so streams are sent uncompressed; pass it on"
+        )
+    if plain.is_prompt and not offered.is_prompt:
+        return failure(
+            subject, "the proxy holds back events that the gateway compressed; turn buffering off"
+        )
+    return ok(subject, "streams arrive as the gateway compressed them")
+
+
+async def _check_position(front: Front, place: Literal["header", "query"]) -> Finding:
+    subject = f"front: long positions in the {place}"
+    is_header = place == "header"
+    what = "Last-Event-ID" if is_header else "the parameter lastEventId"
+    try:
+        result = await front.probe(
+            headers={"last-event-id": LONG_POSITION} if is_header else None,
+            position="" if is_header else LONG_POSITION,
+        )
+    except FrontError as exc:
+        return failure(
+            subject,
+            f"the proxy caps the size of request heads: with 12 KB in {what}, {exc}; allow 64 KB "
+            "(nginx: large_client_header_buffers 4 64k, HAProxy: tune.bufsize 65536)",
+        )
+    received = result.report["headers"]["last-event-id"] if is_header else result.report["query"]
+    if received != len(LONG_POSITION):
+        return failure(subject, f"of 12 KB in {what}, {received} bytes arrive; allow 64 KB")
+    return ok(subject, f"12 KB in {what} arrive")
+
+
+async def _check_idle(front: Front) -> Finding:
+    subject = "front: idle streams"
+    try:
+        result = await front.probe(front.idle_s)
+    except FrontError as exc:
+        return failure(subject, f"after {front.idle_s:g} s without an event, {exc}")
+    if result.interval_s is None:
+        return failure(
+            subject,
+            f"the proxy cuts idle streams: after {result.duration_s:.1f} s without an event; its "
+            f"timeout must exceed the heartbeat of the routes, {front.idle_s:g} s with a margin "
+            "(nginx: proxy_read_timeout 60s, HAProxy: timeout server 60s)",
+        )
+    return ok(subject, f"a stream without events lasts {front.idle_s:g} s")
+
+
+async def _check_websocket(front: Front) -> Finding:
+    subject = "front: WebSocket"
+    try:
+        cut_after_s = await front.hold_websocket()
+    except InvalidStatus as exc:
+        status = exc.response.status_code
+        is_answer_of_gateway = "problem+json" in exc.response.headers.get("content-type", "")
+        if status in (401, 503) and is_answer_of_gateway:
+            return ok(subject, f"upgrades reach the gateway, which answers {status}")
+        if status == 403 and is_answer_of_gateway:
+            return failure(
+                subject,
+                f"the gateway refuses pages of {front.origin}: the proxy does not pass on Host "
+                "with its port (nginx: proxy_set_header Host $http_host)",
+            )
+        return failure(
+            subject,
+            f"the proxy blocks WebSockets: an upgrade is answered with {status}; have it pass on "
+            "Upgrade and Connection (nginx: proxy_set_header Upgrade $http_upgrade)",
+        )
+    except (InvalidHandshake, InvalidURI, OSError, TimeoutError, EOFError) as exc:
+        return failure(subject, f"the proxy blocks WebSockets: {exc or type(exc).__name__}")
+    if cut_after_s is not None:
+        return failure(
+            subject,
+            f"the proxy cuts idle WebSockets: after {cut_after_s:.1f} s; its timeout must exceed "
+            f"the {PING_INTERVAL_S:g} s between pings (HAProxy: timeout tunnel 60s)",
+        )
+    return ok(subject, f"upgrades pass, and an idle one lasts {front.websocket_idle_s:g} s")
+
+
+async def _check_version(front: Front) -> Finding:
+    subject = "front: HTTP/2"
+    try:
+        selected = await front.select_protocol()
+    except (OSError, TimeoutError) as exc:
+        return failure(subject, f"TLS: {exc or 'it does not answer'}")
+    if selected == "h2":
+        return ok(subject, "all streams of a browser share one connection")
+    return warning(
+        subject,
+        "browsers get HTTP/1.1, and open six streams at most; offer HTTP/2 over TLS (nginx: listen "
+        "443 ssl http2, HAProxy: alpn h2,http/1.1)",
+    )
+
+
+def _title(name: str) -> str:
+    return "Last-Event-ID" if name == "last-event-id" else name.title()

@@ -1,0 +1,100 @@
+"""Tell a check of the proxy in front what of its requests arrives, and let it time a response.
+
+`gateway check --cluster --front URL` asks `/health/front` through the proxy. The response is a
+stream of two events with a silence between them, sent with the headers of all streams. The first
+event says what arrived: the client's address and scheme as the gateway takes them, and the lengths
+of some headers. No value of a header and no record is in it. The second event says that the silence
+is over.
+
+The request counts towards `listen.limits`, as a stream does. `listen.probe: false` removes the
+path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import zlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from gateway.errors import Busy, RequestError
+from gateway.web.http.encoding import GZIP_HEADERS, prefers_gzip
+from gateway.web.http.problems import build_problem
+from gateway.web.streams.sse import MEDIA_TYPE, STREAM_HEADERS
+from gateway.wire import sse
+
+PATH = "/health/front"
+PROBED_HEADERS = ("authorization", "cookie", "idempotency-key", "last-event-id", "origin")
+"""The headers that a proxy must pass on, and whose lengths the first event has."""
+MAX_SILENCE_S = 120.0
+
+
+async def respond(request: Request) -> Response:
+    """Return the stream of two events; `?silence=` is the time between them in seconds."""
+    limits = request.app.state.limits
+    try:
+        silence_s = _parse_silence(request.query_params.get("silence", "0"))
+        await limits.check_rate(request.scope)
+        release_slot = await limits.acquire_slot(request.scope)
+    except (Busy, RequestError) as exc:
+        return build_problem(exc, request.url.path)
+    is_compressed = prefers_gzip(",".join(request.headers.getlist("accept-encoding")))
+    report = _describe_request(request) | {"coding": "gzip" if is_compressed else "identity"}
+
+    async def iter_events() -> AsyncIterator[bytes]:
+        draining = asyncio.Event()
+        callbacks = request.app.state.hubs.drain_callbacks
+        callbacks.add(draining.set)
+        encode = _create_encoder(is_compressed)
+        try:
+            yield encode(sse.encode_event("received", json.dumps(report).encode()))
+            try:
+                await asyncio.wait_for(draining.wait(), silence_s)
+            except TimeoutError:
+                yield encode(sse.encode_event("silence-over", b"{}"))
+        finally:
+            callbacks.discard(draining.set)
+            release_slot()
+
+    headers = STREAM_HEADERS | (GZIP_HEADERS if is_compressed else {})
+    return StreamingResponse(iter_events(), headers=headers, media_type=MEDIA_TYPE)
+
+
+def _parse_silence(text: str) -> float:
+    try:
+        silence_s = float(text)
+    except ValueError:
+        silence_s = -1.0
+    if not 0 <= silence_s <= MAX_SILENCE_S:
+        raise RequestError(
+            400, "Bad request", f"silence is a number of seconds from 0 to {MAX_SILENCE_S:g}"
+        )
+    return silence_s
+
+
+def _describe_request(request: Request) -> dict[str, Any]:
+    host, port = request.client or ("", 0)
+    if "x-forwarded-for" not in request.headers:
+        forwarded = "absent"
+    else:
+        # `ForwardedMiddleware` does not know the port of a client whose address is from a header.
+        forwarded = "ignored" if port else "believed"
+    return {
+        "address": host,
+        "forwarded": forwarded,
+        "scheme": request.scope["scheme"],
+        "headers": {name: sum(map(len, request.headers.getlist(name))) for name in PROBED_HEADERS},
+        "query": len(request.query_params.get("lastEventId", "")),
+    }
+
+
+def _create_encoder(is_compressed: bool) -> Any:
+    """Return a function that makes bytes of the response, each flushed so that it can be read."""
+    if not is_compressed:
+        return lambda data: data
+    compressor = zlib.compressobj(wbits=31)
+    return lambda data: compressor.compress(data) + compressor.flush(zlib.Z_SYNC_FLUSH)
