@@ -47,6 +47,7 @@ class AdminApi:
         app: The ASGI application.
         blocklist: What operators forbade.
         reload_coordinator: Reloads the configuration in all workers.
+        authorizer: Decides who may use the port.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class AdminApi:
         self._stream_routes = routes
         self._bus = bus
         bus.add_handler("admin-routes", self._count_streams_by_route)
-        self._authorizer = OperatorAuthorizer(guards, routes.limits)
+        self.authorizer = OperatorAuthorizer(guards, routes.limits)
         self.app = Starlette(routes=self._build_routes(), exception_handlers=EXCEPTION_HANDLERS)
         self.app.router.redirect_slashes = False
 
@@ -106,7 +107,7 @@ class AdminApi:
             method = "GET" if request.method == "HEAD" else request.method
             return await handlers[method](request)
 
-        return Route(path, self._authorizer.require_operator(handle), methods=list(handlers))
+        return Route(path, self.authorizer.require_operator(handle), methods=list(handlers))
 
     async def _list_streams(self, request: Request) -> Response:
         """Answer a page of the list of streams."""

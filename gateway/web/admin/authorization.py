@@ -1,8 +1,9 @@
 """Authorize operators: by the guards of `admin`, or, without guards, by being on this machine.
 
-Pages in a browser are refused, also on this machine: they may come from any site, and their
-requests reach the port. With a host name that resolves to this machine, their scripts could even
-read the responses.
+Pages of other sites are refused, also on this machine: their requests reach the port. With a host
+name that resolves to this machine, their scripts could even read the responses. The page of this
+port itself, the console, is admitted by its origin and by a header that a page of another site
+cannot send without a preflight request, which nothing here answers.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from gateway.config.types.address import is_loopback
 from gateway.errors import RequestError
 from gateway.web.access import Granted
 from gateway.web.access.guards import Guards
+from gateway.web.routing.foreign_origins import is_foreign_request
 from gateway.web.routing.limits import Limits, get_client_address
 from gateway.wire.host import get_requested_host
 
@@ -25,7 +27,11 @@ log = logging.getLogger(__name__)
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
-PAGE_REFUSED_MESSAGE = "pages in a browser may not use this API; use curl, or a program"
+PAGE_REFUSED_MESSAGE = "pages of other sites may not use this API; use /console, curl, or a program"
+HEADER_REQUIRED_MESSAGE = "pages must send the header Gateway-Console; /console does"
+CONSOLE_HEADER = "gateway-console"
+"""The header of every request of the console's scripts. Forms and pages of other sites cannot send
+it (Fetch 2.2.2: it is no CORS-safelisted request-header)."""
 RATE_LIMITED_MESSAGE = "your address asks more often than listen.limits.rate says; come back later"
 HOST_REFUSED_MESSAGE = (
     "use an address of this machine, such as http://127.0.0.1; or add admin.guarded"
@@ -64,10 +70,7 @@ class OperatorAuthorizer:
         Raises:
             RequestError: 401, 403, 429 or 503.
         """
-        # Browsers send Origin with every request except plain GETs to the same site and GETs whose
-        # responses a page of another site cannot read.
-        if "origin" in request.headers:
-            raise RequestError(403, "Forbidden", PAGE_REFUSED_MESSAGE)
+        _refuse_foreign_page(request)
         address = get_client_address(request.scope)
         if self._guards.has_operator_guards and address:
             wait = await self._limits.count_attempt(f"operator {address}")
@@ -78,6 +81,26 @@ class OperatorAuthorizer:
         if not granted and not is_loopback(get_requested_host(request.scope)):
             raise RequestError(403, "Forbidden", HOST_REFUSED_MESSAGE)
         return granted
+
+
+def _refuse_foreign_page(request: Request) -> None:
+    """Refuse requests of pages, except those of the console.
+
+    Browsers send Origin with every request except plain GETs to the same site and GETs whose
+    responses a page of another site cannot read. Of the latter, most say so by Sec-Fetch-Site.
+
+    Raises:
+        RequestError: 403.
+    """
+    headers = request.headers
+    origin = headers.get("origin")
+    is_foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site") or (
+        origin is not None and is_foreign_request(origin, request.scope)
+    )
+    if is_foreign:
+        raise RequestError(403, "Forbidden", PAGE_REFUSED_MESSAGE)
+    if origin is not None and CONSOLE_HEADER not in headers:
+        raise RequestError(403, "Forbidden", HEADER_REQUIRED_MESSAGE)
 
 
 def log_action(request: Request, action: str, **details: Any) -> None:

@@ -1,0 +1,99 @@
+"""The console as operators meet it: in a real browser, fed by a running gateway."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support.admin_api import ADMIN_SECTION, open_admin_api
+from support.brokers import embedded_kafka
+from support.gateways import GatewayProcess, build_config, running_gateway
+from support.playwright_page import expect, open_page
+from support.records import RecordToSend, produce_records
+from support.workers import running_workers
+
+from gateway.kafka.embedded import EmbeddedKafka
+
+if TYPE_CHECKING:
+    from playwright.async_api import Locator, Page
+
+kafka = embedded_kafka({"orders": 3, "stock": 40}, fetch_version=11)
+
+pytestmark = pytest.mark.needs("chromium")
+
+RED_WITHIN_S = 2.0  # what an operator is promised
+BUSY_MACHINE_FACTOR = 5  # a test machine may run anything else, too
+
+
+def config_of(kafka: EmbeddedKafka, **sections: Any) -> dict[str, Any]:
+    return build_config(
+        kafka.bootstrap,
+        ["orders", "stock"],
+        kafka={"bootstrap": ["orders", "stock"]},
+        admin={**ADMIN_SECTION},
+        **sections,
+    )
+
+
+@asynccontextmanager
+async def open_console(
+    config: dict[str, Any], workers: int = 1, fragment: str = ""
+) -> AsyncIterator[tuple[Page, GatewayProcess]]:
+    """A page that shows a section of the console of a gateway."""
+    started = running_gateway(config) if workers == 1 else running_workers(config, workers)
+    async with AsyncExitStack() as stack:
+        gateway = await stack.enter_async_context(started)
+        admin = await stack.enter_async_context(open_admin_api(gateway))
+        url = f"{str(admin.base_url).rstrip('/')}/console{fragment}"
+        yield await stack.enter_async_context(open_page(url)), gateway
+
+
+def get_cell(page: Page, topic: str, partition: int) -> Locator:
+    return page.locator(f'.cell[aria-label^="{topic} {partition},"]')
+
+
+async def test_a_partition_turns_red_when_its_leader_is_taken_away_and_green_after(
+    kafka: EmbeddedKafka,
+):
+    async with open_console(config_of(kafka)) as (page, _):
+        cell = get_cell(page, "orders", 1)
+        await expect(cell).to_have_attribute("data-state", "ready")
+        await expect(page.locator("#health")).to_have_attribute("data-level", "good")
+        taken_at = time.monotonic()
+        kafka.lead("orders", 1, None)
+        try:
+            await expect(cell).to_have_attribute("data-state", "leaderless")
+            seconds = time.monotonic() - taken_at
+            assert seconds < RED_WITHIN_S * BUSY_MACHINE_FACTOR, f"{seconds:.2f} s"
+            await expect(page.locator("#health")).to_have_text("1 of 43 partitions leaderless")
+            await expect(page.locator("#troubled-rows th")).to_have_text("orders 1")
+            await expect(page.locator("#troubled-rows")).to_contain_text("no-leader")
+        finally:
+            kafka.lead("orders", 1, 1)
+        await expect(cell).to_have_attribute("data-state", "ready")
+        await expect(page.locator("#troubled")).to_be_hidden()
+
+
+async def test_records_make_a_partition_stream(kafka: EmbeddedKafka):
+    async with open_console(config_of(kafka), workers=2) as (page, _):
+        await expect(page.locator("#workers tr")).to_have_count(2)
+        await expect(page.locator("#partition-count")).to_have_text("43")
+        await produce_records(kafka.bootstrap, "orders", [RecordToSend(b"{}", partition=2)])
+        await expect(get_cell(page, "orders", 2)).to_have_attribute("data-state", "streaming")
+
+
+async def test_the_grid_is_used_by_keyboard(kafka: EmbeddedKafka):
+    async with open_console(config_of(kafka)) as (page, _):
+        await get_cell(page, "orders", 0).focus()
+        for key, focused in (
+            ("ArrowRight", "orders 1,"), ("ArrowDown", "stock 1,"), ("End", "stock 39,"),
+            ("ArrowRight", "stock 39,"), ("ArrowLeft", "stock 38,"), ("Home", "orders 0,"),
+        ):  # fmt: skip
+            await page.keyboard.press(key)
+            label = await page.evaluate("document.activeElement.ariaLabel")
+            assert label.startswith(focused), (key, label)
+        await expect(page.locator("#partition-details")).to_contain_text("orders 0")
+        assert await page.locator(".cell[tabindex='0']").count() == 1
