@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 from support.admin_api import ADMIN_SECTION, open_admin_api
 from support.brokers import embedded_kafka
+from support.clients.client import ReceivedEvent
+from support.clients.raw import RawClient
 from support.gateways import GatewayProcess, build_config, running_gateway
 from support.playwright_page import expect, open_page
 from support.records import RecordToSend, produce_records
@@ -97,3 +101,90 @@ async def test_the_grid_is_used_by_keyboard(kafka: EmbeddedKafka):
             assert label.startswith(focused), (key, label)
         await expect(page.locator("#partition-details")).to_contain_text("orders 0")
         assert await page.locator(".cell[tabindex='0']").count() == 1
+
+
+USERS = {"ada": {"token": "token-of-ada"}, "eve": {"token": "token-of-eve"}}
+GUARDED = {"guards": {"users": {"type": "inline", "users": USERS}}}
+
+
+def guarded_config_of(kafka: EmbeddedKafka, **admin: Any) -> dict[str, Any]:
+    route = {"when": [{"path": "/kept"}], "guarded": {"users": []}, "with": {"topic": "orders"}}
+    return build_config(
+        kafka.bootstrap, ["orders"], [route], admin={**ADMIN_SECTION, **admin}, **GUARDED
+    )
+
+
+def count_ends(events: Sequence[ReceivedEvent]) -> int:
+    return sum(each["event"] == "end" for each in events)
+
+
+async def test_a_client_is_disconnected_and_blocked(kafka: EmbeddedKafka):
+    config = guarded_config_of(kafka)
+    async with open_console(config, fragment="#clients") as (page, gateway):
+        url, token = f"{gateway.base_url}/kept", {"Authorization": "Bearer token-of-ada"}
+        async with RawClient(url, headers=token) as client:
+            row = page.locator("#client-rows tr").filter(has_text="ada (users)")
+            await expect(row).to_contain_text("/kept")
+            await expect(row).to_contain_text("live")
+            await row.get_by_role("button", name="Details").click()
+            await expect(page.locator("#client-partitions tr")).to_have_count(3)
+            await row.get_by_role("button", name="Disconnect").click()
+            await expect(page.locator("#clients-message")).to_contain_text("disconnected")
+            await client.wait_for_events(lambda events: count_ends(events) == 1)
+            # It has come back.
+            await client.wait_for_events(lambda events: events[-1]["event"] == "begin")
+            await expect(row).to_have_count(1)
+            await row.get_by_role("button", name="Block").click()
+            await page.get_by_role("dialog").get_by_role("button", name="Block").click()
+            await expect(page.locator("#blocked-rows th")).to_have_text("ada")
+            await client.wait_for_events(lambda events: count_ends(events) == 2)
+        async with httpx.AsyncClient(trust_env=False) as http:
+            assert (await http.get(url, headers=token)).status_code == 403
+        await page.get_by_role("button", name="Allow ada again").click()
+        await expect(page.locator("#blocked-rows")).to_contain_text("none")
+        assert "admin: revoke" in gateway.log and "admin: disconnect" in gateway.log
+
+
+async def test_an_operator_signs_in_with_a_token(kafka: EmbeddedKafka):
+    config = guarded_config_of(kafka, guarded={"users": []})
+    async with open_console(config) as (page, _):
+        await expect(page.locator("#sign-in")).to_be_visible()
+        for name, secret in (("", "token-of-nobody"), ("eve", "no-password"), ("", "token-of-eve")):
+            await page.get_by_label("Name").fill(name)
+            await page.get_by_label("Token").fill(secret)
+            await page.get_by_role("button", name="Sign in").click()
+            if secret != "token-of-eve":
+                await expect(page.locator("#message")).to_contain_text("send a token")
+        await expect(page.locator("#connection")).to_have_text("live")
+        await expect(page.locator("#sign-in")).to_be_hidden()
+        await page.reload()
+        await expect(page.locator("#connection")).to_have_text("live")
+
+
+async def test_clients_are_paged_by_the_gateway(kafka: EmbeddedKafka):
+    async with AsyncExitStack() as stack:
+        page, gateway = await stack.enter_async_context(
+            open_console(config_of(kafka), fragment="#clients")
+        )
+        host, port = gateway.base_url.removeprefix("http://").split(":")
+        for _ in range(130):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            stack.callback(writer.close)
+            writer.write(b"GET /events/orders HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await reader.readuntil(b"event: begin")
+        rows = page.locator("#client-rows tr")
+        await expect(rows).to_have_count(100)
+        await page.get_by_role("button", name="Next page").click()
+        await expect(page.locator("#clients-page")).to_have_text("page 2, 30 clients")
+        await page.get_by_role("button", name="Previous page").click()
+        await expect(rows).to_have_count(100)
+        await page.get_by_label("Route").select_option("/records/orders")
+        await page.get_by_role("button", name="Filter").click()
+        await expect(page.locator("#clients-page")).to_have_text("page 1, 0 clients")
+        await page.get_by_label("Route").select_option("/events/orders")
+        await page.get_by_role("button", name="Filter").click()
+        await expect(rows).to_have_count(100)
+        await page.get_by_role("button", name="Disconnect all").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Disconnect").click()
+        await expect(page.locator("#clients-message")).to_have_text("130 clients are disconnected")
+        await expect(rows).to_have_count(0)

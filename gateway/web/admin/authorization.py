@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.config.types.address import is_loopback
-from gateway.errors import RequestError
+from gateway.errors import NotGranted, RequestError
 from gateway.web.access import Granted
 from gateway.web.access.guards import Guards
 from gateway.web.routing.foreign_origins import is_foreign_request
@@ -32,6 +32,7 @@ HEADER_REQUIRED_MESSAGE = "pages must send the header Gateway-Console; /console 
 CONSOLE_HEADER = "gateway-console"
 """The header of every request of the console's scripts. Forms and pages of other sites cannot send
 it (Fetch 2.2.2: it is no CORS-safelisted request-header)."""
+CONSOLE_CHALLENGE = 'Bearer realm="gateway"'
 RATE_LIMITED_MESSAGE = "your address asks more often than listen.limits.rate says; come back later"
 HOST_REFUSED_MESSAGE = (
     "use an address of this machine, such as http://127.0.0.1; or add admin.guarded"
@@ -76,7 +77,13 @@ class OperatorAuthorizer:
             wait = await self._limits.count_attempt(f"operator {address}")
             if wait is not None:
                 raise RequestError(429, "Busy", RATE_LIMITED_MESSAGE, retry_after=wait)
-        granted = await self._guards.admit_operator(request)
+        try:
+            granted = await self._guards.admit_operator(request)
+        except NotGranted as exc:
+            if CONSOLE_HEADER in request.headers:
+                # For `Basic`, the browser would ask in a window of its own, before the page knows.
+                exc.challenge = CONSOLE_CHALLENGE
+            raise
         # Without guards, a request for any other host name may come from a page by DNS rebinding.
         if not granted and not is_loopback(get_requested_host(request.scope)):
             raise RequestError(403, "Forbidden", HOST_REFUSED_MESSAGE)

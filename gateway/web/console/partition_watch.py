@@ -3,7 +3,7 @@
 `PartitionReader` knows its present state and not since when. `PartitionWatch` looks at all of them
 about twice a second while somebody watches, and once a second otherwise, so that an operator who
 comes later still learns when it began. Sans-I/O: callers pass the readers and the time. A look at
-2,000 partitions takes 2 ms.
+2,000 partitions takes 1.3 ms while they are at rest.
 """
 
 from __future__ import annotations
@@ -113,12 +113,15 @@ class _WatchedPartition:
         version: The look at which the row changed.
         offset: The next offset to fetch, as of the last look.
         moved_at: When that offset was last seen to move, in seconds of the loop's clock.
+        inputs: What the row was built from, to build none from the same. Only of a partition that
+            is not in trouble: the time of the next attempt is a part of the others.
     """
 
     row: PartitionRow
     version: int
     offset: int | None
     moved_at: float = -math.inf
+    inputs: tuple[object, ...] = ()
 
 
 class PartitionWatch:
@@ -155,7 +158,8 @@ class PartitionWatch:
         version, present = self.version + 1, set[PartitionKey]()
         moves: dict[tuple[str, str, str, str | None], list[int]] = {}
         for cluster, reader in readers:
-            key = (cluster, *reader.tp)
+            topic, partition = reader.tp
+            key = cluster, topic, partition
             present.add(key)
             watched = self._partitions.get(key)
             old_state = None if watched is None else watched.row.state
@@ -200,12 +204,19 @@ class PartitionWatch:
         if offset != watched.offset:
             watched.offset, watched.moved_at = offset, now
         is_moving = now - watched.moved_at <= STREAMING_S
+        inputs = (
+            reader.leader, reader.cause, reader.state, reader.is_ready, offset,
+            reader.last_stable_offset, is_moving, now - reader.last_response_at > STALE_S,
+        )  # fmt: skip
+        if inputs == watched.inputs and watched.row.state not in TROUBLED_STATES:
+            return
+        watched.inputs = inputs
         row = _build_row(cluster, reader, is_moving, now, wall_time, watched.row)
         if row != watched.row:
             watched.row, watched.version = row, version
 
     def _forget_missing(self, present: Collection[PartitionKey], version: int) -> None:
-        for key in [key for key in self._partitions if key not in present]:
+        for key in self._partitions.keys() - present:
             del self._partitions[key]
             self._removed[key] = self.version = version
         if len(self._removed) > MAX_REMOVED:

@@ -5,7 +5,7 @@
  */
 
 const BASE = new URL("../", import.meta.url);
-const TOKEN_KEY = "gateway-console-token";
+const CREDENTIALS_KEY = "gateway-console-credentials";
 const IDLE_TIMEOUT_MS = 10_000; // the gateway sends figures every second
 const RECONNECT_MS = [250, 5_000]; // at first, and at most
 
@@ -16,16 +16,21 @@ export class ApiError extends Error {
   }
 }
 
-export const token = {
-  get: () => sessionStorage.getItem(TOKEN_KEY) ?? "",
-  set: (value) => sessionStorage.setItem(TOKEN_KEY, value),
-  clear: () => sessionStorage.removeItem(TOKEN_KEY),
+/** The value of Authorization, for as long as this tab is open. */
+export const credentials = {
+  get: () => sessionStorage.getItem(CREDENTIALS_KEY) ?? "",
+  clear: () => sessionStorage.removeItem(CREDENTIALS_KEY),
+  set(name, secret) {
+    const bytes = new TextEncoder().encode(`${name}:${secret}`);
+    const value = name ? `Basic ${btoa(String.fromCharCode(...bytes))}` : `Bearer ${secret}`;
+    sessionStorage.setItem(CREDENTIALS_KEY, value);
+  },
 };
 
 /** The response of a request that succeeded. Throws ApiError with what the gateway said. */
 export async function request(path, { method = "GET", body, headers = {}, signal } = {}) {
   const sent = { "Gateway-Console": "1", ...headers };
-  if (token.get()) sent.Authorization = `Bearer ${token.get()}`;
+  if (credentials.get()) sent.Authorization = credentials.get();
   if (body !== undefined) sent["Content-Type"] = "application/json";
   const response = await fetch(new URL(path, BASE), {
     method,

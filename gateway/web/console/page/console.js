@@ -1,10 +1,11 @@
 /** The console: signs in, follows the feed, and shows one section at a time. */
 
-import { follow, requestJson, token } from "./api.js";
+import { credentials, follow, requestJson } from "./api.js";
+import { ClientsView } from "./clients.js";
 import { byId, setText } from "./format.js";
 import { OverviewView } from "./overview.js";
 
-const views = { overview: new OverviewView() };
+const views = { overview: new OverviewView(), clients: new ClientsView() };
 let isFollowing = false;
 
 for (const link of document.querySelectorAll("#sections a")) {
@@ -33,10 +34,10 @@ function askForToken(error) {
   isFollowing = false;
   byId("sign-in").hidden = error.status !== 401;
   byId("views").hidden = true;
-  byId("message").hidden = !(error.status !== 401 || token.get());
+  byId("message").hidden = !(error.status !== 401 || credentials.get());
   setText("message", error.message);
   if (error.status === 401) byId("token").focus();
-  token.clear();
+  credentials.clear();
 }
 
 async function start() {
@@ -69,7 +70,7 @@ function onEvent(name, event) {
 
 byId("sign-in").addEventListener("submit", (event) => {
   event.preventDefault();
-  token.set(byId("token").value.trim());
+  credentials.set(byId("user").value.trim(), byId("token").value.trim());
   byId("token").value = "";
   start();
 });
