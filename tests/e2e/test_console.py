@@ -188,3 +188,73 @@ async def test_clients_are_paged_by_the_gateway(kafka: EmbeddedKafka):
         await page.get_by_role("dialog").get_by_role("button", name="Disconnect").click()
         await expect(page.locator("#clients-message")).to_have_text("130 clients are disconnected")
         await expect(rows).to_have_count(0)
+
+
+async def test_a_stream_is_tried_within_its_credit(kafka: EmbeddedKafka):
+    records = [RecordToSend(b'{"n": %d}' % n, partition=0) for n in range(30)]
+    await produce_records(kafka.bootstrap, "orders", records)
+    async with open_console(config_of(kafka), fragment="#try") as (page, gateway):
+        await page.get_by_label("Path").fill("/events/orders")
+        await page.get_by_label("From").fill("earliest")
+        await page.get_by_label("Credit").fill("4")
+        await page.get_by_role("button", name="Open").click()
+        state, events = page.locator("#try-state"), page.locator("#try-events li")
+        await expect(state).to_contain_text("the credit is used up")
+        shown = await events.filter(has_text='{"n":').count()
+        assert shown == 4
+        await page.get_by_role("button", name="More credit").click()
+        await expect(events.filter(has_text='{"n":')).to_have_count(8)
+        await page.get_by_label("Address of the gateway").fill(gateway.base_url)
+        command = await page.locator("#try-curl").inner_text()
+        assert command == f"curl -N '{gateway.base_url}/events/orders?from=earliest'"
+        await page.get_by_label("Path").fill("/events/nothing")
+        await page.get_by_role("button", name="Open").click()
+        await expect(state).to_have_attribute("data-state", "refused")
+
+
+async def test_the_guards_of_a_route_decide_what_an_operator_may_try(kafka: EmbeddedKafka):
+    """Whoever may operate the gateway may not read everything."""
+    async with open_console(guarded_config_of(kafka), fragment="#try") as (page, _):
+        await page.get_by_role("button", name="Open").click()
+        state = page.locator("#try-state")
+        await expect(state).to_contain_text("this stream is guarded by 'users'")
+        await page.get_by_label("Token of the client").fill("token-of-ada")
+        await page.get_by_role("button", name="Open").click()
+        await expect(state).to_contain_text("open")
+        await expect(page.locator("#try-curl")).to_contain_text("Bearer $TOKEN")
+
+
+async def test_what_happens_is_listed_as_it_happens(kafka: EmbeddedKafka):
+    async with open_console(config_of(kafka), fragment="#incidents") as (page, _):
+        await expect(page.locator("#connection")).to_have_text("live")
+        kafka.lead("stock", 7, None)
+        try:
+            items = page.locator("#incident-list li").filter(has_text="stock-7")
+            lost = items.and_(page.locator("[data-kind=partition-lost]"))
+            await expect(lost).to_contain_text("stock-7:")
+        finally:
+            kafka.lead("stock", 7, 1)
+        back = items.and_(page.locator("[data-kind=partition-back]"))
+        await expect(back).to_contain_text("stock-7: read again")
+        await page.get_by_label("Show").select_option("gap client-gap")
+        await expect(items).to_have_count(0)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_changed_file_is_shown_and_reloaded(kafka: EmbeddedKafka, workers: int):
+    config = config_of(kafka)
+    async with open_console(config, workers, "#configuration") as (page, gateway):
+        state = page.locator("#config-state")
+        # The file has the port by now that the system chose.
+        await expect(page.locator("#config-diff")).to_contain_text(f"port: {gateway.port}")
+        await expect(page.locator("#config-loaded")).to_contain_text("/events/orders")
+        config["routes"][0]["when"] = [{"path": "/renamed"}]
+        gateway.write_config(config)
+        await page.get_by_role("button", name="Compare again").click()
+        await expect(state).to_contain_text("The file differs")
+        await expect(page.locator("#config-diff")).to_contain_text("path: /renamed")
+        await page.get_by_role("button", name="Reload").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Reload").click()
+        await expect(state).to_contain_text("1 added, 1 removed")
+        await expect(state).to_contain_text("after a restart only: listen.port")
+        await expect(page.locator("#config-diff")).not_to_contain_text("/renamed")

@@ -14,6 +14,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from gateway.config.source.expression import suggest
 from gateway.core.client.end_reason import EndReason
@@ -102,7 +103,7 @@ class AdminApi:
     def _build_route(self, path: str, **handlers: Handler) -> Route:
         """Return a route with a handler per method."""
 
-        async def handle(request: Request) -> Response:
+        async def handle(request: Request) -> ASGIApp:
             # Starlette adds HEAD to each route with GET, and sends no body for it.
             method = "GET" if request.method == "HEAD" else request.method
             return await handlers[method](request)

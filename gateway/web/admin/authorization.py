@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from gateway.config.types.address import is_loopback
 from gateway.errors import NotGranted, RequestError
@@ -25,7 +25,8 @@ from gateway.wire.host import get_requested_host
 
 log = logging.getLogger(__name__)
 
-Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
+Handler: TypeAlias = Callable[[Request], Awaitable[ASGIApp]]
+"""Answers a request with a response of Starlette, or with another application that answers it."""
 
 PAGE_REFUSED_MESSAGE = "pages of other sites may not use this API; use /console, curl, or a program"
 HEADER_REQUIRED_MESSAGE = "pages must send the header Gateway-Console; /console does"
@@ -59,7 +60,7 @@ class OperatorAuthorizer:
     def require_operator(self, handler: Handler) -> Handler:
         """Return a handler that calls the given one only for authorized operators."""
 
-        async def handle_authorized(request: Request) -> Response:
+        async def handle_authorized(request: Request) -> ASGIApp:
             request.state.operator = await self._authorize(request)
             return await handler(request)
 

@@ -212,7 +212,7 @@ def create_app(
     app.state.metrics, app.state.guards = metrics, guards
     app.admin = AdminApi(routes, guards, metrics, app.state.levels, app.reload, bus)
     if settings.admin is not None:
-        app.console = Console(gateway.hubs, routes, app.admin.authorizer, metrics.loop_lag, bus)
+        app.console = Console(app, gateway.hubs, routes, app.admin, metrics.loop_lag, bus)
         app.admin.app.router.routes.extend(app.console.routes)
         app.add_startup(app.console.run)
     app.co_hosted_app = co_hosted_app

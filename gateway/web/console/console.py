@@ -2,7 +2,7 @@
 
 The files of the page are served to everyone who reaches the port, since a browser sends no token
 when it opens a page. They hold no data: whatever the page shows, it asks for with the operator's
-token, and `OperatorAuthorizer` decides.
+token, and the `OperatorAuthorizer` of the admin API decides.
 """
 
 from __future__ import annotations
@@ -16,19 +16,23 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
 
 from gateway.config import Settings
 from gateway.hub.fanout.hubs import Hubs
 from gateway.telemetry.loop_lag import LoopLag
 from gateway.version import __version__
 from gateway.web.access import Granted
-from gateway.web.admin.authorization import Handler, OperatorAuthorizer
+from gateway.web.admin.app import AdminApi
+from gateway.web.admin.authorization import Handler
 from gateway.web.http.document import StaticDocument
 from gateway.web.http.security_headers import PAGE_HEADERS
 from gateway.web.routing.routes import Routes
 from gateway.web.workers.bus import Bus
 
+from .configuration import build_report, fetch_file_settings
 from .feed import Feed
+from .stream_trial import StreamTrial
 from .worker_report import WorkerReport
 
 PAGE_DIRECTORY = Path(__file__).parent / "page"
@@ -50,23 +54,27 @@ class Console:
 
     def __init__(
         self,
+        app: ASGIApp,
         hubs: Hubs,
         routes: Routes,
-        authorizer: OperatorAuthorizer,
+        admin: AdminApi,
         loop_lag: LoopLag,
         bus: Bus,
     ) -> None:
         """Create the console.
 
         Args:
+            app: The application of the gateway's own port.
             hubs: The hubs of all clusters.
             routes: The routes of the streams.
-            authorizer: Decides who may use the admin port.
+            admin: The admin API, on whose port this is served.
             loop_lag: Measures the event loop of this process.
             bus: The connection to the other workers.
         """
+        self._app = app
         self._stream_routes = routes
-        self._authorizer = authorizer
+        self._admin = admin
+        self._bus = bus
         self._report = WorkerReport(hubs, loop_lag, bus)
         self._feed = Feed(bus)
         hubs.drain_callbacks.add(self._feed.close)
@@ -76,6 +84,8 @@ class Console:
             Route("/console", self._serve_page),
             self._build_route("/console/events", self._stream_events),
             self._build_route("/console/about", self._describe),
+            self._build_route("/console/config", self._compare_configuration),
+            self._build_route("/console/try", self._try_stream),
             # Last: the name of a file is whatever the others are not.
             Route("/console/{name}", self._serve_file),
         ]
@@ -89,7 +99,7 @@ class Console:
         return self._stream_routes.settings
 
     def _build_route(self, path: str, handler: Handler, method: str = "GET") -> Route:
-        return Route(path, self._authorizer.require_operator(handler), methods=[method])
+        return Route(path, self._admin.authorizer.require_operator(handler), methods=[method])
 
     async def _redirect(self, request: Request) -> Response:
         return RedirectResponse("console", 307)
@@ -108,6 +118,11 @@ class Console:
             "name": self._settings.name,
             "version": __version__,
             "operator": granted.identities,
+            "listen": {
+                "host": self._settings.listen.host,
+                "port": self._settings.listen.port,
+                "tls": self._settings.listen.tls is not None,
+            },
             "routes": [when.path for route in self._settings.routes for when in route.when],
         }
         return Response(
@@ -123,6 +138,15 @@ class Console:
         return StreamingResponse(
             self._feed.watch(lifetime_s), headers=FEED_HEADERS, media_type="text/event-stream"
         )
+
+    async def _compare_configuration(self, request: Request) -> Response:
+        running = self._settings
+        file = await fetch_file_settings(self._admin.reload_coordinator, running, self._bus)
+        return _build_json(build_report(running, file))
+
+    async def _try_stream(self, request: Request) -> StreamTrial:
+        """Answer what a client gets, with the guards of the route."""
+        return StreamTrial(self._app, request, self._stream_routes)
 
 
 def _build_json(content: Any) -> Response:

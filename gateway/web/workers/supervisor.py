@@ -41,6 +41,7 @@ from gateway.web.admin.listener import bind_admin_socket
 from gateway.web.admin.reload_coordinator import list_problems
 from gateway.web.app.co_hosted_app import CoHostedAppFactory
 from gateway.web.app.reload import SettingsLoader, log_reload_errors
+from gateway.web.console import configuration
 from gateway.web.exchange.key_locks import serve_key_locks
 from gateway.web.routing.limits import serve_limits
 
@@ -212,6 +213,7 @@ class Supervisor:
         serve_key_locks(self._relay)
         serve_outages(self._relay)
         self._relay.add_handler(reload_coordinator.BUS_TOPIC, self._handle_reload)
+        self._relay.add_handler(configuration.BUS_TOPIC, self._handle_file_settings)
         await self._relay.start()
         tasks = [asyncio.create_task(self._run_worker(worker)) for worker in self._workers]
         try:
@@ -257,6 +259,10 @@ class Supervisor:
         except (GatewayError, OSError) as exc:
             return list_problems(exc)
         return []
+
+    def _handle_file_settings(self, worker: int, data: Any) -> configuration.FileSettings:
+        """Return what the file says now, for the console."""
+        return configuration.read_file_settings(self._load_settings, self._settings)
 
     def _apply_settings(self, loaded: Settings) -> None:
         """Send a configuration to all workers, and use it for those that start later."""

@@ -2,10 +2,19 @@
 
 import { credentials, follow, requestJson } from "./api.js";
 import { ClientsView } from "./clients.js";
+import { ConfigurationView } from "./configuration.js";
 import { byId, setText } from "./format.js";
+import { IncidentsView } from "./incidents.js";
 import { OverviewView } from "./overview.js";
+import { TrialView } from "./trial.js";
 
-const views = { overview: new OverviewView(), clients: new ClientsView() };
+const views = {
+  overview: new OverviewView(),
+  clients: new ClientsView(),
+  incidents: new IncidentsView(),
+  try: new TrialView(),
+  configuration: new ConfigurationView(),
+};
 let isFollowing = false;
 
 for (const link of document.querySelectorAll("#sections a")) {
