@@ -171,9 +171,10 @@ class PartitionWatch:
                 self._look_at(watched, cluster, reader, version, now, wall_time)
                 row = watched.row
             if (row.state in TROUBLED_STATES) != (old_state in TROUBLED_STATES):
-                moves.setdefault((cluster, row.topic, row.state, row.cause), []).append(
-                    row.partition
-                )
+                # Whether records come is no difference to somebody who waits for a partition.
+                is_back = row.state == PartitionState.STREAMING
+                state = str(PartitionState.READY) if is_back else row.state
+                moves.setdefault((cluster, topic, state, row.cause), []).append(partition)
             if watched is None or watched.version == version:
                 self.version = version
         self._forget_missing(present, version)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from gateway.core.log.partition_reader import (
     EARLIEST,
     FetchResult,
@@ -148,11 +146,21 @@ def test_partitions_that_get_into_trouble_together_are_one_transition():
     assert look(watch, *readers, after=2) == [Transition("", "orders", (5,), "ready", None)]
 
 
-@pytest.mark.parametrize("state", ["leaderless"])
-def test_a_partition_that_is_in_trouble_from_the_start_is_a_transition(state: str):
+def test_a_partition_that_is_in_trouble_from_the_start_is_a_transition():
     reader = create_ready_reader()
     reader.on_leader_change(None, 8, NOW)
-    assert [each.state for each in look(PartitionWatch(), reader)] == [state]
+    assert [each.state for each in look(PartitionWatch(), reader)] == ["leaderless"]
+
+
+def test_partitions_that_are_back_are_one_transition_whether_records_come_or_not():
+    """They were two lines for each topic after every pause of a broker."""
+    readers = [create_ready_reader(n) for n in (1, 2)]
+    watch = PartitionWatch()
+    look(watch, *readers)
+    look(watch, *readers, after=STALE_S + 1)
+    fetch_to(readers[0], END + 1, NOW + 3)
+    fetch_to(readers[1], END, NOW + 3)
+    assert look(watch, *readers, after=3) == [Transition("", "orders", (1, 2), "ready", None)]
 
 
 def test_many_partitions_that_come_and_go_do_not_fill_the_memory():
