@@ -139,10 +139,14 @@ def _build_front_address(
     if parts.scheme not in ("http", "https") or not parts.hostname:
         example = "https://stream.example.com"
         raise typer.BadParameter(f"give a URL such as {example}", param_hint="--front")
-    if ca is not None and not ca.is_file():
-        raise typer.BadParameter(f"{ca} is no file", param_hint="--ca")
+    from gateway.config.types.authorities import create_trusting_context
+
     from .cluster_check import FrontAddress
 
+    try:
+        create_trusting_context(ca)
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc), param_hint="--ca") from None
     return FrontAddress(url, ca, idle_s)
 
 

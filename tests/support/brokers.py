@@ -150,15 +150,17 @@ def embedded() -> Iterator[EmbeddedKafka]:
         yield kafka
 
 
-def embedded_kafka(topics: Mapping[str, int] | None = None, *, scope: Any = "module") -> Any:
+def embedded_kafka(
+    topics: Mapping[str, int] | None = None, *, scope: Any = "module", **options: Any
+) -> Any:
     """A fixture, to be named `kafka` by a module that needs no real one: the same mock cluster.
 
-    topics: name -> number of partitions. scope: "module" or "function".
+    topics: name -> number of partitions. scope: "module" or "function". options: of EmbeddedKafka.
     """
 
     @pytest.fixture(scope=scope)
     def kafka() -> Iterator[EmbeddedKafka]:
-        with EmbeddedKafka(topics) as kafka:
+        with EmbeddedKafka(topics, **options) as kafka:
             yield kafka
 
     return kafka

@@ -24,6 +24,7 @@ from websockets import ConnectionClosed, InvalidHandshake, InvalidStatus, Invali
 from websockets.asyncio.client import connect
 
 from gateway.config import Settings
+from gateway.config.types.authorities import create_trusting_context
 from gateway.web.http.proxy_headers import TrustedProxies
 
 from .finding import CheckProgress, Finding, failure, ok, warning
@@ -112,7 +113,7 @@ class Front:
         self.websocket_idle_s = websocket_idle_s
         self._parts = urlsplit(self.url)
         self._is_secure = self._parts.scheme == "https"
-        self._tls = ssl.create_default_context(cafile=None if ca is None else str(ca))
+        self._tls = create_trusting_context(ca)
 
     @property
     def origin(self) -> str:

@@ -209,6 +209,12 @@ class Listen(Section):
         "arrives through the proxy: the client's address, and the lengths of headers. For gateways "
         "behind a proxy.",
     )
+    keep_alive_timeout: Annotated[Duration, in_range(1, 3600)] = Field(
+        default=75.0,
+        description="How long a connection without a request stays open. Longer than the proxy in "
+        "front keeps it, since a request on a connection that is just being closed fails: AWS has "
+        "60 s, Google 600 s. For gateways behind a proxy.",
+    )
     drain_timeout: Annotated[Duration, in_range(0.1, 3600)] = Field(
         default=5.0,
         description="How long clients have to receive the end of their streams when the gateway "

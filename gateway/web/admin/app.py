@@ -14,6 +14,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from gateway.config.source.expression import suggest
 from gateway.core.client.end_reason import EndReason
@@ -48,6 +49,7 @@ class AdminApi:
         app: The ASGI application.
         blocklist: What operators forbade.
         reload_coordinator: Reloads the configuration in all workers.
+        authorizer: Decides who may use the port.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class AdminApi:
         self._stream_routes = routes
         self._bus = bus
         bus.add_handler("admin-routes", self._count_streams_by_route)
-        self._authorizer = OperatorAuthorizer(guards, routes.limits)
+        self.authorizer = OperatorAuthorizer(guards, routes.limits)
         self.app = Starlette(routes=self._build_routes(), exception_handlers=EXCEPTION_HANDLERS)
         self.app.router.redirect_slashes = False
 
@@ -104,12 +106,12 @@ class AdminApi:
     def _build_route(self, path: str, **handlers: Handler) -> Route:
         """Return a route with a handler per method."""
 
-        async def handle(request: Request) -> Response:
+        async def handle(request: Request) -> ASGIApp:
             # Starlette adds HEAD to each route with GET, and sends no body for it.
             method = "GET" if request.method == "HEAD" else request.method
             return await handlers[method](request)
 
-        return Route(path, self._authorizer.require_operator(handle), methods=list(handlers))
+        return Route(path, self.authorizer.require_operator(handle), methods=list(handlers))
 
     async def _list_streams(self, request: Request) -> Response:
         """Answer a page of the list of streams."""

@@ -35,6 +35,7 @@ from gateway.web import discovery
 from gateway.web.access import Access, allow_anyone
 from gateway.web.access.guards import Guards
 from gateway.web.admin.app import AdminApi
+from gateway.web.console.console import Console
 from gateway.web.exchange.key_locks import KeyLocks
 from gateway.web.http.problems import EXCEPTION_HANDLERS
 from gateway.web.http.security_headers import NOSNIFF_HEADERS, PAGE_HEADERS
@@ -66,6 +67,7 @@ class Application(Starlette):
         co_hosted_app: Another application on the same port, if there is one.
         reload: `await app.reload(settings)` applies a changed configuration.
         admin: The API of operators, to be served on a port of its own.
+        console: The page of operators, on the same port; None without a section `admin`.
     """
 
     def __init__(self, gateway: Gateway, startup: Sequence[Startup] = (), **options: Any) -> None:
@@ -83,6 +85,7 @@ class Application(Starlette):
         self.co_hosted_app: CoHostedApp | None = None
         self.reload: Reloader
         self.admin: AdminApi
+        self.console: Console | None = None
         self._startup: list[Startup] = [*startup, partial(drain_on_server_exit, gateway.hubs)]
 
     def add_startup(self, start: Startup) -> None:
@@ -213,6 +216,10 @@ def create_app(
     app.state.bus, app.state.limits, app.state.levels = bus, limits, LogLevels(bus)
     app.state.metrics, app.state.guards = metrics, guards
     app.admin = AdminApi(routes, guards, metrics, app.state.levels, app.reload, bus)
+    if settings.admin is not None:
+        app.console = Console(app, gateway.hubs, routes, app.admin, metrics.loop_lag, bus)
+        app.admin.app.router.routes.extend(app.console.routes)
+        app.add_startup(app.console.run)
     app.co_hosted_app = co_hosted_app
     if co_hosted_app is not None:
         gateway.hubs.drain_callbacks.add(co_hosted_app.drain)

@@ -63,6 +63,7 @@ class Metrics:
 
     Attributes:
         collectors: Called with the samples of every collection, to add their own.
+        loop_lag: Measures the event loop of this process.
     """
 
     def __init__(self, hubs: Hubs, settings: Settings, limits: Limits, bus: Bus) -> None:
@@ -78,7 +79,7 @@ class Metrics:
         self._settings = settings
         self._limits = limits
         self._bus = bus
-        self._loop_lag = LoopLag()
+        self.loop_lag = LoopLag()
         self.collectors: list[Callable[[MetricSamples], None]] = []
         bus.add_handler(BUS_TOPIC, self._handle_query)
 
@@ -89,7 +90,7 @@ class Metrics:
         samples.add_counts(catalog.REFUSED_CONNECTIONS, self._limits.refused_counts)
         samples.add_counts(catalog.REFUSED_REQUESTS, problems.problem_counts)
         samples.add_counts(catalog.LOG_LINES, logs.line_counts)
-        samples.add_histogram(catalog.EVENT_LOOP_LAG_SECONDS, self._loop_lag.seconds, worker)
+        samples.add_histogram(catalog.EVENT_LOOP_LAG_SECONDS, self.loop_lag.seconds, worker)
         samples.add(catalog.INFO, 1, self._settings.name, __version__)
         collect_process_metrics(samples, worker)
         for collect in self.collectors:
@@ -141,7 +142,7 @@ class Metrics:
         """Measure the event loop and send metrics to the configured back ends, until cancelled."""
         section = self._settings.telemetry.metrics
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._loop_lag.run())
+            group.create_task(self.loop_lag.run())
             if section.otlp is not None:
                 group.create_task(
                     self._export(

@@ -45,6 +45,7 @@ from gateway.web.app import metrics
 from gateway.web.app.co_hosted_app import CoHostedAppFactory
 from gateway.web.app.reload import SettingsLoader, log_reload_errors
 from gateway.web.app.reload_counts import ReloadCounts
+from gateway.web.console import configuration
 from gateway.web.exchange.key_locks import serve_key_locks
 from gateway.web.routing.limits import serve_limits
 
@@ -256,6 +257,7 @@ class Supervisor:
         serve_outages(self._relay)
         self._relay.add_handler(reload_coordinator.BUS_TOPIC, self._handle_reload)
         self._relay.add_handler(metrics.SUPERVISOR_TOPIC, self._handle_metrics_query)
+        self._relay.add_handler(configuration.BUS_TOPIC, self._handle_file_settings)
         await self._relay.start()
         tasks = [asyncio.create_task(self._run_worker(worker)) for worker in self._workers]
         try:
@@ -316,6 +318,10 @@ class Supervisor:
         for each in self._workers:
             samples.add(catalog.WORKER_RESTARTS, each.restarts, each.number)
         return samples.to_json()
+
+    def _handle_file_settings(self, worker: int, data: Any) -> configuration.FileSettings:
+        """Return what the file says now, for the console."""
+        return configuration.read_file_settings(self._load_settings, self._settings)
 
     def _apply_settings(self, loaded: Settings) -> None:
         """Send a configuration to all workers, and use it for those that start later."""

@@ -1,0 +1,9 @@
+"""Show operators a page of what the gateway does: `/console` on the admin listener.
+
+The page is in `page/`: HTML, CSS and ES modules that browsers load as they are. It is fed by one
+stream of server-sent events, and acts by the admin API. Start with `console`, which has the routes.
+`worker_report` collects what one process knows, `feed` asks the workers for it and writes the
+stream. The decisions in between do no I/O: `partition_watch` and `incident_log` find out what
+changed in a process, `overview` merges the workers, `rates` computes what the charts show.
+`stream_trial` opens a stream for the page, as the client that the operator describes.
+"""

@@ -1,0 +1,101 @@
+"""Compare the configuration in effect with the file on disk, without any secret.
+
+Where there is a supervisor, it has read the file and reads it again; workers ask it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+from typing import Any, NamedTuple
+
+from gateway.config import Settings
+from gateway.config.source.dump import dumps
+from gateway.errors import GatewayError, RequestError
+from gateway.web.admin.reload_coordinator import ReloadCoordinator, list_problems
+from gateway.web.app.reload import SettingsLoader
+from gateway.web.workers.bus import Bus, SupervisorUnavailable
+
+BUS_TOPIC = "file-settings"
+BUS_TIMEOUT_S = 10.0  # seconds for the supervisor to read and check the file
+
+
+class FileSettings(NamedTuple):
+    """What the file on disk says now.
+
+    Attributes:
+        text: The configuration as YAML, with references in place of secrets; empty if there is no
+            file, or if it has mistakes.
+        problems: The mistakes, a line each.
+        is_same: It says the same as what is in effect, secrets included.
+    """
+
+    text: str
+    problems: list[str]
+    is_same: bool
+
+
+def read_file_settings(load: SettingsLoader | None, running: Settings) -> FileSettings:
+    """Read the file.
+
+    Args:
+        load: Returns the configuration as it is now; None if there is no file.
+        running: The configuration in effect.
+    """
+    if load is None:
+        return FileSettings("", [], is_same=False)
+    try:
+        loaded = load()
+    except (GatewayError, OSError) as exc:
+        return FileSettings("", list_problems(exc), is_same=False)
+    return FileSettings(dumps(loaded), [], loaded == running)
+
+
+async def fetch_file_settings(
+    coordinator: ReloadCoordinator, running: Settings, bus: Bus
+) -> FileSettings:
+    """Return what the file says, as this process or its supervisor reads it.
+
+    Args:
+        coordinator: Has the loader of this process.
+        running: The configuration in effect.
+        bus: The connection to the supervisor.
+
+    Raises:
+        RequestError: 503 if the supervisor does not answer.
+    """
+    if bus.worker_count == 1:
+        return await asyncio.to_thread(read_file_settings, coordinator.load, running)
+    try:
+        answer = await bus.call_supervisor(BUS_TOPIC, timeout_s=BUS_TIMEOUT_S)
+    except SupervisorUnavailable as exc:
+        raise RequestError(503, "Busy", f"{exc}; try again", retry_after=1.0) from None
+    return FileSettings(*answer)
+
+
+def build_report(running: Settings, file: FileSettings) -> dict[str, Any]:
+    """Return the comparison as JSON.
+
+    Args:
+        running: The configuration in effect.
+        file: What the file says.
+    """
+    loaded = dumps(running)
+    diff = (
+        list(
+            difflib.unified_diff(
+                loaded.splitlines(), file.text.splitlines(), "in effect", "file", lineterm=""
+            )
+        )
+        if file.text
+        else []
+    )
+    if file.problems:
+        state = "refused"
+    elif not file.text:
+        state = "no-file"
+    elif diff:
+        state = "differs"
+    else:
+        state = "same" if file.is_same else "secrets"
+    return {"loaded": loaded, "diff": diff, "problems": file.problems, "state": state}

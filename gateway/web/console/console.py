@@ -1,0 +1,170 @@
+"""Serve the console: a page, the events that feed it, and what the admin API does not have.
+
+The files of the page are served to everyone who reaches the port, since a browser sends no token
+when it opens a page. They hold no data: whatever the page shows, it asks for with the operator's
+token, and the `OperatorAuthorizer` of the admin API decides.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
+
+from gateway.config import Settings
+from gateway.hub.fanout.hubs import Hubs
+from gateway.telemetry.loop_lag import LoopLag
+from gateway.version import __version__
+from gateway.web.access import Granted
+from gateway.web.admin.app import AdminApi
+from gateway.web.admin.authorization import Handler
+from gateway.web.http.document import StaticDocument
+from gateway.web.http.security_headers import PAGE_HEADERS
+from gateway.web.routing.routes import Routes
+from gateway.web.workers.bus import Bus
+
+from .configuration import build_report, fetch_file_settings
+from .feed import Feed
+from .stream_trial import StreamTrial
+from .worker_report import WorkerReport
+
+PAGE_DIRECTORY = Path(__file__).parent / "page"
+MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+NO_STORE_HEADERS = {"Cache-Control": "no-store"}
+MAX_FEED_S = 300.0  # seconds until the page connects again, and its operator is authorized again
+FEED_HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Accel-Buffering": "no",  # nginx would wait for a buffer to fill
+}
+
+
+class Console:
+    """The console of one process. Created by `create_app`, which runs `run` if there is an `admin`.
+
+    Attributes:
+        routes: The routes to add to the admin application.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        hubs: Hubs,
+        routes: Routes,
+        admin: AdminApi,
+        loop_lag: LoopLag,
+        bus: Bus,
+    ) -> None:
+        """Create the console.
+
+        Args:
+            app: The application of the gateway's own port.
+            hubs: The hubs of all clusters.
+            routes: The routes of the streams.
+            admin: The admin API, on whose port this is served.
+            loop_lag: Measures the event loop of this process.
+            bus: The connection to the other workers.
+        """
+        self._app = app
+        self._stream_routes = routes
+        self._admin = admin
+        self._bus = bus
+        self._report = WorkerReport(hubs, loop_lag, bus)
+        self._feed = Feed(bus)
+        hubs.drain_callbacks.add(self._feed.close)
+        self._documents = _load_documents()
+        self.routes: list[BaseRoute] = [
+            Route("/", self._redirect),
+            Route("/console", self._serve_page),
+            self._build_route("/console/events", self._stream_events),
+            self._build_route("/console/about", self._describe),
+            self._build_route("/console/config", self._compare_configuration),
+            self._build_route("/console/try", self._try_stream),
+            # Last: the name of a file is whatever the others are not.
+            Route("/console/{name}", self._serve_file),
+        ]
+
+    async def run(self) -> None:
+        """Keep incidents until cancelled."""
+        await self._report.run()
+
+    @property
+    def _settings(self) -> Settings:
+        return self._stream_routes.settings
+
+    def _build_route(self, path: str, handler: Handler, method: str = "GET") -> Route:
+        return Route(path, self._admin.authorizer.require_operator(handler), methods=[method])
+
+    async def _redirect(self, request: Request) -> Response:
+        return RedirectResponse("console", 307)
+
+    async def _serve_page(self, request: Request) -> Response:
+        return self._documents["index.html"].respond(request)
+
+    async def _serve_file(self, request: Request) -> Response:
+        document = self._documents.get(request.path_params["name"])
+        return Response(status_code=404) if document is None else document.respond(request)
+
+    async def _describe(self, request: Request) -> Response:
+        """Answer what the page shows from the start, and whether the operator has access."""
+        granted: Granted = request.state.operator
+        about = {
+            "name": self._settings.name,
+            "version": __version__,
+            "operator": granted.identities,
+            "listen": {
+                "host": self._settings.listen.host,
+                "port": self._settings.listen.port,
+                "tls": self._settings.listen.tls is not None,
+            },
+            "routes": [when.path for route in self._settings.routes for when in route.when],
+        }
+        return Response(
+            orjson.dumps(about), headers=NO_STORE_HEADERS, media_type="application/json"
+        )
+
+    async def _stream_events(self, request: Request) -> Response:
+        """Answer the events of the feed, for as long as the operator's token is valid."""
+        granted: Granted = request.state.operator
+        lifetime_s = MAX_FEED_S
+        if granted.expires is not None:
+            lifetime_s = min(lifetime_s, max(0.0, granted.expires - time.time()))
+        return StreamingResponse(
+            self._feed.watch(lifetime_s), headers=FEED_HEADERS, media_type="text/event-stream"
+        )
+
+    async def _compare_configuration(self, request: Request) -> Response:
+        running = self._settings
+        file = await fetch_file_settings(self._admin.reload_coordinator, running, self._bus)
+        return _build_json(build_report(running, file))
+
+    async def _try_stream(self, request: Request) -> StreamTrial:
+        """Answer what a client gets, with the guards of the route."""
+        return StreamTrial(self._app, request, self._stream_routes)
+
+
+def _build_json(content: Any) -> Response:
+    return Response(
+        orjson.dumps(content, default=list),
+        headers=NO_STORE_HEADERS,
+        media_type="application/json",
+    )
+
+
+def _load_documents() -> Mapping[str, StaticDocument]:
+    """Return the files of the page by their names."""
+    return {
+        file.name: StaticDocument(
+            file.read_bytes(),
+            MEDIA_TYPES[file.suffix],
+            PAGE_HEADERS if file.suffix == ".html" else None,
+        )
+        for file in sorted(PAGE_DIRECTORY.iterdir())
+        if file.suffix in MEDIA_TYPES
+    }

@@ -1,0 +1,94 @@
+/** The console: signs in, follows the feed, and shows one section at a time. */
+
+import { credentials, follow, requestJson } from "./api.js";
+import { ClientsView } from "./clients.js";
+import { ConfigurationView } from "./configuration.js";
+import { byId, setText } from "./format.js";
+import { IncidentsView } from "./incidents.js";
+import { OverviewView } from "./overview.js";
+import { TrialView } from "./trial.js";
+
+const views = {
+  overview: new OverviewView(),
+  clients: new ClientsView(),
+  incidents: new IncidentsView(),
+  try: new TrialView(),
+  configuration: new ConfigurationView(),
+};
+let isFollowing = false;
+
+for (const link of document.querySelectorAll("#sections a")) {
+  link.parentElement.hidden = !(link.hash.slice(1) in views);
+}
+
+function showSection() {
+  const wanted = location.hash.slice(1);
+  const name = wanted in views ? wanted : "overview";
+  for (const id of Object.keys(views)) byId(id).hidden = id !== name;
+  for (const link of document.querySelectorAll("#sections a")) {
+    if (link.hash === `#${name}`) {
+      link.setAttribute("aria-current", "page");
+      link.scrollIntoView({ block: "nearest", inline: "nearest" });
+    } else link.removeAttribute("aria-current");
+  }
+  for (const [id, view] of Object.entries(views)) (id === name ? view.show : view.hide)?.call(view);
+}
+
+function setState(state, error) {
+  const target = byId("connection");
+  target.dataset.state = state;
+  setText("connection", state === "refused" ? "not signed in" : state);
+  if (state === "refused") askForToken(error);
+}
+
+function askForToken(error) {
+  isFollowing = false;
+  byId("sign-in").hidden = error.status !== 401;
+  byId("views").hidden = true;
+  byId("message").hidden = !(error.status !== 401 || credentials.get());
+  setText("message", error.message);
+  if (error.status === 401) byId("token").focus();
+  credentials.clear();
+}
+
+async function start() {
+  if (isFollowing) return;
+  isFollowing = true;
+  let about;
+  try {
+    about = await requestJson("console/about");
+  } catch (error) {
+    if ([401, 403].includes(error.status)) {
+      setState("refused", error);
+      return;
+    }
+    isFollowing = false;
+    setTimeout(start, 1000);
+    return;
+  }
+  byId("sign-in").hidden = byId("message").hidden = true;
+  byId("views").hidden = false;
+  setText("name", `${about.name} ${about.version}`);
+  document.title = `${about.name} – gateway console`;
+  for (const view of Object.values(views)) view.start?.(about);
+  showSection();
+  await follow("console/events", onEvent, setState);
+}
+
+function onEvent(name, event) {
+  for (const view of Object.values(views)) view.apply?.(event, name === "snapshot");
+}
+
+byId("sign-in").addEventListener("submit", (event) => {
+  event.preventDefault();
+  credentials.set(byId("user").value.trim(), byId("token").value.trim());
+  byId("token").value = "";
+  start();
+});
+addEventListener("hashchange", () => {
+  showSection();
+  byId("main").focus({ preventScroll: true });
+  scrollTo(0, 0);
+});
+showSection();
+start();

@@ -1,0 +1,68 @@
+/** Numbers, sizes and times as people read them, and the elements that show them. */
+
+const UNITS = ["", "k", "M", "G", "T"];
+
+export function count(value) {
+  if (value == null) return "–";
+  if (value < 10_000) return String(Math.round(value * (value < 10 ? 10 : 1)) / (value < 10 ? 10 : 1));
+  return scale(value, 1000, UNITS);
+}
+
+export function bytes(value) {
+  return value == null ? "–" : `${scale(value, 1024, ["B", "KiB", "MiB", "GiB", "TiB"], " ")}`;
+}
+
+function scale(value, step, units, space = "") {
+  let n = 0;
+  while (value >= step && n < units.length - 1) {
+    value /= step;
+    n += 1;
+  }
+  return `${value < 10 && n ? value.toFixed(1) : Math.round(value)}${space}${units[n]}`;
+}
+
+export function seconds(value) {
+  if (value == null) return "–";
+  if (value < 0.0995) return `${(value * 1000).toPrecision(2)} ms`;
+  if (value < 1) return `${Math.round(value * 1000)} ms`;
+  return value < 10 ? `${value.toFixed(1)} s` : duration(value);
+}
+
+export function duration(value) {
+  if (value == null) return "–";
+  const [days, hours, minutes] = [86400, 3600, 60].map((unit) => Math.floor(value / unit));
+  if (days) return `${days} d ${hours % 24} h`;
+  if (hours) return `${hours} h ${minutes % 60} min`;
+  if (minutes) return `${minutes} min ${Math.floor(value % 60)} s`;
+  return `${Math.floor(value)} s`;
+}
+
+/** A time in seconds since 1970, with the day if it is not today's. */
+export function clock(at) {
+  if (at == null) return "–";
+  const date = new Date(at * 1000);
+  const time = date.toLocaleTimeString([], { hour12: false });
+  return date.toDateString() === new Date().toDateString() ? time : `${date.toLocaleDateString()} ${time}`;
+}
+
+/** An element. Values of `attributes` that are functions are listeners. */
+export function element(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (typeof value === "function") made.addEventListener(key, value);
+    else if (value != null && value !== false) made.setAttribute(key, value === true ? "" : value);
+  }
+  made.append(...children.map((each) => each ?? "–"));
+  return made;
+}
+
+export function cell(content, attributes = {}) {
+  return element("td", attributes, content instanceof Node ? content : String(content ?? "–"));
+}
+
+export const byId = (id) => document.getElementById(id);
+
+export function setText(id, text) {
+  const target = byId(id);
+  if (target.textContent !== text) target.textContent = text;
+}

@@ -1,0 +1,150 @@
+/** The first view: figures with their charts, workers, and the grid of partitions. */
+
+import { Chart } from "./chart.js";
+import { byId, bytes, cell, clock, count, duration, element, seconds, setText } from "./format.js";
+import { PartitionGrid } from "./grid.js";
+import { Partitions, STATES, STATE_HELP, TROUBLED } from "./partitions.js";
+
+const MAX_TROUBLED_ROWS = 50;
+
+export class OverviewView {
+  #partitions = new Partitions();
+  #charts = {};
+  #figures = {};
+  #chosen = null;
+  #grid;
+  #legend = new Map();
+
+  constructor() {
+    for (const id of ["delivered", "clients", "latency", "memory"]) {
+      this.#charts[id] = new Chart(byId(`${id}-plot`));
+    }
+    this.#grid = new PartitionGrid(byId("grid"), this.#partitions, (key) => this.#choose(key));
+    const filter = () => this.#grid.layOut(this.#buildFilter());
+    byId("partition-filter").addEventListener("input", filter);
+    byId("only-troubled").addEventListener("change", filter);
+    for (const state of STATES) {
+      const number = element("b", {}, "0");
+      this.#legend.set(state, number);
+      const swatch = element("i", { class: "swatch", "data-state": state, "aria-hidden": "true" });
+      byId("legend").append(element("li", { title: STATE_HELP[state] }, swatch, `${state} `, number));
+    }
+  }
+
+  apply(event, isSnapshot) {
+    if (isSnapshot) this.#partitions.clear();
+    if (isSnapshot || event.partitions || event.removed) {
+      const isNew = this.#partitions.apply(event.partitions, event.removed);
+      if (isNew || isSnapshot || byId("only-troubled").checked) this.#grid.layOut(this.#buildFilter());
+      else this.#grid.render();
+      this.#showPartitions();
+    }
+    if (event.figures) this.#showFigures(event.figures);
+    if (event.workers) showWorkers(event.workers);
+    if (event.figures || event.partitions || event.workers) this.#showHealth(event.workers);
+  }
+
+  #buildFilter() {
+    const text = byId("partition-filter").value.trim().toLowerCase();
+    const isTroubledOnly = byId("only-troubled").checked;
+    return (row) =>
+      (!isTroubledOnly || TROUBLED.has(row.state)) && row.topicName.toLowerCase().includes(text);
+  }
+
+  #showFigures(figures) {
+    this.#figures = figures;
+    if (!("fetched" in figures) && figures.clients === undefined) return;
+    setText("delivered", figures.delivered == null ? "–" : `${count(figures.delivered)}/s`);
+    setText("sent", figures.sentBytes == null ? "–" : `${bytes(figures.sentBytes)}/s`);
+    setText("fetched", figures.fetched == null ? "–" : `${count(figures.fetched)}/s`);
+    setText("client-count", count(figures.clients));
+    setText("behind", count(figures.behind));
+    setText("websockets", count(figures.websockets));
+    setText("latency", seconds(figures.latencyHigh));
+    setText("latency-median", seconds(figures.latencyMedian));
+    setText("memory", bytes(figures.rss));
+    setText("cache", bytes(figures.memory));
+    setText("memory-limit", bytes(figures.memoryLimit));
+    this.#charts.delivered.add(figures.delivered, byId("delivered").textContent);
+    this.#charts.clients.add(figures.clients, byId("client-count").textContent);
+    this.#charts.latency.add(figures.latencyHigh, byId("latency").textContent);
+    this.#charts.memory.add(figures.rss, byId("memory").textContent);
+  }
+
+  /** One sentence that says whether anything is wrong. */
+  #showHealth(workers = []) {
+    const counts = this.#partitions.countStates();
+    const problems = [];
+    for (const state of TROUBLED) {
+      if (counts.get(state)) problems.push(`${counts.get(state)} of ${this.#partitions.size} partitions ${state}`);
+    }
+    for (const [cluster, isReachable] of Object.entries(this.#figures.reachable ?? {})) {
+      if (!isReachable) problems.push(`Kafka${cluster && ` ${cluster}`} cannot be reached`);
+    }
+    const missing = workers.filter((each) => !each.up);
+    if (missing.length) problems.push(`worker ${missing.map((each) => each.worker).join(", ")} does not answer`);
+    const target = byId("health");
+    target.dataset.level = problems.length ? "bad" : "good";
+    setText("health", problems.length ? problems.join("; ") : "Everything that is read can be read");
+  }
+
+  #showPartitions() {
+    const counts = this.#partitions.countStates();
+    for (const [state, number] of this.#legend) number.textContent = counts.get(state);
+    setText("partition-count", String(this.#partitions.size));
+    const troubled = [...this.#partitions.values()].filter((row) => TROUBLED.has(row.state));
+    troubled.sort((one, other) => one.since - other.since || (one.key < other.key ? -1 : 1));
+    byId("troubled").hidden = !troubled.length;
+    const rows = troubled.slice(0, MAX_TROUBLED_ROWS).map((row) =>
+      element("tr", {},
+        element("th", { scope: "row" }, `${row.topicName} ${row.partition}`),
+        cell(row.state), cell(row.cause), cell(clock(row.since)), cell(clock(row.retryAt)),
+        cell(count(row.lag), { class: "number" })),
+    );
+    if (troubled.length > rows.length) {
+      rows.push(element("tr", {}, element("td", { colspan: 6 }, `and ${troubled.length - rows.length} more`)));
+    }
+    byId("troubled-rows").replaceChildren(...rows);
+    this.#showChosen();
+  }
+
+  #choose(key) {
+    this.#chosen = key;
+    this.#showChosen();
+  }
+
+  #showChosen() {
+    const row = this.#partitions.get(this.#chosen);
+    const target = byId("partition-details");
+    if (!row) {
+      target.replaceChildren();
+      return;
+    }
+    const parts = [
+      ["Partition", `${row.topicName} ${row.partition}`],
+      ["State", `${row.state}: ${STATE_HELP[row.state]}`],
+      ["Cause", row.cause],
+      ["Since", `${clock(row.since)} (${duration(Date.now() / 1000 - row.since)})`],
+      ["Retry at", row.retryAt && clock(row.retryAt)],
+      ["Lag", count(row.lag)],
+      ["Leader", row.leader ?? "none"],
+    ];
+    target.replaceChildren(
+      ...parts.filter(([, text]) => text != null).map(([name, text]) =>
+        element("div", {}, element("dt", {}, name), element("dd", {}, String(text)))),
+    );
+  }
+}
+
+function showWorkers(workers) {
+  byId("workers").replaceChildren(
+    ...workers.map((each) =>
+      element("tr", { class: each.up ? null : "bad" },
+        element("th", { scope: "row" }, String(each.worker)),
+        cell(each.up ? "up" : "does not answer"),
+        cell(each.pid, { class: "number" }), cell(count(each.clients), { class: "number" }),
+        cell(bytes(each.rss), { class: "number" }), cell(seconds(each.loopLag), { class: "number" }),
+        cell(each.up && each.started ? duration(Date.now() / 1000 - each.started) : null)),
+    ),
+  );
+}

@@ -1,0 +1,260 @@
+"""The console as operators meet it: in a real browser, fed by a running gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+from support.admin_api import ADMIN_SECTION, open_admin_api
+from support.brokers import embedded_kafka
+from support.clients.client import ReceivedEvent
+from support.clients.raw import RawClient
+from support.gateways import GatewayProcess, build_config, running_gateway
+from support.playwright_page import expect, open_page
+from support.records import RecordToSend, produce_records
+from support.workers import running_workers
+
+from gateway.kafka.embedded import EmbeddedKafka
+
+if TYPE_CHECKING:
+    from playwright.async_api import Locator, Page
+
+kafka = embedded_kafka({"orders": 3, "stock": 40}, fetch_version=11)
+
+pytestmark = pytest.mark.needs("chromium")
+
+RED_WITHIN_S = 2.0  # what an operator is promised
+BUSY_MACHINE_FACTOR = 5  # a test machine may run anything else, too
+
+
+def config_of(kafka: EmbeddedKafka, **sections: Any) -> dict[str, Any]:
+    return build_config(
+        kafka.bootstrap,
+        ["orders", "stock"],
+        kafka={"bootstrap": ["orders", "stock"]},
+        admin={**ADMIN_SECTION},
+        **sections,
+    )
+
+
+@asynccontextmanager
+async def open_console(
+    config: dict[str, Any], workers: int = 1, fragment: str = ""
+) -> AsyncIterator[tuple[Page, GatewayProcess]]:
+    """A page that shows a section of the console of a gateway."""
+    started = running_gateway(config) if workers == 1 else running_workers(config, workers)
+    async with AsyncExitStack() as stack:
+        gateway = await stack.enter_async_context(started)
+        admin = await stack.enter_async_context(open_admin_api(gateway))
+        url = f"{str(admin.base_url).rstrip('/')}/console{fragment}"
+        yield await stack.enter_async_context(open_page(url)), gateway
+
+
+def get_cell(page: Page, topic: str, partition: int) -> Locator:
+    return page.locator(f'.cell[aria-label^="{topic} {partition},"]')
+
+
+async def test_a_partition_turns_red_when_its_leader_is_taken_away_and_green_after(
+    kafka: EmbeddedKafka,
+):
+    async with open_console(config_of(kafka)) as (page, _):
+        cell = get_cell(page, "orders", 1)
+        await expect(cell).to_have_attribute("data-state", "ready")
+        await expect(page.locator("#health")).to_have_attribute("data-level", "good")
+        taken_at = time.monotonic()
+        kafka.lead("orders", 1, None)
+        try:
+            await expect(cell).to_have_attribute("data-state", "leaderless")
+            seconds = time.monotonic() - taken_at
+            assert seconds < RED_WITHIN_S * BUSY_MACHINE_FACTOR, f"{seconds:.2f} s"
+            await expect(page.locator("#health")).to_have_text("1 of 43 partitions leaderless")
+            await expect(page.locator("#troubled-rows th")).to_have_text("orders 1")
+            await expect(page.locator("#troubled-rows")).to_contain_text("no-leader")
+        finally:
+            kafka.lead("orders", 1, 1)
+        await expect(cell).to_have_attribute("data-state", "ready")
+        await expect(page.locator("#troubled")).to_be_hidden()
+
+
+async def test_records_make_a_partition_stream(kafka: EmbeddedKafka):
+    async with open_console(config_of(kafka), workers=2) as (page, _):
+        await expect(page.locator("#workers tr")).to_have_count(2)
+        await expect(page.locator("#partition-count")).to_have_text("43")
+        await produce_records(kafka.bootstrap, "orders", [RecordToSend(b"{}", partition=2)])
+        await expect(get_cell(page, "orders", 2)).to_have_attribute("data-state", "streaming")
+
+
+async def test_the_grid_is_used_by_keyboard(kafka: EmbeddedKafka):
+    async with open_console(config_of(kafka)) as (page, _):
+        await get_cell(page, "orders", 0).focus()
+        for key, focused in (
+            ("ArrowRight", "orders 1,"), ("ArrowDown", "stock 1,"), ("End", "stock 39,"),
+            ("ArrowRight", "stock 39,"), ("ArrowLeft", "stock 38,"), ("Home", "orders 0,"),
+        ):  # fmt: skip
+            await page.keyboard.press(key)
+            label = await page.evaluate("document.activeElement.ariaLabel")
+            assert label.startswith(focused), (key, label)
+        await expect(page.locator("#partition-details")).to_contain_text("orders 0")
+        assert await page.locator(".cell[tabindex='0']").count() == 1
+
+
+USERS = {"ada": {"token": "token-of-ada"}, "eve": {"token": "token-of-eve"}}
+GUARDED = {"guards": {"users": {"type": "inline", "users": USERS}}}
+
+
+def guarded_config_of(kafka: EmbeddedKafka, **admin: Any) -> dict[str, Any]:
+    route = {"when": [{"path": "/kept"}], "guarded": {"users": []}, "with": {"topic": "orders"}}
+    return build_config(
+        kafka.bootstrap, ["orders"], [route], admin={**ADMIN_SECTION, **admin}, **GUARDED
+    )
+
+
+def count_ends(events: Sequence[ReceivedEvent]) -> int:
+    return sum(each["event"] == "end" for each in events)
+
+
+async def test_a_client_is_disconnected_and_blocked(kafka: EmbeddedKafka):
+    config = guarded_config_of(kafka)
+    async with open_console(config, fragment="#clients") as (page, gateway):
+        url, token = f"{gateway.base_url}/kept", {"Authorization": "Bearer token-of-ada"}
+        async with RawClient(url, headers=token) as client:
+            row = page.locator("#client-rows tr").filter(has_text="ada (users)")
+            await expect(row).to_contain_text("/kept")
+            await expect(row).to_contain_text("live")
+            await row.get_by_role("button", name="Details").click()
+            await expect(page.locator("#client-partitions tr")).to_have_count(3)
+            await row.get_by_role("button", name="Disconnect").click()
+            await expect(page.locator("#clients-message")).to_contain_text("disconnected")
+            await client.wait_for_events(lambda events: count_ends(events) == 1)
+            # It has come back.
+            await client.wait_for_events(lambda events: events[-1]["event"] == "begin")
+            await expect(row).to_have_count(1)
+            await row.get_by_role("button", name="Block").click()
+            await page.get_by_role("dialog").get_by_role("button", name="Block").click()
+            await expect(page.locator("#blocked-rows th")).to_have_text("ada")
+            await client.wait_for_events(lambda events: count_ends(events) == 2)
+        async with httpx.AsyncClient(trust_env=False) as http:
+            assert (await http.get(url, headers=token)).status_code == 403
+        await page.get_by_role("button", name="Allow ada again").click()
+        await expect(page.locator("#blocked-rows")).to_contain_text("none")
+        assert "admin: revoke" in gateway.log and "admin: disconnect" in gateway.log
+
+
+async def test_an_operator_signs_in_with_a_token(kafka: EmbeddedKafka):
+    config = guarded_config_of(kafka, guarded={"users": []})
+    async with open_console(config) as (page, _):
+        await expect(page.locator("#sign-in")).to_be_visible()
+        for name, secret in (("", "token-of-nobody"), ("eve", "no-password"), ("", "token-of-eve")):
+            await page.get_by_label("Name").fill(name)
+            await page.get_by_label("Token").fill(secret)
+            await page.get_by_role("button", name="Sign in").click()
+            if secret != "token-of-eve":
+                await expect(page.locator("#message")).to_contain_text("send a token")
+        await expect(page.locator("#connection")).to_have_text("live")
+        await expect(page.locator("#sign-in")).to_be_hidden()
+        await page.reload()
+        await expect(page.locator("#connection")).to_have_text("live")
+
+
+async def test_clients_are_paged_by_the_gateway(kafka: EmbeddedKafka):
+    async with AsyncExitStack() as stack:
+        page, gateway = await stack.enter_async_context(
+            open_console(config_of(kafka), fragment="#clients")
+        )
+        host, port = gateway.base_url.removeprefix("http://").split(":")
+        for _ in range(130):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            stack.callback(writer.close)
+            writer.write(b"GET /events/orders HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await reader.readuntil(b"event: begin")
+        rows = page.locator("#client-rows tr")
+        await expect(rows).to_have_count(100)
+        await page.get_by_role("button", name="Next page").click()
+        await expect(page.locator("#clients-page")).to_have_text("page 2, 30 clients")
+        await page.get_by_role("button", name="Previous page").click()
+        await expect(rows).to_have_count(100)
+        await page.get_by_label("Route").select_option("/records/orders")
+        await page.get_by_role("button", name="Filter").click()
+        await expect(page.locator("#clients-page")).to_have_text("page 1, 0 clients")
+        await page.get_by_label("Route").select_option("/events/orders")
+        await page.get_by_role("button", name="Filter").click()
+        await expect(rows).to_have_count(100)
+        await page.get_by_role("button", name="Disconnect all").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Disconnect").click()
+        await expect(page.locator("#clients-message")).to_have_text("130 clients are disconnected")
+        await expect(rows).to_have_count(0)
+
+
+async def test_a_stream_is_tried_within_its_credit(kafka: EmbeddedKafka):
+    records = [RecordToSend(b'{"n": %d}' % n, partition=0) for n in range(30)]
+    await produce_records(kafka.bootstrap, "orders", records)
+    async with open_console(config_of(kafka), fragment="#try") as (page, gateway):
+        await page.get_by_label("Path").fill("/events/orders")
+        await page.get_by_label("From").fill("earliest")
+        await page.get_by_label("Credit").fill("4")
+        await page.get_by_role("button", name="Open").click()
+        state, events = page.locator("#try-state"), page.locator("#try-events li")
+        await expect(state).to_contain_text("the credit is used up")
+        shown = await events.filter(has_text='{"n":').count()
+        assert shown == 4
+        await page.get_by_role("button", name="More credit").click()
+        await expect(events.filter(has_text='{"n":')).to_have_count(8)
+        await page.get_by_label("Address of the gateway").fill(gateway.base_url)
+        command = await page.locator("#try-curl").inner_text()
+        assert command == f"curl -N '{gateway.base_url}/events/orders?from=earliest'"
+        await page.get_by_label("Path").fill("/events/nothing")
+        await page.get_by_role("button", name="Open").click()
+        await expect(state).to_have_attribute("data-state", "refused")
+
+
+async def test_the_guards_of_a_route_decide_what_an_operator_may_try(kafka: EmbeddedKafka):
+    """Whoever may operate the gateway may not read everything."""
+    async with open_console(guarded_config_of(kafka), fragment="#try") as (page, _):
+        await page.get_by_role("button", name="Open").click()
+        state = page.locator("#try-state")
+        await expect(state).to_contain_text("this stream is guarded by 'users'")
+        await page.get_by_label("Token of the client").fill("token-of-ada")
+        await page.get_by_role("button", name="Open").click()
+        await expect(state).to_contain_text("open")
+        await expect(page.locator("#try-curl")).to_contain_text("Bearer $TOKEN")
+
+
+async def test_what_happens_is_listed_as_it_happens(kafka: EmbeddedKafka):
+    async with open_console(config_of(kafka), fragment="#incidents") as (page, _):
+        await expect(page.locator("#connection")).to_have_text("live")
+        kafka.lead("stock", 7, None)
+        try:
+            items = page.locator("#incident-list li").filter(has_text="stock-7")
+            lost = items.and_(page.locator("[data-kind=partition-lost]"))
+            await expect(lost).to_contain_text("stock-7:")
+        finally:
+            kafka.lead("stock", 7, 1)
+        back = items.and_(page.locator("[data-kind=partition-back]"))
+        await expect(back).to_contain_text("stock-7: read again")
+        await page.get_by_label("Show").select_option("gap client-gap")
+        await expect(items).to_have_count(0)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_changed_file_is_shown_and_reloaded(kafka: EmbeddedKafka, workers: int):
+    config = config_of(kafka)
+    async with open_console(config, workers, "#configuration") as (page, gateway):
+        state = page.locator("#config-state")
+        # The file has the port by now that the system chose.
+        await expect(page.locator("#config-diff")).to_contain_text(f"port: {gateway.port}")
+        await expect(page.locator("#config-loaded")).to_contain_text("/events/orders")
+        config["routes"][0]["when"] = [{"path": "/renamed"}]
+        gateway.write_config(config)
+        await page.get_by_role("button", name="Compare again").click()
+        await expect(state).to_contain_text("The file differs")
+        await expect(page.locator("#config-diff")).to_contain_text("path: /renamed")
+        await page.get_by_role("button", name="Reload").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Reload").click()
+        await expect(state).to_contain_text("1 added, 1 removed")
+        await expect(state).to_contain_text("after a restart only: listen.port")
+        await expect(page.locator("#config-diff")).not_to_contain_text("/renamed")
