@@ -162,7 +162,7 @@ def create_uvicorn_config(
         server_header=False,
         proxy_headers=False,
         backlog=LISTEN_BACKLOG,
-        timeout_keep_alive=settings.listen.keep_alive_timeout,  # a float works
+        timeout_keep_alive=int(settings.listen.keep_alive_timeout),
         **options,
     )
 
