@@ -40,8 +40,8 @@ mount -t tmpfs tmpfs "$1/tmp"
 mount -t proc proc "$1/proc"
 mount --bind /dev "$1/dev"
 root=$1 folder=$2; shift 2
-exec setpriv --no-new-privs --bounding-set=-all --inh-caps=-all --reuid 65534 --regid 65534 \
-    --clear-groups unshare --root="$root" --wd="$folder" "$@"
+exec unshare --root="$root" --wd="$folder" setpriv --no-new-privs --bounding-set=-all \
+    --inh-caps=-all --reuid 65534 --regid 65534 --clear-groups "$@"
 """
 
 pytestmark = [
