@@ -91,7 +91,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
     run("tar", "-C", str(rootfs), "-cf", f"{rootfs}.tar", ".")
     shutil.rmtree(rootfs)
     (rootfs.parent / "Dockerfile").write_text(BASE)
-    build = [*buildah, "build", "--isolation", "chroot"]
+    build = [*buildah, "build", "--isolation", "chroot", "--format", "docker"]  # with HEALTHCHECK
     run(*build, "-t", "localhost/python", str(rootfs.parent))
     run(
         *build, "-t", "gateway", "--build-arg", "PYTHON=localhost/python",
