@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from packaging.utils import canonicalize_name
 from support.clients.raw import RawClient
 from support.waiting import wait_until
 
@@ -168,7 +169,7 @@ def test_the_image_holds_what_the_lock_pins_and_nothing_that_installs(image: Ima
     assert "pip" not in installed
     for name, version in installed.items():
         if name not in ("kafka-gateway", "setuptools"):
-            assert f"\n{name.replace('_', '-')}=={version} " in lock, name
+            assert f"\n{canonicalize_name(name)}=={version} " in lock, name
     assert image.config["User"] == "65534:65534"
     assert image.config["ExposedPorts"] == {"8080/tcp": {}}
     assert not (image.root / "src").exists()
