@@ -11,7 +11,7 @@ PLOTS  := $(VENV)/.plots
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-pipeline test lint types layers collected format docs js manifests dist bench figures model isolation fuzz groups reactive kills lock clean
+.PHONY: help setup demo demo-pipeline test lint types layers collected format docs js manifests image dist bench figures model isolation fuzz groups reactive kills lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -95,6 +95,10 @@ js: ## bundle gateway/web/js/src into gateway/web/js/gateway.js; needs node and 
 
 manifests: $(READY) ## write deploy/kustomize anew from the Helm chart
 	$(BIN)/python deploy/render_kustomize.py
+
+# Root, buildah and debootstrap; there need be no registry of images.
+image: setup ## build the image by buildah over a Debian, and run it read-only
+	GATEWAY_IMAGE=1 $(BIN)/python -m pytest tests/deploy/test_image_build.py -q -n 0 $(ARGS)
 
 dist: $(READY) ## build sdist, wheel, npm tarball and the context of an image into dist/
 	$(BIN)/python deploy/build_dist.py
