@@ -68,6 +68,12 @@ CASES = {
         7,
         12,
     ),
+    "GatewayOpenTransaction": RuleCase(
+        {f"gateway_partition_open_transaction_seconds{{{GATEWAY}, {TP}}}": "_ 60+60x4 _x9"}, 4, 12
+    ),
+    "GatewayThrottled": RuleCase(
+        {f"gateway_kafka_throttled_seconds_total{{{GATEWAY}}}": "0+30x10 300x20"}, 8, 18
+    ),
     "GatewayRecordsLost": RuleCase(
         {f'gateway_gaps_total{{{GATEWAY}, {TOPIC}, reason="retention"}}': ONCE}, 3, 14
     ),
