@@ -211,7 +211,7 @@ class RawClient(SseClient):
 
 
 class _BodyDecoder:
-    """Takes HTTP/1.1 off an answer: head, and chunks if there are."""
+    """Takes HTTP/1.1 off an answer: head, chunks if there are, and what is behind its length."""
 
     def __init__(self) -> None:
         self.response: ResponseHead | None = None
@@ -220,6 +220,7 @@ class _BodyDecoder:
         self._buffer = b""
         self._chunk_bytes_left = 0  # bytes of the current chunk still to come
         self._is_chunked = False
+        self._body_bytes_left: int | None = None  # by Content-Length
 
     def feed(self, piece: bytes) -> bytes:
         self._buffer += piece
@@ -227,7 +228,10 @@ class _BodyDecoder:
             return b""
         if self._is_chunked:
             return self._decode_chunks()
-        data, self._buffer = self._buffer, b""
+        data, self._buffer = self._buffer[: self._body_bytes_left], b""
+        if self._body_bytes_left is not None:
+            self._body_bytes_left -= len(data)
+            self.is_ended = self._body_bytes_left == 0
         return data
 
     def _parse_head(self) -> bool:
@@ -239,6 +243,8 @@ class _BodyDecoder:
         headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
         self.response = ResponseHead(int(status.split()[1]), headers)
         self._is_chunked = headers.get("transfer-encoding", "").lower() == "chunked"
+        if "content-length" in headers:
+            self._body_bytes_left = int(headers["content-length"])
         self._buffer = rest
         return True
 
