@@ -13,7 +13,7 @@ from gateway.api.gateway import Gateway
 
 REPLY_TO_HEADER, CORRELATION_ID_HEADER = "zilla:reply-to", "zilla:correlation-id"
 
-GROUP = 100  # answers that are written at once
+GROUP = 20  # answers that are written at once
 
 
 class ReplyService:
