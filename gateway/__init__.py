@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         TokenError,
         TokenForeign,
         TokenTooOld,
+        UnknownGroup,
         UnknownTopic,
     )
     from .kafka.embedded import EmbeddedKafka
@@ -77,7 +78,7 @@ _NAMES_BY_MODULE = {
     "NotOwned "
     "PartitionFailed PipelineError PipelineUnavailable RecordRefused RecordTooLarge "
     "RegistryUnavailable RequestError StreamEnded TableTooLarge TokenCorrupt TokenError "
-    "TokenForeign TokenTooOld UnknownTopic",
+    "TokenForeign TokenTooOld UnknownGroup UnknownTopic",
     "kafka.embedded": "EmbeddedKafka",
     "web.access": "Access Grant Granted",
     "web.app.app": "Application create_app",
@@ -137,6 +138,7 @@ __all__ = [
     "TokenError",
     "TokenForeign",
     "TokenTooOld",
+    "UnknownGroup",
     "UnknownTopic",
     "__version__",
     "create_app",
