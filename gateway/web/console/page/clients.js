@@ -5,7 +5,7 @@
 
 import { requestJson } from "./api.js";
 import { ask } from "./dialog.js";
-import { byId, bytes, cell, clock, count, element, setText } from "./format.js";
+import { byId, bytes, cell, clock, count, element, setText, showFacts } from "./format.js";
 
 const PAGE_SIZE = 100;
 const REFRESH_MS = 3000;
@@ -184,14 +184,10 @@ export class ClientsView {
       return;
     }
     byId("client-details").hidden = false;
-    const facts = [
+    showFacts("client-facts", [
       ["URL", stream.url], ["State", stream.state], ["Behind", count(stream.behind)],
       ["Acknowledged", bytes(stream.bytes)], ["Token expires", stream.expires], ["Id", stream.id],
-    ];
-    byId("client-facts").replaceChildren(
-      ...facts.filter(([, text]) => text != null).map(([name, text]) =>
-        element("div", {}, element("dt", {}, name), element("dd", {}, String(text)))),
-    );
+    ]);
     const partitions = (stream.partitions ?? []).slice(0, MAX_PARTITION_ROWS);
     byId("client-partitions").replaceChildren(
       ...partitions.map((each) =>

@@ -3,8 +3,11 @@
 import { credentials, follow, requestJson } from "./api.js";
 import { ClientsView } from "./clients.js";
 import { ConfigurationView } from "./configuration.js";
+import { DeadLettersView } from "./dead-letters.js";
 import { byId, setText } from "./format.js";
+import { GroupsView } from "./groups.js";
 import { IncidentsView } from "./incidents.js";
+import { JobsView } from "./jobs.js";
 import { OverviewView } from "./overview.js";
 import { TrialView } from "./trial.js";
 
@@ -13,17 +16,26 @@ const views = {
   clients: new ClientsView(),
   incidents: new IncidentsView(),
   try: new TrialView(),
+  groups: new GroupsView(),
+  "dead-letters": new DeadLettersView(),
+  jobs: new JobsView(),
   configuration: new ConfigurationView(),
 };
 let isFollowing = false;
+const missing = new Set(); // sections of what is not configured
 
-for (const link of document.querySelectorAll("#sections a")) {
-  link.parentElement.hidden = !(link.hash.slice(1) in views);
+/** Sections of what is not configured are not offered. */
+function offerSections({ sections }) {
+  for (const [id, isConfigured] of Object.entries(sections)) {
+    document.querySelector(`#sections a[href="#${id}"]`).parentElement.hidden = !isConfigured;
+    if (isConfigured) missing.delete(id);
+    else missing.add(id);
+  }
 }
 
 function showSection() {
   const wanted = location.hash.slice(1);
-  const name = wanted in views ? wanted : "overview";
+  const name = wanted in views && !missing.has(wanted) ? wanted : "overview";
   for (const id of Object.keys(views)) byId(id).hidden = id !== name;
   for (const link of document.querySelectorAll("#sections a")) {
     if (link.hash === `#${name}`) {
@@ -71,6 +83,7 @@ async function start() {
   setText("name", `${about.name} ${about.version}`);
   document.title = `${about.name} – gateway console`;
   for (const view of Object.values(views)) view.start?.(about);
+  offerSections(about);
   showSection();
   await follow("console/events", onEvent, setState);
 }

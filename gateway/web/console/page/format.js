@@ -60,6 +60,14 @@ export function cell(content, attributes = {}) {
   return element("td", attributes, content instanceof Node ? content : String(content ?? "–"));
 }
 
+/** A list of names and values under an element. What is null is left out. */
+export function showFacts(id, facts) {
+  byId(id).replaceChildren(
+    ...facts.filter(([, text]) => text != null).map(([name, text]) =>
+      element("div", {}, element("dt", {}, name), element("dd", {}, String(text)))),
+  );
+}
+
 export const byId = (id) => document.getElementById(id);
 
 export function setText(id, text) {
