@@ -106,7 +106,7 @@ async def test_an_operator_signs_in_with_a_token(kafka: EmbeddedKafka):
     async with open_console(config) as (page, _):
         await expect(page.locator("#sign-in")).to_be_visible()
         for name, secret in (("", "token-of-nobody"), ("eve", "no-password"), ("", "token-of-eve")):
-            await page.get_by_label("Name").fill(name)
+            await page.get_by_label("Name, for a password").fill(name)
             await page.get_by_label("Token or password").fill(secret)
             await page.get_by_role("button", name="Sign in").click()
             if secret != "token-of-eve":
