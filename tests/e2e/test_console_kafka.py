@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import uuid
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.admin_api import ADMIN_SECTION
@@ -19,6 +20,9 @@ from support.query_progress import build_kafka_source, build_operator, build_pro
 from support.records import RecordToSend, produce_records
 from support.topic_reads import open_cluster
 from support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from playwright.async_api import Route
 
 pytestmark = pytest.mark.needs("chromium")
 
@@ -168,3 +172,46 @@ async def test_dead_letters_are_looked_at_retried_and_dropped(kafka):
             assert "admin: retry dead letters" in gateway.log
             assert "admin: drop dead letters" in gateway.log
         assert sum(len(call["records"]) for call in backend.calls) == 4
+
+
+MARKUP = '<img src="x" onerror="document.title = 1"><script>document.title = 2</script>'
+
+
+async def test_markup_that_others_send_is_shown_as_text(embedded):
+    """A group, a job or a dead letter may have any name, and a record any value."""
+    value = json.dumps({"text": MARKUP}).encode()
+    record = {"job": MARKUP, **build_progress(1), "alerts": {MARKUP: MARKUP}}
+    letter = {
+        **{"topic": MARKUP, "partition": 0, "offset": 1, "retries": 1, "stacktrace": MARKUP},
+        **{"key": None, "value": base64.b64encode(value).decode(), "headers": {MARKUP: MARKUP}},
+        "deadLetter": {"partition": 0, "offset": 5, "timestamp": 1},
+    }
+    embedded.create_topic("marked", 1)
+    embedded.create_topic("marked-progress", 1)
+    await produce_records(embedded.bootstrap, "marked", [RecordToSend(value, partition=0)])
+    progress = RecordToSend(json.dumps(record).encode(), partition=0)
+    await produce_records(embedded.bootstrap, "marked-progress", [progress])
+    config = admin_config_of(
+        embedded.bootstrap,
+        ["marked"],
+        pipelines={"progress": {"topic": "marked-progress"}},
+        sidecar={"deadLetter": {}},
+    )
+    async with open_console(config, fragment="#jobs") as (page, _):
+
+        async def respond(route: Route) -> None:
+            await route.fulfill(json=[letter])
+
+        await page.route("**/console/dead-letters?*", respond)
+        await expect(page.locator("#job-rows")).to_contain_text(MARKUP)
+        await page.get_by_role("link", name="Dead letters").click()
+        await page.get_by_role("combobox", name="Group").fill("g")
+        await page.get_by_role("combobox", name="Topic").fill("t")
+        await page.get_by_role("button", name="Show", exact=True).click()
+        await expect(page.locator("#letter-rows")).to_contain_text(MARKUP)
+        await page.get_by_role("link", name="Try a stream").click()
+        await page.get_by_label("From").fill("earliest")
+        await page.get_by_role("button", name="Open").click()
+        await expect(page.locator("#try-events")).to_contain_text("<img src=")
+        assert await page.locator("main img, main script").count() == 0
+        assert (await page.title()).startswith("test ")

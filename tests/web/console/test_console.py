@@ -65,6 +65,13 @@ async def test_every_module_that_a_module_imports_is_served():
         assert (await http.get("/console/..%2f__init__.py")).status_code == 404
 
 
+def test_no_module_makes_markup_of_text():
+    """The page shows what clients and producers send."""
+    for file in PAGE_DIRECTORY.glob("*.js"):
+        text = file.read_text(encoding="utf-8")
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text)
+
+
 async def test_the_root_leads_to_it():
     async with open_admin() as http:
         response = await http.get("/")
