@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .errors import (
         AccessDenied,
         AuthenticationFailed,
+        BrokerTooOld,
         BrokerUnavailable,
         Busy,
         CheckpointRefused,
@@ -72,13 +73,13 @@ _NAMES_BY_MODULE = {
     "api.gateway": "Gateway Produced",
     "api.stream": "Stream",
     "config": "Settings load loads",
-    "errors": "AccessDenied AuthenticationFailed BrokerUnavailable Busy CheckpointRefused "
-    "ConfigError ExtraMissing Fenced FormatError GatewayError GroupFailed GroupInUse "
-    "GuardUnavailable InvalidRecord KafkaError KeyReused LocalBrokerError MemoryFull NotGranted "
-    "NotOwned "
-    "PartitionFailed PipelineError PipelineUnavailable RecordRefused RecordTooLarge "
-    "RegistryUnavailable RequestError StreamEnded TableTooLarge TokenCorrupt TokenError "
-    "TokenForeign TokenTooOld UnknownGroup UnknownTopic",
+    "errors": "AccessDenied AuthenticationFailed BrokerTooOld BrokerUnavailable Busy "
+    "CheckpointRefused ConfigError ExtraMissing Fenced FormatError GatewayError "
+    "GroupFailed GroupInUse GuardUnavailable InvalidRecord KafkaError KeyReused "
+    "LocalBrokerError MemoryFull NotGranted NotOwned PartitionFailed PipelineError "
+    "PipelineUnavailable RecordRefused RecordTooLarge RegistryUnavailable RequestError "
+    "StreamEnded TableTooLarge TokenCorrupt TokenError TokenForeign TokenTooOld "
+    "UnknownGroup UnknownTopic",
     "kafka.embedded": "EmbeddedKafka",
     "web.access": "Access Grant Granted",
     "web.app.app": "Application create_app",
@@ -93,6 +94,7 @@ __all__ = [
     "Application",
     "AuthenticationFailed",
     "Begin",
+    "BrokerTooOld",
     "BrokerUnavailable",
     "Busy",
     "CheckpointRefused",

@@ -8,6 +8,7 @@
     |   +-- TokenTooOld         it goes further back than its route allows
     +-- KafkaError              Kafka did not do what was asked
     |   +-- BrokerUnavailable   there is no connection, or no answer in time
+    |   +-- BrokerTooOld        a broker speaks no version that the gateway does
     |   +-- AuthenticationFailed  the credentials or a certificate were refused
     |   +-- AccessDenied        the principal may not read or write the topic
     |   +-- UnknownTopic        no broker knows the topic

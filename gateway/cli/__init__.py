@@ -2,8 +2,8 @@
 
 The console script `gateway` calls `main`. Each command has a module, which parses the options and
 calls one function of a layer below. A command imports that layer when it runs, so that `--help` and
-completion are quick. The packages `dlq`, `doctor`, `pipeline`, `tail`, `migrate` and
-`cluster_check` hold what one command needs besides.
+completion are quick. The packages `dlq`, `doctor`, `init`, `pipeline`, `tail`, `migrate`
+and `cluster_check` hold what one command needs besides.
 
 Start reading with `commands`, then `run`.
 """

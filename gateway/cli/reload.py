@@ -6,12 +6,15 @@ import os
 import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .commands import EXIT_FAILURE
 from .options import ConfigFileOption
+
+if TYPE_CHECKING:
+    from .admin_address import AdminAddress
 
 
 def reload(
@@ -62,7 +65,7 @@ def reload(
     """
     from gateway.config import load
 
-    from .doctor.run import build_admin_url
+    from .admin_address import AdminAddress, find_admin_address
 
     if dry_run and (pid is not None or pid_file is not None):
         raise typer.BadParameter("a signal brings no answer; give --admin", param_hint="--dry-run")
@@ -70,8 +73,8 @@ def reload(
         raise typer.BadParameter("give one of --pid, --pid-file and --admin")
     settings = load(config)
     if dry_run or admin is not None:
-        url = build_admin_url(settings) if admin is None else admin
-        typer.echo(_request_reload(url, token, is_dry_run=dry_run))
+        address = find_admin_address(settings) if admin is None else AdminAddress(admin)
+        typer.echo(_request_reload(address, token, is_dry_run=dry_run))
         return
     process = pid if pid is not None else _read_pid(pid_file or Path())
     try:
@@ -89,11 +92,11 @@ def reload(
     typer.echo(f"{config}: ok; process {process} reads it again, see its log")
 
 
-def _request_reload(admin: str, token: str | None, *, is_dry_run: bool) -> str:
+def _request_reload(admin: AdminAddress, token: str | None, *, is_dry_run: bool) -> str:
     """Ask a gateway by its admin API to reload, and return lines about what changed.
 
     Args:
-        admin: The URL of the admin API.
+        admin: The admin API.
         token: The token of an operator; None for none.
         is_dry_run: Only ask what would change.
 
@@ -107,11 +110,12 @@ def _request_reload(admin: str, token: str | None, *, is_dry_run: bool) -> str:
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     query = "?dryRun=true" if is_dry_run else ""
     try:
-        response = httpx.post(f"{admin.rstrip('/')}/reload{query}", headers=headers, timeout=60)
+        url = f"{admin.url.rstrip('/')}/reload{query}"
+        response = httpx.post(url, headers=headers, timeout=60, verify=admin.verify)
         result = response.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as exc:
         raise GatewayError(
-            f"no gateway answers at {admin} ({exc}); see `admin on` in its log"
+            f"no gateway answers at {admin.url} ({exc}); see `admin on` in its log"
         ) from None
     if response.status_code != 200:
         raise GatewayError("\n".join(result.get("problems") or [str(result.get("detail"))]))

@@ -15,9 +15,8 @@ from gateway.errors import ConfigError
 from gateway.telemetry.logs import announce
 
 from .completion import complete_topic
-from .debug_option import DebugOption
 from .files import remove_file, replace_file
-from .log_format import LogFormatOption, begin_log
+from .log_options import DebugOption, LogFormatOption, begin_log
 from .options import (
     CONFIG_HELP,
     DEFAULT_CONFIG_FILE,

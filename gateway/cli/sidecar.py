@@ -9,8 +9,7 @@ import typer
 
 from gateway.errors import ConfigError
 
-from .debug_option import DebugOption
-from .log_format import LogFormatOption, begin_log
+from .log_options import DebugOption, LogFormatOption, begin_log
 from .options import ConfigFileOption, HostOption, PortOption
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from support.brokers import embedded_kafka
 from typer.testing import CliRunner, Result
 
 from gateway.cli import app
-from gateway.cli.starter_config import GuardPreset, SecurityPreset, StarterConfig
+from gateway.cli.init.starter_config import GuardPreset, SecurityPreset, StarterConfig
 from gateway.config import Jwt, Settings, loads
 from gateway.kafka.embedded import EmbeddedKafka
 

@@ -9,12 +9,14 @@ import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from support.admin_api import ADMIN_SECTION, open_admin_api
 from support.brokers import embedded_kafka
+from support.certificates import CertificateAuthority
 from support.clients.raw import RawClient
 from support.doctor import describe, diagnose_gateway, get_admin_url, get_first, wait_for_metric
 from support.gateways import GATEWAY, GatewayProcess, build_config, running_gateway
@@ -345,3 +347,27 @@ async def test_the_command_takes_the_address_from_the_configuration(
         file.write_text(json.dumps({**config, "admin": None}))
         ended = await asyncio.to_thread(run_doctor, "-c", str(file))
         assert ended.returncode == 1 and "no section admin" in ended.stderr, ended
+
+
+async def test_with_tls_the_certificate_is_the_one_of_the_configuration(
+    kafka: EmbeddedKafka, tmp_path: Path
+):
+    """It is for the names of clients, and of an authority that this machine need not know."""
+    own = CertificateAuthority(tmp_path).issue_certificate("gateway", valid_days=30)
+    stranger = CertificateAuthority(tmp_path, "other").issue_certificate("stranger")
+    config = build_doctor_config(
+        kafka,
+        listen={"tls": {"certificate": str(own), "key": str(own)}},
+        guards={"users": {"type": "inline", "users": {"eve": {"token": "t"}}, "exposed": True}},
+    ) | {"admin": {"host": "0.0.0.0", "port": 0, "guarded": {"users": []}}}
+    async with running_gateway(config, ready=False) as gateway:
+        await wait_until(lambda: "startup complete" in gateway.log, gateway.read_log_tail, WITHIN)
+        port = int(get_admin_url(gateway).rpartition(":")[2])
+        file = tmp_path / "gateway.yaml"
+        for certificate, status, said in ((own, 0, "no cause"), (stranger, 1, "CERTIFICATE")):
+            tls = {"certificate": str(certificate), "key": str(certificate)}
+            admin = {**config["admin"], "port": port}
+            file.write_text(json.dumps({**config, "admin": admin, "listen": {"tls": tls}}))
+            arguments = ("-c", str(file), "--interval", "1s", "--token", "t")
+            ended = await asyncio.to_thread(run_doctor, *arguments)
+            assert ended.returncode == status and said in ended.stdout + ended.stderr, ended

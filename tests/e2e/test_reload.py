@@ -224,6 +224,33 @@ async def test_who_may_not_be_here_any_more_is_told_so_and_others_stay(
             assert len(named(client, "begin")) == 1
 
 
+async def test_a_key_that_is_added_ends_no_stream_and_one_that_is_removed_does(
+    kafka: EmbeddedKafka, oracle: StreamOracle
+):
+    """A key that was added ended all streams of the guard."""
+    issuer = TokenIssuer()
+    headers = {"Authorization": f"Bearer {issuer.issue_token()}"}
+
+    def config() -> dict[str, Any]:
+        guard = {"type": "jwt", "issuer": ISSUER_NAME, "audience": AUDIENCE, "keys": issuer.jwks}
+        return config_of(kafka, at("/kept", guarded={"login": []}), guards={"login": guard})
+
+    async with (
+        running_gateway(config()) as gateway,
+        RawClient(f"{gateway.base_url}/kept", headers=headers) as client,
+    ):
+        await begun(client)
+        issuer.rotate_key("k1", keep_old=True)
+        assert "1 untouched" in await reload(gateway, config())
+        newer = {"Authorization": f"Bearer {issuer.issue_token()}"}
+        async with RawClient(f"{gateway.base_url}/kept", headers=newer) as other:
+            await begun(other)
+            issuer.rotate_key("k1")
+            assert "2 ended (access-changed)" in await reload(gateway, config())
+            await other.wait_for_events(lambda _: len(named(other, "begin")) == 2)
+        await client.wait_for_events(lambda _: named(client, "end"))
+
+
 async def test_all_workers_take_it_over_also_one_that_is_started_later(
     kafka: EmbeddedKafka, oracle: StreamOracle
 ):

@@ -34,6 +34,7 @@ from support.gateways import build_config, running_gateway
 from support.kafka_proxy import ApiKey, KafkaProxy
 from support.oracle import StreamOracle
 from support.secure_kafka import PASSWORDS_BY_USER, build_unsecured_jwt, grant_access
+from support.waiting import wait_until
 
 from gateway.core.log.record import TopicPartition
 from gateway.kafka.local import BrokerSecurity, LocalKafka
@@ -174,6 +175,40 @@ async def _outlive_sessions(local: LocalKafka, sasl: Mapping[str, str]) -> None:
             assert [event for event in client.events if event["event"] == "ready"] == []
         assert "cause=" not in gateway.log
         print(f"{len(answers)} answers, {Counter(answers)}")
+
+
+async def test_a_password_is_rotated_without_a_reconnect_of_clients(tmp_path: Path):
+    """It needed a restart. Sessions of 2 s make every connection log in again."""
+    security = BrokerSecurity(users=PASSWORDS_BY_USER, mechanisms=("SCRAM-SHA-512",))
+    properties = {"connections.max.reauth.ms": "2000"}
+    file = tmp_path / "password"
+    file.write_text("first")
+    sasl = {"mechanism": "scram-sha-512", "username": "eve", "password": f"${{file:{file}}}"}
+    with running_kafka(LocalKafka(properties=properties, security=security)) as kafka:
+        admin = KafkaAdmin(kafka.bootstrap)
+        admin.create_topic(TOPIC, 3)
+        admin.set_password("eve", "first")
+        async with (
+            StreamOracle(",".join(kafka.bootstrap)) as oracle,
+            running_gateway(configured(kafka, "SASL", sasl=sasl)) as gateway,
+            RawClient(f"{gateway.base_url}/records/{TOPIC}") as client,
+            httpx.AsyncClient(base_url=gateway.base_url, trust_env=False) as http,
+        ):
+            await client.wait_for_events(1)
+            file.write_text("second")
+            os.kill(gateway.pid, signal.SIGHUP)
+            await wait_until(lambda: "configuration reloaded" in gateway.log, gateway.read_log_tail)
+            admin.set_password("eve", "second")
+            loop = asyncio.get_running_loop()
+            ends, written = loop.time() + SESSION_SECONDS, 0
+            while loop.time() < ends:
+                await oracle.produce_records(TOPIC, 1)
+                written += 1
+                await client.wait_for_events(has(written))
+            assert (await http.get("/health/ready")).status_code == 200
+            oracle.check_events(client.events)
+            assert len(client.responses) == 1
+            assert "until a restart" not in gateway.log
 
 
 async def test_a_wrong_password_is_a_reason_not_to_be_ready(secured: LocalKafka):

@@ -16,6 +16,9 @@ from confluent_kafka.admin import (
     NewTopic,
     OffsetSpec,
     ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
 )
 
 REQUEST_TIMEOUT_S = 30.0  # s
@@ -48,6 +51,14 @@ class KafkaAdmin:
         new = NewTopic(name, num_partitions=partitions, config=dict(configs or {}), **placed)
         _wait_for_futures(self.client.create_topics([new], request_timeout=REQUEST_TIMEOUT_S))
         self._wait_until(lambda: len(self.get_leaders(name)) == partitions, f"leaders of {name}")
+
+    def set_password(self, user: str, password: str) -> None:
+        """For SCRAM-SHA-512, also of a user who is new."""
+        scram = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
+        change = UserScramCredentialUpsertion(user, scram, password.encode())
+        _wait_for_futures(
+            self.client.alter_user_scram_credentials([change], request_timeout=REQUEST_TIMEOUT_S)
+        )
 
     def add_partitions(self, name: str, partitions: int) -> None:
         """Returns when the topic has `partitions` of them, all with a leader."""

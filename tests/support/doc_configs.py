@@ -63,7 +63,8 @@ def complete_config(text: str, at: str = "") -> dict[str, Any]:
 
 
 def _complete_topics(part: dict[str, Any], kafka: dict[str, Any]) -> None:
-    known = {each["name"] for each in kafka.get("topics", ())}
+    topics = kafka.get("topics", ())
+    known = {each if isinstance(each, str) else each["name"] for each in topics}
     named: list[str] = []
     for route in part.get("routes", ()):
         target = route.get("with", {})

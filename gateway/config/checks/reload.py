@@ -1,8 +1,8 @@
 """Decide which options a running gateway takes over from a changed configuration.
 
-Routes, guards, topics and log levels are taken over. The options that the process was built from
-(its address, its connections to Kafka) keep their old values until a restart, and are reported.
-What is taken over has to agree with what stays, as the sections of one file have to.
+Routes, guards, topics, log levels and credentials at brokers are taken over. The options that the
+process was built from (its address, the brokers) keep their old values until a restart, and are
+reported. What is taken over has to agree with what stays, as the sections of one file have to.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pydantic.alias_generators import to_camel
 from gateway.config.checks.crosscheck import check_settings
 from gateway.config.sections.admin import Admin
 from gateway.config.sections.kafka import Kafka
+from gateway.config.sections.security import Security
 from gateway.config.sections.settings import Settings
 from gateway.config.source.dump import dump_values
 from gateway.config.source.problems import format_loc
@@ -119,14 +120,28 @@ def _reload_clusters(
     clusters: dict[str, Kafka] = {}
     for name, kafka in running.clusters.items():
         option = f"kafka.{name}" if name else "kafka"
-        if name in loaded.clusters:
-            clusters[name] = _reload_section(
-                kafka, loaded.clusters[name], RELOADABLE_KAFKA_OPTIONS, f"{option}.", kept
-            )
+        new_kafka = loaded.clusters.get(name)
+        if new_kafka is not None:
+            options = RELOADABLE_KAFKA_OPTIONS
+            if _have_same_protocol(kafka.security, new_kafka.security):
+                options |= {"security"}
+            clusters[name] = _reload_section(kafka, new_kafka, options, f"{option}.", kept)
         else:
             kept.append(option)
             clusters[name] = kafka.model_copy(update={"topics": (), "bootstrap": ()})
     return clusters.get("", clusters)
+
+
+def _have_same_protocol(running: Security | None, loaded: Security | None) -> bool:
+    """Return whether brokers that are connected to in one way can be connected to in the other.
+
+    Passwords and files may differ. For another protocol, brokers have another port.
+    """
+    if running is None or loaded is None:
+        return running is loaded
+    return (running.tls is None) == (loaded.tls is None) and (
+        (running.sasl is None) == (loaded.sasl is None)
+    )
 
 
 def _reload_section(

@@ -41,6 +41,14 @@ class GuardSection(Section):
         """The parameters of the query that contain credentials, which logs must not show."""
         return ()
 
+    def admits_all_of(self, other: GuardSection) -> bool:
+        """Return whether each client that another guard admits is admitted by this one as well.
+
+        What the other guard knows of its clients then holds after it was replaced by this one. A
+        guard with other options may know something else of them.
+        """
+        return self == other
+
     def iter_warnings(self) -> Iterator[Problem]:
         """Yield what is valid, but perhaps not as meant, by the option that it is about."""
         return iter(())

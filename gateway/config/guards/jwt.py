@@ -131,6 +131,14 @@ class Jwt(GuardSection):
         """See `GuardSection`."""
         return self.credentials.query
 
+    def admits_all_of(self, other: GuardSection) -> bool:
+        """See `GuardSection`. It is so if only keys were added to a list of keys."""
+        keys, other_keys = self.keys, other.keys if isinstance(other, Jwt) else None
+        if isinstance(keys, tuple) and isinstance(other_keys, tuple):
+            is_same_else = self.model_copy(update={"keys": other_keys}) == other
+            return is_same_else and all(key in keys for key in other_keys)
+        return super().admits_all_of(other)
+
     def iter_warnings(self) -> Iterator[Problem]:
         """Yield warnings about keys without TLS, a missing audience, and short keys."""
         option, url = ("issuer", self.issuer) if self.keys is None else ("keys", self.keys)

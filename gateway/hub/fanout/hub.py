@@ -259,8 +259,10 @@ class Hub:
         Returns:
             The names of the topics whose options changed.
         """
-        self.settings = settings
+        old_security, self.settings = self.kafka.security, settings
         self._set_ring_limit()
+        if self.kafka.security != old_security:
+            self.cluster.replace_security(self.kafka.security)
         changed = self.topics.apply_settings(self.kafka)
         self.models.apply_settings(settings)
         self.document_locks.apply_settings(settings)

@@ -33,6 +33,7 @@ from .outages import Outages
 
 if TYPE_CHECKING:
     from gateway.config.sections.kafka import Kafka
+    from gateway.config.sections.security import Security
 
 
 CLIENT_ID = "gateway"  # the default of `kafka.clientId`
@@ -168,6 +169,11 @@ class Cluster:
         await self.metadata.close()
         await self.connections.close()
         self.outages.forget_all()
+
+    def replace_security(self, section: Security | None) -> None:
+        """Log in by another section `security` from now on; see `Credentials.replace`."""
+        if self.settings.credentials is not None:
+            self.settings.credentials.replace(section)
 
     @property
     def is_reachable(self) -> bool:

@@ -44,6 +44,15 @@ class Credentials:
     def __init__(
         self, security: Security | None = None, names: OptionNames = DEFAULT_OPTION_NAMES
     ) -> None:
+        self._names = names
+        self.replace(security)
+
+    def replace(self, security: Security | None) -> None:
+        """Use other settings for all connections that are opened from now on.
+
+        Connections that are open stay open: their login holds until the broker ends the session.
+        """
+        names = self._names
         self.options = SecurityOptions.from_config(security, names)
         tls = security.tls if security is not None else None
         sasl = security.sasl if security is not None else None

@@ -55,14 +55,15 @@ class Guards:
         Guards that are the same keep their state, such as an issuer's keys.
 
         Returns:
-            The names of the guards that changed or are gone.
+            The names of the guards whose clients have to be admitted again; see
+            `find_changed_guards`.
         """
         old_settings, self._settings = self._settings, settings.guards
         for guard in settings.guards.values():
             add_secret_names(guard.secret_parameters)
-        changed = find_changed_guards(old_settings, settings.guards)
-        for name in changed:
-            self._guards.pop(name, None)
+        for name, section in old_settings.items():
+            if settings.guards.get(name) != section:
+                self._guards.pop(name, None)
         guarded_sections = [route.guarded for route in settings.routes]
         self._admin_route = None if settings.admin is None else settings.admin.route
         if self._admin_route is not None:
@@ -72,7 +73,7 @@ class Guards:
         for name in sorted({name for guarded in guarded_sections for name in guarded}):
             if name not in self._guards:
                 self._guards[name] = self.create_guard(name, settings)
-        return changed
+        return find_changed_guards(old_settings, settings.guards)
 
     def check_settings(self, settings: Settings) -> None:
         """Check that the guards of other settings can be created.
@@ -195,5 +196,12 @@ async def _grant_with_roles(
 def find_changed_guards(
     before: Mapping[str, GuardSection], after: Mapping[str, GuardSection]
 ) -> frozenset[str]:
-    """Return the names of the guards that are other ones after a reload, or gone."""
-    return frozenset(name for name, guard in before.items() if after.get(name) != guard)
+    """Return the names of the guards that may refuse clients after a reload, or know less of them.
+
+    A guard that only admits more, such as a `jwt` with one more key, is not among them.
+    """
+    return frozenset(
+        name
+        for name, guard in before.items()
+        if name not in after or not after[name].admits_all_of(guard)
+    )

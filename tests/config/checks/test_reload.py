@@ -74,3 +74,28 @@ def test_options_that_stay_do_not_hinder_what_agrees_with_them():
         settings(f"{INLINE}listen: {{port: 1}}\n"),
     )
     assert set(reloaded.kept) == {"sidecar", "listen.port"}
+
+
+SCRAM = "mechanism: scram-sha-512, username: u"
+
+
+@pytest.mark.parametrize(
+    ("running", "loaded", "kept"),
+    [
+        (f"sasl: {{{SCRAM}, password: a}}", f"sasl: {{{SCRAM}, password: b}}", ()),
+        ("tls: {verify: true}", "tls: {verify: false}", ()),
+        ("tls: {}", f"tls: {{}}, sasl: {{{SCRAM}, password: b}}", ("kafka.security",)),
+        (f"sasl: {{{SCRAM}, password: a}}", "tls: {}", ("kafka.security",)),
+    ],
+    ids=["password", "verify", "sasl-added", "tls-for-sasl"],
+)
+def test_a_login_is_taken_over_if_the_brokers_listener_stays_the_same(
+    running: str, loaded: str, kept: tuple[str, ...]
+):
+    """A password that was rotated needed a restart."""
+    text = "kafka: {{servers: [a:1], topics: [orders], security: {{{}}}}}"
+    before, after = loads(text.format(running)), loads(text.format(loaded))
+    reloaded = apply_reload(before, after)
+    assert reloaded.kept == kept
+    expected = before if kept else after
+    assert reloaded.settings.clusters[""].security == expected.clusters[""].security

@@ -40,7 +40,7 @@ async def test_avro_becomes_columns_of_its_schema_and_rows_become_avro(spark):
     registry.register_schema("orders-value", ORDER)
     registry.register_schema("out-value", ORDER)
     async with running_app(registry.app) as url:
-        catalogs = {"r": SchemaRegistry(type="schema-registry", url=[url])}
+        catalogs = {"r": SchemaRegistry(type="schema-registry", url=[url], timeout="60s")}
         codecs = Codecs(catalogs["r"])
         order = {"id": "a", "at": AT, "n": 2**60}
         value = (await codecs.encode(SerializationFormat.AVRO, "orders", False, order)).data
@@ -118,7 +118,7 @@ async def test_rows_that_their_schema_refuses_are_dead_letters(
     registry = FakeRegistry()
     registry.register_schema(f"{topic}-value", schema, model.upper())
     async with running_app(registry.app) as url:
-        given = {"r": SchemaRegistry(type="schema-registry", url=[url])}
+        given = {"r": SchemaRegistry(type="schema-registry", url=[url], timeout="60s")}
         to = Output(topic=topic, model=model, catalog="r", guarantee=guarantee)
         await asyncio.to_thread(write, spark, kafka.bootstrap_servers, to, given, tmp_path)
         codecs, format = Codecs(given["r"]), SerializationFormat.parse(model)
@@ -154,7 +154,7 @@ async def test_a_schema_that_is_missing_ends_the_job(spark):
     """Else all rows would become dead letters where only the registry is to be corrected."""
     registry = FakeRegistry()
     async with running_app(registry.app) as url:
-        given = {"r": SchemaRegistry(type="schema-registry", url=[url])}
+        given = {"r": SchemaRegistry(type="schema-registry", url=[url], timeout="60s")}
         to = Output(topic="none", model="avro", catalog="r")
         rows = encode_rows(spark.sql(PRICES), to, ("id",), given)
         with pytest.raises(Exception, match="the registry has no subject 'none-value'"):

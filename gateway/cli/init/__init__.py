@@ -1,4 +1,7 @@
-"""`gateway init`: write a first configuration."""
+"""Write a first configuration, for `gateway init`.
+
+The command asks for what its options do not give; `starter_config` makes the file of the answers.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from gateway.errors import ConfigError, GatewayError
-
-from .files import replace_file, require_writable
-from .options import (
+from gateway.cli.files import replace_file, require_writable
+from gateway.cli.options import (
     DEFAULT_CONFIG_FILE,
     DEFAULT_SERVERS,
     OriginsOption,
@@ -25,6 +26,8 @@ from .options import (
     is_given,
     split_list,
 )
+from gateway.errors import ConfigError, GatewayError
+
 from .starter_config import GuardPreset, SecurityPreset, StarterConfig
 
 if TYPE_CHECKING:
@@ -240,10 +243,9 @@ def _load_kafka(config: StarterConfig) -> Kafka:
 
 
 async def _list_topics(kafka: Kafka) -> list[str]:
+    from gateway.cli.kafka_connection import open_cluster
+    from gateway.cli.topics.topic_report import INTERNAL_PREFIX
     from gateway.kafka.client.failures import OptionNames
-
-    from .kafka_connection import open_cluster
-    from .topics.topic_report import INTERNAL_PREFIX
 
     async with open_cluster(kafka, names=OptionNames(servers="--servers")) as cluster:
         names = await cluster.list_topics()

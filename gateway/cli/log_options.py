@@ -1,13 +1,19 @@
-"""Configure the log of a command that serves before its configuration is loaded."""
+"""Define the options of the commands that serve for their log, and begin it before the rest.
+
+Start reading with `begin_log`.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from gateway.telemetry.logs import COMPONENTS
 
 LOG_FORMAT_VARIABLE = "GATEWAY_LOG_FORMAT"
 
@@ -50,3 +56,36 @@ def begin_log(log_format: LogFormat | None, file: Path | None) -> None:
     if found == LogFormat.JSON:
         logs.configure("json")
         logs.capture_stray_lines()
+
+
+def _validate_components(names: Sequence[str] | None) -> Sequence[str] | None:
+    """Return the values of the option.
+
+    Raises:
+        typer.BadParameter: One of them is not in `COMPONENTS`.
+    """
+    for name in names or ():
+        if name not in COMPONENTS:
+            from gateway.config.source.expression import find_closest
+
+            closest = find_closest(name.removeprefix("gateway."), COMPONENTS)
+            hint = f"did you mean '{closest}'?" if closest else f"use {', '.join(COMPONENTS)}"
+            raise typer.BadParameter(f"unknown component '{name}'; {hint}")
+    return names
+
+
+def _complete_component(incomplete: str) -> list[str]:
+    """Return the components whose names begin with a text."""
+    return [name for name in COMPONENTS if name.startswith(incomplete)]
+
+
+DebugOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--debug",
+        metavar="COMPONENT",
+        callback=_validate_components,
+        autocompletion=_complete_component,
+        help=f"Log in detail what a component does; repeatable. One of {', '.join(COMPONENTS)}.",
+    ),
+]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from .quick_start import SCHEMA_HINT, SCHEMA_MODELINE, build_stream_path, format_text
+from gateway.cli.quick_start import SCHEMA_HINT, SCHEMA_MODELINE, build_stream_path, format_text
 
 GUARD_NAME = "login"
 

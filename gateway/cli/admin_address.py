@@ -1,0 +1,77 @@
+"""Find the admin API of the gateway on this machine by its configuration.
+
+For `gateway doctor` and `gateway reload`.
+"""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from typing import NamedTuple
+
+from gateway.config import Settings
+from gateway.errors import GatewayError
+
+
+class AdminAddress(NamedTuple):
+    """Where an admin API is, and which certificate it must have.
+
+    Attributes:
+        url: Its URL.
+        verify: What httpx verifies its certificate by; True for the authorities of the system.
+    """
+
+    url: str
+    verify: ssl.SSLContext | bool = True
+
+
+def find_admin_address(settings: Settings) -> AdminAddress:
+    """Return the admin API of a gateway with these settings, as it is reached from this machine.
+
+    Its certificate is for the names that clients use, so it is compared with the file instead.
+
+    Raises:
+        GatewayError: There is no admin API, its port is not known, or its certificate cannot be
+            read.
+    """
+    from gateway.web.admin.listener import uses_tls
+
+    from .health import get_local_host
+
+    admin = settings.admin
+    if admin is None:
+        raise GatewayError(
+            "the configuration has no section admin; add `admin: {}`, restart the gateway, and "
+            "try again"
+        )
+    if admin.port == 0:
+        raise GatewayError(
+            "the port is any free one (admin.port: 0); give the URL that the gateway logs as "
+            "`admin on`"
+        )
+    address = f"{get_local_host(admin.host)}:{admin.port}"
+    tls = settings.listen.tls
+    if tls is None or not uses_tls(settings):
+        return AdminAddress(f"http://{address}")
+    return AdminAddress(f"https://{address}", _trust_only(tls.certificate))
+
+
+def _trust_only(certificate: Path) -> ssl.SSLContext:
+    """Return a context for the server that has this certificate, under any name.
+
+    Raises:
+        GatewayError: The file cannot be read, or has no certificate.
+    """
+    from gateway.config.types.authorities import describe_ssl_error
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    # Its issuer need not be there (RFC 4158 allows any certificate to be a trust anchor).
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    try:
+        context.load_verify_locations(certificate)
+    except OSError as exc:
+        raise GatewayError(
+            f"listen.tls.certificate: {certificate}: {describe_ssl_error(exc)}"
+        ) from None
+    return context

@@ -1,0 +1,175 @@
+"""The image, built by buildah and run with a read-only root file system: `make image`.
+
+There may be no registry of images, so the base is a Debian made by debootstrap, with its Python in
+place of the one that the Dockerfile names. Building needs root, 2 GB of disk and some minutes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from packaging.utils import canonicalize_name
+from support.clients.raw import RawClient
+from support.waiting import wait_until
+
+from gateway.kafka.embedded import EmbeddedKafka
+
+ROOT = Path(__file__).parents[2]
+CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
+BASE = """
+FROM scratch
+ADD rootfs.tar /
+RUN ln -s python3 /usr/bin/python
+# The authorities of this machine: what indexes are asked through may have one of its own.
+ENV PIP_CERT=/etc/ssl/certs/ca-certificates.crt
+"""
+# The root file system of the image, which nobody can write to, and what Docker mounts there.
+START = """
+set -e
+mount --bind "$1" "$1"
+mount -o remount,bind,ro "$1"
+mount -t tmpfs tmpfs "$1/tmp"
+mount -t proc proc "$1/proc"
+mount --bind /dev "$1/dev"
+root=$1 folder=$2; shift 2
+exec unshare --root="$root" --wd="$folder" setpriv --no-new-privs --bounding-set=-all \
+    --inh-caps=-all --reuid 65534 --regid 65534 --clear-groups "$@"
+"""
+
+pytestmark = [
+    pytest.mark.skipif(
+        not os.environ.get("GATEWAY_IMAGE"), reason="builds an image for minutes: make image"
+    ),
+    pytest.mark.timeout(3600),
+]
+
+
+class Image(NamedTuple):
+    """root: its root file system, mounted. config: as the image says how it is run."""
+
+    root: Path
+    config: Any
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return dict(each.split("=", 1) for each in self.config["Env"])
+
+    def build_command(self, *arguments: str) -> list[str]:
+        """What runs a command of the image, confined as its user, without root or a way to it."""
+        entry = self.config["Entrypoint"] if arguments[0] != "python" else []
+        program, *rest = [*entry, *arguments]
+        folder = f"{self.environment['PATH'].split(':')[0]}"
+        words = [f"{folder}/{program}", *rest]
+        script = ["sh", "-c", START, "sh", str(self.root), self.config["WorkingDir"], *words]
+        return ["unshare", "--mount", "--propagation", "private", *script]
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
+    folder = tmp_path_factory.mktemp("image")
+    storage = ["--root", f"{folder}/storage", "--runroot", f"{folder}/run"]
+    buildah = ["buildah", *storage, "--storage-driver", "vfs"]
+
+    def run(*command: str) -> str:
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, f"{command}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        return done.stdout.strip()
+
+    packages = "--include=python3,python3-venv,ca-certificates"
+    rootfs = folder / "base" / "rootfs"
+    rootfs.parent.mkdir()
+    run("debootstrap", "--variant=minbase", packages, "stable", str(rootfs))
+    shutil.copy2(CERTIFICATES, rootfs / str(CERTIFICATES).lstrip("/"))
+    run("tar", "-C", str(rootfs), "-cf", f"{rootfs}.tar", ".")
+    shutil.rmtree(rootfs)
+    (rootfs.parent / "Dockerfile").write_text(BASE)
+    build = [*buildah, "build", "--isolation", "chroot", "--format", "docker"]  # with HEALTHCHECK
+    run(*build, "-t", "localhost/python", str(rootfs.parent))
+    run(
+        *build, "-t", "gateway", "--build-arg", "PYTHON=localhost/python",
+        "--ignorefile", str(ROOT / "deploy" / "Dockerfile.dockerignore"),
+        "-f", str(ROOT / "deploy" / "Dockerfile"), str(ROOT),
+    )  # fmt: skip
+    container = run(*buildah, "from", "localhost/gateway")
+    inspected = json.loads(run(*buildah, "inspect", "--type", "image", "localhost/gateway"))
+    try:
+        yield Image(Path(run(*buildah, "mount", container)), inspected["Docker"]["config"])
+    finally:
+        run(*buildah, "rm", container)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.needs("buildah", "debootstrap")
+async def test_the_image_streams_from_kafka_and_says_that_it_is_healthy(
+    image: Image, embedded: EmbeddedKafka, tmp_path: Path
+):
+    embedded.create_topic("orders", 1)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = int(probe.getsockname()[1])
+    variables = {**image.environment, "GATEWAY_LISTEN__PORT": str(port)}
+    variables["GATEWAY_KAFKA__SERVERS"] = ",".join(embedded.bootstrap)
+    log_path = tmp_path / "log"
+    with log_path.open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            *image.build_command("run", "--topic", "orders", "--workers", "2"),
+            env=variables, stdout=log, stderr=log,
+        )  # fmt: skip
+    try:
+        await wait_until(
+            lambda: f"listening on http://0.0.0.0:{port}" in log_path.read_text(),
+            log_path.read_text,
+        )
+        async with RawClient(f"http://127.0.0.1:{port}/events/orders") as client:
+            await client.wait_for_events(1)
+        check = image.config["Healthcheck"]["Test"]
+        assert check[:2] == ["CMD", "gateway"]
+        asked = await asyncio.create_subprocess_exec(
+            *image.build_command(*check[2:]), env=variables
+        )
+        assert await asked.wait() == 0
+        # What `docker run --read-only --cap-drop ALL --security-opt no-new-privileges` is.
+        status = read_status(process.pid)
+        for line in ("Uid:\t65534", "NoNewPrivs:\t1", "CapBnd:\t0000000000000000"):
+            assert line in status
+    finally:
+        process.terminate()
+        assert await process.wait() == 0, log_path.read_text()
+    gone = await asyncio.create_subprocess_exec(
+        *image.build_command(*check[2:]), env=variables, stderr=asyncio.subprocess.DEVNULL
+    )
+    assert await gone.wait() != 0
+
+
+def read_status(pid: int) -> str:
+    return Path(f"/proc/{pid}/status").read_text()
+
+
+@pytest.mark.needs("buildah", "debootstrap")
+def test_the_image_holds_what_the_lock_pins_and_nothing_that_installs(image: Image):
+    program = (
+        "import importlib.metadata as m, json;"
+        "print(json.dumps({d.name.lower(): d.version for d in m.distributions()}))"
+    )
+    done = subprocess.run(
+        image.build_command("python", "-I", "-c", program), env=image.environment,
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    installed = json.loads(done.stdout)
+    lock = (ROOT / "deploy" / "requirements.lock").read_text()
+    assert "pip" not in installed
+    for name, version in installed.items():
+        if name not in ("kafka-gateway", "setuptools"):
+            assert f"\n{canonicalize_name(name)}=={version} " in lock, name
+    assert image.config["User"] == "65534:65534"
+    assert image.config["ExposedPorts"] == {"8080/tcp": {}}
+    assert not (image.root / "src").exists()
