@@ -178,7 +178,7 @@ function buildRow(letter) {
     element("td", { class: "wrap" },
       element("div", { class: "mono" }, `key ${decode(letter.key)}`),
       element("div", { class: "mono" }, decode(letter.value)),
-      headers.length ? fold(`${headers.length} headers`, headers.join("\n")) : ""));
+      headers.length ? fold(headers.length === 1 ? "1 header" : `${headers.length} headers`, headers.join("\n")) : ""));
 }
 
 function fold(title, text) {

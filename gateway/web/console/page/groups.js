@@ -114,7 +114,7 @@ export class GroupsView {
       ["Lag", found.lag === null ? null : count(found.lag)],
       ["Members", found.memberCount], ["Partitions", found.partitionCount],
     ]);
-    const names = new Map(found.members.map((each) => [each.id, each.instanceId ?? each.clientId]));
+    const names = nameMembers(found.members);
     showRows("group-members", found.memberCount, 5, found.members.map((each) =>
       element("tr", {},
         element("th", { scope: "row" }, each.clientId), cell(each.instanceId), cell(each.host),
@@ -126,6 +126,14 @@ export class GroupsView {
         cell(each.lag === null ? null : count(each.lag), { class: "number" }),
         cell(each.owner && (names.get(each.owner) ?? each.owner)))));
   }
+}
+
+/** The names of members by their ids: the client's, if no other member has the same. */
+function nameMembers(members) {
+  const counts = new Map();
+  for (const { clientId } of members) counts.set(clientId, (counts.get(clientId) ?? 0) + 1);
+  return new Map(members.map(({ id, instanceId, clientId }) =>
+    [id, instanceId ?? (counts.get(clientId) === 1 ? clientId : id)]));
 }
 
 /** Rows of a table, and how many more there are. */

@@ -65,8 +65,8 @@ function number(text) {
   return cell(text, { class: "number" });
 }
 
-/** What is wrong with a job: alerts first, then what the doctor found. Nothing if all is well. */
-function buildFindings({ job, alerts, causes, unseen, problem }) {
+/** What is wrong with a job: alerts first, then what the doctor found. Nothing without records. */
+function buildFindings({ job, alerts, causes, unseen, judged, problem }) {
   const items = Object.entries(alerts).map(([name, message]) =>
     element("li", {}, element("b", {}, `Alert ${name}: `), message));
   if (problem) items.push(element("li", {}, problem));
@@ -77,6 +77,7 @@ function buildFindings({ job, alerts, causes, unseen, problem }) {
         ...cause.evidence.map((line) => element("div", { class: "note" }, line)),
         element("div", {}, "Change ", element("code", {}, cause.settings.join(", ")), `. ${cause.advice}`)));
   }
+  if (judged && !items.length) items.push(element("li", {}, "No cause found: the job is healthy, as far as these records show"));
   const reasons = [...new Set(Object.values(unseen))];
   if (reasons.length) items.push(element("li", { class: "quiet" }, `Not all is judged: ${reasons.join("; ")}`));
   if (!items.length) return [];
