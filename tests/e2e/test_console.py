@@ -117,6 +117,21 @@ async def test_an_operator_signs_in_with_a_token(kafka: EmbeddedKafka):
         await expect(page.locator("#connection")).to_have_text("live")
 
 
+async def test_nothing_is_asked_before_an_operator_has_signed_in(kafka: EmbeddedKafka):
+    """The section of the address asked at once, and went on to show that a token was missing."""
+    config = guarded_config_of(kafka, guarded={"users": []})
+    async with open_console(config, fragment="#clients") as (page, _):
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        await page.reload()
+        await expect(page.locator("#sign-in")).to_be_visible()
+        assert not [url for url in asked if "/streams" in url]
+        await page.get_by_label("Token or password").fill("token-of-eve")
+        await page.get_by_role("button", name="Sign in").click()
+        await expect(page.locator("#clients-page")).to_have_text("page 1, 0 clients")
+        await expect(page.locator("#clients-message")).to_be_hidden()
+
+
 async def test_clients_are_paged_by_the_gateway(kafka: EmbeddedKafka):
     async with AsyncExitStack() as stack:
         page, gateway = await stack.enter_async_context(

@@ -22,6 +22,7 @@ const views = {
   configuration: new ConfigurationView(),
 };
 let isFollowing = false;
+let isAdmitted = false; // views ask for nothing before
 const missing = new Set(); // sections of what is not configured
 
 /** Sections of what is not configured are not offered. */
@@ -43,7 +44,9 @@ function showSection() {
       link.scrollIntoView({ block: "nearest", inline: "nearest" });
     } else link.removeAttribute("aria-current");
   }
-  for (const [id, view] of Object.entries(views)) (id === name ? view.show : view.hide)?.call(view);
+  for (const [id, view] of Object.entries(views)) {
+    (isAdmitted && id === name ? view.show : view.hide)?.call(view);
+  }
 }
 
 function setState(state, error) {
@@ -54,7 +57,8 @@ function setState(state, error) {
 }
 
 function askForToken(error) {
-  isFollowing = false;
+  isFollowing = isAdmitted = false;
+  showSection();
   byId("sign-in").hidden = error.status !== 401;
   byId("views").hidden = true;
   byId("message").hidden = !(error.status !== 401 || credentials.get());
@@ -84,6 +88,7 @@ async function start() {
   document.title = `${about.name} – gateway console`;
   for (const view of Object.values(views)) view.start?.(about);
   offerSections(about);
+  isAdmitted = true;
   showSection();
   await follow("console/events", onEvent, setState);
 }
