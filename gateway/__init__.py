@@ -60,6 +60,7 @@ if TYPE_CHECKING:
         TokenError,
         TokenForeign,
         TokenTooOld,
+        UnknownGroup,
         UnknownTopic,
     )
     from .kafka.embedded import EmbeddedKafka
@@ -78,7 +79,7 @@ _NAMES_BY_MODULE = {
     "LocalBrokerError MemoryFull NotGranted NotOwned PartitionFailed PipelineError "
     "PipelineUnavailable RecordRefused RecordTooLarge RegistryUnavailable RequestError "
     "StreamEnded TableTooLarge TokenCorrupt TokenError TokenForeign TokenTooOld "
-    "UnknownTopic",
+    "UnknownGroup UnknownTopic",
     "kafka.embedded": "EmbeddedKafka",
     "web.access": "Access Grant Granted",
     "web.app.app": "Application create_app",
@@ -139,6 +140,7 @@ __all__ = [
     "TokenError",
     "TokenForeign",
     "TokenTooOld",
+    "UnknownGroup",
     "UnknownTopic",
     "__version__",
     "create_app",

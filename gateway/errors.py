@@ -15,6 +15,7 @@
     |   +-- PartitionFailed     one partition answered with an error code
     |   +-- GroupFailed         a consumer group cannot be joined or used
     |   |   +-- GroupInUse      the group has members, so only they may change it
+    |   |   +-- UnknownGroup    there is no such group
     |   +-- Fenced              another producer took over the transactional id
     |   +-- NotOwned            a partition is not assigned to this member (any more)
     +-- RecordRefused           a record cannot be written as it is
@@ -170,6 +171,10 @@ class GroupFailed(KafkaError):
 
 class GroupInUse(GroupFailed):
     """The group has members, so that only they may change its offsets."""
+
+
+class UnknownGroup(GroupFailed):
+    """There is no such group, or nothing is left of it."""
 
 
 class Fenced(KafkaError):

@@ -422,7 +422,7 @@ def titles() -> Iterator[str]:
     beside += ("streams/renewal",)
     apart = {ROOT / "gateway" / "web" / f"{name}.py" for name in beside}
     assert all(path.is_file() for path in apart)
-    apart |= {*ROOT.glob("gateway/web/admin/*.py")}
+    apart |= {*ROOT.glob("gateway/web/admin/*.py"), *ROOT.glob("gateway/web/console/*.py")}
     for path in {*ROOT.glob("gateway/**/*.py")} - apart:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in makes:

@@ -27,6 +27,7 @@ from gateway.errors import (
     TableTooLarge,
     TokenError,
     TokenTooOld,
+    UnknownGroup,
     UnknownTopic,
 )
 from gateway.web.http import problems
@@ -57,6 +58,7 @@ PROBLEMS = {
     "Method not implemented": "The method of the request is unknown.",
     "Misdirected request": "The gateway is asked by a name that `listen.hosts` does not list.",
     "No document": "There is no record with this key, or it was deleted.",
+    "No progress": "Jobs write no progress to a topic. Set `pipelines.progress.topic`.",
     "No reply in time": "No reply arrived within the route's `timeout`. It may still arrive.",
     "No such reply": "No request with this correlation id is known.",
     "Not found": "The entry of the list does not exist.",
@@ -83,6 +85,8 @@ PROBLEMS = {
     "Transfer coding not implemented": "The body has a transfer coding other than `chunked`.",
     "URI too long": "The address of the request is over 64 KiB.",
     "Unauthorized": "Credentials are missing or not valid. Log in again.",
+    "Unknown cluster": "The configuration has no cluster of this name.",
+    "Unknown group": "Kafka has no consumer group of this name.",
     "Unknown path": "No route has this path.",
     "Unknown route": "The configuration has no route of this path.",
     "Unknown stream": "The stream does not exist (any more).",
@@ -147,6 +151,7 @@ _SAMPLES: tuple[GatewayError, ...] = (
     TableTooLarge(""),
     TokenTooOld(""),
     TokenError(""),
+    UnknownGroup("", group="", code=0),
     UnknownTopic("", topic=""),
     AccessDenied(""),
     KafkaError(""),

@@ -9,9 +9,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
-from gateway.errors import GroupFailed, GroupInUse
+from gateway.errors import GroupInUse, UnknownGroup
 from gateway.kafka.admin import groups as group_admin
 from gateway.kafka.client.offsets import EARLIEST, LATEST, READ_UNCOMMITTED, OffsetAndTimestamp
 from gateway.sidecar.http.spec import create_invalid_request
@@ -130,8 +129,6 @@ async def _translate_errors(group: str) -> AsyncIterator[None]:
         yield
     except GroupInUse as error:
         raise StatusError(409, str(error), code="GROUP_IN_USE") from error
-    except GroupFailed as error:
-        if error.code != ErrorCode.GROUP_ID_NOT_FOUND:
-            raise
+    except UnknownGroup as error:
         problem = f"there is no group {group}; GET /adm/groups lists them"
         raise StatusError(404, problem, code="UNKNOWN_GROUP") from error

@@ -2,7 +2,8 @@
 
 Groups can be listed and described, their lag computed, and their committed offsets moved or
 deleted. All functions raise BrokerUnavailable, AuthenticationFailed and AccessDenied; GroupFailed
-with Kafka's error code; and GroupInUse where a group has members and must not have any.
+with Kafka's error code, UnknownGroup if there is none of the name; and GroupInUse where a group has
+members and must not have any.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from gateway.errors import (
     GroupFailed,
     GroupInUse,
     KafkaError,
+    UnknownGroup,
     UnknownTopic,
 )
 from gateway.kafka.client.cluster import Cluster
@@ -123,7 +125,8 @@ async def describe_group(cluster: Cluster, group: str) -> GroupDescription:
         group: The group.
 
     Raises:
-        GroupFailed: There is no such group (code 69), or the coordinator refused.
+        UnknownGroup: There is no such group.
+        GroupFailed: The coordinator refused.
     """
     # A group that the consumer protocol does not know may be one of the classic protocol.
     coordinator = await cluster.coordinators.connect(group)
@@ -139,17 +142,22 @@ async def describe_group(cluster: Cluster, group: str) -> GroupDescription:
     return description
 
 
-async def fetch_lag(cluster: Cluster, group: str) -> dict[TopicPartition, PartitionLag]:
+async def fetch_lag(
+    cluster: Cluster, group: str, description: GroupDescription | None = None
+) -> dict[TopicPartition, PartitionLag]:
     """Return the progress of a group in all partitions that it has committed or its members own.
 
     Args:
         cluster: The cluster.
         group: The group.
+        description: What is known of the group already; None to ask for it.
 
     Raises:
-        GroupFailed: There is no such group (code 69), or the coordinator refused.
+        UnknownGroup: There is no such group.
+        GroupFailed: The coordinator refused.
     """
-    description = await describe_group(cluster, group)
+    if description is None:
+        description = await describe_group(cluster, group)
     owners = {tp: member.id for member in description.members for tp in member.owned}
     # Not only stable offsets: an open transaction must not keep an operator from looking.
     response = await _send_to_coordinator(
@@ -276,12 +284,9 @@ def _raise_for_errors(group: str, errors: Iterable[int]) -> None:
     if error in _GROUP_IN_USE_ERRORS:
         message = f"the group {group} has members; stop them first"
         raise GroupInUse(message, group=group, code=error)
-    reason = (
-        "there is no group"
-        if error == ErrorCode.GROUP_ID_NOT_FOUND
-        else f"error {error} of the group"
-    )
-    raise GroupFailed(f"{reason} {group}", group=group, code=error)
+    if error == ErrorCode.GROUP_ID_NOT_FOUND:
+        raise UnknownGroup(f"there is no group {group}", group=group, code=error)
+    raise GroupFailed(f"error {error} of the group {group}", group=group, code=error)
 
 
 @dataclass(frozen=True, slots=True)

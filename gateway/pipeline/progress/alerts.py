@@ -56,6 +56,12 @@ def get_active_alerts() -> Mapping[tuple[str, str], str]:
         return dict(_active)
 
 
+def list_job_alerts(job: str) -> dict[str, str]:
+    """Return the message of each active alert of a job by the alert's name."""
+    with _lock:
+        return {alert: message for (name, alert), message in _active.items() if name == job}
+
+
 def collect_metrics(samples: MetricSamples) -> None:
     """Add the active alerts to the samples of a scrape."""
     for job, alert in get_active_alerts():

@@ -202,7 +202,7 @@ class ProgressReporter:
         """Report a batch everywhere. A trigger without a batch is ignored.
 
         Args:
-            record: Spark's progress. This method adds `tasks` and `notes` to it.
+            record: Spark's progress. This method adds `tasks`, `notes` and `alerts` to it.
         """
         query, job = record["id"], record.get("name") or record["id"]
         if "addBatch" not in record.get("durationMs", {}):
@@ -215,6 +215,7 @@ class ProgressReporter:
             log.info("%s", format_batch(batch))
             self._update_late_alert(job, batch)
             self._warn_of_invalid(job, batch)
+        record["alerts"] = alerts.list_job_alerts(job)
         self._get_progress_file(job).append(record)
         if self._producer is not None:
             self._producer.send_record(job, record)

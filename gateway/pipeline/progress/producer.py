@@ -49,7 +49,7 @@ class ProgressProducer:
 
         Args:
             job: The name of the job.
-            record: Spark's progress with `tasks` and `notes`.
+            record: Spark's progress with `tasks`, `notes` and `alerts`.
         """
         value = json.dumps({"job": job, **record}, default=str, separators=(",", ":"))
         try:

@@ -1,9 +1,10 @@
 """Keep the latest progress of a job in a file beside its checkpoints.
 
 The doctor reads the file while the job runs, and afterwards. A line is the progress of one batch as
-JSON, with `tasks` and `notes` (see `gateway.pipeline.doctor.query_run`). Lines are appended. When
-the file has twice `MAX_BATCHES` lines, it is replaced by a file with the latest ones, by one
-rename. A reader therefore sees whole lines only, except for a last line that is being written.
+JSON, with `tasks` and `notes` (see `gateway.pipeline.doctor.query_run`), and `alerts`, the messages
+of the active ones by their names. Lines are appended. When the file has twice `MAX_BATCHES` lines,
+it is replaced by a file with the latest ones, by one rename. A reader therefore sees whole lines
+only, except for a last line that is being written.
 """
 
 from __future__ import annotations

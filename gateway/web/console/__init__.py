@@ -5,5 +5,9 @@ stream of server-sent events, and acts by the admin API. Start with `console`, w
 `worker_report` collects what one process knows, `feed` asks the workers for it and writes the
 stream. The decisions in between do no I/O: `partition_watch` and `incident_log` find out what
 changed in a process, `overview` merges the workers, `rates` computes what the charts show.
-`stream_trial` opens a stream for the page, as the client that the operator describes.
+
+Kafka is asked only when an operator looks, within the bounds of `kafka_lookup`: `groups` for
+consumer groups, `jobs` for the progress of Spark jobs, which `job_report` describes. What the
+clients' port does is passed on to it within the process by `internal_request`: `stream_trial` opens
+a stream as the client that the operator describes, `sidecar_calls` has dead letters and replays.
 """

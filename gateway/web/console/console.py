@@ -32,7 +32,12 @@ from gateway.web.workers.bus import Bus
 
 from .configuration import build_report, fetch_file_settings
 from .feed import Feed
-from .stream_trial import StreamTrial
+from .groups import GroupEndpoints
+from .internal_request import PassedResponse
+from .jobs import JobEndpoints
+from .kafka_lookup import KafkaLookup
+from .sidecar_calls import build_routes, describe_sidecar
+from .stream_trial import open_stream
 from .worker_report import WorkerReport
 
 PAGE_DIRECTORY = Path(__file__).parent / "page"
@@ -78,6 +83,8 @@ class Console:
         self._report = WorkerReport(hubs, loop_lag, bus)
         self._feed = Feed(bus)
         hubs.drain_callbacks.add(self._feed.close)
+        lookup = KafkaLookup(hubs)
+        groups, jobs = GroupEndpoints(lookup), JobEndpoints(lambda: self._settings, lookup)
         self._documents = _load_documents()
         self.routes: list[BaseRoute] = [
             Route("/", self._redirect),
@@ -86,6 +93,10 @@ class Console:
             self._build_route("/console/about", self._describe),
             self._build_route("/console/config", self._compare_configuration),
             self._build_route("/console/try", self._try_stream),
+            self._build_route("/console/groups", groups.list_groups),
+            self._build_route("/console/group", groups.describe_group),
+            self._build_route("/console/jobs", jobs.list_jobs),
+            *build_routes(app, self._settings, admin.authorizer),
             # Last: the name of a file is whatever the others are not.
             Route("/console/{name}", self._serve_file),
         ]
@@ -114,6 +125,7 @@ class Console:
     async def _describe(self, request: Request) -> Response:
         """Answer what the page shows from the start, and whether the operator has access."""
         granted: Granted = request.state.operator
+        sidecar = describe_sidecar(self._settings)
         about = {
             "name": self._settings.name,
             "version": __version__,
@@ -123,6 +135,12 @@ class Console:
                 "port": self._settings.listen.port,
                 "tls": self._settings.listen.tls is not None,
             },
+            # Sections that are shown only if there is something to show.
+            "sections": {
+                "jobs": self._settings.pipelines is not None,
+                "dead-letters": sidecar["deadLetters"] or sidecar["replays"],
+            },
+            "sidecar": sidecar,
             "routes": [when.path for route in self._settings.routes for when in route.when],
         }
         return Response(
@@ -144,9 +162,9 @@ class Console:
         file = await fetch_file_settings(self._admin.reload_coordinator, running, self._bus)
         return _build_json(build_report(running, file))
 
-    async def _try_stream(self, request: Request) -> StreamTrial:
+    async def _try_stream(self, request: Request) -> PassedResponse:
         """Answer what a client gets, with the guards of the route."""
-        return StreamTrial(self._app, request, self._stream_routes)
+        return open_stream(self._app, request, self._stream_routes)
 
 
 def _build_json(content: Any) -> Response:

@@ -34,6 +34,7 @@ from gateway.errors import (
     TableTooLarge,
     TokenError,
     TokenTooOld,
+    UnknownGroup,
     UnknownTopic,
 )
 
@@ -78,7 +79,7 @@ def get_code(exc: Exception) -> str:
     match exc:
         case TokenError() if not isinstance(exc, TokenTooOld):
             return "position-refused"
-        case KafkaError() if not isinstance(exc, UnknownTopic | AccessDenied):
+        case KafkaError() if not isinstance(exc, UnknownTopic | UnknownGroup | AccessDenied):
             return "kafka-unavailable"
         case HTTPException(status_code=404):
             return "unknown-path"
@@ -127,6 +128,8 @@ def _describe_error(exc: Exception) -> tuple[int, str, str]:
             return 400, "Resume token refused", str(exc)
         case UnknownTopic():
             return 404, "Unknown topic", str(exc)
+        case UnknownGroup():
+            return 404, "Unknown group", str(exc)
         case AccessDenied():
             return 403, "Access denied", str(exc)
         case KafkaError():

@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import Consumer
 from support.brokers import embedded_kafka
 from support.pipelines import wait_until
-from support.query_progress import build_progress
+from support.query_progress import build_operator, build_progress
 
 from bench.pipeline.scenarios import read_stream, run_scenario
 from gateway.config.sections.pipelines import Pipelines
@@ -138,6 +138,20 @@ def test_tasks_are_looked_at_once_in_a_while(tmp_path: Path):
         2,
         3,
     ]
+
+
+def test_a_record_has_the_alerts_of_its_job(tmp_path: Path):
+    """Alerts were metrics and lines of the log only, so no page could show them."""
+    with report_progress(Pipelines(checkpoints=str(tmp_path)), ()) as told:
+        for batch, dropped in enumerate((0, 900)):
+            for job, late in (("a", dropped), ("b", 0)):
+                operators = [build_operator(dropped_count=late)]
+                progress = build_progress(batch, rows=1000, operators=operators)
+                told.on_query_progress(progress | {"name": job, "id": job, "runId": job})
+    before, after = read_records(get_progress_path(str(tmp_path), "a"))
+    assert before["alerts"] == {} and list(after["alerts"]) == ["late"]
+    assert "too late" in after["alerts"]["late"]
+    assert all(each["alerts"] == {} for each in read_records(get_progress_path(str(tmp_path), "b")))
 
 
 def test_lines_of_the_log_have_job_query_run_and_batch(

@@ -18,6 +18,15 @@ from gateway.web.console.console import PAGE_DIRECTORY
 ORIGIN = "http://127.0.0.1:9901"
 HEADER = {"Gateway-Console": "1"}
 GUARDS = {"ops": {"type": "inline", "users": {"eve": {"token": "token-of-eve"}}}}
+LOOKUPS = [
+    "/console/about",
+    "/console/events",
+    "/console/groups",
+    "/console/group?group=g",
+    "/console/jobs",
+    "/console/config",
+    "/console/try?url=/events",
+]
 ACTIONS = [("DELETE", "/streams/1-x-1"), ("POST", "/revocations"), ("GET", "/streams")]
 
 
@@ -65,6 +74,13 @@ async def test_every_module_that_a_module_imports_is_served():
         assert (await http.get("/console/..%2f__init__.py")).status_code == 404
 
 
+def test_no_module_makes_markup_of_text():
+    """The page shows what clients and producers send."""
+    for file in PAGE_DIRECTORY.glob("*.js"):
+        text = file.read_text(encoding="utf-8")
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text)
+
+
 async def test_the_root_leads_to_it():
     async with open_admin() as http:
         response = await http.get("/")
@@ -99,7 +115,7 @@ async def test_its_own_page_may_act_and_says_so_by_a_header():
 )
 async def test_a_page_of_another_site_may_not_even_with_the_header(headers: dict[str, str]):
     async with open_admin() as http:
-        for method, path in [*ACTIONS, ("GET", "/console/events"), ("GET", "/console/about")]:
+        for method, path in [*ACTIONS, *(("GET", path) for path in LOOKUPS)]:
             response = await http.request(method, path, headers={**HEADER, **headers})
             assert response.status_code == 403, path
             assert "access-control-allow-origin" not in response.headers
@@ -113,7 +129,7 @@ async def test_with_guards_the_page_is_served_and_its_data_asks_for_a_token():
     async with open_admin(guarded={"ops": []}) as http:
         assert (await http.get("/console")).status_code == 200
         assert (await http.get("/console/console.js")).status_code == 200
-        for path in ("/console/about", "/console/events", "/streams"):
+        for path in (*LOOKUPS, "/streams"):
             refused = await http.get(path, headers=HEADER)
             # For Basic, a browser asks in a window of its own.
             assert refused.status_code == 401 and "Basic" not in refused.headers["www-authenticate"]

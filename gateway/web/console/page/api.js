@@ -51,7 +51,9 @@ export async function requestJson(path, options) {
 async function readProblem(response) {
   try {
     const problem = await response.json();
-    return (problem.problems ?? [problem.detail ?? problem.title]).join("; ");
+    // The sidecar has a message and, if there is more to say, a description.
+    const status = [...new Set([problem.message, problem.description])].filter(Boolean);
+    return (problem.problems ?? (problem.detail ? [problem.detail] : status)).join("; ") || problem.title;
   } catch {
     return `status ${response.status}`;
   }

@@ -5,7 +5,7 @@
 
 import { requestJson } from "./api.js";
 import { ask } from "./dialog.js";
-import { byId, bytes, cell, clock, count, element, setText } from "./format.js";
+import { byId, bytes, cell, clock, count, element, setText, showFacts, updateRows } from "./format.js";
 
 const PAGE_SIZE = 100;
 const REFRESH_MS = 3000;
@@ -91,7 +91,9 @@ export class ClientsView {
     setText("clients-page", `page ${this.#cursors.length}, ${streams.length} clients${missed}`);
     // A button that has the focus keeps it: its row is replaced under it.
     const focused = document.activeElement?.dataset.action;
-    byId("client-rows").replaceChildren(...streams.map((each) => this.#buildRow(each)));
+    // Bytes are not shown, and change with each heartbeat.
+    const rows = streams.map(({ bytes: _, ...rest }) => rest);
+    updateRows("client-rows", rows, (each) => this.#buildRow(each));
     if (focused) document.querySelector(`[data-action="${CSS.escape(focused)}"]`)?.focus();
   }
 
@@ -184,14 +186,10 @@ export class ClientsView {
       return;
     }
     byId("client-details").hidden = false;
-    const facts = [
+    showFacts("client-facts", [
       ["URL", stream.url], ["State", stream.state], ["Behind", count(stream.behind)],
       ["Acknowledged", bytes(stream.bytes)], ["Token expires", stream.expires], ["Id", stream.id],
-    ];
-    byId("client-facts").replaceChildren(
-      ...facts.filter(([, text]) => text != null).map(([name, text]) =>
-        element("div", {}, element("dt", {}, name), element("dd", {}, String(text)))),
-    );
+    ]);
     const partitions = (stream.partitions ?? []).slice(0, MAX_PARTITION_ROWS);
     byId("client-partitions").replaceChildren(
       ...partitions.map((each) =>

@@ -3,8 +3,11 @@
 import { credentials, follow, requestJson } from "./api.js";
 import { ClientsView } from "./clients.js";
 import { ConfigurationView } from "./configuration.js";
+import { DeadLettersView } from "./dead-letters.js";
 import { byId, setText } from "./format.js";
+import { GroupsView } from "./groups.js";
 import { IncidentsView } from "./incidents.js";
+import { JobsView } from "./jobs.js";
 import { OverviewView } from "./overview.js";
 import { TrialView } from "./trial.js";
 
@@ -13,17 +16,27 @@ const views = {
   clients: new ClientsView(),
   incidents: new IncidentsView(),
   try: new TrialView(),
+  groups: new GroupsView(),
+  "dead-letters": new DeadLettersView(),
+  jobs: new JobsView(),
   configuration: new ConfigurationView(),
 };
 let isFollowing = false;
+let isAdmitted = false; // views ask for nothing before
+const missing = new Set(); // sections of what is not configured
 
-for (const link of document.querySelectorAll("#sections a")) {
-  link.parentElement.hidden = !(link.hash.slice(1) in views);
+/** Sections of what is not configured are not offered. */
+function offerSections({ sections }) {
+  for (const [id, isConfigured] of Object.entries(sections)) {
+    document.querySelector(`#sections a[href="#${id}"]`).parentElement.hidden = !isConfigured;
+    if (isConfigured) missing.delete(id);
+    else missing.add(id);
+  }
 }
 
 function showSection() {
   const wanted = location.hash.slice(1);
-  const name = wanted in views ? wanted : "overview";
+  const name = wanted in views && !missing.has(wanted) ? wanted : "overview";
   for (const id of Object.keys(views)) byId(id).hidden = id !== name;
   for (const link of document.querySelectorAll("#sections a")) {
     if (link.hash === `#${name}`) {
@@ -31,7 +44,9 @@ function showSection() {
       link.scrollIntoView({ block: "nearest", inline: "nearest" });
     } else link.removeAttribute("aria-current");
   }
-  for (const [id, view] of Object.entries(views)) (id === name ? view.show : view.hide)?.call(view);
+  for (const [id, view] of Object.entries(views)) {
+    (isAdmitted && id === name ? view.show : view.hide)?.call(view);
+  }
 }
 
 function setState(state, error) {
@@ -42,7 +57,8 @@ function setState(state, error) {
 }
 
 function askForToken(error) {
-  isFollowing = false;
+  isFollowing = isAdmitted = false;
+  showSection();
   byId("sign-in").hidden = error.status !== 401;
   byId("views").hidden = true;
   byId("message").hidden = !(error.status !== 401 || credentials.get());
@@ -71,6 +87,8 @@ async function start() {
   setText("name", `${about.name} ${about.version}`);
   document.title = `${about.name} – gateway console`;
   for (const view of Object.values(views)) view.start?.(about);
+  offerSections(about);
+  isAdmitted = true;
   showSection();
   await follow("console/events", onEvent, setState);
 }

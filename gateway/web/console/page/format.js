@@ -60,6 +60,36 @@ export function cell(content, attributes = {}) {
   return element("td", attributes, content instanceof Node ? content : String(content ?? "–"));
 }
 
+/** A list of names and values under an element. What is null is left out. */
+export function showFacts(id, facts) {
+  byId(id).replaceChildren(
+    ...facts.filter(([, text]) => text != null).map(([name, text]) =>
+      element("div", {}, element("dt", {}, name), element("dd", {}, String(text)))),
+  );
+}
+
+/**
+ * Shows items as the rows of a table, and builds and moves only rows that are not there already:
+ * a table whose rows are all new is laid out as a whole, which takes 0.1 s for 100 rows. No two
+ * items may be equal.
+ */
+export function updateRows(id, items, build) {
+  const table = byId(id), before = rowsOf.get(table) ?? new Map(), after = new Map();
+  for (const item of items) {
+    const key = JSON.stringify(item);
+    after.set(key, before.get(key) ?? build(item));
+  }
+  for (const [key, row] of before) if (!after.has(key)) row.remove();
+  let place = table.firstElementChild;
+  for (const row of after.values()) {
+    if (row === place) place = place.nextElementSibling;
+    else table.insertBefore(row, place);
+  }
+  rowsOf.set(table, after);
+}
+
+const rowsOf = new WeakMap(); // the rows of a table by the JSON of their items
+
 export const byId = (id) => document.getElementById(id);
 
 export function setText(id, text) {

@@ -30,6 +30,10 @@ export class PartitionGrid {
     container.addEventListener("keydown", (event) => this.#onKey(event));
     container.addEventListener("click", (event) => this.#onPick(event));
     container.addEventListener("focusin", (event) => this.#onPick(event));
+    container.addEventListener("pointerover", ({ target }) => {
+      // Not before it is needed: 1,000 cells may change at once.
+      if (target.classList.contains("cell")) target.title = target.ariaLabel;
+    });
     new ResizeObserver(() => this.#onResize()).observe(container);
   }
 
@@ -197,13 +201,18 @@ export class PartitionGrid {
   }
 }
 
+const shown = new WeakMap(); // the row that a cell shows; a changed partition is another row
+
 function updateCell(cell, row) {
-  const label = describe(row);
-  if (cell.ariaLabel === label) return;
-  cell.ariaLabel = label;
-  cell.title = label;
+  const before = shown.get(cell);
+  if (before === row) return;
+  shown.set(cell, row);
+  cell.ariaLabel = describe(row);
+  if (before?.state === row.state) return;
   cell.dataset.state = row.state;
-  cell.textContent = GLYPHS[row.state] ?? row.partition;
+  const text = GLYPHS[row.state] ?? String(row.partition);
+  // A new text is laid out, even if it is the same.
+  if (cell.textContent !== text) cell.textContent = text;
 }
 
 function describe(row) {

@@ -1,7 +1,7 @@
 /** The first view: figures with their charts, workers, and the grid of partitions. */
 
 import { Chart } from "./chart.js";
-import { byId, bytes, cell, clock, count, duration, element, seconds, setText } from "./format.js";
+import { byId, bytes, cell, clock, count, duration, element, seconds, setText, showFacts } from "./format.js";
 import { PartitionGrid } from "./grid.js";
 import { Partitions, STATES, STATE_HELP, TROUBLED } from "./partitions.js";
 
@@ -115,12 +115,11 @@ export class OverviewView {
 
   #showChosen() {
     const row = this.#partitions.get(this.#chosen);
-    const target = byId("partition-details");
     if (!row) {
-      target.replaceChildren();
+      showFacts("partition-details", []);
       return;
     }
-    const parts = [
+    showFacts("partition-details", [
       ["Partition", `${row.topicName} ${row.partition}`],
       ["State", `${row.state}: ${STATE_HELP[row.state]}`],
       ["Cause", row.cause],
@@ -128,11 +127,7 @@ export class OverviewView {
       ["Retry at", row.retryAt && clock(row.retryAt)],
       ["Lag", count(row.lag)],
       ["Leader", row.leader ?? "none"],
-    ];
-    target.replaceChildren(
-      ...parts.filter(([, text]) => text != null).map(([name, text]) =>
-        element("div", {}, element("dt", {}, name), element("dd", {}, String(text)))),
-    );
+    ]);
   }
 }
 

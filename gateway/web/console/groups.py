@@ -1,0 +1,125 @@
+"""List the consumer groups of a cluster, and describe one: its members, its offsets and its lag.
+
+Kafka is asked when an operator looks, never by the feed: brokers list their groups on demand only,
+and a cluster may have thousands of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.core.log.record import TopicPartition
+from gateway.errors import RequestError
+from gateway.kafka.admin.groups import PartitionLag, describe_group, fetch_lag, list_groups
+from gateway.kafka.protocol.group_admin_messages import GroupDescription, GroupListing
+
+from .kafka_lookup import KafkaLookup, read_query
+
+PAGE_SIZE = 100  # groups of one page
+MAX_MEMBERS = 500  # members that are described
+MAX_PARTITIONS = 1000  # partitions that are described, those furthest behind first
+HEADERS = {"Cache-Control": "no-store"}
+
+
+class GroupEndpoints:
+    """Answer what is asked about consumer groups. Created by `Console`, which authorizes."""
+
+    def __init__(self, lookup: KafkaLookup) -> None:
+        """Create the handlers.
+
+        Args:
+            lookup: Asks Kafka.
+        """
+        self._lookup = lookup
+
+    async def list_groups(self, request: Request) -> Response:
+        """Answer a page of the groups of a cluster, in the order of their names."""
+        query = read_query(request, ("cluster", "search", "after"))
+        async with self._lookup.open_hub(query.get("cluster")) as hub:
+            listings = await list_groups(hub.cluster)
+            name = hub.name
+        page = build_page(listings, query.get("search", ""), query.get("after", ""))
+        body = {"cluster": name, "clusters": self._lookup.cluster_names, **page}
+        return Response(orjson.dumps(body), headers=HEADERS, media_type="application/json")
+
+    async def describe_group(self, request: Request) -> Response:
+        """Answer one group with its members, and its lag in each partition."""
+        query = read_query(request, ("cluster", "group"))
+        if "group" not in query:
+            raise RequestError(400, "Bad request", "say which: ?group=")
+        async with self._lookup.open_hub(query.get("cluster")) as hub:
+            description = await describe_group(hub.cluster, query["group"])
+            lags = await fetch_lag(hub.cluster, query["group"], description)
+        body = build_description(description, lags)
+        return Response(orjson.dumps(body), headers=HEADERS, media_type="application/json")
+
+
+def build_page(listings: Sequence[GroupListing], search: str, after: str) -> dict[str, Any]:
+    """Return a page of groups as JSON.
+
+    Args:
+        listings: All groups, in the order of their names.
+        search: A part of their names, in any case; empty for all.
+        after: The last name of the page before; empty for the first page.
+    """
+    wanted = search.lower()
+    found = [each for each in listings if wanted in each.name.lower()]
+    following = [each for each in found if not after or each.name > after]
+    shown = following[:PAGE_SIZE]
+    return {
+        "groups": [
+            {"group": each.name, "state": each.state, "type": each.type, "protocol": each.protocol}
+            for each in shown
+        ],
+        "total": len(found),
+        "next": shown[-1].name if len(following) > len(shown) else None,
+    }
+
+
+def build_description(
+    description: GroupDescription, lags: dict[TopicPartition, PartitionLag]
+) -> dict[str, Any]:
+    """Return a group as JSON.
+
+    Args:
+        description: The group and its members.
+        lags: Its progress by partition.
+    """
+    behind = sorted(lags.items(), key=lambda item: (-(item[1].lag or 0), item[0]))
+    known = [lag.lag for lag in lags.values() if lag.lag is not None]
+    members = sorted(description.members, key=lambda member: (member.client_id, member.id))
+    return {
+        "group": description.name,
+        "state": description.state,
+        "type": description.type,
+        "assignor": description.assignor or None,
+        "lag": sum(known) if known else None,
+        "memberCount": len(members),
+        "partitionCount": len(behind),
+        "members": [
+            {
+                "id": member.id,
+                "instanceId": member.instance_id,
+                "clientId": member.client_id,
+                "host": member.host.removeprefix("/"),  # as Java writes an address
+                "partitions": len(member.owned),
+            }
+            for member in members[:MAX_MEMBERS]
+        ],
+        "partitions": [
+            {
+                "topic": tp.topic,
+                "partition": tp.partition,
+                "committed": lag.committed,
+                "end": lag.end_offset,
+                "lag": lag.lag,
+                "owner": lag.owner,
+            }
+            for tp, lag in behind[:MAX_PARTITIONS]
+        ],
+    }

@@ -1,0 +1,206 @@
+/**
+ * Dead letters and replays of the sidecar that runs beside the gateway, by its own API. It asks
+ * for a token of its own if its guards do not know the operator.
+ */
+
+import { requestJson } from "./api.js";
+import { ask } from "./dialog.js";
+import { byId, bytes, cell, clock, count, element, setText } from "./format.js";
+
+const MAX_VALUE_CHARS = 2000;
+const MAX_HEX_BYTES = 64;
+
+export class DeadLettersView {
+  #shown = []; // the letters in the table
+  #of = null; // the group and the topic that they are of
+  #hasReplays = false;
+  #round = 0;
+
+  constructor() {
+    byId("letter-form").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.#of = { group: byId("letter-group").value.trim(), topic: byId("letter-topic").value.trim() };
+      say("");
+      this.#load();
+    });
+    byId("letter-group").addEventListener("input", () => this.#offerTopics());
+    byId("letters-retry").addEventListener("click", () => this.#retry());
+    byId("letters-drop").addEventListener("click", () => this.#drop());
+    byId("replays-refresh").addEventListener("click", () => this.#loadReplays());
+  }
+
+  start({ sidecar }) {
+    byId("letters").hidden = !sidecar.deadLetters;
+    byId("replays").hidden = !sidecar.replays;
+    this.#hasReplays = sidecar.replays;
+    this.groups = sidecar.groups;
+    byId("letter-groups").replaceChildren(...this.groups.map(({ group }) => element("option", { value: group })));
+    if (!byId("letter-group").value && this.groups.length === 1) byId("letter-group").value = this.groups[0].group;
+    this.#offerTopics();
+  }
+
+  show() {
+    if (this.#hasReplays) this.#loadReplays();
+  }
+
+  hide() {
+    this.#round += 1;
+  }
+
+  #offerTopics() {
+    const topics = this.groups.find(({ group }) => group === byId("letter-group").value)?.topics ?? [];
+    byId("letter-topics").replaceChildren(...topics.map((value) => element("option", { value })));
+    if (topics.length === 1) byId("letter-topic").value = topics[0];
+  }
+
+  async #load() {
+    const wanted = this.#of;
+    setText("letters-count", "asking the sidecar");
+    try {
+      const letters = await call(`console/dead-letters?${new URLSearchParams(wanted)}`);
+      if (wanted !== this.#of) return;
+      this.#showLetters(letters);
+    } catch (error) {
+      if (wanted !== this.#of) return;
+      this.#showLetters([]);
+      setText("letters-count", "");
+      byId("letters-retry").disabled = true;
+      say(error.message, true);
+    }
+  }
+
+  #showLetters(letters) {
+    this.#shown = letters;
+    byId("letters-retry").disabled = false;
+    byId("letters-drop").disabled = !letters.length;
+    setText("letters-count", letters.length
+      ? `the next ${letters.length} of ${this.#of.group} in ${this.#of.topic}`
+      : `no dead letters of ${this.#of.group} wait in ${this.#of.topic}`);
+    byId("letter-rows").replaceChildren(...letters.map(buildRow));
+  }
+
+  async #retry() {
+    const { group, topic } = this.#of;
+    const isLast = byId("letters-last").checked;
+    const rest = isLast ? " What fails again is given up." : " What fails again stays a dead letter.";
+    if (!(await ask(`Send the next dead letters of ${topic} to the back end of ${group}?${rest}`, "Retry"))) return;
+    const query = new URLSearchParams({ group, topic, lastretry: isLast });
+    await this.#act(`console/dead-letters/retry?${query}`, { method: "POST" },
+      ({ processed, returned, parked, error }) =>
+        `${processed} processed, ${returned} failed again, ${parked} given up${error ? `; ${error}` : ""}`);
+  }
+
+  async #drop() {
+    const { group, topic } = this.#of;
+    const question = `Give up the ${this.#shown.length} dead letters that are shown? ` +
+      `${group} skips them from then on; the topic keeps them for its retention.`;
+    if (!(await ask(question, "Drop"))) return;
+    const last = new Map();
+    for (const { deadLetter } of this.#shown) {
+      last.set(deadLetter.partition, Math.max(last.get(deadLetter.partition) ?? 0, deadLetter.offset));
+    }
+    const offsets = [...last].map(([partition, offset]) => ({ partition, offset }));
+    const dropped = this.#shown.length;
+    await this.#act("console/dead-letters/drop", { method: "POST", body: { group, topic, offsets } },
+      () => `${dropped} dropped`);
+  }
+
+  async #act(path, options, describe) {
+    try {
+      say(describe(await call(path, options)));
+    } catch (error) {
+      say(error.message, true);
+    }
+    await this.#load();
+  }
+
+  async #loadReplays() {
+    const round = (this.#round += 1);
+    try {
+      const replays = await call("console/replays");
+      if (round !== this.#round) return;
+      byId("replays-message").hidden = true;
+      byId("replay-rows").replaceChildren(
+        ...(replays.length
+          ? replays.map((each) => this.#buildReplay(each))
+          : [element("tr", {}, element("td", { colspan: 9, class: "quiet" }, "none"))]));
+    } catch (error) {
+      if (round !== this.#round) return;
+      byId("replays-message").hidden = false;
+      setText("replays-message", error.message);
+    }
+  }
+
+  #buildReplay(replay) {
+    const target = replay.destinationTopic ?? `the back end of ${replay.consumerGroup}`;
+    const actions = replay.state === "running"
+      ? [element("button", {
+          type: "button", class: "danger", "aria-label": `Cancel the replay of ${replay.topic} to ${target}`,
+          click: () => this.#cancel(replay),
+        }, "Cancel")]
+      : [];
+    return element("tr", { class: replay.error ? "bad" : null },
+      element("th", { scope: "row" }, replay.topic), cell(target), cell(replay.state),
+      cell(`${Math.round(100 * replay.progress)} %`, { class: "number" }),
+      cell(`${count(replay.records)} (${bytes(replay.bytes)})`, { class: "number" }),
+      cell(count(replay.deadLetters), { class: "number" }),
+      cell(clock(Date.parse(replay.updatedAt) / 1000)), cell(replay.error, { class: "wrap" }),
+      element("td", { class: "actions" }, ...actions));
+  }
+
+  async #cancel({ id, topic }) {
+    if (!(await ask(`Cancel the replay of ${topic}? What it has delivered stays delivered.`, "Cancel the replay"))) return;
+    try {
+      await call(`console/replays/${encodeURIComponent(id)}`, { method: "DELETE" });
+    } catch (error) {
+      byId("replays-message").hidden = false;
+      setText("replays-message", error.message);
+      return;
+    }
+    await this.#loadReplays();
+  }
+}
+
+/** A request to the sidecar, with its token if one was entered. */
+function call(path, options = {}) {
+  const token = byId("letter-token").value.trim();
+  const headers = token ? { "Gateway-Stream-Authorization": `Bearer ${token}` } : {};
+  return requestJson(path, { ...options, headers });
+}
+
+function buildRow(letter) {
+  const headers = Object.entries(letter.headers ?? {}).map(([name, value]) => `${name}: ${[value].flat().join(", ")}`);
+  const [reason, ...trace] = (letter.stacktrace ?? "").trim().split("\n");
+  return element("tr", {},
+    element("th", { scope: "row" }, `${letter.topic} ${letter.partition}, offset ${letter.offset}`),
+    cell(clock(letter.deadLetter.timestamp / 1000)), cell(letter.retries, { class: "number" }),
+    element("td", { class: "wrap" }, reason, trace.length ? fold("trace", trace.join("\n")) : ""),
+    element("td", { class: "wrap" },
+      element("div", { class: "mono" }, `key ${decode(letter.key)}`),
+      element("div", { class: "mono" }, decode(letter.value)),
+      headers.length ? fold(headers.length === 1 ? "1 header" : `${headers.length} headers`, headers.join("\n")) : ""));
+}
+
+function fold(title, text) {
+  return element("details", {}, element("summary", {}, title), element("pre", {}, text));
+}
+
+/** Bytes in base64 as text if they are UTF-8, else the first ones as hex digits. */
+function decode(base64) {
+  if (base64 == null) return "null";
+  const data = Uint8Array.from(atob(base64), (each) => each.charCodeAt(0));
+  try {
+    const text = new TextDecoder("utf-8", { fatal: true }).decode(data);
+    return text.length > MAX_VALUE_CHARS ? `${text.slice(0, MAX_VALUE_CHARS)}… (${text.length} characters)` : text;
+  } catch {
+    const hex = [...data.slice(0, MAX_HEX_BYTES)].map((each) => each.toString(16).padStart(2, "0"));
+    return `${bytes(data.length)}: ${hex.join(" ")}${data.length > MAX_HEX_BYTES ? "…" : ""}`;
+  }
+}
+
+function say(text, isBad = false) {
+  const target = byId("letters-message");
+  target.hidden = !text;
+  target.classList.toggle("good", !isBad);
+  setText("letters-message", text);
+}

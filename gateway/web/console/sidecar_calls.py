@@ -1,0 +1,134 @@
+"""Let the page use the sidecar's API of dead letters and replays, where one runs in this process.
+
+Nothing is done here that the sidecar does not do: the page gets those of its operations that are
+listed, and its guards, its audit and its metrics apply. A sidecar in another process has a port of
+its own, and this gateway knows nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlencode
+
+from starlette.requests import Request
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from gateway.config import Settings
+from gateway.web.admin.authorization import OperatorAuthorizer, log_action
+
+from .internal_request import PassedResponse, build_scope
+from .kafka_lookup import read_query
+
+MAX_LETTERS = 50  # that are shown at a time
+MAX_LETTER_BYTES = 1 << 20  # of their keys and values
+PASSED_HEADERS = (b"content-type", b"content-length", b"user-agent")
+# An operator was let in by the guards of `admin`. The name of that port means nothing here, and
+# is none of this machine where the sidecar asks for one.
+HOST_HEADER = (b"host", b"localhost")
+
+
+class SidecarCall(NamedTuple):
+    """An operation of the sidecar that the page may use.
+
+    Attributes:
+        path: Its path below `/console`.
+        method: Its method there. What changes something is no GET, which a page of another site
+            could cause without a preflight request.
+        target: The path of the operation.
+        target_method: The method of the operation.
+        parameters: The names of the parameters that the page gives.
+        fixed: Parameters with their values that it does not.
+        action: What is logged; empty for what changes nothing.
+    """
+
+    path: str
+    method: str
+    target: str
+    target_method: str = "GET"
+    parameters: tuple[str, ...] = ()
+    fixed: Mapping[str, str] = {}
+    action: str = ""
+
+
+DEAD_LETTER_CALLS = (
+    SidecarCall(
+        "/dead-letters", "GET", "/consumers/deadLetter/active",
+        parameters=("group", "topic"),
+        # As bytes: the page shows also those that cannot be decoded.
+        fixed={
+            "maxRecords": str(MAX_LETTERS), "max_bytes": str(MAX_LETTER_BYTES),
+            "keyFormat": "binary", "valueFormat": "binary",
+        },
+    ),
+    SidecarCall(
+        "/dead-letters/retry", "POST", "/consumers/deadLetter/reactive",
+        parameters=("group", "topic", "lastretry"), action="retry dead letters",
+    ),
+    SidecarCall(
+        "/dead-letters/drop", "POST", "/consumers/deadLetter/active/offsets", "POST",
+        action="drop dead letters",
+    ),
+)  # fmt: skip
+REPLAY_CALLS = (
+    SidecarCall("/replays", "GET", "/replays"),
+    SidecarCall(
+        "/replays/{id}", "DELETE", "/replays/{id}", "DELETE", action="cancel replay"
+    ),
+)  # fmt: skip
+
+
+def build_routes(app: ASGIApp, settings: Settings, authorizer: OperatorAuthorizer) -> list[Route]:
+    """Return the routes of what the sidecar of a configuration serves; none without one.
+
+    Args:
+        app: The application of the clients' port, which serves the sidecar, too.
+        settings: The configuration. Its section `sidecar` is read at the start only.
+        authorizer: Admits operators.
+    """
+    section = settings.sidecar
+    calls: list[SidecarCall] = []
+    if section is not None and section.dead_letter is not None:
+        calls += DEAD_LETTER_CALLS
+    if section is not None and section.replay is not None:
+        calls += REPLAY_CALLS
+    return [
+        Route(
+            f"/console{call.path}",
+            authorizer.require_operator(partial(_pass_on, app, call)),
+            methods=[call.method],
+        )
+        for call in calls
+    ]
+
+
+def describe_sidecar(settings: Settings) -> dict[str, Any]:
+    """Return what the page needs to know of the sidecar as JSON."""
+    section = settings.sidecar
+    groups = () if section is None or section.reactive is None else section.reactive.groups
+    return {
+        "deadLetters": section is not None and section.dead_letter is not None,
+        "replays": section is not None and section.replay is not None,
+        "groups": [{"group": each.group, "topics": list(each.topics)} for each in groups],
+    }
+
+
+async def _pass_on(app: ASGIApp, call: SidecarCall, request: Request) -> PassedResponse:
+    parameters = read_query(request, call.parameters)
+    path = call.target.format(**{k: quote(v, safe="") for k, v in request.path_params.items()})
+    scope = build_scope(
+        request,
+        path,
+        urlencode({**parameters, **call.fixed}),
+        PASSED_HEADERS,
+        method=call.target_method,
+    )
+    scope["headers"].append(HOST_HEADER)
+
+    def log_call(status: int) -> None:
+        if call.action:
+            log_action(request, call.action, **parameters, **request.path_params, status=status)
+
+    return PassedResponse(app, scope, log_call)
