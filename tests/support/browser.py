@@ -18,7 +18,7 @@ import shutil
 import signal
 import tempfile
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,11 +36,12 @@ _PORT_PATTERN = re.compile(rb"started successfully on port (\d+)")
 
 @asynccontextmanager
 async def running_browser(
-    *extra_flags: str, records_responses: bool = False
+    *extra_flags: str, http3_address: str = "", records_responses: bool = False
 ) -> AsyncIterator[Browser]:
     """A browser of its own with an empty profile, ended with the block.
 
-    extra_flags: after those of every browser. Of two that say the same, the last one counts.
+    extra_flags: after those of every browser.
+    http3_address: host:port that it asks by HTTP/3 from the first request; it asks nobody else so.
     records_responses: `read_responses` has them.
     """
     require_tools("chromium")
@@ -55,7 +56,11 @@ async def running_browser(
         binary = next(found for name in CHROMIUM_NAMES if (found := shutil.which(name)))
         options = {
             "binary": binary,
-            "args": [*CHROMIUM_FLAGS, *extra_flags, f"--user-data-dir={profile}/profile"],
+            "args": [
+                *_list_flags(http3_address),
+                *extra_flags,
+                f"--user-data-dir={profile}/profile",
+            ],
         }
         logs = {"browser": "ALL"} | ({"performance": "ALL"} if records_responses else {})
         always = {"goog:chromeOptions": options, "goog:loggingPrefs": logs}
@@ -67,6 +72,13 @@ async def running_browser(
         finally:
             with suppress(httpx.HTTPError):
                 await http.delete("", timeout=5)
+
+
+def _list_flags(http3_address: str) -> Sequence[str]:
+    if not http3_address:
+        return CHROMIUM_FLAGS
+    others = [flag for flag in CHROMIUM_FLAGS if flag != "--disable-quic"]
+    return [*others, "--enable-quic", f"--origin-to-force-quic-on={http3_address}"]
 
 
 class BrowserResponse(NamedTuple):
