@@ -18,10 +18,11 @@ import shutil
 import signal
 import tempfile
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import httpx
 from support.clients.chromium import CHROMIUM_FLAGS, CHROMIUM_NAMES
@@ -34,8 +35,15 @@ _PORT_PATTERN = re.compile(rb"started successfully on port (\d+)")
 
 
 @asynccontextmanager
-async def running_browser(*extra_flags: str) -> AsyncIterator[Browser]:
-    """A browser of its own with an empty profile, ended with the block. flags: further ones."""
+async def running_browser(
+    *extra_flags: str, http3_address: str = "", records_responses: bool = False
+) -> AsyncIterator[Browser]:
+    """A browser of its own with an empty profile, ended with the block.
+
+    extra_flags: after those of every browser.
+    http3_address: host:port that it asks by HTTP/3 from the first request; it asks nobody else so.
+    records_responses: `read_responses` has them.
+    """
     require_tools("chromium")
     async with AsyncExitStack() as stack:
         profile = stack.enter_context(
@@ -48,9 +56,14 @@ async def running_browser(*extra_flags: str) -> AsyncIterator[Browser]:
         binary = next(found for name in CHROMIUM_NAMES if (found := shutil.which(name)))
         options = {
             "binary": binary,
-            "args": [*CHROMIUM_FLAGS, *extra_flags, f"--user-data-dir={profile}/profile"],
+            "args": [
+                *_list_flags(http3_address),
+                *extra_flags,
+                f"--user-data-dir={profile}/profile",
+            ],
         }
-        always = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
+        logs = {"browser": "ALL"} | ({"performance": "ALL"} if records_responses else {})
+        always = {"goog:chromeOptions": options, "goog:loggingPrefs": logs}
         wanted = {"capabilities": {"alwaysMatch": always}}
         session = (await _read_response(http.post("/session", json=wanted)))["sessionId"]
         http.base_url = http.base_url.join(f"/session/{session}/")
@@ -59,6 +72,26 @@ async def running_browser(*extra_flags: str) -> AsyncIterator[Browser]:
         finally:
             with suppress(httpx.HTTPError):
                 await http.delete("", timeout=5)
+
+
+def _list_flags(http3_address: str) -> Sequence[str]:
+    if not http3_address:
+        return CHROMIUM_FLAGS
+    others = [flag for flag in CHROMIUM_FLAGS if flag != "--disable-quic"]
+    return [*others, "--enable-quic", f"--origin-to-force-quic-on={http3_address}"]
+
+
+class BrowserResponse(NamedTuple):
+    """A response, when its head has come.
+
+    protocol:   as of ALPN: http/1.1, h2 or h3.
+    connection: a number of the connection that it came over.
+    """
+
+    path: str
+    status: int
+    protocol: str
+    connection: int
 
 
 class Browser:
@@ -134,6 +167,22 @@ class Browser:
         from doing."""
         said = await self._post_command("se/log", type="browser")
         return [f"{each['level']} {each['message']}" for each in said]
+
+    async def read_responses(self) -> list[BrowserResponse]:
+        """Those since it was asked last, also of streams that go on."""
+        entries = await self._post_command("se/log", type="performance")
+        messages = [json.loads(entry["message"])["message"] for entry in entries]
+        responses = [
+            message["params"]["response"]
+            for message in messages
+            if message["method"] == "Network.responseReceived"
+        ]
+        return [
+            BrowserResponse(
+                urlsplit(each["url"]).path, each["status"], each["protocol"], each["connectionId"]
+            )
+            for each in responses
+        ]
 
     async def take_screenshot(self) -> bytes:
         """A PNG of what is on the screen."""

@@ -7,7 +7,9 @@ purpose.
 from __future__ import annotations
 
 import asyncio
+import base64
 import getpass
+import hashlib
 import os
 import shutil
 import signal
@@ -21,6 +23,8 @@ from pathlib import Path
 from typing import ClassVar
 
 import httpx
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from support.certificates import CertificateAuthority
 from support.waiting import wait_until
 
@@ -63,12 +67,22 @@ class Proxy(ABC):
     ) -> httpx.AsyncClient:
         """A client that trusts its certificate. local_address: where it connects from."""
         transport = httpx.AsyncHTTPTransport(
-            verify=self.create_client_context(), http2=http2, local_address=local_address
+            verify=self.create_client_context(),
+            http2=http2,
+            local_address=local_address,
+            limits=httpx.Limits(max_connections=None),  # each stream takes one over HTTP/1.1
         )
         return httpx.AsyncClient(base_url=self.url, transport=transport, timeout=60.0)
 
     def create_client_context(self) -> ssl.SSLContext:
         return self.authority.create_client_context()
+
+    @property
+    def key_digest(self) -> str:
+        """Of the public key of its certificate, as browsers pin it: base64 of SHA-256."""
+        certificate = x509.load_pem_x509_certificate((self._folder / "gateway.crt").read_bytes())
+        key = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        return base64.b64encode(hashlib.sha256(key).digest()).decode()
 
     @property
     def log(self) -> str:

@@ -92,6 +92,9 @@ class SecureStream(ABC):
                 await self.read_stream()
             except (httpx.TransportError, InvalidHandshake, ConnectionClosed, OSError) as error:
                 self.errors.append(repr(error))
+            except Exception as error:
+                self.errors.append(repr(error))
+                self.is_closed = True
             self.is_open = False
             await asyncio.sleep(self._retry_s)
 
