@@ -66,12 +66,16 @@ def _trust_only(certificate: Path) -> ssl.SSLContext:
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
-    # Its issuer need not be there (RFC 4158 allows any certificate to be a trust anchor).
+    # Its issuer need not be there (RFC 4158 allows any certificate to be a trust anchor), and must
+    # not be: whatever else it has issued would be trusted. The gateway's own certificate is the
+    # first of its file.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     try:
-        context.load_verify_locations(certificate)
-    except OSError as exc:
-        raise GatewayError(
-            f"listen.tls.certificate: {certificate}: {describe_ssl_error(exc)}"
-        ) from None
+        text = certificate.read_text("ascii", "replace")
+        begin = text.find(ssl.PEM_HEADER)
+        end = text.find(ssl.PEM_FOOTER, begin) + len(ssl.PEM_FOOTER)
+        context.load_verify_locations(cadata=text[begin:end] if begin >= 0 else "none")
+    except (OSError, ValueError) as exc:
+        reason = describe_ssl_error(exc) if isinstance(exc, OSError) else str(exc)
+        raise GatewayError(f"listen.tls.certificate: {certificate}: {reason}") from None
     return context

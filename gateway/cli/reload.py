@@ -111,7 +111,9 @@ def _request_reload(admin: AdminAddress, token: str | None, *, is_dry_run: bool)
     query = "?dryRun=true" if is_dry_run else ""
     try:
         url = f"{admin.url.rstrip('/')}/reload{query}"
-        response = httpx.post(url, headers=headers, timeout=60, verify=admin.verify)
+        response = httpx.post(
+            url, headers=headers, timeout=60, verify=admin.verify, trust_env=False
+        )
         result = response.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as exc:
         raise GatewayError(

@@ -353,8 +353,12 @@ async def test_with_tls_the_certificate_is_the_one_of_the_configuration(
     kafka: EmbeddedKafka, tmp_path: Path
 ):
     """It is for the names of clients, and of an authority that this machine need not know."""
-    own = CertificateAuthority(tmp_path).issue_certificate("gateway", valid_days=30)
-    stranger = CertificateAuthority(tmp_path, "other").issue_certificate("stranger")
+    authority = CertificateAuthority(tmp_path)
+    own = authority.issue_certificate("gateway", valid_days=30)
+    stranger = authority.issue_certificate("stranger")
+    # As most files are: with the authority, whose other certificates must not be trusted.
+    for file in (own, stranger):
+        file.write_bytes(file.read_bytes() + authority.certificate_path.read_bytes())
     config = build_doctor_config(
         kafka,
         listen={"tls": {"certificate": str(own), "key": str(own)}},

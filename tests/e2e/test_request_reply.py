@@ -32,7 +32,7 @@ of_module: Any = {"scope": "module", "loop_scope": "module"}
 
 kafka = embedded_kafka({"requests": 3, "replies": 2})
 
-WITHIN = 60.0
+WITHIN = 180.0
 MANY = 1000
 GROUP = 50
 TOPICS = ["requests", "replies"]

@@ -20,6 +20,7 @@ from gateway.kafka.embedded import EmbeddedKafka
 
 STREAM_COUNT = 100
 RECORD_COUNT = 20
+WITHIN = 180.0  # s; a browser with a hundred streams is slow on a busy machine
 # More than Chromium takes of all streams of a connection, and of one stream, before a page reads.
 LARGE_PARTITIONS, LARGE_RECORDS, LARGE_BYTES = 8, 160, 100_000
 CONNECTION_WINDOW_BYTES, STREAM_WINDOW_BYTES = 15 << 20, 6 << 20
@@ -57,7 +58,7 @@ class SharedConnection(NamedTuple):
         read_count = STREAM_COUNT - unread_count
         await self.tab.run_script(OPEN_STREAMS, read_count, unread_count)
         await self.tab.wait_for_script(
-            f"return live === {read_count} && unread.length === {unread_count}"
+            f"return live === {read_count} && unread.length === {unread_count}", WITHIN
         )
 
     async def wait_for_bytes(self, count: int) -> None:
@@ -65,6 +66,7 @@ class SharedConnection(NamedTuple):
         await wait_until(
             lambda: self.network.bytes_to_client >= count,
             lambda: f"{self.network.bytes_to_client} of {count} bytes",
+            WITHIN,
         )
 
     async def produce_orders(self) -> None:
@@ -73,11 +75,13 @@ class SharedConnection(NamedTuple):
 
     async def wait_for_orders_of_socket(self) -> None:
         """Until the WebSocket has all."""
-        await self.tab.wait_for_script(f"return socketCount === {RECORD_COUNT}")
+        await self.tab.wait_for_script(f"return socketCount === {RECORD_COUNT}", WITHIN)
 
     async def wait_for_orders(self) -> None:
         """Until every EventSource has each of them once."""
-        await self.tab.wait_for_script(f"return counts.every((count) => count === {RECORD_COUNT})")
+        await self.tab.wait_for_script(
+            f"return counts.every((count) => count === {RECORD_COUNT})", WITHIN
+        )
 
 
 @asynccontextmanager

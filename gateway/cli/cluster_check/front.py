@@ -34,6 +34,7 @@ WEBSOCKET_PATH = "/ws"
 REQUEST_TIMEOUT_S = 15.0
 EVENT_INTERVAL_S = 2.0  # between the two events that show whether the first one is held back
 MAX_IDLE_S = 100.0
+MAX_PROBE_BYTES = 1 << 16  # the two events have 500
 PING_INTERVAL_S = 20.0  # how often the gateway writes to an idle WebSocket
 IDLE_MARGIN_S = 1.5
 LONG_POSITION = "x" * 12_288
@@ -145,14 +146,23 @@ class Front:
             decoder = zlib.decompressobj(wbits=47) if coding == "gzip" else None
             text, first_at, second_at = b"", None, None
             try:
-                async for piece in response.aiter_raw():
-                    text += piece if decoder is None else decoder.decompress(piece)
-                    if first_at is None and b"\n\n" in text:
-                        first_at = loop.time()
-                    if second_at is None and text.count(b"\n\n") > 1:
-                        second_at = loop.time()
-            except httpx.TransportError:
-                pass  # cut off
+                # The time-out of httpx is for each read: what never ends would never end here.
+                async with asyncio.timeout(silence_s + REQUEST_TIMEOUT_S):
+                    async for piece in response.aiter_raw():
+                        text += piece if decoder is None else decoder.decompress(piece)
+                        if first_at is None and b"\n\n" in text:
+                            first_at = loop.time()
+                        if second_at is None and text.count(b"\n\n") > 1:
+                            second_at = loop.time()
+                        if len(text) > MAX_PROBE_BYTES:
+                            break
+            except (httpx.TransportError, TimeoutError):
+                pass  # cut off, or endless
+            except zlib.error:
+                raise FrontError(
+                    f"{self.url}{PROBE_PATH} answers with Content-Encoding: gzip, and what it "
+                    "sends is not; have the proxy leave responses as they are"
+                ) from None
             ended_at = loop.time()
         report = _parse_report(text)
         if report is None or first_at is None:

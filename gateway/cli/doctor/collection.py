@@ -12,6 +12,7 @@ import httpx
 
 from gateway.cli.admin_address import AdminAddress
 from gateway.errors import GatewayError
+from gateway.telemetry import catalog
 
 from .observation import Observation
 from .scrape import Scrape
@@ -39,9 +40,9 @@ async def observe_gateway(
     try:
         async with httpx.AsyncClient(
             base_url=base_url, headers=dict(headers), timeout=REQUEST_TIMEOUT_S,
-            verify=address.verify,
+            verify=address.verify, trust_env=False,
         ) as http:  # fmt: skip
-            before, began = await _scrape(http), time.monotonic()
+            before, began = await _scrape_all_workers(http), time.monotonic()
             await asyncio.sleep(interval_s)
             after, ended = await _scrape(http), time.monotonic()
             routes, health = await _get_json(http, "/routes"), await _get_json(http, "/health")
@@ -62,6 +63,18 @@ async def observe_gateway(
         health,
         () if routes is None else routes["missing"],
     )
+
+
+async def _scrape_all_workers(http: httpx.AsyncClient) -> Scrape:
+    """Return a scrape that includes all workers, if there is one within some attempts.
+
+    All that a worker has counted since its start would otherwise have grown until the next scrape.
+    """
+    for _ in range(MAX_ATTEMPTS):
+        scrape = await _scrape(http)
+        if not scrape.sum(catalog.WORKERS_MISSING):
+            break
+    return scrape
 
 
 async def _scrape(http: httpx.AsyncClient) -> Scrape:

@@ -111,11 +111,13 @@ class StateLogWatcher:
     """
 
     def __init__(self, spark: Any) -> None:
-        self._directory = tempfile.TemporaryDirectory(prefix="gateway-state-")
-        self._path = Path(self._directory.name, "state.jsonl")
         self._unreported: list[LoggedDamage] = []
-        self._detach = _attach_appender(spark._jvm, str(self._path))
-        self._file = self._path.open(encoding="utf-8")
+        # Both have the file open before its directory is removed, so that nothing is left behind
+        # even by a process that is killed.
+        with tempfile.TemporaryDirectory(prefix="gateway-state-") as directory:
+            path = Path(directory, "state.jsonl")
+            self._detach = _attach_appender(spark._jvm, str(path))
+            self._file = path.open(encoding="utf-8")
         self._buffer = ""
         self._lock = threading.Lock()
         self._stop_event = threading.Event()
@@ -143,7 +145,6 @@ class StateLogWatcher:
         except Exception as error:  # the JVM is gone, and the appender with it
             log.debug("the appender for the log of the state cannot be removed: %s", error)
         self._file.close()
-        self._directory.cleanup()
 
     def _poll_until_stopped(self) -> None:
         while not self._stop_event.wait(POLL_INTERVAL_S):

@@ -160,13 +160,14 @@ def create_app(
     home = files.pop("/", None)
     limits = Limits(settings.listen.limits, bus)
     metrics = Metrics(gateway.hubs, settings, limits, bus)
+    probe = front_probe.FrontProbe()
 
     def build_routes(settings: Settings) -> list[BaseRoute]:
         metrics_path = settings.telemetry.metrics.prometheus
         return [
             Route("/health/live", health.report_liveness),
             Route("/health/ready", health.report_readiness),
-            *([Route(front_probe.PATH, front_probe.respond)] if settings.listen.probe else []),
+            *([Route(front_probe.PATH, probe.respond)] if settings.listen.probe else []),
             *assets.build_routes(),
             *discovery.build_routes(
                 settings, home_endpoint=None if home is None else _build_page_endpoint(home)

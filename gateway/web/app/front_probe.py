@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from starlette.requests import Request
@@ -31,10 +31,39 @@ PATH = "/health/front"
 PROBED_HEADERS = ("authorization", "cookie", "idempotency-key", "last-event-id", "origin")
 """The headers that a proxy must pass on, and whose lengths the first event has."""
 MAX_SILENCE_S = 120.0
+MAX_OPEN = 20  # responses of a process at a time; a check has seven
+_BUSY = f"{MAX_OPEN} checks of the proxy are under way; try again"
 
 
-async def respond(request: Request) -> Response:
-    """Return the stream of two events; `?silence=` is the time between them in seconds."""
+class FrontProbe:
+    """The responses to checks of the proxy. One for each application.
+
+    Nobody has to say who they are, so these may not take the places of clients who do.
+    """
+
+    def __init__(self) -> None:
+        """Create it without a response."""
+        self._open_count = 0
+
+    async def respond(self, request: Request) -> Response:
+        """Return the stream of two events; `?silence=` is the time between them in seconds."""
+        if self._open_count >= MAX_OPEN:
+            return build_problem(Busy(503, _BUSY, retry_after=5.0), request.url.path)
+        self._open_count += 1
+        try:
+            response = await _build_response(request, self._release)
+        except BaseException:
+            self._release()
+            raise
+        if not isinstance(response, StreamingResponse):
+            self._release()
+        return response
+
+    def _release(self) -> None:
+        self._open_count -= 1
+
+
+async def _build_response(request: Request, on_end: Callable[[], None]) -> Response:
     limits = request.app.state.limits
     try:
         silence_s = _parse_silence(request.query_params.get("silence", "0"))
@@ -59,6 +88,7 @@ async def respond(request: Request) -> Response:
         finally:
             callbacks.discard(draining.set)
             release_slot()
+            on_end()
 
     headers = STREAM_HEADERS | (GZIP_HEADERS if is_compressed else {})
     return StreamingResponse(iter_events(), headers=headers, media_type=MEDIA_TYPE)

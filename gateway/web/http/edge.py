@@ -8,6 +8,7 @@ port speaks HTTP by uvicorn's protocol on h11, since the one on httptools has no
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import sys
 from typing import TYPE_CHECKING, Any, cast
@@ -162,7 +163,7 @@ def create_uvicorn_config(
         server_header=False,
         proxy_headers=False,
         backlog=LISTEN_BACKLOG,
-        timeout_keep_alive=int(settings.listen.keep_alive_timeout),
+        timeout_keep_alive=math.ceil(settings.listen.keep_alive_timeout),
         **options,
     )
 

@@ -18,7 +18,12 @@ from collections.abc import MutableMapping, Sequence
 from typing import NamedTuple
 
 from gateway.config import Settings
-from gateway.errors import GatewayError
+from gateway.config.checks.crosscheck import check_settings
+from gateway.config.source.dump import dump_values
+from gateway.config.source.problems import format_loc
+from gateway.errors import ConfigError, GatewayError
+
+from .sockets import format_url
 
 FIRST_FD = 3  # SD_LISTEN_FDS_START
 ADMIN_NAME = "admin"
@@ -41,13 +46,21 @@ class InheritedSockets(NamedTuple):
         return f"listening on {url}{', passed by the service manager' if self.clients else ''}"
 
     def apply_to(self, settings: Settings) -> Settings:
-        """Return the settings with the addresses of the sockets in place of those of the file."""
+        """Return the settings with the addresses of the sockets in place of those of the file.
+
+        Raises:
+            ConfigError: The settings are refused for these addresses, such as a guard for
+                development where other machines can connect.
+        """
         changes: dict[str, object] = {}
         if self.clients:
             changes["listen"] = settings.listen.model_copy(update=_read_address(self.clients[0]))
         if self.admin is not None and settings.admin is not None:
             changes["admin"] = settings.admin.model_copy(update=_read_address(self.admin))
-        return settings.model_copy(update=changes)
+        applied = settings.model_copy(update=changes)
+        if changes:
+            _check_addresses(applied)
+        return applied
 
 
 NO_SOCKETS = InheritedSockets()
@@ -65,6 +78,7 @@ def take_inherited_sockets(
 
     Raises:
         GatewayError: A socket cannot be used, or there are too many.
+        ConfigError: The settings are refused for the addresses of the sockets.
     """
     environ = os.environ if environ is None else environ
     pid, count, names = (environ.get(name, "") for name in _VARIABLES)
@@ -80,11 +94,18 @@ def take_inherited_sockets(
     for index in range(int(count)):
         sock = _open_socket(FIRST_FD + index)
         if named.get(index) == ADMIN_NAME:
+            if admin is not None:
+                raise GatewayError(
+                    f"two listening sockets named {ADMIN_NAME} were passed, and only one is used; "
+                    "pass one"
+                )
             admin = sock
         else:
             clients.append(sock)
     _check_sockets(settings, clients, admin)
-    return InheritedSockets(clients, admin)
+    inherited = InheritedSockets(clients, admin)
+    inherited.apply_to(settings)
+    return inherited
 
 
 def copy_socket(clients: Sequence[socket.socket], worker: int) -> socket.socket:
@@ -106,6 +127,13 @@ def _check_sockets(
         raise GatewayError(
             f"{len(clients)} listening sockets were passed for {workers} workers; pass one, or one "
             "per worker (ListenStream=, with ReusePort=yes)"
+        )
+    addresses = sorted({format_url(sock, tls=False) for sock in clients})
+    if len(addresses) > 1:
+        # Each worker accepts from its own: clients of an address would have a part of the workers.
+        raise GatewayError(
+            f"the listening sockets of the workers have different addresses, {', '.join(addresses)}"
+            "; pass one address, once or with ReusePort=yes for each worker"
         )
     if admin is not None and settings.admin is None:
         raise GatewayError(
@@ -141,3 +169,20 @@ def _open_socket(fd: int) -> socket.socket:
 def _read_address(sock: socket.socket) -> dict[str, object]:
     host, port = sock.getsockname()[:2]
     return {"host": host, "port": port}
+
+
+def _check_addresses(settings: Settings) -> None:
+    """Check what a configuration may not have where other machines can connect.
+
+    Raises:
+        ConfigError: It has it.
+    """
+    problems = list(check_settings(dump_values(settings)))
+    if problems:
+        raise ConfigError(
+            [
+                f"{format_loc(problem.loc)}: {problem.message} (the service manager passed a "
+                f"socket of {settings.listen.host})"
+                for problem in problems
+            ]
+        )

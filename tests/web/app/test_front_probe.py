@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import AsyncExitStack
 from typing import Any
 
 import httpx
 from support.gateways import build_config
 from support.in_process_gateway import running_in_process_gateway
 from support.waiting import wait_until
+
+from gateway.web.app.front_probe import MAX_OPEN
 
 PATH = "/health/front"
 AWAY = "127.0.0.1:1"
@@ -67,6 +70,24 @@ async def test_it_counts_towards_the_limits_as_a_stream_does():
             assert (await http.get(PATH)).status_code == 429
         await wait_until(lambda: app.state.limits.connection_count == 0, "the slot")
         assert (await http.get(PATH)).status_code == 200
+
+
+async def test_it_leaves_places_for_clients_who_say_who_they_are():
+    """Anybody could take all of `listen.limits.connections` with it."""
+    async with (
+        running_in_process_gateway(build_config(AWAY)) as (url, _),
+        httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as http,
+    ):
+        async with AsyncExitStack() as stack:
+            for _ in range(MAX_OPEN):
+                answer = await stack.enter_async_context(
+                    http.stream("GET", PATH, params={"silence": 100})
+                )
+                assert answer.status_code == 200
+            assert (await http.get(PATH)).status_code == 503
+        async with asyncio.timeout(60):
+            while (await http.get(PATH)).status_code == 503:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
 
 
 async def test_a_silence_that_is_no_time_is_refused():

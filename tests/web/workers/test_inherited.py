@@ -36,7 +36,7 @@ CONFIG = "{kafka: {servers: ['k:9092']}, listen: {host: 0.0.0.0, port: 80, worke
 
 def take(
     sockets: list[socket.socket], *, names: str = "", count: str = "", workers: int = 1,
-    sections: str = "", pid: str = "",
+    sections: str = "", pid: str = "", config: str = "",
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
     """Run PROGRAM with these sockets as file descriptors from 3 on."""
     with ExitStack() as stack:
@@ -45,7 +45,7 @@ def take(
         moves = "".join(f" {3 + n}<&{each.fileno()}" for n, each in enumerate(high))
         return subprocess.run(
             ["bash", "-c", f'exec "$@"{moves}', "bash", sys.executable, "-c", PROGRAM,
-             CONFIG % (workers, sections)],
+             config or CONFIG % (workers, sections)],
             pass_fds=[each.fileno() for each in high], capture_output=True, text=True, timeout=120,
             env={**os.environ, "LISTEN_FDS": count or str(len(sockets)), "LISTEN_FDNAMES": names,
                  "LISTEN_PID": pid},
@@ -85,7 +85,11 @@ def test_operators_have_the_socket_that_is_named_for_them():
 
 
 def test_each_worker_has_a_socket_of_its_own_or_all_have_one():
-    with closing(listen()) as first, closing(listen()) as second:
+    shared = {"reuse_port": True}
+    with (
+        closing(socket.create_server(("127.0.0.1", 0), **shared)) as first,
+        closing(socket.create_server(first.getsockname(), **shared)) as second,
+    ):
         assert take([first, second], workers=2).returncode == 0
         assert take([first], workers=2).returncode == 0
         done = take([first, second], workers=4)
@@ -120,3 +124,30 @@ def test_a_copy_is_closed_without_the_others():
         with socket.create_connection(("127.0.0.1", get_port(sock))):
             kept.settimeout(30)
             kept.accept()[0].close()
+
+
+def test_what_a_file_may_not_have_on_such_an_address_is_refused():
+    """The file's host was looked at, which the socket replaces: an `inline` guard let in whoever
+    reached the socket."""
+    guards = ", guards: {g: {type: inline, users: {ada: {password: p}}}}, listen: {port: 1}"
+    with closing(socket.create_server(("0.0.0.0", 0))) as sock:
+        done = take([sock], config=f"{{kafka: {{servers: ['k:9092']}}{guards}}}")
+        assert done.returncode != 0
+        assert "guards.g" in done.stderr and "passed a socket of 0.0.0.0" in done.stderr
+    with closing(listen()) as sock:
+        assert take([sock], config=f"{{kafka: {{servers: ['k:9092']}}{guards}}}").returncode == 0
+
+
+def test_workers_with_sockets_of_different_addresses_are_refused():
+    """Only the first was asked whether other machines reach it."""
+    with closing(listen()) as first, closing(socket.create_server(("0.0.0.0", 0))) as second:
+        done = take([first, second], workers=2)
+        assert done.returncode != 0 and "different addresses" in done.stderr
+
+
+def test_a_second_socket_of_operators_is_refused():
+    """Nobody accepted from the first one."""
+    with closing(listen()) as first, closing(listen()) as second:
+        sections = ", admin: {}"
+        done = take([first, second], names="admin:admin", sections=sections)
+        assert done.returncode != 0 and "two listening sockets named admin" in done.stderr
