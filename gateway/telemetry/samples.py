@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any, Self, TypeAlias
 
 from . import catalog
-from .catalog import MergeMode, Metric
+from .catalog import MergeMode, Metric, MetricKind
 from .histogram import Histogram
 
 Labels: TypeAlias = tuple[str, ...]
@@ -99,6 +99,23 @@ class MetricSamples:
         values = self._values.setdefault(metric.name, {})
         present = values.get(labels)
         values[labels] = value if present is None else _merge_values(metric.merge, present, value)
+
+
+def select_counters(samples: Mapping[str, Iterable[Any]]) -> dict[str, list[Any]]:
+    """Return the counters and histograms that are not 0.
+
+    Args:
+        samples: Samples as `to_json` returns them.
+    """
+    return {
+        name: [
+            [labels, value]
+            for labels, value in values
+            if (any(value) if isinstance(value, list) else value)
+        ]
+        for name, values in samples.items()
+        if name in _BY_NAME and _BY_NAME[name].kind is not MetricKind.GAUGE
+    }
 
 
 def _merge_values(merge: MergeMode, one: Value, other: Value) -> Value:

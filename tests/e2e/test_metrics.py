@@ -22,7 +22,7 @@ from support.oracle import StreamOracle
 from support.otlp import running_collector
 from support.scrape import OPENMETRICS_TYPE, MetricsScrape, fetch_metrics
 from support.waiting import wait_until
-from support.workers import running_workers
+from support.workers import find_workers, running_workers
 
 import gateway.telemetry
 from gateway.core.error_code import ErrorCode
@@ -317,3 +317,47 @@ async def test_figures_are_sent_by_otlp_too(kafka: EmbeddedKafka):
                 assert (await http.get(running.base_url + "/metrics")).status_code == 404
             assert await running.stop() == 0
             assert "s3cret" not in running.log
+
+
+async def test_no_counter_falls_while_a_worker_is_late_or_when_it_crashed(kafka: EmbeddedKafka):
+    """Prometheus took it for a restart, and counted old events again."""
+    config = build_config(kafka.bootstrap, ["orders"])
+    requests = 30
+    async with running_workers(config, 2) as gateway:
+        for _ in range(requests):  # a connection each, so that both workers count some
+            async with httpx.AsyncClient(trust_env=False, timeout=WITHIN) as http:
+                assert (await http.get(f"{gateway.base_url}/nothing")).status_code == 404
+        found = await scrapes(gateway, lambda each: count_refused(each) == requests, "all refused")
+        assert found["gateway_workers", {}] == 2
+        worker = find_workers(gateway)[2]
+        worker.suspend()
+        try:
+            late = await scrape_other_worker(gateway)
+        finally:
+            worker.resume()
+        assert late["gateway_workers_missing", {}] == 1
+        assert count_refused(late) == requests
+        await scrapes(gateway, lambda each: each["gateway_workers", {}] == 2, "both again")
+        worker.kill()
+        restarted = {"worker": "2"}
+        found = await scrapes(
+            gateway, lambda each: each["gateway_worker_restarts_total", restarted] == 1, "restart"
+        )
+        assert count_refused(found) == requests
+        found = await scrapes(gateway, lambda each: each["gateway_workers", {}] == 2, "both again")
+        assert count_refused(found) == requests
+
+
+def count_refused(scrape: MetricsScrape) -> float:
+    return scrape.sum_series("gateway_refused_requests_total", status="404")
+
+
+async def scrape_other_worker(gateway: GatewayProcess) -> MetricsScrape:
+    """One that a worker answers; the one that is suspended accepts connections, too."""
+    async with asyncio.timeout(WITHIN):
+        while True:
+            try:
+                async with asyncio.timeout(5):
+                    return await fetch_metrics(gateway)
+            except TimeoutError:
+                continue

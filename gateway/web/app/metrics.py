@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
@@ -27,6 +27,7 @@ from gateway.web.http import problems
 from gateway.web.routing.connection_counts import LimitKind
 from gateway.web.routing.limits import Limits
 from gateway.web.workers.bus import Bus, SupervisorUnavailable
+from gateway.web.workers.counter_history import build_report
 
 log = logging.getLogger(__name__)
 
@@ -106,16 +107,26 @@ class Metrics:
             await asyncio.sleep(0)  # merging takes long: let the event loop serve clients meanwhile
         samples.add(catalog.WORKERS, len(responses.by_worker))
         samples.add(catalog.WORKERS_MISSING, len(responses.missing))
-        await self._add_shared_series(samples)
+        await self._add_shared_series(samples, build_report(responses.by_worker, responses.missing))
         return samples
 
-    async def _add_shared_series(self, samples: MetricSamples) -> None:
-        """Add what no worker counts: the supervisor's metrics, and the series that are still 0."""
+    async def _add_shared_series(
+        self, samples: MetricSamples, report: Mapping[str, Any] | None = None
+    ) -> None:
+        """Add what no worker counts: the supervisor's metrics, and the series that are still 0.
+
+        Args:
+            samples: The samples.
+            report: What the scrape has of which workers, for the supervisor; None for the samples
+                of this worker alone.
+        """
         if self._bus.worker_count > 1:
             # A supervisor that is away, or busy, costs its own series only.
             with suppress(SupervisorUnavailable):
                 samples.merge(
-                    await self._bus.call_supervisor(SUPERVISOR_TOPIC, timeout_s=BUS_TIMEOUT_S)
+                    await self._bus.call_supervisor(
+                        SUPERVISOR_TOPIC, report, timeout_s=BUS_TIMEOUT_S
+                    )
                 )
         else:
             samples.add(catalog.WORKER_RESTARTS, 0, self._bus.worker)

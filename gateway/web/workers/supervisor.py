@@ -49,6 +49,7 @@ from gateway.web.console import configuration
 from gateway.web.exchange.key_locks import serve_key_locks
 from gateway.web.routing.limits import serve_limits
 
+from .counter_history import CounterHistory
 from .inherited import NO_SOCKETS, InheritedSockets, copy_socket
 from .outage_log import serve_outages
 from .relay import Relay
@@ -193,6 +194,11 @@ class WorkerProcess:
     restarts: int = 0
     was_killed: bool = False
 
+    @property
+    def is_running(self) -> bool:
+        """Return whether it has a process that has not ended."""
+        return self.process is not None and self.process.returncode is None
+
 
 class Supervisor:
     """Start workers, restart them when they crash, and end them.
@@ -234,6 +240,7 @@ class Supervisor:
         self._workers = [WorkerProcess(n, sock) for n, sock in enumerate(sockets.by_worker, 1)]
         self._relay = Relay(bus_path)
         self._reload_counts = ReloadCounts()
+        self._counter_history = CounterHistory()
         self._get_blocklist = serve_blocklist(self._relay)
         self._has_served = False  # a worker has connected to the bus
         self._exit_status = 0
@@ -314,6 +321,9 @@ class Supervisor:
     def _handle_metrics_query(self, worker: int, data: Any) -> Any:
         """Return what only the supervisor counts, for a scrape of a worker."""
         samples = MetricSamples()
+        if data is not None:
+            running = {each.number for each in self._workers if each.is_running}
+            self._counter_history.update(data, running, samples)
         self._reload_counts.collect_metrics(samples)
         for each in self._workers:
             samples.add(catalog.WORKER_RESTARTS, each.restarts, each.number)
@@ -387,7 +397,9 @@ class Supervisor:
         worker.process.stdin.write(encode_message(spec))
         if self._stop_event.is_set():  # a signal came while the process was started
             worker.process.terminate()
-        return await worker.process.wait()
+        status = await worker.process.wait()
+        self._counter_history.end_worker(worker.number)
+        return status
 
     async def _back_off(self, worker: WorkerProcess, status: int, uptime_s: float) -> None:
         """Wait before a worker that crashed is restarted: not at all after its first crash."""
