@@ -153,7 +153,8 @@ class SecureWebSocket(SecureStream):
             ssl=self._context,
             proxy=None,
             open_timeout=WAIT_TIMEOUT_S,
-            ping_interval=None,
+            ping_interval=20.0,  # a connection that is dead is noticed, as programs do it
+            ping_timeout=20.0,
             close_timeout=1.0,
         ) as socket:
             async for text in socket:
