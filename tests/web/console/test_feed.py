@@ -27,7 +27,7 @@ class Reports:
         bus.add_handler(BUS_TOPIC, self.answer)
 
     def answer(self, worker: int, known: Mapping[str, Any]) -> dict[str, Any]:
-        self.known.append(known[str(self.bus.worker)])
+        self.known.append(tuple(known[str(self.bus.worker)]))
         self.count += 1
         row = ("", "orders", self.bus.worker, "ready", None, float(self.count), None, 0, 1)
         return {
@@ -115,3 +115,22 @@ async def test_all_workers_are_asked():
         _, snapshot = await read_event(events)
         assert sorted(row[2] for row in snapshot["partitions"]) == [1, 2, 3]
         await events.aclose()
+
+
+async def test_viewers_that_come_together_all_begin_with_what_is_known():
+    """Each replaced what the others had asked for, and most were sent a snapshot without rows."""
+    async with worker_buses(2) as made:
+        reports = [Reports(bus) for bus in made.buses]
+        await made.start()
+        feed = Feed(made.buses[0])
+        viewers = [feed.watch(WAIT_TIMEOUT_S) for _ in range(6)]
+
+        async def read_snapshot(events: AsyncIterator[bytes]) -> dict[str, Any]:
+            await anext(events)
+            return (await read_event(events))[1]
+
+        for snapshot in await asyncio.gather(*map(read_snapshot, viewers)):
+            assert sorted(row[2] for row in snapshot["partitions"]) == [1, 2]
+        assert [each.known.count(("", 0, 0)) for each in reports] == [1, 1]
+        for events in viewers:
+            await events.aclose()
