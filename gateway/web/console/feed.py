@@ -32,7 +32,7 @@ RETRY_MS = 1000  # until a client connects again
 class Feed:
     """The events of one process for all that watch. Owned by `Console`.
 
-    Between calls, `_task` runs exactly while there are viewers, and `_overview` has what the workers
+    Between calls, `_task` runs exactly while there are viewers, and `_overview` has what workers
     answered to the first question. Viewers that come together share that question: `_start_lock`
     is held from the look for viewers until the first of them is one.
     """
