@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from support.brokers import embedded_kafka
-from support.console_page import config_of, open_console
+from support.clients.raw import RawClient
+from support.console_page import config_of, guarded_config_of, open_console
 from support.playwright_page import expect
 
 from gateway.kafka.embedded import EmbeddedKafka
@@ -39,6 +40,46 @@ async def test_the_page_says_that_all_is_well_only_once_it_knows(kafka: Embedded
         await expect(page.locator("#partition-count")).to_have_text("0")
         await expect(health).to_have_attribute("data-level", "quiet")
         await expect(health).to_have_text("waiting for the first figures")
+
+
+async def test_a_reload_that_a_worker_did_not_apply_says_so(kafka: EmbeddedKafka):
+    """The page said "Reloaded" of all workers."""
+    outcome = {
+        "routes": {"same": 2, "changed": 0, "added": 0, "removed": 0},
+        "streams": {},
+        "kept": [],
+        "missing": [2],
+    }
+    async with open_console(config_of(kafka), fragment="#configuration") as (page, _):
+        # The file has the port by now that the system chose.
+        state = page.locator("#config-state")
+        await expect(state).to_contain_text("it needs a restart: listen.port")
+        await page.route("**/reload", lambda route: route.fulfill(json=outcome))
+        await page.get_by_role("button", name="Reload").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Reload").click()
+        await expect(state).to_contain_text("; worker 2 did not answer")
+        await expect(state).not_to_have_class("message good")
+
+
+async def test_a_block_that_a_worker_did_not_hear_of_says_so(kafka: EmbeddedKafka):
+    """The page said that the identity is blocked, and one worker still served it."""
+    config = guarded_config_of(kafka)
+    async with open_console(config, fragment="#clients") as (page, gateway):
+        url, token = f"{gateway.base_url}/kept", {"Authorization": "Bearer token-of-ada"}
+        async with RawClient(url, headers=token):
+            row = page.locator("#client-rows tr").filter(has_text="ada (users)")
+            await page.route(
+                "**/revocations",
+                lambda route: (
+                    route.fulfill(json={"ended": 0, "missing": [2]})
+                    if route.request.method == "POST"
+                    else route.continue_()
+                ),
+            )
+            await row.get_by_role("button", name="Block").click()
+            await page.get_by_role("dialog").get_by_role("button", name="Block").click()
+            message = page.locator("#clients-message")
+            await expect(message).to_contain_text("ada is blocked; 0 streams end; worker 2 did not")
 
 
 async def test_a_worker_that_does_not_answer_is_not_forgotten(kafka: EmbeddedKafka):
