@@ -56,7 +56,7 @@ def config_of(kafka: EmbeddedKafka, **admin: Any) -> dict[str, Any]:
     routes = [
         {"when": [{"path": "/open/{id}"}], "with": {"topic": "orders", "format": "envelope"}},
         {
-            "when": [{"path": "/kept"}],
+            "when": [{"path": "/kept"}, {"path": "/v2/kept"}],
             "guarded": {"users": ["read"]},
             "with": {"topic": "stock", "format": "envelope"},
         },
@@ -304,6 +304,20 @@ async def test_streams_are_ended_by_id_and_by_who_has_them_and_no_others(
         assert again.status_code == 404
         assert again.headers["content-type"] == "application/problem+json"
         assert "admin: disconnect identity='ada' guard='users' ended=3" in gateway.log[before:]
+
+
+async def test_streams_are_ended_by_any_path_of_their_route(gateway: GatewayProcess):
+    """A path of a route that was not its first one selected no stream."""
+    async with AsyncExitStack() as stack:
+        paths = ["/kept", "/v2/kept"]
+        clients = [await connected(stack, gateway, "sse", path, "ada") for path in paths]
+        http = await stack.enter_async_context(open_admin_api(gateway))
+        for path in paths:
+            assert len(await list_streams(http, f"route={path}")) == 2
+        answer = await http.delete("/streams?route=/v2/kept")
+        assert answer.json() == {"ended": 2, "missing": []}
+        for client in clients:
+            await ended(client, "disconnected")
 
 
 async def test_what_is_misspelt_ends_nothing(gateway: GatewayProcess):

@@ -117,7 +117,7 @@ class AdminApi:
         """Answer a page of the list of streams."""
         params = request.query_params
         stream_filter, limit = (
-            parse_stream_filter(request, "limit", "after"),
+            self._parse_stream_filter(request, "limit", "after"),
             _parse_limit(params.get("limit")),
         )
         cursor = ListCursor.parse(params["after"]) if "after" in params else ListCursor()
@@ -136,7 +136,7 @@ class AdminApi:
         return JSONResponse(stream, headers=NO_STORE_HEADERS)
 
     async def _end_streams(self, request: Request) -> Response:
-        stream_filter = parse_stream_filter(request)
+        stream_filter = self._parse_stream_filter(request)
         if stream_filter == StreamFilter():
             # An empty filter would end all streams by a mistake.
             detail = "say which: ?route=, ?identity= (?guard=) or ?address="
@@ -222,7 +222,7 @@ class AdminApi:
         )
 
     async def _pause_route(self, request: Request) -> Response:
-        route = self._find_route_name(request)
+        route = self._find_route_name(request.path_params["path"])
         entry = BlocklistEntry("", "", route, None, time.time(), format_operator(request))
         result = await self.blocklist.add_entry(entry)
         log_action(request, "pause", route=route, ended=result.ended)
@@ -231,20 +231,33 @@ class AdminApi:
     async def _resume_route(self, request: Request) -> Response:
         """Resume a route; also one that a reload removed or renamed while it was paused."""
         path = f"/{request.path_params['path'].lstrip('/')}"
-        route = (
-            path if self.blocklist.find_pause(path) is not None else self._find_route_name(request)
-        )
+        route = path if self.blocklist.find_pause(path) is not None else self._find_route_name(path)
         result = await self.blocklist.remove_entry(("", "", route))
         log_action(request, "resume", route=route)
         return JSONResponse({"route": route, "missing": result.missing}, headers=NO_STORE_HEADERS)
 
-    def _find_route_name(self, request: Request) -> str:
-        """Return the name of the route with this path.
+    def _parse_stream_filter(self, request: Request, *other_names: str) -> StreamFilter:
+        """Return the filter of a query, with the name of the route that has the path it gives.
+
+        Args:
+            request: The request.
+            *other_names: Parameters that the request may have besides those of the filter.
+
+        Raises:
+            RequestError: 400 for an unknown parameter, 404 for a path that no route has.
+        """
+        stream_filter = parse_stream_filter(request, *other_names)
+        if stream_filter.route is None:
+            return stream_filter
+        return stream_filter._replace(route=self._find_route_name(stream_filter.route))
+
+    def _find_route_name(self, path: str) -> str:
+        """Return the name of the route with this path, which may come without its first slash.
 
         Raises:
             RequestError: 404 if there is none.
         """
-        path = f"/{request.path_params['path'].lstrip('/')}"
+        path = f"/{path.lstrip('/')}"
         for route in self._stream_routes.settings.routes:
             if path in [when.path for when in route.when]:
                 return get_route_name(route)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from gateway.config import Settings
+from gateway.config.checks.reload import apply_reload
 from gateway.config.source.dump import dumps
 from gateway.errors import GatewayError, RequestError
 from gateway.web.admin.reload_coordinator import ReloadCoordinator, list_problems
@@ -28,11 +30,15 @@ class FileSettings(NamedTuple):
             file, or if it has mistakes.
         problems: The mistakes, a line each.
         is_same: It says the same as what is in effect, secrets included.
+        is_reloadable: A reload would change something.
+        kept: The changed options that need a restart, named as in the file.
     """
 
     text: str
     problems: list[str]
     is_same: bool
+    is_reloadable: bool = False
+    kept: Sequence[str] = ()
 
 
 def read_file_settings(load: SettingsLoader | None, running: Settings) -> FileSettings:
@@ -46,9 +52,12 @@ def read_file_settings(load: SettingsLoader | None, running: Settings) -> FileSe
         return FileSettings("", [], is_same=False)
     try:
         loaded = load()
+        # What a reload would say of it: it may refuse what is well by itself, such as a cluster.
+        reloaded = apply_reload(running, loaded)
     except (GatewayError, OSError) as exc:
         return FileSettings("", list_problems(exc), is_same=False)
-    return FileSettings(dumps(loaded), [], loaded == running)
+    is_reloadable = reloaded.settings != running
+    return FileSettings(dumps(loaded), [], loaded == running, is_reloadable, reloaded.kept)
 
 
 async def fetch_file_settings(
@@ -94,8 +103,16 @@ def build_report(running: Settings, file: FileSettings) -> dict[str, Any]:
         state = "refused"
     elif not file.text:
         state = "no-file"
-    elif diff:
-        state = "differs"
+    elif file.is_same:
+        state = "same"
+    elif not file.is_reloadable:
+        state = "restart"
     else:
-        state = "same" if file.is_same else "secrets"
-    return {"loaded": loaded, "diff": diff, "problems": file.problems, "state": state}
+        state = "differs" if diff else "secrets"
+    return {
+        "loaded": loaded,
+        "diff": diff,
+        "problems": file.problems,
+        "state": state,
+        "kept": list(file.kept),
+    }

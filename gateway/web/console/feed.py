@@ -32,7 +32,9 @@ RETRY_MS = 1000  # until a client connects again
 class Feed:
     """The events of one process for all that watch. Owned by `Console`.
 
-    Between calls, `_task` runs exactly while there are viewers.
+    Between calls, `_task` runs exactly while there are viewers, and `_overview` has what workers
+    answered to the first question. Viewers that come together share that question: `_start_lock`
+    is held from the look for viewers until the first of them is one.
     """
 
     def __init__(self, bus: Bus) -> None:
@@ -44,6 +46,7 @@ class Feed:
         self._bus = bus
         self._viewers: set[_Viewer] = set()
         self._overview = Overview(bus.worker_count)
+        self._start_lock = asyncio.Lock()
         self._tasks = BackgroundTasks(log)
         self._task: asyncio.Task[None] | None = None
 
@@ -60,13 +63,15 @@ class Feed:
                 authorized again.
         """
         viewer = _Viewer()
-        if not self._viewers:
-            # What was known may be of long ago.
-            self._overview = Overview(self._bus.worker_count)
-            await self._ask_workers()
-        self._viewers.add(viewer)
-        if self._task is None:
-            self._task = self._tasks.start(self._run(), "the feed of the console")
+        async with self._start_lock:
+            if not self._viewers:
+                # What was known may be of long ago.
+                overview = Overview(self._bus.worker_count)
+                await self._ask_workers(overview)
+                self._overview = overview
+            self._viewers.add(viewer)
+            if self._task is None:
+                self._task = self._tasks.start(self._run(), "the feed of the console")
         deadline = asyncio.get_running_loop().time() + lifetime_s
         try:
             yield encode_retry(RETRY_MS)
@@ -91,16 +96,17 @@ class Feed:
         try:
             while self._viewers:
                 await asyncio.sleep(INTERVAL_S)
-                event = await self._ask_workers()
-                if event is not None:
+                overview = self._overview
+                event = await self._ask_workers(overview)
+                # Viewers who came after all had left begin with another overview.
+                if event is not None and overview is self._overview:
                     for viewer in self._viewers:
                         viewer.add(event)
         finally:
             self._task = None
 
-    async def _ask_workers(self) -> bytes | None:
-        """Return an event with what has changed; None if nothing has."""
-        overview = self._overview
+    async def _ask_workers(self, overview: Overview) -> bytes | None:
+        """Add what workers answer; return an event with what has changed, None if nothing has."""
         responses = await self._bus.request(
             BUS_TOPIC, overview.describe_known(), timeout_s=BUS_TIMEOUT_S
         )

@@ -7,6 +7,7 @@ are dropped. Sans-I/O but for `IncidentHandler`, which is a handler of `logging`
 from __future__ import annotations
 
 import logging
+import secrets
 from collections import deque
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
@@ -55,11 +56,13 @@ class IncidentLog:
     """The latest incidents of a process. Owned by `WorkerReport`.
 
     Attributes:
+        instance: Names this log. Numbers of another one mean nothing here.
         last_number: The number of the latest incident; 0 before the first.
     """
 
     def __init__(self) -> None:
         """Create an empty log."""
+        self.instance = secrets.token_hex(8)
         self.last_number = 0
         self._incidents: deque[Incident] = deque(maxlen=MAX_INCIDENTS)
         self._gap_counts: dict[tuple[IncidentKind, str, str], tuple[int, int]] = {}

@@ -42,8 +42,9 @@ def _parse_record(value: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(record, dict) or not isinstance(record.get("job"), str):
         return None
+    durations = record.get("durationMs")
     # A trigger without new records has no `addBatch`.
-    return record if "addBatch" in (record.get("durationMs") or {}) else None
+    return record if isinstance(durations, dict) and "addBatch" in durations else None
 
 
 def _describe_job(
@@ -62,17 +63,14 @@ def _describe_job(
         return described
     limits = Thresholds() if job is None else Thresholds(max_late_share=job.alert_late)
     try:
-        batch = parse_batch(records[-1])
-        diagnosis = diagnose(build_run(records), limits)
-    except (AttributeError, KeyError, TypeError, ValueError) as exc:
+        batch = _describe_batch(parse_batch(records[-1]))
+        diagnosis = _describe_diagnosis(diagnose(build_run(records), limits))
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as exc:
         # Of another version, or of another program.
         return described | {"problem": f"its progress cannot be read: {exc!r}"}
     alerts = records[-1].get("alerts")
-    return described | {
-        "batch": _describe_batch(batch),
-        "alerts": alerts if isinstance(alerts, dict) else {},
-        **_describe_diagnosis(diagnosis),
-    }
+    alerts = alerts if isinstance(alerts, dict) else {}
+    return described | {"batch": batch, "alerts": alerts, **diagnosis}
 
 
 def _describe_batch(batch: BatchProgress) -> dict[str, Any]:

@@ -30,6 +30,7 @@ class _KnownWorker:
     Attributes:
         instance: The instance of its watch.
         version: The version of its watch.
+        incident_log: The instance of its incident log.
         incident: The number of its last incident.
         rows: Its partitions.
         report: Its last report.
@@ -40,6 +41,7 @@ class _KnownWorker:
 
     instance: str = ""
     version: int = 0
+    incident_log: str = ""
     incident: int = 0
     rows: dict[PartitionKey, PartitionRow] = field(default_factory=dict)
     report: Report = field(default_factory=dict)
@@ -68,10 +70,10 @@ class Overview:
         self._figures: dict[str, Any] = {}
         self._figures_at: float | None = None
 
-    def describe_known(self) -> dict[str, tuple[str, int, int]]:
+    def describe_known(self) -> dict[str, tuple[str, int, str, int]]:
         """Return what is known of each worker, for the next request on the bus."""
         return {
-            str(number): (worker.instance, worker.version, worker.incident)
+            str(number): (worker.instance, worker.version, worker.incident_log, worker.incident)
             for number, worker in self._workers.items()
         }
 
@@ -88,14 +90,15 @@ class Overview:
             report = reports.get(number)
             worker.is_up = report is not None
             if report is None:
-                # What it read is read by nobody now; another one of this number reports anew.
+                # What it read is read by nobody now; another one of this number reports anew. Its
+                # incidents stay known: it may only have missed an answer.
                 changed |= worker.rows.keys()
                 worker.rows, worker.instance, worker.version = {}, "", 0
                 worker.counters = worker.rates = None
                 continue
             changed |= _apply_rows(worker, report)
             incidents += [(number, Incident(*each)) for each in report["incidents"]]
-            worker.incident = report["incident"]
+            worker.incident_log, worker.incident = report["incidentLog"], report["incident"]
             worker.report = report
         delta: dict[str, Any] = {}
         rows, removed = self._merge_rows(changed)

@@ -28,6 +28,7 @@ from .partition_watch import PartitionWatch
 from .rates import Counters
 
 BUS_TOPIC = "console"
+KNOWN_NOTHING = ("", 0, "", 0)  # the arguments of `build_report` of whoever asks first
 LOOK_INTERVAL_S = 1.0  # seconds between two looks while nobody asks
 
 
@@ -85,23 +86,30 @@ class WorkerReport:
         self._incidents.add_gaps(IncidentKind.GAP, gaps, gap_offsets, wall_time)
         self._incidents.add_gaps(IncidentKind.CLIENT_GAP, client_gaps, {}, wall_time)
 
-    def build_report(self, instance: str, version: int, incident: int) -> dict[str, Any]:
+    def build_report(
+        self, instance: str, version: int, incident_log: str, incident: int
+    ) -> dict[str, Any]:
         """Return what the asking worker does not know yet, as JSON.
 
         Args:
             instance: The instance of the watch that it knows; empty if it knows none.
             version: The version of the watch that it knows.
+            incident_log: The instance of the incident log that it knows; empty if it knows none.
             incident: The number of the last incident that it knows.
         """
         self.look()
         if instance != self._watch.instance:
-            version = incident = 0
+            version = 0
+        # Its own name: rows are told again also when incidents are known.
+        if incident_log != self._incidents.instance:
+            incident = 0
         rows, removed = self._watch.list_changes(version)
         return {
             "instance": self._watch.instance,
             "version": self._watch.version,
             "rows": rows,
             "removed": removed,
+            "incidentLog": self._incidents.instance,
             "incident": self._incidents.last_number,
             "incidents": self._incidents.list_since(incident),
             "counters": self._read_counters(),
@@ -120,8 +128,7 @@ class WorkerReport:
 
     def _handle_request(self, worker: int, known: Mapping[str, Any]) -> dict[str, Any]:
         """Answer a request, which says for each worker what is known of it."""
-        instance, version, incident = known.get(str(self._worker), ("", 0, 0))
-        return self.build_report(instance, version, incident)
+        return self.build_report(*known.get(str(self._worker), KNOWN_NOTHING))
 
     def _iter_started(self) -> Iterator[Hub]:
         return (hub for hub in self._hubs if hub.started)

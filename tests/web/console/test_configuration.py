@@ -39,6 +39,30 @@ def test_a_changed_line_is_shown_as_a_difference():
     ]
 
 
+def test_what_needs_a_restart_is_not_said_to_be_reloaded():
+    """The page said that a reload applies it, and the reload then left it as it was."""
+    running = build_settings()
+    port = running.listen.port + 1
+    moved = running.listen.model_copy(update={"port": port})
+    file = read_file_settings(lambda: running.model_copy(update={"listen": moved}), running)
+    report = build_report(running, file)
+    assert (report["state"], report["kept"]) == ("restart", ["listen.port"])
+    assert f"+  port: {port}" in report["diff"]
+    other = build_settings("stock").model_copy(update={"listen": moved})
+    report = build_report(running, read_file_settings(lambda: other, running))
+    assert (report["state"], report["kept"]) == ("differs", ["listen.port"])
+
+
+def test_a_file_that_a_reload_refuses_is_refused():
+    def load() -> Settings:
+        clusters = "{east: {servers: [a:9092], topics: [orders]}}"
+        return loads(f"kafka: {clusters}", name="test")
+
+    running = build_settings()
+    report = build_report(running, read_file_settings(load, running))
+    assert report["state"] == "refused" and "needs a restart" in report["problems"][0]
+
+
 def test_another_password_is_said_and_not_shown():
     running = build_settings()
     file = read_file_settings(lambda: build_settings(password="hunter3"), running)

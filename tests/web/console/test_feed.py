@@ -12,7 +12,7 @@ from support.worker_buses import worker_buses
 
 from gateway.telemetry.histogram import LATENCY_BUCKETS_S
 from gateway.web.console.feed import MAX_PENDING_EVENTS, Feed
-from gateway.web.console.worker_report import BUS_TOPIC
+from gateway.web.console.worker_report import BUS_TOPIC, KNOWN_NOTHING
 from gateway.web.workers.bus import Bus
 
 NONE = [0] * (len(LATENCY_BUCKETS_S) + 1)
@@ -27,7 +27,7 @@ class Reports:
         bus.add_handler(BUS_TOPIC, self.answer)
 
     def answer(self, worker: int, known: Mapping[str, Any]) -> dict[str, Any]:
-        self.known.append(known[str(self.bus.worker)])
+        self.known.append(tuple(known[str(self.bus.worker)]))
         self.count += 1
         row = ("", "orders", self.bus.worker, "ready", None, float(self.count), None, 0, 1)
         return {
@@ -35,6 +35,7 @@ class Reports:
             "version": self.count,
             "rows": [row],
             "removed": [],
+            "incidentLog": "log",
             "incident": 0,
             "incidents": [],
             "counters": (float(self.count), 0, 0, 0, 0, NONE, NONE),
@@ -62,7 +63,7 @@ async def test_it_begins_with_a_snapshot_and_goes_on_with_what_changed():
     assert name == "snapshot" and [row[2] for row in snapshot["partitions"]] == [1]
     name, delta = await read_event(events)
     assert name == "delta" and delta["partitions"][0][5] > snapshot["partitions"][0][5]
-    assert reports.known[:2] == [("", 0, 0), ("a", 1, 0)]
+    assert reports.known[:2] == [KNOWN_NOTHING, ("a", 1, "log", 0)]
     await events.aclose()
 
 
@@ -76,7 +77,7 @@ async def test_nobody_is_asked_while_nobody_watches():
         await events.aclose()
         await wait_until(lambda: not feed.is_running, "the end of the questions", WAIT_TIMEOUT_S)
     # Each began with knowing nothing.
-    assert reports.known.count(("", 0, 0)) == 2
+    assert reports.known.count(KNOWN_NOTHING) == 2
 
 
 async def test_who_is_too_slow_gets_a_snapshot():
@@ -115,3 +116,22 @@ async def test_all_workers_are_asked():
         _, snapshot = await read_event(events)
         assert sorted(row[2] for row in snapshot["partitions"]) == [1, 2, 3]
         await events.aclose()
+
+
+async def test_viewers_that_come_together_all_begin_with_what_is_known():
+    """Each replaced what the others had asked for, and most were sent a snapshot without rows."""
+    async with worker_buses(2) as made:
+        reports = [Reports(bus) for bus in made.buses]
+        await made.start()
+        feed = Feed(made.buses[0])
+        viewers = [feed.watch(WAIT_TIMEOUT_S) for _ in range(6)]
+
+        async def read_snapshot(events: AsyncIterator[bytes]) -> dict[str, Any]:
+            await anext(events)
+            return (await read_event(events))[1]
+
+        for snapshot in await asyncio.gather(*map(read_snapshot, viewers)):
+            assert sorted(row[2] for row in snapshot["partitions"]) == [1, 2]
+        assert [each.known.count(KNOWN_NOTHING) for each in reports] == [1, 1]
+        for events in viewers:
+            await events.aclose()

@@ -86,16 +86,28 @@ def test_the_doctors_findings_and_alerts_are_shown():
         b"{}",
         b'{"job": 5, "durationMs": {"addBatch": 1}}',
         b'{"job": "visits", "durationMs": null}',
+        b'{"job": "visits", "durationMs": 5}',
+        b'{"job": "visits", "durationMs": "addBatch"}',
+        b'{"job": "visits", "durationMs": ["addBatch"]}',
         b'{"job": "visits", "durationMs": {"triggerExecution": 3}}',
     ],
 )
 def test_what_is_no_progress_of_a_batch_is_ignored(value: bytes):
+    """A number as `durationMs` ended the whole answer, and no job was shown."""
     shown = describe(encode("visits", 1), value)
     assert list(shown) == ["visits"] and shown["visits"]["batch"]["id"] == 1
 
 
 @pytest.mark.parametrize(
-    "fields", [{"batchId": "x"}, {"timestamp": "yesterday"}, {"sources": [5]}, {"eventTime": 5}]
+    "fields",
+    [
+        {"batchId": "x"},
+        {"numInputRows": "many"},
+        {"durationMs": {"addBatch": "long"}},
+        {"timestamp": "yesterday"},
+        {"sources": [5]},
+        {"eventTime": 5},
+    ],
 )
 def test_a_record_that_cannot_be_read_is_said_of_its_job_alone(fields: dict[str, Any]):
     broken = {"job": "broken", **build_progress(1), **fields}

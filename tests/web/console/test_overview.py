@@ -38,6 +38,7 @@ def build_report(
         "version": version,
         "rows": rows,
         "removed": removed,
+        "incidentLog": "log",
         "incident": max((each.number for each in incidents), default=0),
         "incidents": incidents,
         "counters": (clock, delivered, 0, 0, 0, NONE, NONE),
@@ -66,7 +67,7 @@ def test_a_partition_is_shown_as_the_worker_has_it_that_fares_worst():
 def test_what_did_not_change_is_not_told_again():
     overview = Overview(1)
     overview.apply({1: build_report([build_row(0), build_row(1)])}, 0.0)
-    assert overview.describe_known() == {"1": ("a", 1, 0)}
+    assert overview.describe_known() == {"1": ("a", 1, "log", 0)}
     assert overview.apply({1: build_report()}, 0.1) == {}
     delta = overview.apply({1: build_report([build_row(1), build_row(2)])}, 0.2)
     assert get_states(delta) == {2: "ready"}
@@ -79,7 +80,7 @@ def test_a_worker_that_does_not_answer_has_no_partitions_and_reports_anew():
     delta = overview.apply({1: build_report()}, 1.0)
     assert delta["removed"] == [("", "orders", 1)]
     assert [each["up"] for each in delta["workers"]] == [True, False]
-    assert overview.describe_known()["2"] == ("", 0, 0)
+    assert overview.describe_known()["2"] == ("", 0, "log", 0)
     assert get_states(overview.apply(reports, 2.0)) == {1: "ready"}
 
 
@@ -101,6 +102,15 @@ def test_what_all_workers_report_is_one_incident():
     delta = overview.apply({1: build_report(incidents=lost[1:]), 2: build_report()}, 0.1)
     assert [each["number"] for each in delta["incidents"]] == [2]
     assert len(overview.build_snapshot()["incidents"]) == 2
+
+
+def test_incidents_are_not_told_again_by_a_worker_that_missed_an_answer():
+    """All of them came twice: what was known of its log was forgotten with its partitions."""
+    overview = Overview(2)
+    lost = Incident(1, 5.0, "partition-lost", "orders", "orders-1")
+    overview.apply({1: build_report(), 2: build_report(incidents=[lost])}, 0.0)
+    overview.apply({1: build_report()}, 10.0)
+    assert overview.describe_known()["2"] == ("", 0, "log", 1)
 
 
 def test_figures_are_those_of_all_workers_that_answered():

@@ -48,6 +48,11 @@ export async function requestJson(path, options) {
   return response.status === 204 ? null : response.json();
 }
 
+/** What to add to the sentence about an action; nothing if all workers answered. */
+export function describeMissing(missing = []) {
+  return missing.length ? `; worker ${missing.join(", ")} did not answer` : "";
+}
+
 async function readProblem(response) {
   try {
     const problem = await response.json();

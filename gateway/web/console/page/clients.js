@@ -3,7 +3,7 @@
  * rows here. Pages are read again every few seconds while they are looked at.
  */
 
-import { requestJson } from "./api.js";
+import { describeMissing, requestJson } from "./api.js";
 import { ask } from "./dialog.js";
 import { byId, bytes, cell, clock, count, element, setText, showFacts, updateRows } from "./format.js";
 
@@ -87,8 +87,7 @@ export class ClientsView {
     byId("clients-next").disabled = !this.#next;
     byId("clients-back").disabled = this.#cursors.length < 2;
     byId("disconnect-all").disabled = !Object.keys(this.#filter).length || !streams.length;
-    const missed = missing.length ? `; worker ${missing.join(", ")} did not answer` : "";
-    setText("clients-page", `page ${this.#cursors.length}, ${streams.length} clients${missed}`);
+    setText("clients-page", `page ${this.#cursors.length}, ${streams.length} clients${describeMissing(missing)}`);
     // A button that has the focus keeps it: its row is replaced under it.
     const focused = document.activeElement?.dataset.action;
     // Bytes are not shown, and change with each heartbeat.
@@ -162,7 +161,8 @@ export class ClientsView {
 
   async #act(path, options, describe) {
     try {
-      say(describe(await requestJson(path, options)));
+      const result = await requestJson(path, options); // null of a single stream
+      say(describe(result) + describeMissing(result?.missing), Boolean(result?.missing?.length));
     } catch (error) {
       say(error.message, true);
     }

@@ -11,6 +11,7 @@ export class OverviewView {
   #partitions = new Partitions();
   #charts = {};
   #figures = {};
+  #workers = []; // as of the last event that names them: most deltas do not
   #chosen = null;
   #grid;
   #legend = new Map();
@@ -40,8 +41,8 @@ export class OverviewView {
       this.#showPartitions();
     }
     if (event.figures) this.#showFigures(event.figures);
-    if (event.workers) showWorkers(event.workers);
-    if (event.figures || event.partitions || event.workers) this.#showHealth(event.workers);
+    if (event.workers) showWorkers((this.#workers = event.workers));
+    if (event.figures || event.partitions || event.removed || event.workers) this.#showHealth();
   }
 
   #buildFilter() {
@@ -72,7 +73,7 @@ export class OverviewView {
   }
 
   /** One sentence that says whether anything is wrong. */
-  #showHealth(workers = []) {
+  #showHealth() {
     const counts = this.#partitions.countStates();
     const problems = [];
     for (const state of TROUBLED) {
@@ -81,11 +82,11 @@ export class OverviewView {
     for (const [cluster, isReachable] of Object.entries(this.#figures.reachable ?? {})) {
       if (!isReachable) problems.push(`Kafka${cluster && ` ${cluster}`} cannot be reached`);
     }
-    const missing = workers.filter((each) => !each.up);
+    const missing = this.#workers.filter((each) => !each.up);
     if (missing.length) problems.push(`worker ${missing.map((each) => each.worker).join(", ")} does not answer`);
-    const target = byId("health");
-    target.dataset.level = problems.length ? "bad" : "good";
-    setText("health", problems.length ? problems.join("; ") : "Everything that is read can be read");
+    const isKnown = this.#figures.clients !== undefined; // nothing is well of which nothing is known
+    byId("health").dataset.level = problems.length ? "bad" : isKnown ? "good" : "quiet";
+    setText("health", problems.join("; ") || (isKnown ? "Everything that is read can be read" : "waiting for the first figures"));
   }
 
   #showPartitions() {
