@@ -106,7 +106,7 @@ async def test_nobody_waits_for_an_audit_and_what_is_too_much_is_counted(monkeyp
     assert (audit_records[0]["key"], audit_records[0]["keyFormat"]) == ("//4=", "binary")
     figures = MetricSamples()
     audits.collect_metrics(figures)
-    assert figures[catalog.AUDIT_RECORDS] == {("dropped",): 2, ("written",): 3}
+    assert figures[catalog.AUDIT_RECORDS] == {("dropped",): 2, ("written",): 3, ("failed",): 0}
 
 
 async def test_what_waits_at_the_end_is_still_handed_on(tmp_path):
