@@ -19,7 +19,8 @@ from gateway.cli import app
 # Of other programs: their options are not checked.
 _OTHERS = {
     "cat", "cd", "chmod", "cp", "docker", "echo", "export", "git", "helm", "jq", "kafka-acls.sh",
-    "kafka-configs.sh", "kafka-topics.sh", "kafka-transactions.sh", "kill", "kubectl", "ls", "mkdir", "nginx", "node", "npm",
+    "kafka-configs.sh", "kafka-topics.sh", "kafka-transactions.sh", "kill", "kubectl", "ls",
+    "mkdir", "nginx", "node", "npm",
     "npx", "openssl", "printf", "python", "python3", "sleep", "sudo", "systemctl", "tail", "uv",
     "uvx", "wc", "head", "grep", "sort", "test", "tr", "rm", "for", "do", "done", "while", "if",
     "fi", "then", "java", "sed", ".", "source", "spark-submit", "curl.exe",
