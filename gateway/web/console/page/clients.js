@@ -5,7 +5,8 @@
 
 import { describeMissing, requestJson } from "./api.js";
 import { ask } from "./dialog.js";
-import { byId, bytes, cell, clock, count, element, setText, showFacts, updateRows } from "./format.js";
+import { byId, bytes, cell, clock, count, element, setText, showFacts, showMessage, updateRows } from "./format.js";
+import { Poller } from "./poller.js";
 
 const PAGE_SIZE = 100;
 const REFRESH_MS = 3000;
@@ -15,9 +16,8 @@ export class ClientsView {
   #filter = {};
   #cursors = [""]; // of the pages up to the present one
   #next = null;
-  #timer = null;
   #chosen = null;
-  #round = 0;
+  #poller = new Poller((isCurrent) => this.#load(isCurrent), REFRESH_MS);
 
   constructor() {
     byId("client-filter").addEventListener("submit", (event) => {
@@ -27,15 +27,15 @@ export class ClientsView {
         if (value.trim()) this.#filter[name] = value.trim();
       }
       this.#cursors = [""];
-      this.#load();
+      this.#poller.run();
     });
     byId("clients-next").addEventListener("click", () => {
       this.#cursors.push(this.#next);
-      this.#load();
+      this.#poller.run();
     });
     byId("clients-back").addEventListener("click", () => {
       this.#cursors.pop();
-      this.#load();
+      this.#poller.run();
     });
     byId("disconnect-all").addEventListener("click", () => this.#disconnectAll());
   }
@@ -50,19 +50,14 @@ export class ClientsView {
   }
 
   show() {
-    if (this.#timer === null) this.#load();
+    this.#poller.start();
   }
 
   hide() {
-    clearTimeout(this.#timer);
-    this.#timer = null;
-    this.#round += 1;
+    this.#poller.stop();
   }
 
-  async #load() {
-    clearTimeout(this.#timer);
-    const round = (this.#round += 1);
-    this.#timer = 0;
+  async #load(isCurrent) {
     try {
       const query = new URLSearchParams({ ...this.#filter, limit: PAGE_SIZE });
       const cursor = this.#cursors.at(-1);
@@ -71,15 +66,14 @@ export class ClientsView {
         requestJson(`streams?${query}`),
         requestJson("revocations"),
       ]);
-      if (round !== this.#round) return; // another page is wanted by now
+      if (!isCurrent()) return; // another page is wanted by now
       this.#showPage(page);
       this.#showBlocked(blocked.revocations);
       if (this.#chosen) await this.#showDetails(this.#chosen);
     } catch (error) {
-      if (round !== this.#round) return;
+      if (!isCurrent()) return;
       say(error.message, true);
     }
-    if (round === this.#round) this.#timer = setTimeout(() => this.#load(), REFRESH_MS);
   }
 
   #showPage({ streams, next, missing }) {
@@ -166,7 +160,7 @@ export class ClientsView {
     } catch (error) {
       say(error.message, true);
     }
-    await this.#load();
+    await this.#poller.run();
   }
 
   async #choose(id) {
@@ -205,9 +199,4 @@ function button(text, action, label, onClick, kind) {
   return element("button", { type: "button", "data-action": action, "aria-label": label, class: kind, click: onClick }, text);
 }
 
-function say(text, isBad = false) {
-  const target = byId("clients-message");
-  target.hidden = false;
-  target.classList.toggle("good", !isBad);
-  setText("clients-message", text);
-}
+const say = (text, isBad) => showMessage("clients-message", text, isBad);

@@ -2,7 +2,7 @@
 
 import { describeMissing, requestJson } from "./api.js";
 import { ask } from "./dialog.js";
-import { byId, element, setText } from "./format.js";
+import { byId, element, setText, showMessage } from "./format.js";
 
 export class ConfigurationView {
   constructor() {
@@ -54,9 +54,4 @@ export class ConfigurationView {
   }
 }
 
-function say(text, isBad = false) {
-  const target = byId("config-state");
-  target.hidden = false;
-  target.classList.toggle("good", !isBad);
-  setText("config-state", text);
-}
+const say = (text, isBad) => showMessage("config-state", text, isBad);

@@ -5,7 +5,7 @@
 
 import { requestJson } from "./api.js";
 import { ask } from "./dialog.js";
-import { byId, bytes, cell, clock, count, element, setText } from "./format.js";
+import { byId, bytes, cell, clock, count, element, setText, showMessage } from "./format.js";
 
 const MAX_VALUE_CHARS = 2000;
 const MAX_HEX_BYTES = 64;
@@ -198,9 +198,4 @@ function decode(base64) {
   }
 }
 
-function say(text, isBad = false) {
-  const target = byId("letters-message");
-  target.hidden = !text;
-  target.classList.toggle("good", !isBad);
-  setText("letters-message", text);
-}
+const say = (text, isBad) => showMessage("letters-message", text, isBad);

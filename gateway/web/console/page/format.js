@@ -96,3 +96,11 @@ export function setText(id, text) {
   const target = byId(id);
   if (target.textContent !== text) target.textContent = text;
 }
+
+/** Shows what became of something, in red if it is bad; hides the place without a text. */
+export function showMessage(id, text, isBad = false) {
+  const target = byId(id);
+  target.hidden = !text;
+  target.classList.toggle("good", !isBad);
+  setText(id, text);
+}

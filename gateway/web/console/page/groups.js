@@ -4,7 +4,7 @@
  */
 
 import { requestJson } from "./api.js";
-import { byId, cell, count, element, setText, showFacts } from "./format.js";
+import { byId, cell, count, element, setText, showFacts, showMessage } from "./format.js";
 
 export class GroupsView {
   #starts = [""]; // names after which the pages begin, up to the present one
@@ -144,7 +144,4 @@ function showRows(id, total, columns, rows) {
   byId(id).replaceChildren(...rows);
 }
 
-function say(text) {
-  byId("groups-message").hidden = !text;
-  setText("groups-message", text);
-}
+const say = (text) => showMessage("groups-message", text, true);

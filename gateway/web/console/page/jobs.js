@@ -1,42 +1,35 @@
 /** Spark jobs by the progress that they write to a topic: the last batch, alerts, and findings. */
 
 import { requestJson } from "./api.js";
-import { byId, cell, clock, count, duration, element, seconds, setText } from "./format.js";
+import { byId, cell, clock, count, duration, element, seconds, setText, showMessage } from "./format.js";
+import { Poller } from "./poller.js";
 
 const REFRESH_MS = 10_000;
 
 export class JobsView {
-  #timer = null;
-  #round = 0;
+  #poller = new Poller(loadReport, REFRESH_MS);
 
   constructor() {
-    byId("jobs-refresh").addEventListener("click", () => this.#load());
+    byId("jobs-refresh").addEventListener("click", () => this.#poller.run());
   }
 
   show() {
-    if (this.#timer === null) this.#load();
+    this.#poller.start();
   }
 
   hide() {
-    clearTimeout(this.#timer);
-    this.#timer = null;
-    this.#round += 1;
+    this.#poller.stop();
   }
+}
 
-  async #load() {
-    clearTimeout(this.#timer);
-    const round = (this.#round += 1);
-    this.#timer = 0;
-    try {
-      const report = await requestJson("console/jobs");
-      if (round !== this.#round) return;
-      showReport(report);
-      say("");
-    } catch (error) {
-      if (round !== this.#round) return;
-      say(error.message);
-    }
-    this.#timer = setTimeout(() => this.#load(), REFRESH_MS);
+async function loadReport(isCurrent) {
+  try {
+    const report = await requestJson("console/jobs");
+    if (!isCurrent()) return;
+    showReport(report);
+    say("");
+  } catch (error) {
+    if (isCurrent()) say(error.message);
   }
 }
 
@@ -84,7 +77,4 @@ function buildFindings({ job, alerts, causes, unseen, judged, problem }) {
   return [element("h3", {}, `Findings of ${job}`), element("ul", { class: "findings" }, ...items)];
 }
 
-function say(text) {
-  byId("jobs-message").hidden = !text;
-  setText("jobs-message", text);
-}
+const say = (text) => showMessage("jobs-message", text, true);
