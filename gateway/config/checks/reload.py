@@ -71,22 +71,25 @@ def apply_reload(running: Settings, loaded: Settings) -> ReloadedSettings:
     }
     settings = loaded.model_copy(update=dict(parts))
     if kept:
-        _check_combination(settings, kept)
+        check_combination(settings, f"until a restart as before: {', '.join(kept)}")
     return ReloadedSettings(settings, tuple(kept))
 
 
-def _check_combination(settings: Settings, kept: list[str]) -> None:
-    """Refuse new options that are valid in their file, but not together with those that are kept.
+def check_combination(settings: Settings, reason: str) -> None:
+    """Refuse options that are valid in their file, but not together with those from elsewhere.
 
-    A new guard may need `listen.tls.trust`, which is new in the same file, and a sidecar that is
-    gone from the file runs on with guards that are gone, too.
+    A new guard may need `listen.tls.ca`, which is new in the same file, and a sidecar that is gone
+    from the file runs on with guards that are gone, too.
+
+    Args:
+        settings: The options from the file and from elsewhere.
+        reason: Why they are together, for the message.
 
     Raises:
-        ConfigError: If they disagree.
+        ConfigError: They disagree.
     """
     problems = list(check_settings(dump_values(settings)))
     if problems:
-        reason = f"until a restart as before: {', '.join(kept)}"
         raise ConfigError(
             [f"{format_loc(problem.loc)}: {problem.message} ({reason})" for problem in problems]
         )

@@ -18,10 +18,8 @@ from collections.abc import MutableMapping, Sequence
 from typing import NamedTuple
 
 from gateway.config import Settings
-from gateway.config.checks.crosscheck import check_settings
-from gateway.config.source.dump import dump_values
-from gateway.config.source.problems import format_loc
-from gateway.errors import ConfigError, GatewayError
+from gateway.config.checks.reload import check_combination
+from gateway.errors import GatewayError
 
 from .sockets import format_url
 
@@ -59,7 +57,8 @@ class InheritedSockets(NamedTuple):
             changes["admin"] = settings.admin.model_copy(update=_read_address(self.admin))
         applied = settings.model_copy(update=changes)
         if changes:
-            _check_addresses(applied)
+            host = applied.listen.host
+            check_combination(applied, f"the service manager passed a socket of {host}")
         return applied
 
 
@@ -169,20 +168,3 @@ def _open_socket(fd: int) -> socket.socket:
 def _read_address(sock: socket.socket) -> dict[str, object]:
     host, port = sock.getsockname()[:2]
     return {"host": host, "port": port}
-
-
-def _check_addresses(settings: Settings) -> None:
-    """Check what a configuration may not have where other machines can connect.
-
-    Raises:
-        ConfigError: It has it.
-    """
-    problems = list(check_settings(dump_values(settings)))
-    if problems:
-        raise ConfigError(
-            [
-                f"{format_loc(problem.loc)}: {problem.message} (the service manager passed a "
-                f"socket of {settings.listen.host})"
-                for problem in problems
-            ]
-        )
