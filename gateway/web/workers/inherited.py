@@ -77,7 +77,6 @@ def take_inherited_sockets(
 
     Raises:
         GatewayError: A socket cannot be used, or there are too many.
-        ConfigError: The settings are refused for the addresses of the sockets.
     """
     environ = os.environ if environ is None else environ
     pid, count, names = (environ.get(name, "") for name in _VARIABLES)
@@ -102,9 +101,7 @@ def take_inherited_sockets(
         else:
             clients.append(sock)
     _check_sockets(settings, clients, admin)
-    inherited = InheritedSockets(clients, admin)
-    inherited.apply_to(settings)
-    return inherited
+    return InheritedSockets(clients, admin)
 
 
 def copy_socket(clients: Sequence[socket.socket], worker: int) -> socket.socket:
