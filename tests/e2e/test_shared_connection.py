@@ -26,7 +26,7 @@ LARGE_PARTITIONS, LARGE_RECORDS, LARGE_BYTES = 8, 160, 100_000
 CONNECTION_WINDOW_BYTES, STREAM_WINDOW_BYTES = 15 << 20, 6 << 20
 
 OPEN_STREAMS = """
-    const [readCount, unreadCount] = arguments;
+    const [readCount] = arguments;
     window.live = 0;
     window.counts = Array(readCount).fill(0);
     window.counts.forEach((_, number) => {
@@ -37,6 +37,9 @@ OPEN_STREAMS = """
     window.socketCount = 0;
     const socket = new WebSocket("/events/orders");
     socket.onmessage = ({ data }) => (window.socketCount += JSON.parse(data).records?.length ?? 0);
+"""
+OPEN_UNREAD_STREAMS = """
+    const [unreadCount] = arguments;
     window.unread = [];
     for (let number = 0; number < unreadCount; number++) {
       // The browser has equal requests wait for each other, unless it is not to store them.
@@ -54,12 +57,12 @@ class SharedConnection(NamedTuple):
     producer: AIOKafkaProducer
 
     async def open_streams(self, unread_count: int) -> None:
-        """Open them all: EventSources, and bodies that nobody reads."""
+        """Open EventSources, and then bodies that nobody reads: those can fill the window."""
         read_count = STREAM_COUNT - unread_count
-        await self.tab.run_script(OPEN_STREAMS, read_count, unread_count)
-        await self.tab.wait_for_script(
-            f"return live === {read_count} && unread.length === {unread_count}", WITHIN
-        )
+        await self.tab.run_script(OPEN_STREAMS, read_count)
+        await self.tab.wait_for_script(f"return live === {read_count}", WITHIN)
+        await self.tab.run_script(OPEN_UNREAD_STREAMS, unread_count)
+        await self.tab.wait_for_script(f"return unread.length === {unread_count}", WITHIN)
 
     async def wait_for_bytes(self, count: int) -> None:
         """Until so many have gone to the browser."""

@@ -128,9 +128,11 @@ class ContinuousWriter:
 
         def on_delivery(error: KafkaError | None, message: Message) -> None:
             self._unacked_counts[tp] -= 1
-            if error is None:
-                offset = message.offset()
-                assert offset is not None
+            offset = message.offset()
+            # A repeated request is answered as a duplicate: written, with no word of where.
+            if error is not None or offset is None:
+                self._oracle.add_uncertain(record.value or b"")
+            else:
                 self._oracle.add_acked([AckedRecord(tp, offset, record.key, record.value)])
                 self.acked_at[tp][offset] = time.monotonic()
 

@@ -104,7 +104,7 @@ class StreamOracle:
         producer = await self._get_producer()
         waiting = []
         for record in self.build_records(count, key, partition, fields, timestamp):
-            self._uncertain_values.add(record.value or b"")
+            self.add_uncertain(record.value or b"")
             sending = producer.send(
                 topic,
                 value=record.value,
@@ -186,6 +186,11 @@ class StreamOracle:
             if record.value is not None:
                 self._acked_by_value[record.value] = record
                 self._uncertain_values.discard(record.value)
+
+    def add_uncertain(self, value: bytes) -> None:
+        """A value that may have been written, at an offset that nobody told."""
+        if value not in self._acked_by_value:
+            self._uncertain_values.add(value)
 
     def add_aborted(self, aborted_values: Iterable[bytes]) -> None:
         """Values of aborted transactions: must not arrive."""

@@ -10,10 +10,12 @@ from typing import Any
 
 from gateway.api.events import Record
 from gateway.api.gateway import Gateway
+from gateway.errors import BrokerUnavailable
 
 REPLY_TO_HEADER, CORRELATION_ID_HEADER = "zilla:reply-to", "zilla:correlation-id"
 
 GROUP = 20  # answers that are written at once
+RETRY_DELAY_S = 0.2  # before an answer that Kafka did not take is written again
 
 
 class ReplyService:
@@ -58,7 +60,14 @@ class ReplyService:
         assert topic is not None and id is not None, request
         headers = [(CORRELATION_ID_HEADER, id), *_encode_headers(told.get("headers", {}).items())]
         body = told["body"] if "body" in told else (request.value or b"").decode()
-        await self._gateway.produce(topic.decode(), body, headers=headers)
+        while True:
+            try:
+                await self._gateway.produce(topic.decode(), body, headers=headers)
+                return
+            except BrokerUnavailable as exc:
+                if exc.timeout:  # it may yet be written
+                    raise
+                await asyncio.sleep(RETRY_DELAY_S)
 
 
 def _encode_headers(headers: Iterable[tuple[str, str]]) -> Iterable[tuple[str, bytes]]:
