@@ -32,7 +32,7 @@ of_module: Any = {"scope": "module", "loop_scope": "module"}
 
 kafka = embedded_kafka({"requests": 3, "replies": 2})
 
-WITHIN = 180.0
+WITHIN = 300.0
 MANY = 1000
 GROUP = 50
 TOPICS = ["requests", "replies"]
@@ -60,7 +60,7 @@ def asking(path: str, **options: Any) -> dict[str, Any]:
 LATER = {"async": {"location": "/later/${params.id}/${correlationId}"}}
 ROUTES = [
     asking("/ask"),
-    asking("/ask/{id}", key="${params.id}", timeout="60s"),
+    asking("/ask/{id}", key="${params.id}", timeout="300s"),
     asking("/brief", timeout="300ms"),
     asking("/later/{id}", **LATER),
     asking("/named", correlation={"replyTo": "answer-to", "correlationId": "number"},

@@ -62,11 +62,11 @@ class ReplyService:
         body = told["body"] if "body" in told else (request.value or b"").decode()
         while True:
             try:
-                await self._gateway.produce(topic.decode(), body, headers=headers)
+                await self._gateway.produce(
+                    topic.decode(), body, headers=headers, idempotency_key=id.decode()
+                )
                 return
-            except BrokerUnavailable as exc:
-                if exc.timeout:  # it may yet be written
-                    raise
+            except BrokerUnavailable:  # on a busy machine; the message says to repeat it
                 await asyncio.sleep(RETRY_DELAY_S)
 
 
