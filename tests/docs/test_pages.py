@@ -141,10 +141,15 @@ class Reader:
     @asynccontextmanager
     async def _running(self, script: str) -> AsyncIterator[Process]:
         python = shlex.quote(sys.executable)
-        gateway = f'gateway() {{ {python} -m gateway "$@"; }}\npython() {{ exec {python} "$@"; }}\n'
+        functions = (
+            f'gateway() {{ {python} -m gateway "$@"; }}\n'
+            f'python() {{ exec {python} "$@"; }}\n'
+            # A terminal would not show it among the output either.
+            'curl() { command curl --no-progress-meter "$@"; }\n'
+        )
         root = str(Path(__file__).parents[2])
         process = await asyncio.create_subprocess_exec(
-            "bash", "-euo", "pipefail", "-c", gateway + self._replace_addresses(script),
+            "bash", "-euo", "pipefail", "-c", functions + self._replace_addresses(script),
             cwd=self._directory,
             env={
                 **os.environ, "GATEWAY_KAFKA_SERVERS": self._servers, "PYTHONUNBUFFERED": "1",
