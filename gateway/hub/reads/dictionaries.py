@@ -292,8 +292,9 @@ class Dictionaries:
             position = PartitionPosition(offset, NO_EPOCH, tail.logs[tp].lineage)
             for entry in await self._services.backfill_reader.read(tp, position):
                 offset = max(offset, entry.next_offset)
-                is_wanted = type(entry) is Record and entry.offset < end
-                if is_wanted and (accepts is None or accepts(entry)):
+                if type(entry) is not Record or entry.offset >= end:
+                    continue
+                if accepts is None or accepts(entry):
                     records.append(entry)
         return records
 
