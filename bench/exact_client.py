@@ -14,6 +14,8 @@ import zlib
 from collections.abc import Callable, Iterable
 from typing import cast
 
+from support.zstd import FrameDecoder
+
 from .client_pool import CLIENT_TIMEOUT_S, MAX_PENDING_CONNECTS
 from .feed import Wire
 from .records import MARK
@@ -33,10 +35,12 @@ class ExactClient:
     token: of the last event. ids: how many events had one. bytes: behind the answer's head.
     twice: records that came again. damaged: those that were not whole.
     `expect` says which records make it whole, and live: `done_at` is when it was both.
+    dictionary: what it decodes `dcz` with.
     """
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: Wire, dictionary: bytes = b"") -> None:
         self.wire = wire
+        self.dictionary = dictionary
         self.token = b""
         self.seen_numbers = bytearray()
         self.record_count = self.duplicate_count = self.damaged_count = self.id_count = (
@@ -106,7 +110,7 @@ class ExactConnection(asyncio.Protocol):
         self.unparsed = b""
         self.unparsed_text = b""
         self.is_chunked = False
-        self.decompressor: zlib._Decompress | None = None
+        self.decompress: Callable[[bytes], bytes] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
@@ -132,7 +136,9 @@ class ExactConnection(asyncio.Protocol):
                 return
             self.is_chunked = b"chunked" in head.lower()
             if b"\r\ncontent-encoding: gzip" in head.lower():
-                self.decompressor = zlib.decompressobj(31)
+                self.decompress = zlib.decompressobj(31).decompress
+            elif b"\r\ncontent-encoding: dcz" in head.lower():
+                self.decompress = FrameDecoder(client.dictionary).feed
             self.opened_future.set_result(None)
         client.byte_count += len(data)
         if client.wire is Wire.WS:
@@ -140,9 +146,9 @@ class ExactConnection(asyncio.Protocol):
             return
         if self.is_chunked:
             data = self._decode_chunks(self.unparsed + data)
-        if self.decompressor is not None and data:
+        if self.decompress is not None and data:
             client.is_compressed = True
-            data = self.decompressor.decompress(data)
+            data = self.decompress(data)
         self._read_events(client, data)
 
     def _decode_chunks(self, data: bytes) -> bytes:

@@ -17,7 +17,7 @@ from gateway.core.log.record import TopicPartition
 from gateway.core.token.resume_token import TokenWriter, TopicPositions, digest_text, seal_token
 from gateway.wire.websocket import encode_text
 
-from .records import build_value
+from .records import Text, build_value
 
 POLL_INTERVAL_S = 0.001  # s between two looks at what is due
 ALL_CLIENTS = -1
@@ -53,12 +53,12 @@ class KafkaFeed:
         batch_records: int = 1,
         *,
         channel: str = "",
-        has_prose: bool = False,
+        text: Text = "",
         is_traced: bool = False,
     ) -> None:
         self.sent_count = 0
         self._is_traced = is_traced
-        self._has_prose = has_prose
+        self._text: Text = text
         self._topic = topic
         self._partitions = partitions
         self._send_number = 0
@@ -87,7 +87,7 @@ class KafkaFeed:
                 trace = b"00-%032x-%016x-01" % (getrandbits(128), 1)
                 where["headers"] = {"traceparent": trace}
             self._client.produce(
-                self._topic, build_value(self.sent_count, has_prose=self._has_prose), **where
+                self._topic, build_value(self.sent_count, text=self._text), **where
             )
             self.sent_count += 1
         self._client.poll(0)

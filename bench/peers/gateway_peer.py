@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import httpx
 from support.gateways import build_config, running_gateway
 
 from ..feed import KafkaFeed, Wire
@@ -65,28 +69,51 @@ class GatewayPeer:
         ) as gateway:
             feed = KafkaFeed(
                 kafka.bootstrap_servers, topic, shape.partitions, shape.batch_records,
-                has_prose=shape.has_prose, is_traced=shape.is_traced,
+                text=shape.text, is_traced=shape.is_traced,
             )  # fmt: skip
+            headers: list[str] = []
             served = RunningServer(
-                gateway.pid, gateway.port, feed, partial(self._build_request, shape)
+                gateway.pid, gateway.port, feed, partial(self._build_request, shape, headers)
             )
 
             async def restart() -> None:
                 await gateway.restart()
                 served.pid = gateway.pid
 
+            async def load_dictionary() -> None:
+                url = f"{gateway.base_url}/all?dictionary"
+                async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
+                    response = (await http.get(url)).raise_for_status()
+                served.dictionary = response.content
+                headers[:] = _build_dictionary_headers(response)
+
             served.restart, served.stop = restart, gateway.stop
+            served.load_dictionary = load_dictionary
             try:
                 yield served
             finally:
                 feed.close()
 
-    def _build_request(self, shape: ServerShape, n: int, token: bytes) -> bytes:
+    def _build_request(
+        self, shape: ServerShape, headers: Sequence[str], n: int, token: bytes
+    ) -> bytes:
         path = f"/own/{n}" if shape.has_own_keys else "/all"
         if self.wire is Wire.SSE:
-            return build_sse_request(path, token, *(GZIP_HEADERS if shape.is_compressed else ()))
+            accepted = GZIP_HEADERS if shape.coding == "compressed" else headers
+            return build_sse_request(path, token, *accepted)
         path += f"?lastEventId={quote(token)}" if token else ""
-        return build_ws_request(path, *(DEFLATE_HEADERS if shape.is_compressed else ()))
+        return build_ws_request(path, *(DEFLATE_HEADERS if shape.coding else ()))
+
+
+def _build_dictionary_headers(response: httpx.Response) -> list[str]:
+    """As Chromium sends them."""
+    digest = base64.b64encode(hashlib.sha256(response.content).digest()).decode()
+    (id,) = re.findall('id=("[^"]*")', response.headers["use-as-dictionary"])
+    return [
+        "Accept-Encoding: gzip, dcz",
+        f"Available-Dictionary: :{digest}:",
+        f"Dictionary-ID: {id}",
+    ]
 
 
 def _build_configuration(servers: str, topic: str, shape: ServerShape) -> dict[str, Any]:
@@ -94,6 +121,6 @@ def _build_configuration(servers: str, topic: str, shape: ServerShape) -> dict[s
     if shape.has_own_keys:
         target["filters"] = [{"key": "${params.key}"}]
     routes = [{"when": [{"path": "/own/{key}" if shape.has_own_keys else "/all"}], "with": target}]
-    listen = {"listen": {"websocket": {"compression": True}}} if shape.is_compressed else {}
+    listen = {"listen": {"websocket": {"compression": True}}} if shape.coding else {}
     telemetry = {"telemetry": shape.telemetry} if shape.telemetry else {}
     return build_config(servers, [topic], routes, **listen, **telemetry)

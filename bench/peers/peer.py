@@ -13,16 +13,19 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from support.waiting import wait_until
 
 from ..feed import Feed, Wire
 from ..kafka import Kafka
 from ..machine import pin_command
+from ..records import Text
 
 ROOT = Path(__file__).parent.parent.parent
 START_TIMEOUT_S = 60.0  # s
+Coding = Literal["", "compressed", "dictionary"]
+"""None, gzip or permessage-deflate, or zstd with a dictionary of the records."""
 _LISTENING_PATTERN = re.compile(r"listening on (\d+)(?: and (\d+))?")
 
 
@@ -33,7 +36,7 @@ class ServerShape:
     joined: records of one `send` that are one batch.   keys: each client has its own.
     servers: where Kafka is for the server, if not directly.
     history: records that a client may be behind.        command: starts the gateway.
-    prose: values are text.                              compressed: clients ask for it.
+    text: what values hold.                              coding: that clients ask for.
     traced: records come with a traceparent.             telemetry: that section, of the gateway.
     """
 
@@ -43,8 +46,8 @@ class ServerShape:
     servers: str = ""
     history_records: int = 0
     command: tuple[str, ...] = ()
-    has_prose: bool = False
-    is_compressed: bool = False
+    text: Text = ""
+    coding: Coding = ""
     is_traced: bool = False
     telemetry: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
@@ -54,6 +57,8 @@ class RunningServer:
     """A server that runs. request: what the client of a number sends, with where it stood.
 
     restart: end it and start it again on its port.   stop: end it as it likes.
+    load_dictionary: of the records that there are; clients name it from then on.
+    dictionary: its content.
     """
 
     pid: int
@@ -62,6 +67,8 @@ class RunningServer:
     build_request: Callable[[int, bytes], bytes]
     restart: Callable[[], Awaitable[None]] | None = None
     stop: Callable[[], Awaitable[object]] | None = None
+    load_dictionary: Callable[[], Awaitable[None]] | None = None
+    dictionary: bytes = b""
 
 
 class Participant(Protocol):

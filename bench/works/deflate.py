@@ -1,7 +1,7 @@
-"""Measure what compression saves and costs: bytes and CPU of a delivery, plain and compressed.
+"""Measure what compression saves and costs: bytes and CPU of a delivery, by coding.
 
 One client reads every byte and decompresses it; the others, which get the same, only count bytes.
-Values are text, one record at a time and ten joined.
+Values are orders, one record at a time and ten joined.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from support.waiting import wait_until
 
 from ..client_pool import ClientPool
 from ..exact_client import ExactClient
-from ..feed import send_steadily
+from ..feed import Wire, send_steadily
 from ..kafka import Kafka
 from ..machine import Cost, measure_cost
-from ..peers.peer import Peer, RunningServer, ServerShape
+from ..peers.peer import Coding, Peer, RunningServer, ServerShape
 from .work import Cell, note_failure, open_reader, wait_until_quiet
+
+SAMPLE_RECORDS = 200  # that there are before the dictionary is made
 
 
 @dataclass(frozen=True)
@@ -35,21 +37,33 @@ class Size:
 
 async def run(kafka: Kafka, peer: Peer, size: Size) -> Cell:
     cell = Cell()
-    for compressed in (False, True):
+    codings: list[Coding] = ["", "compressed"]
+    if peer.wire is Wire.SSE:  # browsers have no dictionaries for WebSockets
+        codings.append("dictionary")
+    for coding in codings:
         for joined in size.batch_sizes:
-            shape = ServerShape(batch_records=joined, has_prose=True, is_compressed=compressed)
-            case = f"{'compressed' if compressed else 'plain'}, {joined} joined"
+            shape = ServerShape(batch_records=joined, text="order", coding=coding)
+            case = f"{coding or 'plain'}, {joined} joined"
             with note_failure(cell, case):
                 async with peer.serve(kafka, shape) as served, ClientPool() as crowd:
+                    if coding == "dictionary":
+                        await _load_dictionary(served, joined)
                     await crowd.open_clients(
                         served.port, size.clients - 1, partial(_build_request, served)
                     )
                     async with open_reader(served, peer) as reader:
                         await wait_until_quiet(lambda crowd=crowd: crowd.byte_count)  # type: ignore[misc]
                         await _measure_case(cell, case, served, crowd, reader, size, joined)
-                        if compressed and not reader.is_compressed:
+                        if coding and not reader.is_compressed:
                             cell.add_note(f"{case}: the server did not compress")
     return cell
+
+
+async def _load_dictionary(server: RunningServer, batch_records: int) -> None:
+    assert server.load_dictionary is not None
+    await send_steadily(server.feed, SAMPLE_RECORDS, 1.0, batch_records=batch_records)
+    await server.feed.flush()
+    await server.load_dictionary()
 
 
 def _build_request(server: RunningServer, n: int) -> bytes:

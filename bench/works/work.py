@@ -115,7 +115,7 @@ async def open_reader(
     server: RunningServer, peer: Peer, partitions: int = 12
 ) -> AsyncIterator[ExactClient]:
     """One more client, which reads every byte, and has shown that it gets every record."""
-    reader = ExactClient(peer.wire)
+    reader = ExactClient(peer.wire, server.dictionary)
     await connect_clients([reader], server.port, server.build_request)
     try:
         await warm_up(server, lambda: reader.record_count, 1, partition_count=partitions)

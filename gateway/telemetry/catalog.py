@@ -257,7 +257,7 @@ MEMORY_BYTES = _gauge(
     "What the option memory limits, by part: cache, rings (recent chunks), tables (snapshots), "
     "backlog (read and not sent yet), views (what clients ask for), unsent (not accepted by slow "
     "connections), inflated (large batches being decoded), received (messages of clients being "
-    "handled).",
+    "handled), dictionaries (for compression).",
     "part", unit="bytes",
 )  # fmt: skip
 MEMORY_LIMIT_BYTES = _gauge(

@@ -231,6 +231,8 @@ async def test_a_delivery_is_measured_plain_and_compressed(mock, wire):
     plain, squeezed = (value(cell, "bytes of a delivery", f"{how}, 5") for how in HOW)
     assert 0 < squeezed < plain
     assert value(cell, "CPU of a delivery", "compressed, 5") > 0
+    if wire is SSE:
+        assert 0 < value(cell, "bytes of a delivery", "dictionary, 5") < squeezed
     assert not any("damaged" in note or "failed" in note for note in cell.notes)
 
 

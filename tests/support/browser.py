@@ -86,12 +86,14 @@ class BrowserResponse(NamedTuple):
 
     protocol:   as of ALPN: http/1.1, h2 or h3.
     connection: a number of the connection that it came over.
+    coding:     its content coding, "" for none.
     """
 
     path: str
     status: int
     protocol: str
     connection: int
+    coding: str
 
 
 class Browser:
@@ -179,7 +181,13 @@ class Browser:
         ]
         return [
             BrowserResponse(
-                urlsplit(each["url"]).path, each["status"], each["protocol"], each["connectionId"]
+                urlsplit(each["url"]).path,
+                each["status"],
+                each["protocol"],
+                each["connectionId"],
+                {name.lower(): value for name, value in each["headers"].items()}.get(
+                    "content-encoding", ""
+                ),
             )
             for each in responses
         ]

@@ -13,6 +13,7 @@ from support.message_parser import MessageParser
 from support.ndjson_parser import NdjsonParser
 from support.single_client import drain_outlet
 from support.sse import SseEvent, SseParser
+from support.zstd import FrameDecoder
 
 from gateway.config import Rate
 from gateway.core.client.end_reason import EndReason
@@ -23,13 +24,16 @@ from gateway.hub.fanout.client import Client, ClientOptions, Handover
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.reads.position_resolver import StreamStart
 from gateway.hub.wires.chunked import ChunkedWire
+from gateway.hub.wires.dictionary import DictionaryWire
 from gateway.hub.wires.gzip import GzipWire
 from gateway.hub.wires.ndjson import NdjsonWire
 from gateway.hub.wires.sse import SseWire
 from gateway.hub.wires.websocket import WebSocketWire, encode_label
 from gateway.hub.wires.wire import Wire
 from gateway.wire.websocket import insert_member
+from gateway.wire.zstd import CompressionDictionary
 
+DICTIONARY = CompressionDictionary(b'data: {"key":"a","value":1}\nid: 1\n\n')
 UNLIMITED_RECORDS = 1 << 20  # records
 
 
@@ -108,6 +112,10 @@ READERS_BY_WIRE: Mapping[str, tuple[Wire, Callable[[str], ByteReader]]] = {
     "sse, direct": (
         ChunkedWire(GzipWire(SseWire())),
         lambda label: DecodingReader(Dechunker(create_gunzip()), SseParser()),
+    ),
+    "sse, dictionary": (
+        ChunkedWire(DictionaryWire(SseWire(), DICTIONARY)),
+        lambda label: DecodingReader(Dechunker(FrameDecoder(DICTIONARY.content).feed), SseParser()),
     ),
     "ndjson": (
         ChunkedWire(NdjsonWire(True)),

@@ -53,11 +53,13 @@ class StreamWith(With):
         description="Send at most once in this time, and only the latest record of each key; "
         "default every record. For displays.",
     )
-    compression: Literal["gzip", "none"] = Field(
-        default="gzip",
-        description="Compression for clients that accept it, once for all of them. Use none if "
-        "secret records are sent together with ones that strangers write, because the length of "
-        "the compressed data tells something about the secret. For clients on slow networks.",
+    compression: Literal["dictionary", "gzip", "none"] = Field(
+        default="dictionary",
+        description="Compression for clients that accept it, once for all of them. dictionary is "
+        "for browsers that have loaded the dictionary of the route, which holds some of its "
+        "records, and gzip for others; gzip has no dictionaries. Use none if secret records are "
+        "sent together with ones that strangers write, because the length of the compressed data "
+        "tells something about the secret. For clients on slow networks.",
     )
     max_rate: Rate | None = Field(
         default=None,

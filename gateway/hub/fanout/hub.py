@@ -35,6 +35,7 @@ from gateway.formats import create_format
 from gateway.formats.invalid_values import wrap_format
 from gateway.hub.reads import position_resolver
 from gateway.hub.reads.backfill_reader import BackfillReader
+from gateway.hub.reads.dictionaries import Dictionaries
 from gateway.hub.reads.documents import DocumentReader
 from gateway.hub.reads.epoch_ends import EpochEnds
 from gateway.hub.reads.key_partitions import KeyPartitions
@@ -46,6 +47,7 @@ from gateway.hub.reads.start_lookup import fetch_ends, resolve_starts
 from gateway.hub.reads.token_verifier import TokenVerifier
 from gateway.hub.reads.topic_opener import TopicOpener
 from gateway.hub.wires.models import Models
+from gateway.hub.wires.sse import SseWire
 from gateway.hub.wires.wire import Wire
 from gateway.hub.writes.document_locks import DocumentKeyLocks
 from gateway.hub.writes.publisher import Publisher
@@ -89,7 +91,8 @@ GROWTH_MEMORY_DIVISOR = 16  # growth of the logs that causes memory to be bounde
 VIEW_COPIES = 3
 # What `gateway_memory_bytes` lists; the cache is counted apart, by topic.
 MEMORY_PARTS = (
-    "cache", "rings", "tables", "backlog", "views", "unsent", "inflated", "received"
+    "cache", "rings", "tables", "backlog", "views", "unsent", "inflated", "received",
+    "dictionaries",
 )  # fmt: skip
 PINNED_PARTS = ("tables", "views", "unsent", "received")  # parts of memory that cannot be freed
 
@@ -165,6 +168,7 @@ class Hub:
         self.publisher: Publisher
         self.snapshots: Snapshots
         self.documents: DocumentReader
+        self.dictionaries: Dictionaries
         self.document_locks: DocumentKeyLocks
         self.read_services: ReadServices
 
@@ -218,6 +222,9 @@ class Hub:
             self.snapshots,
         )
         self.documents = DocumentReader(self.read_services, self.key_partitions, self.keep_open)
+        self.dictionaries = Dictionaries(
+            self.read_services, self.keep_open, lambda view: self._get_encoder(view, SseWire())
+        )
         self.document_locks = self.publisher.document_locks = DocumentKeyLocks(
             self.publisher, self.topics.get_settings, self.settings, self.name
         )
@@ -236,6 +243,7 @@ class Hub:
         for task in self._maintenance_tasks:
             task.cancel()
         await asyncio.gather(*self._maintenance_tasks, return_exceptions=True)
+        await self.dictionaries.close()
         self.key_partitions.close()
         await self.token_verifier.close()
         await self.snapshots.close()
@@ -266,6 +274,7 @@ class Hub:
         changed = self.topics.apply_settings(self.kafka)
         self.models.apply_settings(settings)
         self.document_locks.apply_settings(settings)
+        self.dictionaries.clear()
         for key, shared_tail in list(self._tails.items()):
             if not changed.isdisjoint(key[0]):
                 self.shared_reads.detach_tail(shared_tail)
@@ -649,6 +658,7 @@ class Hub:
             "inflated": self.cluster.decompression_slot.held_bytes,
             # This counts the whole process, so it belongs to only one of its hubs.
             "received": received_bytes.total if self.process_hubs[0] is self else 0,
+            "dictionaries": self.dictionaries.used_bytes,
         }
         # The other hubs' figures are those of their own last check, at most one sweep ago.
         hubs = [hub for hub in self.process_hubs if hub.started]

@@ -15,8 +15,7 @@ class ChunkedWire(WrappingWire):
 
     __slots__ = ()
 
-    @staticmethod
-    def wrap(data: bytes) -> bytes:
+    def wrap(self, data: bytes) -> bytes:
         """Return the bytes as one chunk; empty for no bytes, since an empty chunk ends the body."""
         if not data:
             return b""

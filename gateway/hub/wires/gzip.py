@@ -27,8 +27,7 @@ class GzipWire(WrappingWire):
 
     __slots__ = ()
 
-    @staticmethod
-    def wrap(data: bytes) -> bytes:
+    def wrap(self, data: bytes) -> bytes:
         """Return bytes deflated independently of others, with their sum; empty for no bytes."""
         return (
             CountedBytes.create(gzip.compress_block(data), Crc32Sum.from_bytes(data))

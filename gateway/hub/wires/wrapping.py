@@ -26,9 +26,8 @@ class WrappingWire(ABC):
 
     wire: Wire
 
-    @staticmethod
     @abstractmethod
-    def wrap(data: bytes) -> bytes:
+    def wrap(self, data: bytes) -> bytes:
         """Return a block of the other wire as one of this wire; empty for no bytes."""
 
     @property

@@ -1,9 +1,10 @@
 """Negotiate whether a response is compressed (RFC 9110 12.5.3).
 
 A response is compressed if the client names gzip and wants it at least as much as the plain bytes.
-All clients of a view that accept gzip share the deflated bytes. Browsers all accept it, so they
-get it by default. A route with `compression: none` opts out, for content whose length must not
-reveal it (BREACH), or for proxies that hold compressed responses back.
+All clients of a view that accept gzip share the deflated bytes. Browsers all accept it, so they get
+it by default, unless they have a dictionary (`gateway.web.streams.dictionary`). A route with
+`compression: none` opts out, for content whose length must not reveal it (BREACH), or for proxies
+that hold compressed responses back.
 """
 
 from __future__ import annotations
@@ -51,19 +52,35 @@ def _create_gzip_wire(wire: Wire) -> GzipWire:
 def prefers_gzip(header: str) -> bool:
     """Return whether gzip is named, and weighs at least as much as the plain bytes.
 
-    The plain bytes weigh what the header says of `identity`, else of `*`, else 0. A client that
-    accepts neither gets the plain bytes.
+    Args:
+        header: The value of `Accept-Encoding`.
+    """
+    return _prefers(header, "gzip", "x-gzip")
+
+
+@cache_short(256)
+def prefers_dcz(header: str) -> bool:
+    """Return whether `dcz` is named, and weighs at least as much as the plain bytes (RFC 9842).
 
     Args:
         header: The value of `Accept-Encoding`.
     """
+    return _prefers(header, "dcz")
+
+
+def _prefers(header: str, *codings: str) -> bool:
+    """Return whether one of the names of a coding weighs at least as much as the plain bytes.
+
+    The plain bytes weigh what the header says of `identity`, else of `*`, else 0. A client that
+    accepts neither gets the plain bytes.
+    """
     # Of a coding that is named twice the first weight counts: dict() keeps the last one.
     weights = dict(reversed(list(iter_ranges(header))))
-    gzip_weight = max(weights.get("gzip", 0.0), weights.get("x-gzip", 0.0))
-    return gzip_weight > 0 and gzip_weight >= weights.get("identity", weights.get("*", 0.0))
+    weight = max(weights.get(coding, 0.0) for coding in codings)
+    return weight > 0 and weight >= weights.get("identity", weights.get("*", 0.0))
 
 
 def _should_gzip(route: Route, request: HTTPConnection) -> bool:
-    if route.stream.compression != "gzip":
+    if route.stream.compression == "none":
         return False
     return prefers_gzip(",".join(request.headers.getlist("accept-encoding")))

@@ -34,7 +34,7 @@ from gateway.web.routing.match import Match
 from gateway.web.routing.routes import Routes
 from gateway.web.websocket import endpoint as websocket
 
-from . import ndjson, sse
+from . import dictionary, ndjson, sse
 from .direct_response import AsgiResponse
 from .renewal import TokenRenewer, parse_renewal_path
 
@@ -261,6 +261,8 @@ class StreamMiddleware:
     async def _respond_stream(self, request: Request, match: Match) -> AsgiResponse:
         try:
             match = await self._routes.admit(match, request)
+            if dictionary.is_asked_for(request):
+                return await dictionary.respond(self._routes, match, request)
             if ndjson.prefers_ndjson(request):
                 return await ndjson.respond(self._routes, match, request)
             return await sse.respond(self._routes, match, request)

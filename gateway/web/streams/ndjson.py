@@ -17,11 +17,12 @@ from gateway.hub.fanout.client import Client
 from gateway.hub.reads import page
 from gateway.hub.wires.ndjson import NdjsonWire
 from gateway.web.http.accept import NOT_ACCEPTABLE, MediaPreference, get_media_preference
-from gateway.web.http.encoding import negotiate_body, negotiate_wire
+from gateway.web.http.encoding import negotiate_body
 from gateway.web.routing import query
 from gateway.web.routing.match import Match
 from gateway.web.routing.routes import Routes
 
+from .dictionary import negotiate_stream
 from .direct_response import AsgiResponse, build_response, choose_wire
 from .disconnect import ClientDisconnected, run_while_connected
 from .http_stream import HttpStream
@@ -95,7 +96,7 @@ async def respond(routes: Routes, match: Match, request: Request) -> AsgiRespons
     wait_s = query.get_wait(request)
     if wait_s is not None:
         return await _respond_with_page(routes, match, request, plain_wire, wait_s)
-    coded_wire, coding_headers = negotiate_wire(plain_wire, match.route, request)
+    coded_wire, coding_headers = await negotiate_stream(routes, match, request, plain_wire)
     wire = choose_wire(coded_wire, request.scope)
     open_stream = partial(HttpStream.open, routes, match, request)
     stream = await open_stream(wire)

@@ -19,13 +19,13 @@ from starlette.types import Message, Receive, Scope, Send
 from gateway.core.client.end_reason import EndReason
 from gateway.errors import AccessDenied, KafkaError, UnknownTopic
 from gateway.hub.wires.sse import SseWire, encode_control
-from gateway.web.http.encoding import negotiate_wire
 from gateway.web.http.security_headers import NOSNIFF_HEADERS
 from gateway.web.routing import query
 from gateway.web.routing.match import Match
 from gateway.web.routing.routes import Routes
 from gateway.wire import sse
 
+from .dictionary import negotiate_stream
 from .direct_response import AsgiResponse, build_response, choose_wire
 from .http_stream import HttpStream
 
@@ -34,7 +34,7 @@ STREAM_HEADERS = {
     # back; nginx reads `X-Accel-Buffering`.
     "Cache-Control": "no-store, no-transform",
     "X-Accel-Buffering": "no",
-    "Vary": "Origin, Accept, Accept-Encoding",
+    "Vary": "Origin, Accept, Accept-Encoding, Available-Dictionary",
     **NOSNIFF_HEADERS,
 }
 MEDIA_TYPE = "text/event-stream; charset=utf-8"
@@ -97,9 +97,8 @@ async def respond(routes: Routes, match: Match, request: Request) -> AsgiRespons
         TokenError: The resume token cannot be used.
         KafkaError: Kafka does not answer, and the client is no EventSource.
     """
-    events, coding = negotiate_wire(
-        SSE_WIRES[query.is_grouped(query.get_query_pairs(request))], match.route, request
-    )
+    plain_wire = SSE_WIRES[query.is_grouped(query.get_query_pairs(request))]
+    events, coding = await negotiate_stream(routes, match, request, plain_wire)
     wire, headers = choose_wire(events, request.scope), STREAM_HEADERS | coding
     open_stream = partial(HttpStream.open, routes, match, request)
     try:

@@ -1,10 +1,10 @@
-"""Who gets gzip: those who name it and want nothing plainer."""
+"""Who gets which coding: those who name it and want nothing plainer."""
 
 from __future__ import annotations
 
 import pytest
 
-from gateway.web.http.encoding import prefers_gzip
+from gateway.web.http.encoding import prefers_dcz, prefers_gzip
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,17 @@ from gateway.web.http.encoding import prefers_gzip
 )
 def test_gzip_is_for_whoever_names_it_and_wants_nothing_plainer(header: str, expected: bool):
     assert prefers_gzip(header) is expected
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        ("gzip, deflate, br, zstd, dcb, dcz", True),
+        ("dcz;q=0", False),
+        ("dcz;q=0.5, identity;q=0.6", False),
+        ("gzip, zstd", False),
+        ("*", False),
+    ],
+)
+def test_a_dictionary_is_for_whoever_names_its_coding(header: str, expected: bool):
+    assert prefers_dcz(header) is expected

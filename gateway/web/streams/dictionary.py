@@ -1,0 +1,167 @@
+"""Serve dictionaries of routes, and choose the streams that are compressed with one (RFC 9842).
+
+A page names the dictionary of its stream, and the browser loads it when it is idle:
+
+    <link rel="compression-dictionary" href="/events/orders?dictionary">
+
+The next stream of that route is asked for with the digest and the id of the dictionary, and is
+compressed against it if the browser may see what the dictionary holds. At every step in which
+something is missing, the stream is compressed by gzip, or not at all.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import re
+from urllib.parse import quote
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Scope
+
+from gateway.config import Route
+from gateway.errors import KafkaError, RequestError
+from gateway.hub.fanout.view import View
+from gateway.hub.reads.dictionaries import Dictionaries, ViewDictionary
+from gateway.hub.wires.dictionary import DictionaryWire
+from gateway.hub.wires.wire import Wire
+from gateway.web.http.encoding import negotiate_wire, prefers_dcz
+from gateway.web.http.security_headers import NOSNIFF_HEADERS
+from gateway.web.routing.match import Match, get_route_name
+from gateway.web.routing.parameters import SELECTION_PARAMETERS
+from gateway.web.routing.query import get_query_pairs
+from gateway.web.routing.routes import Routes
+
+PARAMETER = "dictionary"
+"""The parameter of the query with which a route's dictionary is asked for."""
+DCZ_HEADERS = {"Content-Encoding": "dcz"}
+MAX_AGE_S = 3600  # how long a browser keeps a dictionary
+
+_PATTERN_SYNTAX = re.compile(
+    r"[^A-Za-z0-9._~%!$&'@,;=-]"
+)  # what may mean something in a URLPattern
+
+
+def is_asked_for(request: Request) -> bool:
+    """Return whether a request asks for the dictionary of a route, and not for a stream."""
+    return bool(request.scope["query_string"]) and PARAMETER in request.query_params
+
+
+async def negotiate_stream(
+    routes: Routes, match: Match, request: Request, wire: Wire
+) -> tuple[Wire, dict[str, str]]:
+    """Return the wire of a stream and the headers that name its coding.
+
+    Args:
+        routes: The routes of the gateway.
+        match: The route, to which the client was admitted.
+        request: The request for a stream.
+        wire: The wire without compression.
+
+    Raises:
+        RequestError: The client asks for something that it may not see.
+    """
+    digest = _parse_digest(request.headers.get("available-dictionary", ""))
+    accepted = ",".join(request.headers.getlist("accept-encoding"))
+    if digest is None or not has_dictionary(match.route) or not prefers_dcz(accepted):
+        return negotiate_wire(wire, match.route, request)
+    id = request.headers.get("dictionary-id", "").strip().strip('"')
+    dictionary = None
+    with contextlib.suppress(KafkaError):  # it will be raised again when the stream is opened
+        dictionaries, view = await _get_dictionaries(routes, match, request)
+        dictionary = await dictionaries.find(view, get_route_name(match.route), digest, id)
+    if dictionary is None:
+        return negotiate_wire(wire, match.route, request)
+    return DictionaryWire(wire, dictionary), DCZ_HEADERS
+
+
+async def respond(routes: Routes, match: Match, request: Request) -> Response:
+    """Return the dictionary of a route, as this client sees the route.
+
+    Raises:
+        RequestError: 404, if the route has no dictionaries.
+        KafkaError: No records could be read for it.
+    """
+    routes.check_parameters(match, get_query_pairs(request))
+    if not has_dictionary(match.route):
+        detail = "this route has none; it needs `compression: dictionary` and `history: all`"
+        raise RequestError(404, "No dictionary", detail)
+    release_slot = await routes.limits.acquire_slot(request.scope, match.granted)
+    try:
+        while True:
+            match = await routes.refresh(match, request)
+            dictionaries, view = await _get_dictionaries(routes, match, request)
+            newest = await dictionaries.get_newest(view, get_route_name(match.route))
+            if routes.is_current(match):
+                break
+    finally:
+        release_slot()
+    return _build_response(request, newest)
+
+
+def has_dictionary(route: Route) -> bool:
+    """Return whether a route has dictionaries.
+
+    They hold records of the past, so that one that limits the history has none.
+    """
+    stream = route.stream
+    return stream.compression == "dictionary" and stream.history == "all"
+
+
+def _build_response(request: Request, newest: ViewDictionary) -> Response:
+    use = f'match="{build_match(_get_encoded_path(request.scope))}"'
+    if newest.id:
+        use += f', id="{newest.id}"'
+    headers = {
+        "Use-As-Dictionary": use,
+        # A browser uses a dictionary as long as it is fresh. It is for one client: others who use
+        # the browser later have other cookies.
+        "Cache-Control": f"private, max-age={MAX_AGE_S}",
+        "Vary": "Origin, Cookie, Authorization",
+        **NOSNIFF_HEADERS,
+    }
+    content = newest.dictionary.content
+    return Response(content, headers=headers, media_type="application/octet-stream")
+
+
+def build_match(path: str) -> str:
+    """Return the URLPattern of the streams of a path, with any query, relative to the path itself.
+
+    It is relative so that it is right behind proxies that add to the path.
+
+    Args:
+        path: The path of a route, percent-encoded as it came.
+    """
+    segment = path.partition("?")[0].rpartition("/")[2]
+    # The backslash of the pattern is written as two in a string of a structured field.
+    return _PATTERN_SYNTAX.sub(lambda found: "\\\\" + found[0], segment) + "?*"
+
+
+async def _get_dictionaries(
+    routes: Routes, match: Match, request: Request
+) -> tuple[Dictionaries, View]:
+    """Return the dictionaries of the route's cluster, and the view that they are looked up by.
+
+    It is the route as the client sees it without choosing records or fields of it.
+    """
+    pairs = [pair for pair in get_query_pairs(request) if pair[0] not in SELECTION_PARAMETERS]
+    view = await routes.get_view(match, pairs)
+    return routes.hubs.get_hub(view.cluster).dictionaries, view
+
+
+def _get_encoded_path(scope: Scope) -> str:
+    raw_path: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
+    return raw_path.decode("latin-1")
+
+
+def _parse_digest(field: str) -> bytes | None:
+    """Return the digest of `Available-Dictionary`; None if there is none (RFC 9842 2.2)."""
+    text = field.strip()
+    if len(text) != 46 or not (text.startswith(":") and text.endswith(":")):
+        return None
+    try:
+        return base64.b64decode(text[1:-1], validate=True)
+    except binascii.Error:
+        return None

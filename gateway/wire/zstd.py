@@ -1,0 +1,62 @@
+"""Encode zstd (RFC 8878) in frames that refer to a shared dictionary (RFC 9842, `dcz`).
+
+A stream is a header that names the dictionary, and then frames. Each frame refers to the dictionary
+and to nothing else, so that it can be made once for all clients that have the dictionary, wherever
+they join. A decoder hands a frame on when it ends, so that no flush is needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+WINDOW_LOG = 17
+"""Frames of up to 128 KiB are searched as a whole. The memory of a compressor grows with it."""
+
+_MAGIC = b"\x5e\x2a\x4d\x18\x20\x00\x00\x00"  # a skippable frame of 32 bytes (RFC 9842 5)
+
+
+class CompressionDictionary:
+    """A dictionary, and what compresses with it. It is identified by its content.
+
+    A JSON event of 228 bytes takes 3.3 us and shrinks to 42 %, ten of them together 30 us and 16 %.
+    Higher levels gain less than 1 %, and level 1 saves nothing. Once used it takes 0.2 MB.
+
+    Attributes:
+        content: The bytes that clients store.
+        digest: Their SHA-256, by which clients name the dictionary.
+        header: The bytes with which a stream begins.
+    """
+
+    __slots__ = ("_compressor", "content", "digest", "header")
+
+    def __init__(self, content: bytes) -> None:
+        """Prepare the compressor.
+
+        Args:
+            content: At least eight bytes; what is at the end is cheapest to refer to.
+        """
+        self.content = content
+        self.digest = hashlib.sha256(content).digest()
+        self.header = _MAGIC + self.digest
+        parameters = zstd.CompressionParameter
+        self._compressor = zstd.ZstdCompressor(
+            options={
+                parameters.compression_level: 3,
+                parameters.window_log: WINDOW_LOG,
+                parameters.dict_id_flag: 0,
+            },
+            zstd_dict=zstd.ZstdDict(content, is_raw=True).as_digested_dict,
+        )
+
+    def compress(self, data: bytes) -> bytes:
+        """Return data as one frame, which may follow any other; empty for no data."""
+        return self._compressor.compress(data, zstd.ZstdCompressor.FLUSH_FRAME) if data else b""
+
+    def __repr__(self) -> str:
+        return f"CompressionDictionary({len(self.content)} bytes, {self.digest.hex()[:8]})"
