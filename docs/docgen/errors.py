@@ -57,6 +57,7 @@ PROBLEMS = {
     "Kafka is unavailable": "No broker answers as it should. Try again; the log says why.",
     "Method not implemented": "The method of the request is unknown.",
     "Misdirected request": "The gateway is asked by a name that `listen.hosts` does not list.",
+    "No dictionary": "The route has no compression dictionary: see `compression` and `history`.",
     "No document": "There is no record with this key, or it was deleted.",
     "No progress": "Jobs write no progress to a topic. Set `pipelines.progress.topic`.",
     "No reply in time": "No reply arrived within the route's `timeout`. It may still arrive.",
