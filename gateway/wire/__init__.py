@@ -1,6 +1,6 @@
-"""Encode server-sent events, WebSocket messages and gzip, without I/O.
+"""Encode server-sent events, WebSocket messages, gzip and zstd, without I/O.
 
-`sse`, `websocket` and `gzip` make the bytes that many clients share, `crc` the checksums of them.
-`gateway.hub.wires` calls these and decides what is encoded. `message_reader` parses what WebSocket
-clients send, for `gateway.web.websocket`. `host` parses the field `Host` of requests.
+`sse`, `websocket`, `gzip` and `zstd` make the bytes that many clients share, `crc` the checksums of
+them. `gateway.hub.wires` calls these and decides what is encoded. `message_reader` parses what
+WebSocket clients send, for `gateway.web.websocket`. `host` parses the field `Host` of requests.
 """

@@ -39,9 +39,8 @@ PARAMETER = "dictionary"
 DCZ_HEADERS = {"Content-Encoding": "dcz"}
 MAX_AGE_S = 3600  # how long a browser keeps a dictionary
 
-_PATTERN_SYNTAX = re.compile(
-    r"[^A-Za-z0-9._~%!$&'@,;=-]"
-)  # what may mean something in a URLPattern
+# What may have a meaning in a URLPattern.
+_PATTERN_SYNTAX = re.compile(r"[^A-Za-z0-9._~%!$&'@,;=-]")
 
 
 def is_asked_for(request: Request) -> bool:
