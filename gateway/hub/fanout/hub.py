@@ -237,6 +237,7 @@ class Hub:
     async def close(self) -> None:
         """Close all clients and components, in the order of their dependencies."""
         for client in list(self.clients):
+            client.end(EndReason.CLOSED)  # unless it was ended already
             client.close()
         # Then from the users to the used: nothing may start a read or a write that is closed.
         self.shared_catch_ups.close()
@@ -304,10 +305,21 @@ class Hub:
         return self.settings.memory // TABLES_MEMORY_DIVISOR // len(self.process_hubs)
 
     def drain(self, reason: EndReason = EndReason.DRAIN) -> None:
-        """End all streams; their `end` events spread the reconnects over some seconds."""
+        """End all streams; their `end` events spread the reconnects over some seconds.
+
+        Of many clients only the first are ended within the call: a million at once would block the
+        loop for seconds.
+        """
         self.draining = True
-        for client in list(self.clients):
+        self._end_clients(list(self.clients), reason)
+
+    def _end_clients(self, clients: list[Client], reason: EndReason) -> None:
+        """End clients, slice by slice; the list is emptied."""
+        for client in clients[-CLIENTS_PER_SLICE:]:
             client.end(reason)
+        del clients[-CLIENTS_PER_SLICE:]
+        if clients:
+            asyncio.get_running_loop().call_soon(self._end_clients, clients, reason)
 
     def remove_client(self, client: Client) -> None:
         """Forget a client that is being closed, and call its `on_closed` callback."""

@@ -202,12 +202,12 @@ def run_server(
     server = Server(config, tls_listener)
     server.hubs = app.gateway.hubs
     runner = asyncio.Runner(loop_factory=config.get_loop_factory())
-    _tune_garbage_collector()
+    tune_garbage_collector()
     with runner, contextlib.suppress(KeyboardInterrupt):
         runner.run(server.serve([listening_socket]))
 
 
-def _tune_garbage_collector() -> None:
+def tune_garbage_collector() -> None:
     """Keep garbage collections rare and short.
 
     What exists when serving starts is frozen, and never traversed again. Nearly all that is created

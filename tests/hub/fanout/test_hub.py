@@ -17,6 +17,7 @@ from support.waiting import wait_until
 
 from gateway.config import Settings
 from gateway.core.channel.filters import Filter, Filters
+from gateway.core.client.end_reason import EndReason
 from gateway.core.log.record import TopicPartition
 from gateway.errors import UnknownTopic
 from gateway.hub.fanout import hub as hubs
@@ -128,6 +129,17 @@ async def test_draining_ends_every_stream_with_a_word(embedded: EmbeddedKafka):
         hub.drain()
         *_, end = await read_until(client, "end")
         assert end.parse_json() == {"reason": "drain"}
+
+
+async def test_draining_many_streams_lets_others_have_their_turn(embedded: EmbeddedKafka):
+    embedded.create_topic("orders")
+    async with running_hub(embedded) as hub:
+        clients = [await subscribe_client(hub) for _ in range(3 * hubs.CLIENTS_PER_SLICE)]
+        hub.drain()
+        assert sum(client.subscription.end_reason is None for client in clients) > 0
+        assert (await subscribe_client(hub)).subscription.end_reason is EndReason.DRAIN
+        await wait_until(lambda: all(client.subscription.end_reason for client in clients))
+        assert {client.subscription.end_reason for client in clients} == {EndReason.DRAIN}
 
 
 async def test_a_count_ends_a_stream_after_so_many_records(embedded: EmbeddedKafka):
