@@ -59,6 +59,7 @@ def is_stream(headers: httpx.Headers | dict[str, str]) -> None:
         "Origin",
         "Accept",
         "Accept-Encoding",
+        "Available-Dictionary",
     }
 
 
