@@ -20,6 +20,10 @@ from support.gateways import GatewayProcess, build_config, build_route, running_
 from support.waiting import wait_until
 from support.zstd import FrameDecoder
 
+from gateway.core.log.position import NO_EPOCH, PartitionPosition
+from gateway.core.log.record import TopicPartition
+from gateway.core.token.digits import CRC_WIDTH
+from gateway.core.token.resume_token import overlay_positions, parse_token, seal_token
 from gateway.kafka.embedded import EmbeddedKafka
 
 PARTITIONS, ORDERS, WITHIN = 3, 60, 120.0  # WITHIN in seconds
@@ -117,7 +121,7 @@ async def read(
     *,
     accept: str = EVENTS,
     params: Mapping[str, str] = WHOLE,
-    **headers: str,
+    **headers: str | bytes,
 ) -> Body:
     """A stream to its end, for a client that has the dictionary."""
     sent = {**dictionary.request_headers, "Accept": accept, **headers}
@@ -214,8 +218,54 @@ async def test_another_replica_makes_the_same_dictionary_of_its_id(kafka: Embedd
         await produce_orders(kafka, range(ORDERS, 2 * ORDERS))
         body = await read(other, dictionary)
         assert body.coding == "dcz" and sorted(body.orders) == list(range(2 * ORDERS))
-        # Clients there are offered the same one, so that all share what is compressed.
-        assert (await load(other)).id == dictionary.id
+        # What a client names is offered to nobody else.
+        assert (await load(other)).id != dictionary.id
+        assert (await read(other, dictionary)).coding == "dcz"
+
+
+async def test_an_id_of_records_that_do_not_exist_delays_nobody(kafka: EmbeddedKafka):
+    """A read beyond the end of a partition would wait for a record, and others' reads with it."""
+    async with serving(configure(kafka)) as http, serving(configure(kafka)) as other:
+        await produce_orders(kafka, [999])
+        later = await load(other)
+        for more in (0, 1, 10**9):
+            id = build_id(later.id, more)
+            headers = {"Dictionary-ID": f'"{id}"'}
+            wrong = later._replace(content=b"something else")
+            body = await read(http, wrong, **headers)
+            assert body.coding == "gzip" and len(body.orders) == ORDERS + 1
+
+
+def build_id(id: str, more: int) -> str:
+    """The id with each partition this much further."""
+    token = parse_token(id)
+    positions = {
+        TopicPartition("orders", partition): PartitionPosition(offset + more, NO_EPOCH)
+        for topic in token.topics
+        for partition, offset in enumerate(topic.offsets)
+        if offset is not None
+    }
+    head, end = 1 + len(token.view_digest), -CRC_WIDTH
+    text = overlay_positions(id[head:end].encode(), ["orders"], positions)
+    return seal_token(text, token.view_digest).decode()
+
+
+async def test_many_clients_with_views_of_their_own_all_get_a_dictionary(kafka: EmbeddedKafka):
+    async with serving(configure_users(kafka, 20)) as http:
+        loaded = await asyncio.gather(
+            *(load(http, Authorization=f"Bearer token-{n}") for n in range(20))
+        )
+        assert all(each.content for each in loaded)
+
+
+def configure_users(kafka: EmbeddedKafka, count: int) -> dict[str, Any]:
+    users = {f"user-{n}": {"token": f"token-{n}"} for n in range(count)}
+    route = {
+        **build_route("orders", "value", filters=[{"key": "${guarded['users'].identity}"}]),
+        "guarded": {"users": []},
+    }
+    guards = {"users": USERS | {"users": users}}
+    return build_config(kafka.bootstrap, ["orders"], [route], guards=guards)
 
 
 async def test_what_a_client_names_is_not_believed(kafka: EmbeddedKafka):
@@ -232,7 +282,7 @@ async def test_what_a_client_names_is_not_believed(kafka: EmbeddedKafka):
         for each in wrong:
             body = await read(http, each)
             assert body.coding == "gzip" and sorted(body.orders) == list(range(ORDERS))
-        for field in (":no:", "no", ":" + "?" * 44 + ":"):
+        for field in (":no:", "no", ":" + "?" * 44 + ":", b":" + b"\xe9" * 44 + b":"):
             body = await read(http, dictionary, **{"Available-Dictionary": field})
             assert body.coding == "gzip"
         assert (await read(http, dictionary, **{"Accept-Encoding": "gzip"})).coding == "gzip"

@@ -41,6 +41,11 @@ class GuardSection(Section):
         """The parameters of the query that contain credentials, which logs must not show."""
         return ()
 
+    @property
+    def credential_headers(self) -> Iterable[str]:
+        """The headers of requests that contain credentials: responses vary by them."""
+        return ()
+
     def admits_all_of(self, other: GuardSection) -> bool:
         """Return whether each client that another guard admits is admitted by this one as well.
 

@@ -81,6 +81,11 @@ class Http(GuardSection):
         """See `GuardSection`."""
         return self.forward.query
 
+    @property
+    def credential_headers(self) -> Iterable[str]:
+        """See `GuardSection`."""
+        return self.forward.headers
+
     def iter_warnings(self) -> Iterator[Problem]:
         """Yield a warning if the application is asked without TLS."""
         yield from check_issuer_url("url", self.url)

@@ -83,6 +83,11 @@ class Inline(GuardSection):
         """See `GuardSection`."""
         return self.credentials.query
 
+    @property
+    def credential_headers(self) -> Iterable[str]:
+        """See `GuardSection`."""
+        return self.credentials.headers
+
     @classmethod
     def list_attributes(cls, raw: Mapping[Any, Any]) -> Iterable[str]:
         """Return the names of the attributes of all users."""

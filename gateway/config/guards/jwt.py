@@ -131,6 +131,11 @@ class Jwt(GuardSection):
         """See `GuardSection`."""
         return self.credentials.query
 
+    @property
+    def credential_headers(self) -> Iterable[str]:
+        """See `GuardSection`."""
+        return self.credentials.headers
+
     def admits_all_of(self, other: GuardSection) -> bool:
         """See `GuardSection`. It is so if only keys were added to a list of keys."""
         keys, other_keys = self.keys, other.keys if isinstance(other, Jwt) else None

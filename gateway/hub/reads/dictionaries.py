@@ -5,21 +5,25 @@ token of that position, so any replica, also one that was just started, can make
 client names it. A client has a dictionary only for what it may see: the dictionary is looked up by
 the view of its own request, and is used only if it has the digest that the client names.
 
-What a client names is a claim. It costs one bounded read of Kafka, few of which are under way at a
-time; meanwhile, and if the dictionary is another one by now (its records were compacted, say), the
-client is served without.
+What a client names is a claim. It costs one bounded read of Kafka, of records that exist, and few
+are under way at a time; meanwhile, and if the dictionary is another one by now (its records were
+compacted, say), the client is served without. It is kept only if the client really has it, and
+nobody else is offered it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import heapq
 import logging
 import math
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextvars import Context
+from dataclasses import dataclass
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 from gateway.background_tasks import BackgroundTasks
 from gateway.core.channel.channel import Encoder
@@ -27,13 +31,13 @@ from gateway.core.log.position import NO_EPOCH, UNVERIFIED_LINEAGE, PartitionPos
 from gateway.core.log.record import Record, TopicPartition
 from gateway.core.log.tail import Tail
 from gateway.core.token.resume_token import parse_token, seal_token
-from gateway.errors import BrokerUnavailable, GatewayError
+from gateway.errors import BrokerUnavailable, GatewayError, RecordTooLarge, TokenForeign
 from gateway.hub.fanout.shared_tail import SharedTail
 from gateway.hub.fanout.view import View
 from gateway.wire import sse
 from gateway.wire.zstd import CompressionDictionary
 
-from .position_resolver import build_position
+from .position_resolver import build_position, has_recreated_topic
 from .services import ReadServices
 from .start_lookup import fetch_ends
 
@@ -45,19 +49,21 @@ EMPTY_CONTENT = b"data: {}\n\n"
 """Of a dictionary without records; eight bytes at least."""
 MAX_SAMPLED_PARTITIONS = 8
 RECORDS_PER_PARTITION = 64
+MAX_READ_BYTES = 8 << 20  # of keys and values for one dictionary; larger records have none
 MIN_RECORDS = 16  # of a dictionary that is kept for long
 MAX_ID_CHARS = 1024  # RFC 9842 2.1.3
-MAX_DICTIONARIES = 64  # in a hub; each takes `DICTIONARY_BYTES`
-DICTIONARY_BYTES = 256 * 1024
-MAX_BUILDS = 4  # at a time
+MAX_DICTIONARIES = 64  # in a hub, with those that only streams still use
+DICTIONARY_BYTES = 128 * 1024  # that each takes
+MAX_BUILDS = 4  # at a time, of those that are offered, and of those that clients name
 BUILD_TIMEOUT_S = 2.0
 LIFETIME_S = 6 * 3600.0  # seconds after which new clients are offered a newer one
 SHORT_LIFETIME_S = 60.0  # of one that has fewer than `MIN_RECORDS`
-FAILURE_TTL_S = 30.0  # seconds until what could not be made is tried again
+FAILURE_TTL_S = 30.0  # seconds until what a client names, and cannot be made, is tried again
 MAX_FAILURES = 256  # that are remembered
 
 
-class ViewDictionary(NamedTuple):
+@dataclass(slots=True)
+class ViewDictionary:
     """A dictionary of a view.
 
     Attributes:
@@ -65,21 +71,23 @@ class ViewDictionary(NamedTuple):
         id: The resume token of the position that it ends at; empty if it is too long to be an id.
         record_count: How many records it holds.
         created_at: When it was made here, by the loop's clock.
+        checked_at: When Kafka was last known to have its records, likewise.
     """
 
     dictionary: CompressionDictionary
     id: str
     record_count: int
     created_at: float
+    checked_at: float
 
     def is_outdated(self, now: float) -> bool:
         """Return whether new clients should be offered a newer one."""
-        lifetime = LIFETIME_S if self.record_count >= MIN_RECORDS else SHORT_LIFETIME_S
+        lifetime = LIFETIME_S if self.record_count >= MIN_RECORDS and self.id else SHORT_LIFETIME_S
         return now - self.created_at > lifetime
 
 
 class _Key(NamedTuple):
-    """Identify a dictionary: one that is wanted by its id, or the newest (empty)."""
+    """Identify a dictionary: one that is named by its id, or the newest (empty)."""
 
     view: View
     route: str
@@ -93,6 +101,8 @@ class Dictionaries:
         services: What the hub reads with.
         keep_open: Keeps the topics of a view open for a while, and returns their tail.
         get_encoder: Returns what encodes the records of a view.
+        check_interval_s: Seconds after which it is checked whether Kafka still has the records of
+            a dictionary.
     """
 
     def __init__(
@@ -100,15 +110,24 @@ class Dictionaries:
         services: ReadServices,
         keep_open: Callable[[View], SharedTail],
         get_encoder: Callable[[View], Encoder],
+        *,
+        check_interval_s: float = 60.0,
     ) -> None:
         self._services = services
         self._keep_open = keep_open
         self._get_encoder = get_encoder
+        self._check_interval_s = check_interval_s
         self._tasks = BackgroundTasks(log)
         # The most recently used last. The newest of a view is there by its id and by the id "".
         self._made: OrderedDict[_Key, ViewDictionary] = OrderedDict()
+        # All that exist, also those that only channels hold by now. Equal ones are one object, so
+        # that their clients share channels.
+        self._by_digest: WeakValueDictionary[bytes, CompressionDictionary] = WeakValueDictionary()
         self._builds: dict[_Key, asyncio.Task[ViewDictionary | None]] = {}
+        self._offer_slots = asyncio.Semaphore(MAX_BUILDS)
+        self._claim_count = 0  # builds of what clients name
         self._failed_at: dict[_Key, float] = {}
+        self._generation = 0  # counts calls of `clear`
 
     async def close(self) -> None:
         """Cancel what is being made."""
@@ -116,7 +135,11 @@ class Dictionaries:
         await self._tasks.wait()
 
     def clear(self) -> None:
-        """Forget all dictionaries: after a change of the configuration they may show too much."""
+        """Forget all dictionaries: after a change of the configuration they may show too much.
+
+        Nothing that was begun before is kept.
+        """
+        self._generation += 1
         self._tasks.cancel()
         self._made.clear()
         self._builds.clear()
@@ -124,8 +147,8 @@ class Dictionaries:
 
     @property
     def used_bytes(self) -> int:
-        """Return about how many bytes the dictionaries take."""
-        return DICTIONARY_BYTES * len({id(each.dictionary) for each in self._made.values()})
+        """Return about how many bytes the dictionaries take, with those in use by streams."""
+        return DICTIONARY_BYTES * len(self._by_digest)
 
     async def get_newest(self, view: View, route: str) -> ViewDictionary:
         """Return the dictionary that clients of a view are offered.
@@ -137,13 +160,16 @@ class Dictionaries:
         Raises:
             BrokerUnavailable: It could not be made in time.
         """
-        key = _Key(view, route, "")
+        key, generation = _Key(view, route, ""), self._generation
         found = self._made.get(key)
-        if found is None or found.is_outdated(self._now()):
-            found = await self._build(key) or found
-        if found is None:
-            raise BrokerUnavailable("no records could be read for a dictionary; try again")
-        self._remember(key, found)
+        if found is not None and await self._is_current(key, found):
+            self._remember(key, found)
+            return found
+        found = await self._wait_for_build(key) if generation == self._generation else None
+        if found is None or generation != self._generation:
+            raise BrokerUnavailable(
+                "the dictionary could not be made in time; load it again later", retry_after=2.0
+            )
         return found
 
     async def find(
@@ -160,16 +186,35 @@ class Dictionaries:
         newest = self._made.get(_Key(view, route, ""))
         if newest is not None and newest.dictionary.digest == digest:
             return newest.dictionary
+        key, generation = _Key(view, route, id), self._generation
         if not id or len(id) > MAX_ID_CHARS:
             return None
-        key = _Key(view, route, id)
-        found = self._made.get(key) or await self._build(key)
-        if found is None or found.dictionary.digest != digest:
+        found = self._made.get(key)
+        if found is None and not self._has_failed(key):
+            found = await self._wait_for_build(key)
+        if found is None or generation != self._generation:
+            return None
+        if found.dictionary.digest != digest:
+            self._note_failure(key)
             return None
         self._remember(key, found)
-        if newest is None:  # a client of another replica: clients here are to share its dictionary
-            self._remember(_Key(view, route, ""), found)
         return found.dictionary
+
+    async def _is_current(self, key: _Key, found: ViewDictionary) -> bool:
+        """Return whether new clients may be offered a dictionary that was made before.
+
+        They may if it is not too old, and if Kafka still has its records and lets them be read.
+        """
+        generation, now = self._generation, self._now()
+        if found.is_outdated(now):
+            return False
+        if now - found.checked_at <= self._check_interval_s:
+            return True
+        again = await self._wait_for_build(key._replace(id=found.id)) if found.id else None
+        if again is None or again.dictionary is not found.dictionary:
+            return False
+        found.checked_at = self._now()
+        return generation == self._generation
 
     def _remember(self, key: _Key, made: ViewDictionary) -> None:
         self._made[key] = made
@@ -177,44 +222,58 @@ class Dictionaries:
         while len(self._made) > MAX_DICTIONARIES:
             self._made.popitem(last=False)
 
-    async def _build(self, key: _Key) -> ViewDictionary | None:
+    def _has_failed(self, key: _Key) -> bool:
+        return self._now() - self._failed_at.get(key, -math.inf) < FAILURE_TTL_S
+
+    def _note_failure(self, key: _Key) -> None:
+        self._failed_at[key] = self._now()
+        if len(self._failed_at) > MAX_FAILURES:
+            del self._failed_at[next(iter(self._failed_at))]
+
+    async def _wait_for_build(self, key: _Key) -> ViewDictionary | None:
         """Make a dictionary, together with all who want it now; None if that fails or takes long.
 
         The time is that of the caller: what takes longer may be ready for the next one.
         """
-        if self._now() - self._failed_at.get(key, -math.inf) < FAILURE_TTL_S:
-            return None
         task = self._builds.get(key)
         if task is None:
-            if len(self._builds) >= MAX_BUILDS:
+            if key.id and self._claim_count >= MAX_BUILDS:
                 return None
-            task = self._builds[key] = self._tasks.start(
-                self._make(key), "a compression dictionary", context=Context()
-            )
+            name = "a compression dictionary"
+            task = self._builds[key] = self._tasks.start(self._build(key), name, context=Context())
             task.add_done_callback(lambda done: self._end_build(key, done))
         done, _ = await asyncio.wait([task], timeout=BUILD_TIMEOUT_S)
-        return task.result() if done and not task.cancelled() else None
+        # An error is in the log already. The stream does without.
+        return task.result() if done and not (task.cancelled() or task.exception()) else None
 
     def _end_build(self, key: _Key, task: asyncio.Task[ViewDictionary | None]) -> None:
         if self._builds.get(key) is task:  # another one may have begun after `clear`
             del self._builds[key]
 
-    async def _make(self, key: _Key) -> ViewDictionary | None:
+    async def _build(self, key: _Key) -> ViewDictionary | None:
+        """Make a dictionary. The newest is remembered, and others only once a client has them."""
+        generation = self._generation
+        self._claim_count += bool(key.id)
         try:
             async with asyncio.timeout(2 * BUILD_TIMEOUT_S):
-                made = await self._read_dictionary(key)
+                if key.id:
+                    made = await self._read_dictionary(key)
+                else:
+                    async with self._offer_slots:
+                        made = await self._read_dictionary(key)
         except (GatewayError, TimeoutError) as exc:
             log.debug("no dictionary for %s: %s", ", ".join(key.view.topics), exc)
-            made = None
-        if made is None:
-            self._failed_at[key] = self._now()
-            if len(self._failed_at) > MAX_FAILURES:
-                del self._failed_at[next(iter(self._failed_at))]
+            if key.id:
+                self._note_failure(key)
             return None
-        self._failed_at.pop(key, None)
-        self._remember(key, made)
-        if made.id:
-            self._remember(key._replace(id=made.id), made)
+        finally:
+            self._claim_count -= bool(key.id)
+        if generation != self._generation:
+            return None
+        if not key.id:
+            self._remember(key, made)
+            if made.id:
+                self._remember(key._replace(id=made.id), made)
         return made
 
     async def _read_dictionary(self, key: _Key) -> ViewDictionary:
@@ -223,17 +282,41 @@ class Dictionaries:
             deadline = self._now() + BUILD_TIMEOUT_S
             await services.topics.open_topics(deadline, view.topics, may_be_missing=False)
             tail = self._keep_open(view).tail
+            ends: Mapping[TopicPartition, int] = await fetch_ends(services.cluster, tail, "latest")
             if key.id:
-                ends = await self._parse_id(key, tail)
-            else:
-                ends = await fetch_ends(services.cluster, tail, "latest")
+                ends = await self._parse_id(key, tail, ends)
             id = key.id or self._create_id(key, tail, ends)
             id = id if len(id) <= MAX_ID_CHARS else ""
             content, record_count = await self._read_content(view, tail, ends, id)
-        return ViewDictionary(CompressionDictionary(content), id, record_count, self._now())
+        now = self._now()
+        return ViewDictionary(self._create_dictionary(content), id, record_count, now, now)
 
-    async def _parse_id(self, key: _Key, tail: Tail) -> dict[TopicPartition, int]:
+    def _create_dictionary(self, content: bytes) -> CompressionDictionary:
+        """Return the dictionary of some content; there is one, however often it is made.
+
+        Raises:
+            BrokerUnavailable: There are too many.
+        """
+        existing = self._by_digest.get(hashlib.sha256(content).digest())
+        if existing is not None:
+            return existing
+        while len(self._by_digest) >= MAX_DICTIONARIES and self._made:
+            self._made.popitem(last=False)
+        if len(self._by_digest) >= MAX_DICTIONARIES:
+            raise BrokerUnavailable("too many dictionaries are in use")
+        dictionary = CompressionDictionary(content)
+        self._by_digest[dictionary.digest] = dictionary
+        return dictionary
+
+    async def _parse_id(
+        self, key: _Key, tail: Tail, ends: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int]:
         """Return where the partitions end in a dictionary of this id.
+
+        Args:
+            key: The dictionary.
+            tail: The tail of its topics.
+            ends: Where the partitions end now.
 
         Raises:
             TokenError: It is no id of a dictionary of this view.
@@ -241,11 +324,17 @@ class Dictionaries:
         verifier = self._services.token_verifier
         token = await verifier.verify(parse_token(key.id), key.view, key.route, None)
         position = build_position(token, tail)
-        return {
+        claimed = {
             tp: each.offset
             for tp, each in position.items()
             if each.offset is not None and tp in tail.logs
         }
+        # A read beyond the end would wait for records, and others' reads would wait for it.
+        if has_recreated_topic(token, tail) or any(
+            end > ends.get(tp, 0) for tp, end in claimed.items()
+        ):
+            raise TokenForeign("the id of the dictionary is of records that do not exist")
+        return claimed
 
     def _create_id(self, key: _Key, tail: Tail, ends: Mapping[TopicPartition, int]) -> str:
         verifier = self._services.token_verifier
@@ -262,41 +351,50 @@ class Dictionaries:
 
         It is determined by the view and the id: which partitions, which records, and their order.
         """
+        accepts = view.filters.matches if view.filters.filters else lambda record: True
         filled = [tp for tp, end in ends.items() if end]
         sampled = heapq.nsmallest(MAX_SAMPLED_PARTITIONS, filled, key=lambda tp: (-ends[tp], tp))
-        encoder, samples, count = self._get_encoder(view), [], 0
-        for tp in sampled:
-            # Ids are long and alike: the last event of each partition has one.
-            end_of_event = sse.encode_id(id.encode()) if id else b"\n"
-            left = MAX_CONTENT_BYTES // len(sampled)
-            for record in reversed(await self._read_records(view, tail, tp, ends[tp])):
-                event = encoder.encode_entry(record)
+        encoder, samples, count = self._get_encoder(view), list[bytes](), 0
+        read_bytes = 0
+        for tp in reversed(sampled):
+            quota = MAX_CONTENT_BYTES // len(sampled)
+            sample, sample_bytes = deque[bytes](), 0
+            async for record in self._iter_records(tail, tp, ends[tp]):
+                read_bytes += len(record.value or b"") + len(record.key or b"")
+                if read_bytes > MAX_READ_BYTES:
+                    raise RecordTooLarge("the records are too large for a dictionary")
+                event = encoder.encode_entry(record) if accepts(record) else None
                 if event is None:
                     continue
-                count += 1
-                samples.append(event[:left] + end_of_event)
-                left -= len(event)
-                if left <= 0:
-                    break
-                end_of_event = b"\n"
-        return b"".join(reversed(samples)) or EMPTY_CONTENT, count
+                sample.append(event)
+                sample_bytes += len(event)
+                while sample_bytes - len(sample[0]) >= quota:
+                    sample_bytes -= len(sample.popleft())
+            if sample:
+                count += len(sample)
+                # Ids are long and alike: the last event of each partition has one.
+                id_line = sse.encode_id(id.encode()) if id else b"\n"
+                samples.append(b"\n".join(sample)[-quota:] + id_line)
+        return b"".join(samples) or EMPTY_CONTENT, count
 
-    async def _read_records(
-        self, view: View, tail: Tail, tp: TopicPartition, end: int
-    ) -> list[Record]:
-        """Return the records that the view shows of the last offsets before an end."""
-        accepts = view.filters.matches if view.filters.filters else None
-        records: list[Record] = []
+    async def _iter_records(
+        self, tail: Tail, tp: TopicPartition, end: int
+    ) -> AsyncIterator[Record]:
+        """Yield the records of the last offsets before an end, which Kafka has reached.
+
+        Raises:
+            TokenForeign: The log went back meanwhile.
+        """
         offset = max(0, end - RECORDS_PER_PARTITION)
         while offset < end:
             position = PartitionPosition(offset, NO_EPOCH, tail.logs[tp].lineage)
-            for entry in await self._services.backfill_reader.read(tp, position):
-                offset = max(offset, entry.next_offset)
-                if type(entry) is not Record or entry.offset >= end:
-                    continue
-                if accepts is None or accepts(entry):
-                    records.append(entry)
-        return records
+            entries = await self._services.backfill_reader.read(tp, position)
+            for entry in entries:
+                if type(entry) is Record and entry.offset < end:
+                    yield entry
+            if entries[-1].next_offset <= offset:
+                raise TokenForeign("the log of the dictionary went back")
+            offset = entries[-1].next_offset
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

@@ -257,6 +257,13 @@ class Routes:
         is_listed = access.policy == "cross-origin" and is_listed_origin(access, origin)
         self._foreign_origins.report(OriginRefusal(origin, path, option, is_listed))
 
+    def list_credential_headers(self, route: Route) -> list[str]:
+        """Return the headers by which clients of a route differ; `*` if that is not known."""
+        if self._has_own_access:
+            return ["*"]
+        guards = [self.settings.guards[name] for name in route.guarded]
+        return [name for guard in guards for name in guard.credential_headers]
+
     async def admit(
         self, match: Match, connection: HTTPConnection, token: str | None = None
     ) -> Match:

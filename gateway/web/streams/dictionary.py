@@ -12,7 +12,6 @@ something is missing, the stream is compressed by gzip, or not at all.
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import re
 from urllib.parse import quote
@@ -62,9 +61,11 @@ async def negotiate_stream(
     Raises:
         RequestError: The client asks for something that it may not see.
     """
-    digest = _parse_digest(request.headers.get("available-dictionary", ""))
-    accepted = ",".join(request.headers.getlist("accept-encoding"))
-    if digest is None or not has_dictionary(match.route) or not prefers_dcz(accepted):
+    field = request.headers.get("available-dictionary")
+    if field is None or not has_dictionary(match.route):
+        return negotiate_wire(wire, match.route, request)
+    digest, accepted = _parse_digest(field), ",".join(request.headers.getlist("accept-encoding"))
+    if digest is None or not prefers_dcz(accepted):
         return negotiate_wire(wire, match.route, request)
     id = request.headers.get("dictionary-id", "").strip().strip('"')
     dictionary = None
@@ -93,11 +94,13 @@ async def respond(routes: Routes, match: Match, request: Request) -> Response:
             match = await routes.refresh(match, request)
             dictionaries, view = await _get_dictionaries(routes, match, request)
             newest = await dictionaries.get_newest(view, get_route_name(match.route))
+            # The wait may have been long: what was configured or blocked meanwhile counts.
+            routes.check_blocklist(match)
             if routes.is_current(match):
                 break
     finally:
         release_slot()
-    return _build_response(request, newest)
+    return _build_response(routes, match, request, newest)
 
 
 def has_dictionary(route: Route) -> bool:
@@ -109,16 +112,19 @@ def has_dictionary(route: Route) -> bool:
     return stream.compression == "dictionary" and stream.history == "all"
 
 
-def _build_response(request: Request, newest: ViewDictionary) -> Response:
+def _build_response(
+    routes: Routes, match: Match, request: Request, newest: ViewDictionary
+) -> Response:
     use = f'match="{build_match(_get_encoded_path(request.scope))}"'
+    own_headers = routes.list_credential_headers(match.route)
     if newest.id:
         use += f', id="{newest.id}"'
     headers = {
         "Use-As-Dictionary": use,
         # A browser uses a dictionary as long as it is fresh. It is for one client: others who use
-        # the browser later have other cookies.
+        # the browser later have other credentials.
         "Cache-Control": f"private, max-age={MAX_AGE_S}",
-        "Vary": "Origin, Cookie, Authorization",
+        "Vary": ", ".join(["Origin", "Cookie", "Authorization", *own_headers]),
         **NOSNIFF_HEADERS,
     }
     content = newest.dictionary.content
@@ -162,5 +168,5 @@ def _parse_digest(field: str) -> bytes | None:
         return None
     try:
         return base64.b64decode(text[1:-1], validate=True)
-    except binascii.Error:
+    except ValueError:
         return None

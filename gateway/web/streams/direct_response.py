@@ -8,6 +8,7 @@ from functools import lru_cache
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.hub.wires.chunked import ChunkedWire
+from gateway.hub.wires.dictionary import DictionaryWire
 from gateway.hub.wires.wire import Wire
 from gateway.web.http.outlet import TAKEOVER, buffer_head, take_over
 
@@ -21,7 +22,10 @@ def choose_wire(wire: Wire, scope: Scope) -> Wire:
 
     Where the connection is offered, the wire frames the bytes as chunks of HTTP itself.
     """
-    return _get_chunked_wire(wire) if is_takeover_offered(scope) else wire
+    if not is_takeover_offered(scope):
+        return wire
+    # A cache would keep dictionaries that nobody uses any more.
+    return ChunkedWire(wire) if isinstance(wire, DictionaryWire) else _get_chunked_wire(wire)
 
 
 @lru_cache(64)  # channels are looked up by their wire: to compare equal wires would take 2 us
