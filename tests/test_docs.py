@@ -419,7 +419,7 @@ def titles() -> Iterator[str]:
     makes = ("RequestError", "BadMessageError")
     beside = ("http/transport", "http/head", "http/hosts", "discovery/__init__")  # of HTTP alone
     beside += tuple(f"exchange/{name}" for name in ("dispatch", "fetch", "produce", "reply"))
-    beside += ("streams/renewal",)
+    beside += ("streams/renewal", "streams/dictionary")
     apart = {ROOT / "gateway" / "web" / f"{name}.py" for name in beside}
     assert all(path.is_file() for path in apart)
     apart |= {*ROOT.glob("gateway/web/admin/*.py"), *ROOT.glob("gateway/web/console/*.py")}

@@ -50,7 +50,7 @@ def test_a_stream_reads_its_own_parameters_those_of_its_templates_and_of_its_gua
     settings = load(STREAM)
     names = list_parameters(settings.routes[0], settings)
     own = {"from", "until", "lastEventId", "filter", "fields", "wait", "positions", "grouped"}
-    assert names == own | {"credit", "customer", "access_token", "session"}
+    assert names == own | {"credit", "dictionary", "customer", "access_token", "session"}
 
 
 def test_a_route_that_writes_reads_those_of_its_key_and_headers():
