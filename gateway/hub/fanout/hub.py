@@ -577,7 +577,11 @@ class Hub:
             await asyncio.sleep(min(MAX_HEARTBEAT_CHECK_S, interval))
             now = asyncio.get_running_loop().time()
             scan, logs_states = LagScan(), state_logger.isEnabledFor(logging.DEBUG)
-            for n, client in enumerate(list(self.clients)):
+            # Popped one by one: those that ended meanwhile are freed one by one, too, and not all
+            # with the list (40 ms for 100,000).
+            clients = list(self.clients)
+            while clients:
+                client = clients.pop()
                 try:
                     client.check_heartbeat(now)
                     # A client that takes nothing pushes nothing, and would not log that it falls
@@ -589,7 +593,7 @@ class Hub:
                         scan.add_client(client)
                 except Exception:  # the heartbeats of all others depend on this task
                     log.exception("the heartbeat of a stream failed")
-                if n % CLIENTS_PER_SLICE == CLIENTS_PER_SLICE - 1 or scan.should_yield:
+                if len(clients) % CLIENTS_PER_SLICE == 0 or scan.should_yield:
                     await asyncio.sleep(0)
             self.behind, self._unsent_bytes = scan.behind, scan.unsent_bytes
 
