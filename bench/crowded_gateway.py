@@ -18,17 +18,15 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
-from io import StringIO
 from typing import Any
 
 import httpx
 from aiokafka import AIOKafkaProducer
-from ruamel.yaml import YAML
 from starlette.requests import Request
 from support.gateways import build_config
 from support.waiting import wait_until
 
-from gateway.config import loads
+from gateway.config import Settings
 from gateway.hub.wires.chunked import ChunkedWire
 from gateway.hub.wires.sse import SseWire
 from gateway.web.app.app import Application, create_app
@@ -244,13 +242,10 @@ async def running_app(options: Options) -> AsyncIterator[Application]:
     path, filters = ("/own/{key}", [{"key": "${params.key}"}]) if options.own_keys else ("/all", [])
     target = {"topic": options.topic, "format": "value", "filters": filters, "compression": "none"}
     admin = {"admin": {"port": 0}}
-    text = StringIO()
     config = build_config(
         options.servers, [options.topic], [{"when": [{"path": path}], "with": target}], **admin
     )
-    YAML().dump(config, text)
-    app = create_app(loads(text.getvalue()))
-    app.build_middleware_stack()
+    app = create_app(Settings.model_validate(config))
     async with app.lifespan():
         yield app
 

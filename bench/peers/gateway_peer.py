@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import re
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -16,6 +14,7 @@ from urllib.parse import quote
 
 import httpx
 from support.gateways import build_config, running_gateway
+from support.zstd import build_dictionary_headers
 
 from ..feed import KafkaFeed, Wire
 from ..kafka import Kafka
@@ -85,7 +84,9 @@ class GatewayPeer:
                 async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
                     response = (await http.get(url)).raise_for_status()
                 served.dictionary = response.content
-                headers[:] = _build_dictionary_headers(response)
+                (id,) = re.findall('id="([^"]*)"', response.headers["use-as-dictionary"])
+                fields = build_dictionary_headers(response.content, id).items()
+                headers[:] = [f"{name}: {field}" for name, field in fields]
 
             served.restart, served.stop = restart, gateway.stop
             served.load_dictionary = load_dictionary
@@ -103,17 +104,6 @@ class GatewayPeer:
             return build_sse_request(path, token, *accepted)
         path += f"?lastEventId={quote(token)}" if token else ""
         return build_ws_request(path, *(DEFLATE_HEADERS if shape.coding else ()))
-
-
-def _build_dictionary_headers(response: httpx.Response) -> list[str]:
-    """As Chromium sends them."""
-    digest = base64.b64encode(hashlib.sha256(response.content).digest()).decode()
-    (id,) = re.findall('id=("[^"]*")', response.headers["use-as-dictionary"])
-    return [
-        "Accept-Encoding: gzip, dcz",
-        f"Available-Dictionary: :{digest}:",
-        f"Dictionary-ID: {id}",
-    ]
 
 
 def _build_configuration(servers: str, topic: str, shape: ServerShape) -> dict[str, Any]:

@@ -57,6 +57,3 @@ class CompressionDictionary:
     def compress(self, data: bytes) -> bytes:
         """Return data as one frame, which may follow any other; empty for no data."""
         return self._compressor.compress(data, zstd.ZstdCompressor.FLUSH_FRAME) if data else b""
-
-    def __repr__(self) -> str:
-        return f"CompressionDictionary({len(self.content)} bytes, {self.digest.hex()[:8]})"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
 import json
 import re
 import signal
@@ -18,7 +16,7 @@ from aiokafka import AIOKafkaProducer
 from support.browser import running_browser
 from support.gateways import GatewayProcess, build_config, build_route, running_gateway
 from support.waiting import wait_until
-from support.zstd import FrameDecoder
+from support.zstd import FrameDecoder, build_dictionary_headers
 
 from gateway.core.log.position import NO_EPOCH, PartitionPosition
 from gateway.core.log.record import TopicPartition
@@ -51,13 +49,7 @@ class LoadedDictionary(NamedTuple):
 
     @property
     def request_headers(self) -> Mapping[str, str]:
-        """As Chromium sends them."""
-        digest = base64.b64encode(hashlib.sha256(self.content).digest()).decode()
-        return {
-            "Accept-Encoding": "gzip, deflate, br, zstd, dcb, dcz",
-            "Available-Dictionary": f":{digest}:",
-            "Dictionary-ID": f'"{self.id}"',
-        }
+        return build_dictionary_headers(self.content, self.id)
 
 
 def build_order(number: int, owner: str = "ada") -> bytes:

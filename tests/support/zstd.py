@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import sys
 
@@ -10,9 +11,19 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-__all__ = ["FrameDecoder", "zstd"]
+__all__ = ["FrameDecoder", "build_dictionary_headers", "zstd"]
 
 HEADER_BYTES = 40
+
+
+def build_dictionary_headers(content: bytes, id: str) -> dict[str, str]:
+    """What Chromium sends with requests that the dictionary is for."""
+    digest = base64.b64encode(hashlib.sha256(content).digest()).decode()
+    return {
+        "Accept-Encoding": "gzip, deflate, br, zstd, dcb, dcz",
+        "Available-Dictionary": f":{digest}:",
+        "Dictionary-ID": f'"{id}"',
+    }
 
 
 class FrameDecoder:

@@ -82,7 +82,7 @@ class ViewDictionary:
 
     def is_outdated(self, now: float) -> bool:
         """Return whether new clients should be offered a newer one."""
-        lifetime = LIFETIME_S if self.record_count >= MIN_RECORDS and self.id else SHORT_LIFETIME_S
+        lifetime = LIFETIME_S if self.record_count >= MIN_RECORDS else SHORT_LIFETIME_S
         return now - self.created_at > lifetime
 
 
@@ -125,7 +125,6 @@ class Dictionaries:
         self._by_digest: WeakValueDictionary[bytes, CompressionDictionary] = WeakValueDictionary()
         self._builds: dict[_Key, asyncio.Task[ViewDictionary | None]] = {}
         self._offer_slots = asyncio.Semaphore(MAX_BUILDS)
-        self._claim_count = 0  # builds of what clients name
         self._failed_at: dict[_Key, float] = {}
         self._generation = 0  # counts calls of `clear`
 
@@ -237,7 +236,7 @@ class Dictionaries:
         """
         task = self._builds.get(key)
         if task is None:
-            if key.id and self._claim_count >= MAX_BUILDS:
+            if key.id and sum(bool(each.id) for each in self._builds) >= MAX_BUILDS:
                 return None
             name = "a compression dictionary"
             task = self._builds[key] = self._tasks.start(self._build(key), name, context=Context())
@@ -253,7 +252,6 @@ class Dictionaries:
     async def _build(self, key: _Key) -> ViewDictionary | None:
         """Make a dictionary. The newest is remembered, and others only once a client has them."""
         generation = self._generation
-        self._claim_count += bool(key.id)
         try:
             async with asyncio.timeout(2 * BUILD_TIMEOUT_S):
                 if key.id:
@@ -266,8 +264,6 @@ class Dictionaries:
             if key.id:
                 self._note_failure(key)
             return None
-        finally:
-            self._claim_count -= bool(key.id)
         if generation != self._generation:
             return None
         if not key.id:

@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from gateway.errors import Busy, RequestError
-from gateway.web.http.encoding import GZIP_HEADERS, prefers_gzip
+from gateway.web.http.encoding import GZIP_HEADERS, get_accept_encoding, prefers_gzip
 from gateway.web.http.problems import build_problem
 from gateway.web.streams.sse import MEDIA_TYPE, STREAM_HEADERS
 from gateway.wire import sse
@@ -71,7 +71,7 @@ async def _build_response(request: Request, on_end: Callable[[], None]) -> Respo
         release_slot = await limits.acquire_slot(request.scope)
     except (Busy, RequestError) as exc:
         return build_problem(exc, request.url.path)
-    is_compressed = prefers_gzip(",".join(request.headers.getlist("accept-encoding")))
+    is_compressed = prefers_gzip(get_accept_encoding(request))
     report = _describe_request(request) | {"coding": "gzip" if is_compressed else "identity"}
 
     async def iter_events() -> AsyncIterator[bytes]:

@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from gateway.wire.gzip import MIN_COMPRESS_BYTES
 
-from .encoding import GZIP_HEADERS, prefers_gzip
+from .encoding import GZIP_HEADERS, get_accept_encoding, prefers_gzip
 
 IMMUTABLE_HEADERS = {"Cache-Control": "public, max-age=31536000, immutable"}
 """For a URL whose content never changes (RFC 8246)."""
@@ -65,8 +65,7 @@ class StaticDocument:
     def respond(self, request: Request) -> Response:
         """Return the document, compressed if the client prefers that, or 304 if it has it."""
         content, etag, coding = self._content, self._etag, {}
-        accepted = ",".join(request.headers.getlist("accept-encoding"))
-        if self._is_compressible and prefers_gzip(accepted):
+        if self._is_compressible and prefers_gzip(get_accept_encoding(request)):
             content, etag, coding = self._gzip_content, self._gzip_etag, GZIP_HEADERS
         headers = {"ETag": etag, **self._validation_headers}
         if matches_if_none_match(request.headers.get("if-none-match", ""), etag):

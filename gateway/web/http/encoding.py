@@ -43,6 +43,11 @@ def negotiate_body(
     return gzip.compress(body), GZIP_HEADERS
 
 
+def get_accept_encoding(request: HTTPConnection) -> str:
+    """Return `Accept-Encoding` as one value, also if it was sent as several fields."""
+    return ",".join(request.headers.getlist("accept-encoding"))
+
+
 @lru_cache(64)  # channels are looked up by their wire, and the same object is found fastest
 def _create_gzip_wire(wire: Wire) -> GzipWire:
     return GzipWire(wire)
@@ -83,4 +88,4 @@ def _prefers(header: str, *codings: str) -> bool:
 def _should_gzip(route: Route, request: HTTPConnection) -> bool:
     if route.stream.compression == "none":
         return False
-    return prefers_gzip(",".join(request.headers.getlist("accept-encoding")))
+    return prefers_gzip(get_accept_encoding(request))

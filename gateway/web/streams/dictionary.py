@@ -26,7 +26,7 @@ from gateway.hub.fanout.view import View
 from gateway.hub.reads.dictionaries import Dictionaries, ViewDictionary
 from gateway.hub.wires.dictionary import DictionaryWire
 from gateway.hub.wires.wire import Wire
-from gateway.web.http.encoding import negotiate_wire, prefers_dcz
+from gateway.web.http.encoding import get_accept_encoding, negotiate_wire, prefers_dcz
 from gateway.web.http.security_headers import NOSNIFF_HEADERS
 from gateway.web.routing.match import Match, get_route_name
 from gateway.web.routing.parameters import SELECTION_PARAMETERS
@@ -64,8 +64,8 @@ async def negotiate_stream(
     field = request.headers.get("available-dictionary")
     if field is None or not has_dictionary(match.route):
         return negotiate_wire(wire, match.route, request)
-    digest, accepted = _parse_digest(field), ",".join(request.headers.getlist("accept-encoding"))
-    if digest is None or not prefers_dcz(accepted):
+    digest = _parse_digest(field)
+    if digest is None or not prefers_dcz(get_accept_encoding(request)):
         return negotiate_wire(wire, match.route, request)
     id = request.headers.get("dictionary-id", "").strip().strip('"')
     dictionary = None
