@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.gateways import build_config
+from support.moved_ids import move_id
 from support.records import RecordToSend, produce_records
 from support.topic_reads import open_cluster
 
@@ -17,8 +18,6 @@ from gateway.config import Settings
 from gateway.core.channel.filters import Filter, Filters
 from gateway.core.log.position import NO_EPOCH, PartitionPosition
 from gateway.core.log.record import TopicPartition
-from gateway.core.token.digits import CRC_WIDTH
-from gateway.core.token.resume_token import overlay_positions, parse_token, seal_token
 from gateway.errors import GatewayError
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.view import View
@@ -67,15 +66,6 @@ def create_dictionaries(hub: Hub, **options: Any) -> Dictionaries:
     return Dictionaries(mine._services, mine._keep_open, mine._get_encoder, **options)
 
 
-def move_id(id: str, offset: int, issued: int | None = None) -> str:
-    """An id as a stranger may make it of another one."""
-    token = parse_token(id)
-    head = 1 + len(token.view_digest)
-    place = {TopicPartition("orders", 0): PartitionPosition(offset, NO_EPOCH)}
-    text = overlay_positions(id[head:-CRC_WIDTH].encode(), ["orders"], place, issued)
-    return seal_token(text, token.view_digest).decode()
-
-
 async def test_what_is_offered_is_found_and_lasts(hub: Hub, embedded: EmbeddedKafka):
     dictionaries = hub.dictionaries
     newest = await dictionaries.get_newest(ALL, "a")
@@ -101,7 +91,7 @@ async def test_an_id_beyond_the_end_holds_up_no_read_of_the_partition(hub: Hub):
     newest = await hub.dictionaries.get_newest(ALL, "a")
     for offset in (RECORDS + 1, 10**9):
         finding = asyncio.create_task(
-            hub.dictionaries.find(ALL, "a", b"d" * 32, move_id(newest.id, offset))
+            hub.dictionaries.find(ALL, "a", b"d" * 32, move_id(newest.id, "orders", offset))
         )
         await asyncio.sleep(0)
         async with asyncio.timeout(WITHIN):
@@ -115,11 +105,11 @@ async def test_an_id_beyond_the_end_holds_up_no_read_of_the_partition(hub: Hub):
 async def test_what_a_stranger_names_is_offered_to_nobody_and_evicts_nothing(hub: Hub):
     newest = await hub.dictionaries.get_newest(ALL, "a")
     for number in range(2 * MAX_DICTIONARIES):
-        id = move_id(newest.id, 1, issued=1_000_000 + number)
+        id = move_id(newest.id, "orders", 1, issued=1_000_000 + number)
         assert await hub.dictionaries.find(ALL, "a", b"d" * 32, id) is None
     assert await hub.dictionaries.get_newest(ALL, "a") is newest
     hub.dictionaries.clear()
-    old = move_id(newest.id, 1)
+    old = move_id(newest.id, "orders", 1)
     await hub.dictionaries.find(ALL, "a", b"d" * 32, old)
     assert (await hub.dictionaries.get_newest(ALL, "a")).record_count == RECORDS
 
