@@ -125,7 +125,7 @@ async def running_process(
     *command: str, environment: Mapping[str, str] | None = None
 ) -> AsyncIterator[tuple[int, tuple[int, ...]]]:
     """A server that says `listening on PORT [and PORT]`, on its core: its pid and the ports."""
-    with tempfile.TemporaryFile() as log:
+    with tempfile.TemporaryFile("a+b") as log:
         told = {**os.environ, **(environment or {})}
         running = start_process(
             *pin_command(*command), stdout=log, stderr=subprocess.STDOUT, env=told
@@ -141,7 +141,9 @@ async def running_process(
             return found
 
         try:
-            await wait_until(find_ports, f"{command} listening", START_TIMEOUT_S)
+            await wait_until(
+                find_ports, lambda: f"{command} listening:\n{read_log()}", START_TIMEOUT_S
+            )
             found = find_ports()
             assert found is not None
             yield running.pid, tuple(int(port) for port in found.groups() if port)

@@ -36,7 +36,7 @@ def running_apicurio() -> Iterator[str]:
         port = taken.getsockname()[1]
     runner = next(room.glob("*-runner.jar"))
     options = [f"-Dquarkus.http.port={port}", "-Dquarkus.http.host=127.0.0.1"]
-    with tempfile.TemporaryFile() as log:
+    with tempfile.TemporaryFile("a+b") as log:
         process = subprocess.Popen(
             [java, "-Xmx512m", "-XX:TieredStopAtLevel=1", *options, "-jar", str(runner)],
             cwd=room, stdout=log, stderr=subprocess.STDOUT,
