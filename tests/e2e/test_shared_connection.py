@@ -44,7 +44,13 @@ OPEN_UNREAD_STREAMS = """
     for (let number = 0; number < unreadCount; number++) {
       // The browser has equal requests wait for each other, unless it is not to store them.
       const options = { headers: { Accept: "text/event-stream" }, cache: "no-store" };
-      fetch("/events/large?from=earliest", options).then((answer) => window.unread.push(answer));
+      const open = async () => {
+        const answer = await fetch("/events/large?from=earliest", options);
+        // A proxy that takes a busy gateway for gone answers, whole, that one is to come back.
+        if (answer.headers.has("content-length")) return setTimeout(open, 1000);
+        window.unread.push(answer);
+      };
+      open();
     }
 """
 
@@ -128,7 +134,8 @@ async def test_one_of_a_hundred_streams_that_is_not_read_delays_no_other(
 
         responses = await shared.tab.read_responses()
         streams = [each for each in responses if each.path.startswith("/events/")]
-        assert [each.status for each in streams] == [200] * STREAM_COUNT
+        assert len(streams) >= STREAM_COUNT  # more if some had to come back
+        assert {each.status for each in streams} == {200}
         assert {each.protocol for each in streams} == {"h2"}
         assert len({each.connection for each in streams}) == 1
 
