@@ -12,7 +12,7 @@ bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Protocol
 from weakref import WeakValueDictionary
 
@@ -64,6 +64,7 @@ class Channel(ChunkRing):
             there was one.
         total: The sum over all chunks ever published; None on wires that count nothing.
         has_sent_id: An id was published since `announce_position` last ran or the owner reset it.
+        key: What its owner finds it by; None if it is found by nothing.
     """
 
     MAX_BYTES_WITHOUT_ID = 64 * 1024  # where ids come in batches: at most this much without one
@@ -74,6 +75,7 @@ class Channel(ChunkRing):
         "accepts",
         "encoder",
         "has_sent_id",
+        "key",
         "latest_by_partition",
         "topics_ending_on_loss",
         "total",
@@ -98,6 +100,7 @@ class Channel(ChunkRing):
         self.latest_by_partition: WeakValueDictionary[TopicPartition, LatestOffsets] | None = None
         self.total: ByteSum | None = None  # of all chunks ever; None on wires that count nothing
         self.has_sent_id = False
+        self.key: Hashable = None
         self._last_token_text = tail.token_text  # of the last id that was published
         self._bytes_without_id = 0  # published since then, where ids come in batches
 
@@ -228,15 +231,6 @@ class Channel(ChunkRing):
         if latest is None:
             latest = self.latest_by_partition[tp] = LatestOffsets(self.ring_budget, self.accepts)
         return latest
-
-    @property
-    def latest_bytes(self) -> int:
-        """Return how many bytes are kept of the latest offsets of keys."""
-        return (
-            sum(latest.bytes for latest in self.latest_by_partition.values())
-            if self.latest_by_partition
-            else 0
-        )
 
     def _encode_chunk(self, update_seq: int, events: list[ChannelEvent]) -> Chunk:
         if events[-1].token_text is not None:

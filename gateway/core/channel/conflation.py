@@ -199,6 +199,9 @@ class LatestOffsets:
         self._lineage = -1
         self._next_offset = 0
 
+    def __del__(self) -> None:
+        self._ring_budget.bytes -= self.bytes
+
     def scan(self, log: PartitionLog, offset: int, end: int | None) -> None:
         """Take in what the log has received since the last call, up to a bounded number of entries.
 

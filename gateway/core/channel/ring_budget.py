@@ -39,8 +39,7 @@ class RingBudget:
 
     One instance per hub, shared by its channels. A channel calls `grow` for what it adds, which
     drops chunks as soon as `bytes` exceeds `limit`, and subtracts from `bytes` what it drops
-    itself. What `LatestOffsets` know of conflated keys counts as well. When they are freed, they
-    subtract nothing: the hub counts `bytes` from scratch now and then.
+    itself. What `LatestOffsets` know of conflated keys counts as well, until they are freed.
 
     Attributes:
         bytes: What the rings hold now.

@@ -297,7 +297,7 @@ class ClientSource:
             self._backfill.close()
             self._backfill = None
         self.subscription.close(keep_position=keep_position)
-        self.shared_tail.on_client_left()
+        self.shared_tail.on_client_left(self.subscription.channel)
 
     # what a shared catch-up needs
 

@@ -153,6 +153,8 @@ class Hub:
         self._numbers = numbers or itertools.count(1)
         self._on_closed: dict[Client, Callable[[], None]] = {}
         self._tails: dict[TailKey, SharedTail] = {}
+        # Tails that a reload replaced, until their last client has moved on.
+        self._replaced_tails: list[SharedTail] = []
         # An encoder goes with the last channel that uses it.
         self._encoders: WeakValueDictionary[Hashable, Encoder] = WeakValueDictionary()
         self._long_id_topics: set[tuple[str, ...]] = set()  # those that were warned of
@@ -239,6 +241,7 @@ class Hub:
         for client in list(self.clients):
             client.end(EndReason.CLOSED)  # unless it was ended already
             client.close()
+        self._remove_left_channels()
         # Then from the users to the used: nothing may start a read or a write that is closed.
         self.shared_catch_ups.close()
         for task in self._maintenance_tasks:
@@ -279,7 +282,7 @@ class Hub:
         for key, shared_tail in list(self._tails.items()):
             if not changed.isdisjoint(key[0]):
                 self.shared_reads.detach_tail(shared_tail)
-                del self._tails[key]
+                self._replaced_tails.append(self._tails.pop(key))
         reopened = changed & self.shared_reads.topics
         for name in reopened:
             metadata = self.cluster.get_topic(name)
@@ -599,10 +602,9 @@ class Hub:
 
     def _sweep(self, now: float) -> None:
         """Close what nobody uses any more, announce positions and bound memory."""
+        self._remove_left_channels()
         for key, shared_tail in list(self._tails.items()):
             topics = key[0]
-            for channel in shared_tail.remove_left_channels():
-                self.broadcaster.remove_channel(channel)
             if not shared_tail.is_idle:
                 shared_tail.used_at = now
                 shared_tail.announce_positions(now)
@@ -616,6 +618,12 @@ class Hub:
             self.snapshots.tables.drop_topic(name)
         self.shared_catch_ups.maintain(now)
         self._limit_memory(now)
+
+    def _remove_left_channels(self) -> None:
+        for shared_tail in self._iter_tails():
+            for channel in shared_tail.remove_left_channels():
+                self.broadcaster.remove_channel(channel)
+        self._replaced_tails = [each for each in self._replaced_tails if each.channels]
 
     def _warn_of_long_ids(self, topics: tuple[str, ...], tail: Tail) -> None:
         """Warn once per topic set that proxies may refuse requests with ids of this length."""
@@ -649,7 +657,6 @@ class Hub:
             by_topic.setdefault(partition_log.tp.topic, []).append(partition_log)
         for name, topic_logs in by_topic.items():
             _shrink_logs(topic_logs, self.topics.get_settings(name).cache.bytes)
-        tails = self._tails.values()
         backlog = self._measure_backlog()
         if backlog > self._max_backlog_bytes:
             # Records that were read for clients that take nothing would keep all other clients
@@ -660,11 +667,7 @@ class Hub:
                 if source.subscription.private_reader is not None:
                     source.subscription.private_reader.discard_backfill()
             backlog = self._measure_backlog()
-        # Counted from scratch: the rings of channels that were removed are still in the sum.
-        self.rings.bytes = sum(
-            channel.bytes + channel.latest_bytes for channel in self._iter_channels()
-        )
-        views = sum(view.size for shared_tail in tails for view, _ in shared_tail.channels)
+        views = sum(shared_tail.view_bytes for shared_tail in self._iter_tails())
         self.memory = {
             "rings": self.rings.bytes,
             "tables": self.snapshots.tables.used_bytes,
@@ -702,10 +705,13 @@ class Hub:
     def _set_ring_limit(self) -> None:
         self.rings.limit = self.settings.memory // RINGS_MEMORY_DIVISOR // len(self.process_hubs)
 
+    def _iter_tails(self) -> Iterator[SharedTail]:
+        return itertools.chain(self._tails.values(), self._replaced_tails)
+
     def _iter_channels(self) -> Iterator[Channel]:
         return (
             channel
-            for shared_tail in self._tails.values()
+            for shared_tail in self._iter_tails()
             for channel in shared_tail.channels.values()
         )
 

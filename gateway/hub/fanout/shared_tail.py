@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gateway.telemetry.traces import TracedRecord, Tracing
 
 ANNOUNCE_INTERVAL_S = 10.0  # seconds between `position` events of a channel that sent no other id
+MAX_ANNOUNCED_PER_SECOND = 5000  # channels; with more than 50,000 the interval grows
 MAX_ANNOUNCED_AT_ONCE = 200  # channels before other tasks get a turn: 2 ms
 
 ChannelKey: TypeAlias = tuple[View, Wire]
@@ -45,7 +46,7 @@ class SharedTail:
         tail: The merged order of the topics' partitions.
         channels: The channels by view and wire, also those without followers until the next sweep.
         used_at: When it had a client last, by the loop's clock.
-        has_left_channels: A client left since the last sweep, so a channel may have no followers.
+        view_bytes: The sizes of the views of all channels.
         refreshed_at: When `SharedReads` last looked at the readiness of the partitions, by the
             loop's clock.
         resolving_readers: The readers that were looking for their start then.
@@ -59,7 +60,7 @@ class SharedTail:
         self.tail = tail
         self.channels: dict[ChannelKey, Channel] = {}
         self.used_at = 0.0
-        self.has_left_channels = False
+        self.view_bytes = 0
         self.refreshed_at = 0.0
         self.resolving_readers: Sequence[PartitionReader] = ()
         self.ready_waiters: set[asyncio.Future[None]] = set()
@@ -68,6 +69,9 @@ class SharedTail:
         self._dispatcher = ChannelDispatcher(tail)
         # When each channel is to announce its position next, the earliest first.
         self._announce_queue: deque[tuple[float, Channel]] = deque()
+        # Channels that a client left since the last sweep: they may have no followers. Of a million
+        # channels, the sweep looks at these only.
+        self._left_channels: dict[Channel, None] = {}
         # Channels that may have sent events after their last id (where ids come in batches).
         self._unannounced: dict[Channel, None] = {}
 
@@ -85,25 +89,31 @@ class SharedTail:
             )
         return self._partition_counts
 
-    def on_client_left(self) -> None:
-        """Note that a client left, so that a channel may have no followers any more."""
-        self.has_left_channels = True
+    def on_client_left(self, channel: Channel) -> None:
+        """Note that a client left a channel, which may have no followers any more."""
+        self._left_channels[channel] = None
 
     def add_channel(self, key: ChannelKey, channel: Channel, filters: Filters) -> None:
         """Add a channel, which takes part in what is published from now on."""
         self.channels[key] = channel
+        channel.key = key
+        self.view_bytes += key[0].size
         self._dispatcher.add(channel, filters)
         # Due at once, hence first: the queue stays in the order of time.
         self._announce_queue.appendleft((0.0, channel))
 
     def remove_left_channels(self) -> list[Channel]:
         """Remove the channels that nobody follows any more, and return them."""
-        if not self.has_left_channels:
-            return []
-        self.has_left_channels = False
-        keys = [key for key, channel in self.channels.items() if not channel.followers]
-        removed = [self.channels.pop(key) for key in keys]
+        removed = [
+            channel
+            for channel in self._left_channels
+            # A client may be closed a second time, when another channel has the key.
+            if not channel.followers and self.channels.get(channel.key) is channel
+        ]
+        self._left_channels.clear()
         for channel in removed:
+            del self.channels[channel.key]
+            self.view_bytes -= channel.key[0].size
             self._dispatcher.remove(channel)
             self._unannounced.pop(channel, None)
         return removed
@@ -152,11 +162,13 @@ class SharedTail:
 
         Channels that sent events after their last id come first: an event must not stay without an
         id for longer than a quarter of a second (the sweep's interval). The other channels follow
-        every `ANNOUNCE_INTERVAL_S`, unless they sent an id meanwhile.
+        every `ANNOUNCE_INTERVAL_S`, or less often if they are very many, unless they sent an id
+        meanwhile.
 
         Args:
             now: The time by the loop's clock, in seconds.
         """
+        interval = max(ANNOUNCE_INTERVAL_S, len(self.channels) / MAX_ANNOUNCED_PER_SECOND)
         for _ in range(MAX_ANNOUNCED_AT_ONCE):
             if self._unannounced:
                 channel, _ = self._unannounced.popitem()
@@ -166,7 +178,7 @@ class SharedTail:
                 _, channel = self._announce_queue.popleft()
                 if not channel.followers:
                     continue
-                self._announce_queue.append((now + ANNOUNCE_INTERVAL_S, channel))
+                self._announce_queue.append((now + interval, channel))
                 if channel.has_sent_id:
                     channel.has_sent_id = False
                     continue

@@ -8,6 +8,7 @@ from gateway.core.log.record import Record, TopicPartition
 from gateway.core.log.tail import Tail
 from gateway.formats import create_format
 from gateway.hub.fanout.shared_tail import ANNOUNCE_INTERVAL_S, SharedTail
+from gateway.hub.fanout.view import View
 from gateway.hub.wires.sse import SseWire
 
 TP = TopicPartition("orders", 0)
@@ -27,7 +28,8 @@ async def test_a_position_is_sent_where_no_event_brought_an_id_for_a_while():
     channel = Channel(
         shared.tail, b"view-", SseWire().create_encoder(create_format("value")), filters.matches
     )
-    shared.add_channel((b"view-", SseWire()), channel, filters)
+    view = View(("orders",), filters, "value", "error")
+    shared.add_channel((view, SseWire()), channel, filters)
     Subscription(channel).begin()
     shared.announce_positions(0.0)
     assert channel.next_seq == 0  # nothing moved
