@@ -23,6 +23,7 @@ from .kafka import RealKafka, real_kafka
 from .peers.peer import Participant
 from .works.work import Cell
 
+DEFAULT_WORKS = [name for name in catalog.WORKS if name not in catalog.LONG_WORKS]
 MAX_CELL_S = 60.0  # s; what one of a work and a peer takes, and the end
 err_console = Console(stderr=True, highlight=False)
 CellPlan = list[tuple[str, Participant]]
@@ -72,7 +73,7 @@ def main(
     """
     peers = {each.name: each for each in catalog.PEERS}
     asked = {
-        "works": select_names(work, list(catalog.WORKS), "work"),
+        "works": select_names(work or DEFAULT_WORKS, list(catalog.WORKS), "work"),
         "peers": select_names(peer, list(peers), "peer"),
     }
     within = None if dry else results_in

@@ -17,10 +17,12 @@ from .peers.transfer_servers import TransferPeer
 from .works import (
     broadcast,
     catchup,
+    crowd,
     deflate,
     first,
     idle,
     loop,
+    million,
     pace,
     partitions,
     storm,
@@ -71,7 +73,10 @@ WORKS: Mapping[str, Work] = {
     "deflate": partial(deflate.run, size=deflate.Size()),
     "sidecar-produce": partial(transfer.run, size=transfer.Size("produce", bridge_records=2000)),
     "sidecar-consume": partial(transfer.run, size=transfer.Size("consume")),
+    "crowd": partial(crowd.run, size=crowd.Size()),
+    "million": partial(million.run, size=million.Size()),
 }
+LONG_WORKS = frozenset({"crowd", "million"})  # minutes each: only done where they are named
 
 
 def takes_part(peer: Participant, work: str) -> bool:

@@ -14,15 +14,19 @@ import time
 from collections.abc import Callable
 from typing import Self, cast
 
+from support.waiting import wait_until
+
 from .records import MARK, TIME_PATTERN, parse_time
 
 CLIENT_TIMEOUT_S = 60.0  # s
 MAX_PENDING_CONNECTS = 256  # connects under way at the same time
+CLIENTS_PER_ADDRESS = 5000  # of 28,000 ports, so that those of ended connections are not needed
 _HEAD_END = b"\r\n\r\n"
 _PING_BYTE = 0x89  # in no value, which are ASCII; as a length it makes a pong that nobody waits for
 _PING_PATTERN = re.compile(rb"\x89\x04(.{4})", re.DOTALL)
 _PARTIAL_PING_PATTERN = re.compile(rb"\x89(?:\x04.{0,3})?\Z", re.DOTALL)
 _MAX_PARTIAL_PING_BYTES = 5  # bytes of a ping whose last is not there yet
+_POSITION_PATTERN = re.compile(rb'\nid: (\S+)|"position":"([^"]+)"')
 _PONG_HEAD = b"\x8a\x84\0\0\0\0"  # to be followed by the payload, masked with zeros
 
 
@@ -34,6 +38,7 @@ class CountingClient(asyncio.Protocol):
         "greeting",
         "is_timed",
         "is_websocket",
+        "last_position_data",
         "opened_at",
         "opened_future",
         "opening_bytes",
@@ -56,6 +61,7 @@ class CountingClient(asyncio.Protocol):
         self.partial_mark = b""
         self.partial_ping = b""  # the beginning of a ping
         self.opening_bytes: bytes | None = b""
+        self.last_position_data = b""  # the last piece with an id, if the pool keeps positions
         self.opened_future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.requested_at = time.monotonic()
         self.opened_at = self.first_record_at = 0.0
@@ -77,6 +83,8 @@ class CountingClient(asyncio.Protocol):
         if data[-1] in b'"~':
             self.partial_mark = data[-2:]
         crowd.byte_count += len(data)
+        if crowd.keeps_positions and (b"\nid: " in data or b'"position"' in data):
+            self.last_position_data = data
         if count:
             self.record_count += count
             crowd.record_count += count
@@ -90,6 +98,11 @@ class CountingClient(asyncio.Protocol):
         self.pool.wake()
         if not self.opened_future.done():
             self.opened_future.set_exception(ConnectionError(f"no stream: {self.opening_bytes!r}"))
+
+    def get_position(self) -> bytes:
+        """The id of the last event that had one."""
+        *_, last = _POSITION_PATTERN.findall(self.last_position_data)
+        return b"".join(last)
 
     def _send_pongs(self, data: bytes) -> None:
         """Send the pong of each ping; one that is cut waits for its rest."""
@@ -118,9 +131,11 @@ class ClientPool:
     """got: records that came, at all clients together. lost: connections that ended.
 
     times: of each piece that came to a client that is timed, when, and when its records were made.
+    keeps_positions: each client knows where it stands.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps_positions: bool = False) -> None:
+        self.keeps_positions = keeps_positions
         self.clients: list[CountingClient] = []
         self.record_count = self.byte_count = self.closed_count = 0
         self.target_count = 1 << 62
@@ -163,7 +178,8 @@ class ClientPool:
                     bool(timed_every) and (n - first) % timed_every == 0,
                 )
                 loop = asyncio.get_running_loop()
-                await loop.create_connection(lambda: client, "127.0.0.1", port)
+                address = f"127.0.0.{1 + (n - first) // CLIENTS_PER_ADDRESS}", 0
+                await loop.create_connection(lambda: client, "127.0.0.1", port, local_addr=address)
                 await asyncio.wait_for(client.opened_future, CLIENT_TIMEOUT_S)
                 self.clients.append(client)
 
@@ -189,6 +205,10 @@ class ClientPool:
                     break
         self.target_count = 1 << 62
         return self.record_count >= record_count
+
+    async def wait_for_end(self) -> None:
+        """Until no connection is left."""
+        await wait_until(lambda: self.closed_count == len(self.clients), timeout_s=CLIENT_TIMEOUT_S)
 
     def wake(self) -> None:
         """Wake who waits: all has come, or a connection ended."""

@@ -75,6 +75,7 @@ class Result:
 
     clients: int
     bytes_per_client: float = 0.0
+    open_cpu_s: float = 0.0  # of a client
     phases: dict[str, Phase] = field(default_factory=dict)
     writes: dict[str, int] = field(default_factory=dict)
 
@@ -130,6 +131,7 @@ class CrowdedGateway:
         before = get_pss_bytes(os.getpid())
         with measure_phase(result, "open"):
             await self._open_streams(opened)
+        result.open_cpu_s = result.phases["open"].cpu_s / max(1, opened)
         gc.collect()
         result.bytes_per_client = (get_pss_bytes(os.getpid()) - before) / max(1, opened)
         with measure_phase(result, "records"):

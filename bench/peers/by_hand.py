@@ -10,7 +10,7 @@ from typing import Literal
 
 from ..feed import KafkaFeed, Wire
 from ..kafka import Kafka
-from .peer import RunningServer, ServerShape, build_sse_request, running_process
+from .peer import GATEWAY_WORKS, RunningServer, ServerShape, build_sse_request, running_process
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class HandWrittenPeer:
 
     @property
     def skipped_works(self) -> frozenset[str]:
-        without = frozenset({"partitions", "loop", "deflate", "telemetry"})
-        return without | {"keys", "clients", "catchup"} if self.kind == "each" else without
+        more = {"keys", "clients", "catchup"} if self.kind == "each" else set[str]()
+        return GATEWAY_WORKS | more
 
     def describe_missing(self) -> str:
         return ""

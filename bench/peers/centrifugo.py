@@ -20,6 +20,7 @@ from urllib.parse import quote
 from ..feed import KafkaFeed, Wire
 from ..kafka import Kafka
 from .peer import (
+    GATEWAY_WORKS,
     RunningServer,
     ServerShape,
     build_sse_request,
@@ -36,9 +37,7 @@ class Centrifugo:
     wire: Wire
     greeting: bytes = b'"connect"'
     max_clients: int = 10_000
-    skipped_works: frozenset[str] = frozenset(
-        {"partitions", "loop", "catchup", "deflate", "telemetry"}
-    )
+    skipped_works: frozenset[str] = GATEWAY_WORKS | {"catchup"}
 
     @property
     def name(self) -> str:

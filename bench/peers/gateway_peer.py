@@ -43,12 +43,16 @@ class GatewayPeer:
 
     wire: Wire
     max_clients: int = 10_000
-    skipped_works: frozenset[str] = frozenset()
     checkout: Path = ROOT
 
     @property
     def name(self) -> str:
         return f"gateway-{self.wire}"
+
+    @property
+    def skipped_works(self) -> frozenset[str]:
+        """Where there are no connections, nothing differs by the wire."""
+        return frozenset() if self.wire is Wire.SSE else frozenset({"million"})
 
     @property
     def greeting(self) -> bytes:
@@ -111,6 +115,8 @@ def _build_configuration(servers: str, topic: str, shape: ServerShape) -> dict[s
     if shape.has_own_keys:
         target["filters"] = [{"key": "${params.key}"}]
     routes = [{"when": [{"path": "/own/{key}" if shape.has_own_keys else "/all"}], "with": target}]
-    listen = {"listen": {"websocket": {"compression": True}}} if shape.coding else {}
+    listen: dict[str, Any] = {"websocket": {"compression": True}} if shape.coding else {}
+    if shape.workers > 1:
+        listen["workers"] = shape.workers
     telemetry = {"telemetry": shape.telemetry} if shape.telemetry else {}
-    return build_config(servers, [topic], routes, **listen, **telemetry)
+    return build_config(servers, [topic], routes, listen=listen, **telemetry)

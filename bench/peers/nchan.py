@@ -17,6 +17,7 @@ from pathlib import Path
 from ..feed import KafkaFeed, Wire
 from ..kafka import Kafka
 from .peer import (
+    GATEWAY_WORKS,
     RunningServer,
     ServerShape,
     build_sse_request,
@@ -69,8 +70,7 @@ class Nchan:
     @property
     def skipped_works(self) -> frozenset[str]:
         """A client comes back by Last-Event-ID, which WebSocket has not."""
-        without = frozenset({"partitions", "loop", "deflate", "telemetry"})
-        return without if self.wire is Wire.SSE else without | {"catchup"}
+        return GATEWAY_WORKS if self.wire is Wire.SSE else GATEWAY_WORKS | {"catchup"}
 
     def describe_missing(self) -> str:
         if find_nginx() and MODULE_PATH.exists():

@@ -24,6 +24,8 @@ from ..records import Text
 
 ROOT = Path(__file__).parent.parent.parent
 START_TIMEOUT_S = 60.0  # s
+# Works that are about this gateway alone.
+GATEWAY_WORKS = frozenset({"partitions", "loop", "deflate", "telemetry", "crowd", "million"})
 Coding = Literal["", "compressed", "dictionary"]
 """None, gzip or permessage-deflate, or zstd with a dictionary of the records."""
 _LISTENING_PATTERN = re.compile(r"listening on (\d+)(?: and (\d+))?")
@@ -38,6 +40,7 @@ class ServerShape:
     history: records that a client may be behind.        command: starts the gateway.
     text: what values hold.                              coding: that clients ask for.
     traced: records come with a traceparent.             telemetry: that section, of the gateway.
+    workers: processes that share the port.
     """
 
     partitions: int = 12
@@ -50,6 +53,7 @@ class ServerShape:
     coding: Coding = ""
     is_traced: bool = False
     telemetry: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    workers: int = 1
 
 
 @dataclass

@@ -14,7 +14,14 @@ from pathlib import Path
 
 from ..feed import RawFeed, Wire
 from ..kafka import Kafka
-from .peer import RunningServer, ServerShape, build_sse_request, build_ws_request, running_process
+from .peer import (
+    GATEWAY_WORKS,
+    RunningServer,
+    ServerShape,
+    build_sse_request,
+    build_ws_request,
+    running_process,
+)
 
 SOURCE_PATH = Path(__file__).with_name("raw.c")
 
@@ -35,7 +42,7 @@ class RawLoop:
     @property
     def skipped_works(self) -> frozenset[str]:
         """The loop in C is there for what a delivery costs."""
-        without = frozenset({"catchup", "partitions", "loop", "deflate", "telemetry"})
+        without = GATEWAY_WORKS | {"catchup"}
         return (
             without | {"keys", "storm", "idle", "first", "clients"} if self.is_compiled else without
         )

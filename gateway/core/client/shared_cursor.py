@@ -218,15 +218,27 @@ class SharedCursor:
             **private_positions,
         }
 
+    def build_token_text(self, private_positions: Position) -> bytes:
+        """Return the token text of where the client stands."""
+        return self.channel.tail.build_token_text(
+            self._list_moved(private_positions), self._get_issued(private_positions)
+        )
+
     def create_token_writer(self, private_positions: Position) -> TokenWriter:
         """Return a writer of ids that starts where the client stands."""
-        is_at_head = self.next_seq == self.channel.next_seq
-        # At the head the tail's own text has the other partitions: only these are rewritten.
-        writer = self.channel.tail.create_token_writer(
-            private_positions if is_at_head else self.merge_positions(private_positions)
-        )
-        if self.resolve_since is not None and any(
-            position.is_pending for position in private_positions.values()
-        ):
-            writer.set_issued(self.resolve_since)
+        writer = self.channel.tail.create_token_writer(self._list_moved(private_positions))
+        issued = self._get_issued(private_positions)
+        if issued is not None:
+            writer.set_issued(issued)
         return writer
+
+    def _list_moved(self, private_positions: Position) -> Position:
+        """Return where the client stands in the partitions in which the tail may be elsewhere."""
+        # At the head the tail's own text has the other partitions: only these are rewritten.
+        is_at_head = self.next_seq == self.channel.next_seq
+        return private_positions if is_at_head else self.merge_positions(private_positions)
+
+    def _get_issued(self, private_positions: Position) -> int | None:
+        """Return the time of issue of the client's ids, if it is not the tail's."""
+        is_pending = any(position.is_pending for position in private_positions.values())
+        return self.resolve_since if is_pending else None

@@ -141,7 +141,7 @@ class Subscription(SharedCursor):
         """Return the id of where the client stands, once it has all that was taken."""
         if self.private_reader is None and self.next_seq == self.channel.next_seq:
             return self.channel.build_token(self.channel.tail.token_text)
-        return self.channel.build_token(self.create_token_writer(self.private_positions).to_text())
+        return self.channel.build_token(self.build_token_text(self.private_positions))
 
     def take(self, max_bytes: int, now: float) -> bytes:
         """Return bytes that can be sent now; empty if there are none.

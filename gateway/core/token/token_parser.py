@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from zlib import crc32
 
 from gateway.errors import TokenCorrupt, TokenForeign
@@ -68,6 +69,9 @@ class ResumeToken:
                 them the token has.
         """
         ids = names if isinstance(names, Mapping) else dict.fromkeys(names, "")
+        if len(ids) == len(self.topics) == 1:  # as most are, and every client that returns asks
+            (name,), (topic,) = ids, self.topics
+            return {name: topic} if topic.name == digest_text(name) else {}
         topics_by_digest: dict[bytes, list[TokenTopic]] = {}
         for topic in self.topics:
             topics_by_digest.setdefault(topic.name, []).append(topic)
@@ -165,6 +169,7 @@ class TokenTopic:
         )
 
 
+@lru_cache(32)  # after a deploy thousands come back with one and the same: 25 us each
 def parse_token(token: str) -> ResumeToken:
     """Read a token.
 

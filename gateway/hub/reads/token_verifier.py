@@ -33,6 +33,7 @@ from gateway.core.log.record import TopicPartition
 from gateway.core.log.tail import Tail
 from gateway.core.token.resume_token import ResumeToken, TokenSeal
 from gateway.core.token.signing import TokenSigner
+from gateway.core.token.token_parser import TokenTopic
 from gateway.errors import BrokerUnavailable, KafkaError, TokenForeign, TokenTooOld
 from gateway.hub.fanout.view import View
 from gateway.kafka.client.cluster import Cluster
@@ -130,24 +131,19 @@ class TokenVerifier:
             )
         if is_own:  # this route issued it, so it let the client see everything from there on
             max_age = None
-        check_token(token, self._cluster.cluster_id or "", self._get_topic_ids(view))
-        await self._check_partition_counts(token, view)
+        ids = {name: self._topics.get_id(name) for name in view.topics}
+        matched = check_token(token, self._cluster.cluster_id or "", ids)
+        await self._check_partition_counts(matched)
         issued = token.issued
         # Partitions that are pending in the token are resolved as of its time of issue.
         if max_age is not None:
             issued = max(issued, int(time.time() - max_age - self._resume_s))
-        topics = list(token.match_topics(self._get_topic_ids(view)).values())
+        topics = list(matched.values())
         return replace(token, issued=issued, max_age=max_age, topics=topics, body=b"")
 
-    def _get_topic_ids(self, view: View) -> dict[str, str]:
-        return {name: self._topics.get_id(name) for name in view.topics}
-
-    async def _check_partition_counts(self, token: ResumeToken, view: View) -> None:
-        """Raise if the token names more partitions of a topic than it can have."""
-        counts = {
-            name: topic.partition_count
-            for name, topic in token.match_topics(self._get_topic_ids(view)).items()
-        }
+    async def _check_partition_counts(self, topics: Mapping[str, TokenTopic]) -> None:
+        """Raise if a token names more partitions of a topic than it can have."""
+        counts = {name: topic.partition_count for name, topic in topics.items()}
         if any(count > self._count_known_partitions(name) for name, count in counts.items()):
             await self._refresh_metadata()
         for name, count in counts.items():

@@ -21,11 +21,13 @@ from gateway.core.log.tail import Tail
 from gateway.formats import create_format
 from gateway.hub.fanout import pacing
 from gateway.hub.fanout.shared_tail import SharedTail
+from gateway.hub.fanout.view import View
 from gateway.hub.reads import shared_reads as hub_feeds
 from gateway.hub.reads.shared_reads import SharedReads
 from gateway.hub.wires.sse import SseEncoder, SseWire
 from gateway.kafka.embedded import EmbeddedKafka
 
+VIEW = View(("orders",), Filters(), "value", "error")
 ZERO, ONE = TopicPartition("orders", 0), TopicPartition("orders", 1)
 
 
@@ -61,7 +63,7 @@ async def running_feeds(
             logs = [feed.log for feed in feeds.open_topic("orders")]
             shared = SharedTail(Tail("c", logs, {"orders": "id"}))
             channel = Channel(shared.tail, b"view-", SseEncoder(create_format("value")))
-            shared.add_channel((b"view-", SseWire()), channel, Filters())
+            shared.add_channel((VIEW, SseWire()), channel, Filters())
             client = RecordingSubscription(channel)
             feeds.attach_tail(shared)
             await wait_until(
@@ -224,7 +226,8 @@ async def test_channels_that_came_since_the_last_entry_count(embedded: EmbeddedK
         before = feed.estimate_entry_s()
         for n in range(9):
             channel = Channel(shared.tail, b"%d" % n, SseEncoder(create_format("value")))
-            shared.add_channel((b"%d" % n, SseWire()), channel, Filters())
+            view = View(("orders",), Filters(), "value", "error", (f"/{n}",))
+            shared.add_channel((view, SseWire()), channel, Filters())
         assert feed.estimate_entry_s() == pytest.approx(10 * before)
     assert client.wake_positions == []
 
