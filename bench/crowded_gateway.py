@@ -30,7 +30,7 @@ from gateway.config import Settings
 from gateway.hub.wires.chunked import ChunkedWire
 from gateway.hub.wires.sse import SseWire
 from gateway.web.app.app import Application, create_app
-from gateway.web.app.server import tune_garbage_collector
+from gateway.web.app.garbage import tune_garbage_collector
 from gateway.web.routing.routes import Routes
 from gateway.web.streams.http_stream import HttpStream
 
@@ -71,13 +71,17 @@ class Phase:
 
 @dataclass
 class Result:
-    """At one count of clients. sizes in bytes, times in seconds."""
+    """At one count of clients. sizes in bytes, times in seconds.
+
+    garbage: objects that were not freed by their reference counts, but by a collection at the end.
+    """
 
     clients: int
     bytes_per_client: float = 0.0
     open_cpu_s: float = 0.0  # of a client
     phases: dict[str, Phase] = field(default_factory=dict)
     writes: dict[str, int] = field(default_factory=dict)
+    garbage: int = 0
 
 
 @dataclass(slots=True)
@@ -162,6 +166,7 @@ class CrowdedGateway:
             await self._open_streams(count, token)
             await self._wait_until_live()
         result.writes["return"] = self._totals.writes - written
+        result.garbage = gc.collect()
         return result
 
     async def _wait_until_live(self) -> None:

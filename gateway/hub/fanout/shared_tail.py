@@ -77,8 +77,8 @@ class SharedTail:
 
     @property
     def is_idle(self) -> bool:
-        """Return whether no channel has a follower."""
-        return not any(channel.followers for channel in self.channels.values())
+        """Return whether no channel has a follower, once those that were left are removed."""
+        return not self.channels
 
     def count_partitions(self) -> dict[str, int]:
         """Return the number of partitions of each topic, as BEGIN tells clients."""
@@ -102,20 +102,28 @@ class SharedTail:
         # Due at once, hence first: the queue stays in the order of time.
         self._announce_queue.appendleft((0.0, channel))
 
-    def remove_left_channels(self) -> list[Channel]:
-        """Remove the channels that nobody follows any more, and return them."""
-        removed = [
-            channel
-            for channel in self._left_channels
+    @property
+    def has_left_channels(self) -> bool:
+        """Return whether a client left a channel that `remove_left_channels` has not seen since."""
+        return bool(self._left_channels)
+
+    def remove_left_channels(self, max_count: int) -> list[Channel]:
+        """Remove channels that nobody follows any more, and return them.
+
+        Args:
+            max_count: How many channels that a client left are looked at.
+        """
+        removed = list[Channel]()
+        for _ in range(min(max_count, len(self._left_channels))):
+            channel, _ = self._left_channels.popitem()
             # A client may be closed a second time, when another channel has the key.
-            if not channel.followers and self.channels.get(channel.key) is channel
-        ]
-        self._left_channels.clear()
-        for channel in removed:
+            if channel.followers or self.channels.get(channel.key) is not channel:
+                continue
             del self.channels[channel.key]
             self.view_bytes -= channel.key[0].size
             self._dispatcher.remove(channel)
             self._unannounced.pop(channel, None)
+            removed.append(channel)
         return removed
 
     def publish(self, entries: Iterable[Entry], wall: int) -> None:
