@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -62,6 +62,7 @@ class SharedCatchUp:
         leader: The source that reads for the members, which this owns.
         broadcaster: Schedules the leader's reads among the pushes of the clients.
         max_bytes: The bytes of pieces that are kept.
+        on_resize: Called with the number of bytes by which the kept pieces grew.
 
     Attributes:
         subscription: The leader's subscription.
@@ -72,16 +73,22 @@ class SharedCatchUp:
     next_seq = sys.maxsize
 
     def __init__(
-        self, leader: ClientSource, broadcaster: Broadcaster, max_bytes: int = MAX_PIECE_BYTES
+        self,
+        leader: ClientSource,
+        broadcaster: Broadcaster,
+        max_bytes: int,
+        on_resize: Callable[[int], None],
     ) -> None:
         self._leader = leader
         self._max_bytes = max_bytes
+        self._on_resize = on_resize
         self.subscription = leader.subscription
         self.last_joined_at = 0.0
         # Where the leader stood when it had caught up, and the channel's next chunk then.
         self._end_position: tuple[ClientPosition, int] | None = None
         # The number of the piece each gets next.
         self._member_indexes: dict[ClientSource, int] = {}
+        self._counts_by_index: Counter[int] = Counter()  # how many get which piece next
         self._first_index = 0  # the number of the first piece that is kept
         self._pieces: deque[CatchUpPiece] = deque()
         self._bytes = 0
@@ -106,11 +113,6 @@ class SharedCatchUp:
         """Return whether all pieces are still there that a new member needs."""
         return self._first_index == 0 and self.subscription.end_reason is None
 
-    @property
-    def size(self) -> int:
-        """Return the bytes of the pieces that are kept."""
-        return self._bytes
-
     def add_member(self, source: ClientSource, now: float) -> None:
         """Add a client, which begins with the first piece; its own subscription is detached.
 
@@ -119,13 +121,21 @@ class SharedCatchUp:
             now: The time by the loop's clock, in seconds.
         """
         self._member_indexes[source] = 0
+        self._counts_by_index[0] += 1
         self.last_joined_at = now
         source.subscription.detach()
 
     def remove_member(self, source: ClientSource) -> None:
         """Remove a client that is being closed."""
-        if self._member_indexes.pop(source, None) is not None:
+        if source in self._member_indexes:
+            self._pop_index(source)
             self._drop_pieces()
+
+    def _pop_index(self, source: ClientSource) -> int:
+        """Remove a member, and return the number of the piece that it would get next."""
+        index = self._member_indexes.pop(source)
+        self._counts_by_index[index] -= 1
+        return index
 
     def take_piece(self, source: ClientSource) -> bytes | None:
         """Return the next piece for a member; empty if there is none yet.
@@ -136,6 +146,8 @@ class SharedCatchUp:
         index, subscription = self._member_indexes[source] - self._first_index, source.subscription
         if subscription.end_reason is None and index < len(self._pieces):
             self._member_indexes[source] += 1
+            self._counts_by_index[self._first_index + index] -= 1
+            self._counts_by_index[self._first_index + index + 1] += 1
             data, _, records, gaps = self._pieces[index]
             # Records of a catch-up are of a time long ago: they have no delivery latency.
             subscription.traffic.untimed += records
@@ -151,7 +163,7 @@ class SharedCatchUp:
     def release_member(self, source: ClientSource) -> None:
         """Let a member go on by itself, from behind the last piece that it was sent."""
         index, subscription = (
-            self._member_indexes.pop(source) - self._first_index,
+            self._pop_index(source) - self._first_index,
             source.subscription,
         )
         if index < len(self._pieces) or self._end_position is None:
@@ -191,7 +203,7 @@ class SharedCatchUp:
             self._delivered_sum = delivered_sum
         records, gaps = self.subscription.traffic.drain()
         self._pieces.append(CatchUpPiece(data, self._leader.get_position(), records, gaps))
-        self._bytes += len(data)
+        self._resize(len(data))
         self.wake()
 
     def on_leader_caught_up(self) -> None:
@@ -248,8 +260,14 @@ class SharedCatchUp:
                 self.release_member(source)
         self._drop_pieces(keep=False)
 
+    def _resize(self, size: int) -> None:
+        self._bytes += size
+        self._on_resize(size)
+
     def close(self) -> None:
         """Close the leader, and stop following the channel."""
+        self._pieces.clear()
+        self._resize(-self._bytes)
         self.subscription.channel.followers.discard(self)
         self.on_delivered()
 
@@ -262,16 +280,13 @@ class SharedCatchUp:
         """
         if keep and self._bytes < self._max_bytes // 2:
             return
-        first_needed, was_full = (
-            min(self._member_indexes.values(), default=self._first_index),
-            self.is_full,
-        )
-        if not self._member_indexes:
-            first_needed = self._first_index + len(self._pieces)
-        while self._first_index < first_needed:
+        was_full = self.is_full
+        # Counted, not looked for among all members: each of 10,000 may be the last to have a piece.
+        while self._pieces and not self._counts_by_index[self._first_index]:
             piece = self._pieces.popleft()
             self._start_position = piece.position_after
-            self._bytes -= len(piece.data)
+            self._resize(-len(piece.data))
+            del self._counts_by_index[self._first_index]
             self._first_index += 1
         if was_full and not self.is_full:
             self._delivery.on_drained()
@@ -334,11 +349,15 @@ class SharedCatchUps:
     Args:
         broadcaster: Schedules the reads of leaders.
         max_bytes: The bytes that all of them may keep; beyond it no new ones are created.
+
+    Attributes:
+        size: The bytes that all of them keep.
     """
 
     def __init__(self, broadcaster: Broadcaster, max_bytes: int) -> None:
         self._broadcaster = broadcaster
         self._max_bytes = max_bytes
+        self.size = 0
         self._keys: dict[SharedCatchUp, Hashable] = {}
         # A newer one of the same key is created when the older one can no longer be joined; the
         # older one goes on until its members are done.
@@ -410,12 +429,9 @@ class SharedCatchUps:
         for shared_catch_up in self._keys:
             shared_catch_up.close()
 
-    @property
-    def size(self) -> int:
-        """Return the bytes that all of them keep."""
-        return sum(shared_catch_up.size for shared_catch_up in self._keys)
-
     def _create(self, source: ClientSource) -> SharedCatchUp:
-        return SharedCatchUp(
-            source.create_twin(), self._broadcaster, min(MAX_PIECE_BYTES, self._max_bytes)
-        )
+        max_bytes = min(MAX_PIECE_BYTES, self._max_bytes)
+        return SharedCatchUp(source.create_twin(), self._broadcaster, max_bytes, self._on_resize)
+
+    def _on_resize(self, size: int) -> None:
+        self.size += size

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from gateway.core.channel.channel import Channel
 from gateway.core.channel.dispatcher import ChannelDispatcher
@@ -117,10 +117,11 @@ class SharedTail:
         for _ in range(min(max_count, len(self._left_channels))):
             channel, _ = self._left_channels.popitem()
             # A client may be closed a second time, when another channel has the key.
-            if channel.followers or self.channels.get(channel.key) is not channel:
+            key = cast("ChannelKey", channel.key)
+            if channel.followers or self.channels.get(key) is not channel:
                 continue
-            del self.channels[channel.key]
-            self.view_bytes -= channel.key[0].size
+            del self.channels[key]
+            self.view_bytes -= key[0].size
             self._dispatcher.remove(channel)
             self._unannounced.pop(channel, None)
             removed.append(channel)

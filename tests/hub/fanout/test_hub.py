@@ -206,6 +206,7 @@ async def test_a_client_whose_start_is_looked_up_rides_the_channel_that_is_fed(
         resolve = hub.backfill_reader.resolve_start
 
         async def sweep_and_resolve(*asked: Any) -> Any:
+            hub._remove_left_channels()
             hub._sweep(asyncio.get_running_loop().time())
             return await resolve(*asked)
 
@@ -214,6 +215,31 @@ async def test_a_client_whose_start_is_looked_up_rides_the_channel_that_is_fed(
         client = await subscribe_client(hub, view, StreamStart(origin="earliest"))
         (shared,) = hub._tails.values()
         assert client.subscription.channel in shared.channels.values()
+
+
+async def test_rings_are_counted_until_their_channels_are_gone(embedded: EmbeddedKafka):
+    embedded.create_topic("orders", 1)
+    async with running_hub(embedded) as hub:
+        client, filtering = await subscribe_client(hub), await subscribe_client(hub, ADA)
+        bodies = [each.pull().iter_bytes() for each in (client, filtering)]
+        for body in bodies:
+            await anext(body)
+        records = [RecordToSend(b"x" * 1000, b"ada") for _ in range(10)]
+        await produce_records(embedded.bootstrap, "orders", records)
+        (shared_tail,) = hub._tails.values()
+        rings = list(shared_tail.channels.values())
+        await wait_until(lambda: min(ring.bytes for ring in rings) > 10_000, "nobody takes them")
+        filtering.close()
+        await wait_until(lambda: len(shared_tail.channels) == 1, "its channel is gone")
+        assert hub.rings.bytes == sum(ring.bytes for ring in shared_tail.channels.values())
+        assert shared_tail.view_bytes == ALL.size
+
+        topics = [{"name": "orders", "cache": {"bytes": "40KiB"}}]
+        hub.apply_settings(Settings.model_validate(build_config(embedded.bootstrap, topics)))
+        assert hub.rings.bytes > 10_000  # of a client that is to be moved on
+        client.close()
+        await wait_until(lambda: not hub._replaced_tails, "its tail is gone")
+        assert hub.rings.bytes == 0
 
 
 async def test_the_cache_is_one_for_all_partitions_of_a_topic(embedded: EmbeddedKafka):

@@ -187,7 +187,7 @@ async def test_a_herd_that_nobody_needs_is_let_go():
     await wait_until(lambda: have_all_values(outlets, 0, MISSED))
     herds, channel = get_hub(first).shared_catch_ups, first.subscription.channel
     herds.maintain(asyncio.get_running_loop().time() + 10)
-    assert not herds._keys and not herds._seen_at
+    assert not herds._keys and not herds._seen_at and herds.size == 0
     assert channel.followers == {one.client.subscription for one in outlets} | {first.subscription}
 
 
@@ -209,7 +209,7 @@ async def test_one_that_is_followed_by_another_is_let_go_too(monkeypatch: pytest
     for outlet in (*outlets, *more):
         outlet.client.close()
     herds.maintain(asyncio.get_running_loop().time() + 2 * herd.JOIN_WINDOW_S)
-    assert not herds._keys and not herds._newest_by_key
+    assert not herds._keys and not herds._newest_by_key and herds.size == 0
     assert channel.followers == {first.subscription}
 
 
@@ -235,7 +235,7 @@ async def test_one_whose_members_are_slower_than_those_of_the_next_is_let_go(
     assert set(herds._keys) == {older}
     older.remove_member(slow)
     herds.maintain(now + 120)
-    assert not herds._keys
+    assert not herds._keys and herds.size == 0
     assert older not in channel.followers and newer not in channel.followers
 
 
