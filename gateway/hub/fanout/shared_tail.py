@@ -67,6 +67,7 @@ class SharedTail:
         self._partition_counts: dict[str, int] = {}
         self._counted_partitions = 0  # the number of partitions that the counts are of
         self._dispatcher = ChannelDispatcher(tail)
+        self._is_publishing_notices = False  # in this turn of the loop or the next
         # When each channel is to announce its position next, the earliest first.
         self._announce_queue: deque[tuple[float, Channel]] = deque()
         # Channels that a client left since the last sweep: they may have no followers. Of a million
@@ -142,11 +143,22 @@ class SharedTail:
             self._unannounced.update(dict.fromkeys(published))
         for channel in published:
             channel.notify_followers()
+        if self._dispatcher.has_notices and not self._is_publishing_notices:
+            self._is_publishing_notices = True
+            asyncio.get_running_loop().call_soon(self._publish_notices)
         # Private readers follow the tail also where their channel shows nothing of this turn.
         self.tail.wake_readers()
         for waiter in self.ready_waiters:
             if not waiter.done():
                 waiter.set_result(None)
+
+    def _publish_notices(self) -> None:
+        """Tell some channels of a partition's state, and the others in later turns of the loop."""
+        for channel in self._dispatcher.publish_notices():
+            channel.notify_followers()
+        self._is_publishing_notices = self._dispatcher.has_notices
+        if self._is_publishing_notices:
+            asyncio.get_running_loop().call_soon(self._publish_notices)
 
     def _trace_records(
         self, tracing: Tracing, update: TailUpdate, channels: Sequence[Channel]

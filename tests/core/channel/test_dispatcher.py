@@ -8,7 +8,7 @@ from support.filter_strategies import filter_lists, records
 from support.per_event_encoder import PerEventEncoder
 
 from gateway.core.channel.channel import Channel
-from gateway.core.channel.dispatcher import MAX_UPDATES, ChannelDispatcher
+from gateway.core.channel.dispatcher import MAX_NOTIFIED_AT_ONCE, MAX_UPDATES, ChannelDispatcher
 from gateway.core.channel.filters import Filter, Filters
 from gateway.core.channel.ring_budget import RingBudget
 from gateway.core.log.partition_log import PartitionLog
@@ -182,6 +182,32 @@ def test_a_record_is_encoded_once_for_all_who_see_it_and_for_nobody_else_at_all(
     sees = record(A, 0, b"odd")
     assert spread.publish(tail.apply_entries([sees, record(A, 1, b"none")], 1)) == told
     assert encoder.encoded_entries == [sees]
+
+
+def test_very_many_channels_are_told_of_a_partition_some_at_a_time_and_in_order():
+    tail, encoder = build_tail(), RecordingEncoder()
+    spread = ChannelDispatcher(tail)
+    channels = [
+        build_channel(tail, build_key_filters(b"%d" % n), encoder)
+        for n in range(2 * MAX_NOTIFIED_AT_ONCE + 1)
+    ]
+    for n, channel in enumerate(channels):
+        spread.add(channel, build_key_filters(b"%d" % n))
+    fault, ready = Fault(A, 0, 0, 0, "denied"), Ready(A, 1, 1, 0)
+
+    assert spread.publish(tail.apply_entries([fault, record(A, 0, b"7")], 1)) == [channels[7]]
+    assert len(spread.publish_notices()) == MAX_NOTIFIED_AT_ONCE
+    for channel in channels[MAX_NOTIFIED_AT_ONCE:]:  # few are left, some of which were not told
+        channel.followers.clear()
+        spread.remove(channel)
+    assert spread.publish(tail.apply_entries([ready], 1)) == []
+    while spread.has_notices:
+        spread.publish_notices()
+
+    for n, channel in enumerate(channels[:MAX_NOTIFIED_AT_ONCE]):
+        heard = channel.join_chunks(channel.first_seq).splitlines()
+        expected = [b"Fault 0 0 -> [1, 0]", b"Ready 0 1 -> [1, 0]"]
+        assert heard == ([b"Record 0 0 -> [1, 0]"] if n == 7 else []) + expected
 
 
 def test_a_channel_that_nobody_follows_is_told_nothing():
