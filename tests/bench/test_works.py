@@ -16,6 +16,7 @@ import pytest
 from support.brokers import KafkaCluster
 
 from bench import catalog, orders
+from bench.__main__ import DEFAULT_WORKS
 from bench.exact_client import ExactClient, ExactConnection
 from bench.feed import Wire
 from bench.kafka import MockKafka, RealKafka
@@ -29,10 +30,12 @@ from bench.peers.raw import RawLoop
 from bench.works import (
     broadcast,
     catchup,
+    crowd,
     deflate,
     first,
     idle,
     loop,
+    million,
     pace,
     partitions,
     storm,
@@ -258,6 +261,29 @@ async def test_the_longest_callback_is_found_by_a_launcher(mock):
     size = loop.Size(clients=5, rate=50, seconds=0.3, brief_clients=2)
     cell = await loop.run(mock, GatewayPeer(SSE), size)
     assert value(cell, "longest callback, wall") > 0
+
+
+@pytest.mark.parametrize("wire", [SSE, WS])
+async def test_a_crowd_comes_back_and_has_every_record_once(mock, wire):
+    size = crowd.Size(clients=8, first_clients=2, worker_counts=(1, 2), records=1)
+    cell = await crowd.run(mock, GatewayPeer(wire), size)
+    for case in ("8 clients, 1 worker", "8 clients, 2 workers"):
+        assert value(cell, "lost", case) == value(cell, "twice", case) == 0
+        assert value(cell, "all back", case) > value(cell, "drained and started again", case)
+        assert value(cell, "last delivery", case) > 0
+    assert not cell.notes or "limit" in cell.notes[0]
+
+
+async def test_clients_without_sockets_are_measured_at_each_count(mock):
+    size = million.Size(counts=(10, 30), records=1, idle_s=0.1)
+    cell = await million.run(mock, GatewayPeer(SSE), size)
+    assert [row.case for row in cell.rows if row.what == "all back" and row.value > 0] == [
+        "10 clients", "30 clients", "10 clients, own keys", "30 clients, own keys",
+    ]  # fmt: skip
+
+
+def test_works_of_minutes_are_done_only_where_they_are_named():
+    assert set(catalog.WORKS) == {*DEFAULT_WORKS, "crowd", "million"}
 
 
 @pytest.mark.parametrize("wire", [SSE, WS])
