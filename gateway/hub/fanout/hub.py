@@ -46,6 +46,7 @@ from gateway.hub.reads.snapshots import Snapshots
 from gateway.hub.reads.start_lookup import fetch_ends, resolve_starts
 from gateway.hub.reads.token_verifier import TokenVerifier
 from gateway.hub.reads.topic_opener import TopicOpener
+from gateway.hub.wires.end_retry import spread_end_retries
 from gateway.hub.wires.models import Models
 from gateway.hub.wires.sse import SseWire
 from gateway.hub.wires.wire import Wire
@@ -317,6 +318,7 @@ class Hub:
         loop for seconds.
         """
         self.draining = True
+        spread_end_retries(sum(len(hub.clients) for hub in self.process_hubs))
         self._end_clients(list(self.clients), reason)
 
     def _end_clients(self, clients: list[Client], reason: EndReason) -> None:
