@@ -27,8 +27,9 @@ LONG = (
 def kept(value: str, formats: Any = JSON) -> Any:
     """Of the only record of a request."""
     data = b'{"records":[{"value":%b,"partition":1}]}' % value.encode()
-    records = orjson.loads(data)["records"]
-    keep_exact_numbers(data, records, formats)
+    body = orjson.loads(data)
+    records = body["records"]
+    keep_exact_numbers(data, body, records, formats)
     assert records[0]["partition"] == 1
     return records[0]["value"]
 
@@ -71,6 +72,48 @@ def test_any_number_is_the_same_number_in_kafka(decimal, integer):
     assert json.loads(written, parse_int=Decimal, parse_float=Decimal) == [decimal, integer]
 
 
+number_texts = st.sampled_from(
+    ["0", "7", "-1.5", "19.95", "1.10", "-0", "5.0", "1e2", "1E-3", "0.1", *LONG]
+)
+json_texts = st.recursive(
+    st.text(max_size=6).map(lambda text: text.encode("utf-8", "ignore").decode())
+    | number_texts.map(Decimal),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text("ab1. é", max_size=3), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+def write_json(value: Any, ensure_ascii: bool, space: str) -> str:
+    """With the digits of each number, which `json` would not keep."""
+    if isinstance(value, Decimal):
+        return str(value)
+    if isinstance(value, list):
+        inner = f",{space}".join(write_json(each, ensure_ascii, space) for each in value)
+        return f"[{space}{inner}]"
+    if isinstance(value, dict):
+        inner = f",{space}".join(
+            f"{json.dumps(name, ensure_ascii=ensure_ascii)}:{space}"
+            f"{write_json(each, ensure_ascii, space)}"
+            for name, each in value.items()
+        )
+        return f"{{{space}{inner}}}"
+    return json.dumps(value, ensure_ascii=ensure_ascii)
+
+
+@given(json_texts, st.booleans(), st.sampled_from(["", " ", "\n\t"]))
+def test_all_numbers_of_a_value_are_the_same_however_it_is_written(value, ensure_ascii, space):
+    text = write_json(value, ensure_ascii, space)
+    written = JsonCodec().encode(kept(text))
+
+    def parse(source: str | bytes) -> Any:
+        return json.loads(source, parse_int=str, parse_float=str)
+
+    assert parse(written) == parse(text)
+
+
 def test_other_formats_and_other_members_are_let_be():
     value = "18446744073709551616"
     assert kept(
@@ -78,7 +121,7 @@ def test_other_formats_and_other_members_are_let_be():
     ) == float(value)
     line = b'{"key":%b,"records":[],"timestamp":1}' % value.encode()
     record = orjson.loads(line)
-    keep_exact_numbers(line, [record], JSON, member=None)
+    keep_exact_numbers(line, record, [record], JSON, member=None)
     assert record == {"key": ExactJson(float(value), value.encode()), "records": [], "timestamp": 1}
 
 
@@ -101,15 +144,17 @@ def test_what_is_nested_too_deep_is_refused_as_without_long_numbers():
 )
 def test_what_only_looks_like_such_a_number_within_a_string_is_not_read_again(text):
     data = orjson.dumps({"records": [{"value": {"id": text, "price": 19.95}}]})
-    records = orjson.loads(data)["records"]
-    keep_exact_numbers(data, records, {"value": SerializationFormat.JSON})
+    body = orjson.loads(data)
+    records = body["records"]
+    keep_exact_numbers(data, body, records, {"value": SerializationFormat.JSON})
     assert not isinstance(records[0]["value"], ExactJson)
 
 
 def test_many_places_that_look_like_such_numbers_are_not_all_looked_at():
     data = b'{"records": [{"value": "x%b", "key": 1e2}]}' % (b"0e-" * 5000)
-    records = orjson.loads(data)["records"]
+    body = orjson.loads(data)
+    records = body["records"]
     keep_exact_numbers(
-        data, records, {"key": SerializationFormat.JSON, "value": SerializationFormat.JSON}
+        data, body, records, {"key": SerializationFormat.JSON, "value": SerializationFormat.JSON}
     )
     assert records[0]["key"].text == b"1e2"

@@ -224,7 +224,7 @@ class ResponseParser:
             raise KsqlProtocolError(
                 f"a row of {len(values)} values for {len(self.columns.names)} columns"
             )
-        if has_inexact_number(text):
+        if has_inexact_number(text, values):
             values = _keep_digits(values, text)
         return KsqlRow(zip(self.columns.names, values, strict=False))
 

@@ -102,7 +102,7 @@ class ProducerComponent(Component):
         ids = get_current_ids()
         encodings = self.parse_encodings(topic, fields)
         # JSON values are written with the digits that the client sent, not as floats of orjson.
-        exact_numbers.keep_exact_numbers(data, fields["records"], map_formats(encodings))
+        exact_numbers.keep_exact_numbers(data, fields, fields["records"], map_formats(encodings))
         encoded = await self.encoder.encode(topic_metadata, fields["records"], encodings, ids)
         if "Idempotency-Key" in parameters:
             # Separated by \0, so that different parts cannot make the same scope.

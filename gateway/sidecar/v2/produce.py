@@ -82,7 +82,7 @@ class Writing(Component):
             raise to_unprocessable(exc) from None
         encodings = [_parse_encoding(body, name, format) for name in ("key", "value")]
         # JSON values are written with the digits that the client sent, not as floats of orjson.
-        exact_numbers.keep_exact_numbers(data, records, map_formats(encodings))
+        exact_numbers.keep_exact_numbers(data, body, records, map_formats(encodings))
         encoded = await self._encode_records(topic, records, encodings)
         # Items are in the order of the records here, as a record that cannot be encoded has raised.
         for index, pairs in headers.items():

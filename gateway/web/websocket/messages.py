@@ -209,7 +209,7 @@ def _parse_object(text: str) -> dict[str, Any]:
             )
             raise BadMessageError("Bad message", detail)
         raw = orjson.loads(data)
-        if has_inexact_number(data):
+        if has_inexact_number(data, raw):
             raw = json.loads(data)
     except (ValueError, RecursionError) as exc:
         raise BadMessageError("Bad message", f"this is not JSON: {exc}; send one object") from None
