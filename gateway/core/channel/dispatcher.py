@@ -91,15 +91,17 @@ class ChannelDispatcher:
         """Tell the next filtered channels of a partition's state; return those with a new chunk."""
         published = list[Channel]()
         entries, channels = self._notices[0]
+        batch = channels[-MAX_NOTIFIED_AT_ONCE:]
+        # Before anything can fail, so that nothing is told twice.
+        del channels[-MAX_NOTIFIED_AT_ONCE:]
+        if not channels:
+            self._notices.popleft()
         update = TailUpdate(self.tail.seq, (), self.tail.token_text)
-        for channel in channels[-MAX_NOTIFIED_AT_ONCE:]:
+        for channel in batch:
             events = _build_events(channel, entries, update.token_text)
             if events and channel.followers:
                 channel.publish_events(update, events, entries)
                 published.append(channel)
-        del channels[-MAX_NOTIFIED_AT_ONCE:]
-        if not channels:
-            self._notices.popleft()
         # As with announced positions: the chunk has the number of the next update.
         self._chunk_holders[-1] += published
         return published

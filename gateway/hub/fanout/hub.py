@@ -244,10 +244,10 @@ class Hub:
         for client in list(self.clients):
             client.end(EndReason.CLOSED)  # unless it was ended already
             client.close()
-        while self._remove_left_channels():
-            pass
         # Then from the users to the used: nothing may start a read or a write that is closed.
         self.shared_catch_ups.close()
+        while self._remove_left_channels():
+            pass
         for task in self._maintenance_tasks:
             task.cancel()
         await asyncio.gather(*self._maintenance_tasks, return_exceptions=True)

@@ -154,11 +154,16 @@ class SharedTail:
 
     def _publish_notices(self) -> None:
         """Tell some channels of a partition's state, and the others in later turns of the loop."""
-        for channel in self._dispatcher.publish_notices():
-            channel.notify_followers()
-        self._is_publishing_notices = self._dispatcher.has_notices
-        if self._is_publishing_notices:
-            asyncio.get_running_loop().call_soon(self._publish_notices)
+        try:
+            published = self._dispatcher.publish_notices()
+            if not self.tail.has_exact_tokens:
+                self._unannounced.update(dict.fromkeys(published))
+            for channel in published:
+                channel.notify_followers()
+        finally:
+            self._is_publishing_notices = self._dispatcher.has_notices
+            if self._is_publishing_notices:
+                asyncio.get_running_loop().call_soon(self._publish_notices)
 
     def _trace_records(
         self, tracing: Tracing, update: TailUpdate, channels: Sequence[Channel]
