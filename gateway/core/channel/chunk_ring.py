@@ -190,10 +190,9 @@ class ChunkRing:
             self._shrink()
         self.ring_budget.grow(size)
 
-    def _collect_notices(self, start: int, stop: int) -> list[bytes]:
-        """Return the events of some chunks that no log holds: readiness and faults."""
-        ring = self._ring[start - self.first_seq :]
-        events = (event for chunk in ring[: stop - start] for event in chunk.events)
+    def _collect_notices(self, first_seq: int) -> list[bytes]:
+        """Return the events that no log holds, readiness and faults, of all chunks from one on."""
+        events = (event for chunk in self.get_chunks(first_seq) for event in chunk.events)
         return [
             event.payload
             for event in events
@@ -224,7 +223,8 @@ class ChunkRing:
             if seq < first_kept:
                 if seq not in by_seq:
                     position = self.tail.position_before(self.get_chunk(seq).update_seq)
-                    by_seq[seq] = position, self._collect_notices(seq, first_kept)
+                    # It goes on from the head, so the chunks that are kept are none of its own.
+                    by_seq[seq] = position, self._collect_notices(seq)
                 lags = follower in self.followers_to_wake and seq < self.next_seq - 1
                 follower.fall_behind(*by_seq[seq], is_slow=lags or not to_free_memory)
         count = first_kept - self.first_seq

@@ -14,7 +14,7 @@ for a million.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from gateway.core.log.record import Entry, Fault, Ready, Record, Skip
 from gateway.core.log.tail import Tail, TailUpdate
@@ -45,8 +45,9 @@ class ChannelDispatcher:
         self._filter_index: FilterIndex[Channel] = FilterIndex()
         seqs = range(tail.oldest_seq, tail.seq + 1)
         self._chunk_holders: deque[list[Channel]] = deque([] for _ in seqs)
-        # What is still to be told, the oldest first, and the channels that do not have it yet.
-        self._notices: deque[tuple[Sequence[Entry], list[Channel]]] = deque()
+        # What is still to be told, the oldest first, and the channels that do not have it yet. There
+        # is one entry of a partition at most, or two of one update.
+        self._notices: deque[tuple[list[Entry], list[Channel]]] = deque()
 
     @property
     def has_notices(self) -> bool:
@@ -134,6 +135,11 @@ class ChannelDispatcher:
         notices = [entry for entry, _ in update.entries if type(entry) in (Ready, Fault)]
         if not notices:
             return update
+        # Who was not told yet of what these partitions were before is told what they are now.
+        tps = {entry.tp for entry in notices}
+        for earlier, _ in self._notices:
+            earlier[:] = [entry for entry in earlier if entry.tp not in tps]
+        self._notices = deque(item for item in self._notices if item[0])
         self._notices.append((notices, list(self._filter_index)))
         rest = [each for each in update.entries if type(each.entry) not in (Ready, Fault)]
         return update._replace(entries=rest)

@@ -374,7 +374,10 @@ class Client:
             push.close()
         self._owner.remove_client(self)
         # `take_handover` and the `end` event of a pulled client have yet to use the position.
-        self.source.close(keep_position=end_reason is EndReason.CHANGED or pull is not None)
+        keep_position = is_end_written
+        if end_reason is not EndReason.CHANGED:
+            keep_position = pull is not None and end_reason is not None and not is_end_written
+        self.source.close(keep_position=keep_position)
 
     def on_delivered(self) -> None:
         """Close it: the last bytes were written."""

@@ -66,6 +66,8 @@ class PullDelivery:
                 yield data
         finally:
             self._client.close()
+            if self._client.source.subscription.end_reason is not EndReason.CHANGED:
+                self._client.source.close()  # also if `end` was to come
 
     async def next_bytes(self) -> bytes | None:
         """Return what comes next: data, a heartbeat, at last `end`; then None.
@@ -86,11 +88,11 @@ class PullDelivery:
                 return data
             elif subscription.end_reason:
                 self.is_end_written = True
-                return (
-                    None
-                    if subscription.end_reason is EndReason.CHANGED
-                    else source.encode_end(subscription.end_reason)
-                )
+                if subscription.end_reason is EndReason.CHANGED:
+                    return None
+                last = source.encode_end(subscription.end_reason)
+                source.close()  # with the position, which `end` was the last to use
+                return last
             elif subscription.has_more:  # a filter lets nothing through for a while
                 await asyncio.sleep(0)
             elif asyncio.get_running_loop().time() >= client.ends_at:

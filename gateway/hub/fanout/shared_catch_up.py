@@ -270,6 +270,7 @@ class SharedCatchUp:
         self._resize(-self._bytes)
         self.subscription.channel.followers.discard(self)
         self.on_delivered()
+        del self._delivery, self._leader  # both refer to this: without them it is freed at once
 
     def _drop_pieces(self, *, keep: bool = True) -> None:
         """Drop the pieces that all members have.

@@ -218,9 +218,12 @@ class Backfill:
         It does what `_verify_position` does for nearly all clients after a deploy, without a task
         for each of their partitions: 0.7 ms for 12.
         """
-        reader, offset = self._services.shared_reads.by_partition[tp].reader, position.offset
+        read, offset = self._services.shared_reads.by_partition.get(tp), position.offset
         has_limit = self.token is not None and self.token.max_age is not None
-        if offset is None or has_limit or not reader.can_validate(position.epoch):
+        if read is None or offset is None or has_limit:
+            return False
+        reader = read.reader
+        if not reader.can_validate(position.epoch):
             return False
         if position.epoch == RETIRED_EPOCH or not self._is_in_log(tp, position.epoch, offset):
             return False
