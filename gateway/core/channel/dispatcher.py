@@ -45,8 +45,8 @@ class ChannelDispatcher:
         self._filter_index: FilterIndex[Channel] = FilterIndex()
         seqs = range(tail.oldest_seq, tail.seq + 1)
         self._chunk_holders: deque[list[Channel]] = deque([] for _ in seqs)
-        # What is still to be told, the oldest first, and the channels that do not have it yet. There
-        # is one entry of a partition at most, or two of one update.
+        # What is still to be told, the oldest first, and the channels that do not have it yet. Of
+        # each partition there is only what the latest update said.
         self._notices: deque[tuple[list[Entry], list[Channel]]] = deque()
 
     @property
