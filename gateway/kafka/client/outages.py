@@ -43,6 +43,11 @@ def format_broker_label(node: int) -> str:
     return f"{_BROKER_LABEL_START}{node}"
 
 
+def is_broker_label(what: str) -> bool:
+    """Return whether an outage of this name is that of a broker."""
+    return what.startswith(_BROKER_LABEL_START)
+
+
 class OutageReport(NamedTuple):
     """A change of state that is worth a log line, or a reminder that it lasts.
 
@@ -208,7 +213,7 @@ class Outages:
             return self._is_logged(format_broker_label(node))
         # The error of a login does not carry its broker.
         return isinstance(error, AuthenticationFailed) and any(
-            outage.cause == Cause.AUTHENTICATION and what.startswith(_BROKER_LABEL_START)
+            outage.cause == Cause.AUTHENTICATION and is_broker_label(what)
             for what, outage in self._outages.items()
         )
 

@@ -13,7 +13,13 @@ from functools import partial
 from typing import Any
 
 from gateway.kafka.client.cluster import Cluster
-from gateway.kafka.client.outages import REPEAT_INTERVAL_S, OutageReport, Outages
+from gateway.kafka.client.outages import (
+    CLUSTER_LABEL,
+    REPEAT_INTERVAL_S,
+    OutageReport,
+    Outages,
+    is_broker_label,
+)
 
 from .bus import Bus
 from .relay import Relay
@@ -77,6 +83,9 @@ class _OutageLog:
             )
         if report.cause is not None:
             self._workers.setdefault((cluster, report.what), set()).add(worker)
+            # One worker reaches a broker again, whose last failure another takes for the cluster's.
+            if is_broker_label(report.what) and (cluster, CLUSTER_LABEL) in self._workers:
+                return
             outages.report_failure(report.what, report.cause, report.text, **report.extra)
         elif not self._remove_worker(worker, cluster, report.what):
             if report.is_first and cluster not in self._reached_clusters:

@@ -85,6 +85,32 @@ async def test_what_only_one_worker_notices_is_logged(host: Host):
     )
 
 
+async def test_a_broker_that_one_worker_reaches_last_is_no_outage_of_its_own(host: Host):
+    first, second, _ = host.clusters
+    for cluster in (first, second):
+        cluster.outages.report_failure(CLUSTER_LABEL, "connection", "refused")
+        await host.check_lines(["Kafka cause=connection: refused"])
+    second.outages.report_recovery(CLUSTER_LABEL)
+    second.outages.report_failure("broker=1", "connection", "refused", broker=1)
+    second.outages.report_recovery("broker=1")
+    await host.check_lines(["Kafka cause=connection: refused"])
+    first.outages.report_recovery(CLUSTER_LABEL)
+    await host.check_lines(
+        [
+            "Kafka cause=connection: refused",
+            "Kafka answers again after 0.0 s of cause=connection",
+        ]
+    )
+    first.outages.report_failure("broker=1", "connection", "refused", broker=1)
+    await host.check_lines(
+        [
+            "Kafka cause=connection: refused",
+            "Kafka answers again after 0.0 s of cause=connection",
+            "broker=1 cause=connection: refused",
+        ]
+    )
+
+
 async def test_a_worker_that_comes_back_repeats_what_got_lost(host: Host):
     host.clusters[0].outages.report_contact(CONTACT)
     await host.check_lines([f"Kafka {CONTACT}"])
