@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from support.ports import find_free_port
+
 from ..feed import KafkaFeed, Wire
 from ..kafka import Kafka
 from .peer import (
@@ -25,7 +27,6 @@ from .peer import (
     ServerShape,
     build_sse_request,
     build_ws_request,
-    find_free_port,
     running_program,
 )
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from support.ports import find_free_port
+
 from ..feed import KafkaFeed, Wire
 from ..kafka import Kafka
 from .peer import (
@@ -23,7 +25,6 @@ from .peer import (
     build_sse_request,
     build_ws_request,
     end_process,
-    find_free_port,
     running_program,
     start_process,
 )

@@ -176,12 +176,6 @@ def start_process(*command: str, **options: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, cwd=ROOT, **options)
 
 
-def find_free_port() -> int:
-    """One that nobody listens on, for a server that cannot choose by itself."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
-
-
 async def end_process(running: subprocess.Popen[bytes], timeout_s: float = 3.0) -> None:
     """By SIGTERM; one that has a backlog to write is not waited for."""
     if running.poll() is None:

@@ -10,7 +10,6 @@ import asyncio
 import json
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 from packaging.utils import canonicalize_name
 from support.clients.raw import RawClient
+from support.ports import find_free_port
 from support.waiting import wait_until
 
 from gateway.kafka.embedded import EmbeddedKafka
@@ -113,8 +113,7 @@ async def test_the_image_streams_from_kafka_and_says_that_it_is_healthy(
     image: Image, embedded: EmbeddedKafka, tmp_path: Path
 ):
     embedded.create_topic("orders", 1)
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = int(probe.getsockname()[1])
+    port = find_free_port()
     variables = {**image.environment, "GATEWAY_LISTEN__PORT": str(port)}
     variables["GATEWAY_KAFKA__SERVERS"] = ",".join(embedded.bootstrap)
     log_path = tmp_path / "log"

@@ -14,6 +14,7 @@ import httpx
 import pytest
 from ruamel.yaml import YAML
 from support.gateways import GATEWAY, build_config, running_gateway
+from support.ports import find_free_port
 from support.waiting import wait_until
 
 from gateway.cli import EXIT_CONFIG_ERROR
@@ -95,8 +96,7 @@ async def test_systemds_own_program_starts_the_gateway_with_the_first_client(
     config = build_config(embedded.bootstrap, ["orders"], listen={"port": 80})
     with (tmp_path / "gateway.yaml").open("w") as file:
         YAML(typ="safe").dump(config, file)
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = int(probe.getsockname()[1])
+    port = find_free_port()
     variables = [f"--setenv={name}={os.environ.get(name, '')}" for name in ("PYTHONPATH", "HOME")]
     with (tmp_path / "log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(

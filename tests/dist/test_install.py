@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from support.ports import find_free_port
 from support.brokers import embedded_kafka
 from support.records import produce_records
 from support.requirements import skip_or_fail
@@ -87,8 +88,7 @@ def test_a_plain_install_is_small(core: Path, tmp_path: Path):
 
 async def test_a_plain_install_streams_records(core: Path, kafka: EmbeddedKafka, tmp_path: Path):
     await produce_records(kafka.bootstrap, "orders", [b'{"id": 1}'])
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = find_free_port()
     config = {
         "listen": {"port": port},
         "kafka": {"servers": list(kafka.bootstrap), "topics": [{"name": "orders"}]},
@@ -128,8 +128,7 @@ def test_a_plain_install_names_the_extra_of_what_it_lacks(core: Path, tmp_path: 
 
 
 def test_health_of_a_gateway_that_does_not_run_is_one_line(core: Path, tmp_path: Path):
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = find_free_port()
     file = write_config(tmp_path, {"listen": {"port": port}, "kafka": {"servers": ["a:9092"]}})
     done = run(core / "gateway", "health", "-c", file, cwd=tmp_path)
     assert done.returncode == 1

@@ -17,6 +17,7 @@ import pytest
 import pytest_asyncio
 from support.browser import ENTER, SPACE, TAB, Browser, running_browser
 from support.demo import START_TIMEOUT_S, DemoProcess, running_demo
+from support.ports import find_free_port
 from support.requirements import require_tools, skip_or_fail
 from support.scrape import fetch_metrics
 from support.shell import ShellProcess, running_shell
@@ -44,11 +45,6 @@ def lines_of(name: str, first: str = "") -> list[str]:
 def line_of(name: str, first: str) -> str:
     (line,) = lines_of(name, first)
     return line
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
@@ -370,7 +366,7 @@ async def answers(port: int, running: ShellProcess) -> None:
 async def test_fastapi_gives_its_streams_to_those_who_are_logged_in(
     place: Path, running: DemoProcess, tab: Browser
 ):
-    port = free_port()
+    port = find_free_port()
     url = f"http://127.0.0.1:{port}"
     assert line_of("fastapi", "export").startswith("export KAFKA=")
     serving = line_of("fastapi", "uvicorn").replace("8001", str(port))
@@ -427,7 +423,7 @@ async def logs_in(tab: Browser, url: str) -> None:
 async def nginx(place: Path, running: DemoProcess) -> AsyncIterator[int]:
     """Its port."""
     require_tools("nginx")
-    port = free_port()
+    port = find_free_port()
     file = place / "deploy" / "proxies" / "nginx.conf"
     text = file.read_text().replace("127.0.0.1:8080", f"127.0.0.1:{running.port}")
     file.write_text(text.replace("8443", str(port)))

@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import signal
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 from support.brokers import KafkaCluster
 from support.dead_letters import read_committed
 from support.demo import START_TIMEOUT_S
+from support.ports import find_free_port
 from support.shell import ShellProcess, running_shell
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sidecar"
@@ -30,7 +30,7 @@ class Setting:
     """A clone with the example on ports of its own."""
 
     def __init__(self, folder: Path, servers: str) -> None:
-        self.ports = {port: _free_port() for port in ("8081", "8090")}
+        self.ports = {port: find_free_port() for port in ("8081", "8090")}
         self.folder = folder
         shutil.copytree(EXAMPLE, folder / "examples" / "sidecar")
         config = folder / "examples" / "sidecar" / "sidecar.yaml"
@@ -57,11 +57,6 @@ class Setting:
         async with self.shell(f"{line} -sS" if line.startswith("curl") else line) as running:
             assert await running.wait_ended(START_TIMEOUT_S) == 0, running.output
         return str(running.output)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 async def answers(url: str, running: ShellProcess) -> None:

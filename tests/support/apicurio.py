@@ -8,7 +8,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import socket
 import subprocess
 import tarfile
 import tempfile
@@ -19,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.ports import find_free_port
 
 ARTIFACT_COORDINATES = "io.apicurio:apicurio-registry-app:2.6.13.Final:tar.gz:all"
 COPY_GOAL = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy"
@@ -32,8 +32,7 @@ def running_apicurio() -> Iterator[str]:
     if java is None:
         pytest.skip("Apicurio needs a Java 17: none is installed")
     room = _ensure_fetched()
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = find_free_port()
     runner = next(room.glob("*-runner.jar"))
     options = [f"-Dquarkus.http.port={port}", "-Dquarkus.http.host=127.0.0.1"]
     with tempfile.TemporaryFile("a+b") as log:

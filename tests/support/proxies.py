@@ -26,6 +26,7 @@ import httpx
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from support.certificates import CertificateAuthority
+from support.ports import find_free_port
 from support.waiting import wait_until
 
 PROXIES = Path(__file__).parents[2] / "deploy" / "proxies"
@@ -272,8 +273,3 @@ async def running_proxy(
         yield proxy
     finally:
         await proxy.stop()
-
-
-def find_free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])

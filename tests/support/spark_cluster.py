@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pyspark
+from support.ports import find_free_port
 from support.requirements import require_tools
 from support.spark_jvm import LEAN_JVM_OPTIONS
 
@@ -134,12 +134,6 @@ def create_node_python(directory: Path) -> None:
     )
     assert said.stdout == "None\n", said
     assert sys.executable != str(directory / "bin" / "python")
-
-
-def find_free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def _wait_until(is_met: Any, description: str) -> None:
