@@ -36,6 +36,7 @@ async def run_while_connected(request: Request, coro: Coroutine[Any, Any, T]) ->
         work.cancel()
         disconnect.cancel()
         await asyncio.gather(work, disconnect, return_exceptions=True)
+        del work  # its exception refers to this frame: it would be a cycle
 
 
 async def _wait_for_disconnect(request: Request) -> None:
