@@ -15,7 +15,16 @@ from gateway.core.client.subscription import Subscription
 from gateway.core.client.terms import SubscriptionTerms
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.position import NO_EPOCH, RETIRED_EPOCH, UNVERIFIED_LINEAGE, PartitionPosition
-from gateway.core.log.record import Entry, Gap, GapReason, Ready, Record, Skip, TopicPartition
+from gateway.core.log.record import (
+    Entry,
+    Fault,
+    Gap,
+    GapReason,
+    Ready,
+    Record,
+    Skip,
+    TopicPartition,
+)
 from gateway.core.log.tail import Tail
 from gateway.core.token.resume_token import parse_token
 
@@ -28,6 +37,8 @@ class OffsetsEncoder(PerEventEncoder):
     def encode_entry(self, entry: Entry) -> bytes | None:
         if type(entry) is Skip or type(entry) is Ready:
             return None
+        if type(entry) is Fault:
+            return b"fault %b" % entry.cause.encode()
         name = b"gap" if type(entry) is Gap else b"record"
         return b"%b %d %d" % (name, entry.tp.partition, entry.offset)
 
@@ -57,7 +68,7 @@ class TailFixture:
 
     def apply_entries(self, *entries: Entry) -> None:
         for entry in entries:
-            if type(entry) is not Ready:
+            if type(entry) not in (Ready, Fault):
                 self.logs[entry.tp].append(entry, 0.0)
         self.spread.publish(self.tail.apply_entries(entries, 1))
 
@@ -155,6 +166,18 @@ def test_who_falls_out_of_the_ring_catches_up_or_skips_or_is_let_go():
         gateway.append_records(A, *range(8))
         assert take_lines(sub) == wanted
         assert sub.end_reason == ("slow" if slow is SlowClientPolicy.DISCONNECT else None)
+
+
+def test_who_falls_out_of_the_ring_is_told_of_all_faults_up_to_where_it_goes_on():
+    """What the ring kept was lost to it: it heard of an error, and not that this was over."""
+    gateway = TailFixture(ring=150)
+    sub = gateway.subscribe()
+    states = [Fault(A, 0, 0, 0, "denied"), Fault(A, 0, 0, 0, "recovering")] * 3
+    for state in states:
+        gateway.apply_entries(state)
+    assert gateway.channel.first_seq > 0  # it dropped some, and kept others
+    told = take_lines(sub) + take_lines(sub)
+    assert told == [f"fault {state.cause}" for state in states]
 
 
 def test_one_that_is_let_go_before_its_first_id_resumes_where_it_fell():
