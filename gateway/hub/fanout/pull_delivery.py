@@ -91,7 +91,8 @@ class PullDelivery:
                 if subscription.end_reason is EndReason.CHANGED:
                     return None
                 last = source.encode_end(subscription.end_reason)
-                source.close()  # with the position, which `end` was the last to use
+                if subscription.delivery is None:  # closed before; it kept its position for `end`
+                    source.close()
                 return last
             elif subscription.has_more:  # a filter lets nothing through for a while
                 await asyncio.sleep(0)

@@ -52,6 +52,6 @@ def test_objects_that_are_kept_are_counted():
             kept.append([])
         assert 290_000 < garbage.count_pending_objects() < 310_000
         gc.collect()
-        assert garbage.count_pending_objects() == 0
+        assert garbage.count_pending_objects() < 1000
     finally:
         gc.set_threshold(*threshold)
