@@ -374,8 +374,9 @@ class Client:
             push.close()
         self._owner.remove_client(self)
         # `take_handover` and the `end` event of a pulled client have yet to use the position.
-        keep_position = is_end_written
-        if end_reason is not EndReason.CHANGED:
+        if end_reason is EndReason.CHANGED:
+            keep_position = is_end_written
+        else:
             keep_position = pull is not None and end_reason is not None and not is_end_written
         self.source.close(keep_position=keep_position)
 
