@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import zlib
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import httpx
@@ -104,6 +105,37 @@ async def test_while_no_gateway_is_there_an_event_source_is_told_to_come_back(
         assert answer.headers["content-type"].startswith("text/event-stream")
         assert answer.text == "retry: 2000\n\n"
         assert (await http.get("/events/orders")).status_code in (502, 503)
+
+
+@every_proxy
+async def test_after_all_gateways_were_away_each_stream_is_let_through_at_once(
+    embedded: EmbeddedKafka, tmp_path: Path, kind: type[Proxy]
+):
+    """nginx let one request in every 2 s through to a replica that had failed once, until a request
+    to it ended, which streams never do: clients got 503 for minutes."""
+    embedded.create_topic("orders", 1)
+    config = build_config(embedded.bootstrap, ["orders"], listen=TRUSTING)
+    async with AsyncExitStack() as stack:
+        gateways = [await stack.enter_async_context(running_gateway(config)) for _ in range(2)]
+        ports = [gateway.port for gateway in gateways]
+        changes = SHORT_WAITS.get(kind.NAME)
+        running = running_proxy(kind, tmp_path / "proxy", *ports, changes=changes)
+        proxy = await stack.enter_async_context(running)
+        http = await stack.enter_async_context(proxy.create_http_client())
+        for gateway in gateways:
+            await gateway.kill()
+        while (await http.get("/events/orders", headers=EVENTS)).text != "retry: 2000\n\n":
+            pass
+        for gateway in gateways:
+            await gateway.start()
+        first, *others = [SecureEventSource(http, "/events/orders") for _ in range(9)]
+        await stack.enter_async_context(first)
+        await first.wait_for_events(1)  # one of the gateways is known to be back
+        for client in others:
+            await stack.enter_async_context(client)
+        for client in others:
+            await client.wait_for_events(1)
+        assert [len(client.responses) for client in others] == [1] * 8
 
 
 SHORT_WAITS = {"caddy": {"lb_try_duration 10s": "lb_try_duration 100ms"}}

@@ -111,6 +111,16 @@ class RawClient(SseClient):
             lambda: self.is_closed, lambda: f"{self.name} goes on: {self.describe_state()}"
         )
 
+    def describe_state(self) -> str:
+        connection = self._connection_task
+        is_connected = connection is not None and not connection.done()
+        statuses = [response.status for response in self.responses]
+        return (
+            f"{super().describe_state()}; {'connected' if is_connected else 'not connected'}, "
+            f"{self.received_bytes} bytes of the last connection, comes back "
+            f"{self.reconnect_delay} s after its end, answers {statuses[-5:]}"
+        )
+
     async def _run_connections(self) -> None:
         while not self.is_closed:
             self._connection_task = asyncio.create_task(self._open_and_read())

@@ -70,7 +70,10 @@ class SecureStream(ABC):
         """For messages of failure."""
         last = self.events[-1] if self.events else None
         state = "closed" if self.is_closed else "open" if self.is_open else "not open"
-        return f"{len(self.events)} events, last {last}, {state}, errors {self.errors[-5:]}"
+        return (
+            f"{type(self).__name__} has {len(self.events)} events, last {last}, {state}, "
+            f"asked {len(self.request_times)} times, errors {self.errors[-5:]}"
+        )
 
     @abstractmethod
     async def read_stream(self) -> None:
