@@ -318,7 +318,9 @@ CASES: dict[str, Case] = {
         MiB,
     ),
     "nearest": Case(lambda word: find_closest(word, ["a" * 250] * 5000), repeated("a"), 249),
-    "long numbers": Case(partial(has_inexact_number, value=None), lambda n: b'"' + b"a1e" * (n // 3), MiB),
+    "long numbers": Case(
+        partial(has_inexact_number, value=None), lambda n: b'"' + b"a1e" * (n // 3), MiB
+    ),
     # frames
     "frame": Case(heard, lambda n: build_frame(OPCODE_TEXT, b"x" * n), MiB - 16),
     "frame: in pieces": Case(
