@@ -27,6 +27,9 @@ from .chunk_ring import ChunkRing
 from .conflation import LatestOffsets, conflate
 from .ring_budget import RingBudget
 
+# Shared by all channels: even an empty set takes 216 bytes.
+_NO_TOPICS: frozenset[str] = frozenset()
+
 
 class Encoder(Protocol):
     """What turns entries into bytes on one kind of wire."""
@@ -96,7 +99,7 @@ class Channel(ChunkRing):
         self.view_digest = view_digest
         self.encoder = encoder
         self.accepts = accepts
-        self.topics_ending_on_loss = frozenset(topics_ending_on_loss)
+        self.topics_ending_on_loss = frozenset(topics_ending_on_loss) or _NO_TOPICS
         self.latest_by_partition: WeakValueDictionary[TopicPartition, LatestOffsets] | None = None
         self.total: ByteSum | None = None  # of all chunks ever; None on wires that count nothing
         self.has_sent_id = False
@@ -154,9 +157,10 @@ class Channel(ChunkRing):
         chunk = self._encode_chunk(update.seq, events)
         if controls:
             chunk.gaps = [entry for entry in controls if type(entry) is Gap]
-            chunk.ending_partitions = frozenset(
-                entry.tp for entry in chunk.gaps if self.should_end_at(entry)
-            )
+            if self.topics_ending_on_loss:
+                chunk.ending_partitions = frozenset(
+                    entry.tp for entry in chunk.gaps if self.should_end_at(entry)
+                )
             # No event has a timestamp: there is no record in it.
             chunk.is_only_ready = all(type(entry) is Ready for entry in controls) and all(
                 event.timestamp is None for event in events

@@ -6,7 +6,7 @@ have not taken it leave the ring: they go on by reading the log or Kafka.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Protocol
 
 from gateway.core.log.position import PartitionPosition, Position
@@ -44,6 +44,10 @@ class Follower(Protocol):
         """
 
 
+# Shared by all channels that wake nobody: an empty set takes 216 bytes.
+_NOBODY: Set[Follower] = frozenset()
+
+
 class ChunkRing:
     """The latest chunks of a channel, and those who follow it.
 
@@ -61,21 +65,20 @@ class ChunkRing:
         first_seq: The number of the oldest chunk in the ring.
         bytes: The size of the ring.
         followers: All clients that follow the channel.
-        followers_to_wake: The followers that are woken for each chunk; the broadcaster writes to
-            the others.
-        on_publish: Asks the broadcaster to write to those others; None while there is none.
+        on_publish: Asks the broadcaster to write to the followers that are not woken; None while
+            there is none.
     """
 
     # Each client with a filter of its own has a channel to itself: with slots an idle one takes
     # 0.2 KB.
     __slots__ = (
         "__weakref__",
+        "_followers_to_wake",
         "_position_event",
         "_ring",
         "bytes",
         "first_seq",
         "followers",
-        "followers_to_wake",
         "on_publish",
         "ring_budget",
         "tail",
@@ -96,7 +99,8 @@ class ChunkRing:
         self.first_seq = 0
         self.bytes = 0
         self.followers: set[Follower] = set()
-        self.followers_to_wake: set[Follower] = set()
+        # Those that are woken for each chunk; the broadcaster writes to the others.
+        self._followers_to_wake: Set[Follower] = _NOBODY
         self.on_publish: Callable[[], None] | None = None
         # A list and no deque: it is read by index and in slices.
         self._ring: list[Chunk] = []
@@ -136,9 +140,23 @@ class ChunkRing:
             return self._ring[-1].data
         return b"".join([chunk.data for chunk in self.get_chunks(first_seq)])
 
+    def start_waking(self, follower: Follower) -> None:
+        """Wake a follower for each chunk from now on."""
+        if isinstance(self._followers_to_wake, set):
+            self._followers_to_wake.add(follower)
+        else:
+            self._followers_to_wake = {follower}
+
+    def stop_waking(self, follower: Follower) -> None:
+        """Wake a follower no longer: the broadcaster writes to it, or it follows no more."""
+        if isinstance(self._followers_to_wake, set):
+            self._followers_to_wake.discard(follower)
+            if not self._followers_to_wake:
+                self._followers_to_wake = _NOBODY
+
     def notify_followers(self) -> None:
         """Wake the followers, or have the broadcaster write to them, as there is a new chunk."""
-        for follower in self.followers_to_wake:
+        for follower in self._followers_to_wake:
             follower.wake()
         if self.on_publish is not None:
             self.on_publish()
@@ -225,7 +243,7 @@ class ChunkRing:
                     position = self.tail.position_before(self.get_chunk(seq).update_seq)
                     # It goes on from the head, so the chunks that are kept are none of its own.
                     by_seq[seq] = position, self._collect_notices(seq)
-                lags = follower in self.followers_to_wake and seq < self.next_seq - 1
+                lags = follower in self._followers_to_wake and seq < self.next_seq - 1
                 follower.fall_behind(*by_seq[seq], is_slow=lags or not to_free_memory)
         count = first_kept - self.first_seq
         size = sum(chunk.size for chunk in self._ring[:count])

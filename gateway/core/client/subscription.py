@@ -83,7 +83,7 @@ class Subscription(SharedCursor):
         if self.private_reader is not None:
             self.private_reader.apply_terms(terms)
         channel.followers.add(self)
-        channel.followers_to_wake.add(self)
+        channel.start_waking(self)
 
     def wake(self) -> None:
         """Wake what delivers the bytes: there may be something to take."""
@@ -103,7 +103,7 @@ class Subscription(SharedCursor):
 
     def _unfollow(self) -> None:
         self.channel.followers.discard(self)
-        self.channel.followers_to_wake.discard(self)
+        self.channel.stop_waking(self)
         self.channel.tail.readers.discard(self)
 
     @property
@@ -228,7 +228,7 @@ class Subscription(SharedCursor):
         channel, tail = self.channel, self.channel.tail
         self.private_reader = None
         channel.followers.add(self)
-        channel.followers_to_wake.add(self)
+        channel.start_waking(self)
         if next_seq is not None and next_seq >= channel.first_seq:
             self.next_seq = next_seq
             self._resume_counting_shared()

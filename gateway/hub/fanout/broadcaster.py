@@ -242,7 +242,7 @@ class Broadcaster:
             )
         audience.clients[client] = None
         # A round writes to it from now on; a wake as well would schedule a push for nothing.
-        channel.followers_to_wake.discard(client.subscription)
+        channel.stop_waking(client.subscription)
         return audience
 
     def remove_channel(self, channel: Channel) -> None:

@@ -24,6 +24,7 @@ from gateway.core.log.record import TopicPartition
 from gateway.hub.reads.services import ReadServices
 
 from .broadcaster import Broadcaster
+from .client_registry import NOT_REGISTERED
 from .client_source import CatchUpRegistry, ClientSource
 from .outlet import Outlet
 from .pull_delivery import PullDelivery
@@ -134,6 +135,7 @@ class Client:
         view: What it is shown; for callers that look at it.
 
     Attributes:
+        registry_index: Where the hub's `ClientRegistry` has it.
         source: What it is sent.
         view: What it is shown.
         push: What writes to its outlet; None if it is pulled, or closed.
@@ -152,6 +154,7 @@ class Client:
         "ends_at",
         "heartbeat",
         "push",
+        "registry_index",
         "source",
         "view",
     )  # fmt: skip
@@ -166,6 +169,7 @@ class Client:
         view: View | None = None,
     ) -> None:
         handover = options.handover
+        self.registry_index = NOT_REGISTERED
         self.source = source
         self.view = view
         self.push: PushDelivery | None = None

@@ -144,7 +144,7 @@ class PushDelivery:
         self._audience = None
         if self.outlet is not None:
             # Again it has to hear of each chunk itself. Something may be there already.
-            self.subscription.channel.followers_to_wake.add(self.subscription)
+            self.subscription.channel.start_waking(self.subscription)
             self.wake()
             if state_logger.isEnabledFor(logging.DEBUG):
                 self._source.log_changes(is_full=self.outlet.full)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 from urllib.parse import parse_qsl, urlencode
 
@@ -14,7 +14,7 @@ from gateway.web.http.head import check_query
 
 from .messages import FilterJson, Selection, SubscribeMessage
 
-QueryPairs: TypeAlias = list[tuple[str, str]]
+QueryPairs: TypeAlias = Sequence[tuple[str, str]]
 """The decoded parameters of a query. A name may occur again: filters are combined by AND."""
 
 

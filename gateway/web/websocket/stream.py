@@ -187,8 +187,8 @@ class WebSocketStream(OpenStream):
         if selection.path is not None:
             # These say how the stream is sent, not what it shows.
             kept = [pair for pair in query if pair[0] in ("until", "grouped")]
-            path, query = parse_target(selection.path)
-            query += [pair for pair in kept if pair[0] not in dict(query)]
+            path, chosen = parse_target(selection.path)
+            query = [*chosen, *(pair for pair in kept if pair[0] not in dict(chosen))]
         query = merge_query(query, build_selection_query(selection))
         match = self.routes.match(path)._replace(granted=granted)
         if selection.path is not None:

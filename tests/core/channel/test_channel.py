@@ -169,7 +169,8 @@ def build_dropped_channel(*cursors: int, sleeping: bool) -> tuple[Channel, list[
     channel = Channel(tail, b"view-", OffsetEncoder())
     followers = [FakeFollower() for _ in cursors]
     channel.followers = set(followers)
-    channel.followers_to_wake = set(followers) if sleeping else set()
+    for follower in followers if sleeping else ():
+        channel.start_waking(follower)
     for offset in range(3):
         publish_entries(tail, channel, record(A, offset))
     for follower, cursor in zip(followers, cursors, strict=True):

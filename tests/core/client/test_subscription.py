@@ -355,7 +355,8 @@ def test_one_that_keeps_up_loses_nothing_when_its_chunks_make_room(slow: SlowCli
     """It was treated as its route treats slow clients."""
     gateway = TailFixture(ring_budget=RingBudget(0, lambda: [gateway.channel]))
     sub = gateway.subscribe(slow_policy=slow)
-    gateway.channel.followers_to_wake.clear()  # it is written to in rounds
+    for follower in gateway.channel.followers:
+        gateway.channel.stop_waking(follower)  # it is written to in rounds
     got: list[str] = []
     for offset in range(5):
         gateway.append_records(A, offset)
