@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import Any, Self, TypeAlias
 
 _READ_SIZE = 65536
+ACCEPT_RETRY_S = 0.1
 
 ScheduledPiece: TypeAlias = tuple[float, bytes] | None  # when a piece is due; None ends the stream
 
@@ -189,7 +190,12 @@ class TcpProxy:
     async def _accept_connections(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            client, _ = await loop.sock_accept(listener)
+            try:
+                client, _ = await loop.sock_accept(listener)
+            except OSError as failure:  # such as no descriptors: without this, clients would hang
+                self._failures.append(failure)
+                await asyncio.sleep(ACCEPT_RETRY_S)
+                continue
             self.accepted_at.append(time.monotonic())
             if self.accept_mode is AcceptMode.HANGING_UP:
                 client.close()
@@ -204,7 +210,13 @@ class TcpProxy:
         except OSError:
             client.close()
             return
-        link = ProxyConnection(await _open_streams(client), await _open_streams(target))
+        try:
+            link = ProxyConnection(await _open_streams(client), await _open_streams(target))
+        except OSError as failure:
+            self._failures.append(failure)
+            client.close()
+            target.close()
+            return
         self._links.add(link)
         try:
             await link.carry_until_done(self._forward_requests(link), self._forward_responses(link))

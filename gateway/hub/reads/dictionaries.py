@@ -55,7 +55,11 @@ MAX_ID_CHARS = 1024  # RFC 9842 2.1.3
 MAX_DICTIONARIES = 64  # in a hub, with those that only streams still use
 DICTIONARY_BYTES = 128 * 1024  # that each takes
 MAX_BUILDS = 4  # at a time, of those that are offered, and of those that clients name
-BUILD_TIMEOUT_S = 2.0
+# A stream waits for a dictionary that its client names, and begins without it after this time.
+NAMED_TIMEOUT_S = 2.0
+# A browser loads the offered one while it has nothing else to do, and not again on the same page.
+# On two cores with a load of 20, the first one of a gateway that was just started took over 2 s.
+OFFERED_TIMEOUT_S = 10.0
 LIFETIME_S = 6 * 3600.0  # seconds after which new clients are offered a newer one
 SHORT_LIFETIME_S = 60.0  # of one that has fewer than `MIN_RECORDS`
 FAILURE_TTL_S = 30.0  # seconds until what a client names, and cannot be made, is tried again
@@ -92,6 +96,11 @@ class _Key(NamedTuple):
     view: View
     route: str
     id: str
+
+    @property
+    def timeout_s(self) -> float:
+        """Return how many seconds a client waits for it."""
+        return NAMED_TIMEOUT_S if self.id else OFFERED_TIMEOUT_S
 
 
 class Dictionaries:
@@ -241,7 +250,7 @@ class Dictionaries:
             name = "a compression dictionary"
             task = self._builds[key] = self._tasks.start(self._build(key), name, context=Context())
             task.add_done_callback(lambda done: self._end_build(key, done))
-        done, _ = await asyncio.wait([task], timeout=BUILD_TIMEOUT_S)
+        done, _ = await asyncio.wait([task], timeout=key.timeout_s)
         # An error is in the log already. The stream does without.
         return task.result() if done and not (task.cancelled() or task.exception()) else None
 
@@ -253,7 +262,7 @@ class Dictionaries:
         """Make a dictionary. The newest is remembered, and others only once a client has them."""
         generation = self._generation
         try:
-            async with asyncio.timeout(2 * BUILD_TIMEOUT_S):
+            async with asyncio.timeout(max(key.timeout_s, 2 * NAMED_TIMEOUT_S)):
                 if key.id:
                     made = await self._read_dictionary(key)
                 else:
@@ -275,7 +284,7 @@ class Dictionaries:
     async def _read_dictionary(self, key: _Key) -> ViewDictionary:
         view, services = key.view, self._services
         with services.topics.hold(view.topics):
-            deadline = self._now() + BUILD_TIMEOUT_S
+            deadline = self._now() + key.timeout_s
             await services.topics.open_topics(deadline, view.topics, may_be_missing=False)
             tail = self._keep_open(view).tail
             ends: Mapping[TopicPartition, int] = await fetch_ends(services.cluster, tail, "latest")
