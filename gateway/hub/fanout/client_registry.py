@@ -45,8 +45,14 @@ class ClientRegistry(Generic[T]):
         return client.registry_index != NOT_REGISTERED
 
     def __iter__(self) -> Iterator[T]:
-        """Iterate over all clients, as `walk` does."""
-        return self.walk()
+        """Iterate over all clients from the last to the first, while clients come and go.
+
+        Each client that is there all the time is visited. One that was visited may be again, if
+        it was moved into the place of one that left; clients that came meanwhile may be missed.
+        """
+        index = len(self._clients)
+        while (index := min(index, len(self._clients)) - 1) >= 0:
+            yield self._clients[index]
 
     def add(self, client: T) -> None:
         """Add a client that is not there."""
@@ -62,13 +68,3 @@ class ClientRegistry(Generic[T]):
         if last is not client:
             self._clients[index] = last
             last.registry_index = index
-
-    def walk(self) -> Iterator[T]:
-        """Iterate over all clients from the last to the first, while clients come and go.
-
-        Each client that is there all the time is visited. One that was visited may be again, if
-        it was moved into the place of one that left; clients that came meanwhile may be missed.
-        """
-        index = len(self._clients)
-        while (index := min(index, len(self._clients)) - 1) >= 0:
-            yield self._clients[index]

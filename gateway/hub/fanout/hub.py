@@ -320,7 +320,7 @@ class Hub:
         """
         self.draining = True
         spread_end_retries(sum(len(hub.clients) for hub in self.process_hubs))
-        self._end_clients(self.clients.walk(), reason)
+        self._end_clients(iter(self.clients), reason)
 
     def _end_clients(self, clients: Iterator[Client], reason: EndReason) -> None:
         """End clients, slice by slice."""
@@ -594,7 +594,7 @@ class Hub:
             await asyncio.sleep(min(usual, interval))
             now = loop.time()
             scan, logs_states = LagScan(), state_logger.isEnabledFor(logging.DEBUG)
-            for count, client in enumerate(self.clients.walk(), 1):
+            for count, client in enumerate(self.clients, 1):
                 try:
                     client.check_heartbeat(now)
                     # A client that takes nothing pushes nothing, and would not log that it falls

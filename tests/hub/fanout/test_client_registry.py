@@ -40,7 +40,7 @@ def test_a_walk_visits_all_that_stay_while_others_come_and_go(count: int, steps:
     registry, clients = filled(count)
     staying = set(clients)
     visited = []
-    for n, client in enumerate(registry.walk()):
+    for n, client in enumerate(registry):
         visited.append(client)
         for number in steps[n] if n < len(steps) else []:
             present = list(clients)
