@@ -325,8 +325,7 @@ async def test_a_reload_that_hides_fields_ends_the_use_of_dictionaries_that_hold
 @pytest.mark.needs("chromium")
 async def test_a_browser_loads_the_dictionary_and_its_event_source_uses_it(kafka: EmbeddedKafka):
     """An EventSource of a page that has nothing but a link to the dictionary."""
-    async with running_gateway(configure(kafka)) as gateway, browse(gateway) as http:
-        await load(http)  # a browser that is told to come back later does so with the next page
+    async with running_gateway(configure(kafka)) as gateway:
         origin_of_page = gateway.base_url
         page = f"""<!doctype html><link rel="compression-dictionary"
             href="{origin_of_page}/events/orders?dictionary" crossorigin>"""

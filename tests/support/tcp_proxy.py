@@ -93,7 +93,7 @@ class TcpProxy:
         return self.port
 
     async def close(self) -> None:
-        """End everything. Raises what a hook raised meanwhile, as an ExceptionGroup."""
+        """End everything. Raises what hooks and accepts raised meanwhile, as an ExceptionGroup."""
         await self._stop_accepting()
         self.cut()
         tasks = list(self._tasks)
@@ -104,7 +104,7 @@ class TcpProxy:
             self._port_holder.close()
             self._port_holder = None
         if self._failures:
-            raise ExceptionGroup(f"hooks of the proxy on port {self.port} failed", self._failures)
+            raise ExceptionGroup(f"the proxy on port {self.port} failed", self._failures)
 
     async def hide(self) -> None:
         """Black hole: connections stay and carry nothing, either way; new ones are not answered."""
@@ -192,7 +192,7 @@ class TcpProxy:
         while True:
             try:
                 client, _ = await loop.sock_accept(listener)
-            except OSError as failure:  # such as no descriptors: without this, clients would hang
+            except OSError as failure:  # such as no descriptors; clients would hang if this ended
                 self._failures.append(failure)
                 await asyncio.sleep(ACCEPT_RETRY_S)
                 continue

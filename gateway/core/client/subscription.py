@@ -82,8 +82,7 @@ class Subscription(SharedCursor):
             self.ensure_private_reader()
         if self.private_reader is not None:
             self.private_reader.apply_terms(terms)
-        channel.followers.add(self)
-        channel.start_waking(self)
+        self._follow()
 
     def wake(self) -> None:
         """Wake what delivers the bytes: there may be something to take."""
@@ -100,6 +99,10 @@ class Subscription(SharedCursor):
         self.delivery = None
         if not keep_position:
             self.private_reader = None
+
+    def _follow(self) -> None:
+        self.channel.followers.add(self)
+        self.channel.start_waking(self)
 
     def _unfollow(self) -> None:
         self.channel.followers.discard(self)
@@ -227,8 +230,7 @@ class Subscription(SharedCursor):
         """
         channel, tail = self.channel, self.channel.tail
         self.private_reader = None
-        channel.followers.add(self)
-        channel.start_waking(self)
+        self._follow()
         if next_seq is not None and next_seq >= channel.first_seq:
             self.next_seq = next_seq
             self._resume_counting_shared()

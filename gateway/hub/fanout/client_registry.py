@@ -1,8 +1,8 @@
 """Keep the clients of a hub, so that all can be visited while they come and go.
 
-Removing a client moves the last one into its place. A walk from the last to the first then needs no
-copy of a list of a million, which the garbage collector traversed while it was young (35 ms), and
-which took the loop for as long as it was made.
+Removing a client moves the last one into its place, so that an iteration from the last to the first
+needs no copy. A copy of a list of a million blocked the loop, and the garbage collector then
+traversed it (35 ms).
 """
 
 from __future__ import annotations

@@ -324,11 +324,10 @@ class Hub:
 
     def _end_clients(self, clients: Iterator[Client], reason: EndReason) -> None:
         """End clients, slice by slice."""
-        has_more = False
-        for client in itertools.islice(clients, CLIENTS_PER_SLICE):
+        ending = list(itertools.islice(clients, CLIENTS_PER_SLICE))
+        for client in ending:
             client.end(reason)
-            has_more = True
-        if has_more:
+        if ending:  # there may be more
             asyncio.get_running_loop().call_soon(self._end_clients, clients, reason)
 
     def remove_client(self, client: Client) -> None:
