@@ -75,6 +75,7 @@ class Stream:
         self.reason: str | None = None
         self.at = ""
         self._begins = 0
+        self._pending: set[tuple[str, int]] = set()  # as the last begin said
         self._waiting: list[tuple[ViewSegment, ReceivedRecord]] = []
 
     @property
@@ -117,6 +118,7 @@ class Stream:
             assert self._begins < len(self.stretches), f"nothing changed: {data}"
             stretch = self.stretches[self._begins]
             assert data["topics"] == [stretch.target.topic]
+            self._pending = {(each["topic"], each["partition"]) for each in data["pending"]}
             self._begins, stretch.begun_at = self._begins + 1, asyncio.get_running_loop().time()
         elif kind == "message":
             place = data["topic"], data["partition"], data["offset"]
@@ -127,6 +129,10 @@ class Stream:
         elif kind == "end":
             self.reason = data["reason"]
             assert self.reason == self.ends, f"it ended: {data}"
+        elif kind == "ready":  # on a slow machine, a topic is read only after some have begun
+            partition = data["topic"], data["partition"]
+            assert partition in self._pending, f"ready, but not pending: {data}"
+            self._pending.remove(partition)
         else:
             assert kind in ("position", "challenge"), f"{kind}: {data}"
 
