@@ -36,6 +36,12 @@ def test_the_key_is_the_customer_and_stays_the_orders_own():
     assert set().union(*customers.values()) == set(CUSTOMERS)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_every_customer_has_an_order_within_the_first_events(seed: int):
+    first = build_events(len(CUSTOMERS), seed)
+    assert {key.decode() for key, _ in first} == set(CUSTOMERS)
+
+
 def test_an_order_event_is_json_with_a_time_in_milliseconds():
     [(_, event)] = build_events(1)
     assert event["at"] == 1500

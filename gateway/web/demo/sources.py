@@ -106,16 +106,21 @@ def _read_counters() -> dict[str, int]:
 def generate_orders(rng: random.Random, clock: Clock = time.time) -> Iterator[KeyValue]:
     """Yield order events without end, keyed by customer; each order passes through `STATUSES`.
 
+    The first events are one order of each customer, so that no customer's stream is empty for long.
+
     Args:
         rng: The source of all random choices.
         clock: The time of the events.
     """
     number = 1000
+    new_customers = rng.sample(CUSTOMERS, len(CUSTOMERS))
     open_orders: list[dict[str, Any]] = []
     while True:
-        if len(open_orders) < _MAX_OPEN_ORDERS and (not open_orders or rng.random() < 0.4):
+        is_new_wanted = not open_orders or rng.random() < 0.4
+        if new_customers or (len(open_orders) < _MAX_OPEN_ORDERS and is_new_wanted):
             number += 1
-            order = _create_order(rng, number)
+            customer = new_customers.pop() if new_customers else rng.choice(CUSTOMERS)
+            order = _create_order(rng, number, customer)
             open_orders.append(order)
         else:
             order = rng.choice(open_orders)
@@ -125,12 +130,12 @@ def generate_orders(rng: random.Random, clock: Clock = time.time) -> Iterator[Ke
         yield _encode_record(order["customer"], {**order, "at": round(clock() * 1000)})
 
 
-def _create_order(rng: random.Random, number: int) -> dict[str, Any]:
-    """Return a new order with random contents."""
+def _create_order(rng: random.Random, number: int, customer: str) -> dict[str, Any]:
+    """Return a new order of a customer with random contents."""
     item, quantity = rng.choice(list(_ITEM_PRICES)), rng.choice((1, 1, 1, 2, 3))
     return {
         "order": f"A-{number}",
-        "customer": rng.choice(CUSTOMERS),
+        "customer": customer,
         "status": STATUSES[0],
         "item": item,
         "quantity": quantity,
