@@ -22,7 +22,10 @@ MAX_CHEAP_BUCKET_SIZE = 8  # asking so many filters takes as long as looking up 
 
 T = TypeVar("T", bound=Hashable)
 Matches: TypeAlias = Callable[[Record, LazyValue], bool]
-Bucket: TypeAlias = dict[T, Matches | None]  # None: the value alone decides, nothing is left to ask
+# An item, and what is left to ask its filters. None: the value alone decides.
+Candidate: TypeAlias = tuple[T, Matches | None]
+# Most keys have one item, and a dict of one takes 170 bytes more than the candidate alone.
+Bucket: TypeAlias = Candidate[T] | dict[T, Matches | None]
 BucketsByValue: TypeAlias = dict[Any, Bucket[T]]
 
 
@@ -58,13 +61,7 @@ class FilterIndex(Generic[T]):
             table = self._ensure_table(term.target)
             remaining = None if term.is_whole_filter and filters.within is None else filters.matches
             for value in term.values:
-                bucket = table.setdefault(value, {})
-                # Two alternatives of one item may share a value. If one of them has nothing left
-                # to ask, the value alone decides.
-                if bucket.get(item, remaining) is not None:
-                    bucket[item] = remaining
-                else:
-                    bucket[item] = None
+                table[value] = _add_candidate(table.get(value), item, remaining)
 
     def remove(self, item: T) -> None:
         """Remove an item.
@@ -76,10 +73,10 @@ class FilterIndex(Generic[T]):
         for target, values, _ in self._terms.pop(item):
             table = self._ensure_table(target)
             for value in values:
-                bucket = table.get(value, {})
-                bucket.pop(item, None)
-                if not bucket:
-                    table.pop(value, None)
+                if value in table:  # two alternatives of the item may share it
+                    bucket = _remove_candidate(table.pop(value), item)
+                    if bucket is not None:
+                        table[value] = bucket
             if not table:
                 self._remove_table(target)
 
@@ -88,7 +85,8 @@ class FilterIndex(Generic[T]):
         value = LazyValue(record.value)
         matching: dict[T, None] = {}
         for bucket in self._find_buckets(record, value):
-            for item, remaining in bucket.items():
+            candidates = bucket.items() if isinstance(bucket, dict) else (bucket,)
+            for item, remaining in candidates:
                 if remaining is None or (item not in matching and remaining(record, value)):
                     matching[item] = None
         for item, matches in self._unindexed.items():
@@ -136,7 +134,7 @@ class FilterIndex(Generic[T]):
         """Return a sort key: how many items share a value of the term, then the lookup's cost."""
         # Sizes are compared in steps, so that a few items more do not outweigh a cheaper lookup.
         target, table = term.target, self._get_table(term.target)
-        largest = max((len(table.get(value, ())) for value in term.values), default=0)
+        largest = max((_count_candidates(table.get(value)) for value in term.values), default=0)
         if target is None:
             return largest // MAX_CHEAP_BUCKET_SIZE, 0
         if isinstance(target, str):
@@ -163,3 +161,26 @@ class FilterIndex(Generic[T]):
             del self._headers[target]
         elif target is not None:
             del self._fields[target]
+
+
+def _add_candidate(bucket: Bucket[T] | None, item: T, remaining: Matches | None) -> Bucket[T]:
+    """Return a bucket with an item. A dict is changed in place."""
+    if bucket is None:
+        return item, remaining
+    candidates = bucket if isinstance(bucket, dict) else dict([bucket])
+    # Two alternatives of one item may share a value. If one of them has nothing left to ask, the
+    # value alone decides.
+    candidates[item] = None if candidates.get(item, remaining) is None else remaining
+    return candidates
+
+
+def _remove_candidate(bucket: Bucket[T], item: T) -> Bucket[T] | None:
+    """Return a bucket without an item, if it is there; None if nothing is left."""
+    if not isinstance(bucket, dict):
+        return None if bucket[0] == item else bucket
+    bucket.pop(item, None)
+    return bucket or None
+
+
+def _count_candidates(bucket: Bucket[T] | None) -> int:
+    return 0 if bucket is None else len(bucket) if isinstance(bucket, dict) else 1

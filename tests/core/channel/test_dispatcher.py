@@ -84,7 +84,7 @@ def build_tail(kind: type[Tail] = Tail) -> Tail:
 
 
 def add_follower(channel: Channel) -> Channel:
-    channel.followers.add(FakeFollower())
+    channel.add_follower(FakeFollower())
     return channel
 
 
@@ -201,7 +201,7 @@ def test_very_many_channels_are_told_of_a_partition_some_at_a_time_and_in_order(
     kept = [*channels[:10], *told[:10]]
     for channel in channels:  # few are left, half of which were not told yet
         if channel not in kept:
-            channel.followers.clear()
+            channel.followers = ()
             spread.remove(channel)
     assert spread.publish(tail.apply_entries([ready], 1)) == []
     while spread.has_notices:
@@ -222,7 +222,7 @@ def test_a_channel_that_nobody_follows_is_told_nothing():
     spread = ChannelDispatcher(tail)
     for filters in (EVERYTHING, build_key_filters(b"k")):
         channel = build_channel(tail, filters)
-        channel.followers.clear()
+        channel.followers = ()
         spread.add(channel, filters)
     assert spread.publish(tail.apply_entries([record(A, 0, b"k")], 1)) == []
 
