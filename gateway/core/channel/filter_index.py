@@ -35,8 +35,8 @@ class FilterIndex(Generic[T]):
     Adding and removing cost time in proportion to the values of the filter, not to the number of
     other filters. Owned by a `ChannelDispatcher`, whose items are channels.
 
-    Invariant between calls: each item is either in `_unindexed` or in one bucket for every value of
-    its `_terms`. No bucket or table of a header or field is empty.
+    Invariant between calls: each item of `_items` is either in `_unindexed` or in one bucket for
+    every value of the terms that `add` chose. No table of a header or field is empty.
     """
 
     def __init__(self) -> None:
@@ -44,17 +44,18 @@ class FilterIndex(Generic[T]):
         self._headers: dict[str, BucketsByValue[T]] = {}
         self._fields: dict[Path, BucketsByValue[T]] = {}
         self._unindexed: dict[T, Matches] = {}
-        self._terms: dict[T, tuple[IndexTerm, ...]] = {}
+        self._items: dict[T, None] = {}
 
     def __len__(self) -> int:
-        return len(self._terms)
+        return len(self._items)
 
     def __iter__(self) -> Iterator[T]:
-        return iter(self._terms)
+        return iter(self._items)
 
     def add(self, item: T, filters: Filters) -> None:
         """Add an item. Filters that let everything through are asked about every record."""
-        terms = self._terms[item] = self._choose_terms(filters)
+        self._items[item] = None
+        terms = self._choose_terms(filters)
         if not terms:
             self._unindexed[item] = filters.matches
         for term in terms:
@@ -63,22 +64,35 @@ class FilterIndex(Generic[T]):
             for value in term.values:
                 table[value] = _add_candidate(table.get(value), item, remaining)
 
-    def remove(self, item: T) -> None:
+    def remove(self, item: T, filters: Filters) -> None:
         """Remove an item.
+
+        Args:
+            item: The item.
+            filters: The filters that it was added with.
 
         Raises:
             KeyError: The item was not added.
         """
+        del self._items[item]
         self._unindexed.pop(item, None)
-        for target, values, _ in self._terms.pop(item):
-            table = self._ensure_table(target)
-            for value in values:
-                if value in table:  # two alternatives of the item may share it
-                    bucket = _remove_candidate(table.pop(value), item)
-                    if bucket is not None:
-                        table[value] = bucket
-            if not table:
-                self._remove_table(target)
+        # Which terms were chosen is not kept: that would take 160 bytes of each item.
+        for level in _iter_levels(filters):
+            for filter_ in level.filters:
+                for term in filter_.index_terms:
+                    self._remove_from_table(item, term)
+
+    def _remove_from_table(self, item: T, term: IndexTerm) -> None:
+        """Remove an item from the buckets of a term's values that it is in."""
+        table = self._get_table(term.target)
+        for value in term.values:
+            bucket = table.get(value)
+            if bucket is not None:
+                bucket = _remove_candidate(bucket, item)
+                if bucket is None:
+                    del table[value]
+        if not table:
+            self._remove_table(term.target)
 
     def find(self, record: Record) -> Collection[T]:
         """Return all items whose filters let the record through, each once."""
@@ -119,15 +133,13 @@ class FilterIndex(Generic[T]):
         enough.
         """
         options = []
-        level: Filters | None = filters
-        while level is not None:
+        for level in _iter_levels(filters):
             best = [
                 min(filter_.index_terms, key=self._cost, default=None) for filter_ in level.filters
             ]
             terms = tuple(term for term in best if term is not None)
             if terms and len(terms) == len(best):
                 options.append(terms)
-            level = level.within
         return min(options, key=lambda terms: max(map(self._cost, terms)), default=())
 
     def _cost(self, term: IndexTerm) -> tuple[int, int]:
@@ -158,9 +170,17 @@ class FilterIndex(Generic[T]):
 
     def _remove_table(self, target: TermTarget) -> None:
         if isinstance(target, str):
-            del self._headers[target]
+            self._headers.pop(target, None)
         elif target is not None:
-            del self._fields[target]
+            self._fields.pop(target, None)
+
+
+def _iter_levels(filters: Filters) -> Iterator[Filters]:
+    """Yield filters and those that narrow them."""
+    level: Filters | None = filters
+    while level is not None:
+        yield level
+        level = level.within
 
 
 def _add_candidate(bucket: Bucket[T] | None, item: T, remaining: Matches | None) -> Bucket[T]:

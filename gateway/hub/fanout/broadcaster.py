@@ -15,7 +15,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from time import perf_counter, time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from gateway.core.channel.channel import Channel
 from gateway.core.channel.chunk import Chunk
@@ -57,7 +57,7 @@ class Audience:
 
     Clients of one channel may come by several routes that show the same; each route (and so each
     `StreamCounts`) has an audience of its own, linked by `next_audience`. The `Broadcaster` creates
-    audiences, and drops them with their channel.
+    audiences, of which the channel has the newest as its `listener`, and drops them with it.
 
     Between rounds, every client in `clients` has all chunks of the channel, has no private reader,
     and has an outlet that is not full.
@@ -233,7 +233,6 @@ class Broadcaster:
         self.tracing = tracing
         self._loop = asyncio.get_running_loop()
         self._pacing = pacing
-        self._audiences: dict[Channel, Audience] = {}
         self._scheduled_audiences: deque[Audience] = deque()
         self._round: Round | None = None  # that of the first scheduled audience, once it began
         self._is_running = False
@@ -246,13 +245,11 @@ class Broadcaster:
             The audience that writes to it from now on.
         """
         channel, traffic = client.subscription.channel, client.subscription.traffic
-        audience = self._audiences.get(channel)
+        newest = audience = cast("Audience | None", channel.listener)
         while audience is not None and audience.traffic is not traffic:
             audience = audience.next_audience
         if audience is None:
-            audience = self._audiences[channel] = Audience(
-                self, channel, traffic, self._audiences.get(channel)
-            )
+            audience = Audience(self, channel, traffic, newest)
         audience.add_client(client)
         # A round writes to it from now on; a wake as well would schedule a push for nothing.
         channel.stop_waking(client.subscription)
@@ -260,7 +257,6 @@ class Broadcaster:
 
     def remove_channel(self, channel: Channel) -> None:
         """Forget the audiences of a channel that nobody follows any more."""
-        self._audiences.pop(channel, None)
         channel.listener = None  # break the reference cycle with its audience
 
     def schedule_push(self, client: Receiver) -> None:
