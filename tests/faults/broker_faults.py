@@ -17,7 +17,14 @@ from gateway.core.log.record import TopicPartition
 from gateway.kafka.local.node import KafkaNode
 
 from .clients import FaultClient
-from .effects import FaultAction, FaultNotPossible, clients_away, poll_effect, wait_for_effect
+from .effects import (
+    FaultAction,
+    FaultNotPossible,
+    ask_kafka,
+    clients_away,
+    poll_effect,
+    wait_for_effect,
+)
 from .schedule import PlannedFault
 from .views import LEDGER, PRICES, SOLO, TRIMMED, UNCLEAN
 from .world import World
@@ -195,7 +202,7 @@ async def add_partition(world: World, fault: PlannedFault) -> AsyncIterator[str]
     count = len(world.partitions[LEDGER]) + 1
     if count > MAX_PARTITIONS:
         raise FaultNotPossible(f"{LEDGER} has {MAX_PARTITIONS} partitions already")
-    await asyncio.to_thread(world.cluster.admin.add_partitions, LEDGER, count)
+    await ask_kafka(world.cluster.admin.add_partitions, LEDGER, count)
     world.add_partition(TopicPartition(LEDGER, count - 1))
     yield f"{LEDGER} has {count} partitions"
 
@@ -216,7 +223,7 @@ async def elect_unclean_leader(world: World, fault: PlannedFault) -> AsyncIterat
     (follower_id,) = set(placed.replicas) - {placed.leader}
     follower = world.kafka.get_node(follower_id)
     clients = world.list_clients(UNCLEAN)
-    cut_at = await asyncio.to_thread(world.cluster.admin.get_high_watermark, UNCLEAN, tp.partition)
+    cut_at = await ask_kafka(world.cluster.admin.get_high_watermark, UNCLEAN, tp.partition)
 
     def sees(leader_id: int, isr: list[int] | None = None, *, elects: bool = False) -> bool:
         found = _describe_partitions(world, [UNCLEAN]).get(tp)

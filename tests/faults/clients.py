@@ -24,6 +24,8 @@ from gateway.core.log.record import TopicPartition
 
 from .views import ClientPlan, Wire
 
+# By these the gateway knows that only an answer with status 200 brings the client back.
+BROWSER_HEADERS = {"Sec-Fetch-Mode": "cors"}
 MAX_NOTES = 400  # other events kept of each client
 ServerChoice: TypeAlias = Callable[[], str]
 
@@ -177,6 +179,11 @@ class _Logged(RawClient):
 class LoggedEventSource(_Logged):
     """An EventSource."""
 
+    def __init__(
+        self, plan: ClientPlan, choose_server: ServerChoice, headers: Mapping[str, str]
+    ) -> None:
+        super().__init__(plan, choose_server, {**BROWSER_HEADERS, **headers})
+
 
 class LoggedNdjson(_Logged, NdjsonClient):
     """A program that reads lines of JSON."""
@@ -192,7 +199,7 @@ class LoggedSecureEventSource(SecureEventSource):
     def __init__(
         self, plan: ClientPlan, http: httpx.AsyncClient, headers: Mapping[str, str]
     ) -> None:
-        super().__init__(http, plan.view.path, headers=headers)
+        super().__init__(http, plan.view.path, headers={**BROWSER_HEADERS, **headers})
         self.log = ClientLog(plan)
         self.events = _EventSink(self.log)
 

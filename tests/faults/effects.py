@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
+from confluent_kafka import KafkaException
 from support.waiting import wait_until
 
 from .clients import FaultClient
@@ -19,7 +20,12 @@ from .schedule import PlannedFault
 from .world import World
 
 FaultAction: TypeAlias = Callable[[World, PlannedFault], AbstractAsyncContextManager[str]]
+Result = TypeVar("Result")
 EFFECT_TIMEOUT_S = 60.0
+PASSING_ERRORS = (
+    "_TRANSPORT", "_TIMED_OUT", "_ALL_BROKERS_DOWN", "LEADER_NOT_AVAILABLE",
+    "NOT_LEADER_FOR_PARTITION", "REQUEST_TIMED_OUT", "NOT_CONTROLLER",
+)  # fmt: skip
 
 
 class FaultNotPossible(Exception):
@@ -40,6 +46,20 @@ async def poll_effect(condition: Callable[[], object], description: str) -> None
         if asyncio.get_running_loop().time() > deadline:
             raise TimeoutError(f"{description}: not within {EFFECT_TIMEOUT_S:g} s")
         await asyncio.sleep(0.1)
+
+
+async def ask_kafka(call: Callable[..., Result], *arguments: Any, **options: Any) -> Result:
+    """Call a method of the admin client in a thread, again while another fault keeps it away."""
+    deadline = asyncio.get_running_loop().time() + EFFECT_TIMEOUT_S
+    while True:
+        try:
+            return await asyncio.to_thread(call, *arguments, **options)
+        except KafkaException as error:
+            if error.args[0].name() not in PASSING_ERRORS:
+                raise
+            if asyncio.get_running_loop().time() > deadline:
+                raise
+        await asyncio.sleep(0.2)
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from confluent_kafka import KafkaError, Message, Producer
 from support.oracle import read_records
 
-from .effects import FaultAction, clients_away, poll_effect, wait_for_effect
+from .effects import FaultAction, ask_kafka, clients_away, poll_effect, wait_for_effect
 from .schedule import PlannedFault
 from .views import LEDGER, PRICES, TOPICS, TRIMMED, VOLATILE
 from .world import World, create_topic
@@ -40,7 +40,7 @@ async def _write_while_away(world: World, topic: str) -> None:
 async def _get_log_starts(world: World, topic: str) -> dict[int, int]:
     admin = world.cluster.admin
     return {
-        tp.partition: await asyncio.to_thread(admin.get_log_start_offset, topic, tp.partition)
+        tp.partition: await ask_kafka(admin.get_log_start_offset, topic, tp.partition)
         for tp in world.partitions[topic]
     }
 
@@ -48,7 +48,7 @@ async def _get_log_starts(world: World, topic: str) -> dict[int, int]:
 async def _get_ends(world: World, topic: str) -> dict[int, int]:
     admin = world.cluster.admin
     return {
-        tp.partition: await asyncio.to_thread(admin.get_high_watermark, topic, tp.partition)
+        tp.partition: await ask_kafka(admin.get_high_watermark, topic, tp.partition)
         for tp in world.partitions[topic]
     }
 
@@ -63,7 +63,7 @@ async def delete_records(world: World, fault: PlannedFault) -> AsyncIterator[str
         await world.read_topic(TRIMMED)
         ends, starts = await _get_ends(world, TRIMMED), await _get_log_starts(world, TRIMMED)
         befores = {number: max(starts[number], end - KEPT_RECORDS) for number, end in ends.items()}
-        await asyncio.to_thread(world.cluster.admin.delete_records, TRIMMED, befores)
+        await ask_kafka(world.cluster.admin.delete_records, TRIMMED, befores)
         now = await _get_log_starts(world, TRIMMED)
         writer.start()
     assert now == befores, f"the log begins at {now}, not at {befores}"
@@ -87,14 +87,12 @@ async def expire_records(world: World, fault: PlannedFault) -> AsyncIterator[str
             now = {number: admin.get_log_start_offset(TRIMMED, number) for number in ends}
             return now == ends
 
-        await asyncio.to_thread(
-            admin.alter_configs, TRIMMED, {"retention.ms": "500", "segment.ms": "200"}
-        )
+        await ask_kafka(admin.alter_configs, TRIMMED, {"retention.ms": "500", "segment.ms": "200"})
         try:
             await poll_effect(has_expired, f"the log start of {TRIMMED}")
         finally:
             configs = {"retention.ms": "-1", "segment.ms": "604800000"}
-            await asyncio.to_thread(admin.alter_configs, TRIMMED, configs)
+            await ask_kafka(admin.alter_configs, TRIMMED, configs)
         writer.start()
     yield f"{TRIMMED} begins at {now}, before at {starts}; {len(clients)} clients were away"
 
@@ -107,14 +105,14 @@ def _count_segments(world: World, topic: str) -> int:
 async def shorten_segments(world: World, fault: PlannedFault) -> AsyncIterator[str]:
     """Have segments of a fifth of a second."""
     admin, before = world.cluster.admin, _count_segments(world, TRIMMED)
-    await asyncio.to_thread(admin.alter_configs, TRIMMED, {"segment.ms": "200"})
+    await ask_kafka(admin.alter_configs, TRIMMED, {"segment.ms": "200"})
     try:
         await poll_effect(
             lambda: _count_segments(world, TRIMMED) >= before + SEGMENT_COUNT, "new segments"
         )
         yield f"{TRIMMED} has {_count_segments(world, TRIMMED)} segments, before {before}"
     finally:
-        await asyncio.to_thread(admin.alter_configs, TRIMMED, {"segment.ms": "604800000"})
+        await ask_kafka(admin.alter_configs, TRIMMED, {"segment.ms": "604800000"})
 
 
 @asynccontextmanager
@@ -127,7 +125,7 @@ async def compact(world: World, fault: PlannedFault) -> AsyncIterator[str]:
         "min.cleanable.dirty.ratio": "0.01",
         "max.compaction.lag.ms": "500",
     }
-    await asyncio.to_thread(admin.alter_configs, PRICES, configs)
+    await ask_kafka(admin.alter_configs, PRICES, configs)
     try:
         async with clients_away(clients):
             await poll_effect(
@@ -146,7 +144,7 @@ async def compact(world: World, fault: PlannedFault) -> AsyncIterator[str]:
     finally:
         configs = {"segment.ms": "604800000", "min.cleanable.dirty.ratio": "0.5"}
         configs["max.compaction.lag.ms"] = str((1 << 63) - 1)
-        await asyncio.to_thread(admin.alter_configs, PRICES, configs)
+        await ask_kafka(admin.alter_configs, PRICES, configs)
 
 
 @asynccontextmanager
@@ -158,11 +156,11 @@ async def recreate_topic(world: World, fault: PlannedFault) -> AsyncIterator[str
     async with clients_away(clients):
         await writer.stop()
         await world.read_topic(VOLATILE)
-        old_id = await asyncio.to_thread(admin.get_topic_id, VOLATILE)
-        await asyncio.to_thread(admin.delete_topic, VOLATILE)
+        old_id = await ask_kafka(admin.get_topic_id, VOLATILE)
+        await ask_kafka(admin.delete_topic, VOLATILE)
         await asyncio.sleep(fault.duration_s / 2)  # how long the topic is gone
         await create_topic(world.cluster, topic)
-        new_id = await asyncio.to_thread(admin.get_topic_id, VOLATILE)
+        new_id = await ask_kafka(admin.get_topic_id, VOLATILE)
         world.oracle.mark_recreated(VOLATILE)
         writer.start()
     assert new_id != old_id
@@ -202,7 +200,7 @@ async def hang_transaction(world: World, fault: PlannedFault) -> AsyncIterator[s
     await asyncio.to_thread(producer.flush, 30)
     assert offsets, "the records of the transaction are not written"
     admin = world.cluster.admin
-    stable = await asyncio.to_thread(admin.get_last_stable_offset, LEDGER, tp.partition)
+    stable = await ask_kafka(admin.get_last_stable_offset, LEDGER, tp.partition)
     assert stable <= min(offsets), f"the stable offset is {stable}, the transaction at {offsets}"
     try:
         yield f"{LEDGER}-{tp.partition} is held back at {stable} by a transaction"

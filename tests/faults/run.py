@@ -28,7 +28,6 @@ ACTIONS: Mapping[str, FaultAction] = {
 }  # fmt: skip
 MIN_EFFECT_S = 0.5  # that a fault stays in effect, however late its effect was seen
 COMPLETE_TIMEOUT_S = 120.0
-QUIET_S = 2.0  # after all is there: what comes twice would come now
 MAX_HISTORIES = 5
 HISTORY_OFFSETS = 3  # on both sides of the one that is looked at
 HISTORY_LINES = 12
@@ -101,7 +100,11 @@ class _Run:
         self._print(f"all is healed; {len(world.clients)} clients have to get the rest")
         behind = await world.wait_until_complete(truth, COMPLETE_TIMEOUT_S)
         result.duration_s = round(self._get_time(), 1)
-        await asyncio.sleep(QUIET_S)
+        if not behind:
+            # Behind these comes nothing; before them would have come what comes twice.
+            await world.write_last_records()
+            truth = await world.read_truth()
+            behind = await world.wait_until_complete(truth, COMPLETE_TIMEOUT_S)
         await asyncio.gather(*(client.stop() for client in world.clients))
         logs = [client.log for client in world.clients]
         findings = self._list_lost_by_kafka(truth)

@@ -61,6 +61,7 @@ from .writers import TopicWriter, TransactionalWriter, WriterLog, choose_key, ch
 GATEWAY_COUNT, WORKER_COUNT = 2, 2
 STREAMS_OF_A_BROWSER = 10  # over one connection of HTTP/2
 BEGIN_TIMEOUT_S = 120.0
+LAST_RECORDS = 20  # to each partition; there are seven keys and four lanes
 BROKER_PROPERTIES = TEST_PROPERTIES | {
     # A transaction that nobody ends is aborted soon after its timeout.
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
@@ -180,6 +181,15 @@ class World:
         if self.transactional is not None:
             await self.transactional.stop()
         await asyncio.gather(*(each.stop() for each in self.writers.values() if each.is_running))
+
+    async def write_last_records(self) -> None:
+        """Write some more to every partition, so that every view has some of them."""
+        for name in RATES:
+            writer = self.writers[name]
+            writer.start(is_writing=False)
+            for tp in writer.partitions:
+                writer.write_records(tp, LAST_RECORDS)
+            await writer.stop()
 
     async def read_truth(self) -> Truth:
         """Read all topics, and return what clients must have got. Nothing may be written now."""
