@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for seed in seeds:
             _print_schedule(seed, asked.seconds, kinds)
         return 0
+    # The oracle's reader says each time that a broker is gone: that is what happens here.
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL + 1)
+    # A shell has jobs in the background ignore ^C; and whoever ends it, brokers must not be left.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     options = RunOptions(asked.seconds, asked.clients, kinds, _print_line)
     is_clean = True
     for seed in seeds:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -25,6 +26,7 @@ from .effects import (
     poll_effect,
     wait_for_effect,
 )
+from .machine import SMALL_DISK_NODE
 from .schedule import PlannedFault
 from .views import LEDGER, PRICES, SOLO, TRIMMED, UNCLEAN
 from .world import World
@@ -145,6 +147,29 @@ async def shrink_isr(world: World, fault: PlannedFault) -> AsyncIterator[str]:
         await poll_effect(is_out_of_sync, f"node {node.id} out of sync")
         yield f"node {node.id} is in no ISR of {LEDGER} any more"
     finally:
+        await _restore_node(world, node)
+
+
+@asynccontextmanager
+async def fill_disk(world: World, fault: PlannedFault) -> AsyncIterator[str]:
+    """Fill the disk of a broker until it gives up its log directory, and make room again."""
+    disk = world.kafka.small_disk
+    if disk is None:
+        raise FaultNotPossible("a small disk needs the right to mount a tmpfs")
+    node = world.kafka.get_node(SMALL_DISK_NODE)
+    filler = disk / "filler"
+    try:
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(1 << 20))
+        free = shutil.disk_usage(disk).free
+        count = await _wait_until_led_by_others(world, node)
+        state = "runs" if node.is_running else "has ended"
+        yield f"{free} bytes are free; node {node.id} {state}, others lead all {count} partitions"
+    finally:
+        filler.unlink(missing_ok=True)
+        if node.is_running:
+            await asyncio.to_thread(node.kill)  # one that lost its directory does not take it back
         await _restore_node(world, node)
 
 
@@ -274,6 +299,7 @@ BROKER_FAULTS: Mapping[str, FaultAction] = {
     "broker-shut-down": shut_broker_down,
     "no-leader": remove_leader,
     "isr-shrunk": shrink_isr,
+    "disk-full": fill_disk,
     "leader-moved": move_leaders,
     "partitions-reassigned": reassign,
     "partitions-added": add_partition,

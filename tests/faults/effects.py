@@ -8,6 +8,7 @@ heals it. A fault that cannot be done here raises `FaultNotPossible` with what i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, TypeAlias, TypeVar
@@ -40,9 +41,15 @@ async def wait_for_effect(
 
 
 async def poll_effect(condition: Callable[[], object], description: str) -> None:
-    """Wait for a condition that asks Kafka, in a thread. TimeoutError with the description."""
+    """Wait for a condition that asks Kafka, in a thread. TimeoutError with the description.
+
+    Errors of Kafka count as not yet: another fault may keep the broker away that is asked.
+    """
     deadline = asyncio.get_running_loop().time() + EFFECT_TIMEOUT_S
-    while not await asyncio.to_thread(condition):
+    while True:
+        with contextlib.suppress(KafkaException):
+            if await asyncio.to_thread(condition):
+                return
         if asyncio.get_running_loop().time() > deadline:
             raise TimeoutError(f"{description}: not within {EFFECT_TIMEOUT_S:g} s")
         await asyncio.sleep(0.1)

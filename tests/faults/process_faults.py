@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import resource
 import signal
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from email.utils import parsedate_to_datetime
 from random import Random
 
+import httpx
 import psutil
-from support.gateways import GatewayProcess
+from support.gateways import GatewayProcess, create_http_client
 from support.workers import find_workers, has_ended
 
-from .effects import FaultAction, FaultNotPossible, clients_away, wait_for_effect
+from .effects import EFFECT_TIMEOUT_S, FaultAction, FaultNotPossible, clients_away, wait_for_effect
 from .schedule import PlannedFault
 from .views import LEDGER
-from .world import WORKER_COUNT, World
+from .world import CLOCK_GATEWAY, WORKER_COUNT, World
 
+CLOCK_STEPS_S = (3600, -3600, 86_400, -86_400)
+CLOCK_TOLERANCE_S = 30
 SPARE_DESCRIPTORS = 2  # that a worker may still open
 SPARE_MEMORY_BYTES = 24 << 20
 
@@ -116,6 +122,30 @@ async def reload_gateway(world: World, fault: PlannedFault) -> AsyncIterator[str
 
 
 @asynccontextmanager
+async def step_clock(world: World, fault: PlannedFault) -> AsyncIterator[str]:
+    """Set the wall clock of a gateway an hour or a day ahead or back, and right again."""
+    if world.clock is None:
+        raise FaultNotPossible("the clock needs libfaketime: apt-get install libfaketime")
+    step_s = CLOCK_STEPS_S[fault.choice % len(CLOCK_STEPS_S)]
+    gateway = world.gateways[CLOCK_GATEWAY]
+    world.clock.step(step_s)
+    measured_s = 0.0
+    try:
+        async with create_http_client(gateway) as http:
+            deadline = asyncio.get_running_loop().time() + EFFECT_TIMEOUT_S
+            while abs(measured_s - step_s) > CLOCK_TOLERANCE_S:
+                late = asyncio.get_running_loop().time() > deadline
+                assert not late, f"its clock is {measured_s:+.0f} s off"
+                with contextlib.suppress(httpx.TransportError):
+                    date = (await http.get("/health/live")).headers["date"]
+                    measured_s = parsedate_to_datetime(date).timestamp() - time.time()
+                await asyncio.sleep(0.1)
+        yield f"the clock of gateway {CLOCK_GATEWAY + 1} is {measured_s:+.0f} s off"
+    finally:
+        world.clock.step(0)
+
+
+@asynccontextmanager
 async def exhaust_descriptors(world: World, fault: PlannedFault) -> AsyncIterator[str]:
     """Limit the descriptors of a worker to those that it has, while clients come back."""
     name, _, worker = _choose_worker(world, fault)
@@ -143,6 +173,7 @@ async def limit_memory(world: World, fault: PlannedFault) -> AsyncIterator[str]:
     limit = worker.memory_info().vms + SPARE_MEMORY_BYTES
     worker.rlimit(resource.RLIMIT_AS, (limit, before[1]))
     try:
+        assert worker.rlimit(resource.RLIMIT_AS)[0] == limit
         yield f"{name} has at most {SPARE_MEMORY_BYTES >> 20} MiB more, {limit >> 20} MiB in all"
     finally:
         if not has_ended(worker):
@@ -152,13 +183,13 @@ async def limit_memory(world: World, fault: PlannedFault) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def reload_front(world: World, fault: PlannedFault) -> AsyncIterator[str]:
-    """Have nginx read its file again."""
+    """Have the proxy in front of the gateways read its file again."""
     if world.front is None:
-        raise FaultNotPossible("nginx is not installed")
-    before = world.front.log.count("start worker process ")
+        raise FaultNotPossible("no proxy is installed")
+    lines = len(world.front.log.splitlines())
     await world.front.reload()
-    started = world.front.log.count("start worker process ") - before
-    yield f"nginx started {started} new worker, the old one keeps its connections"
+    said = world.front.log.splitlines()[lines:]
+    yield f"{world.front.NAME} has read its file again, and said {len(said)} lines"
 
 
 async def _is_refused(address: str) -> bool:
@@ -213,6 +244,7 @@ PROCESS_FAULTS: Mapping[str, FaultAction] = {
     "worker-killed": kill_worker,
     "worker-frozen": freeze_worker,
     "gateway-reloaded": reload_gateway,
+    "clock-stepped": step_clock,
     "descriptors-exhausted": exhaust_descriptors,
     "memory-limited": limit_memory,
     "proxy-reloaded": reload_front,

@@ -62,6 +62,7 @@ class SeedResult:
         seed: The seed.
         seconds: How long its schedule was.
         clients: How many clients there were.
+        front: The proxy in front of the gateways; empty if there was none.
         duration_s: How long all took, from the schedule's beginning until the last client had all.
         faults: Its faults.
         records: How many records had which outcome.
@@ -74,6 +75,7 @@ class SeedResult:
     seed: int
     seconds: float
     clients: int
+    front: str = ""
     duration_s: float = 0.0
     faults: list[FaultResult] = field(default_factory=list)
     records: dict[str, int] = field(default_factory=dict)
@@ -92,7 +94,7 @@ class SeedResult:
     def verdict(self) -> str:
         """Return one line."""
         if self.error:
-            return f"seed {self.seed}: BROKEN OFF: {self.error.splitlines()[-1]:.200}"
+            return f"seed {self.seed}: BROKEN OFF: {self.error.splitlines()[0]:.200}"
         effective = sum(each.status == "effective" for each in self.faults)
         state = "clean" if self.is_clean else f"{sum(self.finding_kinds.values())} FINDINGS"
         counts = ", ".join(f"{count} {name}" for name, count in self.counts.items())

@@ -21,7 +21,7 @@ from .network_faults import NETWORK_FAULTS
 from .process_faults import PROCESS_FAULTS
 from .results import FaultResult, SeedResult, build_timelines, count_received
 from .schedule import KINDS, FaultKind, PlannedFault, build_schedule
-from .world import World, running_world
+from .world import World, list_fronts, running_world
 
 ACTIONS: Mapping[str, FaultAction] = {
     **BROKER_FAULTS, **LOG_FAULTS, **NETWORK_FAULTS, **PROCESS_FAULTS,
@@ -55,12 +55,20 @@ async def run_seed(seed: int, options: RunOptions) -> SeedResult:
     result = SeedResult(seed, options.seconds, options.clients)
     schedule = build_schedule(seed, options.seconds, options.kinds)
     try:
-        async with running_world(options.clients, Random(seed)) as world:
+        kinds, fronts = {fault.kind.name for fault in schedule}, list_fronts()
+        async with running_world(
+            options.clients,
+            Random(seed),
+            has_small_disk="disk-full" in kinds,
+            has_own_clock="clock-stepped" in kinds,
+            front_kind=fronts[seed % len(fronts)] if fronts else None,
+        ) as world:
+            result.front = world.front.NAME if world.front is not None else ""
             run = _Run(world, schedule, result, options)
             await run.play()
             await run.judge()
-    except Exception:
-        result.error = traceback.format_exc()
+    except Exception as error:
+        result.error = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
     return result
 
 

@@ -13,6 +13,7 @@ CLEAN = SeedResult(
     3,
     60.0,
     200,
+    "nginx",
     70.5,
     [FaultResult("broker-killed", 2.0, 2.1, 3.4, 9.0, "node 1 is gone", "effective")],
     {"acknowledged": 1200},
@@ -22,7 +23,7 @@ CLEAN = SeedResult(
 FOUND = SeedResult(
     4, 60.0, 200, findings=["lost: <b> offset 7\n  history"], finding_kinds={"lost": 1}
 )
-BROKEN = SeedResult(5, 60.0, 200, error="Traceback\nTimeoutError: no broker")
+BROKEN = SeedResult(5, 60.0, 200, error="TimeoutError: no broker\nTraceback")
 
 
 def test_results_are_read_as_they_were_written_and_merge_by_seed(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ class Wire(StrEnum):
     """How a client is served."""
 
     SSE = "sse"
-    HTTP2 = "sse, HTTP/2 through nginx"
+    HTTP2 = "sse, HTTP/2 through a proxy"
     NDJSON = "ndjson"
     WEBSOCKET = "websocket"
 

@@ -1,7 +1,7 @@
-"""What the bench runs: three brokers, two gateways of two workers, nginx, writers and clients.
+"""What the bench runs: three brokers, two gateways of two workers, a proxy, writers and clients.
 
     gateways and reactive groups -> KafkaProxy -> brokers <- writers, admin, the oracle's reader
-    clients -> gateways, half of them through a TcpProxy; those of HTTP/2 -> nginx -> gateways
+    clients -> gateways, half of them through a TcpProxy; those of HTTP/2 -> a proxy -> gateways
 
 Only the gateways reach the brokers through a proxy, so what is done to that network is felt by them
 alone, and what is written is known.
@@ -29,7 +29,7 @@ from support.gateways import GatewayProcess, build_config
 from support.issuer import AUDIENCE, ISSUER_NAME, JwksApp, TokenIssuer
 from support.kafka_proxy import KafkaProxy
 from support.oracle import StreamOracle, read_records
-from support.proxies import Nginx, Proxy, running_proxy
+from support.proxies import ALL_PROXIES, Nginx, Proxy, running_proxy
 from support.requirements import is_installed
 from support.stream_check import AckedRecord
 from support.tcp_proxy import TcpProxy
@@ -37,10 +37,10 @@ from support.waiting import wait_until
 from support.workers import running_workers
 
 from gateway.core.log.record import TopicPartition
-from gateway.kafka.local import LocalKafka
 
 from .clients import FaultClient, create_client
 from .judge import Truth, describe_lack
+from .machine import FakeClock, FaultyKafka
 from .views import (
     LEDGER,
     LOGIN,
@@ -59,6 +59,7 @@ from .views import (
 from .writers import TopicWriter, TransactionalWriter, WriterLog, choose_key, choose_own_key
 
 GATEWAY_COUNT, WORKER_COUNT = 2, 2
+CLOCK_GATEWAY = 1  # its number among them, if it has a clock of its own
 STREAMS_OF_A_BROWSER = 10  # over one connection of HTTP/2
 BEGIN_TIMEOUT_S = 120.0
 LAST_RECORDS = 20  # to each partition; there are seven keys and four lanes
@@ -100,7 +101,8 @@ class World:
         broker_proxy: Between the gateways and the brokers.
         gateways: The gateways.
         client_proxies: One in front of each gateway, for half of the connections.
-        front: nginx in front of all gateways; None where it is not installed.
+        front: A proxy in front of all gateways; None where none is installed.
+        clock: The wall clock of one gateway; None if it has the machine's.
         login_proxy: In front of the issuer of tokens and of the application that knows sessions.
         log: What was written.
         writers: The writer of each topic, and the plain one.
@@ -108,12 +110,13 @@ class World:
         clients: The clients, by their numbers.
     """
 
-    kafka: LocalKafka
+    kafka: FaultyKafka
     cluster: KafkaCluster
     broker_proxy: KafkaProxy
     gateways: Sequence[GatewayProcess]
     client_proxies: Sequence[TcpProxy]
     front: Proxy | None
+    clock: FakeClock | None
     login_proxy: TcpProxy
     oracle: StreamOracle
     log: WriterLog
@@ -253,20 +256,35 @@ class World:
         ]
 
 
+def list_fronts() -> list[type[Proxy]]:
+    """Return the kinds of proxies that this machine has."""
+    return [kind for kind in ALL_PROXIES if is_installed(kind.NAME)]
+
+
 @asynccontextmanager
-async def running_world(client_count: int, random: Random) -> AsyncIterator[World]:
+async def running_world(
+    client_count: int,
+    random: Random,
+    *,
+    has_small_disk: bool = False,
+    has_own_clock: bool = False,
+    front_kind: type[Proxy] | None = Nginx,
+) -> AsyncIterator[World]:
     """Start everything but the clients and writers, which are created.
 
     Args:
         client_count: How many clients there are.
         random: What their choices are drawn from.
+        has_small_disk: Whether a broker has a disk that can be filled, if that is possible.
+        has_own_clock: Whether a gateway has a clock that can be stepped, if that is possible.
+        front_kind: The proxy in front of the gateways; None for none.
     """
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="faults-")))
         broker_proxy = await stack.enter_async_context(KafkaProxy())
         await broker_proxy.listen_for([1, 2, 3])
-        kafka = LocalKafka(
-            3,
+        kafka = FaultyKafka(
+            has_small_disk=has_small_disk,
             properties=BROKER_PROPERTIES,
             fast_failover=True,
             fast_retention=True,
@@ -283,25 +301,29 @@ async def running_world(client_count: int, random: Random) -> AsyncIterator[Worl
         login_proxy = TcpProxy("127.0.0.1", int(login_url.rpartition(":")[2]))
         await stack.enter_async_context(login_proxy)
         config = build_bench_config(broker_proxy.bootstrap, login_proxy.address)
-        gateways = await asyncio.gather(
-            *(
-                stack.enter_async_context(running_workers(config, WORKER_COUNT))
-                for _ in range(GATEWAY_COUNT)
-            )
-        )
+        clock = FakeClock(folder / "clock") if has_own_clock else None
+        clock = clock if clock and clock.library else None
+        gateways = []
+        for number in range(GATEWAY_COUNT):
+            own = number == CLOCK_GATEWAY and clock
+            options = {"environment": own.environment, "is_forked": False} if own else {}
+            gateway = running_workers(config, WORKER_COUNT, **options)
+            gateways.append(await stack.enter_async_context(gateway))
         client_proxies = [
             await stack.enter_async_context(TcpProxy("127.0.0.1", gateway.port))
             for gateway in gateways
         ]
         front = None
-        if is_installed("nginx"):
+        if front_kind is not None:
             ports = [gateway.port for gateway in gateways]
-            front = await stack.enter_async_context(running_proxy(Nginx, folder / "front", *ports))
+            front = await stack.enter_async_context(
+                running_proxy(front_kind, folder / "front", *ports)
+            )
         oracle = StreamOracle()
         log = WriterLog(oracle, random)
         world = World(
-            kafka, cluster, broker_proxy, gateways, client_proxies, front, login_proxy, oracle, log,
-            random,
+            kafka, cluster, broker_proxy, gateways, client_proxies, front, clock, login_proxy,
+            oracle, log, random,
         )  # fmt: skip
         await _create_writers(world, stack)
         await _create_clients(world, client_count, issuer, stack)

@@ -27,6 +27,9 @@ from gateway.core.log.record import TopicPartition
 from .views import KEY_COUNT, LANES
 
 PLAIN_OPTIONS = {"enable.idempotence": False, "acks": "all", "message.timeout.ms": 10_000}
+# An idempotent producer gives up late. For a partition that was just added, it was seen to hold a
+# record for longer than two minutes.
+IDEMPOTENT_OPTIONS = {"message.timeout.ms": 45_000}
 MAX_UNACKED = 200  # records, of one writer
 STOP_TIMEOUT_S = 120.0
 TRANSACTION_TIMEOUT_MS = 10_000
@@ -114,6 +117,14 @@ def choose_own_key(random: Random, count: int = 10) -> Callable[[TopicPartition]
     return lambda tp: b"price-%d-%d" % (tp.partition, random.randrange(count))
 
 
+def _discard_producer(producer: Producer) -> None:
+    """Give up what a producer holds. Each call raises again what was fatal to it."""
+    with contextlib.suppress(KafkaException):
+        producer.purge()
+    with contextlib.suppress(KafkaException):
+        producer.flush(1)
+
+
 class TopicWriter:
     """Writes to the partitions of one topic all the time, at a rate, from `start` to `stop`."""
 
@@ -135,7 +146,7 @@ class TopicWriter:
         self._log = log
         self._rate = rate
         self._keys = keys
-        self._options = PRODUCER_OPTIONS | (PLAIN_OPTIONS if is_plain else {})
+        self._options = PRODUCER_OPTIONS | (PLAIN_OPTIONS if is_plain else IDEMPOTENT_OPTIONS)
         self._tombstone_share = tombstone_share
         self._producer: Producer | None = None
         self._unacked_count = 0
@@ -270,8 +281,7 @@ class TransactionalWriter:
                 await asyncio.to_thread(self._write_transaction, producer, number % 2 == 0)
             except KafkaException:
                 if producer is not None:
-                    producer.purge()
-                    producer.poll(0)
+                    await asyncio.to_thread(_discard_producer, producer)
                 producer = None
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), self._interval_s)
