@@ -95,7 +95,7 @@ class ClientLog:
         """Note an event: its name, id and data."""
         name, now = event["event"] or "message", time.monotonic()
         if name in ("message", "delete"):
-            record = parse_envelope(event)._replace(id="")
+            record = _parse_record(event)
             assert record.tp is not None
             self.items.append(record)
             self.times.append(now)
@@ -119,6 +119,15 @@ class ClientLog:
         if name != "position":
             self.notes.append((now, name, event["data"][:300]))
             del self.notes[:-MAX_NOTES]
+
+
+def _parse_record(event: Mapping[str, Any]) -> ReceivedRecord:
+    """Return a record without its id; a value with a schema is shown as JSON, not as text."""
+    data = json.loads(event["data"])
+    if isinstance(data["value"], dict) and "base64" not in data["value"]:
+        data["value"] = json.dumps(data["value"], separators=(",", ":"))
+        event = {**event, "data": json.dumps(data)}
+    return parse_envelope(event)._replace(id="")
 
 
 def _read_partition(data: Mapping[str, Any]) -> TopicPartition:

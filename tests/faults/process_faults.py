@@ -1,4 +1,4 @@
-"""Faults of the processes of the gateways, of the proxy in front of them, and of who logs in."""
+"""Faults of the processes of the gateways, and of what they ask and stand behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.workers import find_workers, has_ended
 
 from .effects import EFFECT_TIMEOUT_S, FaultAction, FaultNotPossible, clients_away, wait_for_effect
 from .schedule import PlannedFault
-from .views import LEDGER
+from .views import LEDGER, TYPED
 from .world import CLOCK_GATEWAY, WORKER_COUNT, World
 
 CLOCK_STEPS_S = (3600, -3600, 86_400, -86_400)
@@ -238,6 +238,25 @@ async def hide_login(world: World, fault: PlannedFault) -> AsyncIterator[str]:
         await world.login_proxy.restore()
 
 
+@asynccontextmanager
+async def refuse_registry(world: World, fault: PlannedFault) -> AsyncIterator[str]:
+    """Refuse connections to the schema registry, while records come with a new schema."""
+    await world.registry_proxy.refuse()
+    try:
+        number = world.codec.add_schema()
+        clients = [each.log for each in world.list_clients(TYPED)]
+        before = [log.error_count for log in clients]
+
+        def count_told() -> int:
+            pairs = zip(clients, before, strict=True)
+            return sum(log.error_count > count for log, count in pairs)
+
+        await wait_for_effect(count_told, "no client is told that the registry is away")
+        yield f"nobody knows schema {number}; {count_told()} clients are told so"
+    finally:
+        await world.registry_proxy.restore()
+
+
 PROCESS_FAULTS: Mapping[str, FaultAction] = {
     "gateway-killed": kill_gateway,
     "gateway-restarted": restart_gateway,
@@ -250,4 +269,5 @@ PROCESS_FAULTS: Mapping[str, FaultAction] = {
     "proxy-reloaded": reload_front,
     "login-away": refuse_login,
     "login-hangs": hide_login,
+    "registry-away": refuse_registry,
 }

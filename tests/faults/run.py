@@ -68,6 +68,7 @@ async def run_seed(seed: int, options: RunOptions) -> SeedResult:
             await run.play()
             await run.judge()
     except Exception as error:
+        error.__notes__ = []  # the logs of the gateways, which are long
         result.error = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
     return result
 

@@ -87,6 +87,7 @@ KINDS: Sequence[FaultKind] = (
     _kind("proxy-reloaded", [FRONT], 1, 2),
     _kind("login-away", [LOGIN], 3, 8, cheap=True),
     _kind("login-hangs", [LOGIN], 3, 8),
+    _kind("registry-away", [REGISTRY], 3, 8, cheap=True),
 )
 KINDS_BY_NAME = {kind.name: kind for kind in KINDS}
 

@@ -16,8 +16,8 @@ rules:
     (`resume: batch`), but none from before the position that the client came back with. What comes
     is a committed record, unchanged.
 
-Topics differ in what is done to them: all that happens to `ledger`, `solo` and `prices` must go
-unnoticed, while `trimmed`, `volatile` and `unclean` lose records, which has to be told.
+Topics differ in what is done to them: all that happens to `ledger`, `solo`, `prices` and `typed`
+must go unnoticed, while `trimmed`, `volatile` and `unclean` lose records, which has to be told.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from typing import Any
 
 from support.stream_check import AckedRecord, RecordPredicate
 
-LEDGER, SOLO, TRIMMED, VOLATILE, UNCLEAN, PRICES = (
-    "ledger", "solo", "trimmed", "volatile", "unclean", "prices",
+LEDGER, SOLO, TRIMMED, VOLATILE, UNCLEAN, PRICES, TYPED = (
+    "ledger", "solo", "trimmed", "volatile", "unclean", "prices", "typed",
 )  # fmt: skip
 KEY_COUNT = 7
 LANES = ("red", "green", "blue", "grey")
-LOGIN, SESSION = "login", "session"
+LOGIN, SESSION, REGISTRY = "login", "session", "registry"
 
 
 class Rule(StrEnum):
@@ -88,6 +88,12 @@ TOPICS: Sequence[Topic] = (
         {"min.insync.replicas": "1", "unclean.leader.election.enable": "true"},
     ),
     Topic(PRICES, _THREE, _COMPACTED),
+    Topic(
+        TYPED,
+        _THREE,
+        {"min.insync.replicas": "2"},
+        {"value": {"model": "jsonschema", "catalog": REGISTRY}},
+    ),
 )
 
 
@@ -164,6 +170,7 @@ VIEWS: Sequence[View] = (
     View("trimmed", TRIMMED, "/trimmed", 16),
     View("volatile", VOLATILE, "/volatile", 9),
     View("unclean", UNCLEAN, "/unclean", 9),
+    View("typed", TYPED, "/typed", 6, _PLAIN_WIRES),
     View("snapshot", PRICES, "/prices", 8, rule=Rule.TABLE),
     View("snapshot, late", PRICES, "/prices", 4, _PLAIN_WIRES, Rule.TABLE, begins_late=True),
     View("conflated", PRICES, "/ticker", 6, rule=Rule.TABLE),
@@ -175,7 +182,7 @@ def build_routes() -> list[dict[str, Any]]:
     own_user = f"${{guarded['{LOGIN}'].identity}}"
     session_user = f"${{guarded['{SESSION}'].identity}}"
     return [
-        *(_build_route(f"/{name}", name) for name in (SOLO, TRIMMED, VOLATILE, UNCLEAN)),
+        *(_build_route(f"/{name}", name) for name in (SOLO, TRIMMED, VOLATILE, UNCLEAN, TYPED)),
         _build_route("/ledger", LEDGER, clientFilters=True),
         _build_route("/own/{key}", LEDGER, filters=[{"key": "${params.key}"}]),
         _build_route("/lane/{lane}", LEDGER, filters=[{"value": {"/lane": "${params.lane}"}}]),

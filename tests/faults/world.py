@@ -30,6 +30,7 @@ from support.issuer import AUDIENCE, ISSUER_NAME, JwksApp, TokenIssuer
 from support.kafka_proxy import KafkaProxy
 from support.oracle import StreamOracle, read_records
 from support.proxies import ALL_PROXIES, Nginx, Proxy, running_proxy
+from support.registry import FakeRegistry
 from support.requirements import is_installed
 from support.stream_check import AckedRecord
 from support.tcp_proxy import TcpProxy
@@ -45,10 +46,12 @@ from .views import (
     LEDGER,
     LOGIN,
     PRICES,
+    REGISTRY,
     SESSION,
     SOLO,
     TOPICS,
     TRIMMED,
+    TYPED,
     UNCLEAN,
     VOLATILE,
     Topic,
@@ -56,7 +59,15 @@ from .views import (
     build_routes,
     plan_clients,
 )
-from .writers import TopicWriter, TransactionalWriter, WriterLog, choose_key, choose_own_key
+from .writers import (
+    SchemaCodec,
+    TopicWriter,
+    TransactionalWriter,
+    WriterLog,
+    choose_key,
+    choose_own_key,
+    decode_value,
+)
 
 GATEWAY_COUNT, WORKER_COUNT = 2, 2
 CLOCK_GATEWAY = 1  # its number among them, if it has a clock of its own
@@ -70,8 +81,9 @@ BROKER_PROPERTIES = TEST_PROPERTIES | {
 # Records a second. What can lose records has one writer that knows every outcome.
 RATES: Mapping[str, float] = {
     LEDGER: 20.0, SOLO: 6.0, TRIMMED: 20.0, VOLATILE: 8.0, UNCLEAN: 8.0, PRICES: 15.0,
+    TYPED: 6.0,
 }  # fmt: skip
-WHOLE_TOPICS = (LEDGER, SOLO)  # nothing of these is ever deleted
+WHOLE_TOPICS = (LEDGER, SOLO, TYPED)  # nothing of these is ever deleted
 PLAIN_RATE = TRANSACTIONAL_RATE = 10.0
 
 
@@ -104,6 +116,8 @@ class World:
         front: A proxy in front of all gateways; None where none is installed.
         clock: The wall clock of one gateway; None if it has the machine's.
         login_proxy: In front of the issuer of tokens and of the application that knows sessions.
+        registry_proxy: In front of the schema registry.
+        codec: Of the topic with schemas; it can begin to use one that is not known yet.
         log: What was written.
         writers: The writer of each topic, and the plain one.
         transactional: The writer of transactions.
@@ -118,6 +132,8 @@ class World:
     front: Proxy | None
     clock: FakeClock | None
     login_proxy: TcpProxy
+    registry_proxy: TcpProxy
+    codec: SchemaCodec
     oracle: StreamOracle
     log: WriterLog
     random: Random
@@ -215,6 +231,8 @@ class World:
                 not written.
         """
         found = await read_records(self.servers, topic, timeout_s=120)
+        if topic == TYPED:
+            found = [each._replace(value=decode_value(each.value or b"")) for each in found]
         known = {(each.tp, each.offset) for each in self.oracle.list_acked()}
         self.oracle.add_acked(each for each in found if (each.tp, each.offset) not in known)
         if is_whole:
@@ -239,7 +257,7 @@ class World:
     async def heal(self) -> None:
         """Lift what may be left of any fault."""
         await self.broker_proxy.restore_all()
-        for proxy in (*self.client_proxies, self.login_proxy):
+        for proxy in (*self.client_proxies, self.login_proxy, self.registry_proxy):
             await proxy.restore()
         await asyncio.to_thread(self.kafka.restore)
         for gateway in self.gateways:
@@ -300,7 +318,13 @@ async def running_world(
         login_url = await stack.enter_async_context(running_app(LoginApp(issuer)))
         login_proxy = TcpProxy("127.0.0.1", int(login_url.rpartition(":")[2]))
         await stack.enter_async_context(login_proxy)
-        config = build_bench_config(broker_proxy.bootstrap, login_proxy.address)
+        registry = FakeRegistry()
+        registry_url = await stack.enter_async_context(running_app(registry.app))
+        registry_proxy = TcpProxy("127.0.0.1", int(registry_url.rpartition(":")[2]))
+        await stack.enter_async_context(registry_proxy)
+        config = build_bench_config(
+            broker_proxy.bootstrap, login_proxy.address, registry_proxy.address
+        )
         clock = FakeClock(folder / "clock") if has_own_clock else None
         clock = clock if clock and clock.library else None
         gateways = []
@@ -323,7 +347,7 @@ async def running_world(
         log = WriterLog(oracle, random)
         world = World(
             kafka, cluster, broker_proxy, gateways, client_proxies, front, clock, login_proxy,
-            oracle, log, random,
+            registry_proxy, SchemaCodec(registry, f"{TYPED}-value"), oracle, log, random,
         )  # fmt: skip
         await _create_writers(world, stack)
         await _create_clients(world, client_count, issuer, stack)
@@ -350,7 +374,7 @@ async def create_topic(cluster: KafkaCluster, topic: Topic) -> None:
             return
 
 
-def build_bench_config(servers: str, login_address: str) -> dict[str, Any]:
+def build_bench_config(servers: str, login_address: str, registry_address: str) -> dict[str, Any]:
     """Build the configuration of the gateways."""
     topics = [{"name": topic.name, **topic.settings} for topic in TOPICS]
     guards = {
@@ -367,6 +391,7 @@ def build_bench_config(servers: str, login_address: str) -> dict[str, Any]:
         topics,
         build_routes(),
         guards=guards,
+        catalogs={REGISTRY: {"type": "schema-registry", "url": [f"http://{registry_address}"]}},
         listen={"forwarded": ["127.0.0.1"], "drainTimeout": "2s"},
     )
 
@@ -386,6 +411,7 @@ async def _create_writers(world: World, stack: AsyncExitStack) -> None:
             rate,
             keys=own_key if name == PRICES else any_key,
             tombstone_share=0.1 if name == PRICES else 0.0,
+            codec=world.codec if name == TYPED else None,
         )
     world.writers["plain"] = TopicWriter(
         "plain",

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from support.continuous_writer import PRODUCER_OPTIONS
 from support.oracle import StreamOracle
+from support.registry import FakeRegistry
 from support.stream_check import AckedRecord
 from support.waiting import wait_until
 
@@ -27,8 +28,6 @@ from gateway.core.log.record import TopicPartition
 from .views import KEY_COUNT, LANES
 
 PLAIN_OPTIONS = {"enable.idempotence": False, "acks": "all", "message.timeout.ms": 10_000}
-# An idempotent producer gives up late. For a partition that was just added, it was seen to hold a
-# record for longer than two minutes.
 IDEMPOTENT_OPTIONS = {"message.timeout.ms": 45_000}
 MAX_UNACKED = 200  # records, of one writer
 STOP_TIMEOUT_S = 120.0
@@ -125,6 +124,37 @@ def _discard_producer(producer: Producer) -> None:
         producer.flush(1)
 
 
+class SchemaCodec:
+    """Frames JSON values with the id of a schema, as Confluent's serializers do.
+
+    Args:
+        registry: Where schemas are registered, without a request.
+        subject: Their subject.
+    """
+
+    def __init__(self, registry: FakeRegistry, subject: str) -> None:
+        self._registry = registry
+        self._subject = subject
+        self._version = 0
+        self._id = self.add_schema()
+
+    def add_schema(self) -> int:
+        """Write with a new schema from now on, which no reader knows yet; returns its id."""
+        self._version += 1
+        schema = {"type": "object", "title": f"version {self._version}"}
+        self._id = self._registry.register_schema(self._subject, schema, "JSON")
+        return self._id
+
+    def encode(self, value: bytes) -> bytes:
+        """Return a value as it is written."""
+        return b"\0" + self._id.to_bytes(4, "big") + value
+
+
+def decode_value(value: bytes) -> bytes:
+    """Return the JSON of a value that a `SchemaCodec` wrote."""
+    return value[5:]
+
+
 class TopicWriter:
     """Writes to the partitions of one topic all the time, at a rate, from `start` to `stop`."""
 
@@ -139,8 +169,10 @@ class TopicWriter:
         keys: Callable[[TopicPartition], bytes],
         is_plain: bool = False,
         tombstone_share: float = 0.0,
+        codec: SchemaCodec | None = None,
     ) -> None:
         self.name = name
+        self._codec = codec
         self.partitions = list(partitions)
         self._servers = servers
         self._log = log
@@ -177,6 +209,9 @@ class TopicWriter:
         """End, once the outcome of every record is known."""
         for task in self._tasks[1:]:
             task.cancel()
+        for outcome in await asyncio.gather(*self._tasks[1:], return_exceptions=True):
+            if isinstance(outcome, Exception):
+                raise outcome
         await wait_until(
             lambda: not self._unacked_count,
             lambda: f"{self.name} has no answer for {self._unacked_count} records",
@@ -213,7 +248,6 @@ class TopicWriter:
         record = self._log.build_record(tp, self._keys)
         if self._tombstone_share and self._log.random.random() < self._tombstone_share:
             record = record._replace(value=None)
-        self._unacked_count += 1
 
         def note_outcome(error: KafkaError | None, message: Message) -> None:
             self._unacked_count -= 1
@@ -224,9 +258,15 @@ class TopicWriter:
             else:
                 self._log.add_acked(record, offset, self.name)
 
-        self._producer.produce(
-            tp.topic, record.value, record.key, tp.partition, on_delivery=note_outcome
-        )
+        value = record.value
+        if self._codec is not None and value is not None:
+            value = self._codec.encode(value)
+        # A partition that was just added is unknown until the producer has new metadata.
+        with contextlib.suppress(KafkaException):
+            self._producer.produce(
+                tp.topic, value, record.key, tp.partition, on_delivery=note_outcome
+            )
+            self._unacked_count += 1
 
 
 class TransactionalWriter:
