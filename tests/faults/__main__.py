@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # A shell has jobs in the background ignore ^C; and whoever ends it, brokers must not be left.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
-    options = RunOptions(asked.seconds, asked.clients, kinds, _print_line)
+    options = RunOptions(asked.seconds, asked.clients, kinds, _print_line, asked.report)
     is_clean = True
     for seed in seeds:
         result = asyncio.run(run_seed(seed, options))

@@ -8,6 +8,7 @@ import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 
 from support.received import ReceivedRecord
@@ -42,12 +43,15 @@ class RunOptions:
         clients: How many clients there are.
         kinds: What schedules are drawn from.
         print_line: Where lines about faults go.
+        log_directory: Where the logs of the gateways are kept if something was found; None for
+            nowhere.
     """
 
     seconds: float = 60.0
     clients: int = 200
     kinds: Sequence[FaultKind] = KINDS
     print_line: Callable[[str], None] = print
+    log_directory: Path | None = None
 
 
 async def run_seed(seed: int, options: RunOptions) -> SeedResult:
@@ -142,6 +146,10 @@ class _Run:
             result.records["transactions aborted"] = world.transactional.aborted_count
         result.counts = count_received(logs)
         result.timelines = build_timelines(logs, world.log, self._began_at)
+        if findings and self._options.log_directory is not None:
+            self._options.log_directory.mkdir(parents=True, exist_ok=True)
+            path = self._options.log_directory / f"seed-{result.seed}.log"
+            path.write_text("\n".join(world.read_logs()))
         for number, finding in enumerate(findings):
             history = self._tell_history(finding, truth) if number < MAX_HISTORIES else []
             result.findings.append("\n".join([str(finding), *history]))
