@@ -22,9 +22,10 @@ from .schedule import PlannedFault
 from .views import LEDGER, TYPED
 from .world import CLOCK_GATEWAY, WORKER_COUNT, World
 
-# Less than the day for which Kafka keeps tombstones: to a gateway whose clock is further ahead, a
-# position is older than that, and it rightly says `compacted`.
-CLOCK_STEPS_S = (3600, -3600, 43_200, -43_200)
+# From the earliest to the latest it is less than the day for which Kafka keeps tombstones. To a
+# gateway whose clock is further ahead a position is older than that, and it rightly says
+# `compacted`.
+CLOCK_STEPS_S = (3600, -3600, 36_000, -36_000)
 CLOCK_TOLERANCE_S = 30
 SPARE_DESCRIPTORS = 2  # that a worker may still open
 SPARE_MEMORY_BYTES = 24 << 20
@@ -125,7 +126,7 @@ async def reload_gateway(world: World, fault: PlannedFault) -> AsyncIterator[str
 
 @asynccontextmanager
 async def step_clock(world: World, fault: PlannedFault) -> AsyncIterator[str]:
-    """Set the wall clock of a gateway an hour or half a day ahead or back, and right again."""
+    """Set the wall clock of a gateway one or ten hours ahead or back, and right again."""
     if world.clock is None:
         raise FaultNotPossible("the clock needs libfaketime: apt-get install libfaketime")
     step_s = CLOCK_STEPS_S[fault.choice % len(CLOCK_STEPS_S)]
