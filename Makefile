@@ -11,7 +11,7 @@ PLOTS  := $(VENV)/.plots
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-pipeline test lint types layers collected format docs js manifests image dist bench figures model isolation fuzz groups reactive kills lock clean
+.PHONY: help setup demo demo-pipeline test lint types layers collected format docs js manifests image dist bench figures model isolation faults fuzz groups reactive kills lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -116,6 +116,11 @@ isolation: setup ## clients and what is not theirs, at full size; CLIENTS=1000 R
 	GATEWAY_ISOLATION_CLIENTS=$(or $(CLIENTS),10000) GATEWAY_ISOLATION_RECORDS=$(or $(RECORDS),1000) \
 	  GATEWAY_ISOLATION_SECONDS=$(or $(SECONDS),600) \
 	  $(BIN)/python -m pytest tests/e2e/test_isolation.py tests/hub/test_isolation.py -q -s --timeout 0 $(ARGS)
+
+faults: setup ## faults against real brokers and gateways, and a report; SEEDS=1-20 SECONDS=60 CLIENTS=200 KIND=broker-killed
+	PYTHONPATH=tests $(BIN)/python -m faults --seeds $(or $(SEEDS),1-3) --seconds $(or $(SECONDS),60) \
+	  --clients $(or $(CLIENTS),200) $(foreach each,$(KIND),--kind $(each)) \
+	  --report $(or $(REPORT),faults-report) $(ARGS)
 
 # Each of some 17 properties in its turn.
 fuzz: $(READY) ## hostile input for ten minutes; MINUTES=60 for an hour

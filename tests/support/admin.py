@@ -6,7 +6,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from confluent_kafka import ElectionType, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import (
+    ElectionType,
+    IsolationLevel,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -122,6 +128,11 @@ class KafkaAdmin:
         """The high watermark."""
         return self._list_offset(name, partition, OffsetSpec.latest())
 
+    def get_last_stable_offset(self, name: str, partition: int = 0) -> int:
+        """The end for readers of committed records."""
+        isolation = IsolationLevel.READ_COMMITTED
+        return self._list_offset(name, partition, OffsetSpec.latest(), isolation_level=isolation)
+
     def wait_in_sync(self, timeout: float = 60.0) -> None:
         """Until every partition has a leader and all its replicas are in sync."""
         self._wait_until(self._is_in_sync, "all replicas in sync", timeout)
@@ -142,9 +153,11 @@ class KafkaAdmin:
                 if time.monotonic() > deadline:
                     raise
 
-    def _list_offset(self, name: str, partition: int, spec: OffsetSpec) -> int:
+    def _list_offset(self, name: str, partition: int, spec: OffsetSpec, **options: Any) -> int:
         wanted = {TopicPartition(name, partition): spec}
-        (future,) = self.client.list_offsets(wanted, request_timeout=REQUEST_TIMEOUT_S).values()
+        (future,) = self.client.list_offsets(
+            wanted, request_timeout=REQUEST_TIMEOUT_S, **options
+        ).values()
         return int(future.result(REQUEST_TIMEOUT_S).offset)
 
     def _wait_until(

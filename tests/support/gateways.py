@@ -157,6 +157,11 @@ class GatewayProcess:
         return f"{self.host}:{self.port}"
 
     @property
+    def config(self) -> Config:
+        """The configuration that was written last, without the port."""
+        return self._config
+
+    @property
     def pid(self) -> int:
         return self._get_process().pid
 

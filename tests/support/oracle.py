@@ -192,6 +192,10 @@ class StreamOracle:
         if value not in self._acked_by_value:
             self._uncertain_values.add(value)
 
+    def discard_uncertain(self, values: Iterable[bytes]) -> None:
+        """Values that were not written after all: Kafka's log, which is whole, lacks them."""
+        self._uncertain_values.difference_update(values)
+
     def add_aborted(self, aborted_values: Iterable[bytes]) -> None:
         """Values of aborted transactions: must not arrive."""
         self._aborted_values.update(aborted_values)
@@ -260,7 +264,7 @@ class StreamOracle:
         streams = self._group_by_partition(_insert_gaps(received, gaps), findings)
         for tp in streams.keys() | (start or {}).keys():
             reading = PartitionCheck(
-                self._get_truth(tp),
+                self.get_truth(tp),
                 (start or {}).get(tp),
                 view,
                 (log_start or {}).get(tp),
@@ -281,7 +285,8 @@ class StreamOracle:
         values = {item.value for item in received if isinstance(item, ReceivedRecord)}
         return [each for each in self.list_acked() if view(each) and each.value not in values]
 
-    def _get_truth(self, tp: TopicPartition) -> PartitionTruth:
+    def get_truth(self, tp: TopicPartition) -> PartitionTruth:
+        """What is known of a partition by now."""
         lives = self._logs.get(tp, [{}])
         starts = self._log_starts.get(tp, [])
         return PartitionTruth(

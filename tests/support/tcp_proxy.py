@@ -1,15 +1,17 @@
 """A TCP proxy for tests that does to a connection what networks do.
 
 It knows nothing of the bytes it carries. Faults are verbs on one port: hide (a firewall that
-drops every packet), refuse (nobody listens), hang up (accept, then close), delay, stall (the
-client stops reading), cut (now, or after so many bytes to the client). The port stays the
-proxy's own throughout, so that a fault can be lifted again and nobody else takes the port.
+drops every packet), refuse (nobody listens), hang up (accept, then close), delay, throttle, stall
+(the client stops reading; also now and then), cut (now, or after so many bytes to the client). The
+port stays the proxy's own throughout, so that a fault can be lifted again and nobody else takes the
+port.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import socket
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
@@ -55,6 +57,9 @@ class TcpProxy:
         self._target = None if host is None or port is None else (host, port)
         self._receive_buffer = receive_buffer
         self._delay_s = 0.0
+        self._bytes_per_s: float | None = None
+        self._stall_share, self._stall_s = 0.0, 0.0
+        self.stall_count = 0
         self._bytes_until_cut: int | None = None
         self._is_visible = _create_set_event()
         self._clients_reading = _create_set_event()
@@ -139,6 +144,8 @@ class TcpProxy:
     async def restore(self) -> None:
         """Lift every fault."""
         self._delay_s = 0.0
+        self._bytes_per_s = None
+        self._stall_share = 0.0
         self._bytes_until_cut = None
         self._clients_reading.set()
         await self.unhide()
@@ -146,6 +153,14 @@ class TcpProxy:
     def set_delay(self, seconds: float) -> None:
         """Deliver to clients this much later; throughput stays."""
         self._delay_s = seconds
+
+    def set_rate(self, bytes_per_s: float | None) -> None:
+        """Deliver to each client at most so many bytes a second; None for no limit."""
+        self._bytes_per_s = bytes_per_s
+
+    def set_stalls(self, share: float, seconds: float) -> None:
+        """Hold back a share of the pieces, chosen by chance, for so long; `stall_count` counts."""
+        self._stall_share, self._stall_s = share, seconds
 
     def stall(self) -> None:
         """The clients stop reading: what the target sends fills its own buffers."""
@@ -285,6 +300,11 @@ class TcpProxy:
     ) -> None:
         if (wait := due_at - time.monotonic()) > 0:
             await asyncio.sleep(wait)
+        if self._stall_share and random.random() < self._stall_share:
+            self.stall_count += 1
+            await asyncio.sleep(self._stall_s)
+        if self._bytes_per_s is not None:
+            await asyncio.sleep(len(piece) / self._bytes_per_s)
         await self._clients_reading.wait()
         await self._is_visible.wait()
         if self._bytes_until_cut is not None:

@@ -25,7 +25,7 @@ class ResponseHead(NamedTuple):
 class RawClient(SseClient):
     """
     responses: the head of every answer.
-    wire:      the bytes of the body as they came, chunks taken off, of the last connection.
+    body:      as it came, chunks taken off, of the last connection, unless `keeps_body` is false.
     size:      bytes read off the socket in the last connection, HTTP and all.
     retry:     seconds until it reconnects, until the stream says otherwise.
     """
@@ -33,6 +33,7 @@ class RawClient(SseClient):
     name: ClassVar[str] = "raw"
     reconnects_itself: ClassVar[bool] = True
     media_type: ClassVar[str] = "text/event-stream"
+    keeps_body: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -180,7 +181,8 @@ class RawClient(SseClient):
             data = body.feed(piece)
             if body.response is not None and not self._is_stream(body):
                 return
-            self._body += data
+            if self.keeps_body:
+                self._body += data
             for event in parser.feed(data):
                 told = ReceivedEvent(
                     event=event.event_type, id=event.last_event_id, data=event.data

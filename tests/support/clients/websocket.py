@@ -70,7 +70,8 @@ class WebSocketClient(RawClient):
         frames = FrameParser()
         piece = rest
         while True:
-            self._body += piece
+            if self.keeps_body:
+                self._body += piece
             for said in frames.feed(piece):
                 if not await self._handle_frame(sock, said):
                     return

@@ -1,0 +1,174 @@
+"""What became of a seed, as JSON: one file for each, so that runs can be continued and merged."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from support.received import GapEvent, ReceivedRecord
+
+from .clients import ClientLog
+from .writers import WriterLog
+
+BIN_S = 0.5
+
+
+@dataclass
+class FaultResult:
+    """A fault as it happened; times in seconds from the beginning of the schedule.
+
+    Attributes:
+        kind: What happened.
+        planned_at: When it was to begin.
+        at: When it began.
+        effect_at: When its effect was seen; None if it was not.
+        healed_at: When it was healed.
+        effect: How its effect was seen, or why there was none.
+        status: effective, failed, or not possible.
+    """
+
+    kind: str
+    planned_at: float
+    at: float
+    effect_at: float | None = None
+    healed_at: float | None = None
+    effect: str = ""
+    status: str = "failed"
+
+
+@dataclass
+class Timeline:
+    """What a class of clients got in each half second.
+
+    Attributes:
+        deliveries: How many records.
+        lag_s: How old the oldest of these was since Kafka acknowledged it, in seconds.
+        gaps: How many gaps were told.
+    """
+
+    deliveries: list[int] = field(default_factory=list)
+    lag_s: list[float] = field(default_factory=list)
+    gaps: list[int] = field(default_factory=list)
+
+
+@dataclass
+class SeedResult:
+    """All of a seed.
+
+    Attributes:
+        seed: The seed.
+        seconds: How long its schedule was.
+        clients: How many clients there were.
+        front: The proxy in front of the gateways; empty if there was none.
+        duration_s: How long all took, from the schedule's beginning until the last client had all.
+        faults: Its faults.
+        records: How many records had which outcome.
+        counts: Deliveries, connections, gaps told and errors told.
+        findings: What should not be, one line each, with the history below.
+        timelines: By class of clients.
+        error: What ended the run before its end; empty if nothing did.
+    """
+
+    seed: int
+    seconds: float
+    clients: int
+    front: str = ""
+    duration_s: float = 0.0
+    faults: list[FaultResult] = field(default_factory=list)
+    records: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    findings: list[str] = field(default_factory=list)
+    finding_kinds: dict[str, int] = field(default_factory=dict)
+    timelines: dict[str, Timeline] = field(default_factory=dict)
+    error: str = ""
+
+    @property
+    def is_clean(self) -> bool:
+        """Return whether nothing is wrong."""
+        return not self.findings and not self.error
+
+    @property
+    def verdict(self) -> str:
+        """Return one line."""
+        if self.error:
+            return f"seed {self.seed}: BROKEN OFF: {self.error.splitlines()[0]:.200}"
+        effective = sum(each.status == "effective" for each in self.faults)
+        state = "clean" if self.is_clean else f"{sum(self.finding_kinds.values())} FINDINGS"
+        counts = ", ".join(f"{count} {name}" for name, count in self.counts.items())
+        return (
+            f"seed {self.seed}: {state}; {effective} of {len(self.faults)} faults took effect; "
+            f"{self.records.get('acknowledged', 0)} records acknowledged, {counts}; "
+            f"{self.duration_s:.0f} s"
+        )
+
+
+def write_result(result: SeedResult, directory: Path) -> Path:
+    """Write the JSON of a seed, in place of an earlier one."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"seed-{result.seed}.json"
+    path.write_text(json.dumps(asdict(result)))
+    return path
+
+
+def read_results(directory: Path) -> list[SeedResult]:
+    """Read the results of all seeds that a directory has, by seed."""
+    found = [_parse_result(json.loads(path.read_text())) for path in directory.glob("seed-*.json")]
+    return sorted(found, key=lambda each: each.seed)
+
+
+def _parse_result(data: dict[str, object]) -> SeedResult:
+    result = SeedResult(**data)  # type: ignore[arg-type]
+    result.faults = [FaultResult(**each) for each in data["faults"]]  # type: ignore
+    result.timelines = {
+        name: Timeline(**each)
+        for name, each in data["timelines"].items()  # type: ignore
+    }
+    return result
+
+
+def count_received(logs: Sequence[ClientLog]) -> dict[str, int]:
+    """Count what all clients got."""
+    return {
+        "deliveries": sum(log.record_count for log in logs),
+        "connections": sum(len(log.connections) for log in logs),
+        "gaps told": sum(len(log.gaps) for log in logs),
+        "errors told": sum(log.error_count for log in logs),
+    }
+
+
+def build_timelines(
+    logs: Iterable[ClientLog], written: WriterLog, began_at: float
+) -> dict[str, Timeline]:
+    """Build the timeline of each class of clients, from `began_at` by `time.monotonic`."""
+    by_class: Mapping[str, list[ClientLog]] = defaultdict(list)
+    for log in logs:
+        by_class[log.plan.view.name].append(log)
+    return {name: _build_timeline(some, written, began_at) for name, some in by_class.items()}
+
+
+def _build_timeline(logs: Sequence[ClientLog], written: WriterLog, began_at: float) -> Timeline:
+    deliveries, gaps = Counter[int](), Counter[int]()
+    lags: dict[int, float] = defaultdict(float)
+    for log in logs:
+        for item, at in zip(log.items, log.times, strict=True):
+            number = max(0, int((at - began_at) / BIN_S))
+            if isinstance(item, GapEvent):
+                gaps[number] += 1
+                continue
+            deliveries[number] += 1
+            lags[number] = max(lags[number], _compute_lag(item, at, written))
+    count = max([0, *deliveries, *gaps]) + 1
+    return Timeline(
+        [deliveries[n] for n in range(count)],
+        [round(lags.get(n, 0.0), 3) for n in range(count)],
+        [gaps[n] for n in range(count)],
+    )
+
+
+def _compute_lag(record: ReceivedRecord, at: float, written: WriterLog) -> float:
+    """Return the seconds since Kafka's answer; 0 where nobody knows when that was."""
+    assert record.tp is not None and record.offset is not None
+    return max(0.0, at - written.acked_at.get((record.tp, record.offset), at))

@@ -1,0 +1,296 @@
+"""The judge finds what is planted: a test of a test, since one that cannot fail proves nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+
+import pytest
+from support.oracle import StreamOracle
+from support.stream_check import AckedRecord, FindingKind
+
+from faults.clients import ClientLog
+from faults.judge import Trouble, Truth, describe_lack, judge_client
+from faults.views import LEDGER, PRICES, VIEWS, ClientPlan, Rule, View, Wire
+from gateway.core.log.record import TopicPartition
+from gateway.core.token.resume_token import TokenWriter, TopicPositions, digest_text, seal_token
+
+LOG = TopicPartition(LEDGER, 0)
+TABLE = TopicPartition(PRICES, 0)
+STREAM_VIEW = next(view for view in VIEWS if view.name == "ledger, SSE")
+OWN_KEY_VIEW = next(view for view in VIEWS if view.path == "/own/key-1")
+TABLE_VIEW = next(view for view in VIEWS if view.rule is Rule.TABLE)
+# Offsets 5 and 6 are of an aborted transaction and its marker.
+OFFSETS = [0, 1, 2, 3, 4, 7, 8, 9]
+ABORTED = b'{"n":5,"lane":"red"}'
+
+
+def build_record(tp: TopicPartition, offset: int, key: str = "") -> AckedRecord:
+    value = json.dumps({"n": offset, "lane": "red"}, separators=(",", ":")).encode()
+    return AckedRecord(tp, offset, (key or f"key-{offset % 2}").encode(), value)
+
+
+def build_truth(tp: TopicPartition, log_start: int = 0) -> Truth:
+    oracle = StreamOracle()
+    oracle.add_acked(build_record(tp, offset) for offset in OFFSETS)
+    oracle.add_aborted([ABORTED])
+    return Truth(oracle, {tp.topic: [tp]}, {tp: log_start})
+
+
+def build_token(tp: TopicPartition, offset: int) -> str:
+    positions = TopicPositions(tp.topic, "an id", [offset], [0])
+    return seal_token(TokenWriter("a cluster", [positions]).to_text(), digest_text("v")).decode()
+
+
+class Playback:
+    """Gives events to the log of a client, as a gateway would have sent them."""
+
+    def __init__(self, view: View, tp: TopicPartition) -> None:
+        self.log = ClientLog(ClientPlan(0, view, Wire.SSE))
+        self._tp = tp
+        self.connect()
+
+    def connect(self, token: str = "", resume: str = "exact") -> None:
+        self.log.add_connection(token)
+        self._add("begin", {"resume": resume, "pending": []})
+
+    def send(self, *offsets: int) -> None:
+        for offset in offsets:
+            self.send_record(build_record(self._tp, offset))
+
+    def send_record(self, record: AckedRecord) -> None:
+        envelope = {
+            "topic": record.tp.topic,
+            "partition": record.tp.partition,
+            "offset": record.offset,
+            "key": record.key.decode() if record.key else None,
+            "value": record.value.decode() if record.value else None,
+        }
+        self._add("message" if record.value else "delete", envelope)
+
+    def tell_gap(self, start: int, end: int, reason: str = "retention") -> None:
+        place = {"topic": self._tp.topic, "partition": self._tp.partition}
+        self._add("gap", {**place, "from": start, "to": end, "reason": reason})
+
+    def judge(self, truth: Truth) -> set[str]:
+        return {each.kind for each in judge_client(self.log, truth)}
+
+    def _add(self, name: str, data: object) -> None:
+        self.log.add_event({"event": name, "id": "an id", "data": json.dumps(data)})
+
+
+def judge_stream(
+    play: Callable[[Playback], None], view: View = STREAM_VIEW, log_start: int = 0
+) -> set[str]:
+    """Return what is found in what a client of a stream got."""
+    client = Playback(view, LOG)
+    play(client)
+    return client.judge(build_truth(LOG, log_start))
+
+
+def send_all(client: Playback, offsets: Iterable[int] = OFFSETS) -> None:
+    client.send(*offsets)
+
+
+def test_nothing_is_found_in_a_stream_that_is_right() -> None:
+    assert judge_stream(send_all) == set()
+
+
+def test_nothing_is_found_where_a_gap_covers_what_is_missing() -> None:
+    def play(client: Playback) -> None:
+        client.send(0)
+        client.connect(build_token(LOG, 1))
+        client.tell_gap(1, 4)
+        client.send(4, 7, 8, 9)
+
+    assert judge_stream(play, log_start=4) == set()
+
+
+PLANTED: dict[str, tuple[Callable[[Playback], None], FindingKind]] = {
+    "a lost record": (lambda client: client.send(0, 1, 3, 4, 7, 8, 9), FindingKind.LOST),
+    "a lost end": (lambda client: client.send(0, 1, 2, 3, 4, 7, 8), FindingKind.LOST),
+    "nothing at all": (lambda client: client.send(), FindingKind.LOST),
+    "a doubled record": (lambda client: client.send(*OFFSETS, 9), FindingKind.DUPLICATE),
+    "two in the wrong order": (
+        lambda client: client.send(0, 2, 1, 3, 4, 7, 8, 9),
+        FindingKind.REORDERED,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_what_is_planted_in_a_stream_is_found(name: str) -> None:
+    play, kind = PLANTED[name]
+    assert kind in judge_stream(play)
+
+
+def test_a_record_that_comes_again_after_a_reconnect_is_found() -> None:
+    def play(client: Playback) -> None:
+        client.send(0, 1, 2)
+        client.connect(build_token(LOG, 2))
+        client.send(2, 3, 4, 7, 8, 9)
+
+    assert judge_stream(play) == {FindingKind.DUPLICATE}
+
+
+def test_a_record_of_an_aborted_transaction_is_found() -> None:
+    def play(client: Playback) -> None:
+        client.send(0, 1, 2, 3, 4)
+        client.send_record(AckedRecord(LOG, 5, b"key-1", ABORTED))
+        client.send(7, 8, 9)
+
+    assert judge_stream(play) == {FindingKind.ABORTED}
+
+
+def test_a_record_that_nobody_wrote_is_found() -> None:
+    def play(client: Playback) -> None:
+        send_all(client)
+        client.send_record(build_record(LOG, 12))
+
+    assert judge_stream(play) == {FindingKind.PHANTOM}
+
+
+def test_a_record_with_another_value_is_found() -> None:
+    def play(client: Playback) -> None:
+        client.send_record(build_record(LOG, 0)._replace(value=b'{"n":77,"lane":"red"}'))
+        client.send(*OFFSETS[1:])
+
+    assert judge_stream(play) == {FindingKind.ALTERED}
+
+
+def test_a_record_that_is_not_of_the_view_is_found() -> None:
+    assert judge_stream(lambda client: client.send(1, 3, 7, 9), OWN_KEY_VIEW) == set()
+    assert judge_stream(lambda client: client.send(1, 2, 3, 7, 9), OWN_KEY_VIEW) == {
+        FindingKind.OUTSIDE
+    }
+
+
+def test_a_gap_that_is_not_told_is_found() -> None:
+    def play(client: Playback) -> None:
+        client.send(0)
+        client.connect(build_token(LOG, 1))
+        client.send(4, 7, 8, 9)
+
+    assert judge_stream(play, log_start=4) == {FindingKind.LOST}
+
+
+def test_gaps_without_a_loss_are_found() -> None:
+    def tell_what_came(client: Playback) -> None:
+        client.send(0, 1, 2)
+        client.tell_gap(1, 3)
+        client.send(3, 4, 7, 8, 9)
+
+    def tell_nothing(client: Playback) -> None:
+        send_all(client)
+        client.tell_gap(10, 12)
+
+    def tell_twice(client: Playback) -> None:
+        client.tell_gap(0, 4)
+        client.tell_gap(0, 4)
+        client.send(4, 7, 8, 9)
+
+    def tell_too_much(client: Playback) -> None:
+        client.send(0)
+        client.tell_gap(1, 7)
+        client.send(7, 8, 9)
+
+    assert FindingKind.ARRIVED in judge_stream(tell_what_came)
+    assert FindingKind.EMPTY in judge_stream(tell_nothing)
+    assert FindingKind.REPEATED in judge_stream(tell_twice)
+    assert FindingKind.BOUNDS in judge_stream(tell_too_much, log_start=4)
+
+
+def test_a_stream_that_says_it_does_not_resume_exactly_is_found() -> None:
+    def play(client: Playback) -> None:
+        client.connect(resume="batch")
+        send_all(client)
+
+    assert judge_stream(play) == {Trouble.RESUME_MODE}
+
+
+def test_a_log_that_went_back_without_a_word_is_found() -> None:
+    """A gap of reason recreated tells it; without one, the new log is not what was due."""
+    for is_told in (True, False):
+        truth = build_truth(LOG)
+        client = Playback(STREAM_VIEW, LOG)
+        send_all(client)
+        truth.oracle.mark_recreated(LEDGER)
+        truth.oracle.add_acked([build_record(LOG, 0, "key-9")])
+        if is_told:
+            client.tell_gap(10, 0, "recreated")
+        client.send_record(build_record(LOG, 0, "key-9"))
+        assert bool(client.judge(truth)) is not is_told
+
+
+def judge_table(play: Callable[[Playback], None]) -> set[str]:
+    """Return what is found in what a client of a table got; its keys are key-0 and key-1."""
+    client = Playback(TABLE_VIEW, TABLE)
+    play(client)
+    return client.judge(build_truth(TABLE))
+
+
+def test_a_table_needs_the_latest_of_each_key_alone() -> None:
+    assert judge_table(lambda client: client.send(8, 9)) == set()
+    assert judge_table(lambda client: client.send(8, 7)) == {FindingKind.LOST}
+
+
+def test_a_table_may_get_a_flush_again_but_not_what_is_before_its_position() -> None:
+    def play_flush(client: Playback) -> None:
+        client.send(2, 3, 4)
+        client.connect(build_token(TABLE, 3))
+        client.send(3, 4, 8, 9)
+
+    def play_older(client: Playback) -> None:
+        client.send(2, 3, 4)
+        client.connect(build_token(TABLE, 4))
+        client.send(3, 8, 9)
+
+    assert judge_table(play_flush) == set()
+    assert judge_table(play_older) == {FindingKind.DUPLICATE}
+
+
+def test_what_is_planted_in_a_table_is_found() -> None:
+    def send_aborted(client: Playback) -> None:
+        client.send_record(AckedRecord(TABLE, 5, b"key-1", ABORTED))
+        client.send(8, 9)
+
+    def send_phantom(client: Playback) -> None:
+        client.send(8, 9)
+        client.send_record(build_record(TABLE, 11, "key-3"))
+
+    def tell_gap(client: Playback) -> None:
+        client.tell_gap(0, 4)
+        client.send(8, 9)
+
+    assert judge_table(lambda client: client.send(8, 4, 9, 8)) == {
+        FindingKind.REORDERED,
+        FindingKind.DUPLICATE,
+    }
+    assert FindingKind.ABORTED in judge_table(send_aborted)
+    assert FindingKind.PHANTOM in judge_table(send_phantom)
+    assert FindingKind.EMPTY in judge_table(tell_gap)
+
+
+def test_a_deleted_key_must_not_stay_in_a_table() -> None:
+    truth = build_truth(TABLE)
+    truth.oracle.add_acked([AckedRecord(TABLE, 10, b"key-1", None)])
+    stale, right, fresh = (Playback(TABLE_VIEW, TABLE) for _ in range(3))
+    stale.send(8, 9)
+    right.send(8, 9)
+    right.send_record(AckedRecord(TABLE, 10, b"key-1", None))
+    fresh.send(8)  # a snapshot that began after that never names the key
+    assert stale.judge(truth) == {FindingKind.LOST}
+    assert right.judge(truth) == fresh.judge(truth) == set()
+
+
+def test_a_client_lacks_something_until_it_has_the_last_record_or_a_gap_over_it() -> None:
+    truth = build_truth(LOG)
+    client = Playback(STREAM_VIEW, LOG)
+    assert "up to offset 9" in describe_lack(client.log, truth)
+    client.send(0, 1)
+    assert describe_lack(client.log, truth)
+    client.tell_gap(2, 10)
+    assert not describe_lack(client.log, truth)
+    other = Playback(STREAM_VIEW, LOG)
+    other.send(9)
+    assert not describe_lack(other.log, truth)

@@ -1,0 +1,57 @@
+"""Results survive being written and read, and the report has what they say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+from faults.report import build_report, write_report
+from faults.results import FaultResult, SeedResult, Timeline, read_results, write_result
+
+CLEAN = SeedResult(
+    3,
+    60.0,
+    200,
+    "nginx",
+    70.5,
+    [FaultResult("broker-killed", 2.0, 2.1, 3.4, 9.0, "node 1 is gone", "effective")],
+    {"acknowledged": 1200},
+    {"deliveries": 5000, "gaps told": 2},
+    timelines={"ledger, SSE": Timeline([1, 5, 0], [0.1, 0.4, 0.0], [0, 2, 0])},
+)
+FOUND = SeedResult(
+    4, 60.0, 200, findings=["lost: <b> offset 7\n  history"], finding_kinds={"lost": 1}
+)
+BROKEN = SeedResult(5, 60.0, 200, error="TimeoutError: no broker\nTraceback")
+
+
+def test_results_are_read_as_they_were_written_and_merge_by_seed(tmp_path: Path) -> None:
+    for result in (FOUND, CLEAN, SeedResult(3, 60.0, 200), CLEAN):
+        write_result(result, tmp_path)
+    assert read_results(tmp_path) == [CLEAN, FOUND]
+
+
+def test_only_a_seed_without_findings_and_errors_is_clean() -> None:
+    assert [each.is_clean for each in (CLEAN, FOUND, BROKEN)] == [True, False, False]
+    assert "clean; 1 of 1 faults" in CLEAN.verdict
+    assert "1 FINDINGS" in FOUND.verdict
+    assert "BROKEN OFF: TimeoutError: no broker" in BROKEN.verdict
+
+
+def test_the_report_needs_no_network_and_has_every_seed(tmp_path: Path) -> None:
+    path = write_report([CLEAN, FOUND, BROKEN], tmp_path / "report")
+    page = path.read_text()
+    assert "1 of 3 seeds are clean" in page
+    assert "node 1 is gone" in page
+    assert "&lt;b&gt;" in page and "<b>" not in page
+    assert not re.search(r'(?:src|href)="(?!#)|url\(|https?://|@import', page)
+    assert "prefers-color-scheme: dark" in page and "width=device-width" in page
+
+
+def test_every_chart_of_the_report_is_well_formed() -> None:
+    page = build_report([CLEAN, FOUND])
+    charts = re.findall(r"<svg.*?</svg>", page, re.S)
+    assert len(charts) == 3
+    for chart in charts:
+        ElementTree.fromstring(chart)
