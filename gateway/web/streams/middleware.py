@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from math import ceil
 from urllib.parse import unquote
@@ -37,6 +38,8 @@ from gateway.web.websocket import endpoint as websocket
 from . import dictionary, ndjson, sse
 from .direct_response import AsgiResponse
 from .renewal import TokenRenewer, parse_renewal_path
+
+log = logging.getLogger(__name__)
 
 
 class PagePaths:
@@ -257,6 +260,12 @@ class StreamMiddleware:
             return build_problem(exc, request.url.path)
         except (GatewayError, HTTPException) as exc:
             return build_problem(exc, request.url.path)
+        except Exception:
+            # A 500 would end an EventSource for good, for what may be over when it comes back.
+            if query.is_event_source(request):
+                log.exception("a stream cannot begin: an internal error")
+                return sse.build_unavailable_response(EndReason.ERROR)
+            raise
 
     async def _respond_stream(self, request: Request, match: Match) -> AsgiResponse:
         try:
