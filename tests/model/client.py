@@ -95,13 +95,13 @@ class ModelClient:
         if self.has_begun and self.detached_state is None and not it.end_reason:
             self.detached_state = it.get_position(), (it.next_seq if it.is_fully_shared else None)
             it.detach()
-            it.channel.followers.add(self.pinning_follower)
+            it.channel.add_follower(self.pinning_follower)
 
             self._topic_id = self.replica.metadata.topic_id
 
     def _reattach(self) -> None:
         it = self.subscription
-        it.channel.followers.discard(self.pinning_follower)
+        it.channel.remove_follower(self.pinning_follower)
         it.reattach(*self.detached_state)
         self.detached_state = None
         if self.replica.metadata.topic_id != self._topic_id:

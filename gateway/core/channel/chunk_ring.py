@@ -6,12 +6,13 @@ have not taken it leave the ring: they go on by reading the log or Kafka.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from gateway.core.log.position import PartitionPosition, Position
 from gateway.core.log.record import TopicPartition
 from gateway.core.log.tail import Tail
+from gateway.core.small_set import SmallSet, add_member, discard_member
 
 from .chunk import Chunk
 from .ring_budget import RingBudget
@@ -44,8 +45,11 @@ class Follower(Protocol):
         """
 
 
-# Shared by all channels that wake nobody: an empty set takes 216 bytes.
-_NOBODY: Set[Follower] = frozenset()
+class PublishListener(Protocol):
+    """What writes to the followers that are not woken."""
+
+    def on_published(self) -> None:
+        """Take note that a new chunk was published."""
 
 
 class ChunkRing:
@@ -65,12 +69,11 @@ class ChunkRing:
         first_seq: The number of the oldest chunk in the ring.
         bytes: The size of the ring.
         followers: All clients that follow the channel.
-        on_publish: Asks the broadcaster to write to the followers that are not woken; None while
-            there is none.
+        listener: Has the broadcaster write to the followers that are not woken; None while there
+            is none. An object, because a bound method would take 64 bytes of each channel.
     """
 
-    # Each client with a filter of its own has a channel to itself: with slots an idle one takes
-    # 0.2 KB.
+    # Each client with a filter of its own has a channel to itself: slots and small sets matter.
     __slots__ = (
         "__weakref__",
         "_followers_to_wake",
@@ -79,7 +82,7 @@ class ChunkRing:
         "bytes",
         "first_seq",
         "followers",
-        "on_publish",
+        "listener",
         "ring_budget",
         "tail",
     )  # fmt: skip
@@ -98,10 +101,10 @@ class ChunkRing:
         self.ring_budget = RingBudget() if ring_budget is None else ring_budget
         self.first_seq = 0
         self.bytes = 0
-        self.followers: set[Follower] = set()
+        self.followers: SmallSet[Follower] = ()
         # Those that are woken for each chunk; the broadcaster writes to the others.
-        self._followers_to_wake: Set[Follower] = _NOBODY
-        self.on_publish: Callable[[], None] | None = None
+        self._followers_to_wake: SmallSet[Follower] = ()
+        self.listener: PublishListener | None = None
         # A list and no deque: it is read by index and in slices.
         self._ring: list[Chunk] = []
         self._position_event = position_event
@@ -140,26 +143,29 @@ class ChunkRing:
             return self._ring[-1].data
         return b"".join([chunk.data for chunk in self.get_chunks(first_seq)])
 
+    def add_follower(self, follower: Follower) -> None:
+        """Keep the chunks from now on until a follower has taken them or is told."""
+        self.followers = add_member(self.followers, follower)
+
+    def remove_follower(self, follower: Follower) -> None:
+        """Forget a follower, if it is one, and wake it no longer."""
+        self.followers = discard_member(self.followers, follower)
+        self.stop_waking(follower)
+
     def start_waking(self, follower: Follower) -> None:
         """Wake a follower for each chunk from now on."""
-        if isinstance(self._followers_to_wake, set):
-            self._followers_to_wake.add(follower)
-        else:
-            self._followers_to_wake = {follower}
+        self._followers_to_wake = add_member(self._followers_to_wake, follower)
 
     def stop_waking(self, follower: Follower) -> None:
         """Wake a follower no longer: the broadcaster writes to it, or it follows no more."""
-        if isinstance(self._followers_to_wake, set):
-            self._followers_to_wake.discard(follower)
-            if not self._followers_to_wake:
-                self._followers_to_wake = _NOBODY
+        self._followers_to_wake = discard_member(self._followers_to_wake, follower)
 
     def notify_followers(self) -> None:
         """Wake the followers, or have the broadcaster write to them, as there is a new chunk."""
         for follower in self._followers_to_wake:
             follower.wake()
-        if self.on_publish is not None:
-            self.on_publish()
+        if self.listener is not None:
+            self.listener.on_published()
 
     def evict_before(self, update_seq: int) -> None:
         """Drop the chunks of updates before this one; followers that need them fall behind."""

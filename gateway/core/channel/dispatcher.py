@@ -66,12 +66,17 @@ class ChannelDispatcher:
         else:
             self._unfiltered.add(channel)
 
-    def remove(self, channel: Channel) -> None:
-        """Remove a channel that has no followers any more, and drop its chunks."""
+    def remove(self, channel: Channel, filters: Filters) -> None:
+        """Remove a channel that has no followers any more, and drop its chunks.
+
+        Args:
+            channel: The channel.
+            filters: The filters that it was added with.
+        """
         if channel in self._unfiltered:
             self._unfiltered.remove(channel)
         else:
-            self._filter_index.remove(channel)
+            self._filter_index.remove(channel, filters)
         channel.evict_before(self.tail.seq + 1)
 
     def publish(self, update: TailUpdate) -> list[Channel]:

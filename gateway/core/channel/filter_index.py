@@ -22,7 +22,10 @@ MAX_CHEAP_BUCKET_SIZE = 8  # asking so many filters takes as long as looking up 
 
 T = TypeVar("T", bound=Hashable)
 Matches: TypeAlias = Callable[[Record, LazyValue], bool]
-Bucket: TypeAlias = dict[T, Matches | None]  # None: the value alone decides, nothing is left to ask
+# An item, and what is left to ask its filters. None: the value alone decides.
+Candidate: TypeAlias = tuple[T, Matches | None]
+# Most keys have one item, and a dict of one takes 170 bytes more than the candidate alone.
+Bucket: TypeAlias = Candidate[T] | dict[T, Matches | None]
 BucketsByValue: TypeAlias = dict[Any, Bucket[T]]
 
 
@@ -32,8 +35,8 @@ class FilterIndex(Generic[T]):
     Adding and removing cost time in proportion to the values of the filter, not to the number of
     other filters. Owned by a `ChannelDispatcher`, whose items are channels.
 
-    Invariant between calls: each item is either in `_unindexed` or in one bucket for every value of
-    its `_terms`. No bucket or table of a header or field is empty.
+    Invariant between calls: each item of `_items` is either in `_unindexed` or in one bucket for
+    every value of the terms that `add` chose. No table of a header or field is empty.
     """
 
     def __init__(self) -> None:
@@ -41,54 +44,63 @@ class FilterIndex(Generic[T]):
         self._headers: dict[str, BucketsByValue[T]] = {}
         self._fields: dict[Path, BucketsByValue[T]] = {}
         self._unindexed: dict[T, Matches] = {}
-        self._terms: dict[T, tuple[IndexTerm, ...]] = {}
+        self._items: dict[T, None] = {}
 
     def __len__(self) -> int:
-        return len(self._terms)
+        return len(self._items)
 
     def __iter__(self) -> Iterator[T]:
-        return iter(self._terms)
+        return iter(self._items)
 
     def add(self, item: T, filters: Filters) -> None:
         """Add an item. Filters that let everything through are asked about every record."""
-        terms = self._terms[item] = self._choose_terms(filters)
+        self._items[item] = None
+        terms = self._choose_terms(filters)
         if not terms:
             self._unindexed[item] = filters.matches
         for term in terms:
             table = self._ensure_table(term.target)
             remaining = None if term.is_whole_filter and filters.within is None else filters.matches
             for value in term.values:
-                bucket = table.setdefault(value, {})
-                # Two alternatives of one item may share a value. If one of them has nothing left
-                # to ask, the value alone decides.
-                if bucket.get(item, remaining) is not None:
-                    bucket[item] = remaining
-                else:
-                    bucket[item] = None
+                table[value] = _add_candidate(table.get(value), item, remaining)
 
-    def remove(self, item: T) -> None:
+    def remove(self, item: T, filters: Filters) -> None:
         """Remove an item.
+
+        Args:
+            item: The item.
+            filters: The filters that it was added with.
 
         Raises:
             KeyError: The item was not added.
         """
+        del self._items[item]
         self._unindexed.pop(item, None)
-        for target, values, _ in self._terms.pop(item):
-            table = self._ensure_table(target)
-            for value in values:
-                bucket = table.get(value, {})
-                bucket.pop(item, None)
-                if not bucket:
-                    table.pop(value, None)
-            if not table:
-                self._remove_table(target)
+        # Which terms were chosen is not kept: that would take 160 bytes of each item.
+        for level in _iter_levels(filters):
+            for filter_ in level.filters:
+                for term in filter_.index_terms:
+                    self._remove_from_table(item, term)
+
+    def _remove_from_table(self, item: T, term: IndexTerm) -> None:
+        """Remove an item from the buckets of a term's values that it is in."""
+        table = self._get_table(term.target)
+        for value in term.values:
+            bucket = table.get(value)
+            if bucket is not None:
+                bucket = _remove_candidate(bucket, item)
+                if bucket is None:
+                    del table[value]
+        if not table:
+            self._remove_table(term.target)
 
     def find(self, record: Record) -> Collection[T]:
         """Return all items whose filters let the record through, each once."""
         value = LazyValue(record.value)
         matching: dict[T, None] = {}
         for bucket in self._find_buckets(record, value):
-            for item, remaining in bucket.items():
+            candidates = bucket.items() if isinstance(bucket, dict) else (bucket,)
+            for item, remaining in candidates:
                 if remaining is None or (item not in matching and remaining(record, value)):
                     matching[item] = None
         for item, matches in self._unindexed.items():
@@ -121,22 +133,20 @@ class FilterIndex(Generic[T]):
         enough.
         """
         options = []
-        level: Filters | None = filters
-        while level is not None:
+        for level in _iter_levels(filters):
             best = [
                 min(filter_.index_terms, key=self._cost, default=None) for filter_ in level.filters
             ]
             terms = tuple(term for term in best if term is not None)
             if terms and len(terms) == len(best):
                 options.append(terms)
-            level = level.within
         return min(options, key=lambda terms: max(map(self._cost, terms)), default=())
 
     def _cost(self, term: IndexTerm) -> tuple[int, int]:
         """Return a sort key: how many items share a value of the term, then the lookup's cost."""
         # Sizes are compared in steps, so that a few items more do not outweigh a cheaper lookup.
         target, table = term.target, self._get_table(term.target)
-        largest = max((len(table.get(value, ())) for value in term.values), default=0)
+        largest = max((_count_candidates(table.get(value)) for value in term.values), default=0)
         if target is None:
             return largest // MAX_CHEAP_BUCKET_SIZE, 0
         if isinstance(target, str):
@@ -160,6 +170,37 @@ class FilterIndex(Generic[T]):
 
     def _remove_table(self, target: TermTarget) -> None:
         if isinstance(target, str):
-            del self._headers[target]
+            self._headers.pop(target, None)
         elif target is not None:
-            del self._fields[target]
+            self._fields.pop(target, None)
+
+
+def _iter_levels(filters: Filters) -> Iterator[Filters]:
+    """Yield filters and those that narrow them."""
+    level: Filters | None = filters
+    while level is not None:
+        yield level
+        level = level.within
+
+
+def _add_candidate(bucket: Bucket[T] | None, item: T, remaining: Matches | None) -> Bucket[T]:
+    """Return a bucket with an item. A dict is changed in place."""
+    if bucket is None:
+        return item, remaining
+    candidates = bucket if isinstance(bucket, dict) else dict([bucket])
+    # Two alternatives of one item may share a value. If one of them has nothing left to ask, the
+    # value alone decides.
+    candidates[item] = None if candidates.get(item, remaining) is None else remaining
+    return candidates
+
+
+def _remove_candidate(bucket: Bucket[T], item: T) -> Bucket[T] | None:
+    """Return a bucket without an item, if it is there; None if nothing is left."""
+    if not isinstance(bucket, dict):
+        return None if bucket[0] == item else bucket
+    bucket.pop(item, None)
+    return bucket or None
+
+
+def _count_candidates(bucket: Bucket[T] | None) -> int:
+    return 0 if bucket is None else len(bucket) if isinstance(bucket, dict) else 1

@@ -101,12 +101,11 @@ class Subscription(SharedCursor):
             self.private_reader = None
 
     def _follow(self) -> None:
-        self.channel.followers.add(self)
+        self.channel.add_follower(self)
         self.channel.start_waking(self)
 
     def _unfollow(self) -> None:
-        self.channel.followers.discard(self)
-        self.channel.stop_waking(self)
+        self.channel.remove_follower(self)
         self.channel.tail.readers.discard(self)
 
     @property

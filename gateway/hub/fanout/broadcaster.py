@@ -15,11 +15,12 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from time import perf_counter, time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from gateway.core.channel.channel import Channel
 from gateway.core.channel.chunk import Chunk
 from gateway.core.client.subscription import Subscription
+from gateway.core.small_set import SmallSet, add_member, discard_member
 from gateway.telemetry.traffic import StreamCounts
 
 from .outlet import Outlet
@@ -56,7 +57,7 @@ class Audience:
 
     Clients of one channel may come by several routes that show the same; each route (and so each
     `StreamCounts`) has an audience of its own, linked by `next_audience`. The `Broadcaster` creates
-    audiences, and drops them with their channel.
+    audiences, of which the channel has the newest as its `listener`, and drops them with it.
 
     Between rounds, every client in `clients` has all chunks of the channel, has no private reader,
     and has an outlet that is not full.
@@ -64,31 +65,24 @@ class Audience:
     Attributes:
         broadcaster: The broadcaster that calls this audience.
         channel: The channel that the clients are attached to.
-        clients: The attached clients, in the order of attaching (a dict used as an ordered set).
+        clients: The attached clients, in the order of attaching.
         has_more: More was published since the present round began.
         is_scheduled: A round is scheduled or under way.
         next_audience: Another audience of the same channel; None for the last.
-        remaining: The clients that the present round has yet to write to.
         sent_at: When the last round began, by the loop's clock.
         traffic: Where it is counted what the clients are sent.
-        uncounted: How many clients were written to in this round and are not counted yet.
     """
 
     __slots__ = (
-        "_chunks",
         "broadcaster",
         "channel",
         "clients",
         "has_more",
         "is_scheduled",
         "next_audience",
-        "remaining",
         "sent_at",
         "traffic",
-        "uncounted",
     )  # fmt: skip
-
-    # `_chunks`: the chunks that the clients in `uncounted` were written.
 
     def __init__(
         self,
@@ -101,42 +95,67 @@ class Audience:
         self.channel = channel
         self.traffic = traffic
         self.next_audience = next_audience
-        self._chunks: Sequence[Chunk] = ()
-        self.uncounted = 0
-        self.clients: dict[Receiver, None] = {}
-        self.remaining: list[Receiver] = []
+        self.clients: SmallSet[Receiver] = ()
         self.is_scheduled = self.has_more = False
         self.sent_at = 0.0
         # The channel calls its newest audience only, which passes the call on to the older ones.
-        channel.on_publish = self.schedule_round
+        channel.listener = self
 
-    def schedule_round(self) -> None:
-        """Schedule a round of this audience and of those linked to it: something was published."""
+    def on_published(self) -> None:
+        """Schedule a round of this audience and of those linked to it."""
         if self.next_audience is not None:
-            self.next_audience.schedule_round()
+            self.next_audience.on_published()
         if self.is_scheduled:
             self.has_more = True
         elif self.clients:
             self.is_scheduled = True  # until its round is over, not only until it begins
             self.broadcaster.schedule_audience(self)
 
-    def start_round(self, now: float) -> None:
-        """Begin a round for all clients that are attached now.
+    def add_client(self, client: Receiver) -> None:
+        """Attach a client, which has all that was published."""
+        self.clients = add_member(self.clients, client)
 
-        Args:
-            now: The time by the loop's clock, in seconds.
-        """
-        self.has_more = False
-        self.remaining.extend(self.clients)
-        self.sent_at = now
+    def remove_client(self, client: Receiver) -> None:
+        """Detach a client; it pushes its own bytes until it has caught up."""
+        self.clients = discard_member(self.clients, client)
+        client.on_audience_left()
+
+
+class Round:
+    """Write once to all clients that are attached to an audience when it begins.
+
+    The `Broadcaster` has one at a time, and drops it when nobody remains.
+
+    Args:
+        audience: The audience.
+        now: The time by the loop's clock, in seconds.
+
+    Attributes:
+        audience: The audience.
+        remaining: The clients that are yet to be written to.
+    """
+
+    __slots__ = ("_chunks", "_uncounted", "audience", "remaining")
+
+    # `_chunks`: the chunks that were written to the clients that `_uncounted` counts.
+
+    def __init__(self, audience: Audience, now: float) -> None:
+        self.audience = audience
+        self.remaining = list(audience.clients)
+        self._chunks: Sequence[Chunk] = ()
+        self._uncounted = 0
+        audience.has_more = False
+        audience.sent_at = now
 
     def write_slice(self, max_writes: int) -> None:
-        """Bring some clients of the round to where the channel stands now.
+        """Bring some of the clients to where the channel stands now.
 
         Args:
             max_writes: How many clients to write to; fewer if the newest chunk is large.
         """
-        channel, head, remaining = self.channel, self.channel.next_seq, self.remaining
+        audience, remaining = self.audience, self.remaining
+        channel, traffic = audience.channel, audience.traffic
+        head = channel.next_seq
         first_seq, data, run_start = head, b"", len(remaining)
         max_writes = min(max_writes, 1 + BYTES_PER_CLOCK_CHECK // (1 + channel.newest_size))
         # Clients that stand at the same chunk get the same bytes, and most follow each other: a run
@@ -148,11 +167,11 @@ class Audience:
             subscription, outlet = client.subscription, client.outlet
             # Closed since the round began, or out of the ring: this round came too late for it.
             if outlet is None or subscription.private_reader is not None:
-                self.remove_client(client)
+                audience.remove_client(client)
                 run_start -= 1
             elif outlet.full:  # by another stream of its WebSocket: it reads the ring later
-                self.traffic.stalls += 1
-                self.remove_client(client)
+                traffic.stalls += 1
+                audience.remove_client(client)
                 run_start -= 1
             elif subscription.next_seq < head:
                 if subscription.next_seq != first_seq:
@@ -163,14 +182,14 @@ class Audience:
                 subscription.next_seq = head
                 outlet.write(data)
                 if outlet.full:
-                    self.traffic.stalls += 1
-                    self.remove_client(client)
+                    traffic.stalls += 1
+                    audience.remove_client(client)
             else:  # it has all: it was attached after the chunk was published
                 run_start -= 1
         # Most rounds are one chunk in one slice: count it without the lists that a sum takes.
-        if first_seq == head - 1 and not (remaining or self.uncounted):
+        if first_seq == head - 1 and not (remaining or self._uncounted):
             self._count_chunk(channel.get_chunk(first_seq), run_start)
-            self.traffic.bytes += len(data) * run_start
+            traffic.bytes += len(data) * run_start
         elif first_seq < head:
             self._note_writes(first_seq, len(data), run_start - len(remaining))
 
@@ -179,35 +198,28 @@ class Audience:
 
         Counts are added up over a round, because most of its slices write the same chunks.
         """
-        self.traffic.bytes += size * count
-        chunks = self.channel.get_chunks(first_seq)
+        self.audience.traffic.bytes += size * count
+        chunks = self.audience.channel.get_chunks(first_seq)
         noted = self._chunks
         if noted and (len(chunks) != len(noted) or chunks[-1] is not noted[-1]):
-            self.count_round()
+            self.count_writes()
         self._chunks = chunks
-        self.uncounted += count
+        self._uncounted += count
 
-    def count_round(self) -> None:
-        """Count what was written in the round, which is over or goes on with other chunks."""
+    def count_writes(self) -> None:
+        """Count what was written since this was last called."""
         for chunk in self._chunks:
-            self._count_chunk(chunk, self.uncounted)
-        self._chunks, self.uncounted = (), 0
+            self._count_chunk(chunk, self._uncounted)
+        self._chunks, self._uncounted = (), 0
 
     def _count_chunk(self, chunk: Chunk, count: int) -> None:
         """Count one chunk, which so many clients were sent."""
-        traffic = self.traffic
+        traffic, tracing = self.audience.traffic, self.audience.broadcaster.tracing
         traffic.count_sent(chunk.events, time(), count)
         if chunk.gaps:
             traffic.count_gaps([gap.reason for gap in chunk.gaps], count)
-        if chunk.traced_records and self.broadcaster.tracing is not None:
-            self.broadcaster.tracing.record_delivery(
-                chunk.traced_records, count, traffic.route, traffic.wire
-            )
-
-    def remove_client(self, client: Receiver) -> None:
-        """Detach a client; it pushes its own bytes until it has caught up."""
-        self.clients.pop(client, None)
-        client.on_audience_left()
+        if chunk.traced_records and tracing is not None:
+            tracing.record_delivery(chunk.traced_records, count, traffic.route, traffic.wire)
 
 
 class Broadcaster:
@@ -221,8 +233,8 @@ class Broadcaster:
         self.tracing = tracing
         self._loop = asyncio.get_running_loop()
         self._pacing = pacing
-        self._audiences: dict[Channel, Audience] = {}
         self._scheduled_audiences: deque[Audience] = deque()
+        self._round: Round | None = None  # that of the first scheduled audience, once it began
         self._is_running = False
         self._pending_pushes: deque[Receiver] = deque()
 
@@ -233,22 +245,19 @@ class Broadcaster:
             The audience that writes to it from now on.
         """
         channel, traffic = client.subscription.channel, client.subscription.traffic
-        audience = self._audiences.get(channel)
+        newest = audience = cast("Audience | None", channel.listener)
         while audience is not None and audience.traffic is not traffic:
             audience = audience.next_audience
         if audience is None:
-            audience = self._audiences[channel] = Audience(
-                self, channel, traffic, self._audiences.get(channel)
-            )
-        audience.clients[client] = None
+            audience = Audience(self, channel, traffic, newest)
+        audience.add_client(client)
         # A round writes to it from now on; a wake as well would schedule a push for nothing.
         channel.stop_waking(client.subscription)
         return audience
 
     def remove_channel(self, channel: Channel) -> None:
         """Forget the audiences of a channel that nobody follows any more."""
-        self._audiences.pop(channel, None)
-        channel.on_publish = None  # break the reference cycle with its audience
+        channel.listener = None  # break the reference cycle with its audience
 
     def schedule_push(self, client: Receiver) -> None:
         """Schedule `client.push`, so that pushes take at most about `SLICE_S` of a turn.
@@ -290,16 +299,16 @@ class Broadcaster:
         try:
             while self._scheduled_audiences and now - began < SLICE_S:
                 audience = self._scheduled_audiences[0]
-                if not audience.remaining:
-                    audience.start_round(self._loop.time())
-                audience.write_slice(WRITES_PER_CLOCK_CHECK)
-                if not audience.remaining:
+                if self._round is None:
+                    self._round = Round(audience, self._loop.time())
+                self._round.write_slice(WRITES_PER_CLOCK_CHECK)
+                if not self._round.remaining:
+                    self._round.count_writes()
+                    self._round = None
                     self._scheduled_audiences.popleft()
                     audience.is_scheduled = False
-                    if audience.uncounted:
-                        audience.count_round()
                     if audience.has_more:
-                        audience.schedule_round()
+                        audience.on_published()
                     else:
                         audience.channel.drop_if_caught_up()
                 now = perf_counter()

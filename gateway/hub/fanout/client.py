@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -116,8 +116,12 @@ class ClientOwner(Protocol):
     def remove_client(self, client: Client) -> None:
         """Forget a client that is being closed."""
 
-    def call_when_closed(self, client: Client, on_closed: Callable[[], None]) -> None:
-        """Call `on_closed` once the client is closed."""
+
+class CloseListener(Protocol):
+    """What is told that a client was closed."""
+
+    def on_client_closed(self) -> None:
+        """Take note that the client is closed."""
 
 
 class Client:
@@ -144,6 +148,7 @@ class Client:
     """
 
     __slots__ = (
+        "_close_listener",
         "_closed",
         "_deadline",
         "_expiry_timer",
@@ -185,6 +190,7 @@ class Client:
         self._pull: PullDelivery | None = None
         self._ready_waiter: asyncio.Future[None] | None = None  # of `wait_until_ready`
         self._closed = False
+        self._close_listener: CloseListener | None = None
         self._expiry_timer: WallClockTimer | None = None
         self.set_expiry(options.expires_at)
 
@@ -358,9 +364,15 @@ class Client:
         subscription.close()  # without its position, which is handed over
         return handover
 
-    def call_when_closed(self, on_closed: Callable[[], None]) -> None:
-        """Call a function once this client is closed, or now if it is."""
-        self._owner.call_when_closed(self, on_closed)
+    def set_close_listener(self, listener: CloseListener) -> None:
+        """Tell a listener once this client is closed, or now if it is.
+
+        An object, because a bound method would take 64 bytes of each client.
+        """
+        if self._closed:
+            listener.on_client_closed()
+        else:
+            self._close_listener = listener
 
     def close(self) -> None:
         """Release everything: the client is gone, or has been sent its end."""
@@ -377,6 +389,9 @@ class Client:
         if push is not None:
             push.close()
         self._owner.remove_client(self)
+        listener, self._close_listener = self._close_listener, None
+        if listener is not None:
+            listener.on_client_closed()
         # `take_handover` and the `end` event of a pulled client have yet to use the position.
         if end_reason is EndReason.CHANGED:
             keep_position = is_end_written

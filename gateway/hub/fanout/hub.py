@@ -14,7 +14,7 @@ import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakValueDictionary
@@ -155,7 +155,6 @@ class Hub:
         self._grown_bytes = 0  # bytes by which the logs grew since memory was bounded last
         self._is_full = False  # new clients are refused: too much of memory cannot be freed
         self._numbers = numbers or itertools.count(1)
-        self._on_closed: dict[Client, Callable[[], None]] = {}
         self._tails: dict[TailKey, SharedTail] = {}
         # Tails that a reload replaced, until their last client has moved on.
         self._replaced_tails: list[SharedTail] = []
@@ -331,18 +330,8 @@ class Hub:
             asyncio.get_running_loop().call_soon(self._end_clients, clients, reason)
 
     def remove_client(self, client: Client) -> None:
-        """Forget a client that is being closed, and call its `on_closed` callback."""
+        """Forget a client that is being closed."""
         self.clients.discard(client)
-        on_closed = self._on_closed.pop(client, None)
-        if on_closed is not None:
-            on_closed()
-
-    def call_when_closed(self, client: Client, on_closed: Callable[[], None]) -> None:
-        """Call a function once a client is closed, or now if it is closed already."""
-        if client in self.clients:
-            self._on_closed[client] = on_closed
-        else:
-            on_closed()
 
     async def subscribe(
         self,
@@ -527,7 +516,6 @@ class Hub:
         channel = shared_tail.channels.get(key)
         if channel is None:
             encoder = self._get_encoder(view, wire)
-            accepts = view.filters.matches if view.filters.filters else None
             topics_ending_on_loss = [
                 name
                 for name in view.topics
@@ -537,7 +525,7 @@ class Hub:
                 shared_tail.tail,
                 self.token_verifier.create_seal(view),
                 encoder,
-                accepts,
+                view.filters if view.filters.filters else None,
                 topics_ending_on_loss=topics_ending_on_loss,
                 ring_budget=self.rings,
             )

@@ -95,7 +95,7 @@ class SharedCatchUp:
         self._start_position = leader.get_position()
         self._delivered_sum: ByteSum | None = None  # of all pieces so far, on wires that count
         self._full_since: float | None = None
-        leader.subscription.channel.followers.add(self)
+        leader.subscription.channel.add_follower(self)
         self._delivery = LeaderDelivery(
             leader, LeaderOutlet(self), broadcaster, self, self.on_leader_caught_up
         )
@@ -268,7 +268,7 @@ class SharedCatchUp:
         """Close the leader, and stop following the channel."""
         self._pieces.clear()
         self._resize(-self._bytes)
-        self.subscription.channel.followers.discard(self)
+        self.subscription.channel.remove_follower(self)
         self.on_delivered()
         del self._delivery, self._leader  # both refer to this: without them it is freed at once
 

@@ -68,8 +68,9 @@ class SharedTail:
         self._counted_partitions = 0  # the number of partitions that the counts are of
         self._dispatcher = ChannelDispatcher(tail)
         self._is_publishing_notices = False  # in this turn of the loop or the next
-        # When each channel is to announce its position next, the earliest first.
-        self._announce_queue: deque[tuple[float, Channel]] = deque()
+        # When channels are to announce their positions next, the earliest first. Channels that are
+        # due at the same time share an item.
+        self._announce_queue: deque[tuple[float, list[Channel]]] = deque()
         # Channels that a client left since the last sweep: they may have no followers. Of a million
         # channels, the sweep looks at these only.
         self._left_channels: dict[Channel, None] = {}
@@ -101,7 +102,9 @@ class SharedTail:
         self.view_bytes += key[0].size
         self._dispatcher.add(channel, filters)
         # Due at once, hence first: the queue stays in the order of time.
-        self._announce_queue.appendleft((0.0, channel))
+        if not self._announce_queue or self._announce_queue[0][0] > 0.0:
+            self._announce_queue.appendleft((0.0, []))
+        self._announce_queue[0][1].append(channel)
 
     @property
     def has_left_channels(self) -> bool:
@@ -123,7 +126,7 @@ class SharedTail:
                 continue
             del self.channels[key]
             self.view_bytes -= key[0].size
-            self._dispatcher.remove(channel)
+            self._dispatcher.remove(channel, key[0].filters)
             self._unannounced.pop(channel, None)
             removed.append(channel)
         return removed
@@ -201,10 +204,13 @@ class SharedTail:
                 if not channel.has_unsent_id:
                     continue
             elif self._announce_queue and self._announce_queue[0][0] <= now:
-                _, channel = self._announce_queue.popleft()
+                channels = self._announce_queue[0][1]
+                channel = channels.pop()
+                if not channels:
+                    self._announce_queue.popleft()
                 if not channel.followers:
                     continue
-                self._announce_queue.append((now + interval, channel))
+                self._schedule_announcement(channel, now + interval)
                 if channel.has_sent_id:
                     channel.has_sent_id = False
                     continue
@@ -214,3 +220,8 @@ class SharedTail:
                 channel.notify_followers()
         # There may be more to announce: other tasks get their turn first.
         asyncio.get_running_loop().call_soon(self.announce_positions, now)
+
+    def _schedule_announcement(self, channel: Channel, due: float) -> None:
+        if not self._announce_queue or self._announce_queue[-1][0] != due:
+            self._announce_queue.append((due, []))
+        self._announce_queue[-1][1].append(channel)

@@ -160,10 +160,10 @@ class HttpStream(OpenStream):
 
     def _set_client(self, client: Client) -> None:
         self._client = client
-        client.call_when_closed(self._on_client_closed)
+        client.set_close_listener(self)
 
-    def _on_client_closed(self) -> None:
-        """Close the stream, as its client is gone.
+    def on_client_closed(self) -> None:
+        """Close the stream, as its client is gone. See `CloseListener`.
 
         A client that `iter_bytes` pulls from is also closed at a handover, which ends nothing.
         """

@@ -112,7 +112,7 @@ def test_who_falls_out_of_the_ring_is_told_the_position_before_what_it_lost():
         Channel(tail, b"view-", OffsetEncoder(), ring_budget=RingBudget(max_ring_bytes=1)),
         FakeFollower(),
     )
-    channel.followers.add(follower)
+    channel.add_follower(follower)
     publish_entries(tail, channel, record(A, 0))
     follower.next_seq = channel.next_seq
     publish_entries(tail, channel, record(A, 1))
@@ -137,7 +137,7 @@ def test_what_a_few_all_have_is_not_held_and_what_one_lacks_is():
     tail = build_tail()
     channel = Channel(tail, b"view-", OffsetEncoder())
     one, other = FakeFollower(), FakeFollower()
-    channel.followers = {one, other}
+    channel.followers = (one, other)
     publish_entries(tail, channel, record(A, 0))
     publish_entries(tail, channel, record(A, 1))
     one.next_seq, other.next_seq = 2, 1
@@ -155,7 +155,7 @@ def test_what_a_few_all_have_is_not_held_and_what_one_lacks_is():
 def test_what_many_have_is_held_for_those_who_come_back():
     tail = build_tail()
     channel = Channel(tail, b"view-", OffsetEncoder())
-    channel.followers = {FakeFollower() for _ in range(MAX_FOLLOWERS_WITHOUT_RING + 1)}
+    channel.followers = tuple(FakeFollower() for _ in range(MAX_FOLLOWERS_WITHOUT_RING + 1))
     publish_entries(tail, channel, record(A, 0))
     for follower in channel.followers:
         follower.next_seq = channel.next_seq
@@ -168,7 +168,7 @@ def build_dropped_channel(*cursors: int, sleeping: bool) -> tuple[Channel, list[
     tail = build_tail()
     channel = Channel(tail, b"view-", OffsetEncoder())
     followers = [FakeFollower() for _ in cursors]
-    channel.followers = set(followers)
+    channel.followers = tuple(followers)
     for follower in followers if sleeping else ():
         channel.start_waking(follower)
     for offset in range(3):
@@ -202,7 +202,7 @@ def test_readiness_in_dropped_chunks_is_told_all_the_same():
     tail = build_tail()
     channel = Channel(tail, b"view-", ReadyEncoder())
     follower = FakeFollower()
-    channel.followers = {follower}
+    channel.followers = (follower,)
     channel.publish(tail.apply_entries([Ready(B, 0, 0, 0)], 1))
     publish_entries(tail, channel, record(A, 0))
     channel.announce_position()

@@ -84,7 +84,7 @@ def build_tail(kind: type[Tail] = Tail) -> Tail:
 
 
 def add_follower(channel: Channel) -> Channel:
-    channel.followers.add(FakeFollower())
+    channel.add_follower(FakeFollower())
     return channel
 
 
@@ -187,22 +187,23 @@ def test_a_record_is_encoded_once_for_all_who_see_it_and_for_nobody_else_at_all(
 def test_very_many_channels_are_told_of_a_partition_some_at_a_time_and_in_order():
     tail, encoder = build_tail(), RecordingEncoder()
     spread = ChannelDispatcher(tail)
-    channels = [
-        build_channel(tail, build_key_filters(b"%d" % n), encoder)
-        for n in range(2 * MAX_NOTIFIED_AT_ONCE + 1)
+    filters_of_channels = [
+        build_key_filters(b"%d" % n) for n in range(2 * MAX_NOTIFIED_AT_ONCE + 1)
     ]
-    for n, channel in enumerate(channels):
-        spread.add(channel, build_key_filters(b"%d" % n))
+    channels = [build_channel(tail, filters, encoder) for filters in filters_of_channels]
+    for channel, filters in zip(channels, filters_of_channels, strict=True):
+        spread.add(channel, filters)
     fault, ready = Fault(A, 0, 0, 0, "denied"), Ready(A, 1, 1, 0)
 
     assert spread.publish(tail.apply_entries([fault, record(A, 0, b"7")], 1)) == [channels[7]]
     told = spread.publish_notices()
     assert len(told) == MAX_NOTIFIED_AT_ONCE
     kept = [*channels[:10], *told[:10]]
-    for channel in channels:  # few are left, half of which were not told yet
+    # Few are left, half of which were not told yet.
+    for channel, filters in zip(channels, filters_of_channels, strict=True):
         if channel not in kept:
-            channel.followers.clear()
-            spread.remove(channel)
+            channel.followers = ()
+            spread.remove(channel, filters)
     assert spread.publish(tail.apply_entries([ready], 1)) == []
     while spread.has_notices:
         spread.publish_notices()
@@ -222,7 +223,7 @@ def test_a_channel_that_nobody_follows_is_told_nothing():
     spread = ChannelDispatcher(tail)
     for filters in (EVERYTHING, build_key_filters(b"k")):
         channel = build_channel(tail, filters)
-        channel.followers.clear()
+        channel.followers = ()
         spread.add(channel, filters)
     assert spread.publish(tail.apply_entries([record(A, 0, b"k")], 1)) == []
 
@@ -234,7 +235,7 @@ def test_what_was_removed_is_told_nothing_and_holds_nothing():
         channel = build_channel(tail, filters)
         spread.add(channel, filters)
         assert spread.publish(tail.apply_entries([record(A, tail.seq, b"k")], 1)) == [channel]
-        spread.remove(channel)
+        spread.remove(channel, filters)
         assert (channel.bytes, channel.next_seq - channel.first_seq) == (0, 0)
         assert spread.publish(tail.apply_entries([record(A, tail.seq, b"k")], 1)) == []
 

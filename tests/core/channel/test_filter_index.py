@@ -68,8 +68,8 @@ def test_an_index_finds_what_every_filter_by_itself_lets_through(
     index: FilterIndex[int] = FilterIndex()
     there: dict[int, Filters] = {}
     for to, filters in changes:
-        if there.pop(to, None) is not None:
-            index.remove(to)
+        if to in there:
+            index.remove(to, there.pop(to))
         if filters is not None:
             there[to] = within.narrow(filters) if to % 2 else filters
             index.add(to, there[to])
@@ -163,14 +163,15 @@ def test_the_value_is_parsed_once_however_many_look_into_it_and_not_for_keys_alo
 
 
 def test_what_was_removed_leaves_nothing_behind():
-    filters = [OFTEN, Filter(key=b"ada"), Filter(key=Condition(prefix="a")), Filter()]
-    index = build_index(*filters, Filters((Filter(key=b"ada"), Filter(key=b"ada", headers=()))))
-    for number in range(5):
-        index.remove(number)
+    single = [OFTEN, Filter(key=b"ada"), Filter(key=Condition(prefix="a")), Filter()]
+    filters = [*(Filters((each,)) for each in single), Filters((Filter(key=b"ada"),) * 2)]
+    index = build_index(*filters)
+    for number, each in enumerate(filters):
+        index.remove(number, each)
     assert list(index.find(RECORD)) == []
     assert vars(index) == vars(FilterIndex())
     with pytest.raises(KeyError):
-        index.remove(0)
+        index.remove(0, filters[0])
 
 
 def test_a_header_twice_in_a_record_finds_its_client_once():

@@ -38,7 +38,7 @@ def test_what_was_pending_there_begins_where_the_shared_read_did():
 def test_those_who_miss_the_same_share_the_bytes_of_the_rest():
     topic = KeyedTopic()
     first, second = SharedCursor(topic.channel), SharedCursor(topic.channel)
-    topic.channel.followers.add(first)  # type: ignore[arg-type]
+    topic.channel.add_follower(first)  # type: ignore[arg-type]
     topic.write_record(0, b"a")
     chunk = topic.channel.get_chunk(first.next_seq)
     made = []

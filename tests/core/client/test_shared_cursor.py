@@ -17,7 +17,7 @@ def split_lines(data: bytes) -> list[str]:
 def test_it_is_sent_whole_chunks_until_the_budget_is_spent():
     topic = KeyedTopic()
     ride = SharedCursor(topic.channel)
-    topic.channel.followers.add(ride)  # type: ignore[arg-type]
+    topic.channel.add_follower(ride)  # type: ignore[arg-type]
     for _ in range(3):
         topic.write_record(0, b"a")
     assert split_lines(ride.read_chunks(1, 0.0)) == ["record 0 0 -> 1 0"]
@@ -29,7 +29,7 @@ def test_it_is_sent_whole_chunks_until_the_budget_is_spent():
 def test_with_a_credit_it_is_sent_what_that_pays_for_and_says_where_it_pays_for_a_part():
     topic = KeyedTopic(is_stepped=True)
     ride = SharedCursor(topic.channel, SubscriptionTerms(credit=2))
-    topic.channel.followers.add(ride)  # type: ignore[arg-type]
+    topic.channel.add_follower(ride)  # type: ignore[arg-type]
     for keys in ([b"a"], [b"a", b"b"]):
         for key in keys:
             topic.write_record(0, key)
@@ -45,7 +45,7 @@ def test_with_a_credit_it_is_sent_what_that_pays_for_and_says_where_it_pays_for_
 def test_on_its_way_it_stands_where_its_next_chunk_begins():
     topic = KeyedTopic()
     ride = SharedCursor(topic.channel)
-    topic.channel.followers.add(ride)  # type: ignore[arg-type]
+    topic.channel.add_follower(ride)  # type: ignore[arg-type]
     topic.write_record(0, b"a")
     topic.write_record(1, b"c")
     own = {B: PartitionPosition(7)}
