@@ -58,8 +58,9 @@ MAX_ATTEMPTS = 6
 # Doubled after each attempt: 15 s in all, besides the time that an attempt itself waits for Kafka.
 RETRY_DELAY_S = 0.5
 
-MAX_DRIVER_ROWS = 5000
-"""The most rows of a batch that the driver writes itself."""
+MAX_DRIVER_ROWS = 1000
+"""The most rows of a batch that the driver writes itself: as many as come in a second or so."""
+_TOO_LARGE = "spark.driver.maxResultSize"  # in Spark's error: the rows have too many bytes
 # After a large batch, so many small ones are written by the workers: a batch that turns out to be
 # too large for the driver is computed twice.
 _RECENT_BATCHES = 5
@@ -234,8 +235,10 @@ class ExactlyOnceOutput:
         memory of the driver, the next start does not try it here again.
         """
         results = None
-        if self._were_small and all(self._were_small):
+        is_tried = bool(self._were_small) and all(self._were_small)
+        if is_tried:
             results = self._write_in_driver(rows, task)
+        is_too_large = is_tried and results is None
         if results is None:
             # A repeated batch must give every writer the same rows. The hash of the key ensures
             # that. The position of the rows does not: it depends on how Spark divided the batch
@@ -245,18 +248,24 @@ class ExactlyOnceOutput:
             collected = shuffled.mapInArrow(task, RESULT_SCHEMA).collect()
             results = [TaskResult(**row.asDict()) for row in collected]
         written_rows = sum(result.rows for result in results)
-        self._were_small.append(written_rows <= self._max_driver_rows > 0)
+        is_small = written_rows <= self._max_driver_rows > 0 and not is_too_large
+        self._were_small.append(is_small)
         return results
 
     def _write_in_driver(self, rows: DataFrame, task: WriteTask) -> Sequence[TaskResult] | None:
-        """Write rows in this process; return None if there are too many, and write nothing."""
+        """Write rows in this process; return None if they are too large, and write nothing."""
         import pyarrow.compute as pc
 
         writers = task.plan.writers
         few = rows.where(self._is_within_limit)
         if writers > 1:
             few = few.withColumn(_WRITER_COLUMN, self._get_writer_column(writers))
-        table = few.toArrow()
+        try:
+            table = few.toArrow()
+        except Exception as error:
+            if _TOO_LARGE not in str(error):
+                raise
+            return None
         if table.num_rows > self._max_driver_rows:
             return None
         if writers == 1:

@@ -259,6 +259,36 @@ def test_small_and_large_batches_are_written_once_by_the_driver_and_by_the_worke
 
 
 @pytest.mark.needs("java17")
+def test_rows_with_too_many_bytes_for_the_driver_are_written_by_the_workers(
+    kafka: KafkaCluster,
+    spark: Any,
+    output: Output,
+    query: str,
+    ledger: Ledger,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """The error is planted: the setting is of the whole Spark context."""
+    held = checkpoint(tmp_path / "held", *range(4))
+    write = ExactlyOnceOutput(query, output, ledger.client_config, checkpoint=held)
+    rows = spark.createDataFrame([("k", "v")], "key string, value string")
+    assert write(rows, 0) == 1
+
+    asked: list[Any] = []
+
+    def refuse(self: Any) -> None:
+        asked.append(self)
+        raise RuntimeError("results are bigger than spark.driver.maxResultSize (1024.0 MiB)")
+
+    monkeypatch.setattr(type(rows), "toArrow", refuse)
+    assert write(rows, 1) == 1
+    assert write(rows, 2) == 1
+    assert len(asked) == 1
+    values = Counter(each.value() for each in read_committed(kafka, output.topic))
+    assert values == {b"v": 3}
+
+
+@pytest.mark.needs("java17")
 @pytest.mark.parametrize("writers", [1, 2, 7])
 def test_the_driver_gives_a_writer_the_rows_that_spark_would_give_it(spark: Any, writers: int):
     """A batch that was begun by the workers may be finished by the driver."""
