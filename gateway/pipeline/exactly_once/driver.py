@@ -1,8 +1,14 @@
 """Write the batches of a query to Kafka, each exactly once, from Spark's `foreachBatch`.
 
-The driver takes the query over by the steps of `writer_plan` and gives every batch to the workers
-as a `WriteTask`. A batch that Kafka interrupts is written again from the same rows: writers that
-have committed it skip it.
+The driver takes the query over by the steps of `writer_plan` and writes every batch by a
+`WriteTask`. A batch that Kafka interrupts is written again from the same rows: writers that have
+committed it skip it.
+
+The task of a large batch runs in Spark's workers. Small batches are collected, and the driver runs
+the task itself: that needs no shuffle and no Python worker, and the producers stay in one process,
+while Spark gives a writer to another worker in nearly every batch, which has to fence the last one
+and to read the ledger. Which rows a writer gets is the same in both cases, so a batch that was
+begun in one way may be finished in the other.
 """
 
 from __future__ import annotations
@@ -10,7 +16,9 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,7 +35,7 @@ from gateway.pipeline.topics import fetch_max_message_bytes
 from .ledger import Ledger, open_ledger, owner_key
 from .producers import RETRY_MARKER, LedgerProducer
 from .recreated_topics import ReadTopic
-from .task import RESULT_SCHEMA, WriteTask, parse_refusal
+from .task import RESULT_SCHEMA, TaskResult, WriteTask, parse_refusal
 from .writer_plan import (
     LedgerEntry,
     PlanChange,
@@ -38,7 +46,7 @@ from .writer_plan import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
     from gateway.pipeline.checkpoint.checkpoint import Checkpoint
 
@@ -49,6 +57,28 @@ T = TypeVar("T")
 MAX_ATTEMPTS = 6
 # Doubled after each attempt: 15 s in all, besides the time that an attempt itself waits for Kafka.
 RETRY_DELAY_S = 0.5
+
+MAX_DRIVER_ROWS = 1000
+"""The most rows of a batch that the driver writes itself: as many as come in a second or so."""
+_TOO_LARGE = "spark.driver.maxResultSize"  # in Spark's error: the rows have too many bytes
+# After a large batch, so many small ones are written by the workers: a batch that turns out to be
+# too large for the driver is computed twice.
+_RECENT_BATCHES = 5
+_WRITER_COLUMN = "_writer"
+# Spark's `monotonically_increasing_id` has the row's index in its partition in the lower bits.
+_INDEX_MASK = (1 << 33) - 1
+
+
+def choose_writer(key: Column, writers: int) -> Column:
+    """Return the number of the writer of a row, as Spark's `repartition(writers, key)` chooses it.
+
+    Args:
+        key: The key of the row.
+        writers: The number of writers.
+    """
+    from pyspark.sql import functions as F
+
+    return F.pmod(F.hash(key), F.lit(writers))
 
 
 class ExactlyOnceOutput:
@@ -75,6 +105,7 @@ class ExactlyOnceOutput:
         ledger_output: str | None = None,
         job: str = "",
         read_topics: tuple[ReadTopic, ...] = (),
+        max_driver_rows: int = MAX_DRIVER_ROWS,
     ) -> None:
         """Set the output up; Kafka is not contacted yet.
 
@@ -90,6 +121,8 @@ class ExactlyOnceOutput:
                 same job is refused. "" leaves this check out.
             read_topics: The topics that the rows are made of. Nothing is committed if one was
                 recreated since.
+            max_driver_rows: The most rows of a batch that the driver writes itself; 0 leaves all
+                batches to the workers.
         """
         self._query_id = query_id
         self._job = job
@@ -102,6 +135,11 @@ class ExactlyOnceOutput:
         self._is_owner = False  # whether this driver has taken the query over
         self._plan: WriterPlan | None = None
         self._processes_by_writer: dict[int, str] = {}
+        self._max_driver_rows = max_driver_rows
+        # Of the last batches, whether the driver could have written them. Empty before the first
+        # batch, which may be a backlog and which the workers therefore write.
+        self._were_small: deque[bool] = deque(maxlen=_RECENT_BATCHES)
+        self._writer_columns: dict[int, Column] = {}  # by the number of writers
 
     def prepare(self, epoch: int) -> None:
         """Take the query over, unless this driver has, so that an epoch can be written.
@@ -175,11 +213,7 @@ class ExactlyOnceOutput:
             dead_letter_topic=self._dead_letter_topic,
             read_topics=self._read_topics,
         )
-        # A repeated batch must give every writer the same rows. The hash of the key ensures that.
-        # The position of the rows does not: it depends on how Spark divided the batch into tasks.
-        # The shuffle costs 0.2 s for 250,000 rows, of 4 s in all.
-        key = rows["key"].cast("binary")
-        results = rows.repartition(plan.writers, key).mapInArrow(task, RESULT_SCHEMA).collect()
+        results = self._write_rows(rows, task)
         self._processes_by_writer = {
             result.writer: result.process for result in results if result.process
         }
@@ -193,6 +227,79 @@ class ExactlyOnceOutput:
             text = "%d rows of batch %d are refused by the schema of topic %s: they are in %s"
             log.warning(text, refused, epoch, self._output.topic, self._dead_letter_topic)
         return sum(result.rows for result in results if result.written)
+
+    def _write_rows(self, rows: DataFrame, task: WriteTask) -> Sequence[TaskResult]:
+        """Write rows here if that is possible and recent batches were small, else in the workers.
+
+        The first batch after a start is left to the workers. So if a batch is too large for the
+        memory of the driver, the next start does not try it here again.
+        """
+        results = None
+        is_tried = bool(self._were_small) and all(self._were_small)
+        if is_tried:
+            results = self._write_in_driver(rows, task)
+        is_too_large = is_tried and results is None
+        if results is None:
+            # A repeated batch must give every writer the same rows. The hash of the key ensures
+            # that. The position of the rows does not: it depends on how Spark divided the batch
+            # into tasks. The shuffle costs 0.2 s for 250,000 rows, of 4 s in all.
+            key = rows["key"].cast("binary")
+            shuffled = rows.repartition(task.plan.writers, key)
+            collected = shuffled.mapInArrow(task, RESULT_SCHEMA).collect()
+            results = [TaskResult(**row.asDict()) for row in collected]
+        written_rows = sum(result.rows for result in results)
+        is_small = written_rows <= self._max_driver_rows > 0 and not is_too_large
+        self._were_small.append(is_small)
+        return results
+
+    def _write_in_driver(self, rows: DataFrame, task: WriteTask) -> Sequence[TaskResult] | None:
+        """Write rows in this process; return None if they are too large, and write nothing."""
+        import pyarrow.compute as pc
+
+        writers = task.plan.writers
+        few = rows.where(self._is_within_limit)
+        if writers > 1:
+            few = few.withColumn(_WRITER_COLUMN, self._get_writer_column(writers))
+        try:
+            table = few.toArrow()
+        except Exception as error:
+            if _TOO_LARGE not in str(error):
+                raise
+            return None
+        if table.num_rows > self._max_driver_rows:
+            return None
+        if writers == 1:
+            return [task.write(0, table.to_batches())]
+        numbers = table[_WRITER_COLUMN]
+        records = table.drop_columns([_WRITER_COLUMN])
+
+        def write_part(number: int) -> TaskResult:
+            return task.write(number, records.filter(pc.equal(numbers, number)).to_batches())
+
+        # The context ends when all writers have, so no attempt overlaps the next one.
+        with ThreadPoolExecutor(writers, thread_name_prefix="writer") as executor:
+            return list(executor.map(write_part, range(writers)))
+
+    # Columns of Spark are created once: each takes a dozen calls of the JVM.
+    @cached_property
+    def _is_within_limit(self) -> Column:
+        """The filter by which a partition gives one row more than the limit at most.
+
+        All tasks of Spark still read their whole input, because that commits their state. A limit
+        of Spark would end them before.
+        """
+        from pyspark.sql import functions as F
+
+        index = F.monotonically_increasing_id().bitwiseAND(F.lit(_INDEX_MASK))
+        return index <= self._max_driver_rows
+
+    def _get_writer_column(self, writers: int) -> Column:
+        if writers not in self._writer_columns:
+            from pyspark.sql import functions as F
+
+            key = F.col("key").cast("binary")
+            self._writer_columns[writers] = choose_writer(key, writers)
+        return self._writer_columns[writers]
 
     @cached_property
     def _max_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Keep transactional producers in each Python worker of Spark from batch to batch.
+"""Keep transactional producers in the driver and in each Python worker from batch to batch.
 
 The driver says which process committed a writer's rows last. If that was this process, the
 producer that it kept is used. Otherwise another process has fenced that producer meanwhile, so a
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -48,6 +49,8 @@ class TransactionInterrupted(PipelineUnavailable):
 # values have the last epoch that the producer was given for.
 _producers: dict[tuple[Any, ...], tuple[LedgerProducer, int]] = {}
 _current_process: tuple[int, str] = (0, "")  # the process id and the name
+# The driver's threads write for several queries, and for several writers of one.
+_lock = threading.RLock()
 
 
 def get_process_name() -> str:
@@ -57,10 +60,11 @@ def get_process_name() -> str:
     the parent process are dropped.
     """
     global _current_process
-    if _current_process[0] != os.getpid():
-        _current_process = (os.getpid(), uuid.uuid4().hex)
-        _producers.clear()
-    return _current_process[1]
+    with _lock:
+        if _current_process[0] != os.getpid():
+            _current_process = (os.getpid(), uuid.uuid4().hex)
+            _producers.clear()
+        return _current_process[1]
 
 
 def get_producer(
@@ -77,11 +81,12 @@ def get_producer(
     """
     get_process_name()  # drops the producers of the parent process after a fork
     key = transactional_id, generation, _get_bootstrap_servers(client_config)
-    producer, last_epoch = _producers.get(key, (None, epoch))
-    if producer is None or last_epoch >= epoch:
-        return None
-    _producers[key] = producer, epoch
-    return producer
+    with _lock:
+        producer, last_epoch = _producers.get(key, (None, epoch))
+        if producer is None or last_epoch >= epoch:
+            return None
+        _producers[key] = producer, epoch
+        return producer
 
 
 def store_producer(
@@ -95,16 +100,29 @@ def store_producer(
         generation: The generation of the plan.
         epoch: The epoch that the producer is about to write.
     """
-    drop_producer(producer.transactional_id)
     get_process_name()
     key = producer.transactional_id, generation, _get_bootstrap_servers(client_config)
-    _producers[key] = producer, epoch
+    with _lock:
+        drop_producer(producer.transactional_id)
+        _producers[key] = producer, epoch
 
 
 def drop_producer(transactional_id: str) -> None:
     """Keep the producers of a transactional id no longer."""
-    for key in [key for key in _producers if key[0] == transactional_id]:
-        del _producers[key]
+    with _lock:
+        for key in [key for key in _producers if key[0] == transactional_id]:
+            del _producers[key]
+
+
+def drop_query_producers(query_id: str) -> None:
+    """Keep the producers of a query's writers in this process no longer.
+
+    Args:
+        query_id: The query, as of `WriteTask`.
+    """
+    with _lock:
+        for key in [key for key in _producers if key[0].rpartition("-")[0] == query_id]:
+            del _producers[key]
 
 
 def _get_bootstrap_servers(client_config: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Write one writer's rows of one epoch, in a Python worker of Spark."""
+"""Write one writer's rows of one epoch, in a Python worker of Spark or in the driver."""
 
 from __future__ import annotations
 
@@ -55,9 +55,10 @@ class TaskResult(NamedTuple):
 class WriteTask:
     """The function that Spark calls in its workers with the Arrow batches of each partition.
 
-    The driver creates one for each attempt to write an epoch. The number of the partition is the
-    number of the writer. A callable of an importable class is pickled by its name. So the worker
-    imports this module and finds the producers that `producers` has kept.
+    The driver creates one for each attempt to write an epoch, and calls `write` itself if the epoch
+    is small. In the workers, the number of the partition is the number of the writer. A callable of
+    an importable class is pickled by its name. So the worker imports this module and finds the
+    producers that `producers` has kept.
 
     Attributes:
         query_id: The query that the rows are of.

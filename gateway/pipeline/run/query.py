@@ -164,11 +164,12 @@ def close_clients(query_id: str) -> None:
     Args:
         query_id: The id of the checkpoint. The query must have ended.
     """
-    from gateway.pipeline.exactly_once import side_outputs
+    from gateway.pipeline.exactly_once import producers, side_outputs
 
     if inputs := _topics_by_query.pop(query_id, None):
         inputs.close()
     side_outputs.close(query_id)
+    producers.drop_query_producers(query_id)
 
 
 def create_input_topics(job: Job, settings: Settings) -> InputTopics:

@@ -28,8 +28,10 @@ _LINKED_NAMES = ("bin", "conf", "jars", "sbin")
 
 
 @contextmanager
-def spark_home_for_workers(spark: Spark) -> Iterator[None]:
+def spark_home_for_workers(spark: Spark) -> Iterator[Path | None]:
     """Set SPARK_HOME to such a home in the context, if Spark is to run its workers on this machine.
+
+    The context yields the home, or None if nothing is changed.
 
     Nothing is changed if SPARK_HOME is set already, or if the workers run another Python than this
     process: that one may find pyspark only in the archive.
@@ -44,11 +46,11 @@ def spark_home_for_workers(spark: Spark) -> Iterator[None]:
         with suppress(OSError):  # for example a cache that cannot be written: only slower
             home = link_spark_home()
     if home is None:
-        yield
+        yield None
         return
     os.environ["SPARK_HOME"] = str(home)
     try:
-        yield
+        yield home
     finally:
         del os.environ["SPARK_HOME"]
 

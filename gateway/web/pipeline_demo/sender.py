@@ -15,7 +15,7 @@ from gateway.web.demo.record_sender import open_sender
 from .component_states import ComponentStates
 
 TOPIC_PARTITIONS = {
-    "clicks": 4, "orders": 4, "payments": 2, "users": 1, "visits": 2, "settled": 2, "known": 2,
+    "clicks": 2, "orders": 2, "payments": 1, "users": 1, "visits": 2, "settled": 2, "known": 2,
     "progress": 1, "parts": 1,
 }  # fmt: skip
 SEND_INTERVAL_S = 0.02  # seconds between two looks at which events are due

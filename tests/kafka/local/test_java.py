@@ -48,9 +48,3 @@ def test_without_a_java_the_error_says_what_was_seen_and_what_to_install(monkeyp
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(LocalBrokerError, match=r"Java 11.*kafka-gateway\[broker\]"):
         java.find_java()
-
-
-def test_another_build_of_java_has_another_class_archive(tmp_path):
-    old = java.JavaRuntime(tmp_path / "java", 17, "17.0.9")
-    new = java.JavaRuntime(tmp_path / "java", 17, "17.0.15")
-    assert old.archive_name != new.archive_name

@@ -17,8 +17,9 @@ from gateway.config.sections.job import Output
 from gateway.errors import CheckpointRefused, PipelineError, PipelineUnavailable
 from gateway.pipeline.checkpoint.checkpoint import Checkpoint
 from gateway.pipeline.exactly_once import ExactlyOnceOutput
+from gateway.pipeline.exactly_once.driver import choose_writer
 from gateway.pipeline.exactly_once.ledger import Ledger, ledger_topic, open_ledger, writer_key
-from gateway.pipeline.exactly_once.producers import LedgerProducer
+from gateway.pipeline.exactly_once.producers import LedgerProducer, drop_query_producers
 
 WRITERS = 2
 
@@ -36,8 +37,10 @@ def ledger(kafka: KafkaCluster, output: Output) -> Ledger:
 
 
 @pytest.fixture
-def query() -> str:
-    return uuid.uuid4().hex
+def query() -> Iterator[str]:
+    id = uuid.uuid4().hex
+    yield id
+    drop_query_producers(id)
 
 
 def checkpoint(directory: Path, *ends: int) -> Checkpoint:
@@ -226,3 +229,78 @@ def test_what_kafka_refuses_for_good_is_not_tried_again(
         kafka.admin.delete_topic(ledger_topic(topic))
     assert not isinstance(caught.value, PipelineUnavailable)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.needs("java17")
+@pytest.mark.parametrize("max_driver_rows", [0, 5])
+def test_small_and_large_batches_are_written_once_by_the_driver_and_by_the_workers(
+    kafka: KafkaCluster,
+    spark: Any,
+    output: Output,
+    query: str,
+    ledger: Ledger,
+    tmp_path: Path,
+    max_driver_rows: int,
+):
+    held = checkpoint(tmp_path / "held", *range(5))
+    write = ExactlyOnceOutput(
+        query, output, ledger.client_config, checkpoint=held, max_driver_rows=max_driver_rows
+    )
+    counts = [5, 5, 40, 5]  # the third one turns out to be too large for the driver
+    for epoch, count in enumerate(counts):
+        keys = [None, *(f"k{number}" for number in range(count - 1))]
+        given = [(key, f"{epoch}-{key}") for key in keys]
+        rows = spark.createDataFrame(given, "key string, value string").repartition(2)
+        assert write(rows, epoch) == count
+    again = ExactlyOnceOutput(query, output, ledger.client_config, checkpoint=held)
+    assert again(rows, len(counts) - 1) == 0
+    values = Counter(each.value() for each in read_committed(kafka, output.topic))
+    assert len(values) == sum(counts) and set(values.values()) == {1}
+
+
+@pytest.mark.needs("java17")
+def test_rows_with_too_many_bytes_for_the_driver_are_written_by_the_workers(
+    kafka: KafkaCluster,
+    spark: Any,
+    output: Output,
+    query: str,
+    ledger: Ledger,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """The error is planted: the setting is of the whole Spark context."""
+    held = checkpoint(tmp_path / "held", *range(4))
+    write = ExactlyOnceOutput(query, output, ledger.client_config, checkpoint=held)
+    rows = spark.createDataFrame([("k", "v")], "key string, value string")
+    assert write(rows, 0) == 1
+
+    asked: list[Any] = []
+
+    def refuse(self: Any) -> None:
+        asked.append(self)
+        raise RuntimeError("results are bigger than spark.driver.maxResultSize (1024.0 MiB)")
+
+    monkeypatch.setattr(type(rows), "toArrow", refuse)
+    assert write(rows, 1) == 1
+    assert write(rows, 2) == 1
+    assert len(asked) == 1
+    values = Counter(each.value() for each in read_committed(kafka, output.topic))
+    assert values == {b"v": 3}
+
+
+@pytest.mark.needs("java17")
+@pytest.mark.parametrize("writers", [1, 2, 7])
+def test_the_driver_gives_a_writer_the_rows_that_spark_would_give_it(spark: Any, writers: int):
+    """A batch that was begun by the workers may be finished by the driver."""
+    from pyspark.sql import functions as F
+
+    keys = [(key,) for key in [None, "", *map(str, range(200)), "ä", "x" * 5000]]
+    key = F.col("key").cast("binary")
+    found = (
+        spark.createDataFrame(keys, "key string")
+        .repartition(writers, key)
+        .select(F.spark_partition_id().alias("spark"), choose_writer(key, writers).alias("driver"))
+        .collect()
+    )
+    assert len(found) == len(keys)
+    assert all(row.spark == row.driver for row in found)
