@@ -12,12 +12,13 @@ def prefetch(
         bool, typer.Option(help="Build the class archive, with which Spark starts faster.")
     ] = True,
 ) -> None:
-    """Fetch and build what jobs need, so that they start faster and without a network.
+    """Fetch and build what lets jobs start faster.
 
-    These are the jars of the Kafka connector, and an archive of the classes that Spark loads. Both
-    are kept in ~/.cache/gateway, and what is there is kept. The archive takes 210 MB, and its build
-    about 30 s on two idle cores. Jobs whose spark.master is local use it. After an update of Java
-    or Spark they do without it until this command has run again.
+    These are the jars of the Kafka connector, without which a start needs a network, and an archive
+    of the classes that Spark loads. Both are kept in ~/.cache/gateway, and what is there is kept.
+    The archive takes 210 MB, and its build about 30 s on two idle cores. Jobs whose spark.master is
+    local use it. After an update of Java or Spark they do without it until this command has run
+    again.
 
     \b
     gateway pipeline prefetch
