@@ -76,15 +76,24 @@ async def _restore_node(world: World, node: KafkaNode) -> None:
 
 
 @asynccontextmanager
+async def _led_by_others(world: World, node: KafkaNode) -> AsyncIterator[int]:
+    """Wait until a node that was failed leads nothing that has other replicas, and restore it.
+
+    Gives how many partitions have other leaders.
+    """
+    try:
+        yield await _wait_until_led_by_others(world, node)
+    finally:
+        await _restore_node(world, node)
+
+
+@asynccontextmanager
 async def kill_broker(world: World, fault: PlannedFault) -> AsyncIterator[str]:
     """Kill a broker by SIGKILL, and start it again."""
     node = _choose_node(world, fault)
     await asyncio.to_thread(node.kill)
-    try:
-        count = await _wait_until_led_by_others(world, node)
+    async with _led_by_others(world, node) as count:
         yield f"node {node.id} is gone; all {count} partitions with replicas have other leaders"
-    finally:
-        await _restore_node(world, node)
 
 
 @asynccontextmanager
@@ -92,11 +101,8 @@ async def freeze_broker(world: World, fault: PlannedFault) -> AsyncIterator[str]
     """Stop a broker by SIGSTOP, so that its connections stay open and silent."""
     node = _choose_node(world, fault)
     node.freeze()
-    try:
-        count = await _wait_until_led_by_others(world, node)
+    async with _led_by_others(world, node) as count:
         yield f"node {node.id} is stopped; all {count} partitions with replicas have other leaders"
-    finally:
-        await _restore_node(world, node)
 
 
 @asynccontextmanager
@@ -105,12 +111,9 @@ async def shut_broker_down(world: World, fault: PlannedFault) -> AsyncIterator[s
     node = _choose_node(world, fault)
     began = time.monotonic()
     await asyncio.to_thread(node.stop, 30)
-    try:
-        count = await _wait_until_led_by_others(world, node)
+    async with _led_by_others(world, node) as count:
         took = time.monotonic() - began
         yield f"node {node.id} handed its partitions over and ended in {took:.1f} s; {count} moved"
-    finally:
-        await _restore_node(world, node)
 
 
 @asynccontextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from confluent_kafka import KafkaError, Message, Producer
@@ -37,20 +37,22 @@ async def _write_while_away(world: World, topic: str) -> None:
     )
 
 
-async def _get_log_starts(world: World, topic: str) -> dict[int, int]:
-    admin = world.cluster.admin
+async def _get_offsets(
+    world: World, topic: str, get_offset: Callable[[str, int], int]
+) -> dict[int, int]:
+    """Return an offset of each partition, by a method of the admin client."""
     return {
-        tp.partition: await ask_kafka(admin.get_log_start_offset, topic, tp.partition)
+        tp.partition: await ask_kafka(get_offset, topic, tp.partition)
         for tp in world.partitions[topic]
     }
+
+
+async def _get_log_starts(world: World, topic: str) -> dict[int, int]:
+    return await _get_offsets(world, topic, world.cluster.admin.get_log_start_offset)
 
 
 async def _get_ends(world: World, topic: str) -> dict[int, int]:
-    admin = world.cluster.admin
-    return {
-        tp.partition: await ask_kafka(admin.get_high_watermark, topic, tp.partition)
-        for tp in world.partitions[topic]
-    }
+    return await _get_offsets(world, topic, world.cluster.admin.get_high_watermark)
 
 
 @asynccontextmanager

@@ -218,27 +218,32 @@ async def _return_guarded(world: World) -> int:
 
 
 @asynccontextmanager
+async def _login_away(world: World, *, is_refused: bool) -> AsyncIterator[int]:
+    """Have the guarded clients come back while nobody can log in, and let them log in again.
+
+    Gives how many they are.
+    """
+    try:
+        assert await _is_refused(world.login_proxy.address) is is_refused
+        yield await _return_guarded(world)
+    finally:
+        await world.login_proxy.restore()
+
+
+@asynccontextmanager
 async def refuse_login(world: World, fault: PlannedFault) -> AsyncIterator[str]:
     """Refuse connections to the issuer's keys and to the application that knows sessions."""
     await world.login_proxy.refuse()
-    try:
-        assert await _is_refused(world.login_proxy.address)
-        count = await _return_guarded(world)
+    async with _login_away(world, is_refused=True) as count:
         yield f"connections are refused; {count} guarded clients come back meanwhile"
-    finally:
-        await world.login_proxy.restore()
 
 
 @asynccontextmanager
 async def hide_login(world: World, fault: PlannedFault) -> AsyncIterator[str]:
     """Never answer those who ask for the issuer's keys and for sessions."""
     await world.login_proxy.hide()
-    try:
-        assert not await _is_refused(world.login_proxy.address)
-        count = await _return_guarded(world)
+    async with _login_away(world, is_refused=False) as count:
         yield f"nobody is answered; {count} guarded clients come back meanwhile"
-    finally:
-        await world.login_proxy.restore()
 
 
 @asynccontextmanager

@@ -444,7 +444,7 @@ async def _create_clients(
             streams_left -= 1
         headers = {}
         if plan.view.path == "/mine":
-            # Valid also while the clock of a gateway is a day ahead.
+            # Valid also while the clock of a gateway is ahead.
             token = issuer.issue_token(sub=plan.view.user, exp=time.time() + TOKEN_LIFETIME_S)
             headers["Authorization"] = f"Bearer {token}"
         elif plan.view.user:

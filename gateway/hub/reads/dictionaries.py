@@ -356,7 +356,6 @@ class Dictionaries:
 
         It is determined by the view and the id: which partitions, which records, and their order.
         """
-        accepts = view.filters.matches if view.filters.filters else lambda record: True
         filled = [tp for tp, end in ends.items() if end]
         sampled = heapq.nsmallest(MAX_SAMPLED_PARTITIONS, filled, key=lambda tp: (-ends[tp], tp))
         encoder, samples, count = self._get_encoder(view), list[bytes](), 0
@@ -368,7 +367,7 @@ class Dictionaries:
                 read_bytes += len(record.value or b"") + len(record.key or b"")
                 if read_bytes > MAX_READ_BYTES:
                     raise RecordTooLarge("the records are too large for a dictionary")
-                event = encoder.encode_entry(record) if accepts(record) else None
+                event = encoder.encode_entry(record) if view.filters(record) else None
                 if event is None:
                     continue
                 sample.append(event)
