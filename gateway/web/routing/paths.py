@@ -16,12 +16,14 @@ class PathMatch(NamedTuple):
 
     Attributes:
         route: The route.
+        pattern: The path pattern.
         params: The parameters of the path pattern, by name.
         is_reply: Whether the path is where a client fetches the reply of an earlier request.
         method: The method that the path answers to; POST if a stream's route is to take records.
     """
 
     route: Route
+    pattern: PathPattern
     params: Mapping[str, str]
     is_reply: bool = False
     method: str = "GET"
@@ -39,6 +41,10 @@ class _ServedPath(NamedTuple):
     def is_stream(self) -> bool:
         """Return whether the route is a stream."""
         return self.route.is_stream
+
+    def build_match(self, params: Mapping[str, str]) -> PathMatch:
+        """Return the match of a path with these parameters."""
+        return PathMatch(self.route, self.pattern, params, self.is_reply, self.method)
 
 
 class Paths:
@@ -64,7 +70,7 @@ class Paths:
             if params is None:
                 continue
             if served.method == method or (method is None and served.is_stream):
-                return PathMatch(served.route, params, served.is_reply, served.method)
+                return served.build_match(params)
             is_known_path = True
         if is_known_path:
             raise HTTPException(405, headers={"Allow": self.format_allow(path)})
@@ -112,9 +118,9 @@ class Paths:
             params = served.pattern.match(path)
             if params is not None:
                 if served.route.with_.can_write:
-                    method = "POST" if served.is_stream else served.method
-                    return PathMatch(served.route, params, method=method)
-                fallback = fallback or PathMatch(served.route, params, method=served.method)
+                    found = served.build_match(params)
+                    return found._replace(method="POST") if served.is_stream else found
+                fallback = fallback or served.build_match(params)
         if fallback is None:
             raise HTTPException(404)
         return fallback

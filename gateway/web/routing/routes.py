@@ -131,7 +131,8 @@ class Routes:
         self.require_started()
         return Match(
             path_match.route,
-            path_match.params,
+            path_match.pattern,
+            tuple(path_match.params.values()),
             NO_GRANTS,
             path,
             path_match.is_reply,
@@ -183,7 +184,8 @@ class Routes:
         has_route_method = match.purpose is WRITE_PURPOSE and match.method != "DELETE"
         return match._replace(
             route=path_match.route,
-            params=path_match.params,
+            pattern=path_match.pattern,
+            values=tuple(path_match.params.values()),
             is_reply=path_match.is_reply,
             settings=self.settings,
             method=path_match.method if has_route_method else match.method,

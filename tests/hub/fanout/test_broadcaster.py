@@ -60,6 +60,26 @@ async def test_who_has_everything_is_written_to_in_rounds_and_in_no_task():
     assert all(client.subscription.next_seq == 20 for client in clients)
 
 
+async def test_many_clients_are_written_to_in_several_rounds(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pump, "MAX_AUDIENCE_CLIENTS", 2)
+    outlets = [FakeOutlet() for _ in range(5)]
+    clients = attach_clients(outlets)
+    await run_loop_turns()
+    fill_outlet(clients[0], outlets[0])
+    late = FakeOutlet()
+    attached = create_client(sibling=clients[1])
+    attached.attach(late)  # takes the place of the one that is full
+    await run_loop_turns()
+    for value in range(10):
+        write_records(clients[0], b"%d" % value)
+        await run_loop_turns()
+    assert [outlet.values for outlet in (*outlets, late)] == [[], *[list(range(10))] * 5]
+    outlets[0].capacity = float("inf")
+    drain_outlet(clients[0])
+    write_records(clients[0], b"10")
+    await wait_until(lambda: all(outlet.values == list(range(11)) for outlet in (*outlets, late)))
+
+
 async def test_what_is_published_during_a_round_is_joined_for_those_it_comes_to_later(
     monkeypatch: pytest.MonkeyPatch,
 ):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+
 from gateway.core.channel.channel import Channel
 from gateway.core.channel.filters import Filter, Filters
 from gateway.core.client.subscription import Subscription
@@ -7,7 +9,12 @@ from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.record import Record, TopicPartition
 from gateway.core.log.tail import Tail
 from gateway.formats import create_format
-from gateway.hub.fanout.shared_tail import ANNOUNCE_INTERVAL_S, SharedTail
+from gateway.hub.fanout.shared_tail import (
+    ANNOUNCE_INTERVAL_S,
+    MAX_ANNOUNCED_AT_ONCE,
+    MAX_ANNOUNCED_PER_SWEEP,
+    SharedTail,
+)
 from gateway.hub.fanout.view import View
 from gateway.hub.wires.sse import SseWire
 
@@ -20,28 +27,72 @@ def publish_record(shared: SharedTail, key: bytes, offset: int) -> None:
     shared.publish([record], 1)
 
 
-async def test_a_position_is_sent_where_no_event_brought_an_id_for_a_while():
+def create_tail() -> SharedTail:
     log = PartitionLog(TP, 1 << 20, 60.0)
     log.open(0, 0)
-    shared = SharedTail(Tail("cluster", [log], {"orders": "id"}))
-    filters = Filters((Filter(key=b"mine"),))
+    return SharedTail(Tail("cluster", [log], {"orders": "id"}))
+
+
+def follow_key(shared: SharedTail, key: bytes) -> Channel:
+    """Return the channel of a client that sees one key."""
+    filters = Filters((Filter(key=key),))
     channel = Channel(
         shared.tail, b"view-", SseWire().create_encoder(create_format("value")), filters.matches
     )
     view = View(("orders",), filters, "value", "error")
     shared.add_channel((view, SseWire()), channel, filters)
     Subscription(channel).begin()
-    shared.announce_positions(0.0)
+    return channel
+
+
+async def test_a_position_is_sent_where_no_event_brought_an_id_for_a_while():
+    shared = create_tail()
+    channel = follow_key(shared, b"mine")
+    start = asyncio.get_running_loop().time()
+    shared.announce_positions(start + ANNOUNCE_INTERVAL_S)
     assert channel.next_seq == 0  # nothing moved
 
     publish_record(shared, b"mine", 0)
     publish_record(shared, b"another's", 1)
-    shared.announce_positions(ANNOUNCE_INTERVAL_S)
+    shared.announce_positions(start + 2 * ANNOUNCE_INTERVAL_S)
     assert channel.next_seq == 1  # its event had an id, and not long ago
 
-    shared.announce_positions(2 * ANNOUNCE_INTERVAL_S)
+    shared.announce_positions(start + 3 * ANNOUNCE_INTERVAL_S)
     assert channel.next_seq == 2
     assert channel.join_chunks(1).startswith(b"event: position\n")
     publish_record(shared, b"another's", 2)
-    shared.announce_positions(3 * ANNOUNCE_INTERVAL_S)  # an announcement does not put off the next
+    # An announcement does not put off the next.
+    shared.announce_positions(start + 4 * ANNOUNCE_INTERVAL_S)
     assert channel.next_seq == 3
+
+
+async def test_a_client_that_has_just_begun_is_sent_its_position_after_the_interval():
+    shared = create_tail()
+    channel = follow_key(shared, b"mine")
+    publish_record(shared, b"another's", 0)
+    shared.announce_positions(asyncio.get_running_loop().time())
+    assert channel.next_seq == 0
+
+
+async def test_each_sweep_announces_so_many_positions_and_later_ones_the_rest():
+    shared = create_tail()
+    count = MAX_ANNOUNCED_PER_SWEEP + 10
+    channels = [follow_key(shared, b"%d" % n) for n in range(count)]
+    publish_record(shared, b"another's", 0)
+    due = asyncio.get_running_loop().time() + ANNOUNCE_INTERVAL_S
+    for announced in (MAX_ANNOUNCED_PER_SWEEP, count, count):
+        shared.announce_positions(due)
+        for _ in range(count):  # turns of the loop, more than the slices
+            await asyncio.sleep(0)
+        assert sum(channel.next_seq for channel in channels) == announced
+
+
+async def test_a_sweep_during_the_announcements_of_the_last_one_makes_no_turn_longer():
+    shared = create_tail()
+    channels = [follow_key(shared, b"%d" % n) for n in range(4 * MAX_ANNOUNCED_AT_ONCE)]
+    publish_record(shared, b"another's", 0)
+    due = asyncio.get_running_loop().time() + ANNOUNCE_INTERVAL_S
+    shared.announce_positions(due)
+    shared.announce_positions(due)
+    await asyncio.sleep(0)
+    assert sum(channel.next_seq for channel in channels) == 2 * MAX_ANNOUNCED_AT_ONCE

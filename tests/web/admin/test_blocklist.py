@@ -28,7 +28,7 @@ PAUSE = BlocklistEntry(route="/orders")
 
 def build_match(path: str = "/orders", *who: tuple[str, str]) -> Match:
     route = Route.model_validate({"when": [{"path": path}], "with": {"topic": "orders"}})
-    return Match(route, {}, Granted([Grant(guard, identity) for guard, identity in who]))
+    return Match(route, granted=Granted([Grant(guard, identity) for guard, identity in who]))
 
 
 def build_blocklists(made: WorkerBuses) -> list[Blocklist]:

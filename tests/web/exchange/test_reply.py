@@ -74,7 +74,7 @@ def build_match(identity: str = "", path: str = "/ask") -> Match:
     routes = [{"when": [{"path": path}], "with": with_}]
     route = Settings.model_validate({"kafka": kafka, "routes": routes}).routes[0]
     granted = Granted([Grant("dev", identity)]) if identity else Granted()
-    return Match(route, {}, granted)
+    return Match(route, granted=granted)
 
 
 def test_without_an_idempotency_key_no_two_are_the_same():

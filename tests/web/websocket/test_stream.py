@@ -45,7 +45,7 @@ class FakeStreamOwner:
         self._ready = ready
 
     def match(self, path: str) -> Match:
-        return Match(Route.model_construct(), {})
+        return Match(Route.model_construct())
 
     def check_parameters(self, match: Any, query: QueryPairs) -> None:
         """Accept all parameters."""
