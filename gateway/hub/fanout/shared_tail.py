@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 ANNOUNCE_INTERVAL_S = 10.0  # seconds between `position` events of a channel that sent no other id
 # Channels of a sweep, of which there are four a second. With more than 20,000 channels the interval
-# grows: an announcement takes 20 us, and the caches of the processor hold few of a million channels.
+# grows. An announcement takes 20 us; the caches of the processor hold few of a million channels.
 MAX_ANNOUNCED_PER_SWEEP = 500
 MAX_ANNOUNCED_AT_ONCE = 50  # channels before other tasks get a turn: 1 ms
 
