@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -50,21 +51,24 @@ STREAM_PEERS: Sequence[Peer] = (
 )
 PEERS: Sequence[Participant] = (*STREAM_PEERS, TransferPeer())
 
+SATURATING = pace.Size(rate=2000, seconds=1.2, timed_every=10, repeats=5)
+OWN_KEYS = pace.Size(clients=2000, has_own_keys=True, rate=4000, seconds=1.2, repeats=5)
+
 # Those with a goal are first: the time may be up before the end.
 WORKS: Mapping[str, Work] = {
     "broadcast": partial(broadcast.run, size=broadcast.Size(repeat_s=0.5)),
     "joined": partial(broadcast.run, size=broadcast.Size(batch_records=10, repeat_s=0.4)),
     "lat": partial(pace.run, size=pace.Size(seconds=1.5, repeats=5)),
-    "sat": partial(pace.run, size=pace.Size(rate=2000, seconds=1.2, timed_every=10, repeats=5)),
-    "keys": partial(
-        pace.run, size=pace.Size(clients=2000, has_own_keys=True, rate=4000, seconds=1.2, repeats=5)
-    ),
+    "sat": partial(pace.run, size=SATURATING),
+    "keys": partial(pace.run, size=OWN_KEYS),
     "catchup": partial(catchup.run, size=catchup.Size()),
     "storm": partial(storm.run, size=storm.Size()),
     "idle": partial(idle.run, size=idle.Size()),
     "first": partial(first.run, size=first.Size()),
     "partitions": partial(partitions.run, size=partitions.Size()),
     "loop": partial(loop.run, size=loop.Size()),
+    "sat-workers": partial(pace.run, size=replace(SATURATING, workers=2)),
+    "keys-workers": partial(pace.run, size=replace(OWN_KEYS, workers=2)),
     "telemetry": partial(telemetry.run, size=telemetry.Size()),
     "clients": partial(
         broadcast.run,

@@ -25,7 +25,12 @@ from ..records import Text
 ROOT = Path(__file__).parent.parent.parent
 START_TIMEOUT_S = 60.0  # s
 # Works that are about this gateway alone.
-GATEWAY_WORKS = frozenset({"partitions", "loop", "deflate", "telemetry", "crowd", "million"})
+GATEWAY_WORKS = frozenset(
+    {
+        "partitions", "loop", "deflate", "telemetry", "crowd", "million", "sat-workers",
+        "keys-workers",
+    }
+)  # fmt: skip
 Coding = Literal["", "compressed", "dictionary"]
 """None, gzip or permessage-deflate, or zstd with a dictionary of the records."""
 _LISTENING_PATTERN = re.compile(r"listening on (\d+)(?: and (\d+))?")

@@ -23,7 +23,7 @@ SHARED_CORE_NOTE = "it shares its core with the clients and Kafka"
 @dataclass(frozen=True)
 class Size:
     """keys: each client has its own. timed: one of how many clients looks when each record comes.
-    grace: s."""
+    workers: processes of the server, each of which reads all records. grace: s."""
 
     clients: int = 200
     has_own_keys: bool = False
@@ -31,6 +31,7 @@ class Size:
     seconds: float = 5.0
     timed_every: int = 1
     repeats: int = 1
+    workers: int = 1
     grace_s: float = 3.0
 
 
@@ -38,8 +39,11 @@ async def run(kafka: Kafka, peer: Peer, size: Size) -> Cell:
     cell = Cell()
     count = min(size.clients, peer.max_clients)
     case = f"{count:,} x {size.rate:,g}/s"
+    if size.workers > 1:
+        case += f", {size.workers} workers"
+    shape = ServerShape(has_own_keys=size.has_own_keys, workers=size.workers)
     costs, shares, got, late, lags = [], [], [], [], []
-    async with peer.serve(kafka, ServerShape(has_own_keys=size.has_own_keys)) as served:
+    async with peer.serve(kafka, shape) as served:
         for _ in range(size.repeats):
             async with open_pool(
                 served, peer, count, has_own_keys=size.has_own_keys, timed_every=size.timed_every

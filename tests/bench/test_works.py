@@ -172,6 +172,13 @@ async def test_with_keys_a_record_is_one_delivery(mock, peer):
     assert value(cell, "delivered in time") == 100
 
 
+@pytest.mark.parametrize("has_own_keys", [False, True])
+async def test_two_workers_deliver_each_record_once(mock, has_own_keys):
+    size = pace.Size(clients=6, has_own_keys=has_own_keys, rate=100, seconds=0.3, workers=2)
+    cell = await pace.run(mock, GatewayPeer(SSE), size)
+    assert value(cell, "delivered in time", ", 2 workers") == 100
+
+
 @pytest.mark.parametrize("wire", [SSE, WS])
 async def test_nothing_is_lost_by_a_cut_or_a_restart_and_kafka_is_read_through_a_proxy(real, wire):
     cases = (
