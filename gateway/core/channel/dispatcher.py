@@ -26,7 +26,7 @@ from .filter_index import FilterIndex
 from .filters import Filters
 
 MAX_UPDATES = 4096  # updates whose chunks and positions are kept at most
-MAX_NOTIFIED_AT_ONCE = 50  # filtered channels that are told at once of a partition's state: 1 to 5 ms
+MAX_NOTIFIED_AT_ONCE = 50  # filtered channels that are told at once of a partition's state
 
 
 class ChannelDispatcher:

@@ -1,6 +1,7 @@
 """Describe how a consumer joins a group and reads, and choose the group protocol it speaks.
 
-`auto` takes KIP-848 if the coordinator has it (API key 68, Kafka 4.0), else the classic protocol.
+`auto` takes KIP-848 if the coordinator has it (API key 68 in version 1, Kafka 4.0), else the
+classic protocol. Kafka 3.7 to 3.9 offer version 0, and refuse it unless a preview is switched on.
 """
 
 from __future__ import annotations
@@ -98,7 +99,8 @@ class ConsumerOptions:
         Raises:
             GroupFailed: KIP-848 is required, and the coordinator does not have it.
         """
-        has_kip_848 = ConsumerGroupHeartbeatRequest.API_KEY in versions
+        _, newest = versions.get(ConsumerGroupHeartbeatRequest.API_KEY, (0, -1))
+        has_kip_848 = newest >= (1 if self.protocol == "auto" else 0)
         if self.protocol == "classic" or (self.protocol == "auto" and not has_kip_848):
             return ClassicMember(
                 group,

@@ -16,9 +16,10 @@ import logging
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Protocol, TypeAlias
 
-from gateway.core.error_code import AUTHORIZATION_ERRORS, code_from_error
+from gateway.core.error_code import AUTHORIZATION_ERRORS, ErrorCode, code_from_error
 from gateway.core.group.member import (
     CoordinatorMoved,
     GroupMembership,
@@ -177,9 +178,10 @@ class GroupMember:
         while True:
             try:
                 member = self.member or await self._create_member()
-                while not member.is_closed:
+                while member is self.member and not member.is_closed:
                     await self._run_once(member)
-                break
+                if member is self.member:
+                    break
             except KafkaError as exc:
                 await asyncio.sleep(self._on_request_failed(exc) or RETRY_DELAY_S)
             except Exception:
@@ -284,12 +286,23 @@ class GroupMember:
         for event in events:
             if isinstance(event, CoordinatorMoved):
                 self._cluster.coordinators.forget(self.name)
+            elif isinstance(event, MembershipFailed) and self._can_use_classic(event):
+                log.info("group %s: %s; it takes the classic protocol", self.name, event.reason)
+                self._options, self.member = replace(self._options, protocol="classic"), None
             elif isinstance(event, MembershipFailed):
                 message = f"the group {self.name} cannot be used: {event.reason}"
                 self._report_failure(GroupFailed(message, group=self.name, code=event.error))
             else:
                 self._on_ownership_changed(event)
         self._log_state_change()
+
+    def _can_use_classic(self, failure: MembershipFailed) -> bool:
+        """Return whether the classic protocol may do where KIP-848 was refused.
+
+        That is so where the brokers were upgraded and the feature `group.version` was not.
+        """
+        is_refused = failure.error == ErrorCode.UNSUPPORTED_VERSION
+        return is_refused and self._options.protocol == "auto"
 
     def _on_ownership_changed(self, event: OwnershipChange) -> None:
         """Inform the handler of a change at once, and queue the change to be applied."""
