@@ -77,12 +77,12 @@ class Writing(Component):
         body = parse_json(self._operation, data)
         try:
             self._validate(body)
+            encodings = [_parse_encoding(body, name, format) for name in ("key", "value")]
+            # JSON values are written with the digits that the client sent, not as floats of orjson.
+            exact_numbers.keep_exact_numbers(data, body, body["records"], map_formats(encodings))
             records, headers = _parse_records(body["records"], None if tp is None else tp.partition)
         except StatusError as exc:
             raise to_unprocessable(exc) from None
-        encodings = [_parse_encoding(body, name, format) for name in ("key", "value")]
-        # JSON values are written with the digits that the client sent, not as floats of orjson.
-        exact_numbers.keep_exact_numbers(data, body, records, map_formats(encodings))
         encoded = await self._encode_records(topic, records, encodings)
         # Items are in the order of the records here, as a record that cannot be encoded has raised.
         for index, pairs in headers.items():
