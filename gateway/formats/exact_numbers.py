@@ -6,8 +6,13 @@ number which orjson would write with other digits is therefore parsed a second t
 `gateway.core.channel.exact_json`.
 
 Most bodies have none, which shows when the parsed body is written again: nothing but whitespace
-differs. Measured for 100 records of 1 KB: parsing with orjson takes 0.28 ms, writing and comparing
-0.2 ms, looking for such a number 0.19 to 1 ms, the second parsing 0.76 ms.
+differs. The text of each value that is written for this comparison is also what Kafka gets, so no
+value is written twice. Measured for 100 records of 1 KB: parsing with orjson takes 0.28 ms, writing
+and comparing 0.13 ms, looking for such a number 0.19 to 1 ms, the second parsing 0.76 ms.
+
+msgspec (0.22) splits a body into the texts of its values, in 0.08 ms and without building them. But
+it does not check UTF-8 in strings, nor that a double can hold a number, and keeps whitespace. With
+these three done it takes 0.38 ms where this takes 0.41 ms.
 """
 
 from __future__ import annotations
@@ -39,7 +44,7 @@ _BEFORE_NUMBER = b":,[" + _WHITESPACE  # what may stand before a number in JSON
 _NUMBER = re.compile(rb"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ExactJson:
     """A JSON value together with its exact text.
 
@@ -60,28 +65,36 @@ def keep_exact_numbers(
     *,
     member: str | None = "records",
 ) -> None:
-    """Replace keys and values in parsed records by `ExactJson`, if orjson changed a number.
+    """Replace keys and values in parsed records by `ExactJson`, except in formats other than JSON.
+
+    A value that is nested too deep to be written stays as it is: encoding the record raises that.
 
     Args:
         data: The JSON text that the records were parsed from.
-        body: What all of it was parsed to; it is not changed.
-        records: The records, which are changed in place.
+        body: What all of it was parsed to.
+        records: The records, which are changed in place; those of `body`.
         formats: The formats of `key` and `value`, by these names.
         member: The member of the text that holds the records; None if the text is the only record.
     """
     # In formats that are not JSON in Kafka, too, the size of a number is fixed.
     names = [name for name, format in formats.items() if format.is_json]
-    if not names or not has_inexact_number(data, body):
+    if not names:
+        return
+    for record in records:
+        for name in names:
+            if (value := record.get(name)) is not None:
+                record[name] = _wrap_exact(value, value)
+    if not has_inexact_number(data, body):
         return
     try:
         reparsed = parse_exact(data, orjson.Fragment)
-    except RecursionError:  # too deep to be written, too: encoding the record raises that
+    except RecursionError:  # too deep to be written, too
         return
     exact_records = [reparsed] if member is None else reparsed[member]
     for record, exact in zip(records, exact_records, strict=True):
         for name in names:
-            if record.get(name) is not None:
-                record[name] = _wrap_exact(record[name], exact[name])
+            if isinstance(value := record.get(name), ExactJson):
+                record[name] = _wrap_exact(value.value, exact[name])
 
 
 def has_inexact_number(data: bytes, value: Any) -> bool:
@@ -90,7 +103,7 @@ def has_inexact_number(data: bytes, value: Any) -> bool:
     Args:
         data: JSON text. The contents of its strings count only if they look like a number: UUIDs
             are full of exponents.
-        value: What orjson parsed it to.
+        value: What orjson parsed it to; values in it may be `ExactJson`.
     """
     if _is_written_alike(data, value):
         return False
@@ -111,13 +124,24 @@ def _is_written_alike(data: bytes, value: Any) -> bool:
     Then each number is, too: what surrounds it is no whitespace in either.
     """
     try:
-        # Python's `json` writes what is not ASCII with escapes.
-        written = json.dumps(value).encode() if b"\\u" in data else orjson.dumps(value)
+        written = orjson.dumps(value, _build_fragment, orjson.OPT_PASSTHROUGH_DATACLASS)
+        if written == data:
+            return True
+        # Python's `json` writes what is not ASCII with escapes. One byte is found 50 times as fast
+        # as two.
+        if b"\\" in data and b"\\u" in data:
+            written = json.dumps(value, default=_get_value).encode()
     except (orjson.JSONEncodeError, RecursionError):  # nested too deep
         return False
-    if written == data:
-        return True
     return written.translate(None, _WHITESPACE) == data.translate(None, _WHITESPACE)
+
+
+def _build_fragment(exact: ExactJson) -> orjson.Fragment:
+    return orjson.Fragment(exact.text)
+
+
+def _get_value(exact: ExactJson) -> Any:
+    return exact.value
 
 
 def _has_changed_digits(data: bytes, tries: int) -> bool:
@@ -151,8 +175,9 @@ def _is_number(data: bytes, pos: int) -> bool:
     return not before or before[-1] in _BEFORE_NUMBER
 
 
-def _wrap_exact(value: Any, reread_value: Any) -> Any:
+def _wrap_exact(value: Any, exact_value: Any) -> Any:
+    """Return a value with its text, or alone if it is nested too deep to be written."""
     try:
-        return ExactJson(value, orjson.dumps(reread_value))
-    except orjson.JSONEncodeError:  # encoding the record raises that
+        return ExactJson(value, orjson.dumps(exact_value))
+    except orjson.JSONEncodeError:
         return value

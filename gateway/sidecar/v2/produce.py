@@ -74,20 +74,7 @@ class Writing(Component):
         tp = None
         if "partition" in request.path_params:
             tp = await parse_partition(self._context, request)
-        body = parse_json(self._operation, data)
-        try:
-            self._validate(body)
-            records, headers = _parse_records(body["records"], None if tp is None else tp.partition)
-        except StatusError as exc:
-            raise to_unprocessable(exc) from None
-        encodings = [_parse_encoding(body, name, format) for name in ("key", "value")]
-        # JSON values are written with the digits that the client sent, not as floats of orjson.
-        exact_numbers.keep_exact_numbers(data, body, records, map_formats(encodings))
-        encoded = await self._encode_records(topic, records, encodings)
-        # Items are in the order of the records here, as a record that cannot be encoded has raised.
-        for index, pairs in headers.items():
-            item = encoded.items[index]
-            encoded.items[index] = item._replace(headers=(*pairs, *item.headers))
+        encoded = await self._encode_body(topic, data, format, None if tp is None else tp.partition)
         release = await self._producers.lock_keys(topic, encoded)
         try:
             results = await self._context.producer.send_many(
@@ -97,6 +84,33 @@ class Writing(Component):
             release()
         self._producers.audit_results(encoded, results)
         return self._build_response(request, outcome.describe_results(encoded, results), encoded)
+
+    async def _encode_body(
+        self, topic: str, data: bytes, format: SerializationFormat, partition: int | None
+    ) -> EncodedRecords:
+        """Parse and validate the body of a request, and encode its records.
+
+        What was parsed is freed on return, as by `ProducerComponent`.
+
+        Raises:
+            StatusError: 422, the body is invalid, or a schema is missing.
+            FormatError: A record cannot be encoded; nothing is written then.
+        """
+        body = parse_json(self._operation, data)
+        try:
+            self._validate(body)
+            encodings = [_parse_encoding(body, name, format) for name in ("key", "value")]
+            # JSON values are written with the digits that the client sent, not as floats of orjson.
+            exact_numbers.keep_exact_numbers(data, body, body["records"], map_formats(encodings))
+            records, headers = _parse_records(body["records"], partition)
+        except StatusError as exc:
+            raise to_unprocessable(exc) from None
+        encoded = await self._encode_records(topic, records, encodings)
+        # Items are in the order of the records here, as a record that cannot be encoded has raised.
+        for index, pairs in headers.items():
+            item = encoded.items[index]
+            encoded.items[index] = item._replace(headers=(*pairs, *item.headers))
+        return encoded
 
     def _validate(self, body: Any) -> None:
         """Check a body; beyond its schema, each record must have a key or a value."""
