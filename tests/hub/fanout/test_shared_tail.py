@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import weakref
+
 from gateway.core.channel.channel import Channel
 from gateway.core.channel.filters import Filter, Filters
 from gateway.core.client.subscription import Subscription
@@ -45,3 +47,27 @@ async def test_a_position_is_sent_where_no_event_brought_an_id_for_a_while():
     publish_record(shared, b"another's", 2)
     shared.announce_positions(3 * ANNOUNCE_INTERVAL_S)  # an announcement does not put off the next
     assert channel.next_seq == 3
+
+
+async def test_channels_without_clients_are_not_kept_by_a_topic_that_is_read_on():
+    """They stayed until the topic was closed, a minute later."""
+    log = PartitionLog(TP, 1 << 20, 60.0)
+    log.open(0, 0)
+    shared = SharedTail(Tail("cluster", [log], {"orders": "id"}))
+    encoder, gone = SseWire().create_encoder(create_format("value")), list[weakref.ref[Channel]]()
+    for key in (b"a", b"b"):
+        filters = Filters((Filter(key=key),))
+        channel = Channel(shared.tail, b"view-", encoder, filters.matches)
+        shared.add_channel(
+            (View(("orders",), filters, "value", "error"), SseWire()), channel, filters
+        )
+        subscription = Subscription(channel)
+        subscription.begin()
+        publish_record(shared, key, len(gone))
+        shared.announce_positions(0.0)
+        channel.remove_follower(subscription)
+        shared.on_client_left(channel)
+        gone.append(weakref.ref(channel))
+    assert len(shared.remove_left_channels(10)) == 2
+    del channel, subscription
+    assert [each() for each in gone] == [None, None]
