@@ -25,7 +25,9 @@ from ..records import Text
 ROOT = Path(__file__).parent.parent.parent
 START_TIMEOUT_S = 60.0  # s
 # Works that are about this gateway alone.
-GATEWAY_WORKS = frozenset({"partitions", "loop", "deflate", "telemetry", "crowd", "million"})
+GATEWAY_WORKS = frozenset(
+    {"partitions", "loop", "deflate", "telemetry", "crowd", "million", "overload"}
+)
 Coding = Literal["", "compressed", "dictionary"]
 """None, gzip or permessage-deflate, or zstd with a dictionary of the records."""
 _LISTENING_PATTERN = re.compile(r"listening on (\d+)(?: and (\d+))?")
@@ -40,7 +42,7 @@ class ServerShape:
     history: records that a client may be behind.        command: starts the gateway.
     text: what values hold.                              coding: that clients ask for.
     traced: records come with a traceparent.             telemetry: that section, of the gateway.
-    workers: processes that share the port.
+    workers: processes that share the port.          connections: that are admitted; 0 for all.
     """
 
     partitions: int = 12
@@ -54,6 +56,7 @@ class ServerShape:
     is_traced: bool = False
     telemetry: Mapping[str, Any] = field(default_factory=dict, hash=False)
     workers: int = 1
+    connections: int = 0
 
 
 @dataclass
