@@ -76,7 +76,7 @@ class PartitionLog:
         self._entries: list[_StoredEntry] = []
         self._next_offsets: list[int] = []  # of `_entries`, index by index, for bisection
         self._first_index = 0  # entries before it are dropped; their slots are deleted in bulk
-        # Indices of `_entries` by key, up to `_indexed_length`. Made for readers that look for keys,
+        # Indices of `_entries` by key, up to `_indexed_length`. Made for those that look for keys,
         # and forgotten when slots are deleted.
         self._key_index: dict[bytes | str | None, list[int]] = {}
         self._indexed_length = 0

@@ -17,9 +17,12 @@ import psutil
 from support.waiting import wait_until
 
 OBSERVER = Path(__file__).parent / "observer"
-# What a worker keeps of Kafka and of its own does not depend on clients. A record that is cached is
-# kept for later clients, too.
-KEPT_PREFIXES = ("gateway.kafka.", "gateway.core.log.", "gateway.telemetry.", "gateway.config.")
+# What a worker keeps of Kafka and of its own does not depend on clients; a record that is cached is
+# for later clients, too. Views and tokens of clients that were there are kept in bounded caches.
+KEPT_PREFIXES = (
+    "gateway.kafka.", "gateway.core.log.", "gateway.telemetry.", "gateway.config.",
+    "gateway.hub.fanout.view.", "gateway.core.channel.filters.", "gateway.core.token.",
+)  # fmt: skip
 TIMER_TYPES = ("uvloop.loop.TimerHandle", "asyncio.events.TimerHandle")
 
 
