@@ -206,8 +206,9 @@ class PartitionLog:
             index.setdefault(key, []).append(n)
         self._indexed_length = len(entries)
         found: list[int] = []
-        for key in (*keys, _NO_RECORD):
-            if numbers := index.get(key):
+        names: list[bytes | str] = [*keys, _NO_RECORD]
+        for name in names:
+            if numbers := index.get(name):
                 found += numbers[bisect_left(numbers, first) : bisect_left(numbers, last)]
         found.sort()
         return found

@@ -289,7 +289,7 @@ class _Soak:
     async def _play_faults(self) -> None:
         options, number = self._options, 0
         at_s = options.fault_interval_s / 2
-        while at_s + options.fault_s + RECOVERY_S < options.duration_s and options.faults:
+        while at_s + options.fault_s < options.duration_s and options.faults:
             await asyncio.sleep(max(0.0, at_s - self._get_time()))
             name = options.faults[number % len(options.faults)]
             number += 1
