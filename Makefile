@@ -11,7 +11,7 @@ PLOTS  := $(VENV)/.plots
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-pipeline test lint types layers collected format docs js manifests image dist bench figures model isolation faults fuzz groups reactive kills lock clean
+.PHONY: help setup demo demo-pipeline test lint types layers collected format docs js manifests image dist bench figures model isolation faults soak fuzz groups reactive kills lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -122,6 +122,10 @@ faults: setup ## faults against real brokers and gateways, and a report; SEEDS=1
 	PYTHONPATH=tests $(BIN)/python -m faults --seeds $(or $(SEEDS),1-3) --seconds $(or $(SECONDS),60) \
 	  --clients $(or $(CLIENTS),200) $(foreach each,$(KIND),--kind $(each)) \
 	  --report $(or $(REPORT),faults-report) $(ARGS)
+
+soak: setup ## thousands of clients come and go under faults: does anything grow? MINUTES=30 CLIENTS=5000 RATE=5000 ARGS=--help
+	PYTHONPATH=tests $(BIN)/python -m faults.soak --minutes $(or $(MINUTES),30) \
+	  --clients $(or $(CLIENTS),5000) --rate $(or $(RATE),5000) --report $(or $(REPORT),soak-report) $(ARGS)
 
 # Each of some 17 properties in its turn.
 fuzz: $(READY) ## hostile input for ten minutes; MINUTES=60 for an hour

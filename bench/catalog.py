@@ -24,6 +24,7 @@ from .works import (
     idle,
     loop,
     million,
+    overload,
     pace,
     partitions,
     storm,
@@ -79,8 +80,11 @@ WORKS: Mapping[str, Work] = {
     "sidecar-consume": partial(transfer.run, size=transfer.Size("consume")),
     "crowd": partial(crowd.run, size=crowd.Size()),
     "million": partial(million.run, size=million.Size()),
+    "overload": partial(overload.run, size=overload.Size()),
 }
-LONG_WORKS = frozenset({"crowd", "million"})  # minutes each: only done where they are named
+LONG_WORKS = frozenset(
+    {"crowd", "million", "overload"}
+)  # minutes each: only done where they are named
 
 
 def takes_part(peer: Participant, work: str) -> bool:

@@ -11,25 +11,21 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 from support.waiting import wait_until
 
-from gateway.core.log.record import TopicPartition
 from gateway.kafka.client.cluster import Cluster, ClusterSettings
-from gateway.kafka.client.connections import ConnectionRole
 from gateway.kafka.group.consumer import ConsumerOptions, GroupConsumer
 from gateway.kafka.group.consumer_options import ProtocolName
-from gateway.kafka.protocol.codec import FieldReader, FieldWriter
-from gateway.kafka.protocol.requests import KafkaRequest, VersionRange
 
 from .figure import Figure
+from .group_reader import Arrival, GroupReader, set_group_timeouts
 from .kafka import Kafka
 from .producer import Producer
 
 RESTART_TIMEOUT_S = 90.0  # s
-COMMIT_INTERVAL_S = 0.2  # s between commits
 
 
 @dataclass(frozen=True)
@@ -88,59 +84,20 @@ async def measure(kafka: Kafka, size: Size = Size()) -> list[Figure]:
     return figures
 
 
-@dataclass
-class _Member:
-    """arrived: when a record of a partition came."""
-
-    consumer: GroupConsumer
-    arrivals: list[tuple[float, int]]
-    tasks: list[asyncio.Task[None]] = field(default_factory=list)
-
-    def start(self, topic: str) -> None:
-        self.consumer.subscribe([topic], self)
-        self.tasks = [
-            asyncio.create_task(self._poll_records()),
-            asyncio.create_task(self._commit_regularly()),
-        ]
-
-    async def stop(self, leaves: bool) -> None:
-        for task in self.tasks:
-            task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
-        await self.consumer.close(leaves)
-
-    async def _poll_records(self) -> None:
-        while True:
-            for record in await self.consumer.poll(1.0):
-                self.arrivals.append((time.monotonic(), record.tp.partition))
-
-    async def _commit_regularly(self) -> None:
-        while True:
-            await asyncio.sleep(COMMIT_INTERVAL_S)
-            await self.consumer.commit()
-
-    async def on_partitions_assigned(self, tps: frozenset[TopicPartition]) -> None:
-        pass
-
-    async def on_partitions_revoked(self, tps: frozenset[TopicPartition]) -> None:
-        await self.consumer.commit()
-
-    async def on_partitions_lost(self, tps: frozenset[TopicPartition]) -> None:
-        pass
-
-
 async def _measure_restart(kafka: Kafka, size: Size, case: Case) -> list[Figure]:
     topic, group = kafka.create_topic(size.partitions), f"bench-{uuid.uuid4().hex[:8]}"
-    arrived: list[tuple[float, int]] = []
+    arrived: list[Arrival] = []
     producer = Producer(kafka.bootstrap_servers)
     async with AsyncExitStack() as stack:
 
-        async def start_member(number: int) -> _Member:
+        async def start_member(number: int) -> GroupReader:
             settings = ClusterSettings(kafka.bootstrap)
             cluster = await stack.enter_async_context(Cluster(settings))
             if case.protocol == "consumer":
-                await _set_group_timeouts(cluster, group, case)
-            made = _Member(_create_consumer(cluster, group, number, case), arrived)
+                await set_group_timeouts(
+                    cluster, group, case.session_timeout_s, case.heartbeat_interval_s
+                )
+            made = GroupReader(_create_consumer(cluster, group, number, case), number, arrived)
             stack.push_async_callback(made.stop, True)
             made.start(topic)
             return made
@@ -149,7 +106,7 @@ async def _measure_restart(kafka: Kafka, size: Size, case: Case) -> list[Figure]
         await _wait_for_assignments(members, size)
         async with producer.produce_steadily(topic, size.partitions, size.rate):
             await wait_until(
-                lambda: {p for _, p in arrived} == set(range(size.partitions)), timeout_s=60
+                lambda: {p for _, p, _ in arrived} == set(range(size.partitions)), timeout_s=60
             )
             await asyncio.sleep(size.quiet_s)
             gone, began = members.pop(), time.monotonic()
@@ -165,11 +122,11 @@ async def _measure_restart(kafka: Kafka, size: Size, case: Case) -> list[Figure]
             await asyncio.sleep(1.0)
     return [
         Figure(
-            f"{case.name}: its partitions silent", _find_longest_silence(arrived, hurt, began), "s"
+            f"{case.name}: its partitions silent", find_longest_silence(arrived, hurt, began), "s"
         ),
         Figure(
             f"{case.name}: the others silent",
-            _find_longest_silence(arrived, set(range(size.partitions)) - hurt, began),
+            find_longest_silence(arrived, set(range(size.partitions)) - hurt, began),
             "s",
         ),
     ]
@@ -191,7 +148,7 @@ def _create_consumer(cluster: Cluster, group: str, number: int, case: Case) -> G
     )
 
 
-async def _wait_for_assignments(members: Sequence[_Member], size: Size) -> None:
+async def _wait_for_assignments(members: Sequence[GroupReader], size: Size) -> None:
     each = size.partitions // size.members
     await wait_until(
         lambda: all(len(one.consumer.assignment) == each for one in members),
@@ -200,62 +157,14 @@ async def _wait_for_assignments(members: Sequence[_Member], size: Size) -> None:
     )
 
 
-def _has_all_since(arrivals: Sequence[tuple[float, int]], since: float, partitions: int) -> bool:
-    return {p for at, p in arrivals if at >= since} == set(range(partitions))
+def _has_all_since(arrivals: Sequence[Arrival], since: float, partitions: int) -> bool:
+    return {p for at, p, _ in arrivals if at >= since} == set(range(partitions))
 
 
-def _find_longest_silence(
-    arrivals: Sequence[tuple[float, int]], partitions: set[int], since: float
-) -> float:
+def find_longest_silence(arrivals: Sequence[Arrival], partitions: set[int], since: float) -> float:
     """The longest between two arrivals of a partition, from the last one before `since` on."""
     longest = 0.0
     for partition in partitions:
-        times = [at for at, p in arrivals if p == partition]
+        times = [at for at, p, _ in arrivals if p == partition]
         longest = max(longest, *(b - a for a, b in pairwise(times) if b >= since))
     return longest
-
-
-async def _set_group_timeouts(cluster: Cluster, group: str, case: Case) -> None:
-    await cluster.metadata.refresh("bench")
-    node = min(cluster.metadata.brokers)
-    values = {
-        "consumer.session.timeout.ms": f"{case.session_timeout_s * 1000:.0f}",
-        "consumer.heartbeat.interval.ms": f"{case.heartbeat_interval_s * 1000:.0f}",
-    }
-    errors = await cluster.connections.send(
-        node, ConnectionRole.CONTROL, _AlterConfigsRequest(group, values)
-    )
-    assert not any(errors), f"the group's timeouts cannot be set: {errors}"
-
-
-@dataclass
-class _AlterConfigsRequest(KafkaRequest[tuple[int, ...]]):
-    """IncrementalAlterConfigs of a group, a resource that librdkafka does not know (KIP-848)."""
-
-    API_KEY = 44
-    NAME = "IncrementalAlterConfigs"
-    VERSIONS = VersionRange(0, 1, 1)
-
-    group: str
-    values: dict[str, str]
-
-    def encode(self, version: int) -> bytes:
-        out = FieldWriter(version >= self.VERSIONS.first_flexible)
-        out.array(1)
-        out.i8(32)  # a group
-        out.string(self.group)
-        out.array(len(self.values))
-        for name, value in self.values.items():
-            out.string(name)
-            out.i8(0)  # set
-            out.string(value)
-            out.tags()
-        out.tags()
-        out.i8(0)  # not only to validate
-        out.tags()
-        return bytes(out.data)
-
-    def decode(self, version: int, data: bytes, pos: int) -> tuple[int, ...]:
-        read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
-        read.i32()
-        return tuple(read.i16() for _ in range(read.array()))

@@ -118,5 +118,7 @@ def _build_configuration(servers: str, topic: str, shape: ServerShape) -> dict[s
     listen: dict[str, Any] = {"websocket": {"compression": True}} if shape.coding else {}
     if shape.workers > 1:
         listen["workers"] = shape.workers
+    if shape.connections:
+        listen["limits"] = {"connections": shape.connections}
     telemetry = {"telemetry": shape.telemetry} if shape.telemetry else {}
     return build_config(servers, [topic], routes, listen=listen, **telemetry)

@@ -27,8 +27,8 @@ START_TIMEOUT_S = 60.0  # s
 # Works that are about this gateway alone.
 GATEWAY_WORKS = frozenset(
     {
-        "partitions", "loop", "deflate", "telemetry", "crowd", "million", "sat-workers",
-        "keys-workers",
+        "partitions", "loop", "deflate", "telemetry", "crowd", "million", "overload",
+        "sat-workers", "keys-workers",
     }
 )  # fmt: skip
 Coding = Literal["", "compressed", "dictionary"]
@@ -45,7 +45,7 @@ class ServerShape:
     history: records that a client may be behind.        command: starts the gateway.
     text: what values hold.                              coding: that clients ask for.
     traced: records come with a traceparent.             telemetry: that section, of the gateway.
-    workers: processes that share the port.
+    workers: processes that share the port.          connections: that are admitted; 0 for all.
     """
 
     partitions: int = 12
@@ -59,6 +59,7 @@ class ServerShape:
     is_traced: bool = False
     telemetry: Mapping[str, Any] = field(default_factory=dict, hash=False)
     workers: int = 1
+    connections: int = 0
 
 
 @dataclass

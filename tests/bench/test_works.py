@@ -36,6 +36,7 @@ from bench.works import (
     idle,
     loop,
     million,
+    overload,
     pace,
     partitions,
     storm,
@@ -281,6 +282,19 @@ async def test_a_crowd_comes_back_and_has_every_record_once(mock, wire):
     assert not cell.notes or "limit" in cell.notes[0]
 
 
+async def test_more_clients_than_are_admitted_come_while_records_are_sent(mock):
+    size = overload.Size(
+        clients=10, spare_clients=1, arriving_clients=30, calm_rate=50, calm_s=0.4, load_rate=200,
+        load_s=0.6, timed_every=1,
+    )  # fmt: skip
+    cell = await overload.run(mock, GatewayPeer(SSE), size)
+    assert value(cell, "lost") == value(cell, "twice") == value(cell, "without an answer") == 0
+    assert value(cell, "refused") > 0 == value(cell, "refused without Retry-After")
+    assert value(cell, "admitted") + value(cell, "refused") == 30
+    assert value(cell, "normal again") < overload.RECOVERY_TIMEOUT_S
+    assert any("each second of load" in note for note in cell.notes)
+
+
 async def test_clients_without_sockets_are_measured_at_each_count(mock):
     size = million.Size(counts=(10, 30), records=1, idle_s=0.1)
     cell = await million.run(mock, GatewayPeer(SSE), size)
@@ -290,7 +304,7 @@ async def test_clients_without_sockets_are_measured_at_each_count(mock):
 
 
 def test_works_of_minutes_are_done_only_where_they_are_named():
-    assert set(catalog.WORKS) == {*DEFAULT_WORKS, "crowd", "million"}
+    assert set(catalog.WORKS) == {*DEFAULT_WORKS, "crowd", "million", "overload"}
 
 
 @pytest.mark.parametrize("wire", [SSE, WS])

@@ -283,7 +283,7 @@ class Group(Membership):
     # restarts, its partitions are not read for 2.0 s with an interval of 3 s, and for 0.2 s with
     # this one (bench/rebalance.py).
     heartbeat_interval: WaitDuration = Field(
-        default=0.3,
+        default=0.2,
         description="Time between two heartbeats; it is short because a member learns of a "
         "rebalance from the response. For rolling restarts.",
     )

@@ -129,6 +129,10 @@ class ChunkRing:
         """Return the size of the newest chunk in bytes; 0 if none is held."""
         return self._ring[-1].size if self._ring else 0
 
+    def holds_update(self, update_seq: int) -> bool:
+        """Return whether the ring holds a chunk of this update or of an earlier one."""
+        return bool(self._ring) and self._ring[0].update_seq <= update_seq
+
     def get_chunk(self, seq: int) -> Chunk:
         """Return a chunk of the ring by its number."""
         return self._ring[seq - self.first_seq]

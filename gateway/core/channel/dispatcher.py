@@ -14,7 +14,7 @@ for a million.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from gateway.core.log.record import Entry, Fault, Ready, Record, Skip
 from gateway.core.log.tail import Tail, TailUpdate
@@ -26,6 +26,7 @@ from .filter_index import FilterIndex
 from .filters import Filters
 
 MAX_UPDATES = 4096  # updates whose chunks and positions are kept at most
+MIN_HOLDERS = 4096  # chunk holders that are noted at most before those without a chunk are dropped
 MAX_NOTIFIED_AT_ONCE = 50  # filtered channels that are told at once of a partition's state
 
 
@@ -36,7 +37,8 @@ class ChannelDispatcher:
 
     Invariant between calls: `_chunk_holders` has one list for each update from `tail.oldest_seq` to
     `tail.seq`, where the last one is for the next update. The list of an update names the channels
-    that got a chunk of it.
+    that got a chunk of it, and have not all dropped it: those that have are forgotten now and then,
+    since on a topic with few records many clients may come and go within `MAX_UPDATES`.
     """
 
     def __init__(self, tail: Tail) -> None:
@@ -45,6 +47,8 @@ class ChannelDispatcher:
         self._filter_index: FilterIndex[Channel] = FilterIndex()
         seqs = range(tail.oldest_seq, tail.seq + 1)
         self._chunk_holders: deque[list[Channel]] = deque([] for _ in seqs)
+        self._holder_count = 0  # in all of these lists
+        self._max_holder_count = MIN_HOLDERS  # before those without a chunk are forgotten
         # What is still to be told, the oldest first, and the channels that do not have it yet. Of
         # each partition there is only what the latest update said.
         self._notices: deque[tuple[list[Entry], list[Channel]]] = deque()
@@ -78,6 +82,9 @@ class ChannelDispatcher:
         else:
             self._filter_index.remove(channel, filters)
         channel.evict_before(self.tail.seq + 1)
+        if not self._unfiltered and not self._filter_index:
+            self._forget_dropped_chunks()
+            self._notices.clear()
 
     def publish(self, update: TailUpdate) -> list[Channel]:
         """Publish what the tail has just taken over; return the channels with a new chunk."""
@@ -88,7 +95,7 @@ class ChannelDispatcher:
         ]
         if self._filter_index:
             published += self._publish_filtered(update)
-        self._chunk_holders[-1] += published
+        self._note_holders(published)
         self._chunk_holders.append([])
         self._trim_updates()
         return published
@@ -109,7 +116,7 @@ class ChannelDispatcher:
                 channel.publish_events(update, events, entries)
                 published.append(channel)
         # As with announced positions: the chunk has the number of the next update.
-        self._chunk_holders[-1] += published
+        self._note_holders(published)
         return published
 
     def announce_position(self, channel: Channel) -> bool:
@@ -117,7 +124,7 @@ class ChannelDispatcher:
         if channel.announce_position() is None:
             return False
         # The chunk has the number of the next update, and is dropped together with those of that.
-        self._chunk_holders[-1].append(channel)
+        self._note_holders([channel])
         return True
 
     def _publish_filtered(self, update: TailUpdate) -> list[Channel]:
@@ -207,9 +214,30 @@ class ChannelDispatcher:
         tail = self.tail
         while tail.seq - tail.oldest_seq > MAX_UPDATES:
             before = tail.oldest_seq + 1
-            for channel in self._chunk_holders.popleft():
+            holders = self._chunk_holders.popleft()
+            self._holder_count -= len(holders)
+            for channel in holders:
                 channel.evict_before(before)
             tail.forget_updates(before)
+
+    def _note_holders(self, channels: Sequence[Channel]) -> None:
+        """Note channels that got a chunk with the number of the last list."""
+        self._chunk_holders[-1] += channels
+        self._holder_count += len(channels)
+        if self._holder_count > self._max_holder_count:
+            self._forget_dropped_chunks()
+
+    def _forget_dropped_chunks(self) -> None:
+        """Forget the channels that hold no chunk any more of the update that names them.
+
+        The next time is when there are twice as many, so that a note costs O(1).
+        """
+        count = 0
+        for seq, holders in enumerate(self._chunk_holders, self.tail.oldest_seq):
+            if holders:
+                holders[:] = [channel for channel in holders if channel.holds_update(seq)]
+                count += len(holders)
+        self._holder_count, self._max_holder_count = count, max(MIN_HOLDERS, 2 * count)
 
 
 def _build_events(

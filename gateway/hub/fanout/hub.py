@@ -126,6 +126,7 @@ class Hub:
         traffics: Counters of what clients were sent, by route and wire.
         replies: Counters of answered requests (request-reply), by topic and outcome.
         behind: How far clients are behind, as of the last check.
+        is_full: Whether new clients are refused, because too much of memory cannot be freed.
         memory: Bytes in use by part, as of the last check.
         rings: The bytes that the rings of all channels hold.
     """
@@ -153,7 +154,7 @@ class Hub:
         self.rings = RingBudget(list_rings=self._iter_channels)
         self._unsent_bytes = 0  # in the write buffers of slow clients, as of the last check
         self._grown_bytes = 0  # bytes by which the logs grew since memory was bounded last
-        self._is_full = False  # new clients are refused: too much of memory cannot be freed
+        self.is_full = False
         self._numbers = numbers or itertools.count(1)
         self._tails: dict[TailKey, SharedTail] = {}
         # Tails that a reload replaced, until their last client has moved on.
@@ -365,7 +366,7 @@ class Hub:
             MemoryFull: Memory has no space for a new client.
         """
         handover = options.handover
-        if handover is None and self._is_full:
+        if handover is None and self.is_full:
             raise MemoryFull
         deadline = asyncio.get_running_loop().time() + self._get_ready_timeout(view)
         with self.topics.hold(view.topics):
@@ -684,7 +685,7 @@ class Hub:
         self.backfill_reader.limit_reads(total_backlog > self._max_backlog_bytes)
         used = sum(sum(hub.memory.values()) for hub in hubs)
         pinned = sum(hub.memory.get(part, 0) for hub in hubs for part in PINNED_PARTS)
-        self._is_full = pinned > self.settings.memory // PINNED_MEMORY_DIVISOR
+        self.is_full = pinned > self.settings.memory // PINNED_MEMORY_DIVISOR
         # The logs are what can be freed at any time: they get what the other parts leave.
         logs = [partition_log for hub in hubs for partition_log in hub.logs]
         _shrink_logs(logs, max(0, self.settings.memory - used))

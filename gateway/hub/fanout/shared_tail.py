@@ -132,6 +132,9 @@ class SharedTail:
             self._dispatcher.remove(channel, key[0].filters)
             self._unannounced.pop(channel, None)
             removed.append(channel)
+        if not self.channels:
+            # It is read on for a while, and announces nothing: the queue would keep what is gone.
+            self._announce_queue.clear()
         return removed
 
     def publish(self, entries: Iterable[Entry], wall: int) -> None:

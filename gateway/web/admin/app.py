@@ -267,7 +267,7 @@ class AdminApi:
 
     async def _report_health(self, request: Request) -> Response:
         """Answer what /health/ready of the clients' port does, of the worker that is asked."""
-        body = build_readiness(self._stream_routes.hubs, self._guards)
+        body = build_readiness(self._stream_routes.hubs, self._guards, self._stream_routes.limits)
         return JSONResponse(body, headers=NO_STORE_HEADERS)
 
     # configuration and log levels

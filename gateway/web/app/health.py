@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.hubs import Hubs
 from gateway.web.access.guards import Guards
+from gateway.web.routing.limits import Limits
 from gateway.web.routing.routes import NOT_STARTED_MESSAGE
 
 _NO_STORE_HEADERS = {"Cache-Control": "no-store"}
@@ -24,21 +25,26 @@ async def report_liveness(request: Request) -> Response:
 
 async def report_readiness(request: Request) -> Response:
     """Answer 200 if clients can be served, else 503 with why; see `build_readiness`."""
-    body = build_readiness(request.app.state.hubs, request.app.state.guards)
+    state = request.app.state
+    body = build_readiness(state.hubs, state.guards, state.limits)
     status = 200 if body["status"] == READY else 503
     return JSONResponse(body, status, headers=_NO_STORE_HEADERS)
 
 
-def build_readiness(hubs: Hubs, guards: Guards) -> dict[str, Any]:
+def build_readiness(hubs: Hubs, guards: Guards, limits: Limits) -> dict[str, Any]:
     """Return whether the brokers were reached and the bootstrap topics are read, else why not.
 
     With several clusters, one that fails after it was reached does not make the gateway unready:
     clients of the other clusters are still served. A guard that cannot decide is a warning: all
     replicas have the same issuer, so without them nobody would be served, not even on other routes.
+    So is a gateway that is full: it says to each client when to come back, in the way that this
+    client understands. A load balancer without a ready gateway would answer 503 in its place, which
+    ends an EventSource for good.
 
     Args:
         hubs: The hubs of this process.
         guards: Its guards.
+        limits: Its limits of connections.
     """
     reasons = [] if hubs.started else [NOT_STARTED_MESSAGE]
     lost_clusters = 0  # clusters whose only problem is that they cannot be reached any more
@@ -60,7 +66,7 @@ def build_readiness(hubs: Hubs, guards: Guards) -> dict[str, Any]:
     return {
         "status": READY if is_ready else "not ready",
         "reasons": reasons,
-        "warnings": guards.list_problems(),
+        "warnings": [*guards.list_problems(), *_iter_refusals(hubs, limits)],
     }
 
 
@@ -69,3 +75,11 @@ def _iter_unready_reasons(hub: Hub) -> Iterator[str]:
         yield f"no broker was reached: {hub.cluster.error or 'still connecting'}"
     for name in hub.topics.list_unread_bootstrap():
         yield f"bootstrap topic {name} is not warm yet"
+
+
+def _iter_refusals(hubs: Hubs, limits: Limits) -> Iterator[str]:
+    """Yield why new clients are told to come back later."""
+    if limits.is_full:
+        yield "new clients are refused: as many are connected as listen.limits.connections allows"
+    if any(hub.is_full for hub in hubs):
+        yield "new clients are refused: too much of the memory cannot be freed"

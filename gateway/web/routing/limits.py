@@ -16,6 +16,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from ipaddress import IPv4Address, ip_address, ip_network
+from math import inf
 from time import monotonic
 from typing import Any, TypeAlias
 
@@ -33,6 +34,7 @@ from .connection_counts import TOTAL_KEY, ConnectionCounts, LimitKind, LimitRefu
 log = logging.getLogger(__name__)
 
 BUS_TOPIC = "limits"
+FULL_PERIOD_S = 3.0  # seconds after a refusal in which the gateway says that it is full
 RETRY_AFTER_RANGE_S = (3.0, 10.0)  # seconds, at random, until a refused client may try again
 
 _REFUSALS = {
@@ -133,6 +135,7 @@ class Limits:
         self._is_shared = bus.worker_count > 1
         self._own_counts = ConnectionCounts.from_settings(settings, bus.worker_count)
         self.refused_counts: Counter[str] = Counter()  # refused connections, by the limit
+        self._refused_at = -inf  # when the limit of all connections last refused one
         # What the next message to the supervisor asks for, and what it releases.
         self._pending_requests: list[tuple[Sequence[str], asyncio.Future[LimitRefusal | None]]] = []
         self._released_keys: Counter[str] = Counter()
@@ -143,6 +146,11 @@ class Limits:
     def connection_count(self) -> int:
         """Return the number of this worker's connections; 0 if there are no limits."""
         return self._own_counts.total
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether the limit of all connections has refused a client in the last seconds."""
+        return monotonic() - self._refused_at < FULL_PERIOD_S
 
     async def check_rate(self, scope: Scope) -> None:
         """Count a request, before anything is known of its client but the address.
@@ -235,6 +243,8 @@ class Limits:
         refusal = await self._acquire_keys(keys)
         if refusal is not None:
             self.refused_counts[refusal.limit] += 1
+            if refusal.limit is LimitKind.ALL:
+                self._refused_at = monotonic()
         return refusal
 
     async def _acquire_keys(self, keys: Sequence[str]) -> LimitRefusal | None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 
 from hypothesis import given
@@ -8,7 +9,12 @@ from support.filter_strategies import filter_lists, records
 from support.per_event_encoder import PerEventEncoder
 
 from gateway.core.channel.channel import Channel
-from gateway.core.channel.dispatcher import MAX_NOTIFIED_AT_ONCE, MAX_UPDATES, ChannelDispatcher
+from gateway.core.channel.dispatcher import (
+    MAX_NOTIFIED_AT_ONCE,
+    MAX_UPDATES,
+    MIN_HOLDERS,
+    ChannelDispatcher,
+)
 from gateway.core.channel.filters import Filter, Filters
 from gateway.core.channel.ring_budget import RingBudget
 from gateway.core.log.partition_log import PartitionLog
@@ -238,6 +244,58 @@ def test_what_was_removed_is_told_nothing_and_holds_nothing():
         spread.remove(channel, filters)
         assert (channel.bytes, channel.next_seq - channel.first_seq) == (0, 0)
         assert spread.publish(tail.apply_entries([record(A, tail.seq, b"k")], 1)) == []
+
+
+def test_a_tail_with_few_records_does_not_keep_the_channels_that_are_gone():
+    """Each was kept until `MAX_UPDATES` later updates, which can take days."""
+    tail = build_tail()
+    spread = ChannelDispatcher(tail)
+    spread.add(build_channel(tail, EVERYTHING), EVERYTHING)
+    filters, gone = build_key_filters(b"k"), list[weakref.ref[Channel]]()
+    for offset in range(MIN_HOLDERS // 10):
+        channels = [build_channel(tail, filters) for _ in range(10)]
+        for channel in channels:
+            spread.add(channel, filters)
+        spread.publish(tail.apply_entries([record(A, offset, b"k")], 1))
+        for channel in channels:
+            spread.remove(channel, filters)
+            gone.append(weakref.ref(channel))
+    del channel, channels
+    assert not any(each() for each in gone[: len(gone) // 2])
+
+
+def test_the_last_channel_is_not_kept_when_it_is_gone():
+    """It was kept as long as the topic was read."""
+    tail = build_tail()
+    spread = ChannelDispatcher(tail)
+    filters = build_key_filters(b"k")
+    channel = build_channel(tail, filters)
+    spread.add(channel, filters)
+    spread.publish(tail.apply_entries([record(A, 0, b"k")], 1))
+    spread.remove(channel, filters)
+    gone = weakref.ref(channel)
+    del channel
+    assert gone() is None
+
+
+def test_a_channel_that_still_has_an_older_chunk_lets_go_of_it_in_time():
+    """Forgetting those that have none must not forget one that has."""
+    tail = build_tail()
+    spread = ChannelDispatcher(tail)
+    filters = build_key_filters(b"k")
+    slow, others = build_channel(tail, filters), build_key_filters(b"other")
+    spread.add(slow, filters)
+    spread.publish(tail.apply_entries([record(A, 0, b"k")], 1))
+    quick = [build_channel(tail, others) for _ in range(10)]
+    for channel in quick:
+        spread.add(channel, others)
+    for offset in range(1, MAX_UPDATES + 3):
+        spread.publish(tail.apply_entries([record(A, offset, b"other")], 1))
+        for channel in quick:
+            for follower in channel.followers:
+                follower.next_seq = channel.next_seq
+            channel.drop_consumed()
+    assert slow.first_seq == slow.next_seq == 1
 
 
 def test_turns_are_bounded_and_whoever_holds_older_chunks_lets_go_of_them_first():

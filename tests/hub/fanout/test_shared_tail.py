@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 
 from gateway.core.channel.channel import Channel
 from gateway.core.channel.filters import Filter, Filters
@@ -96,3 +97,25 @@ async def test_a_sweep_during_the_announcements_of_the_last_one_makes_no_turn_lo
     shared.announce_positions(due)
     await asyncio.sleep(0)
     assert sum(channel.next_seq for channel in channels) == 2 * MAX_ANNOUNCED_AT_ONCE
+
+
+async def test_channels_without_clients_are_not_kept_by_a_topic_that_is_read_on():
+    """They stayed until the topic was closed, a minute later."""
+    shared = create_tail()
+    encoder, gone = SseWire().create_encoder(create_format("value")), list[weakref.ref[Channel]]()
+    for key in (b"a", b"b"):
+        filters = Filters((Filter(key=key),))
+        channel = Channel(shared.tail, b"view-", encoder, filters.matches)
+        shared.add_channel(
+            (View(("orders",), filters, "value", "error"), SseWire()), channel, filters
+        )
+        subscription = Subscription(channel)
+        subscription.begin()
+        publish_record(shared, key, len(gone))
+        shared.announce_positions(asyncio.get_running_loop().time() + ANNOUNCE_INTERVAL_S)
+        channel.remove_follower(subscription)
+        shared.on_client_left(channel)
+        gone.append(weakref.ref(channel))
+    assert len(shared.remove_left_channels(10)) == 2
+    del channel, subscription
+    assert [each() for each in gone] == [None, None]

@@ -1,0 +1,105 @@
+"""A soak of seconds, which looks for what is left behind, and the verdicts on made-up results."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from faults.soak.census import Census, list_leftovers
+from faults.soak.report import build_report
+from faults.soak.result import Sample, SoakResult, WorkerSample, fit_slope
+from faults.soak.run import SoakOptions, run_soak
+
+SHORT = SoakOptions(
+    minutes=0.2,
+    clients=60,
+    rate=200.0,
+    nodes=1,
+    faults=("brokers-reset", "gateway-reloaded"),
+    fault_interval_s=5.0,
+    fault_s=0.5,
+    sample_s=1.0,
+    mean_stay_s=2.0,
+)
+
+
+def build_result(megabytes: list[float], p50_ms: list[float]) -> SoakResult:
+    """Ten minutes with a sample every ten seconds."""
+    result = SoakResult(10.0, 100, 100.0, 1, warm_up_s=0.0)
+    for number, (size, latency) in enumerate(zip(megabytes, p50_ms, strict=True)):
+        worker = WorkerSample(7, int(size * 2**20), 50)
+        at_s = 10.0 * (number + 1)
+        result.samples.append(
+            Sample(at_s, 100, {}, [worker], 10, latency / 1000, 3 * latency / 1000)
+        )
+    return result
+
+
+FLAT = [100.0] * 60
+
+
+@pytest.mark.timeout(300)
+async def test_nothing_is_left_of_clients_that_are_gone() -> None:
+    lines: list[str] = []
+    result = await run_soak(SHORT, lambda at_s, line: lines.append(line))
+    assert not list(result.list_problems(with_times=False))
+    assert len(result.faults) == 2 and len(lines) == len(result.samples) > 5
+    assert result.visits > 2 * SHORT.clients
+    assert sum(each.records for each in result.samples) > 500
+    assert result.samples[-1].metrics["gateway_clients"] > 20
+    assert any(worker.tasks for each in result.samples for worker in each.workers)
+    page = build_report(result)
+    assert "gateway-reloaded" in page and "<polyline" in page
+
+
+def test_memory_that_grows_fails_a_soak() -> None:
+    growing = [100 + 0.05 * n for n in range(60)]  # 3 % in ten minutes
+    (problem,) = build_result(growing, FLAT).list_problems()
+    assert problem == "memory of process 7 grows by 2.96 % in ten minutes"
+
+
+def test_single_outliers_are_no_growth() -> None:
+    sizes = [300.0 if n % 10 == 9 else 100.0 for n in range(60)]
+    assert not list(build_result(sizes, FLAT).list_problems())
+
+
+def test_latency_that_grows_fails_a_soak() -> None:
+    latencies = [1.0] * 30 + [1.5] * 30
+    problems = list(build_result(FLAT, latencies).list_problems())
+    assert problems == [
+        "the p50 of latency is 1.50 times that of the beginning",
+        "the p99 of latency is 1.50 times that of the beginning",
+    ]
+
+
+def test_windows_with_faults_do_not_count_for_latency() -> None:
+    result = build_result(FLAT, [1.0] * 50 + [9.0] * 10)
+    result.samples[50:] = [replace(each, is_quiet=False) for each in result.samples[50:]]
+    assert not list(result.list_problems())
+
+
+def test_a_soak_that_is_too_short_does_not_pass() -> None:
+    result = build_result(FLAT[:10], FLAT[:10])
+    assert list(result.list_problems()) == ["too short to tell whether memory grows"]
+
+
+def test_the_slope_is_the_median_of_all_pairs() -> None:
+    assert fit_slope([(0, 1), (1, 3), (2, 5), (3, 100), (4, 9), (5, 11)]) == 2.0
+    assert fit_slope([(n, 2.0 * n) for n in range(2000)]) == 2.0
+
+
+def test_what_a_worker_has_more_of_is_named() -> None:
+    before = Census({"serve": 1}, {"gateway.hub.fanout.client.Client": 1}, 0, 20)
+    after = Census(
+        {"serve": 1, "read": 2},
+        {"gateway.hub.fanout.client.Client": 4, "gateway.kafka.Connection": 9, "builtins.dict": 9},
+        client_sockets=1,
+        other_descriptors=21,
+    )
+    assert list(list_leftovers(before, after)) == [
+        "2 of task read",
+        "3 of object gateway.hub.fanout.client.Client",
+        "1 connections of clients",
+        "1 descriptors",
+    ]
