@@ -7,7 +7,15 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from faults.report import build_report, write_report
-from faults.results import FaultResult, SeedResult, Timeline, read_results, write_result
+from faults.results import (
+    RESULTS_FILE,
+    FaultResult,
+    SeedResult,
+    Timeline,
+    append_result,
+    merge_results,
+    read_results,
+)
 
 CLEAN = SeedResult(
     3,
@@ -26,10 +34,29 @@ FOUND = SeedResult(
 BROKEN = SeedResult(5, 60.0, 200, error="TimeoutError: no broker\nTraceback")
 
 
-def test_results_are_read_as_they_were_written_and_merge_by_seed(tmp_path: Path) -> None:
-    for result in (FOUND, CLEAN, SeedResult(3, 60.0, 200), CLEAN):
-        write_result(result, tmp_path)
+def test_of_a_seed_that_was_run_again_the_last_result_is_read(tmp_path: Path) -> None:
+    assert read_results(tmp_path) == []
+    for result in (FOUND, SeedResult(3, 60.0, 200), CLEAN):
+        append_result(result, tmp_path)
     assert read_results(tmp_path) == [CLEAN, FOUND]
+
+
+def test_a_line_that_was_cut_costs_only_its_own_seed(tmp_path: Path) -> None:
+    append_result(CLEAN, tmp_path)
+    append_result(FOUND, tmp_path)
+    path = tmp_path / RESULTS_FILE
+    path.write_text(path.read_text()[:-20])
+    assert read_results(tmp_path) == [CLEAN]
+    append_result(BROKEN, tmp_path)
+    assert read_results(tmp_path) == [CLEAN, BROKEN]
+
+
+def test_results_of_several_directories_merge_into_one(tmp_path: Path) -> None:
+    for name, results in (("a", [FOUND]), ("b", [CLEAN, BROKEN])):
+        for result in results:
+            append_result(result, tmp_path / name)
+    merge_results([tmp_path / "a", tmp_path / "b"], tmp_path / "all")
+    assert read_results(tmp_path / "all") == [CLEAN, FOUND, BROKEN]
 
 
 def test_only_a_seed_without_findings_and_errors_is_clean() -> None:

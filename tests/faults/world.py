@@ -1,7 +1,8 @@
 """What the bench runs: three brokers, two gateways of two workers, a proxy, writers and clients.
 
-    gateways and reactive groups -> KafkaProxy -> brokers <- writers, admin, the oracle's reader
+    gateways -> KafkaProxy -> brokers <- writers, the Spark job, admin, the oracle's reader
     clients -> gateways, half of them through a TcpProxy; those of HTTP/2 -> a proxy -> gateways
+    gateways, as members of a reactive group -> its back end
 
 Only the gateways reach the brokers through a proxy, so what is done to that network is felt by them
 alone, and what is written is known.
@@ -24,6 +25,7 @@ from confluent_kafka import KafkaException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from support.app_server import running_app
+from support.backend import running_backend
 from support.brokers import TEST_PROPERTIES, KafkaCluster
 from support.gateways import GatewayProcess, build_config
 from support.issuer import AUDIENCE, ISSUER_NAME, JwksApp, TokenIssuer
@@ -41,8 +43,12 @@ from gateway.core.log.record import TopicPartition
 
 from .clients import FaultClient, create_client
 from .judge import Truth, describe_lack
-from .machine import FakeClock, FaultyKafka
+from .machine import CLOCK_NODE, FakeClock, FaultyKafka, create_clock
+from .reactive import PROTOCOLS, ReactiveGroup, list_lacking
+from .spark_job import ROWS, SparkJob, count_lacking_rows
 from .views import (
+    CLOCKED,
+    CLOCKED_CONFIGS,
     LEDGER,
     LOGIN,
     PRICES,
@@ -57,6 +63,7 @@ from .views import (
     Topic,
     Wire,
     build_routes,
+    describe_record,
     plan_clients,
 )
 from .writers import (
@@ -116,8 +123,10 @@ class World:
         client_proxies: One in front of each gateway, for half of the connections.
         front: A proxy in front of all gateways; None where none is installed.
         clock: The wall clock of one gateway; None if it has the machine's.
+        job: The Spark job; None if the world has none.
         login_proxy: In front of the issuer of tokens and of the application that knows sessions.
         registry_proxy: In front of the schema registry.
+        group: The reactive group that all workers are members of, and its back end.
         codec: Of the topic with schemas; it can begin to use one that is not known yet.
         log: What was written.
         writers: The writer of each topic, and the plain one.
@@ -132,8 +141,10 @@ class World:
     client_proxies: Sequence[TcpProxy]
     front: Proxy | None
     clock: FakeClock | None
+    job: SparkJob | None
     login_proxy: TcpProxy
     registry_proxy: TcpProxy
+    group: ReactiveGroup
     codec: SchemaCodec
     oracle: StreamOracle
     log: WriterLog
@@ -255,8 +266,44 @@ class World:
             await asyncio.sleep(0.2)
         return behind
 
+    async def wait_until_group_has_all(self, truth: Truth, timeout_s: float) -> str:
+        """Wait until the group's back end has got all; return what it lacks at the end."""
+        deadline = time.monotonic() + timeout_s
+        while lacking := list_lacking(await asyncio.to_thread(self.group.list_deliveries), truth):
+            if time.monotonic() > deadline:
+                return f"{len(lacking)} records, such as {describe_record(lacking[0])}"
+            await asyncio.sleep(0.5)
+        return ""
+
+    async def read_rows(self) -> list[AckedRecord]:
+        """Return the committed rows that the Spark job has written; none if there is no job."""
+        if self.job is None:
+            return []
+        return await read_records(self.servers, ROWS.name, timeout_s=120)
+
+    async def wait_until_job_has_started(self) -> None:
+        """Wait until the Spark job has written its first rows. TimeoutError with its log."""
+        job = self.job
+        deadline = time.monotonic() + BEGIN_TIMEOUT_S
+        while job is not None and not await self.read_rows():
+            if time.monotonic() > deadline:
+                raise TimeoutError("\n".join(["the Spark job wrote nothing", *job.read_logs()]))
+
+    async def wait_until_job_has_all(self, truth: Truth, timeout_s: float) -> str:
+        """Wait until the Spark job has written all rows; return what it lacks at the end."""
+        if self.job is None:
+            return ""
+        deadline = time.monotonic() + timeout_s
+        while lacking := count_lacking_rows(await self.read_rows(), truth):
+            self.job.start()
+            if time.monotonic() > deadline:
+                return f"{lacking} rows"
+            await asyncio.sleep(0.5)
+        return ""
+
     async def heal(self) -> None:
         """Lift what may be left of any fault."""
+        self.group.backend.set_orders()
         await self.broker_proxy.restore_all()
         for proxy in (*self.client_proxies, self.login_proxy, self.registry_proxy):
             await proxy.restore()
@@ -267,12 +314,13 @@ class World:
         await asyncio.to_thread(self.cluster.admin.wait_in_sync, 120)
 
     def read_logs(self) -> list[str]:
-        """Return all lines of the gateways' logs, with the number of the gateway."""
-        return [
+        """Return all lines of the gateways' and the job's logs, with whose they are."""
+        lines = [
             f"gateway {number}: {line}"
             for number, gateway in enumerate(self.gateways, 1)
             for line in gateway.log.splitlines()
         ]
+        return lines + [f"job: {line}" for line in (self.job.read_logs() if self.job else ())]
 
 
 def list_fronts() -> list[type[Proxy]]:
@@ -286,7 +334,9 @@ async def running_world(
     random: Random,
     *,
     has_small_disk: bool = False,
-    has_own_clock: bool = False,
+    has_gateway_clock: bool = False,
+    has_broker_clock: bool = False,
+    has_job: bool = False,
     front_kind: type[Proxy] | None = Nginx,
 ) -> AsyncIterator[World]:
     """Start everything but the clients and writers, which are created.
@@ -295,7 +345,9 @@ async def running_world(
         client_count: How many clients there are.
         random: What their choices are drawn from.
         has_small_disk: Whether a broker has a disk that can be filled, if that is possible.
-        has_own_clock: Whether a gateway has a clock that can be stepped, if that is possible.
+        has_gateway_clock: Whether a gateway has a clock that can be stepped, if that is possible.
+        has_broker_clock: Whether a broker has one, if that is possible.
+        has_job: Whether there is a Spark job.
         front_kind: The proxy in front of the gateways; None for none.
     """
     async with AsyncExitStack() as stack:
@@ -304,6 +356,7 @@ async def running_world(
         await broker_proxy.listen_for([1, 2, 3])
         kafka = FaultyKafka(
             has_small_disk=has_small_disk,
+            clock=create_clock(folder / "broker-clock") if has_broker_clock else None,
             properties=BROKER_PROPERTIES,
             fast_failover=True,
             fast_retention=True,
@@ -313,8 +366,13 @@ async def running_world(
         for node in kafka.nodes:
             broker_proxy.set_target(node.id, "127.0.0.1", node.ports["VIA"])
         cluster = KafkaCluster(kafka.bootstrap, kafka, has_fast_retention=True)
-        for topic in TOPICS:
+        for topic in (*TOPICS, ROWS, Topic(CLOCKED, [[CLOCK_NODE]], CLOCKED_CONFIGS)):
             await create_topic(cluster, topic)
+        job = None
+        if has_job:
+            job = await asyncio.to_thread(SparkJob, cluster.bootstrap_servers, folder)
+            stack.callback(job.kill)
+            await asyncio.to_thread(job.start)
         issuer = TokenIssuer("ES256")
         login_url = await stack.enter_async_context(running_app(LoginApp(issuer)))
         login_proxy = TcpProxy("127.0.0.1", int(login_url.rpartition(":")[2]))
@@ -323,11 +381,12 @@ async def running_world(
         registry_url = await stack.enter_async_context(running_app(registry.app))
         registry_proxy = TcpProxy("127.0.0.1", int(registry_url.rpartition(":")[2]))
         await stack.enter_async_context(registry_proxy)
+        backend = await stack.enter_async_context(running_backend())
+        group = ReactiveGroup(backend, random.choice(PROTOCOLS))
         config = build_bench_config(
-            broker_proxy.bootstrap, login_proxy.address, registry_proxy.address
+            broker_proxy.bootstrap, login_proxy.address, registry_proxy.address, group
         )
-        clock = FakeClock(folder / "clock") if has_own_clock else None
-        clock = clock if clock and clock.library else None
+        clock = create_clock(folder / "clock") if has_gateway_clock else None
         gateways = []
         for number in range(GATEWAY_COUNT):
             own = number == CLOCK_GATEWAY and clock
@@ -347,8 +406,8 @@ async def running_world(
         oracle = StreamOracle()
         log = WriterLog(oracle, random)
         world = World(
-            kafka, cluster, broker_proxy, gateways, client_proxies, front, clock, login_proxy,
-            registry_proxy, SchemaCodec(registry, f"{TYPED}-value"), oracle, log, random,
+            kafka, cluster, broker_proxy, gateways, client_proxies, front, clock, job, login_proxy,
+            registry_proxy, group, SchemaCodec(registry, f"{TYPED}-value"), oracle, log, random,
         )  # fmt: skip
         await _create_writers(world, stack)
         await _create_clients(world, client_count, issuer, stack)
@@ -375,7 +434,9 @@ async def create_topic(cluster: KafkaCluster, topic: Topic) -> None:
             return
 
 
-def build_bench_config(servers: str, login_address: str, registry_address: str) -> dict[str, Any]:
+def build_bench_config(
+    servers: str, login_address: str, registry_address: str, group: ReactiveGroup
+) -> dict[str, Any]:
     """Build the configuration of the gateways."""
     topics = [{"name": topic.name, **topic.settings} for topic in TOPICS]
     guards = {
@@ -393,6 +454,7 @@ def build_bench_config(servers: str, login_address: str, registry_address: str) 
         build_routes(),
         guards=guards,
         catalogs={REGISTRY: {"type": "schema-registry", "url": [f"http://{registry_address}"]}},
+        sidecar=group.build_section(),
         listen={"forwarded": ["127.0.0.1"], "drainTimeout": "2s"},
     )
 
