@@ -304,10 +304,11 @@ async def refuse_backend(world: World, fault: PlannedFault) -> AsyncIterator[str
 
 @asynccontextmanager
 async def kill_job(world: World, fault: PlannedFault) -> AsyncIterator[str]:
-    """Kill the process tree of the Spark job by SIGKILL, and start it again."""
+    """Kill the process tree of the Spark job while it writes, by SIGKILL, and start it again."""
     job = world.job
     if job is None:
         raise FaultNotPossible("the world has no Spark job")
+    await world.wait_until_job_writes()
     count = await asyncio.to_thread(job.kill)
     try:
         assert count, "the job had ended by itself"

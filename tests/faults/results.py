@@ -96,15 +96,22 @@ class SeedResult:
         return not self.findings and not self.error
 
     @property
+    def state(self) -> str:
+        """Return in two words whether it is clean."""
+        if self.error:
+            return "BROKEN OFF"
+        return "clean" if self.is_clean else f"{sum(self.finding_kinds.values())} FINDINGS"
+
+    @property
     def verdict(self) -> str:
         """Return one line."""
         if self.error:
-            return f"seed {self.seed}: BROKEN OFF: {self.error.splitlines()[0]:.200}"
+            return f"seed {self.seed}: {self.state}: {self.error.splitlines()[0]:.200}"
         effective = sum(each.status == "effective" for each in self.faults)
-        state = "clean" if self.is_clean else f"{sum(self.finding_kinds.values())} FINDINGS"
+        faults = f"{effective} of {len(self.faults)} faults took effect"
         counts = ", ".join(f"{count} {name}" for name, count in self.counts.items())
         return (
-            f"seed {self.seed}: {state}; {effective} of {len(self.faults)} faults took effect; "
+            f"seed {self.seed}: {self.state}; {faults}; "
             f"{self.records.get('acknowledged', 0)} records acknowledged, {counts}; "
             f"{self.duration_s:.0f} s"
         )

@@ -105,7 +105,7 @@ class _Run:
         """Write, and let all faults of the schedule happen."""
         await self._world.start_clients(late=False)
         self._world.start_writers()
-        await self._world.wait_until_job_has_started()
+        await self._world.wait_until_job_writes()
         self._began_at = time.monotonic()
         await asyncio.gather(
             self._start_late_clients(), *(self._play_fault(fault) for fault in self._schedule)

@@ -80,6 +80,7 @@ GATEWAY_COUNT, WORKER_COUNT = 2, 2
 CLOCK_GATEWAY = 1  # its number among them, if it has a clock of its own
 STREAMS_OF_A_BROWSER = 10  # over one connection of HTTP/2
 BEGIN_TIMEOUT_S = 120.0
+JOB_LOG_LINES = 20
 TOKEN_LIFETIME_S = 7 * 86_400.0
 LAST_RECORDS = 20  # to each partition; there are seven keys and four lanes
 BROKER_PROPERTIES = TEST_PROPERTIES | {
@@ -281,13 +282,15 @@ class World:
             return []
         return await read_records(self.servers, ROWS.name, timeout_s=120)
 
-    async def wait_until_job_has_started(self) -> None:
-        """Wait until the Spark job has written its first rows. TimeoutError with its log."""
-        job = self.job
+    async def wait_until_job_writes(self) -> None:
+        """Wait until the Spark job has written more rows. TimeoutError with the end of its log."""
+        count = len(await self.read_rows())
         deadline = time.monotonic() + BEGIN_TIMEOUT_S
-        while job is not None and not await self.read_rows():
+        while self.job is not None and len(await self.read_rows()) <= count:
+            self.job.start()
             if time.monotonic() > deadline:
-                raise TimeoutError("\n".join(["the Spark job wrote nothing", *job.read_logs()]))
+                log = self.job.read_logs()[-JOB_LOG_LINES:]
+                raise TimeoutError("\n".join(["the Spark job writes nothing", *log]))
 
     async def wait_until_job_has_all(self, truth: Truth, timeout_s: float) -> str:
         """Wait until the Spark job has written all rows; return what it lacks at the end."""
