@@ -114,7 +114,7 @@ def _build_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def _build_totals(results: Sequence[SeedResult]) -> str:
     totals = Counter[str]()
     for result in results:
-        totals.update({f"records {name}": count for name, count in result.records.items()})
+        totals.update(result.records)
         totals.update(result.counts)
         totals["faults that took effect"] += _count_effective(result.faults)
     rows = ((escape(name), f"{count:,}") for name, count in totals.items())
@@ -187,14 +187,14 @@ def _iter_seed(result: SeedResult) -> Iterable[str]:
     yield _build_details("How each effect was seen", f"<table>{head}{rows}</table>")
     yield "<h2>What clients got</h2>"
     yield (
-        '<p class="key"><span><i style="background:var(--rate)"></i>records</span>'
-        '<span><i style="background:var(--lag)"></i>age of the oldest of them</span>'
+        '<p class="key"><span><i style="background:var(--rate)"></i>records/s</span>'
+        '<span><i style="background:var(--lag)"></i>age of the oldest</span>'
         '<span><i style="background:var(--gap)"></i>gap told</span></p>'
     )
     for name, timeline in result.timelines.items():
         rate = max(timeline.deliveries, default=0) / BIN_S
         lag = max(timeline.lag_s, default=0.0)
-        told = f"at most {rate:.0f} records/s, {lag:.1f} s old; {sum(timeline.gaps)} gaps"
+        told = f"up to {rate:.0f}/s, {lag:.1f} s old; {sum(timeline.gaps)} gaps"
         yield f'<div class="label"><span>{escape(name)}</span><span>{told}</span></div>'
         yield _draw_timeline(timeline, end)
     yield _draw_ticks(end)
@@ -236,7 +236,7 @@ def _draw_ticks(end: float) -> str:
 
 
 def _draw_timeline(timeline: Timeline, end: float) -> str:
-    """Draw the records as an area, their age as a line over it, and gaps as bars."""
+    """Draw the records as an area, their age as lines over it, and gaps as bars."""
     most = max([1, *timeline.deliveries])
     oldest = max([0.1, *timeline.lag_s])
     ticks = [
@@ -247,12 +247,14 @@ def _draw_timeline(timeline: Timeline, end: float) -> str:
         f"V{ROW_HEIGHT * (1 - 0.92 * count / most):.0f}h{BIN_S}" for count in timeline.deliveries
     )
     area = f'<path d="M0 {ROW_HEIGHT}{steps}V{ROW_HEIGHT}Z" fill="var(--rate)" opacity="0.55"/>'
-    points = " ".join(
-        f"{(n + 0.5) * BIN_S:g},{ROW_HEIGHT * (1 - 0.92 * lag / oldest):.0f}"
-        for n, lag in enumerate(timeline.lag_s)
+    # Where nothing comes, nothing has an age.
+    ages = "".join(
+        f"M{n * BIN_S:g} {ROW_HEIGHT * (1 - 0.92 * lag / oldest):.0f}h{BIN_S}"
+        for n, (count, lag) in enumerate(zip(timeline.deliveries, timeline.lag_s, strict=True))
+        if count
     )
     line = (
-        f'<polyline points="{points}" fill="none" stroke="var(--lag)" stroke-width="1.5" '
+        f'<path d="{ages}" fill="none" stroke="var(--lag)" stroke-width="2" '
         'vector-effect="non-scaling-stroke"/>'
     )
     gaps = [

@@ -70,7 +70,7 @@ class SeedResult:
         front: The proxy in front of the gateways; empty if there was none.
         duration_s: How long all took, from the schedule's beginning until the last client had all.
         faults: Its faults.
-        records: How many records had which outcome.
+        records: How many records had which outcome, and how many transactions.
         counts: Deliveries, connections, gaps told and errors told.
         findings: What should not be, one line each, with the history below.
         timelines: By class of clients.
@@ -206,4 +206,5 @@ def _build_timeline(
 def _compute_lag(record: ReceivedRecord | AckedRecord, at: float, written: WriterLog) -> float:
     """Return the seconds since Kafka's answer; 0 where nobody knows when that was."""
     assert record.tp is not None and record.offset is not None
-    return max(0.0, at - written.acked_at.get((record.tp, record.offset), at))
+    acked_at = written.get_acked_at(record.tp, record.offset, record.value)
+    return 0.0 if acked_at is None else max(0.0, at - acked_at)

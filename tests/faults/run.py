@@ -25,7 +25,8 @@ from .reactive import Delivery, count_again, judge_group
 from .results import FaultResult, SeedResult, build_timelines, count_received
 from .schedule import KINDS, FaultKind, PlannedFault, build_schedule
 from .spark_job import judge_rows
-from .world import World, list_fronts, running_world
+from .startup import WorldOptions, list_fronts, running_world
+from .world import World
 
 ACTIONS: Mapping[str, FaultAction] = {
     **BROKER_FAULTS, **LOG_FAULTS, **NETWORK_FAULTS, **PROCESS_FAULTS,
@@ -64,15 +65,8 @@ async def run_seed(seed: int, options: RunOptions) -> SeedResult:
     result = SeedResult(seed, options.seconds, options.clients)
     schedule = build_schedule(seed, options.seconds, options.kinds)
     try:
-        kinds, fronts = {fault.kind.name for fault in schedule}, list_fronts()
         async with running_world(
-            options.clients,
-            Random(seed),
-            has_small_disk="disk-full" in kinds,
-            has_gateway_clock="clock-stepped" in kinds,
-            has_broker_clock="broker-clock-stepped" in kinds,
-            has_job=options.has_job,
-            front_kind=fronts[seed % len(fronts)] if fronts else None,
+            _build_world_options(seed, schedule, options), Random(seed)
         ) as world:
             result.front = world.front.NAME if world.front is not None else ""
             run = _Run(world, schedule, result, options)
@@ -82,6 +76,21 @@ async def run_seed(seed: int, options: RunOptions) -> SeedResult:
         error.__notes__ = []  # the logs of the gateways, which are long
         result.error = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
     return result
+
+
+def _build_world_options(
+    seed: int, schedule: Sequence[PlannedFault], options: RunOptions
+) -> WorldOptions:
+    """Return what the faults of a schedule need. The proxies take turns by the seed."""
+    kinds, fronts = {fault.kind.name for fault in schedule}, list_fronts()
+    return WorldOptions(
+        options.clients,
+        has_small_disk="disk-full" in kinds,
+        has_gateway_clock="clock-stepped" in kinds,
+        has_broker_clock="broker-clock-stepped" in kinds,
+        has_job=options.has_job,
+        front=fronts[seed % len(fronts)] if fronts else None,
+    )
 
 
 class _Run:
@@ -169,7 +178,7 @@ class _Run:
             result.records["transactions aborted"] = world.transactional.aborted_count
         result.counts = count_received(logs)
         result.counts["pushed to the back end"] = len(deliveries)
-        result.counts["of these again"] = count_again(deliveries)
+        result.counts["pushed to it again"] = count_again(deliveries)
         if world.job is not None:
             result.counts["rows of the Spark job"] = len(rows)
             result.counts["starts of the Spark job"] = world.job.start_count

@@ -86,7 +86,7 @@ def test_the_summary_counts_what_was_found_also_where_there_is_none() -> None:
     cells = dict(re.findall(r'<tr><td>([^<]*)</td><td class="number">(?:<span.*?>)?(\d*)', page))
     assert cells["lost"] == "1"
     assert cells["duplicate"] == cells["outside the view"] == cells["aborted"] == "0"
-    assert (cells["deliveries"], cells["records acknowledged"]) == ("5", "1")  # up to the comma
+    assert (cells["deliveries"], cells["acknowledged"]) == ("5", "1")  # up to the comma
     assert cells["broker-killed"] == "1"
 
 
