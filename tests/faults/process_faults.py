@@ -267,16 +267,16 @@ async def refuse_registry(world: World, fault: PlannedFault) -> AsyncIterator[st
         await world.registry_proxy.restore()
 
 
-async def _find_held_up(world: World) -> str:
-    """Return what a member says that its batches wait for; nothing if none waits."""
+async def _find_held_up(world: World, reason: str) -> str:
+    """Return what a member says that its batches wait for; nothing if none waits for a reason."""
     for gateway in world.gateways:
         with contextlib.suppress(httpx.HTTPError, asyncio.TimeoutError, ValueError):
             # On a connection of its own, which any worker may take; a frozen one does not answer.
             async with asyncio.timeout(2), create_http_client(gateway) as http:
                 state = (await http.get(f"/reactive/{GROUP_NAME}")).json()
-                said = [str(lane["heldUpBy"] or "") for lane in state.get("lanes", ())]
-                if held := max(said, default=""):
-                    return held
+                for lane in state.get("lanes", ()):
+                    if reason in (held := str(lane["heldUpBy"] or "")):
+                        return held
     return ""
 
 
@@ -285,17 +285,17 @@ async def refuse_backend(world: World, fault: PlannedFault) -> AsyncIterator[str
     """End the back end of the reactive group, or have it answer 503."""
     backend = world.group.backend
     is_ended = fault.choice % 2 == 0
+    state, reason = ("has ended", "is not there") if is_ended else ("answers 503", "503")
     if is_ended:
         backend.kill()
     else:
         backend.set_orders(say=503)
     try:
         deadline = asyncio.get_running_loop().time() + EFFECT_TIMEOUT_S
-        while not (held := await _find_held_up(world)):
+        while not (held := await _find_held_up(world, reason)):
             if asyncio.get_running_loop().time() > deadline:
                 raise TimeoutError("no member says that its back end is away")
             await asyncio.sleep(0.1)
-        state = "has ended" if is_ended else "answers 503"
         yield f"the back end {state}; a member says what its batches wait for: {held:.120}"
     finally:
         backend.set_orders()
