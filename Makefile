@@ -118,7 +118,7 @@ isolation: setup ## clients and what is not theirs, at full size; CLIENTS=1000 R
 	  GATEWAY_ISOLATION_SECONDS=$(or $(SECONDS),600) \
 	  $(BIN)/python -m pytest tests/e2e/test_isolation.py tests/hub/test_isolation.py -q -s --timeout 0 $(ARGS)
 
-faults: setup ## faults against real brokers and gateways, and a report; SEEDS=1-20 SECONDS=60 CLIENTS=200 KIND=broker-killed
+faults: setup ## faults against real brokers and gateways, and a report; SEEDS=1-20 SECONDS=60 CLIENTS=200 KIND=broker-killed ARGS=--spark
 	PYTHONPATH=tests $(BIN)/python -m faults --seeds $(or $(SEEDS),1-3) --seconds $(or $(SECONDS),60) \
 	  --clients $(or $(CLIENTS),200) $(foreach each,$(KIND),--kind $(each)) \
 	  --report $(or $(REPORT),faults-report) $(ARGS)

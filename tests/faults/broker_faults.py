@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from support.reassignments import reassign_partitions
 
 from gateway.core.log.record import TopicPartition
@@ -19,6 +19,7 @@ from gateway.kafka.local.node import KafkaNode
 
 from .clients import FaultClient
 from .effects import (
+    EFFECT_TIMEOUT_S,
     FaultAction,
     FaultNotPossible,
     ask_kafka,
@@ -26,13 +27,16 @@ from .effects import (
     poll_effect,
     wait_for_effect,
 )
-from .machine import SMALL_DISK_NODE
+from .machine import CLOCK_NODE, SMALL_DISK_NODE
 from .schedule import PlannedFault
-from .views import LEDGER, PRICES, SOLO, TRIMMED, UNCLEAN
+from .views import CLOCKED, LEDGER, PRICES, SOLO, TRIMMED, UNCLEAN
 from .world import World
 
 RETURN_TIMEOUT_S = 90.0
 MAX_PARTITIONS = 12
+# A broker refuses records whose time is more than an hour ahead of its clock.
+BROKER_CLOCK_STEPS_S = (3600, -1800, 36_000)
+CLOCK_TOLERANCE_S = 30
 LOST_RECORDS = 15  # written to the leader alone, before an unclean election
 
 
@@ -295,6 +299,39 @@ async def _wait_for_offset(clients: Iterable[FaultClient], tp: TopicPartition, o
     await wait_for_effect(lambda: any(map(has_come, clients)), f"no client has {tp} up to {offset}")
 
 
+async def _read_clock(producer: Producer) -> float:
+    """Return how far the clock of the broker with its own clock is ahead, in seconds."""
+    times_ms: list[int] = []
+
+    def note_time(error: KafkaError | None, message: Message) -> None:
+        if error is None:
+            times_ms.append(message.timestamp()[1])
+
+    producer.produce(CLOCKED, b"", on_delivery=note_time)
+    await asyncio.to_thread(producer.flush, EFFECT_TIMEOUT_S)
+    return times_ms[0] / 1000 - time.time() if times_ms else 0.0
+
+
+@asynccontextmanager
+async def step_broker_clock(world: World, fault: PlannedFault) -> AsyncIterator[str]:
+    """Set the wall clock of a broker ahead or back, and right again."""
+    clock = world.kafka.clock
+    if clock is None:
+        raise FaultNotPossible("the clock needs libfaketime: apt-get install libfaketime")
+    step_s = BROKER_CLOCK_STEPS_S[fault.choice % len(BROKER_CLOCK_STEPS_S)]
+    producer = Producer({"bootstrap.servers": world.servers, "log_level": 0})
+    measured_s = 0.0
+    clock.step(step_s)
+    try:
+        deadline = time.monotonic() + EFFECT_TIMEOUT_S
+        while abs(measured_s - step_s) > CLOCK_TOLERANCE_S:
+            assert time.monotonic() < deadline, f"its clock is {measured_s:+.0f} s off"
+            measured_s = await _read_clock(producer)
+        yield f"the clock of node {CLOCK_NODE} is {measured_s:+.0f} s off"
+    finally:
+        clock.step(0)
+
+
 BROKER_FAULTS: Mapping[str, FaultAction] = {
     "broker-killed": kill_broker,
     "broker-frozen": freeze_broker,
@@ -307,4 +344,5 @@ BROKER_FAULTS: Mapping[str, FaultAction] = {
     "partitions-reassigned": reassign,
     "partitions-added": add_partition,
     "unclean-election": elect_unclean_leader,
+    "broker-clock-stepped": step_broker_clock,
 }

@@ -21,6 +21,9 @@ from .clients import ClientLog, Connection
 from .views import Rule, View
 
 MAX_FINDINGS_PER_CLIENT = 50
+# In place of the number of a client.
+KAFKA, GROUP, JOB = -1, -2, -3
+_NAMES = {KAFKA: "Kafka", GROUP: "the reactive group", JOB: "the Spark job"}
 
 
 class Trouble(StrEnum):
@@ -34,7 +37,7 @@ class Trouble(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ClientFinding:
-    """Something that should not be, of one client or (number -1) of Kafka itself."""
+    """Something that should not be, of one client, or of Kafka, the group or the job."""
 
     client: int
     view: str
@@ -46,7 +49,8 @@ class ClientFinding:
 
     def __str__(self) -> str:
         place = "" if self.tp is None else f" {self.tp.topic}-{self.tp.partition}"
-        who = "Kafka" if self.client < 0 else f"client {self.client} ({self.view}, {self.wire})"
+        client = f"client {self.client} ({self.view}, {self.wire})"
+        who = _NAMES.get(self.client, client)
         return f"{self.kind}:{place} {self.text}; {who}"
 
 

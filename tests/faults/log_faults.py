@@ -12,8 +12,9 @@ from support.oracle import read_records
 
 from .effects import FaultAction, ask_kafka, clients_away, poll_effect, wait_for_effect
 from .schedule import PlannedFault
+from .startup import create_topic
 from .views import LEDGER, PRICES, TOPICS, TRIMMED, VOLATILE
-from .world import World, create_topic
+from .world import World
 from .writers import choose_key
 
 KEPT_RECORDS = 3  # of each partition, when the others are deleted

@@ -18,9 +18,11 @@ from support.gateways import GatewayProcess, create_http_client
 from support.workers import find_workers, has_ended
 
 from .effects import EFFECT_TIMEOUT_S, FaultAction, FaultNotPossible, clients_away, wait_for_effect
+from .reactive import GROUP_NAME
 from .schedule import PlannedFault
+from .startup import CLOCK_GATEWAY, WORKER_COUNT
 from .views import LEDGER, TYPED
-from .world import CLOCK_GATEWAY, WORKER_COUNT, World
+from .world import World
 
 # From the earliest to the latest it is less than the day for which Kafka keeps tombstones. To a
 # gateway whose clock is further ahead a position is older than that, and it rightly says
@@ -265,6 +267,57 @@ async def refuse_registry(world: World, fault: PlannedFault) -> AsyncIterator[st
         await world.registry_proxy.restore()
 
 
+async def _find_held_up(world: World, reason: str) -> str:
+    """Return what a member says that its batches wait for; nothing if none waits for a reason."""
+    for gateway in world.gateways:
+        with contextlib.suppress(httpx.HTTPError, asyncio.TimeoutError, ValueError):
+            # On a connection of its own, which any worker may take; a frozen one does not answer.
+            async with asyncio.timeout(2), create_http_client(gateway) as http:
+                state = (await http.get(f"/reactive/{GROUP_NAME}")).json()
+                for lane in state.get("lanes", ()):
+                    if reason in (held := str(lane["heldUpBy"] or "")):
+                        return held
+    return ""
+
+
+@asynccontextmanager
+async def refuse_backend(world: World, fault: PlannedFault) -> AsyncIterator[str]:
+    """End the back end of the reactive group, or have it answer 503."""
+    backend = world.group.backend
+    is_ended = fault.choice % 2 == 0
+    state, reason = ("has ended", "is not there") if is_ended else ("answers 503", "503")
+    if is_ended:
+        backend.kill()
+    else:
+        backend.set_orders(say=503)
+    try:
+        deadline = asyncio.get_running_loop().time() + EFFECT_TIMEOUT_S
+        while not (held := await _find_held_up(world, reason)):
+            if asyncio.get_running_loop().time() > deadline:
+                raise TimeoutError("no member says that its back end is away")
+            await asyncio.sleep(0.1)
+        yield f"the back end {state}; a member says what its batches wait for: {held:.120}"
+    finally:
+        backend.set_orders()
+        if is_ended:
+            await backend.start()
+
+
+@asynccontextmanager
+async def kill_job(world: World, fault: PlannedFault) -> AsyncIterator[str]:
+    """Kill the process tree of the Spark job while it writes, by SIGKILL, and start it again."""
+    job = world.job
+    if job is None:
+        raise FaultNotPossible("the world has no Spark job")
+    await world.wait_until_job_writes()
+    count = await asyncio.to_thread(job.kill)
+    try:
+        assert count, "the job had ended by itself"
+        yield f"{count} processes of the Spark job, start {job.start_count}, were killed"
+    finally:
+        await asyncio.to_thread(job.start)
+
+
 PROCESS_FAULTS: Mapping[str, FaultAction] = {
     "gateway-killed": kill_gateway,
     "gateway-restarted": restart_gateway,
@@ -278,4 +331,6 @@ PROCESS_FAULTS: Mapping[str, FaultAction] = {
     "login-away": refuse_login,
     "login-hangs": hide_login,
     "registry-away": refuse_registry,
+    "backend-away": refuse_backend,
+    "job-killed": kill_job,
 }

@@ -1,19 +1,24 @@
-"""What became of a seed, as JSON: one file for each, so that runs can be continued and merged."""
+"""What became of each seed, as a line of JSON, so that runs can be continued and merged."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from support.received import GapEvent, ReceivedRecord
+from support.received import GapEvent, ReceivedItem, ReceivedRecord
+from support.stream_check import AckedRecord
 
 from .clients import ClientLog
+from .reactive import Delivery
 from .writers import WriterLog
 
 BIN_S = 0.5
+RESULTS_FILE = "results.jsonl"
+GROUP_TIMELINE = "reactive group"
 
 
 @dataclass
@@ -65,7 +70,7 @@ class SeedResult:
         front: The proxy in front of the gateways; empty if there was none.
         duration_s: How long all took, from the schedule's beginning until the last client had all.
         faults: Its faults.
-        records: How many records had which outcome.
+        records: How many records had which outcome, and how many transactions.
         counts: Deliveries, connections, gaps told and errors told.
         findings: What should not be, one line each, with the history below.
         timelines: By class of clients.
@@ -91,32 +96,50 @@ class SeedResult:
         return not self.findings and not self.error
 
     @property
+    def state(self) -> str:
+        """Return in two words whether it is clean."""
+        if self.error:
+            return "BROKEN OFF"
+        return "clean" if self.is_clean else f"{sum(self.finding_kinds.values())} FINDINGS"
+
+    @property
     def verdict(self) -> str:
         """Return one line."""
         if self.error:
-            return f"seed {self.seed}: BROKEN OFF: {self.error.splitlines()[0]:.200}"
+            return f"seed {self.seed}: {self.state}: {self.error.splitlines()[0]:.200}"
         effective = sum(each.status == "effective" for each in self.faults)
-        state = "clean" if self.is_clean else f"{sum(self.finding_kinds.values())} FINDINGS"
+        faults = f"{effective} of {len(self.faults)} faults took effect"
         counts = ", ".join(f"{count} {name}" for name, count in self.counts.items())
         return (
-            f"seed {self.seed}: {state}; {effective} of {len(self.faults)} faults took effect; "
+            f"seed {self.seed}: {self.state}; {faults}; "
             f"{self.records.get('acknowledged', 0)} records acknowledged, {counts}; "
             f"{self.duration_s:.0f} s"
         )
 
 
-def write_result(result: SeedResult, directory: Path) -> Path:
-    """Write the JSON of a seed, in place of an earlier one."""
+def append_result(result: SeedResult, directory: Path) -> None:
+    """Add the line of a seed to the results of a directory."""
     directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"seed-{result.seed}.json"
-    path.write_text(json.dumps(asdict(result)))
-    return path
+    with (directory / RESULTS_FILE).open("a", encoding="utf-8") as file:
+        # The line break before it ends a line that was cut when an earlier run was killed.
+        file.write(f"\n{json.dumps(asdict(result))}\n")
 
 
 def read_results(directory: Path) -> list[SeedResult]:
-    """Read the results of all seeds that a directory has, by seed."""
-    found = [_parse_result(json.loads(path.read_text())) for path in directory.glob("seed-*.json")]
-    return sorted(found, key=lambda each: each.seed)
+    """Read the results of a directory, by seed; of a seed that was run again, the last one."""
+    path, found = directory / RESULTS_FILE, dict[int, SeedResult]()
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        with suppress(json.JSONDecodeError):  # a line that was cut
+            result = _parse_result(json.loads(line))
+            found[result.seed] = result
+    return [found[seed] for seed in sorted(found)]
+
+
+def merge_results(sources: Iterable[Path], directory: Path) -> None:
+    """Add the results of other directories to those of one, which are overridden by them."""
+    for source in sources:
+        for result in read_results(source):
+            append_result(result, directory)
 
 
 def _parse_result(data: dict[str, object]) -> SeedResult:
@@ -140,26 +163,38 @@ def count_received(logs: Sequence[ClientLog]) -> dict[str, int]:
 
 
 def build_timelines(
-    logs: Iterable[ClientLog], written: WriterLog, began_at: float
+    logs: Iterable[ClientLog],
+    pushed: Iterable[Delivery],
+    written: WriterLog,
+    began_at: float,
 ) -> dict[str, Timeline]:
-    """Build the timeline of each class of clients, from `began_at` by `time.monotonic`."""
-    by_class: Mapping[str, list[ClientLog]] = defaultdict(list)
+    """Build the timeline of each class of clients, and of the reactive group.
+
+    Args:
+        logs: What clients got.
+        pushed: What the back end of the reactive group accepted.
+        written: When Kafka acknowledged which record.
+        began_at: When the schedule began, by `time.monotonic`.
+    """
+    by_class: Mapping[str, list[tuple[float, ReceivedItem | AckedRecord]]] = defaultdict(list)
     for log in logs:
-        by_class[log.plan.view.name].append(log)
-    return {name: _build_timeline(some, written, began_at) for name, some in by_class.items()}
+        by_class[log.plan.view.name] += zip(log.times, log.items, strict=True)
+    by_class[GROUP_TIMELINE] += [(each.at, each.record) for each in pushed]
+    return {name: _build_timeline(items, written, began_at) for name, items in by_class.items()}
 
 
-def _build_timeline(logs: Sequence[ClientLog], written: WriterLog, began_at: float) -> Timeline:
+def _build_timeline(
+    items: Iterable[tuple[float, ReceivedItem | AckedRecord]], written: WriterLog, began_at: float
+) -> Timeline:
     deliveries, gaps = Counter[int](), Counter[int]()
     lags: dict[int, float] = defaultdict(float)
-    for log in logs:
-        for item, at in zip(log.items, log.times, strict=True):
-            number = max(0, int((at - began_at) / BIN_S))
-            if isinstance(item, GapEvent):
-                gaps[number] += 1
-                continue
-            deliveries[number] += 1
-            lags[number] = max(lags[number], _compute_lag(item, at, written))
+    for at, item in items:
+        number = max(0, int((at - began_at) / BIN_S))
+        if isinstance(item, GapEvent):
+            gaps[number] += 1
+            continue
+        deliveries[number] += 1
+        lags[number] = max(lags[number], _compute_lag(item, at, written))
     count = max([0, *deliveries, *gaps]) + 1
     return Timeline(
         [deliveries[n] for n in range(count)],
@@ -168,7 +203,8 @@ def _build_timeline(logs: Sequence[ClientLog], written: WriterLog, began_at: flo
     )
 
 
-def _compute_lag(record: ReceivedRecord, at: float, written: WriterLog) -> float:
+def _compute_lag(record: ReceivedRecord | AckedRecord, at: float, written: WriterLog) -> float:
     """Return the seconds since Kafka's answer; 0 where nobody knows when that was."""
     assert record.tp is not None and record.offset is not None
-    return max(0.0, at - written.acked_at.get((record.tp, record.offset), at))
+    acked_at = written.get_acked_at(record.tp, record.offset, record.value)
+    return 0.0 if acked_at is None else max(0.0, at - acked_at)

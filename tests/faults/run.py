@@ -12,17 +12,21 @@ from pathlib import Path
 from random import Random
 
 from support.received import ReceivedRecord
+from support.stream_check import AckedRecord
 
 from .broker_faults import BROKER_FAULTS
-from .clients import ClientLog
+from .clients import ClientLog, FaultClient
 from .effects import FaultAction, FaultNotPossible
-from .judge import ClientFinding, Trouble, Truth, describe_lack, judge_client
+from .judge import GROUP, JOB, KAFKA, ClientFinding, Trouble, Truth, describe_lack, judge_client
 from .log_faults import LOG_FAULTS
 from .network_faults import NETWORK_FAULTS
 from .process_faults import PROCESS_FAULTS
+from .reactive import Delivery, count_again, judge_group
 from .results import FaultResult, SeedResult, build_timelines, count_received
 from .schedule import KINDS, FaultKind, PlannedFault, build_schedule
-from .world import World, list_fronts, running_world
+from .spark_job import judge_rows
+from .startup import WorldOptions, list_fronts, running_world
+from .world import World
 
 ACTIONS: Mapping[str, FaultAction] = {
     **BROKER_FAULTS, **LOG_FAULTS, **NETWORK_FAULTS, **PROCESS_FAULTS,
@@ -42,6 +46,7 @@ class RunOptions:
         seconds: How long schedules are.
         clients: How many clients there are.
         kinds: What schedules are drawn from.
+        has_job: Whether there is a Spark job, too.
         print_line: Where lines about faults go.
         log_directory: Where the logs of the gateways are kept if something was found; None for
             nowhere.
@@ -50,6 +55,7 @@ class RunOptions:
     seconds: float = 60.0
     clients: int = 200
     kinds: Sequence[FaultKind] = KINDS
+    has_job: bool = False
     print_line: Callable[[str], None] = print
     log_directory: Path | None = None
 
@@ -59,13 +65,8 @@ async def run_seed(seed: int, options: RunOptions) -> SeedResult:
     result = SeedResult(seed, options.seconds, options.clients)
     schedule = build_schedule(seed, options.seconds, options.kinds)
     try:
-        kinds, fronts = {fault.kind.name for fault in schedule}, list_fronts()
         async with running_world(
-            options.clients,
-            Random(seed),
-            has_small_disk="disk-full" in kinds,
-            has_own_clock="clock-stepped" in kinds,
-            front_kind=fronts[seed % len(fronts)] if fronts else None,
+            _build_world_options(seed, schedule, options), Random(seed)
         ) as world:
             result.front = world.front.NAME if world.front is not None else ""
             run = _Run(world, schedule, result, options)
@@ -75,6 +76,21 @@ async def run_seed(seed: int, options: RunOptions) -> SeedResult:
         error.__notes__ = []  # the logs of the gateways, which are long
         result.error = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
     return result
+
+
+def _build_world_options(
+    seed: int, schedule: Sequence[PlannedFault], options: RunOptions
+) -> WorldOptions:
+    """Return what the faults of a schedule need. The proxies take turns by the seed."""
+    kinds, fronts = {fault.kind.name for fault in schedule}, list_fronts()
+    return WorldOptions(
+        options.clients,
+        has_small_disk="disk-full" in kinds,
+        has_gateway_clock="clock-stepped" in kinds,
+        has_broker_clock="broker-clock-stepped" in kinds,
+        has_job=options.has_job,
+        front=fronts[seed % len(fronts)] if fronts else None,
+    )
 
 
 class _Run:
@@ -98,6 +114,7 @@ class _Run:
         """Write, and let all faults of the schedule happen."""
         await self._world.start_clients(late=False)
         self._world.start_writers()
+        await self._world.wait_until_job_writes()
         self._began_at = time.monotonic()
         await asyncio.gather(
             self._start_late_clients(), *(self._play_fault(fault) for fault in self._schedule)
@@ -106,50 +123,75 @@ class _Run:
         await self._world.heal()
 
     async def judge(self) -> None:
-        """Wait until all clients have all, and look what they have."""
-        world, result = self._world, self._result
+        """Wait until all have got all, and look what they have."""
+        world = self._world
         await world.stop_writers()
         truth = await world.read_truth()
         self._print(f"all is healed; {len(world.clients)} clients have to get the rest")
-        behind = await world.wait_until_complete(truth, COMPLETE_TIMEOUT_S)
-        result.duration_s = round(self._get_time(), 1)
+        behind = await self._list_behind(truth)
+        self._result.duration_s = round(self._get_time(), 1)
         if not behind:
             # Behind these comes nothing; before them would have come what comes twice.
             await world.write_last_records()
             truth = await world.read_truth()
-            behind = await world.wait_until_complete(truth, COMPLETE_TIMEOUT_S)
+            behind = await self._list_behind(truth)
         await asyncio.gather(*(client.stop() for client in world.clients))
-        logs = [client.log for client in world.clients]
-        findings = self._list_lost_by_kafka(truth)
-        for client in behind:
-            plan, lack = client.log.plan, describe_lack(client.log, truth)
-            findings.append(
-                ClientFinding(
-                    plan.number, plan.view.name, plan.wire, Trouble.STALLED, None, -1,
-                    f"lacks {lack}; {client.describe_state()}",
-                )
-            )  # fmt: skip
+        deliveries = await asyncio.to_thread(world.group.list_deliveries)
+        rows = await world.read_rows()
+        findings = self._list_lost_by_kafka(truth) + behind
         for client in world.clients:
-            plan = client.log.plan
             if client.is_closed:
-                findings.append(
-                    ClientFinding(
-                        plan.number, plan.view.name, plan.wire, Trouble.GAVE_UP, None, -1,
-                        client.describe_state(),
-                    )
-                )  # fmt: skip
+                findings.append(_build_trouble(client, Trouble.GAVE_UP, client.describe_state()))
             findings += judge_client(client.log, truth)
-        result.finding_kinds = dict(Counter(each.kind for each in findings))
+        findings += judge_group(deliveries, truth)
+        if world.job is not None:
+            findings += judge_rows(rows, truth)
+        self._note_counts(deliveries, rows)
+        self._note_findings(findings, truth)
+
+    async def _list_behind(self, truth: Truth) -> list[ClientFinding]:
+        """Wait until all have got all, and return who has not at the end."""
+        world = self._world
+        behind, group_lacks, job_lacks = await asyncio.gather(
+            world.wait_until_complete(truth, COMPLETE_TIMEOUT_S),
+            world.wait_until_group_has_all(truth, COMPLETE_TIMEOUT_S),
+            world.wait_until_job_has_all(truth, COMPLETE_TIMEOUT_S),
+        )
+        findings = []
+        for client in behind:
+            text = f"lacks {describe_lack(client.log, truth)}; {client.describe_state()}"
+            findings.append(_build_trouble(client, Trouble.STALLED, text))
+        findings += [
+            ClientFinding(who, "", "", Trouble.STALLED, None, -1, f"lacks {lacks}")
+            for who, lacks in ((GROUP, group_lacks), (JOB, job_lacks))
+            if lacks
+        ]
+        return findings
+
+    def _note_counts(self, deliveries: Sequence[Delivery], rows: Sequence[AckedRecord]) -> None:
+        """Note how much was written and what came of it."""
+        world, result = self._world, self._result
+        logs = [client.log for client in world.clients]
         result.records = dict(world.log.count_outcomes())
         if world.transactional is not None:
             result.records["transactions committed"] = world.transactional.committed_count
             result.records["transactions aborted"] = world.transactional.aborted_count
         result.counts = count_received(logs)
-        result.timelines = build_timelines(logs, world.log, self._began_at)
-        if findings and self._options.log_directory is not None:
-            self._options.log_directory.mkdir(parents=True, exist_ok=True)
-            path = self._options.log_directory / f"seed-{result.seed}.log"
-            path.write_text("\n".join(world.read_logs()))
+        result.counts["pushed to the back end"] = len(deliveries)
+        result.counts["pushed to it again"] = count_again(deliveries)
+        if world.job is not None:
+            result.counts["rows of the Spark job"] = len(rows)
+            result.counts["starts of the Spark job"] = world.job.start_count
+        result.timelines = build_timelines(logs, deliveries, world.log, self._began_at)
+
+    def _note_findings(self, findings: Sequence[ClientFinding], truth: Truth) -> None:
+        """Note what was found, with the history of the first ones, and keep the logs."""
+        result, directory = self._result, self._options.log_directory
+        result.finding_kinds = dict(Counter(each.kind for each in findings))
+        if findings and directory is not None:
+            directory.mkdir(parents=True, exist_ok=True)
+            path = directory / f"seed-{result.seed}.log"
+            path.write_text("\n".join(self._world.read_logs()))
         for number, finding in enumerate(findings):
             history = self._tell_history(finding, truth) if number < MAX_HISTORIES else []
             result.findings.append("\n".join([str(finding), *history]))
@@ -206,7 +248,7 @@ class _Run:
         ]
         return [
             ClientFinding(
-                -1, each.writer, "", Trouble.LOST_BY_KAFKA, each.tp, each.offset or 0,
+                KAFKA, each.writer, "", Trouble.LOST_BY_KAFKA, each.tp, each.offset or 0,
                 f"{each.value!r:.80} was acknowledged at {each.offset}",
             )
             for each in lost
@@ -244,6 +286,11 @@ class _Run:
         topic = tp.topic if tp is not None else "ERROR"
         about = [line for line in world.read_logs() if topic in line or "Traceback" in line]
         return lines + [f"  {line:.200}" for line in about[-HISTORY_LINES:]]
+
+
+def _build_trouble(client: FaultClient, kind: Trouble, text: str) -> ClientFinding:
+    plan = client.log.plan
+    return ClientFinding(plan.number, plan.view.name, plan.wire, kind, None, -1, text)
 
 
 def _tell_client(log: ClientLog, finding: ClientFinding, near: range, began_at: float) -> list[str]:

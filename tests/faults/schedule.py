@@ -15,7 +15,7 @@ from random import Random
 BROKERS, LAYOUT, GATEWAY, TRANSACTIONS = "brokers", "layout", "gateway", "transactions"
 BROKER_NETWORK, CLIENT_NETWORK, FRONT, LOGIN = "broker-network", "client-network", "front", "login"
 TRIMMED, VOLATILE, UNCLEAN, TABLE = "trimmed", "volatile", "unclean", "table"
-REGISTRY, BACKEND, CLOCK = "registry", "backend", "clock"
+REGISTRY, BACKEND, CLOCK, JOB = "registry", "backend", "clock", "job"
 
 FIRST_FAULT_S = 2.0  # clients have begun by then
 LONGEST_PAUSE_S = 3.0
@@ -82,14 +82,18 @@ KINDS: Sequence[FaultKind] = (
     _kind("gateway-reloaded", [GATEWAY], 1, 3, cheap=True),
     _kind("worker-frozen", [GATEWAY], 2, 3, cheap=True),
     _kind("clock-stepped", [CLOCK], 3, 8),
+    # What Kafka does by its clock, such as retention, cannot be verified meanwhile.
+    _kind("broker-clock-stepped", [BROKERS, TRIMMED, TABLE, TRANSACTIONS], 3, 8),
     _kind("descriptors-exhausted", [GATEWAY], 3, 6),
     _kind("memory-limited", [GATEWAY], 3, 6),
     _kind("proxy-reloaded", [FRONT], 1, 2),
     _kind("login-away", [LOGIN], 3, 8, cheap=True),
     _kind("login-hangs", [LOGIN], 3, 8),
     _kind("registry-away", [REGISTRY], 3, 8, cheap=True),
+    _kind("backend-away", [BACKEND], 3, 8, cheap=True),
 )
-KINDS_BY_NAME = {kind.name: kind for kind in KINDS}
+JOB_KINDS: Sequence[FaultKind] = (_kind("job-killed", [JOB], 1, 5),)  # of a world with a Spark job
+KINDS_BY_NAME = {kind.name: kind for kind in (*KINDS, *JOB_KINDS)}
 
 
 @dataclass(frozen=True, slots=True)

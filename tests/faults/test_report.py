@@ -6,8 +6,16 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
-from faults.report import build_report, write_report
-from faults.results import FaultResult, SeedResult, Timeline, read_results, write_result
+from faults.report import build_seed_page, build_summary, write_report
+from faults.results import (
+    RESULTS_FILE,
+    FaultResult,
+    SeedResult,
+    Timeline,
+    append_result,
+    merge_results,
+    read_results,
+)
 
 CLEAN = SeedResult(
     3,
@@ -26,10 +34,29 @@ FOUND = SeedResult(
 BROKEN = SeedResult(5, 60.0, 200, error="TimeoutError: no broker\nTraceback")
 
 
-def test_results_are_read_as_they_were_written_and_merge_by_seed(tmp_path: Path) -> None:
-    for result in (FOUND, CLEAN, SeedResult(3, 60.0, 200), CLEAN):
-        write_result(result, tmp_path)
+def test_of_a_seed_that_was_run_again_the_last_result_is_read(tmp_path: Path) -> None:
+    assert read_results(tmp_path) == []
+    for result in (FOUND, SeedResult(3, 60.0, 200), CLEAN):
+        append_result(result, tmp_path)
     assert read_results(tmp_path) == [CLEAN, FOUND]
+
+
+def test_a_line_that_was_cut_costs_only_its_own_seed(tmp_path: Path) -> None:
+    append_result(CLEAN, tmp_path)
+    append_result(FOUND, tmp_path)
+    path = tmp_path / RESULTS_FILE
+    path.write_text(path.read_text()[:-20])
+    assert read_results(tmp_path) == [CLEAN]
+    append_result(BROKEN, tmp_path)
+    assert read_results(tmp_path) == [CLEAN, BROKEN]
+
+
+def test_results_of_several_directories_merge_into_one(tmp_path: Path) -> None:
+    for name, results in (("a", [FOUND]), ("b", [CLEAN, BROKEN])):
+        for result in results:
+            append_result(result, tmp_path / name)
+    merge_results([tmp_path / "a", tmp_path / "b"], tmp_path / "all")
+    assert read_results(tmp_path / "all") == [CLEAN, FOUND, BROKEN]
 
 
 def test_only_a_seed_without_findings_and_errors_is_clean() -> None:
@@ -39,19 +66,32 @@ def test_only_a_seed_without_findings_and_errors_is_clean() -> None:
     assert "BROKEN OFF: TimeoutError: no broker" in BROKEN.verdict
 
 
-def test_the_report_needs_no_network_and_has_every_seed(tmp_path: Path) -> None:
+def test_the_report_needs_no_network_and_has_a_page_for_every_seed(tmp_path: Path) -> None:
     path = write_report([CLEAN, FOUND, BROKEN], tmp_path / "report")
-    page = path.read_text()
-    assert "1 of 3 seeds are clean" in page
-    assert "node 1 is gone" in page
-    assert "&lt;b&gt;" in page and "<b>" not in page
-    assert not re.search(r'(?:src|href)="(?!#)|url\(|https?://|@import', page)
-    assert "prefers-color-scheme: dark" in page and "width=device-width" in page
+    pages = {each.name: each.read_text() for each in path.parent.glob("*.html")}
+    assert len(pages) == 4
+    for page in pages.values():
+        links = re.findall(r'(?:src|href)="([^"]*)"', page)
+        assert set(links) <= pages.keys()
+        assert not re.search(r"url\(|https?://|@import", page)
+        assert "prefers-color-scheme: dark" in page and "width=device-width" in page
+    assert "1 of 3 seeds are clean" in pages["index.html"]
+    assert "node 1 is gone" in pages["seed-3.html"]
+    assert "&lt;b&gt;" in pages["seed-4.html"] and "<b>" not in pages["seed-4.html"]
+    assert "no broker" in pages["seed-5.html"]
+
+
+def test_the_summary_counts_what_was_found_also_where_there_is_none() -> None:
+    page = build_summary([CLEAN, FOUND])
+    cells = dict(re.findall(r'<tr><td>([^<]*)</td><td class="number">(?:<span.*?>)?(\d*)', page))
+    assert cells["lost"] == "1"
+    assert cells["duplicate"] == cells["outside the view"] == cells["aborted"] == "0"
+    assert (cells["deliveries"], cells["acknowledged"]) == ("5", "1")  # up to the comma
+    assert cells["broker-killed"] == "1"
 
 
 def test_every_chart_of_the_report_is_well_formed() -> None:
-    page = build_report([CLEAN, FOUND])
-    charts = re.findall(r"<svg.*?</svg>", page, re.S)
-    assert len(charts) == 3
+    charts = re.findall(r"<svg.*?</svg>", build_seed_page(CLEAN), re.S)
+    assert len(charts) == 1
     for chart in charts:
         ElementTree.fromstring(chart)

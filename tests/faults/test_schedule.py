@@ -3,27 +3,49 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
-from faults.schedule import KINDS, build_schedule, list_overlaps
+import pytest
+
+from faults.run import ACTIONS
+from faults.schedule import (
+    JOB_KINDS,
+    KINDS,
+    KINDS_BY_NAME,
+    FaultKind,
+    build_schedule,
+    list_overlaps,
+)
 
 SECONDS = 60
-SCHEDULES = [build_schedule(seed, SECONDS) for seed in range(200)]
+SEEDS = range(1, 201)
+SCHEDULES = [build_schedule(seed, SECONDS) for seed in SEEDS]
+WITH_AND_WITHOUT_A_JOB = pytest.mark.parametrize(
+    "kinds", [KINDS, [*KINDS, *JOB_KINDS]], ids=["alone", "with a Spark job"]
+)
 
 
 def test_the_same_seed_has_the_same_schedule() -> None:
-    assert [build_schedule(seed, SECONDS) for seed in range(200)] == SCHEDULES
+    assert [build_schedule(seed, SECONDS) for seed in SEEDS] == SCHEDULES
     assert SCHEDULES[1] != SCHEDULES[2]
 
 
-def test_each_kind_occurs_in_at_least_ten_of_two_hundred_seeds() -> None:
-    counts = Counter(name for each in SCHEDULES for name in {fault.kind.name for fault in each})
-    assert min(counts[kind.name] for kind in KINDS) >= 10, counts
+def test_there_is_an_action_for_each_kind_and_no_other() -> None:
+    assert ACTIONS.keys() == KINDS_BY_NAME.keys()
 
 
-def test_every_kind_overlaps_with_others() -> None:
-    pairs = set().union(*map(list_overlaps, SCHEDULES))
-    assert {name for pair in pairs for name in pair} == {kind.name for kind in KINDS}
-    assert len(pairs) > 100
+@WITH_AND_WITHOUT_A_JOB
+def test_each_kind_occurs_in_at_least_ten_of_two_hundred_seeds(kinds: Sequence[FaultKind]) -> None:
+    schedules = [build_schedule(seed, SECONDS, kinds) for seed in SEEDS]
+    counts = Counter(name for each in schedules for name in {fault.kind.name for fault in each})
+    assert min(counts[kind.name] for kind in kinds) >= 10, counts
+
+
+@WITH_AND_WITHOUT_A_JOB
+def test_each_kind_overlaps_with_at_least_twelve_others(kinds: Sequence[FaultKind]) -> None:
+    pairs = {pair for seed in SEEDS for pair in list_overlaps(build_schedule(seed, SECONDS, kinds))}
+    counts = Counter(name for pair in pairs for name in pair)
+    assert min(counts[kind.name] for kind in kinds) >= 12, counts
 
 
 def test_faults_that_claim_the_same_never_overlap() -> None:

@@ -34,6 +34,8 @@ from support.stream_check import AckedRecord, RecordPredicate
 LEDGER, SOLO, TRIMMED, VOLATILE, UNCLEAN, PRICES, TYPED = (
     "ledger", "solo", "trimmed", "volatile", "unclean", "prices", "typed",
 )  # fmt: skip
+# Of the broker that has its own clock: Kafka says with each record what time it is there.
+CLOCKED, CLOCKED_CONFIGS = "clocked", {"message.timestamp.type": "LogAppendTime"}
 KEY_COUNT = 7
 LANES = ("red", "green", "blue", "grey")
 LOGIN, SESSION, REGISTRY = "login", "session", "registry"

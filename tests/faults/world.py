@@ -1,7 +1,8 @@
-"""What the bench runs: three brokers, two gateways of two workers, a proxy, writers and clients.
+"""What runs during a schedule, as the faults and the judgement see it; `startup` creates it.
 
-    gateways and reactive groups -> KafkaProxy -> brokers <- writers, admin, the oracle's reader
+    gateways -> KafkaProxy -> brokers <- writers, the Spark job, admin, the oracle's reader
     clients -> gateways, half of them through a TcpProxy; those of HTTP/2 -> a proxy -> gateways
+    gateways, as members of a reactive group -> its back end
 
 Only the gateways reach the brokers through a proxy, so what is done to that network is felt by them
 alone, and what is written is known.
@@ -10,103 +11,39 @@ alone, and what is written is known.
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from random import Random
-from typing import Any
 
-import httpx
-from confluent_kafka import KafkaException
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from support.app_server import running_app
-from support.brokers import TEST_PROPERTIES, KafkaCluster
-from support.gateways import GatewayProcess, build_config
-from support.issuer import AUDIENCE, ISSUER_NAME, JwksApp, TokenIssuer
+from support.brokers import KafkaCluster
+from support.gateways import GatewayProcess
 from support.kafka_proxy import KafkaProxy
 from support.oracle import StreamOracle, read_records
-from support.proxies import ALL_PROXIES, Nginx, Proxy, running_proxy
-from support.registry import FakeRegistry
-from support.requirements import is_installed
+from support.proxies import Proxy
 from support.stream_check import AckedRecord
 from support.tcp_proxy import TcpProxy
 from support.waiting import wait_until
-from support.workers import running_workers
 
 from gateway.core.log.record import TopicPartition
 
-from .clients import FaultClient, create_client
+from .clients import FaultClient
 from .judge import Truth, describe_lack
 from .machine import FakeClock, FaultyKafka
-from .views import (
-    LEDGER,
-    LOGIN,
-    PRICES,
-    REGISTRY,
-    SESSION,
-    SOLO,
-    TOPICS,
-    TRIMMED,
-    TYPED,
-    UNCLEAN,
-    VOLATILE,
-    Topic,
-    Wire,
-    build_routes,
-    plan_clients,
-)
-from .writers import (
-    SchemaCodec,
-    TopicWriter,
-    TransactionalWriter,
-    WriterLog,
-    choose_key,
-    choose_own_key,
-    decode_value,
-)
+from .reactive import ReactiveGroup, list_lacking
+from .spark_job import ROWS, SparkJob, count_lacking_rows
+from .views import LEDGER, SOLO, TYPED, describe_record
+from .writers import SchemaCodec, TopicWriter, TransactionalWriter, WriterLog, decode_value
 
-GATEWAY_COUNT, WORKER_COUNT = 2, 2
-CLOCK_GATEWAY = 1  # its number among them, if it has a clock of its own
-STREAMS_OF_A_BROWSER = 10  # over one connection of HTTP/2
 BEGIN_TIMEOUT_S = 120.0
-TOKEN_LIFETIME_S = 7 * 86_400.0
+JOB_LOG_LINES = 20
 LAST_RECORDS = 20  # to each partition; there are seven keys and four lanes
-BROKER_PROPERTIES = TEST_PROPERTIES | {
-    # A transaction that nobody ends is aborted soon after its timeout.
-    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
-}
-# Records a second. What can lose records has one writer that knows every outcome.
-RATES: Mapping[str, float] = {
-    LEDGER: 20.0, SOLO: 6.0, TRIMMED: 20.0, VOLATILE: 8.0, UNCLEAN: 8.0, PRICES: 15.0,
-    TYPED: 6.0,
-}  # fmt: skip
 WHOLE_TOPICS = (LEDGER, SOLO, TYPED)  # nothing of these is ever deleted
-PLAIN_RATE = TRANSACTIONAL_RATE = 10.0
-
-
-class LoginApp:
-    """Keys of the issuer at /jwks, and who a session is of at /whoami."""
-
-    def __init__(self, issuer: TokenIssuer) -> None:
-        self._jwks = JwksApp(issuer)
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer a request."""
-        if scope["path"] == "/jwks":
-            await self._jwks(scope, receive, send)
-            return
-        name = Request(scope).headers.get("authorization", "").removeprefix("Session ")
-        answer = JSONResponse({"identity": name}) if name else Response(status_code=401)
-        await answer(scope, receive, send)
 
 
 @dataclass
 class World:
-    """All that runs during a schedule; created by `running_world`, which ends it.
+    """All that runs during a schedule; created by `startup.running_world`, which ends it.
 
     Attributes:
         kafka: The brokers.
@@ -116,8 +53,10 @@ class World:
         client_proxies: One in front of each gateway, for half of the connections.
         front: A proxy in front of all gateways; None where none is installed.
         clock: The wall clock of one gateway; None if it has the machine's.
+        job: The Spark job; None if the world has none.
         login_proxy: In front of the issuer of tokens and of the application that knows sessions.
         registry_proxy: In front of the schema registry.
+        group: The reactive group that all workers are members of, and its back end.
         codec: Of the topic with schemas; it can begin to use one that is not known yet.
         log: What was written.
         writers: The writer of each topic, and the plain one.
@@ -132,8 +71,10 @@ class World:
     client_proxies: Sequence[TcpProxy]
     front: Proxy | None
     clock: FakeClock | None
+    job: SparkJob | None
     login_proxy: TcpProxy
     registry_proxy: TcpProxy
+    group: ReactiveGroup
     codec: SchemaCodec
     oracle: StreamOracle
     log: WriterLog
@@ -204,8 +145,8 @@ class World:
 
     async def write_last_records(self) -> None:
         """Write some more to every partition, so that every view has some of them."""
-        for name in RATES:
-            writer = self.writers[name]
+        for topic in self.partitions:
+            writer = self.writers[topic]
             writer.start(is_writing=False)
             for tp in writer.partitions:
                 writer.write_records(tp, LAST_RECORDS)
@@ -255,8 +196,46 @@ class World:
             await asyncio.sleep(0.2)
         return behind
 
+    async def wait_until_group_has_all(self, truth: Truth, timeout_s: float) -> str:
+        """Wait until the group's back end has got all; return what it lacks at the end."""
+        deadline = time.monotonic() + timeout_s
+        while lacking := list_lacking(await asyncio.to_thread(self.group.list_deliveries), truth):
+            if time.monotonic() > deadline:
+                return f"{len(lacking)} records, such as {describe_record(lacking[0])}"
+            await asyncio.sleep(0.5)
+        return ""
+
+    async def read_rows(self) -> list[AckedRecord]:
+        """Return the committed rows that the Spark job has written; none if there is no job."""
+        if self.job is None:
+            return []
+        return await read_records(self.servers, ROWS.name, timeout_s=120)
+
+    async def wait_until_job_writes(self) -> None:
+        """Wait until the Spark job has written more rows. TimeoutError with the end of its log."""
+        count = len(await self.read_rows())
+        deadline = time.monotonic() + BEGIN_TIMEOUT_S
+        while self.job is not None and len(await self.read_rows()) <= count:
+            self.job.start()
+            if time.monotonic() > deadline:
+                log = self.job.read_logs()[-JOB_LOG_LINES:]
+                raise TimeoutError("\n".join(["the Spark job writes nothing", *log]))
+
+    async def wait_until_job_has_all(self, truth: Truth, timeout_s: float) -> str:
+        """Wait until the Spark job has written all rows; return what it lacks at the end."""
+        if self.job is None:
+            return ""
+        deadline = time.monotonic() + timeout_s
+        while lacking := count_lacking_rows(await self.read_rows(), truth):
+            self.job.start()
+            if time.monotonic() > deadline:
+                return f"{lacking} rows"
+            await asyncio.sleep(0.5)
+        return ""
+
     async def heal(self) -> None:
         """Lift what may be left of any fault."""
+        self.group.backend.set_orders()
         await self.broker_proxy.restore_all()
         for proxy in (*self.client_proxies, self.login_proxy, self.registry_proxy):
             await proxy.restore()
@@ -267,188 +246,10 @@ class World:
         await asyncio.to_thread(self.cluster.admin.wait_in_sync, 120)
 
     def read_logs(self) -> list[str]:
-        """Return all lines of the gateways' logs, with the number of the gateway."""
-        return [
+        """Return all lines of the gateways' and the job's logs, with whose they are."""
+        lines = [
             f"gateway {number}: {line}"
             for number, gateway in enumerate(self.gateways, 1)
             for line in gateway.log.splitlines()
         ]
-
-
-def list_fronts() -> list[type[Proxy]]:
-    """Return the kinds of proxies that this machine has."""
-    return [kind for kind in ALL_PROXIES if is_installed(kind.NAME)]
-
-
-@asynccontextmanager
-async def running_world(
-    client_count: int,
-    random: Random,
-    *,
-    has_small_disk: bool = False,
-    has_own_clock: bool = False,
-    front_kind: type[Proxy] | None = Nginx,
-) -> AsyncIterator[World]:
-    """Start everything but the clients and writers, which are created.
-
-    Args:
-        client_count: How many clients there are.
-        random: What their choices are drawn from.
-        has_small_disk: Whether a broker has a disk that can be filled, if that is possible.
-        has_own_clock: Whether a gateway has a clock that can be stepped, if that is possible.
-        front_kind: The proxy in front of the gateways; None for none.
-    """
-    async with AsyncExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="faults-")))
-        broker_proxy = await stack.enter_async_context(KafkaProxy())
-        await broker_proxy.listen_for([1, 2, 3])
-        kafka = FaultyKafka(
-            has_small_disk=has_small_disk,
-            properties=BROKER_PROPERTIES,
-            fast_failover=True,
-            fast_retention=True,
-            advertised=broker_proxy.get_advertised,
-        )
-        await stack.enter_async_context(kafka)
-        for node in kafka.nodes:
-            broker_proxy.set_target(node.id, "127.0.0.1", node.ports["VIA"])
-        cluster = KafkaCluster(kafka.bootstrap, kafka, has_fast_retention=True)
-        for topic in TOPICS:
-            await create_topic(cluster, topic)
-        issuer = TokenIssuer("ES256")
-        login_url = await stack.enter_async_context(running_app(LoginApp(issuer)))
-        login_proxy = TcpProxy("127.0.0.1", int(login_url.rpartition(":")[2]))
-        await stack.enter_async_context(login_proxy)
-        registry = FakeRegistry()
-        registry_url = await stack.enter_async_context(running_app(registry.app))
-        registry_proxy = TcpProxy("127.0.0.1", int(registry_url.rpartition(":")[2]))
-        await stack.enter_async_context(registry_proxy)
-        config = build_bench_config(
-            broker_proxy.bootstrap, login_proxy.address, registry_proxy.address
-        )
-        clock = FakeClock(folder / "clock") if has_own_clock else None
-        clock = clock if clock and clock.library else None
-        gateways = []
-        for number in range(GATEWAY_COUNT):
-            own = number == CLOCK_GATEWAY and clock
-            options = {"environment": own.environment, "is_forked": False} if own else {}
-            gateway = running_workers(config, WORKER_COUNT, **options)
-            gateways.append(await stack.enter_async_context(gateway))
-        client_proxies = [
-            await stack.enter_async_context(TcpProxy("127.0.0.1", gateway.port))
-            for gateway in gateways
-        ]
-        front = None
-        if front_kind is not None:
-            ports = [gateway.port for gateway in gateways]
-            front = await stack.enter_async_context(
-                running_proxy(front_kind, folder / "front", *ports)
-            )
-        oracle = StreamOracle()
-        log = WriterLog(oracle, random)
-        world = World(
-            kafka, cluster, broker_proxy, gateways, client_proxies, front, clock, login_proxy,
-            registry_proxy, SchemaCodec(registry, f"{TYPED}-value"), oracle, log, random,
-        )  # fmt: skip
-        await _create_writers(world, stack)
-        await _create_clients(world, client_count, issuer, stack)
-        yield world
-
-
-async def create_topic(cluster: KafkaCluster, topic: Topic) -> None:
-    """Create a topic, however busy the brokers are, and wait until it has all leaders."""
-    deadline = time.monotonic() + BEGIN_TIMEOUT_S
-    while True:
-        try:
-            await asyncio.to_thread(
-                cluster.create_topic, topic.name, configs=topic.configs, assignment=topic.replicas
-            )
-        except KafkaException as error:
-            name = error.args[0].name()
-            if time.monotonic() > deadline or name not in ("_TIMED_OUT", "TOPIC_ALREADY_EXISTS"):
-                raise
-            leaders = await asyncio.to_thread(cluster.admin.get_leaders, topic.name)
-            if len(leaders) == len(topic.replicas):
-                return
-            await asyncio.sleep(0.2)
-        else:
-            return
-
-
-def build_bench_config(servers: str, login_address: str, registry_address: str) -> dict[str, Any]:
-    """Build the configuration of the gateways."""
-    topics = [{"name": topic.name, **topic.settings} for topic in TOPICS]
-    guards = {
-        LOGIN: {
-            "type": "jwt",
-            "issuer": ISSUER_NAME,
-            "audience": AUDIENCE,
-            "keys": f"http://{login_address}/jwks",
-        },
-        SESSION: {"type": "http", "url": f"http://{login_address}/whoami", "cache": "1s"},
-    }
-    return build_config(
-        servers,
-        topics,
-        build_routes(),
-        guards=guards,
-        catalogs={REGISTRY: {"type": "schema-registry", "url": [f"http://{registry_address}"]}},
-        listen={"forwarded": ["127.0.0.1"], "drainTimeout": "2s"},
-    )
-
-
-async def _create_writers(world: World, stack: AsyncExitStack) -> None:
-    for topic in TOPICS:
-        world.partitions[topic.name] = [
-            TopicPartition(topic.name, number) for number in range(len(topic.replicas))
-        ]
-    any_key, own_key = choose_key(world.random), choose_own_key(world.random)
-    for name, rate in RATES.items():
-        world.writers[name] = TopicWriter(
-            name,
-            world.servers,
-            world.log,
-            world.partitions[name],
-            rate,
-            keys=own_key if name == PRICES else any_key,
-            tombstone_share=0.1 if name == PRICES else 0.0,
-            codec=world.codec if name == TYPED else None,
-        )
-    world.writers["plain"] = TopicWriter(
-        "plain",
-        world.servers,
-        world.log,
-        world.partitions[LEDGER],
-        PLAIN_RATE,
-        keys=any_key,
-        is_plain=True,
-    )
-    for writer in world.writers.values():
-        stack.push_async_callback(writer.close)
-    world.transactional = TransactionalWriter(
-        world.servers, world.log, world.partitions[LEDGER], TRANSACTIONAL_RATE
-    )
-    stack.push_async_callback(world.transactional.stop)
-
-
-async def _create_clients(
-    world: World, count: int, issuer: TokenIssuer, stack: AsyncExitStack
-) -> None:
-    http: httpx.AsyncClient | None = None
-    streams_left = 0
-    for plan in plan_clients(count):
-        if plan.wire is Wire.HTTP2 and world.front is not None:
-            if not streams_left:
-                http = await stack.enter_async_context(world.front.create_http_client())
-                streams_left = STREAMS_OF_A_BROWSER
-            streams_left -= 1
-        headers = {}
-        if plan.view.path == "/mine":
-            # Valid also while the clock of a gateway is ahead.
-            token = issuer.issue_token(sub=plan.view.user, exp=time.time() + TOKEN_LIFETIME_S)
-            headers["Authorization"] = f"Bearer {token}"
-        elif plan.view.user:
-            headers["Authorization"] = f"Session {plan.view.user}"
-        client = create_client(plan, world.choose_server, http, headers)
-        stack.push_async_callback(client.stop)
-        world.clients.append(client)
+        return lines + [f"job: {line}" for line in (self.job.read_logs() if self.job else ())]

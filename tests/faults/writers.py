@@ -64,7 +64,8 @@ class WriterLog:
         self.oracle = oracle
         self.random = random
         self.entries: list[Written] = []
-        self.acked_at: dict[tuple[TopicPartition, int], float] = {}
+        # By place and value: a topic that begins anew has the same offsets again.
+        self._acked_at: dict[tuple[TopicPartition, int, bytes | None], float] = {}
 
     def build_record(self, tp: TopicPartition, keys: Callable[[TopicPartition], bytes]) -> Record:
         """Build a record with a value of its own."""
@@ -87,6 +88,10 @@ class WriterLog:
         """Note that a record must not arrive; the oracle was told when it was sent."""
         self._add(record, offset, "aborted", writer)
 
+    def get_acked_at(self, tp: TopicPartition, offset: int, value: bytes | None) -> float | None:
+        """Return when Kafka acknowledged a record; None where nobody knows."""
+        return self._acked_at.get((tp, offset, value))
+
     def count_outcomes(self) -> Counter[str]:
         """Count the records by their outcomes."""
         return Counter(each.outcome for each in self.entries)
@@ -94,7 +99,7 @@ class WriterLog:
     def _add(self, record: Record, offset: int | None, outcome: str, writer: str) -> None:
         now = time.monotonic()
         if offset is not None and outcome == "acknowledged":
-            self.acked_at.setdefault((record.tp, offset), now)
+            self._acked_at.setdefault((record.tp, offset, record.value), now)
         self.entries.append(Written(now, record.tp, offset, record.value, outcome, writer))
 
 

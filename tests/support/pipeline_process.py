@@ -84,7 +84,7 @@ def write_config(
     spark = {"master": master, "conf": {**build_spark_conf(), **(conf or {})}}
     where = {"checkpoints": str(checkpoints), "spark": spark, "jobs": [job]}
     config_path.write_text(
-        json.dumps({"kafka": {"servers": [servers]}, "pipelines": where}, indent=1)
+        json.dumps({"kafka": {"servers": servers.split(",")}, "pipelines": where}, indent=1)
     )
     return config_path
 

@@ -13,7 +13,7 @@ import atexit
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -193,7 +193,9 @@ class LocalKafka:
             cluster_id = load_cluster_id(self._directory)
             for node in self.nodes:
                 format_directory(node.directory, node.id, cluster_id, checkpoint)
-                node.configure(command, self._build_node_properties(node))
+                node.configure(
+                    self._build_node_command(node, command), self._build_node_properties(node)
+                )
                 node.start()
         except BaseException:
             self.close()
@@ -226,6 +228,10 @@ class LocalKafka:
             fixed = {"PLAINTEXT": self._port + id - 1} if self._port else {}
             ports = {name: ReservedPort(fixed.get(name, 0)) for name in names}
             self.nodes.append(KafkaNode(id, directory / f"node-{id}", ports))
+
+    def _build_node_command(self, node: KafkaNode, command: Sequence[str]) -> Sequence[str]:
+        """Return the command of a node; here all have the same. The fault bench overrides this."""
+        return command
 
     def _build_node_properties(self, node: KafkaNode) -> dict[str, str]:
         voters = (f"{voter.id}@127.0.0.1:{voter.ports['CONTROLLER']}" for voter in self.nodes)

@@ -83,15 +83,27 @@ class ExternalHttp:
         self._tasks.add(task)
         try:
             async with asyncio.timeout(timeout_s):
-                if self._transport is None:
-                    transport = await asyncio.to_thread(_create_transport)
-                    # Another request may have set one meanwhile.
-                    self._transport = self._transport or transport
-                return await _get_with_retry(self._transport, url, headers, max_body_bytes)
+                transport = self._transport or await self._open_transport()
+                return await _get_with_retry(transport, url, headers, max_body_bytes)
         except TimeoutError:
             raise ExternalHttpError(f"there is no answer within {timeout_s:g} s") from None
         finally:
             self._tasks.discard(task)
+
+    async def _open_transport(self) -> httpx.AsyncHTTPTransport:
+        """Create the transport, unless another request does it meanwhile, and return it.
+
+        Raises:
+            ExternalHttpError: Modules or certificates cannot be read, because the process has no
+                free descriptor, for example. The next request tries it again.
+        """
+        try:
+            transport = await asyncio.to_thread(_create_transport)
+        except OSError as exc:
+            reason = exc.strerror or type(exc).__name__
+            raise ExternalHttpError(f"no request can be sent to it: {reason}") from None
+        self._transport = self._transport or transport
+        return self._transport
 
     async def close(self) -> None:
         """Close all connections, and cancel the tasks of requests in progress."""
@@ -105,6 +117,8 @@ class ExternalHttp:
 def _create_transport() -> httpx.AsyncHTTPTransport:
     """Create a transport; importing httpx and reading certificates take 0.1 s, so in a thread."""
     import httpx
+
+    from . import http_failures  # noqa: F401  so that a request that fails needs no file
 
     limits = httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=20)
     return httpx.AsyncHTTPTransport(limits=limits)

@@ -6,6 +6,7 @@ exception is not shown, since it may hold what a client must not see.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 from collections import Counter
@@ -40,6 +41,7 @@ from gateway.errors import (
 
 from .security_headers import PAGE_HEADERS
 
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 DEFAULT_RETRY_AFTER_S = 5.0
 """Seconds of `Retry-After` for a 503 whose error names no time."""
 
@@ -138,6 +140,9 @@ def _describe_error(exc: Exception) -> tuple[int, str, str]:
             return 404, "Unknown path", _describe_http_error(exc)
         case HTTPException():
             return exc.status_code, HTTPStatus(exc.status_code).phrase, _describe_http_error(exc)
+        # A file, a connection or a module that a request is the first to need cannot be opened.
+        case OSError() if exc.errno in _NO_DESCRIPTOR:
+            return 503, "Busy", "the gateway has no free file descriptor; try again"
     return 500, "Internal error", "the gateway failed; its log says why"
 
 

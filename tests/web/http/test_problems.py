@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 from typing import Any
 
 import httpx
@@ -96,6 +98,14 @@ async def test_any_other_error_is_500_and_says_nothing_of_itself(exc: Exception)
     assert response.headers["content-type"] == "application/problem+json"
     assert "s3cret" not in response.text
     assert "retry-after" not in response.headers
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
+async def test_a_request_that_finds_no_free_descriptor_may_come_back(code: int):
+    """It got 500: what it was the first to need, such as certificates, could not be opened."""
+    response = await request_problem("/events/orders", OSError(code, os.strerror(code)))
+    assert (response.status_code, response.json()["title"]) == (503, "Busy")
+    assert int(response.headers["retry-after"]) >= 1
 
 
 async def test_a_path_without_a_route_is_a_problem_too():

@@ -1,0 +1,79 @@
+"""What the back end of the reactive group accepted is judged: planted mistakes are found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from support.oracle import StreamOracle
+from support.stream_check import AckedRecord, FindingKind
+
+from faults.judge import Truth
+from faults.reactive import MAX_RECORDS_AGAIN, Delivery, count_again, judge_group, list_lacking
+from faults.views import LEDGER, TYPED
+from gateway.core.log.record import TopicPartition
+
+TP = TopicPartition(LEDGER, 0)
+COUNT = 3 * MAX_RECORDS_AGAIN
+ABORTED = AckedRecord(TP, COUNT + 1, b"key", b'{"n":-1}')
+
+
+def build_record(offset: int, run: int = 0) -> AckedRecord:
+    return AckedRecord(TP, offset, b"key", json.dumps({"n": offset, "run": run}).encode())
+
+
+RECORDS = [build_record(offset) for offset in range(COUNT)]
+
+
+def build_truth(log_start: int = 0) -> Truth:
+    oracle = StreamOracle()
+    oracle.add_acked(RECORDS)
+    oracle.add_aborted([ABORTED.value or b""])
+    return Truth(oracle, {LEDGER: [TP]}, {TP: log_start}, RECORDS)
+
+
+def deliver(records: Iterable[AckedRecord]) -> list[Delivery]:
+    return [Delivery(0.0, each) for each in records]
+
+
+def judge(records: Iterable[AckedRecord], truth: Truth | None = None) -> set[str]:
+    return {each.kind for each in judge_group(deliver(records), truth or build_truth())}
+
+
+def test_two_batches_may_come_again_and_are_counted() -> None:
+    middle = COUNT // 2
+    again = [*RECORDS[:middle], *RECORDS[middle - MAX_RECORDS_AGAIN :]]
+    assert judge(again) == set()
+    assert count_again(deliver(again)) == MAX_RECORDS_AGAIN
+
+
+def test_what_comes_again_from_further_back_is_found() -> None:
+    assert judge([*RECORDS, *RECORDS[-MAX_RECORDS_AGAIN - 1 :]]) == {FindingKind.DUPLICATE}
+
+
+def test_a_record_that_never_comes_is_lost_unless_kafka_deleted_it() -> None:
+    assert judge(RECORDS[1:]) == {FindingKind.LOST}
+    assert list_lacking(deliver(RECORDS[1:]), build_truth()) == RECORDS[:1]
+    assert judge(RECORDS[1:], build_truth(log_start=1)) == set()
+
+
+def test_a_record_that_overtakes_another_is_found() -> None:
+    assert judge([RECORDS[1], RECORDS[0], *RECORDS[2:]]) == {FindingKind.REORDERED}
+
+
+def test_aborted_foreign_and_altered_records_are_found() -> None:
+    other = RECORDS[3]._replace(tp=TopicPartition(TYPED, 0))
+    assert judge([*RECORDS, ABORTED]) == {FindingKind.ABORTED}
+    assert judge([*RECORDS, build_record(COUNT, run=1)]) == {FindingKind.PHANTOM}
+    assert judge([*RECORDS, RECORDS[3]._replace(key=b"other")]) == {FindingKind.ALTERED}
+    assert judge([*RECORDS, other]) == {FindingKind.OUTSIDE}
+
+
+def test_a_log_that_begins_anew_is_read_from_its_start() -> None:
+    truth = build_truth()
+    truth.oracle.mark_recreated(LEDGER)
+    new = [build_record(offset, run=1) for offset in range(5)]
+    truth.oracle.add_acked(new)
+    truth.read_records = new
+    assert judge([*RECORDS, *new], truth) == set()
+    assert judge([*RECORDS, *new[1:]], truth) == {FindingKind.LOST}

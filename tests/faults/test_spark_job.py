@@ -1,0 +1,59 @@
+"""The rows of the Spark job are judged: planted mistakes are found."""
+
+from __future__ import annotations
+
+import json
+
+from support.oracle import StreamOracle
+from support.stream_check import AckedRecord, FindingKind
+
+from faults.judge import Truth
+from faults.spark_job import ROWS, count_lacking_rows, judge_rows
+from faults.views import LEDGER
+from gateway.core.log.record import TopicPartition
+
+SOURCE, OUTPUT = TopicPartition(LEDGER, 0), TopicPartition(ROWS.name, 0)
+NUMBERS = (1, 2, 3, 3)  # a producer that is not idempotent writes a record twice
+ABORTED = 9
+
+
+def encode_number(number: int) -> bytes:
+    return json.dumps({"n": number, "lane": "red"}).encode()
+
+
+def build_truth() -> Truth:
+    records = [
+        AckedRecord(SOURCE, offset, b"key", encode_number(number))
+        for offset, number in enumerate(NUMBERS)
+    ]
+    oracle = StreamOracle()
+    oracle.add_acked(records)
+    oracle.add_aborted([encode_number(ABORTED)])
+    return Truth(oracle, {LEDGER: [SOURCE]}, {}, records)
+
+
+def judge(*numbers: int) -> set[str]:
+    return {each.kind for each in judge_rows(build_rows(*numbers), build_truth())}
+
+
+def build_rows(*numbers: int) -> list[AckedRecord]:
+    return [
+        AckedRecord(OUTPUT, offset, None, encode_number(number))
+        for offset, number in enumerate(numbers)
+    ]
+
+
+def test_one_row_for_each_record_of_the_log_in_any_order_is_right() -> None:
+    assert judge(3, 1, 3, 2) == set()
+
+
+def test_what_is_planted_in_the_rows_is_found() -> None:
+    assert judge(1, 2, 3) == {FindingKind.LOST}
+    assert judge(1, 1, 2, 3, 3) == {FindingKind.DUPLICATE}
+    assert judge(1, 2, 3, 3, ABORTED) == {FindingKind.ABORTED}
+    assert judge(1, 2, 3, 3, 77) == {FindingKind.PHANTOM}
+
+
+def test_rows_that_are_still_to_come_are_counted() -> None:
+    assert count_lacking_rows(build_rows(1, 3), build_truth()) == 2
+    assert count_lacking_rows(build_rows(*NUMBERS), build_truth()) == 0
