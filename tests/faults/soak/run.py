@@ -31,8 +31,9 @@ from gateway.kafka.local import LocalKafka
 from ..results import FaultResult
 from ..run import ACTIONS
 from ..schedule import KINDS_BY_NAME, PlannedFault
+from ..startup import WORKER_COUNT
 from ..views import LEDGER
-from ..world import WORKER_COUNT, World
+from ..world import World
 from .census import Census, build_environment, list_leftovers, take_census
 from .clients import OWN_PATH, SHARED_PATH, Visitors
 from .result import Sample, SoakResult, WorkerSample
