@@ -137,7 +137,7 @@ CLIENTS_BEHIND_RECORDS_MAX = _gauge(
 CATCHUP_RECORDS = _counter(
     "gateway_catchup_records",
     "Entries (records, and runs of offsets without one) that clients read privately, before any "
-    "filter but one of keys, by source: cache (memory), kafka, table (a snapshot).",
+    "filter, by source: cache (memory), kafka, table (a snapshot).",
     "route", "wire", "source",
 )  # fmt: skip
 TOKEN_BYTES = Metric(

@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import takewhile
-from math import inf
 from typing import TypeVar
 
 from gateway.core.channel.conflation import KeyWindow, LatestOffsets, buffered_size
-from gateway.core.channel.filters import Filters
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.position import PartitionPosition
 from gateway.core.log.record import Entry, TopicPartition
@@ -125,8 +123,9 @@ class ReadBuffer:
         records_by_source = self._cursor.traffic.catch_up_records
         if log.covers(position):
             self.drop_backfilled(tp)  # it would only repeat what the log has
-            last = inf if is_bounded else end.offset or 0
-            for entry in self._iter_log(log, position.offset, last):
+            for entry in log.iter_entries(position.offset):
+                if not is_bounded and entry.next_offset > (end.offset or 0):
+                    return
                 records_by_source["cache"] += 1
                 yield entry
         while fed := self._backfilled.get(tp):
@@ -135,18 +134,6 @@ class ReadBuffer:
             entry = fed.popleft()
             self._bytes -= buffered_size(entry)
             records_by_source["kafka"] += 1
-            yield entry
-
-    def _iter_log(self, log: PartitionLog, offset: int, end: float) -> Iterator[Entry]:
-        """Yield what a log holds up to an offset, without records that the filter drops by key."""
-        accepts = self._cursor.channel.accepts
-        keys = accepts.keys if isinstance(accepts, Filters) else None
-        if keys is not None:
-            yield from log.iter_key_entries(offset, keys, end)
-            return
-        for entry in log.iter_entries(offset):
-            if entry.next_offset > end:
-                return
             yield entry
 
     def iter_snapshot(self, tp: TopicPartition) -> Iterator[Entry | SnapshotBlock]:

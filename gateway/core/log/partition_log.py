@@ -14,13 +14,13 @@ the next lineage begins. `rebase` translates a position of an older lineage into
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterator
+from bisect import bisect_right
+from collections.abc import Iterator
 from math import inf
 from typing import Any, TypeAlias
 
 from .position import NO_EPOCH, PartitionPosition
-from .record import REWIND_REASONS, Entry, Gap, GapReason, Record, Skip, TopicPartition
+from .record import REWIND_REASONS, Entry, Gap, GapReason, Record, TopicPartition
 
 ENTRY_OVERHEAD_BYTES = 160  # bytes that an entry costs beside its key, value and headers
 
@@ -32,9 +32,6 @@ _StoredEntry: TypeAlias = tuple[Any, ...]
 
 # All fields of a record but `tp`, plus size and time; other entries are stored with length 3.
 _STORED_RECORD_LENGTH = len(Record._fields) + 1
-_EPOCH_INDEX, _KEY_INDEX = (Record._fields.index(name) - 1 for name in ("epoch", "key"))
-
-_NO_RECORD = "no record"  # what entries are indexed by that are no records; no key is a text
 
 
 class PartitionLog:
@@ -76,10 +73,6 @@ class PartitionLog:
         self._entries: list[_StoredEntry] = []
         self._next_offsets: list[int] = []  # of `_entries`, index by index, for bisection
         self._first_index = 0  # entries before it are dropped; their slots are deleted in bulk
-        # Indices of `_entries` by key, up to `_indexed_length`. Made for those that look for keys,
-        # and forgotten when slots are deleted.
-        self._key_index: dict[bytes | str | None, list[int]] = {}
-        self._indexed_length = 0
         self._rewind_gaps: list[Gap] = []  # the gap at index n led from lineage n to n + 1
 
     def __len__(self) -> int:
@@ -168,58 +161,13 @@ class PartitionLog:
             self._first_index, bisect_right(self._next_offsets, offset, lo=self._first_index)
         )
         for n in range(first, len(self._entries)):  # islice would walk over all before `first`
-            yield self._load_entry(self._entries[n], offset)
-
-    def iter_key_entries(
-        self, offset: int, keys: Collection[bytes], end: float = inf
-    ) -> Iterator[Entry]:
-        """Yield the entries from an offset on, with all between records of these keys as a `Skip`.
-
-        They are looked up, so that a reader with a key of its own costs what it gets, and not what
-        others get. When 2,500 of these came to a worker because another one was killed, at 5,000
-        records a second, and each looked at every record, all of them fell further behind than they
-        caught up.
-
-        Args:
-            offset: The first offset, which must be covered.
-            keys: The keys of the records that are yielded.
-            end: Entries that end behind this offset are left out.
-        """
-        entries, next_offsets = self._entries, self._next_offsets
-        first = max(self._first_index, bisect_right(next_offsets, offset, lo=self._first_index))
-        last = bisect_right(next_offsets, end, lo=first)
-        start, following = offset, first
-        for n in self._find_key_entries(keys, first, last):
-            if n > following:
-                yield Skip(self.tp, start, next_offsets[n - 1], entries[n - 1][_EPOCH_INDEX])
-            yield self._load_entry(entries[n], offset)
-            start, following = next_offsets[n], n + 1
-        if last > following:
-            yield Skip(self.tp, start, next_offsets[last - 1], entries[last - 1][_EPOCH_INDEX])
-
-    def _find_key_entries(self, keys: Collection[bytes], first: int, last: int) -> list[int]:
-        """Return the indices, from `first` and before `last`, of records of keys and all others."""
-        index, entries = self._key_index, self._entries
-        for n in range(max(self._indexed_length, self._first_index), len(entries)):
-            stored = entries[n]
-            key = stored[_KEY_INDEX] if len(stored) == _STORED_RECORD_LENGTH else _NO_RECORD
-            index.setdefault(key, []).append(n)
-        self._indexed_length = len(entries)
-        found: list[int] = []
-        names: list[bytes | str] = [*keys, _NO_RECORD]
-        for name in names:
-            if numbers := index.get(name):
-                found += numbers[bisect_left(numbers, first) : bisect_left(numbers, last)]
-        found.sort()
-        return found
-
-    def _load_entry(self, stored: _StoredEntry, offset: int) -> Entry:
-        """Return a held entry; of a gap that begins before the offset, the part after it."""
-        if len(stored) == _STORED_RECORD_LENGTH:
-            return _tuple_new(Record, (self.tp, *stored[:-2]))
-        entry: Entry = stored[0]
-        is_partial = type(entry) is Gap and entry.offset < offset
-        return entry._replace(offset=offset) if is_partial else entry
+            stored = self._entries[n]
+            if len(stored) == _STORED_RECORD_LENGTH:
+                yield _tuple_new(Record, (self.tp, *stored[:-2]))
+            else:
+                entry: Entry = stored[0]
+                is_partial = type(entry) is Gap and entry.offset < offset
+                yield entry._replace(offset=offset) if is_partial else entry
 
     def is_retired(self, position: PartitionPosition) -> bool:
         """Return whether a position is one of an earlier topic of this name."""
@@ -307,7 +255,6 @@ class PartitionLog:
         self.lineage += 1
         self._entries.clear()
         self._next_offsets.clear()
-        self._forget_keys()
         self._first_index = self.bytes = 0
         self.open(gap.next_offset, gap.epoch)
 
@@ -326,10 +273,6 @@ class PartitionLog:
             del self._entries[: self._first_index]
             del self._next_offsets[: self._first_index]
             self._first_index = 0
-            self._forget_keys()
-
-    def _forget_keys(self) -> None:
-        self._key_index, self._indexed_length = {}, 0
 
 
 def _get_epoch(entry: _StoredEntry) -> int:

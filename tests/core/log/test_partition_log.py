@@ -43,52 +43,6 @@ def test_what_is_covered_reads_as_it_was_appended(steps: list[tuple[int, bool]],
     assert not log.covers(PartitionPosition(log.start_offset - 1))
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 3), st.sampled_from("abcs")), min_size=1),
-    st.sets(st.sampled_from([b"a", b"b"])),
-    st.integers(0, 40),
-)
-def test_records_of_other_keys_are_passed_over_and_no_offset_is_left_out(
-    steps: list[tuple[int, str]], keys: set[bytes], end: int
-):
-    log, at = build_open_log(), 0
-    for width, kind in steps:
-        if kind == "s":
-            log.append(Skip(TP, at, at + width, 0), now=0.0)
-        else:
-            log.append(Record(TP, at + width - 1, 0, 0, kind.encode(), b"v"), now=0.0)
-        at += width
-    for offset in range(at + 1):
-        everything = [e for e in log.iter_entries(offset) if e.next_offset <= end]
-        found = list(log.iter_key_entries(offset, keys, end))
-        assert [e for e in found if type(e) is Record] == [
-            e for e in everything if type(e) is Record and e.key in keys
-        ]
-        assert [e.next_offset for e in found[-1:]] == [e.next_offset for e in everything[-1:]]
-        reached = offset
-        for entry in found:
-            assert reached < entry.next_offset
-            if type(entry) is Skip:
-                assert entry.offset <= reached
-            reached = entry.next_offset
-
-
-def test_a_run_of_other_keys_is_one_skip_also_after_old_entries_were_dropped():
-    entry_bytes = ENTRY_OVERHEAD_BYTES + len(b"other") + len(b"v")
-    log, found = build_open_log(max_bytes=3000 * entry_bytes), list[int]()
-    for offset in range(10_000):
-        key = b"mine" if offset % 1000 == 0 else b"other"
-        log.append(Record(TP, offset, 3, 0, key, b"v"), now=0.0)
-        if offset % 700 == 0:
-            assert log.start_offset is not None
-            entries = list(log.iter_key_entries(log.start_offset, {b"mine"}))
-            found = [e.offset for e in entries if type(e) is Record]
-            expected = range(-(-log.start_offset // 1000) * 1000, offset + 1, 1000)
-            assert found == list(expected)
-            assert len(entries) <= 2 * len(found) + 1
-    assert list(log.iter_key_entries(9001, {b"mine"})) == [Skip(TP, 9001, 10_000, 3)]
-
-
 def test_the_newest_entry_stays_however_large_it_is():
     log = build_open_log(max_bytes=1)
     for offset in range(3):
