@@ -5,6 +5,7 @@ All other tests use the Kafka of `gateway.kafka.local`.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -12,19 +13,20 @@ from typing import Any
 import confluent_kafka
 import pytest
 from aiokafka import AIOKafkaProducer
+from support.admin import KafkaAdmin
 from support.clients.raw import RawClient
 from support.gateways import build_config, build_route, create_http_client, running_gateway
+from support.group_members import running_member
 from support.instances import ConsumerInstance
 from support.old_kafka import OldKafka
 from support.oracle import StreamOracle, parse_events
 from support.received import parse_envelope
-from support.records import produce_records
+from support.records import RecordToSend, produce_records
 from support.sidecars import running_sidecar, wait_until_ready
 from support.topic_reads import open_cluster
 from support.waiting import wait_until
 
 from gateway.core.log.record import TopicPartition
-from gateway.kafka.group.consumer import ConsumerOptions, GroupConsumer
 from gateway.kafka.local import LocalKafka
 
 pytestmark = pytest.mark.needs("java17")
@@ -105,16 +107,37 @@ async def test_the_sidecar_writes_transactions_and_reads_them_as_a_group(kafka: 
 
 
 async def test_a_group_takes_the_classic_protocol_where_brokers_refuse_the_new_one():
-    """Kafka 4 offers it all the same, and the group could not be used."""
+    """Kafka 4 offers it all the same, and the group could not be used. Then a member that did not
+    lead the group read nothing of a topic that was created again."""
     properties = {"group.coordinator.rebalance.protocols": "classic"}
     with LocalKafka(properties=properties) as kafka:
-        await produce_records(kafka.bootstrap, "payments", [b"one"])
-        async with open_cluster(kafka.bootstrap, "payments") as cluster:
-            options = ConsumerOptions(auto_offset_reset="earliest")
-            consumer = GroupConsumer(cluster, "billing", options)
-            consumer.subscribe(("payments",))
-            assert [record.value for record in await consumer.poll(WITHIN_S)] == [b"one"]
-            await consumer.close()
+        admin = KafkaAdmin(kafka.bootstrap)
+        admin.create_topic("payments", partitions=2)
+        await produce_records(kafka.bootstrap, "payments", build_payments(b"old"))
+        async with (
+            open_cluster(kafka.bootstrap, "payments") as first_cluster,
+            open_cluster(kafka.bootstrap, "payments") as second_cluster,
+            running_member(first_cluster, "billing", ["payments"]) as first,
+            running_member(second_cluster, "billing", ["payments"]) as second,
+        ):
+
+            def have_read(name: bytes) -> bool:
+                values = {*first.values, *second.values}
+                return {record.value for record in build_payments(name)} <= values
+
+            await wait_until(
+                lambda: len(first.owned_partitions) == len(second.owned_partitions) == 1,
+                timeout_s=WITHIN_S,
+            )
+            await wait_until(lambda: have_read(b"old"), timeout_s=WITHIN_S)
+            await asyncio.to_thread(admin.delete_topic, "payments")
+            await asyncio.to_thread(admin.create_topic, "payments", partitions=2)
+            await produce_records(kafka.bootstrap, "payments", build_payments(b"new"))
+            await wait_until(lambda: have_read(b"new"), timeout_s=WITHIN_S)
+
+
+def build_payments(name: bytes) -> list[RecordToSend]:
+    return [RecordToSend(b"%b %d" % (name, n), partition=n % 2) for n in range(30)]
 
 
 def list_values(client: RawClient) -> list[str]:

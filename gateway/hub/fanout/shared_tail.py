@@ -236,10 +236,11 @@ class SharedTail:
             channel = channels.pop()
             if not channels:
                 queue.popleft()
-            if not channel.followers:
-                continue
+            if self.channels.get(cast("ChannelKey", channel.key)) is not channel:
+                continue  # it was removed
+            # Also without followers: another client may come before it is removed.
             self._schedule_announcement(channel, now + ANNOUNCE_INTERVAL_S)
-            if not channel.has_sent_id:
+            if channel.followers and not channel.has_sent_id:
                 return channel
             channel.has_sent_id = False
         return None

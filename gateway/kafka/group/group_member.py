@@ -236,6 +236,8 @@ class GroupMember:
         member = self._options.create_member(self.name, connection.versions)
         member.subscribe(self._topics, self._now())
         self.member = member
+        if self._watched_topics:  # it takes the place of one of the other protocol
+            self._update_topics(member)
         return member
 
     async def _run_once(self, member: GroupMembership) -> None:

@@ -99,6 +99,20 @@ async def test_a_sweep_during_the_announcements_of_the_last_one_makes_no_turn_lo
     assert sum(channel.next_seq for channel in channels) == 2 * MAX_ANNOUNCED_AT_ONCE
 
 
+async def test_a_channel_that_was_empty_for_a_moment_is_announced_to_the_next_client():
+    """It was announced nothing any more, however long that client stayed."""
+    shared = create_tail()
+    channel = follow_key(shared, b"mine")
+    (first,) = channel.followers
+    channel.remove_follower(first)
+    due = asyncio.get_running_loop().time() + ANNOUNCE_INTERVAL_S
+    shared.announce_positions(due)
+    Subscription(channel).begin()
+    publish_record(shared, b"another's", 0)
+    shared.announce_positions(due + ANNOUNCE_INTERVAL_S)
+    assert channel.next_seq == 1
+
+
 async def test_channels_without_clients_are_not_kept_by_a_topic_that_is_read_on():
     """They stayed until the topic was closed, a minute later."""
     shared = create_tail()
