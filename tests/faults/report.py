@@ -204,7 +204,8 @@ def _build_details(summary: str, body: str, kind: str = "") -> str:
     return f'<details><summary class="{kind}">{escape(summary)}</summary>{body}</details>'
 
 
-def _build_fault_row(fault: FaultResult) -> str:
+def build_fault_row(fault: FaultResult) -> str:
+    """Return the row of a table: when it began, when it was healed, its kind and effect."""
     until = "" if fault.healed_at is None else f"{fault.healed_at:.1f}"
     effect = fault.effect if fault.status == "effective" else f"{fault.status}: {fault.effect}"
     return (

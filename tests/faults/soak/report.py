@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
+from ..report import build_fault_row
 from ..results import FaultResult
 from .result import Sample, SoakResult
 
@@ -42,7 +43,7 @@ def build_report(result: SoakResult) -> str:
             *_build_charts(result),
             "<h2>Faults</h2><table>",
             "<tr><th>s</th><th>until</th><th>fault</th><th>effect</th></tr>",
-            *map(_build_fault_row, result.faults),
+            *map(build_fault_row, result.faults),
             "</table></body></html>\n",
         ]
     )
@@ -129,13 +130,4 @@ def _draw_fault(fault: FaultResult, end: float) -> str:
     return (
         f'<rect x="{fault.at:.1f}" width="{width:.1f}" height="{CHART_HEIGHT}" fill="#8886">'
         f"<title>{escape(fault.kind)}</title></rect>"
-    )
-
-
-def _build_fault_row(fault: FaultResult) -> str:
-    until = "" if fault.healed_at is None else f"{fault.healed_at:.1f}"
-    effect = fault.effect if fault.status == "effective" else f"{fault.status}: {fault.effect}"
-    return (
-        f'<tr><td class="number">{fault.at:.1f}</td><td class="number">{until}</td>'
-        f"<td>{escape(fault.kind)}</td><td>{escape(effect)}</td></tr>"
     )
