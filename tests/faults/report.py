@@ -182,7 +182,7 @@ def _iter_seed(result: SeedResult) -> Iterable[str]:
     yield "<h2>Faults</h2>"
     yield from (_draw_fault(each, end) for each in faults)
     yield _draw_ticks(end)
-    rows = "".join(map(_build_fault_row, faults))
+    rows = "".join(map(build_fault_row, faults))
     head = "<tr><th>s</th><th>until</th><th>fault</th><th>effect</th></tr>"
     yield _build_details("How each effect was seen", f"<table>{head}{rows}</table>")
     yield "<h2>What clients got</h2>"
