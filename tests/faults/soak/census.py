@@ -18,8 +18,8 @@ from support.waiting import wait_until
 
 OBSERVER = Path(__file__).parent / "observer"
 # What a worker keeps of Kafka and of its own does not depend on clients; a record that is cached is
-# for later clients, too. Views and tokens of clients that were there are kept in bounded caches, and
-# a hub keeps encoders, of which the first clients of a worker need not have made all.
+# for later clients, too. Views and tokens of clients that were there are kept in bounded caches.
+# One wire may be left, however many clients there were.
 KEPT_PREFIXES = (
     "gateway.kafka.", "gateway.core.log.", "gateway.telemetry.", "gateway.config.",
     "gateway.hub.fanout.view.", "gateway.hub.wires.", "gateway.core.channel.filters.",
