@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
@@ -47,7 +47,6 @@ log = logging.getLogger(__name__)
 _LABELS = {BatchResults: "answered", BackendUnavailable: "away", SuspectBatch: "suspect"}
 VERDICT_NAMES = tuple(_LABELS.values())
 RECORD_OUTCOMES = ("processed", "dead")
-MAX_UNCOMMITTED_BATCHES = 2  # of a lane, that is to say: what comes again after a crash
 
 
 @dataclass(slots=True)
@@ -126,7 +125,6 @@ class LaneRunner:
         self._wake = asyncio.Event()
         self._step_done = asyncio.Event()  # set and replaced after each step that did something
         self._send_task: asyncio.Task[Verdict] | None = None
-        self._tickets: deque[int] = deque(maxlen=MAX_UNCOMMITTED_BATCHES)  # of the last batches
         self._label = f"group={context.group} lane={number}"
 
     def wake(self) -> None:
@@ -155,11 +153,8 @@ class LaneRunner:
         # Cleared first: whatever happens during this step leads to another one.
         self._wake.clear()
         self._on_step(self)
-        # Nothing is sent while commits fail, and no third batch before the first one is committed,
-        # as it would all be sent again after a takeover.
+        # Nothing is sent while commits fail, as it would all be sent again after a takeover.
         await self._context.committer.can_commit.wait()
-        if len(self._tickets) == MAX_UNCOMMITTED_BATCHES:
-            await self._context.committer.wait_done(self._tickets[0])
         step = self.queue.next_step(_now())
         if step is None or isinstance(step, WaitUntil):
             await self._wait(step)
@@ -281,7 +276,7 @@ class LaneRunner:
         for dead_letter in settled.dead_letters:
             context.counts.records[dead_letter.record.tp.topic, "dead"] += 1
         context.on_settled(settled)
-        self._tickets.append(context.committer.enqueue(settled.commit_offsets))
+        context.committer.enqueue(settled.commit_offsets)
 
     def _report_trouble(self, trouble: str, cause: str) -> None:
         """Log that a batch waits and why, or that none does any more.

@@ -1,8 +1,7 @@
 """Commit what a group has settled: one commit at a time, with the latest offsets.
 
-What is processed after the last commit is processed again by the next owner of the partitions. So
-the lanes send nothing new while commits fail, and no third batch while the commit of the first one
-is under way, which may take seconds when a broker does not answer.
+While commits fail the lanes send nothing new: what is processed after the last commit is processed
+again by the next owner of the partitions.
 """
 
 from __future__ import annotations
@@ -52,29 +51,14 @@ class OffsetCommitter:
         self._committed: dict[TopicPartition, int] = {}
         self._wake = asyncio.Event()
         self._lock = asyncio.Lock()
-        self._last_ticket = 0
-        self._done_ticket = 0  # what was added with it or before is committed, or forgotten
-        self._ticket_done = asyncio.Event()  # set and replaced when that rises
 
-    def enqueue(self, offsets: Mapping[TopicPartition, int]) -> int:
-        """Add the next offsets of partitions, which may be committed from now on.
-
-        Returns:
-            A ticket for `wait_done`.
-        """
+    def enqueue(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Add the next offsets of partitions, which may be committed from now on."""
         for tp, offset in offsets.items():
             if self._pending.get(tp, (self._committed.get(tp),)) != (offset,):
                 self._pending[tp] = (offset,)
-        if not self._pending:
-            return self._done_ticket
-        self._wake.set()
-        self._last_ticket += 1
-        return self._last_ticket
-
-    async def wait_done(self, ticket: int) -> None:
-        """Wait until what was added with a ticket is committed, or is another member's."""
-        while self._done_ticket < ticket:
-            await self._ticket_done.wait()
+        if self._pending:
+            self._wake.set()
 
     def forget(self, tps: Collection[TopicPartition]) -> None:
         """Forget partitions that are not this member's any more."""
@@ -108,12 +92,11 @@ class OffsetCommitter:
             KafkaError: It cannot be committed, and stays pending.
         """
         async with self._lock:
-            pending, ticket = self._pending, self._last_ticket
+            pending = self._pending
             selected = {tp: entry for tp, entry in pending.items() if tps is None or tp in tps}
             if not selected:
                 if not pending:  # what could not be committed belongs to another member now
                     self._recover()
-                    self._set_done(ticket)
                 return
             try:
                 await self._commit({tp: entry for tp, (entry,) in selected.items()})
@@ -125,14 +108,6 @@ class OffsetCommitter:
                     del pending[tp]
                     self._committed[tp] = entry[0]
             self._recover()
-            if tps is None or not pending:
-                self._set_done(ticket)
-
-    def _set_done(self, ticket: int) -> None:
-        """Let those go on who wait for a ticket up to this one."""
-        self._done_ticket = ticket
-        self._ticket_done.set()
-        self._ticket_done = asyncio.Event()
 
     def _recover(self) -> None:
         """Note that commits work again."""

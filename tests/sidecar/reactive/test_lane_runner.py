@@ -42,8 +42,6 @@ class FakeSurroundings:
         self.dead_letters: list[DeadLetterRecord] = []
         self.settled_steps: list[SettledRecords] = []
         self.committed_offsets: dict[TopicPartition, int] = {}
-        self.may_commit = asyncio.Event()
-        self.may_commit.set()
 
     async def write(self, dead: Sequence[DeadLetterRecord]) -> tuple[Sequence[Any], str]:
         self.dead_letters += dead
@@ -72,7 +70,6 @@ class FakeSurroundings:
         return self.failure
 
     async def commit(self, points: Mapping[TopicPartition, int]) -> None:
-        await self.may_commit.wait()
         self.committed_offsets |= points
 
 
@@ -162,21 +159,6 @@ async def test_releasing_partitions_waits_until_none_of_their_records_is_in_flig
         await wait_until(lambda: around.committed_offsets == {A: 1})
     assert around.sent_offsets == [[0]], "what waited behind it is another's"
     assert runner.tps == set()
-
-
-async def test_no_third_batch_is_sent_while_the_commit_of_the_first_has_no_answer():
-    """All that was sent in the seconds of a commit without an answer came again after a loss."""
-    around = FakeSurroundings()
-    around.may_commit.clear()
-    async with running_runner(around, max_records=1) as runner:
-        give_records(runner, *(record(A, offset) for offset in range(4)))
-        await wait_until(lambda: len(around.settled_steps) == 2)
-        waiting = asyncio.create_task(wait_until(lambda: len(around.sent_offsets) > 2))
-        done, _ = await asyncio.wait([waiting], timeout=0.1)
-        assert not done, "two batches may come again, and no more"
-        around.may_commit.set()
-        await waiting
-        await wait_until(lambda: around.committed_offsets == {A: 4})
 
 
 async def test_a_record_at_fault_waits_while_the_back_end_is_ill():

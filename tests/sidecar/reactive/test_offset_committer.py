@@ -47,37 +47,6 @@ async def test_the_latest_points_are_committed_one_commit_at_a_time():
     running.cancel()
 
 
-async def test_a_ticket_is_done_when_what_came_with_it_is_committed_and_not_before():
-    kafka = FakeCommit()
-    points = OffsetCommitter("g", kafka)
-    running = asyncio.create_task(points.run())
-    kafka.gate.clear()
-    first = points.enqueue({A: 1})
-    await wait_until(lambda: kafka.commits)
-    waits = [
-        asyncio.create_task(points.wait_done(ticket)) for ticket in (first, points.enqueue({A: 2}))
-    ]
-    done, _ = await asyncio.wait(waits, timeout=0.05)
-    assert not done
-    kafka.gate.set()
-    await asyncio.gather(*waits)
-    assert points.committed(A) == 2
-    await points.wait_done(points.enqueue({A: 2}))  # it is committed already
-    running.cancel()
-
-
-async def test_a_ticket_for_what_is_anothers_is_done():
-    kafka = FakeCommit()
-    kafka.error = BrokerUnavailable("away")
-    points = OffsetCommitter("g", kafka)
-    running = asyncio.create_task(points.run())
-    ticket = points.enqueue({A: 1})
-    await wait_until(lambda: points.failure)
-    points.forget([A])
-    await points.wait_done(ticket)
-    running.cancel()
-
-
 async def test_while_commits_fail_offsets_are_kept_and_the_failure_is_reported():
     kafka = FakeCommit()
     points = OffsetCommitter("g", kafka)
