@@ -24,7 +24,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -42,6 +42,7 @@ from .group_reader import Arrival, GroupReader, set_group_timeouts
 from .kafka import Kafka, RealKafka, real_kafka
 from .producer import Producer
 from .rebalance import find_longest_silence
+from .replacement_result import Replacement
 
 Ending = Literal["none", "leaves", "killed"]
 GROUP_TIMEOUT_S = 90.0
@@ -113,46 +114,6 @@ class Size:
     def interval_s(self) -> float:
         """Return the time between two records to a partition."""
         return self.partitions / self.rate
-
-
-@dataclass
-class Replacement:
-    """One run of a case. Times are in seconds from when the replacement began.
-
-    Attributes:
-        case: The name of the case.
-        ended_at: When the old member ended; None if it did not.
-        joined_at: When the new member began to join; None if there is none.
-        hurt: The partitions that the old member had.
-        reads: Partition, member, and when the first and the last of some records came to it.
-        rebalancing: For each member that was there all the time, when its state was REBALANCING.
-        silences: The longest time without a record, by partition, less the producer's interval.
-        interval_s: The producer's interval.
-    """
-
-    case: str
-    interval_s: float
-    ended_at: float | None = None
-    joined_at: float | None = None
-    hurt: list[int] = field(default_factory=list)
-    reads: list[tuple[int, int, float, float]] = field(default_factory=list)
-    rebalancing: list[tuple[float, float]] = field(default_factory=list)
-    silences: list[float] = field(default_factory=list)
-
-    @property
-    def hurt_silence_s(self) -> float:
-        """Return the longest silence of a partition of the old member; of any in a control run."""
-        return max(self.silences[p] for p in self.hurt or range(len(self.silences)))
-
-    @property
-    def other_silence_s(self) -> float:
-        """Return the longest silence of the other partitions."""
-        return max(s for p, s in enumerate(self.silences) if not self.hurt or p not in self.hurt)
-
-    @property
-    def rebalancing_s(self) -> float:
-        """Return the longest time that a member was REBALANCING."""
-        return max((end - begin for begin, end in self.rebalancing), default=0.0)
 
 
 async def measure_case(kafka: Kafka, size: Size, case: Case) -> Replacement:
@@ -335,11 +296,6 @@ def _get_silence_goal(case: Case, size: Size) -> float:
     if case.is_static:
         return size.away_s + SILENCE_GOAL_S
     return math.inf if case.ready_s == 0 and case.protocol == "consumer" else SILENCE_GOAL_S
-
-
-def read_result(path: Path) -> list[Replacement]:
-    """Read the runs of a result."""
-    return [Replacement(**each) for each in json.loads(path.read_text())["runs"]]
 
 
 def group_by_case(runs: Sequence[Replacement]) -> Iterator[tuple[str, list[Replacement]]]:

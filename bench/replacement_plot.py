@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .replacement import Replacement
+from .replacement_result import Replacement
 
 WIDTH, LEFT, ROW_HEIGHT, HEAD_HEIGHT, FOOT_HEIGHT = 960, 40, 9, 32, 30
 SILENCE_COLOUR = "#f6d5d2"

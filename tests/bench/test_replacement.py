@@ -10,7 +10,8 @@ from support.brokers import KafkaCluster
 from bench import replacement, replacement_plot, results
 from bench.group_reader import Arrival
 from bench.kafka import RealKafka
-from bench.replacement import Case, Replacement, Size
+from bench.replacement import Case, Size
+from bench.replacement_result import Replacement, read_result
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -73,7 +74,7 @@ def test_a_silence_beyond_its_goal_is_named() -> None:
 
 
 def test_the_docs_show_the_result_that_was_kept_last() -> None:
-    runs = replacement.read_result(max(results.DIRECTORY.glob("*-replacement.json")))
+    runs = read_result(max(results.DIRECTORY.glob("*-replacement.json")))
     assert replacement.render_table(runs) in (DOCS / "rebalances.md").read_text()
     drawn = replacement_plot.draw_timelines(
         [replacement.choose_worst(some) for _, some in replacement.group_by_case(runs)]

@@ -28,6 +28,11 @@ class PathMatch(NamedTuple):
     is_reply: bool = False
     method: str = "GET"
 
+    @property
+    def values(self) -> tuple[str, ...]:
+        """Return the values of the parameters, in their order."""
+        return tuple(self.params.values())
+
 
 class _ServedPath(NamedTuple):
     """One pattern of a route, with the method that it answers to."""

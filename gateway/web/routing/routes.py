@@ -132,7 +132,7 @@ class Routes:
         return Match(
             path_match.route,
             path_match.pattern,
-            tuple(path_match.params.values()),
+            path_match.values,
             NO_GRANTS,
             path,
             path_match.is_reply,
@@ -185,7 +185,7 @@ class Routes:
         return match._replace(
             route=path_match.route,
             pattern=path_match.pattern,
-            values=tuple(path_match.params.values()),
+            values=path_match.values,
             is_reply=path_match.is_reply,
             settings=self.settings,
             method=path_match.method if has_route_method else match.method,
