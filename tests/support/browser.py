@@ -234,7 +234,8 @@ def _write_preferences(profile: str) -> None:
     Path(profile, "user.js").write_text("".join(lines))
 
 
-# It shows no page of its own, asks nobody in the net for anything, and has all tabs loaded.
+# It shows no page of its own, asks nobody in the net for anything, and has all tabs loaded. It opens
+# no second connection beside one that takes long (250 ms) to be accepted: tests count connections.
 _FIREFOX_PREFERENCES: tuple[tuple[str, Any], ...] = (
     ("app.normandy.enabled", False),
     ("app.update.enabled", False),
@@ -246,6 +247,7 @@ _FIREFOX_PREFERENCES: tuple[tuple[str, Any], ...] = (
     ("datareporting.policy.dataSubmissionEnabled", False),
     ("network.captive-portal-service.enabled", False),
     ("network.connectivity-service.enabled", False),
+    ("network.http.connection-retry-timeout", 0),
     ("network.http.speculative-parallel-limit", 0),
     ("network.proxy.type", 0),
     ("services.settings.server", "data:,"),
