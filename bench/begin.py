@@ -2,6 +2,9 @@
 
 warm: the topic is being read. cold: no client of this gateway has asked for the topic before. cold
 process: the gateway has just printed that it listens.
+
+Without a leader of one partition a stream begins with the others. Beside it stands how long a gate
+on all partitions would wait: what a topic takes whose only partition has no leader.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from .gateways import running_bench_gateway
 from .kafka import Kafka
 from .producer import Producer
 from .stream import Stream
+
+LOST_NODE = 1
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,43 @@ async def measure(kafka: Kafka, size: Size = Size()) -> list[Figure]:
         ]
         figures += summarize_times(f"cold process, {partitions} partitions", starts)
     return figures
+
+
+@dataclass(frozen=True)
+class LeaderlessSize:
+    """warm: connects. cold, gated: topics. partitions: of a topic, one of them without a leader."""
+
+    warm_connects: int = 200
+    cold_topics: int = 10
+    gated_topics: int = 3
+    partitions: int = 500
+
+
+async def measure_leaderless(kafka: Kafka, size: LeaderlessSize = LeaderlessSize()) -> list[Figure]:
+    leaders = [2 + n % 2 for n in range(size.partitions - 1)] + [LOST_NODE]
+    cold = [
+        kafka.create_topic(leaders=leaders, has_followers=False) for _ in range(size.cold_topics)
+    ]
+    gated = [
+        kafka.create_topic(leaders=[LOST_NODE], has_followers=False)
+        for _ in range(size.gated_topics)
+    ]
+    try:
+        async with running_bench_gateway(kafka.bootstrap_servers, *cold, *gated) as gateway:
+            kafka.kill_node(LOST_NODE)
+            for topic in cold:
+                await kafka.wait_until_leaderless(topic, size.partitions - 1, LOST_NODE)
+            cold_s = [await _measure_begin(gateway, topic) for topic in cold]
+            warm_s = [await _measure_begin(gateway, cold[-1]) for _ in range(size.warm_connects)]
+            gated_s = [await _measure_begin(gateway, topic) for topic in gated]
+    finally:
+        kafka.restore()
+    of = f"{size.partitions} partitions, one without a leader"
+    return [
+        *summarize_times(f"cold topic, {of}", cold_s),
+        *summarize_times(f"warm, {of}", warm_s),
+        *summarize_times("a gate on all of them", gated_s),
+    ]
 
 
 async def _measure_begin(gateway: GatewayProcess, topic: str) -> float:

@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import TypeAlias
 
 from . import (
@@ -37,15 +38,19 @@ Measurement: TypeAlias = Callable[[RealKafka], Awaitable[list[Figure]]]
 MEASUREMENTS: Mapping[str, tuple[int, Measurement]] = {
     "codec": (1, codec.measure),
     "begin": (1, begin.measure),
+    "begin-leaderless": (3, begin.measure_leaderless),
     "latency": (1, latency.measure),
     "fanout": (1, fanout.measure),
     "slow": (1, slow.measure),
     "resume": (1, resume.measure),
     "retention": (1, retention.measure),
+    "retention-storm": (1, partial(retention.measure, size=retention.STORM)),
     "backoff": (1, backoff.measure),
     "rebalance": (1, rebalance.measure),
     "failover": (3, failover.measure),
 }
+# These take so long that they are measured only if they are asked for.
+LONG_MEASUREMENTS = frozenset({"retention-storm"})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--note", default="", help="kept with the result: what else ran meanwhile")
     parser.add_argument("--dry", action="store_true", help="print, keep nothing")
     asked = parser.parse_args(arguments)
-    names = asked.only or list(MEASUREMENTS)
+    names = asked.only or [name for name in MEASUREMENTS if name not in LONG_MEASUREMENTS]
     machine = results.describe_machine(asked.note)
     measured = run_measurements(names)
     machine |= results.get_load("after")

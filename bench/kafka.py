@@ -32,8 +32,15 @@ class Kafka(Protocol):
     def bootstrap_servers(self) -> str:
         """host:port of every broker, with commas."""
 
-    def create_topic(self, partitions: int = 1, leaders: Sequence[int] | None = None) -> str:
-        """A new topic. leaders: the node that leads each partition; another one follows."""
+    def create_topic(
+        self,
+        partitions: int = 1,
+        leaders: Sequence[int] | None = None,
+        *,
+        has_followers: bool = True,
+    ) -> str:
+        """A new topic. leaders: the node that leads each partition; another one follows, unless
+        without followers nobody is to lead it when its node is gone."""
 
     def delete_records(self, topic: str, before: Mapping[int, int]) -> None:
         """Move the log start of each partition to its offset in `before`."""
@@ -44,6 +51,9 @@ class Kafka(Protocol):
 
     async def wait_for_election(self, topic: str, partitions: Sequence[int], node: int) -> None:
         """Return when all of them are led by others than `node`, as those others say."""
+
+    async def wait_until_leaderless(self, topic: str, partition: int, node: int) -> None:
+        """Return when all nodes but `node`, which was killed, say that nobody leads it."""
 
     def restore(self) -> None: ...
 
@@ -57,11 +67,17 @@ class RealKafka:
     def bootstrap_servers(self) -> str:
         return self._broker.bootstrap_servers
 
-    def create_topic(self, partitions: int = 1, leaders: Sequence[int] | None = None) -> str:
+    def create_topic(
+        self,
+        partitions: int = 1,
+        leaders: Sequence[int] | None = None,
+        *,
+        has_followers: bool = True,
+    ) -> str:
         if leaders is None:
             return self._broker.create_unique_topic(partitions)
         return self._broker.create_unique_topic(
-            assignment=[self._choose_replicas(node) for node in leaders]
+            assignment=[self._choose_replicas(n) if has_followers else [n] for n in leaders]
         )
 
     def delete_records(self, topic: str, before: Mapping[int, int]) -> None:
@@ -82,6 +98,15 @@ class RealKafka:
                     if all(leaders.get(p, -1) not in (-1, node) for p in partitions):
                         return
             await asyncio.sleep(0.01)
+
+    async def wait_until_leaderless(self, topic: str, partition: int, node: int) -> None:
+        ports = [n.ports["PLAINTEXT"] for n in self._local.nodes if n.id != node]
+        while ports:
+            leaders = await asyncio.to_thread(_fetch_leaders, ports[0], topic)
+            if leaders[partition] == -1:
+                ports.pop(0)
+            else:
+                await asyncio.sleep(0.01)
 
     def restore(self) -> None:
         self._broker.restore()
@@ -112,13 +137,20 @@ class MockKafka:
     def bootstrap_servers(self) -> str:
         return ",".join(self.bootstrap)
 
-    def create_topic(self, partitions: int = 1, leaders: Sequence[int] | None = None) -> str:
+    def create_topic(
+        self,
+        partitions: int = 1,
+        leaders: Sequence[int] | None = None,
+        *,
+        has_followers: bool = True,
+    ) -> str:
         self._topic_count += 1
         name, leaders = f"bench-{self._topic_count}", leaders or [1] * partitions
         self._embedded.create_topic(name, len(leaders), min(2, len(self.bootstrap)))
         for p, node in enumerate(leaders):
             self._embedded.lead(name, p, node)
-            self._led_partitions.setdefault(node, []).append((name, p))
+            if has_followers:
+                self._led_partitions.setdefault(node, []).append((name, p))
         return name
 
     def delete_records(self, topic: str, before: Mapping[int, int]) -> None:
@@ -136,6 +168,9 @@ class MockKafka:
 
     async def wait_for_election(self, topic: str, partitions: Sequence[int], node: int) -> None:
         return
+
+    async def wait_until_leaderless(self, topic: str, partition: int, node: int) -> None:
+        """The mock goes on naming a node that is down, which is not there to be asked."""
 
     def restore(self) -> None:
         while self._restore_calls:
