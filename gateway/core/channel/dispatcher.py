@@ -101,7 +101,12 @@ class ChannelDispatcher:
         return published
 
     def publish_notices(self) -> list[Channel]:
-        """Tell the next filtered channels of a partition's state; return those with a new chunk."""
+        """Tell the next filtered channels of a partition's state; return those with a new chunk.
+
+        There may be none left: the last channel may have been removed since this was scheduled.
+        """
+        if not self._notices:
+            return []
         published = list[Channel]()
         entries, channels = self._notices[0]
         batch = channels[-MAX_NOTIFIED_AT_ONCE:]

@@ -224,6 +224,22 @@ def test_very_many_channels_are_told_of_a_partition_some_at_a_time_and_in_order(
         assert heard == expected
 
 
+def test_nobody_is_told_of_a_partition_after_the_last_channel_is_gone():
+    tail = build_tail()
+    spread = ChannelDispatcher(tail)
+    filters_of_channels = [build_key_filters(b"%d" % n) for n in range(MAX_NOTIFIED_AT_ONCE + 1)]
+    channels = [build_channel(tail, filters) for filters in filters_of_channels]
+    for channel, filters in zip(channels, filters_of_channels, strict=True):
+        spread.add(channel, filters)
+    spread.publish(tail.apply_entries([Ready(A, 1, 1, 0)], 1))
+    assert spread.has_notices
+    for channel, filters in zip(channels, filters_of_channels, strict=True):
+        channel.followers = ()
+        spread.remove(channel, filters)
+    assert not spread.has_notices
+    assert spread.publish_notices() == []
+
+
 def test_a_channel_that_nobody_follows_is_told_nothing():
     tail = build_tail()
     spread = ChannelDispatcher(tail)
