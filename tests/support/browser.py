@@ -234,8 +234,8 @@ def _write_preferences(profile: str) -> None:
     Path(profile, "user.js").write_text("".join(lines))
 
 
-# It shows no page of its own, asks nobody in the net for anything, and has all tabs loaded. It opens
-# no second connection beside one that takes long (250 ms) to be accepted: tests count connections.
+# It shows no page of its own, asks nobody in the net for anything, and has all tabs loaded. It
+# opens no second connection when one takes more than 250 ms: tests count connections.
 _FIREFOX_PREFERENCES: tuple[tuple[str, Any], ...] = (
     ("app.normandy.enabled", False),
     ("app.update.enabled", False),

@@ -23,7 +23,9 @@ class CertificateAuthority:
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._subject = _build_name(name)
         certificate = self._create_builder(self._subject, self._key, valid_days)
-        certificate = certificate.add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
+        certificate = certificate.add_extension(
+            x509.BasicConstraints(ca=True, path_length=0), True
+        ).add_extension(_SIGNS_CERTIFICATES, True)
         self._certificate = certificate.sign(self._key, hashes.SHA256())
         self.certificate_path = directory / f"{name.replace(' ', '-')}.pem"
         self.certificate_path.write_bytes(
@@ -87,7 +89,25 @@ class CertificateAuthority:
             .serial_number(x509.random_serial_number())
             .not_valid_before(since)
             .not_valid_after(now + datetime.timedelta(days=valid_days))
+            # Python checks for these from 3.13 on.
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), False
+            )
         )
+
+
+_SIGNS_CERTIFICATES = x509.KeyUsage(
+    digital_signature=True,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=True,
+    crl_sign=True,
+    encipher_only=False,
+    decipher_only=False,
+)
 
 
 def _build_name(common_name: str) -> x509.Name:
