@@ -350,7 +350,8 @@ class GroupConsumer:
     def _get_state(self, tp: TopicPartition) -> PartitionState:
         state = self._prefetcher.states.get(tp)
         if state is None:
-            raise NotOwned(f"{tp} is not this consumer's (any more); see its assignment")
+            reason = f"{tp} is not this consumer's (any more); see its assignment"
+            raise NotOwned(reason, partitions=[tp])
         return state
 
     # Offsets.
