@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
+from support.brokers import KafkaCluster
+from support.elections import UNCLEAN_CONFIGS, elect_follower, kill_follower
 from support.group_members import running_member, wait_for_coordinator
 from support.kafka_proxy import ApiKey, KafkaProxy
 from support.record_sets import flip_byte
@@ -127,6 +129,37 @@ async def test_an_offset_above_the_end_of_the_log_is_followed_by_what_is_written
         assert [(each.offset, each.value) for each in await poll] == [(2, b"c")]
         assert gaps == [(tp, 5, 2)]
         await consumer.close()
+
+
+async def test_after_an_unclean_election_a_group_goes_on_at_the_cut_and_not_at_the_start(
+    kafka3: KafkaCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The new leader has more records than the old one lost: only epochs show where they part. A
+    reader without an epoch is above the end at first, and began at the start of the topic."""
+    name = await asyncio.to_thread(
+        lambda: kafka3.create_unique_topic(configs=UNCLEAN_CONFIGS, assignment=[[1, 2]])
+    )
+    tp, group = TopicPartition(name, 0), f"group-{uuid.uuid4().hex[:8]}"
+    await produce_records(kafka3.bootstrap, name, [b"a", b"b"])
+    async with open_cluster(kafka3.bootstrap, name) as made:
+        await wait_for_coordinator(made, group)
+        async with open_reader(made, group, name) as running, open_reader(made, "", name) as other:
+            await kill_follower(kafka3, name)
+            await produce_records(kafka3.bootstrap, name, [b"lost %d" % n for n in range(3)])
+            assert (await poll_records(running, 5))[-1].offset == 4
+            await running.commit({tp: 5})
+            await elect_follower(kafka3, name)
+            other.seek(tp, 5)
+            polls = [asyncio.create_task(poll_records(each, 1)) for each in (running, other)]
+            await wait_until(
+                lambda: other.position(tp) == running.position(tp) == 2, timeout_s=LONG
+            )
+            await produce_records(kafka3.bootstrap, name, [b"%d" % n for n in range(6)])
+            for poll in polls:
+                assert [each.offset for each in await poll][:1] == [2]
+        async with open_reader(made, group, name) as next_owner:
+            assert (await poll_records(next_owner, 1))[0].offset == 2
+    assert caplog.text.count(f"{name}-0 was truncated to 2 by an unclean election") == 2
 
 
 async def test_an_answer_that_is_out_of_range_for_no_reason_takes_nothing_back(kafka, topic):

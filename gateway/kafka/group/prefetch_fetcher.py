@@ -42,8 +42,9 @@ from gateway.core.log.recovery import (
 from gateway.core.log.truncation import OffsetRange, find_divergence, locate_offset
 from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError, PartitionFailed
 from gateway.kafka.client.cluster import Cluster
-from gateway.kafka.client.offsets import READ_COMMITTED, READ_UNCOMMITTED, OffsetAndTimestamp
+from gateway.kafka.client.offsets import READ_COMMITTED, OffsetAndTimestamp
 from gateway.kafka.fetch.batches import BULK_SLICE_RECORDS, iter_slices
+from gateway.kafka.fetch.bounded_read import fetch_log_bounds
 from gateway.kafka.fetch.decoding import DecodedSlice, RecordSetDecoder
 from gateway.kafka.fetch.fetch import (
     MAX_CORRUPT_ATTEMPTS,
@@ -437,19 +438,20 @@ class PrefetchFetcher:
 
         If the leader cannot say it now, the next fetch is delayed, and begins this anew.
         """
-        bounds = await self._fetch_log_bounds(state.tp)
+        try:
+            log_bounds = (await fetch_log_bounds(self.cluster, [state.tp]))[state.tp]
+        except KafkaError as exc:
+            if self._is_current(state, lineage):
+                self._on_fetch_failed([state], exc)
+            return
         if not self._is_current(state, lineage):
             return
-        if isinstance(bounds, int):
-            self._delay_partition(state, cause_from_code(bounds))
-            return
-        log_start, log_end = bounds
         leader = self.cluster.leader_for_partition(state.tp)
         match locate_offset(
             state.fetch_offset,
             state.fetch_epoch,
-            log_start=log_start,
-            log_end=log_end,
+            log_start=log_bounds.start,
+            log_end=log_bounds.stop,
             leader_epoch=leader[1] if leader is not None else NO_EPOCH,
         ):
             case OffsetRange.BELOW_LOG:
@@ -462,20 +464,9 @@ class PrefetchFetcher:
                 log.warning("%s was created again; it is read from its start", state.tp)
                 state.reset(EARLIEST)
             case OffsetRange.ABOVE_LOG:
-                await self._resolve_truncation(state, lineage, log_end)
+                await self._resolve_truncation(state, lineage, log_bounds.stop)
             case other:
                 assert_never(other)
-
-    async def _fetch_log_bounds(self, tp: TopicPartition) -> tuple[int, int] | int:
-        """Return the first offset of a log and its end, or Kafka's error code."""
-        found: list[int] = []
-        for spec in (EARLIEST, LATEST):
-            # Uncommitted records are in the log, too.
-            answer = (await self.cluster.list_offsets({tp: spec}, READ_UNCOMMITTED))[tp]
-            if not isinstance(answer, OffsetAndTimestamp):
-                return answer
-            found.append(answer.offset)
-        return found[0], found[1]
 
     async def _resolve_truncation(self, state: PartitionState, lineage: int, log_end: int) -> None:
         """Go on where the log was cut off, which is its end if the epoch is not known."""
