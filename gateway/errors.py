@@ -43,6 +43,7 @@ A message has three parts: what happened, with what, and what to do.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -182,7 +183,15 @@ class Fenced(KafkaError):
 
 
 class NotOwned(KafkaError):
-    """The member does not own a partition (any more), so nothing of it is committed or read."""
+    """The member does not own a partition (any more), so nothing of it is committed or read.
+
+    Attributes:
+        partitions: The topic and number of each such partition.
+    """
+
+    def __init__(self, message: str, *, partitions: Iterable[tuple[str, int]]) -> None:
+        super().__init__(message)
+        self.partitions = frozenset(partitions)
 
 
 class RecordRefused(GatewayError):

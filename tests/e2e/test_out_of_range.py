@@ -18,10 +18,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaException
 from support.brokers import KafkaCluster
 from support.clients.fast_reconnect import FastReconnectClient
 from support.clients.wires import WireName, client_for_wire
+from support.elections import UNCLEAN_CONFIGS, elect_follower, kill_follower
 from support.gateways import build_config, build_route, running_gateway
 from support.kafka_proxy import ApiKey, KafkaProxy, SeenRequest
 from support.oracle import AckedRecord, StreamOracle, parse_events
@@ -496,43 +496,21 @@ async def test_records_lost_by_an_unclean_election_are_told_to_all_clients(
 ) -> None:
     """The follower was away when the last records were written, and leads now. New records
     have gone beyond the old end: the offsets alone show nothing."""
-    assert kafka3.local_kafka is not None
-    leader, follower = kafka3.local_kafka.get_node(1), kafka3.local_kafka.get_node(2)
-    configs = {"unclean.leader.election.enable": "true", "min.insync.replicas": "1"}
     placed = [[1, 2], [3, 1], [3, 2]]
     name = await asyncio.to_thread(
-        lambda: kafka3.create_unique_topic(configs=configs, assignment=placed)
+        lambda: kafka3.create_unique_topic(configs=UNCLEAN_CONFIGS, assignment=placed)
     )
     cut = TopicPartition(name, 0)
-
-    def sight() -> tuple[int, list[int]]:
-        found = kafka3.admin.client.list_topics(name, timeout=5).topics[name].partitions[0]
-        return found.leader, found.isrs
-
-    async def seen(met: Callable[[int, list[int]], bool], elect: bool = False) -> None:
-        deadline = time.monotonic() + WITHIN
-        while time.monotonic() < deadline:
-            with contextlib.suppress(KafkaException):
-                if met(*await asyncio.to_thread(sight)):
-                    return
-                if elect:
-                    await asyncio.to_thread(kafka3.admin.elect_leaders, name, [0], is_unclean=True)
-            await asyncio.sleep(0.1)
-        raise TimeoutError("the election")
-
     async with AsyncExitStack() as stack:
         oracle = await stack.enter_async_context(StreamOracle(kafka3.bootstrap_servers))
         *clients, resume = await stack.enter_async_context(three_clients(kafka3, oracle, name, 3))
-        await asyncio.to_thread(follower.kill)
-        await seen(lambda _, replicas: replicas == [1])
+        await kill_follower(kafka3, name)
         await oracle.produce_records(name, 15, partition=0)
         for client in clients:
             await records(client, 75)
         for client in clients[1:]:
             await client.stop()
-        await asyncio.to_thread(leader.kill)
-        await asyncio.to_thread(follower.start)
-        await seen(lambda node, _: node == 2, elect=True)
+        await elect_follower(kafka3, name)
         await oracle.close()
         oracle.mark_truncated(cut, 20)
         await oracle.produce_records(name, 40, partition=0)

@@ -7,8 +7,8 @@ documentation promises, and what is checked here of what the back end accepted, 
   none that was never written, and each with its own key and value;
 - records come for the first time in the order of the log, and none is skipped;
 - a record comes again only because its batch had no answer, or was not committed yet when its
-  member lost the partition: of each lane, 20 batches here. So nothing comes again from further
-  back than that.
+  member lost the partition: two batches at most. So nothing comes again from further back than
+  that.
 
 Since the back end never answers that a record was not processed, there are no dead letters.
 """
@@ -33,7 +33,7 @@ GROUP_NAME = "bench"
 GROUP_TOPICS = (LEDGER, SOLO, TRIMMED, VOLATILE, UNCLEAN)
 PROTOCOLS = ("consumer", "classic")
 BATCH_RECORDS = 20
-MAX_RECORDS_AGAIN = 20 * BATCH_RECORDS  # a commit may hang for seconds
+MAX_RECORDS_AGAIN = 2 * BATCH_RECORDS
 DEAD_LETTER_SUFFIX = ".dlq"
 MAX_FINDINGS = 50
 
@@ -170,7 +170,7 @@ class _PartitionCheck:
         if index is not None:
             behind = len(self._first_places) - index
             if behind > MAX_RECORDS_AGAIN:
-                text = f"again, {behind} records later; at most {MAX_RECORDS_AGAIN} are expected"
+                text = f"again, {behind} records later; {MAX_RECORDS_AGAIN} are two batches"
                 yield Finding(FindingKind.DUPLICATE, record.offset, text)
             return
         if self._first_places and place < self._first_places[-1]:

@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
+from support.brokers import KafkaCluster
+from support.elections import UNCLEAN_CONFIGS, elect_follower, kill_follower
 from support.group_members import running_member, wait_for_coordinator
 from support.kafka_proxy import ApiKey, KafkaProxy
 from support.record_sets import flip_byte
@@ -94,6 +96,112 @@ async def test_a_log_that_was_cut_off_is_read_from_its_new_end(kafka, topic):
             assert [(each.offset, each.value) for each in await poll_records(consumer, 1)] == [
                 (2, b"c")
             ]
+
+
+@pytest.mark.parametrize("reset", ["earliest", "latest"])
+@pytest.mark.parametrize("name_of_group", ["group", ""])
+async def test_an_offset_above_the_end_of_the_log_is_followed_by_what_is_written_next(
+    kafka, topic, reset, name_of_group
+):
+    """After an unclean election a back end got the whole topic again: an offset above the end of
+    the log led to its start. No epoch tells where the log was cut off."""
+    name = topic()
+    tp, group = TopicPartition(name, 0), name_of_group and f"group-{uuid.uuid4().hex[:8]}"
+    await produce_records(kafka.bootstrap, name, [b"a", b"b"])
+    gaps: list[tuple[TopicPartition, int, int]] = []
+    async with open_cluster(kafka.bootstrap, name) as made:
+        consumer = GroupConsumer(
+            made,
+            group,
+            ConsumerOptions(auto_offset_reset=reset),
+            on_gap=lambda *gap: gaps.append(gap),
+        )
+        if group:
+            await wait_for_coordinator(made, group)
+            async with open_reader(made, group, name) as before:
+                await before.commit({tp: 5})
+        consumer.assign([tp])
+        if not group:
+            consumer.seek(tp, 5)
+        poll = asyncio.create_task(consumer.poll(LONG))
+        await wait_until(lambda: consumer.position(tp) == 2)
+        await produce_records(kafka.bootstrap, name, [b"c"])
+        assert [(each.offset, each.value) for each in await poll] == [(2, b"c")]
+        assert gaps == [(tp, 5, 2)]
+        await consumer.close()
+
+
+async def test_after_an_unclean_election_a_group_goes_on_at_the_cut_and_not_at_the_start(
+    kafka3: KafkaCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The new leader has more records than the old one lost: only epochs show where they part. A
+    reader without an epoch is above the end at first, and began at the start of the topic."""
+    name = await asyncio.to_thread(
+        lambda: kafka3.create_unique_topic(configs=UNCLEAN_CONFIGS, assignment=[[1, 2]])
+    )
+    tp, group = TopicPartition(name, 0), f"group-{uuid.uuid4().hex[:8]}"
+    await produce_records(kafka3.bootstrap, name, [b"a", b"b"])
+    async with open_cluster(kafka3.bootstrap, name) as made:
+        await wait_for_coordinator(made, group)
+        async with open_reader(made, group, name) as running, open_reader(made, "", name) as other:
+            await kill_follower(kafka3, name)
+            await produce_records(kafka3.bootstrap, name, [b"lost %d" % n for n in range(3)])
+            assert (await poll_records(running, 5))[-1].offset == 4
+            await running.commit({tp: 5})
+            await elect_follower(kafka3, name)
+            other.seek(tp, 5)
+            polls = [asyncio.create_task(poll_records(each, 1)) for each in (running, other)]
+            await wait_until(
+                lambda: other.position(tp) == running.position(tp) == 2, timeout_s=LONG
+            )
+            await produce_records(kafka3.bootstrap, name, [b"%d" % n for n in range(6)])
+            for poll in polls:
+                assert [each.offset for each in await poll][:1] == [2]
+        async with open_reader(made, group, name) as next_owner:
+            assert (await poll_records(next_owner, 1))[0].offset == 2
+    assert caplog.text.count(f"{name}-0 was truncated to 2 by an unclean election") == 2
+
+
+async def test_an_answer_that_is_out_of_range_for_no_reason_takes_nothing_back(kafka, topic):
+    """The group began at the start of the topic whenever a broker that was behind answered."""
+    name = topic()
+    await produce_records(kafka.bootstrap, name, [b"%d" % number for number in range(4)])
+    async with running_proxied_cluster(kafka, name) as (proxy, made):
+        proxy.inject_error(ApiKey.FETCH, ErrorCode.OFFSET_OUT_OF_RANGE, topic=name, times=3)
+        consumer = GroupConsumer(made, "", ConsumerOptions(auto_offset_reset="earliest"))
+        consumer.assign([TopicPartition(name, 0)])
+        consumer.seek(TopicPartition(name, 0), 2)
+        assert [each.value for each in await poll_records(consumer, 2)] == [b"2", b"3"]
+        await consumer.close()
+
+
+async def test_an_epoch_that_no_leader_had_yet_is_of_a_topic_that_was_deleted(kafka, topic):
+    """Its log is another one: it is read from the start, not from the end."""
+    name, group = topic(), f"group-{uuid.uuid4().hex[:8]}"
+    tp = TopicPartition(name, 0)
+    await produce_records(kafka.bootstrap, name, [b"a"])
+    async with open_cluster(kafka.bootstrap, name) as made:
+        await wait_for_coordinator(made, group)
+        async with open_reader(made, group, name) as before:
+            await before.commit({tp: OffsetAndMetadata(5, 90)})
+        async with open_reader(made, group, name) as consumer:
+            assert [each.value for each in await poll_records(consumer, 1)] == [b"a"]
+
+
+async def test_commits_carry_the_leader_epoch_of_the_record_before_them(kafka, topic):
+    """Groups that commit by offset had none in their commits: where a log was cut off, the next
+    owner of a partition could not find out."""
+    name, group = topic(), f"group-{uuid.uuid4().hex[:8]}"
+    tp = TopicPartition(name, 0)
+    await produce_records(kafka.bootstrap, name, [b"a", b"b", b"c"])
+    async with open_cluster(kafka.bootstrap, name) as made:
+        await wait_for_coordinator(made, group)
+        async with open_reader(made, group, name) as consumer:
+            epoch = (await poll_records(consumer, 3))[0].epoch
+            await consumer.commit({tp: 2})
+            assert await consumer.committed([tp]) == {tp: OffsetAndMetadata(2, epoch)}
+            await consumer.commit({tp: 9})  # up to there nothing was read
+            assert await consumer.committed([tp]) == {tp: OffsetAndMetadata(9)}
 
 
 @asynccontextmanager

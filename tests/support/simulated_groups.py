@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +32,7 @@ TOPIC, DEAD_LETTER_TOPIC = "orders", "orders.dlq"
 PARTITION_COUNT = 3
 QUIET_TIMEOUT_S = 300.0  # virtual ones, for a group to deliver all once nothing happens any more
 MAX_POLL_INTERVAL_S = 60.0
+BATCH_RECORDS = 7
 
 RecordLocation = tuple[UUID, int, int]  # of a record: topic id, partition, offset
 
@@ -97,7 +98,7 @@ class GroupSimulation:
                 "groupProtocol": "classic" if is_classic else "consumer",
                 "autoOffsetReset": "earliest", "parallelism": parallelism,
                 "sessionTimeout": "6s", "heartbeatInterval": "1s", "revokeTimeout": "5s",
-                "maxPollInterval": f"{MAX_POLL_INTERVAL_S:g}s", "maxPollRecords": 7,
+                "maxPollInterval": f"{MAX_POLL_INTERVAL_S:g}s", "maxPollRecords": BATCH_RECORDS,
                 "retryDelay": "500ms", "retryDelayMax": "5s",
                 "backend": {"host": "http://backend", "timeout": "2s"},
             }
@@ -129,6 +130,10 @@ class GroupSimulation:
         member.cluster.failure_mode = failure_mode
         for name in self.kafka.topics:
             member.cluster.update_topic(name)
+
+    def change_commits(self) -> None:
+        """Let commits get no answer, or let them through again."""
+        self.kafka.holds_commits = not self.kafka.holds_commits
 
     def change_right(self) -> None:
         """Take the right to read with the group away, or give it back."""
@@ -249,7 +254,7 @@ class GroupSimulation:
 
     async def _settle(self) -> None:
         self.backend_mode = "well"
-        self.kafka.is_denied = False
+        self.kafka.is_denied = self.kafka.holds_commits = False
         self.log.append(f"{asyncio.get_running_loop().time():.3f} all is well")
         for sidecar in self.members:
             self._set_failure_mode(sidecar, "")
@@ -323,7 +328,21 @@ class GroupSimulation:
         for place, poison in zip(places, poisoned, strict=True):
             if not poison:
                 self.oracle.mark_processed(place)
+        self._check_ahead({place[:2] for place in places})
         return httpx.Response(200, json=[{"processed": not poison} for poison in poisoned])
+
+    def _check_ahead(self, partitions: Iterable[tuple[UUID, int]]) -> None:
+        """Check that what comes again after a takeover is at most two batches of a partition."""
+        for key in set(partitions) - self.oracle.sought_partitions:
+            committed = self.kafka.committed.get(key)
+            start = committed.offset if committed is not None else 0
+            ahead = [
+                n
+                for n in self.oracle.processed_order.get(key, ())
+                if n >= start and (*key, n) not in self.oracle.waived_records
+            ]
+            if len(ahead) > 2 * BATCH_RECORDS:
+                self.oracle.violations.append(f"ahead of the commits: {key} {start} {ahead}")
 
     async def _put_dead_letter(
         self, cluster: SimulatedCluster, tp: TopicPartition, key: Any, value: Any, headers: Any

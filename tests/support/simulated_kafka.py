@@ -89,6 +89,7 @@ class SimulatedKafka:
     """Topics, one group, and everybody who is connected to it.
 
     is_denied: nobody may read with the group.
+    holds_commits: commits are neither made nor answered.
     on_commit: called with each commit that is accepted, before it is answered.
     """
 
@@ -96,6 +97,7 @@ class SimulatedKafka:
         self.rng = rng
         self.is_classic = is_classic
         self.is_denied = False
+        self.holds_commits = False
         self.topics: dict[str, SimulatedTopic] = {}
         self.committed: dict[tuple[UUID, int], OffsetAndMetadata] = {}
         self.dead_letters: list[tuple[TopicPartition, bytes | None, Any]] = []
@@ -201,6 +203,8 @@ class SimulatedKafka:
                 found = OffsetCommitResponse(
                     0, dict.fromkeys(request.offsets, ErrorCode.GROUP_AUTHORIZATION_FAILED)
                 )
+            case OffsetCommitRequest() if self.holds_commits:
+                await asyncio.Event().wait()  # until the request times out
             case OffsetCommitRequest():
                 found = self._commit_offsets(request)
             case OffsetFetchRequest() if self.is_denied:
@@ -421,7 +425,7 @@ class SimulatedCluster:
     def acquire_watch(self, topic: str) -> None:
         """Every topic is watched."""
 
-    watch = release_watch = unwatch = update_leader = update_addresses
+    watch = release_watch = unwatch = update_leader = request_refresh = update_addresses
 
     async def refresh(self, reason: str) -> None:
         await self.wait_reachable()

@@ -105,21 +105,26 @@ class DeliveryQueue:
         """Return whether a step is in flight."""
         return self._is_busy
 
-    def next_step(self, now: float) -> DeliveryStep | None:
+    def next_step(self, now: float, *, may_send: bool = True) -> DeliveryStep | None:
         """Return what to do now; None if there is nothing to do.
 
         Any step but `WaitUntil` is in flight until `on_response`, `on_probe` or `on_dead_letters`
         is called with its outcome.
+
+        Args:
+            now: The current time in seconds.
+            may_send: False sends nothing now, as `is_paused` does.
         """
+        is_held = self.is_paused or not may_send
         if self._is_busy:
             return None
         if now < self._retry_at:
             return WaitUntil(self._retry_at)
-        if not self._slices and not self.is_paused:
+        if not self._slices and not is_held:
             self._cut_slice()
         batch = self._slices[0] if self._slices else None
-        # While paused, dead letters and probes go on: they do not send anything to be processed.
-        if batch is None or (self.is_paused and batch.stage is DeliveryStage.SEND):
+        # While held, dead letters and probes go on: they do not send anything to be processed.
+        if batch is None or (is_held and batch.stage is DeliveryStage.SEND):
             return None
         self._is_busy = True
         return self._build_step(batch)

@@ -17,6 +17,7 @@ from gateway.core.log.recovery import Backoff, Cause
 
 LATEST, EARLIEST = -1, -2  # the special timestamps of Kafka's ListOffsets
 RECORD_OVERHEAD_BYTES = 60  # bytes that a record is counted beside its key and value
+MAX_KNOWN_EPOCHS = 16  # leader epochs whose first offsets are remembered, for commits
 
 
 def prefetched_size(record: Record) -> int:
@@ -62,6 +63,8 @@ class PartitionState:
         preferred_replica_until: Until when.
         retry_at: Nothing is requested before this time.
         failures: How many fetches failed in a row.
+        epoch_starts: From which offset on records of which leader epoch were returned, in order.
+            The last entry is that of the record before `position`.
     """
 
     tp: TopicPartition
@@ -87,6 +90,7 @@ class PartitionState:
     preferred_replica_until: float = 0.0
     retry_at: float = 0.0
     failures: int = 0
+    epoch_starts: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def is_readable(self) -> bool:
@@ -98,6 +102,8 @@ class PartitionState:
         self._clear()
         self.position = self.fetch_offset = offset
         self.epoch = self.fetch_epoch = epoch
+        self.epoch_starts.clear()
+        self._note_epoch(offset - 1, epoch)
 
     def truncate(self, end: int, epoch: int) -> None:
         """Drop what was fetched of a log that an unclean election cut off, and keep the rest.
@@ -123,6 +129,8 @@ class PartitionState:
         else:
             self.epoch = min(self.epoch, epoch)
             self.fetch_offset, self.fetch_epoch = self.position, self.epoch
+        while self.epoch_starts and self.epoch_starts[-1][1] > epoch:
+            self.epoch_starts.pop()
         self.is_out_of_range = False
 
     def reset(self, offset_spec: int) -> None:
@@ -167,9 +175,22 @@ class PartitionState:
             max_bytes -= size
         if taken:
             self.position, self.epoch = taken[-1].next_offset, taken[-1].epoch
+            if self._last_epoch != self.epoch:
+                for record in taken:
+                    self._note_epoch(record.offset, record.epoch)
             if not self.records:
                 self._advance_position()
         return taken
+
+    def epoch_before(self, offset: int) -> int:
+        """Return the leader epoch of the record before an offset, to commit it with the offset.
+
+        Returns:
+            The epoch; -1 if the offset is not one up to which records were returned.
+        """
+        if self.position is None or offset > self.position:
+            return -1
+        return next((epoch for start, epoch in reversed(self.epoch_starts) if start < offset), -1)
 
     def discard_in_flight(self) -> None:
         """Ignore the answer to what is in flight: something else is requested instead."""
@@ -187,6 +208,17 @@ class PartitionState:
         These are control batches, aborted and compacted records.
         """
         self.position, self.epoch = self.fetch_offset, self.fetch_epoch
+        self._note_epoch(self.position - 1, self.epoch)
+
+    @property
+    def _last_epoch(self) -> int:
+        return self.epoch_starts[-1][1] if self.epoch_starts else -1
+
+    def _note_epoch(self, offset: int, epoch: int) -> None:
+        """Remember from which offset on an epoch is known, unless it is the last one already."""
+        if epoch > self._last_epoch:
+            self.epoch_starts.append((offset, epoch))
+            del self.epoch_starts[:-MAX_KNOWN_EPOCHS]
 
     def _clear(self) -> None:
         self.discard_in_flight()

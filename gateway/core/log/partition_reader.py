@@ -31,6 +31,7 @@ from typing import NamedTuple, TypeAlias, assert_never
 from .position import NO_EPOCH, PartitionPosition
 from .record import REWIND_REASONS, Entry, Fault, Gap, GapReason, Ready, TopicPartition
 from .recovery import RECOVERY_RULES, Backoff, Cause, RecoveryAction
+from .truncation import find_divergence
 
 EARLIEST, LATEST = -2, -1  # the special timestamps of Kafka's ListOffsets
 # An end that arrives longer after the connect than this does not count as the end at the connect.
@@ -570,10 +571,9 @@ class PartitionReader:
         assert position_offset is not None
         self._validated_epoch = self.leader_epoch
         self.state = ReaderState.STREAMING
-        if end < 0 and self._leader_end_offset is not None:
-            end = self._leader_end_offset
-        if 0 <= end < position_offset:
-            self._jump(end, epoch, GapReason.TRUNCATED)
+        divergence = find_divergence(position_offset, end, self._leader_end_offset)
+        if divergence is not None:
+            self._jump(divergence, epoch, GapReason.TRUNCATED)
         elif self._leader_end_offset is not None:
             # The two answers contradict each other: the log ends below the position, but its
             # epoch does not. The log is changing, so fetch again later.

@@ -158,6 +158,9 @@ class Assignment:
     async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         """Commit offsets, and note them in the states of their partitions.
 
+        An offset without a leader epoch gets that of the record before it, if that was read here:
+        the next owner notices by it that the log was cut off meanwhile (KIP-320).
+
         A partition that is lost meanwhile and assigned again is not committed, as its topic may be
         another one of the same name by then.
 
@@ -169,6 +172,12 @@ class Assignment:
         """
         states = {
             tp: state for tp in offsets if (state := self._prefetcher.states.get(tp)) is not None
+        }
+        offsets = {
+            tp: offset._replace(epoch=states[tp].epoch_before(offset.offset))
+            if offset.epoch < 0 and tp in states
+            else offset
+            for tp, offset in offsets.items()
         }
         topic_ids = {tp.topic: state.topic_id for tp, state in states.items()}
         group_offsets = self._offsets

@@ -66,7 +66,7 @@ class GroupConsumer:
             group: The name of the group; empty for a reader, which cannot commit.
             options: How it joins the group and reads; None for the defaults.
             on_gap: Called with a partition, the offset that Kafka does not have, and the one from
-                which it is read instead.
+                which it is read instead; a lower one if the log was truncated.
         """
         self.group = group
         self._options = options = options or ConsumerOptions()
@@ -263,15 +263,15 @@ class GroupConsumer:
         return self._prefetcher.failures
 
     def _report_gap(self, tp: TopicPartition, missing: int, next_offset: int) -> None:
-        """Log and count that Kafka no longer has an offset, and inform the caller.
+        """Log and count what Kafka has deleted, and inform the caller of any offset it lacks.
 
         Args:
             tp: The partition.
             missing: The offset that was to be fetched.
             next_offset: Where reading goes on.
         """
-        prefix = f"group {self.group}: " if self.group else ""
-        if next_offset > missing:
+        if next_offset > missing:  # the fetcher has logged that a log goes back
+            prefix = f"group {self.group}: " if self.group else ""
             lost = next_offset - missing
             self._counters.missing_records[self._counters.get_label(self.group)] += lost
             log.warning(
@@ -282,8 +282,6 @@ class GroupConsumer:
                 lost,
                 next_offset,
             )
-        else:
-            log.warning("%s%s has no offset %d; it goes on at %d", prefix, tp, missing, next_offset)
         if self._on_gap is not None:
             self._on_gap(tp, missing, next_offset)
 
@@ -352,7 +350,8 @@ class GroupConsumer:
     def _get_state(self, tp: TopicPartition) -> PartitionState:
         state = self._prefetcher.states.get(tp)
         if state is None:
-            raise NotOwned(f"{tp} is not this consumer's (any more); see its assignment")
+            reason = f"{tp} is not this consumer's (any more); see its assignment"
+            raise NotOwned(reason, partitions=[tp])
         return state
 
     # Offsets.

@@ -57,9 +57,10 @@ class ConsumerOptions:
         rebalance_timeout: How long a listener may take to give up revoked partitions.
         auto_offset_reset: Where a group that has committed nothing starts: `latest`, `earliest`, or
             `none`, for which `poll` raises PartitionFailed. In a group that has committed anything,
-            a new partition is read from its start, and if Kafka no longer has the offset to go on
-            from, reading goes on at the first that it has. Without a group it also says where to
-            go on then.
+            a new partition is read from its start, and if retention has deleted the offset to go
+            on from, reading goes on at the first that Kafka has. Without a group it also says where
+            to go on then. If an unclean election has cut the log off, reading goes on at the cut;
+            with `none`, `poll` raises PartitionFailed.
         isolation: Whether records of open and aborted transactions are left out.
         max_partition_bytes: The most bytes of one partition in one fetch. Of what was fetched ahead
             at most one and a half times as much is kept, as it was on the wire (one batch always

@@ -161,12 +161,12 @@ class GroupOffsets:
                 if {errors[tp] for tp in pending} <= _UNRESOLVED_TOPIC_ERRORS:
                     unknown.raise_if_expired()
                 failures += 1
-                await self._prepare_retry(
-                    {errors[tp] for tp in pending}, pending, deadline, failures, failure
-                )
+                codes = {errors[tp] for tp in pending}
+                lacking = pending.keys() | not_owned
+                await self._prepare_retry(codes, lacking, deadline, failures, failure)
         if not_owned:
             names = ", ".join(map(str, sorted(not_owned)))
-            raise NotOwned(f"not this member's (any more): {names}")
+            raise NotOwned(f"not this member's (any more): {names}", partitions=not_owned)
 
     async def committed(
         self, tps: Collection[TopicPartition] | None, *, timeout_s: float = COMMIT_TIMEOUT_S
@@ -245,7 +245,7 @@ class GroupOffsets:
 
         Args:
             errors: The error codes of the last attempt.
-            tps: The partitions that it was for.
+            tps: The partitions that are not done, which a failure names.
             deadline: When to give up, in seconds of the event loop's clock.
             failures: How many attempts failed in a row. The wait grows with them, unless a
                 heartbeat is waited for.
@@ -256,7 +256,8 @@ class GroupOffsets:
         if errors & _FENCED_MEMBER_ERRORS:
             # The heartbeat lets the member learn at once that it was fenced, and join again.
             await self.heartbeat_soon(0.0)
-            raise NotOwned(f"the group {self.group} went on without this member; {names} are lost")
+            reason = f"the group {self.group} went on without this member; {names} are lost"
+            raise NotOwned(reason, partitions=tps)
         if errors & AUTHORIZATION_ERRORS:
             raise AccessDenied(f"the gateway may not read {names} with the group {self.group}")
         if fatal := errors - _RETRIABLE_ERRORS:

@@ -25,11 +25,12 @@ from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextlib import aclosing
 from contextvars import Context
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, assert_never
 
 from gateway.background_tasks import BackgroundTasks
 from gateway.core.error_code import ErrorCode, code_from_error
 from gateway.core.group.partition_state import EARLIEST, LATEST, PartitionState
+from gateway.core.log.position import NO_EPOCH
 from gateway.core.log.record import Gap, TopicPartition
 from gateway.core.log.recovery import (
     RECOVERY_RULES,
@@ -38,10 +39,12 @@ from gateway.core.log.recovery import (
     RecoveryAction,
     cause_from_code,
 )
+from gateway.core.log.truncation import OffsetRange, find_divergence, locate_offset
 from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError, PartitionFailed
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.offsets import READ_COMMITTED, OffsetAndTimestamp
 from gateway.kafka.fetch.batches import BULK_SLICE_RECORDS, iter_slices
+from gateway.kafka.fetch.bounded_read import fetch_log_bounds
 from gateway.kafka.fetch.decoding import DecodedSlice, RecordSetDecoder
 from gateway.kafka.fetch.fetch import (
     MAX_CORRUPT_ATTEMPTS,
@@ -85,10 +88,11 @@ class PrefetchFetcher:
         cluster: The cluster.
         options: How the consumer reads. The next fetch is sent once less than half of
             `max_partition_bytes` is buffered.
-        out_of_range_reset: Where to go on if Kafka no longer has the offset to go on from: LATEST
-            or EARLIEST. None stops the partition with a failure.
+        out_of_range_reset: Where to go on if retention has deleted the offset to go on from: LATEST
+            or EARLIEST. A log that was cut off below it is read from the cut in both cases. None
+            stops the partition with a failure in either case.
         on_gap: Called with a partition, the offset that Kafka does not have, and where reading goes
-            on.
+            on: at a higher offset, or at a lower one where the log was cut off.
         follows_recreated: Read a topic that was created again from its start. False leaves that to
             `Assignment`, which learns of it by a new assignment.
         states: The partitions that may be read.
@@ -350,8 +354,7 @@ class PrefetchFetcher:
             self._on_partition_error(state, fetched.error_code)
         elif fetched.diverging_epoch is not None:
             epoch, end = fetched.diverging_epoch
-            log.warning("%s was truncated to %s by an unclean election", state.tp, end)
-            state.truncate(end, epoch)
+            self._truncate(state, end, epoch)
         elif fetched.preferred_replica not in (-1, node):
             # The leader names a nearer replica and sends no records (KIP-392).
             now = asyncio.get_running_loop().time()
@@ -388,7 +391,7 @@ class PrefetchFetcher:
             iter_slices(decoding, self.cluster.decompression_slot, BULK_SLICE_RECORDS)
         ) as slices:
             async for decoded in slices:
-                if self.states.get(state.tp) is not state or state.lineage != lineage:
+                if not self._is_current(state, lineage):
                     return
                 self._buffer_slice(state, decoded)
                 self.changed.set()
@@ -424,11 +427,90 @@ class PrefetchFetcher:
             # A reset would drop the buffered records: first let polls return them.
             state.is_out_of_range = True
         elif code == ErrorCode.OFFSET_OUT_OF_RANGE:
-            missing = state.fetch_offset  # read before `reset` clears it
-            self.reset_position(state, self.out_of_range_reset)
-            state.missing_offset = missing
+            self._start_request(self._resolve_out_of_range(state, state.lineage), [state])
         else:
             self._delay_partition(state, cause_from_code(code))
+
+    # Where to go on.
+
+    async def _resolve_out_of_range(self, state: PartitionState, lineage: int) -> None:
+        """Find where to go on from an offset that Kafka does not have.
+
+        If the leader cannot say it now, the next fetch is delayed, and begins this anew.
+        """
+        try:
+            log_bounds = (await fetch_log_bounds(self.cluster, [state.tp]))[state.tp]
+        except KafkaError as exc:
+            if self._is_current(state, lineage):
+                self._on_fetch_failed([state], exc)
+            return
+        if not self._is_current(state, lineage):
+            return
+        leader = self.cluster.leader_for_partition(state.tp)
+        match locate_offset(
+            state.fetch_offset,
+            state.fetch_epoch,
+            log_start=log_bounds.start,
+            log_end=log_bounds.stop,
+            leader_epoch=leader[1] if leader is not None else NO_EPOCH,
+        ):
+            case OffsetRange.BELOW_LOG:
+                missing = state.fetch_offset  # read before `reset` clears it
+                self.reset_position(state, self.out_of_range_reset)
+                state.missing_offset = missing
+            case OffsetRange.IN_LOG:
+                self._delay_partition(state, Cause.OUT_OF_RANGE)
+            case OffsetRange.OTHER_LOG:
+                log.warning("%s was created again; it is read from its start", state.tp)
+                state.reset(EARLIEST)
+            case OffsetRange.ABOVE_LOG:
+                await self._resolve_truncation(state, lineage, log_bounds.stop)
+            case other:
+                assert_never(other)
+
+    async def _resolve_truncation(self, state: PartitionState, lineage: int, log_end: int) -> None:
+        """Go on where the log was cut off, which is its end if the epoch is not known."""
+        epoch, epoch_end = NO_EPOCH, -1
+        if state.fetch_epoch != NO_EPOCH:
+            answer = (await self.cluster.fetch_epoch_ends({state.tp: state.fetch_epoch}))[state.tp]
+            if not self._is_current(state, lineage):
+                return
+            if isinstance(answer, int):
+                self._delay_partition(state, cause_from_code(answer))
+                return
+            epoch, epoch_end = answer
+        divergence = find_divergence(state.fetch_offset, epoch_end, log_end)
+        if divergence is None:  # the log has changed between the two answers
+            self._delay_partition(state, Cause.OUT_OF_RANGE)
+        else:
+            self._truncate(state, divergence, epoch)
+
+    def _truncate(self, state: PartitionState, end: int, epoch: int) -> None:
+        """Go on where the log was cut off; without a reset, stop the partition.
+
+        Args:
+            state: The partition.
+            end: Where the newest epoch ends that the log has in common with what was fetched.
+            epoch: That epoch; NO_EPOCH if it is not known. Then the offset may also have been wrong
+                from the start, in a seek or a commit.
+        """
+        missing = state.fetch_offset
+        detail = (
+            f"has no offset {missing}: it ends at {end}"
+            if epoch == NO_EPOCH
+            else f"was truncated to {end} by an unclean election"
+        )
+        if self.out_of_range_reset is None:
+            self._stop_partition(state, f"{detail}; seek to an offset that it has")
+        else:
+            log.warning("%s %s; it goes on there", state.tp, detail)
+            state.truncate(end, epoch)
+            self.on_gap(state.tp, missing, state.fetch_offset)
+        self.changed.set()
+
+    def _is_current(self, state: PartitionState, lineage: int) -> bool:
+        """Return whether an answer about a partition may be used."""
+        return self.states.get(state.tp) is state and state.lineage == lineage
 
     def _delay_partition(self, state: PartitionState, cause: Cause) -> None:
         """Delay the next request of a partition, and do what its cause calls for."""

@@ -405,7 +405,8 @@ class ReactiveGroup:
                 or tp not in self._runners_by_partition
                 or tp not in self._runners_by_partition[tp].tps
             ):
-                raise NotOwned(f"{tp} is not this member's; ask the one that has it")
+                reason = f"{tp} is not this member's; ask the one that has it"
+                raise NotOwned(reason, partitions=[tp])
         for runner, tps in self._group_by_runner(offsets).items():
             # A batch in flight is abandoned, and what it settles is not committed.
             runner.drop(tps)

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import assert_never
+from typing import Protocol, assert_never
 
 from gateway.config.sections.sidecar import Group
 from gateway.core.delivery.batch import (
@@ -39,7 +39,6 @@ from .backend import BackendClient
 from .batch_encoder import BatchEncoder, get_ids
 from .dead_letters import DeadLetterWriter
 from .message import GROUP_HEADER
-from .offset_committer import OffsetCommitter
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +65,17 @@ class ReactiveCounts:
     seconds: Histogram = field(default_factory=Histogram)
 
 
+class ProgressRecorder(Protocol):
+    """What keeps how far lanes have come, and bounds how far they go ahead of what it has kept."""
+
+    def enqueue(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Take the next offsets of partitions after a batch that was settled."""
+
+    def may_send(self, tps: Collection[TopicPartition], wake: Callable[[], None]) -> bool:
+        """Return whether another batch of these partitions may be sent; else call `wake` later."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class LaneContext:
     """Hold what the lanes of one group share.
@@ -75,7 +85,7 @@ class LaneContext:
         backend: Where batches go.
         encoder: Encodes batches.
         dead_letters: Writes dead letters.
-        committer: Commits what is settled.
+        committer: Commits what is settled; before it has, lanes do not go on without end.
         on_settled: Called with what is settled, before its offsets may be committed.
         counts: Counters for metrics.
         outages: Log what holds up the lanes.
@@ -85,7 +95,7 @@ class LaneContext:
     backend: BackendClient
     encoder: BatchEncoder
     dead_letters: DeadLetterWriter
-    committer: OffsetCommitter
+    committer: ProgressRecorder
     on_settled: Callable[[SettledRecords], None]
     counts: ReactiveCounts = field(default_factory=ReactiveCounts)
     outages: Outages = field(default_factory=lambda: Outages(time.monotonic))
@@ -153,9 +163,8 @@ class LaneRunner:
         # Cleared first: whatever happens during this step leads to another one.
         self._wake.clear()
         self._on_step(self)
-        # Nothing is sent while commits fail, as it would all be sent again after a takeover.
-        await self._context.committer.can_commit.wait()
-        step = self.queue.next_step(_now())
+        may_send = self._context.committer.may_send(self.tps, self.wake)
+        step = self.queue.next_step(_now(), may_send=may_send)
         if step is None or isinstance(step, WaitUntil):
             await self._wait(step)
         else:

@@ -7,7 +7,7 @@ batch and some of each record name the replay.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import httpx
 
@@ -20,7 +20,6 @@ from gateway.sidecar.reactive.backend import BackendClient
 from gateway.sidecar.reactive.batch_encoder import BatchEncoder
 from gateway.sidecar.reactive.dead_letters import DeadLetterWriter
 from gateway.sidecar.reactive.lane_runner import LaneContext, LaneRunner, audit_settled, build_rules
-from gateway.sidecar.reactive.offset_committer import OffsetCommitter
 
 from .job import REPLAY_ID_HEADER, DeliveryResult
 
@@ -90,7 +89,7 @@ class BackendReplayDelivery:
             self._back_end,
             BatchEncoder(context.codecs, context.section, settings),
             DeadLetterWriter.from_group(context, settings),
-            OffsetCommitter(settings.group, _skip_commit),
+            _ReplayProgress(),
             self._on_settled,
         )
 
@@ -113,5 +112,15 @@ class _ReplayBackendClient(BackendClient):
         return await super().post(body, records, {**(headers or {}), **self._headers})
 
 
-async def _skip_commit(offsets: Mapping[TopicPartition, int]) -> None:
-    """Do nothing: the progress of a replay is in its topic, and the group's offsets stay."""
+class _ReplayProgress:
+    """Keep nothing: the group's offsets stay, and the job writes its progress to its own topic.
+
+    It gives the lane the next records after that, which bounds what comes again.
+    """
+
+    def enqueue(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Do nothing."""
+
+    def may_send(self, tps: Collection[TopicPartition], wake: Callable[[], None]) -> bool:
+        """Return True."""
+        return True

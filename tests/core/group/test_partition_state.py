@@ -165,3 +165,42 @@ def test_every_record_is_returned_once_and_in_order_however_it_is_taken(fetches,
         taken += [each.offset for each in one.take(next(sizes, 3), 150)]
     assert taken == list(range(sum(fetches)))
     assert one.buffered_bytes == 0 and one.position == one.fetch_offset
+
+
+@given(
+    st.lists(st.integers(0, 5), min_size=1, max_size=20).map(sorted),
+    st.integers(0, 5),
+    st.integers(1, 7),
+)
+def test_the_epoch_before_an_offset_is_that_of_the_record_before_it(
+    epochs: list[int], first: int, taken_at_once: int
+):
+    """Offsets below where reading began, and above what was returned, have none: a commit of them
+    says nothing about the log."""
+    first = min(first, len(epochs) - 1)
+    one = build_state(first)
+    entries = [record(n, epoch) for n, epoch in enumerate(epochs)][first:]
+    one.add_fetched(entries, len(epochs), epochs[-1])
+    while one.take(taken_at_once, 1 << 20):
+        assert one.position is not None
+        assert [one.epoch_before(n) for n in range(first + 1, one.position + 1)] == epochs[
+            first : one.position
+        ]
+        assert one.epoch_before(one.position + 1) == -1
+    assert [one.epoch_before(n) for n in range(first + 1)] == [-1] * (first + 1)
+
+
+def test_the_epoch_of_a_committed_offset_is_kept_until_records_follow_it():
+    one = build_state()
+    one.seek(7, 2)
+    assert one.epoch_before(7) == 2
+    one.add_fetched([Skip(TP, 7, 9, 3)], 9, 3)
+    assert (one.epoch_before(7), one.epoch_before(9)) == (2, 3)
+
+
+def test_after_a_truncation_no_epoch_of_the_lost_log_is_committed():
+    one = build_state()
+    one.add_fetched([record(0, 1), record(1, 2), record(2, 4), record(3, 4)], 4, 4)
+    one.take(3, 1 << 20)
+    one.truncate(4, 2)
+    assert [one.epoch_before(n) for n in (1, 2, 3)] == [1, 2, 2]

@@ -19,7 +19,7 @@ from gateway.core.delivery.verdict import (
     Verdict,
 )
 from gateway.core.log.record import Record, TopicPartition
-from gateway.errors import RegistryUnavailable
+from gateway.errors import BrokerUnavailable, KafkaError, RegistryUnavailable
 from gateway.sidecar.reactive.batch_encoder import EncodedBatch
 from gateway.sidecar.reactive.lane_runner import LaneContext, LaneRunner
 from gateway.sidecar.reactive.offset_committer import OffsetCommitter
@@ -42,6 +42,10 @@ class FakeSurroundings:
         self.dead_letters: list[DeadLetterRecord] = []
         self.settled_steps: list[SettledRecords] = []
         self.committed_offsets: dict[TopicPartition, int] = {}
+        self.commit_count = 0
+        self.commit_error: KafkaError | None = None
+        self.may_commit = asyncio.Event()
+        self.may_commit.set()
 
     async def write(self, dead: Sequence[DeadLetterRecord]) -> tuple[Sequence[Any], str]:
         self.dead_letters += dead
@@ -70,6 +74,10 @@ class FakeSurroundings:
         return self.failure
 
     async def commit(self, points: Mapping[TopicPartition, int]) -> None:
+        self.commit_count += 1
+        await self.may_commit.wait()
+        if self.commit_error is not None:
+            raise self.commit_error
         self.committed_offsets |= points
 
 
@@ -159,6 +167,42 @@ async def test_releasing_partitions_waits_until_none_of_their_records_is_in_flig
         await wait_until(lambda: around.committed_offsets == {A: 1})
     assert around.sent_offsets == [[0]], "what waited behind it is another's"
     assert runner.tps == set()
+
+
+async def test_while_a_commit_gets_no_answer_a_lane_sends_two_batches_and_no_third():
+    """It went on, and all of it came again after a takeover."""
+    around = FakeSurroundings()
+    around.may_commit.clear()
+    async with running_runner(around, max_records=1) as runner:
+        give_records(runner, *(record(A, offset) for offset in range(5)))
+        await wait_until(lambda: len(around.settled_steps) == 2)
+        for _ in range(20):
+            runner.wake()
+            await asyncio.sleep(0)
+        assert around.sent_offsets == [[0], [1]]
+        around.may_commit.set()
+        await wait_until(lambda: around.committed_offsets == {A: 5})
+    assert around.sent_offsets == [[0], [1], [2], [3], [4]]
+
+
+async def test_dead_letters_are_written_while_commits_fail():
+    """They are of a batch that was answered; partitions that were revoked waited for them."""
+    around = FakeSurroundings()
+    around.commit_error = BrokerUnavailable("away")
+    async with running_runner(around, max_records=1, rollback_percent=None) as runner:
+        around.may_commit.clear()
+        give_records(runner, record(A, 0))
+        await wait_until(lambda: around.commit_count == 1)
+        around.may_answer.clear()
+        give_records(runner, record(A, 1))
+        await wait_until(lambda: around.sent_offsets == [[0], [1]])
+        around.may_commit.set()
+        await wait_until(lambda: around.commit_count == 2, timeout_s=10)  # the first one failed
+        around.verdict = BatchResults([RecordResult(False, "no such customer")])
+        around.may_answer.set()
+        await wait_until(lambda: around.dead_letters)
+        around.commit_error = None
+        await wait_until(lambda: around.committed_offsets == {A: 2})
 
 
 async def test_a_record_at_fault_waits_while_the_back_end_is_ill():

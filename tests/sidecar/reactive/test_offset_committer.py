@@ -54,11 +54,13 @@ async def test_while_commits_fail_offsets_are_kept_and_the_failure_is_reported()
     running = asyncio.create_task(points.run())
     points.enqueue({A: 1})
     await wait_until(lambda: points.failure == "no coordinator")
-    assert not points.can_commit.is_set()
+    may_go_on = asyncio.Event()
+    assert not points.may_send([B], may_go_on.set)
     with pytest.raises(BrokerUnavailable):
         await points.flush([A])
     kafka.error = None
-    await points.can_commit.wait()
+    await may_go_on.wait()
+    assert points.may_send([A, B], may_go_on.set)
     assert (points.failure, points.committed(A)) == ("", 1)
     running.cancel()
 
@@ -70,12 +72,42 @@ async def test_what_is_anothers_is_forgotten_and_the_rest_goes_on():
     points.forget([A])
     await points.flush()
     assert kafka.commits == [{B: 1}]
-    kafka.error = NotOwned("orders-1 is not this member's")
-    points.enqueue({B: 2})
+    kafka.error = NotOwned("orders-1 is not this member's", partitions=[B])
+    points.enqueue({A: 2, B: 2})
     await points.flush()
-    assert points.failure == ""
+    assert (points.failure, points.committed(A), points.committed(B)) == ("", 2, 1)
+    points.forget([B])
     await points.flush()
     assert len(kafka.commits) == 2, "it is not tried again"
+
+
+async def test_a_partition_of_which_a_commit_was_refused_gets_no_further_batches():
+    """The refusal counted as a commit: until its member heard that the partition was lost, the lane
+    sent one batch after the other, which came again at the next owner."""
+    kafka = FakeCommit()
+    points = OffsetCommitter("g", kafka)
+    kafka.error = NotOwned("the group went on without this member", partitions=[A])
+    points.enqueue({A: 1})
+    await points.flush()
+    may_go_on = asyncio.Event()
+    assert not points.may_send([A, B], may_go_on.set) and points.may_send([B], may_go_on.set)
+    points.forget([A])
+    assert may_go_on.is_set() and points.may_send([A], may_go_on.set)
+
+
+async def test_a_commit_that_was_refused_is_tried_again_unless_the_partition_goes():
+    kafka = FakeCommit()
+    points = OffsetCommitter("g", kafka)
+    kafka.error = NotOwned("the group went on without this member", partitions=[A])
+    points.enqueue({A: 1})
+    running = asyncio.create_task(points.run())
+    try:
+        await wait_until(lambda: kafka.commits)
+        kafka.error = None
+        await wait_until(lambda: points.committed(A) == 1)
+        assert points.may_send([A], lambda: None)
+    finally:
+        running.cancel()
 
 
 async def test_what_is_noted_again_after_a_loss_is_committed_again():
@@ -88,7 +120,7 @@ async def test_what_is_noted_again_after_a_loss_is_committed_again():
     await wait_until(lambda: kafka.commits)
     points.forget([A])
     points.enqueue({A: 6})
-    kafka.error = NotOwned("the group went on without this member")
+    kafka.error = NotOwned("the group went on without this member", partitions=[A])
     kafka.gate.set()
     await flushing
     assert points.committed(A) is None
@@ -117,7 +149,49 @@ async def test_what_could_not_be_committed_and_is_anothers_holds_up_nothing():
     try:
         await wait_until(lambda: points.failure)
         points.forget([A])
-        await wait_until(points.can_commit.is_set)
+        await wait_until(lambda: points.may_send([A], lambda: None))
         assert points.failure == ""
     finally:
         running.cancel()
+
+
+async def test_a_third_batch_of_a_partition_waits_for_the_commit_of_the_first():
+    kafka = FakeCommit()
+    points, may_go_on = OffsetCommitter("g", kafka), asyncio.Event()
+    running = asyncio.create_task(points.run())
+    kafka.gate.clear()
+    try:
+        points.enqueue({A: 1, B: 1})
+        await wait_until(lambda: kafka.commits)
+        assert points.may_send([A, B], may_go_on.set)
+        points.enqueue({A: 2})
+        assert points.may_send([B], may_go_on.set)
+        assert not points.may_send([A, B], may_go_on.set)
+        points.forget([A])
+        assert may_go_on.is_set() and points.may_send([A, B], may_go_on.set)
+        may_go_on.clear()
+        points.enqueue({A: 3})
+        points.enqueue({A: 4})
+        assert not points.may_send([A], may_go_on.set)
+        kafka.gate.set()
+        await wait_until(lambda: points.may_send([A], may_go_on.set))
+        assert may_go_on.is_set()
+    finally:
+        running.cancel()
+
+
+async def test_the_commit_of_the_first_batch_lets_one_more_be_sent():
+    kafka = FakeCommit()
+    points = OffsetCommitter("g", kafka)
+    kafka.gate.clear()
+    points.enqueue({A: 1})
+    flushing = asyncio.create_task(points.flush())
+    await wait_until(lambda: kafka.commits)
+    points.enqueue({A: 2})
+    kafka.gate.set()
+    await flushing
+    assert points.committed(A) == 1 and points.may_send([A], lambda: None)
+    points.enqueue({A: 3})
+    assert not points.may_send([A], lambda: None)
+    await points.flush()
+    assert kafka.commits == [{A: 1}, {A: 3}] and points.committed(A) == 3
