@@ -59,6 +59,8 @@ log = logging.getLogger(__name__)
 
 # What is kept of one fetch once it is decompressed: this many times `max_partition_bytes`.
 MAX_EXPANSION = 16
+# How often a leader is asked again whose epoch is lower than that of the record before an offset.
+MAX_FORMER_LEADER_ATTEMPTS = 10  # with the delays of NOT_LEADER, a second or two
 LEADERLESS_RETRY_S = 0.25  # seconds between looks at metadata for a partition without a leader
 
 
@@ -460,6 +462,10 @@ class PrefetchFetcher:
                 state.missing_offset = missing
             case OffsetRange.IN_LOG:
                 self._delay_partition(state, Cause.OUT_OF_RANGE)
+            case OffsetRange.OTHER_LOG if state.failures < MAX_FORMER_LEADER_ATTEMPTS:
+                # It may also be a former leader, which does not know yet that it was replaced.
+                state.failures += 1
+                self._delay_partition(state, Cause.NOT_LEADER)
             case OffsetRange.OTHER_LOG:
                 log.warning("%s was created again; it is read from its start", state.tp)
                 state.reset(EARLIEST)

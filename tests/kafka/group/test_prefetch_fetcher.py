@@ -1,0 +1,68 @@
+"""What a fetcher of a group makes of answers that no broker of the tests gives on purpose."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gateway.core.group.partition_state import EARLIEST, PartitionState
+from gateway.core.log.record import TopicPartition
+from gateway.kafka.group import prefetch_fetcher
+from gateway.kafka.group.consumer_options import ConsumerOptions
+from gateway.kafka.group.prefetch_fetcher import MAX_FORMER_LEADER_ATTEMPTS, PrefetchFetcher
+
+TP = TopicPartition("orders", 0)
+
+
+class LeaderStandIn:
+    """A cluster whose leader has an epoch and a log as a test says."""
+
+    def __init__(self, leader_epoch: int, log_end: int) -> None:
+        self.leader_epoch, self.log_end = leader_epoch, log_end
+        self.refreshes = 0
+        self.metadata = SimpleNamespace(request_refresh=self._count_refresh)
+
+    def get_topic(self, name: str) -> None: ...
+
+    def leader_for_partition(self, tp: TopicPartition) -> tuple[int, int]:
+        return 1, self.leader_epoch
+
+    def _count_refresh(self, reason: str) -> None:
+        self.refreshes += 1
+
+
+def build_fetcher(
+    leader: Any, monkeypatch: pytest.MonkeyPatch
+) -> tuple[PrefetchFetcher, PartitionState]:
+    async def fetch_log_bounds(cluster: Any, tps: Any) -> dict[TopicPartition, range]:
+        return {tp: range(leader.log_end) for tp in tps}
+
+    monkeypatch.setattr(prefetch_fetcher, "fetch_log_bounds", fetch_log_bounds)
+    fetcher = PrefetchFetcher(leader, ConsumerOptions(), EARLIEST, lambda *gap: None)
+    state = fetcher.add_partition(TP)
+    state.seek(5, epoch=3)
+    return fetcher, state
+
+
+async def test_a_former_leader_takes_a_group_back_to_nowhere(monkeypatch: pytest.MonkeyPatch):
+    """It has fewer records and a lower epoch, like the log of a topic that was created again."""
+    leader = LeaderStandIn(leader_epoch=2, log_end=2)
+    fetcher, state = build_fetcher(leader, monkeypatch)
+    for _ in range(MAX_FORMER_LEADER_ATTEMPTS):
+        await fetcher._resolve_out_of_range(state, state.lineage)
+    assert leader.refreshes == MAX_FORMER_LEADER_ATTEMPTS
+    leader.leader_epoch, leader.log_end = 3, 9
+    await fetcher._resolve_out_of_range(state, state.lineage)
+    assert (state.position, state.offset_spec) == (5, None)
+
+
+async def test_an_epoch_that_stays_higher_than_the_leaders_is_of_another_log(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    leader = LeaderStandIn(leader_epoch=2, log_end=2)
+    fetcher, state = build_fetcher(leader, monkeypatch)
+    for _ in range(MAX_FORMER_LEADER_ATTEMPTS + 1):
+        await fetcher._resolve_out_of_range(state, state.lineage)
+    assert state.offset_spec == EARLIEST
