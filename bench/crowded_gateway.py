@@ -208,7 +208,7 @@ class CrowdedGateway:
         producing = asyncio.create_task(send_steadily(feed, options.live_rate, 1e9, 2 * count))
         self._totals.marks = 0
         with measure_phase(result, "return"):
-            await self._open_streams(count, token)
+            await self._open_streams(count, token, opens_per_turn=1)
             await self._wait_until_live()
         producing.cancel()
         await feed.flush()
@@ -244,11 +244,13 @@ class CrowdedGateway:
 
         await wait_until(are_live, timeout_s=WITHIN_S)
 
-    async def _open_streams(self, count: int, token: str = "") -> None:
+    async def _open_streams(
+        self, count: int, token: str = "", *, opens_per_turn: int = OPENS_PER_TURN
+    ) -> None:
         first = len(self._streams)
         for number in range(first, first + count):
             self._streams.append(await self._open_stream(number, token))
-            if number % OPENS_PER_TURN == 0:
+            if number % opens_per_turn == 0:
                 await asyncio.sleep(0)
 
     async def _open_stream(self, number: int, token: str) -> HttpStream:
