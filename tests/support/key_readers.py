@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 
 from support.per_event_encoder import PerEventEncoder
@@ -10,12 +11,21 @@ from support.per_event_encoder import PerEventEncoder
 from gateway.core.channel.channel import Channel
 from gateway.core.channel.dispatcher import ChannelDispatcher
 from gateway.core.channel.filters import Filters
+from gateway.core.client.snapshot import Snapshot
 from gateway.core.client.subscription import Subscription
 from gateway.core.client.terms import DEFAULT_TERMS, SubscriptionTerms
 from gateway.core.log.key_index import MIN_SCANNED_ENTRIES, SCANS_PER_ENTRY
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.position import PartitionPosition
-from gateway.core.log.record import Entry, Gap, Ready, Record, StreamItem, TopicPartition
+from gateway.core.log.record import (
+    Entry,
+    Gap,
+    Ready,
+    Record,
+    SnapshotEnd,
+    StreamItem,
+    TopicPartition,
+)
 from gateway.core.log.tail import Tail
 from gateway.core.token.resume_token import parse_token
 from gateway.telemetry.traffic import StreamCounts
@@ -48,6 +58,8 @@ class OffsetEncoder(PerEventEncoder):
     def encode_entry(self, entry: StreamItem) -> bytes | None:
         if type(entry) is Record:
             return b"record %d" % entry.offset
+        if type(entry) is SnapshotEnd:
+            return b"snapshot-end"
         return b"gap %d %d" % (entry.offset, entry.next_offset) if type(entry) is Gap else None
 
     def encode_position(self) -> bytes:
@@ -61,10 +73,17 @@ class OffsetEncoder(PerEventEncoder):
 class KeyedPartition:
     """A partition, the gateway that reads it, and one client of a filtered view.
 
-    history: what Kafka has, of the present lineage. lines: all that the client was sent.
+    has_snapshot: the client begins with the latest record of each key, as one that resumed within
+    its snapshot. history: what Kafka has, of the present lineage. lines: all that it was sent.
     """
 
-    def __init__(self, filters: Filters, terms: SubscriptionTerms = DEFAULT_TERMS) -> None:
+    def __init__(
+        self,
+        filters: Filters,
+        terms: SubscriptionTerms = DEFAULT_TERMS,
+        *,
+        has_snapshot: bool = False,
+    ) -> None:
         self.log = PartitionLog(TP, 1 << 30, 1e9)
         self.log.open(0, 0)
         self.tail = Tail("cluster", [self.log], {"orders": "id"})
@@ -75,7 +94,8 @@ class KeyedPartition:
         self.traffic, self.terms = StreamCounts(), terms
         self.history: list[Entry] = []
         self.lines: list[str] = []
-        self.subscription = self._subscribe(PartitionPosition(0), terms)
+        snapshot = Snapshot(["orders"], [TP], ()) if has_snapshot else None
+        self.subscription = self._subscribe(PartitionPosition(0), replace(terms, snapshot=snapshot))
 
     def append(self, *entries: Entry) -> None:
         """In one turn of the loop."""
@@ -91,10 +111,6 @@ class KeyedPartition:
         """Append a record of each of these keys."""
         first, epoch = self.log.next_offset or 0, self.log.epoch
         self.append(*[Record(TP, first + n, epoch, 0, key, VALUE) for n, key in enumerate(keys)])
-
-    def rewind(self, gap: Gap) -> None:
-        """Truncate the log or create the topic anew, as a gap says."""
-        self.append(gap)
 
     def drop_oldest(self, count: int) -> None:
         """Drop so many entries of the log; Kafka keeps them."""
@@ -136,4 +152,8 @@ class KeyedPartition:
             following: Sequence[Entry] = [
                 each for each in self.history if each.next_offset > (position.offset or 0)
             ]
+            snapshot = self.subscription.snapshot
+            if snapshot is not None and snapshot.needs_data(tp):
+                reader.set_snapshot_end(tp, self.log.next_offset or 0)  # type: ignore[union-attr]
+                continue
             reader.feed(tp, position, islice(following, 3))  # type: ignore[union-attr]

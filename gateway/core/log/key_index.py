@@ -103,7 +103,8 @@ class KeyIndex:
             end: The number after the last one.
         """
         found: list[Iterator[int]] = []
-        for key in (*keys, CONTROL_KEY):
+        looked_for: tuple[IndexKey, ...] = (*keys, CONTROL_KEY)
+        for key in looked_for:
             numbers = self._shards[hash(key) % SHARD_COUNT].get(key)
             if isinstance(numbers, int):
                 numbers = array("q", (numbers,))

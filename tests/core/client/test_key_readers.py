@@ -84,11 +84,12 @@ def apply_step(partition: KeyedPartition, step: tuple[str, Any], *, has_index: b
 
 
 @settings(deadline=None)
-@given(st.sampled_from(FILTERS), TERMS, st.lists(STEPS, max_size=40))
+@given(st.sampled_from(FILTERS), TERMS, st.booleans(), st.lists(STEPS, max_size=40))
 def test_a_reader_gets_the_same_with_an_index_as_without(
-    filters: Filters, terms: SubscriptionTerms, steps: list[tuple[str, Any]]
+    filters: Filters, terms: SubscriptionTerms, has_snapshot: bool, steps: list[tuple[str, Any]]
 ):
-    plain, indexed = KeyedPartition(filters, terms), KeyedPartition(filters, terms)
+    plain = KeyedPartition(filters, terms, has_snapshot=has_snapshot)
+    indexed = KeyedPartition(filters, terms, has_snapshot=has_snapshot)
     for step in [*steps, ("credit", 1000), ("take", 1 << 16)]:
         apply_step(plain, step, has_index=False)
         apply_step(indexed, step, has_index=True)
