@@ -147,7 +147,7 @@ class ReadBuffer:
         return log.iter_key_entries(offset, self._keys, self._find_end(log.tp, offset))
 
     def _find_end(self, tp: TopicPartition, offset: int) -> float:
-        """Return the first offset behind another at which the client has to stop.
+        """Return the first offset behind a given one at which the client has to stop.
 
         It is the end of the stream or of its snapshot, or where the tail stands. No run of other
         records may lead across it.

@@ -80,7 +80,7 @@ class PartitionLog:
         self._entries: list[_StoredEntry] = []
         self._next_offsets: list[int] = []  # of `_entries`, index by index, for bisection
         self._first_index = 0  # entries before it are dropped; their slots are deleted in bulk
-        # Entries are numbered from the begin of the lineage; so many have no slot any more.
+        # Entries are numbered from the start of the lineage on; so many have no slot any more.
         self._deleted_count = 0
         self._key_index: KeyIndex | None = None
         self._key_index_used_at: float | None = None
