@@ -330,3 +330,20 @@ def test_a_log_that_goes_back_has_no_index_until_readers_need_it_again():
     scan_keys(log)
     build_index(log)
     assert len(list(log.iter_key_entries(500, {b"3"}))) == 201
+
+
+def test_entries_that_are_dropped_before_an_index_takes_them_in_are_left_out():
+    log = build_open_log(max_bytes=1 << 30)
+    fill(log, 5000)
+    scan_keys(log)
+    assert log.build_key_index(100)
+    log.shrink(log.bytes // 10)  # slots are deleted
+    assert log.build_key_index(100)
+    log.shrink(log.bytes // 2)  # slots are empty
+    build_index(log)
+    start = log.start_offset
+    assert start is not None
+    assert [e.offset for e in log.iter_key_entries(start, {b"3"}) if type(e) is Record] == [
+        offset for offset in range(start, 5000) if offset % 10 == 3
+    ]
+    assert len(list(log.iter_key_entries(start, {b"3"}))) < len(log) / 2
