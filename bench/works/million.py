@@ -3,7 +3,8 @@
 A process may have no more descriptors than its system allows, so these clients have no sockets:
 `bench.crowded_gateway` is the application with outlets that count. At each count it is measured
 what a client takes of memory, what a record, a scrape and a list of all streams take, the longest
-callback and pause, and how long a drain and everybody's return last.
+callback and pause, and how long a drain and everybody's return last. At last, clients with a key
+each come back from far behind while records come in, as when another worker was killed.
 """
 
 from __future__ import annotations
@@ -28,12 +29,19 @@ OUTPUT_BYTES = 1 << 20  # of one line of results
 
 @dataclass(frozen=True)
 class Size:
-    """own_keys: also with clients that each have a view of their own, of one key."""
+    """own_keys: also with clients that each have a view of their own, of one key.
+
+    missed_records: so far behind come the `resuming_clients`, while `live_rate` records a second
+    are produced; 0 to leave that out.
+    """
 
     counts: Sequence[int] = (10_000, 100_000, 1_000_000)
     own_keys: Sequence[bool] = (False, True)
     records: int = 5
     idle_s: float = 5.0
+    resuming_clients: int = 2500
+    missed_records: int = 25_000
+    live_rate: float = 5000.0
 
 
 async def run(kafka: Kafka, peer: Peer, size: Size) -> Cell:
@@ -48,7 +56,30 @@ async def run(kafka: Kafka, peer: Peer, size: Size) -> Cell:
             async with _running_crowd(options) as results:
                 async for result in results:
                     _add_rows(cell, f"{result['clients']:,} clients{suffix}", options, result)
+    if size.missed_records:
+        await _measure_resume(cell, kafka, size)
     return cell
+
+
+async def _measure_resume(cell: Cell, kafka: Kafka, size: Size) -> None:
+    case = (
+        f"{size.resuming_clients:,} clients, own keys, {size.missed_records:,} behind, "
+        f"{size.live_rate:,g}/s"
+    )
+    options = Options(
+        kafka.bootstrap_servers, kafka.create_topic(1), (size.resuming_clients,), own_keys=True,
+        missed_records=size.missed_records, live_rate=size.live_rate,
+    )  # fmt: skip
+    with note_failure(cell, case):
+        async with _running_crowd(options) as results:
+            async for result in results:
+                phase = result["phases"]["return"]
+                cell.add_row(case, "all at the head", "s", phase["wall_s"])
+                cell.add_row(case, "CPU", "s", phase["cpu_s"])
+                cell.add_row(case, "longest callback, cpu", "ms", 1000 * phase["longest_cpu_s"])
+                cell.add_row(case, "lost", "", result["lost"])
+                if phase["longest"]:
+                    cell.add_note(f"{case}: the longest was {phase['longest']}")
 
 
 @asynccontextmanager

@@ -137,7 +137,8 @@ CLIENTS_BEHIND_RECORDS_MAX = _gauge(
 CATCHUP_RECORDS = _counter(
     "gateway_catchup_records",
     "Entries (records, and runs of offsets without one) that clients read privately, before any "
-    "filter, by source: cache (memory), kafka, table (a snapshot).",
+    "filter, by source: cache (memory), kafka, table (a snapshot). Records of other keys that an "
+    "index of keys passes over are one entry.",
     "route", "wire", "source",
 )  # fmt: skip
 TOKEN_BYTES = Metric(
@@ -248,7 +249,7 @@ ARCHIVE_READS = _counter(
 )  # fmt: skip
 CACHE_BYTES = _gauge(
     "gateway_cache_bytes",
-    "Records kept in memory for clients that connect later.",
+    "Records kept in memory for clients that connect later, with the indexes of their keys.",
     "topic",
     unit="bytes",
 )

@@ -296,11 +296,15 @@ async def test_more_clients_than_are_admitted_come_while_records_are_sent(mock):
 
 
 async def test_clients_without_sockets_are_measured_at_each_count(mock):
-    size = million.Size(counts=(10, 30), records=1, idle_s=0.1)
+    size = million.Size(
+        counts=(10, 30), records=1, idle_s=0.1, resuming_clients=20, missed_records=500,
+        live_rate=100,
+    )  # fmt: skip
     cell = await million.run(mock, GatewayPeer(SSE), size)
     assert [row.case for row in cell.rows if row.what == "all back" and row.value > 0] == [
         "10 clients", "30 clients", "10 clients, own keys", "30 clients, own keys",
     ]  # fmt: skip
+    assert value(cell, "all at the head") > 0 == value(cell, "lost")
 
 
 def test_works_of_minutes_are_done_only_where_they_are_named():

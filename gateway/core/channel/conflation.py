@@ -22,6 +22,7 @@ from typing import TypeAlias
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.record import Entry, Record, Skip, TopicPartition
 
+from .filters import get_lookup_keys
 from .ring_budget import RingBudget
 
 RECORD_OVERHEAD_BYTES = 128  # bytes that a record of a window counts beside its key and value
@@ -184,6 +185,7 @@ class LatestOffsets:
     __slots__ = (
         "__weakref__",
         "_accepts",
+        "_keys",
         "_lineage",
         "_next_offset",
         "_offsets",
@@ -195,6 +197,7 @@ class LatestOffsets:
         self.bytes = 0
         self._ring_budget = ring_budget
         self._accepts = accepts
+        self._keys = get_lookup_keys(accepts)
         self._offsets: dict[bytes, int] = {}
         self._lineage = -1
         self._next_offset = 0
@@ -227,7 +230,12 @@ class LatestOffsets:
             MAX_SCAN_ENTRIES * KEY_OVERHEAD_BYTES
         ):
             return
-        for entry in islice(log.iter_entries(self._next_offset), MAX_SCAN_ENTRIES):
+        following = (
+            log.iter_entries(self._next_offset)
+            if self._keys is None
+            else log.iter_key_entries(self._next_offset, self._keys, end)
+        )
+        for entry in islice(following, MAX_SCAN_ENTRIES):
             if entry.next_offset > end:
                 break
             self._next_offset = entry.next_offset

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import takewhile
+from math import inf
 from typing import TypeVar
 
 from gateway.core.channel.conflation import KeyWindow, LatestOffsets, buffered_size
+from gateway.core.channel.filters import get_lookup_keys
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.position import PartitionPosition
 from gateway.core.log.record import Entry, TopicPartition
@@ -38,6 +40,7 @@ class ReadBuffer:
         "_backfilled",
         "_bytes",
         "_cursor",
+        "_keys",
         "_latest_offsets",
         "_snapshot_pieces",
         "_windows",
@@ -45,6 +48,7 @@ class ReadBuffer:
 
     def __init__(self, cursor: SharedCursor) -> None:
         self._cursor = cursor
+        self._keys = get_lookup_keys(cursor.channel.accepts)
         self._backfilled: dict[TopicPartition, deque[Entry]] = {}
         self._snapshot_pieces: dict[TopicPartition, deque[Entry | SnapshotBlock]] = {}  # of tables
         self._windows: dict[TopicPartition, KeyWindow] = {}
@@ -123,7 +127,7 @@ class ReadBuffer:
         records_by_source = self._cursor.traffic.catch_up_records
         if log.covers(position):
             self.drop_backfilled(tp)  # it would only repeat what the log has
-            for entry in log.iter_entries(position.offset):
+            for entry in self._iter_log(log, position.offset):
                 if not is_bounded and entry.next_offset > (end.offset or 0):
                     return
                 records_by_source["cache"] += 1
@@ -135,6 +139,28 @@ class ReadBuffer:
             self._bytes -= buffered_size(entry)
             records_by_source["kafka"] += 1
             yield entry
+
+    def _iter_log(self, log: PartitionLog, offset: int) -> Iterator[Entry]:
+        """Return what a log holds from an offset on, of which this client has to know."""
+        if self._keys is None:
+            return log.iter_entries(offset)
+        return log.iter_key_entries(offset, self._keys, self._find_end(log.tp, offset))
+
+    def _find_end(self, tp: TopicPartition, offset: int) -> float:
+        """Return the first offset behind a given one at which the client has to stop.
+
+        It is the end of the stream or of its snapshot, or where the tail stands. No run of other
+        records may lead across it.
+        """
+        cursor = self._cursor
+        ends: list[float] = []
+        if not cursor.is_bounded:
+            ends.append(cursor.channel.tail.position[tp].offset or 0)
+        if cursor.end_offsets is not None:
+            ends.append(cursor.end_offsets.get(tp, 0))
+        if cursor.snapshot is not None:
+            ends.append(cursor.snapshot.end_offsets.get(tp, 0))
+        return min((end for end in ends if end > offset), default=inf)
 
     def iter_snapshot(self, tp: TopicPartition) -> Iterator[Entry | SnapshotBlock]:
         """Yield what was read of the partition's table."""

@@ -8,6 +8,9 @@ Entries are held as plain tuples of bytes and numbers, which Python's garbage co
 tracking after a pass or two. Named tuples, as records are, it would traverse in every full
 collection (200,000 of them: 50 ms each time, now 0).
 
+Readers of single keys look at every entry, until there have been so many of them that an index of
+keys pays (see `key_index`). Whoever owns the log then has it built in slices.
+
 When the partition's log itself goes back (truncated, recreated), the held entries are dropped and
 the next lineage begins. `rebase` translates a position of an older lineage into the present one.
 """
@@ -15,14 +18,17 @@ the next lineage begins. `rebase` translates a position of an older lineage into
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from math import inf
 from typing import Any, TypeAlias
 
+from .key_index import CONTROL_KEY, IndexKey, KeyIndex, KeyScans
 from .position import NO_EPOCH, PartitionPosition
-from .record import REWIND_REASONS, Entry, Gap, GapReason, Record, TopicPartition
+from .record import REWIND_REASONS, Entry, Gap, GapReason, Record, Skip, TopicPartition
 
 ENTRY_OVERHEAD_BYTES = 160  # bytes that an entry costs beside its key, value and headers
+KEY_INDEX_LINGER_S = 30.0  # seconds without a use after which an index of keys is dropped
+KEY_SCANS_WINDOW_S = 10.0  # seconds within which readers have to make an index of keys pay
 
 _tuple_new = tuple.__new__  # not through the named tuple: records are encoded 1.13 times as fast
 
@@ -32,6 +38,7 @@ _StoredEntry: TypeAlias = tuple[Any, ...]
 
 # All fields of a record but `tp`, plus size and time; other entries are stored with length 3.
 _STORED_RECORD_LENGTH = len(Record._fields) + 1
+_STORED_KEY = Record._fields.index("key") - 1
 
 
 class PartitionLog:
@@ -44,8 +51,8 @@ class PartitionLog:
       are None until `open` is called.
     - All held entries are of the present lineage, and their epochs never decrease, except that the
       epoch of a `Gap` is that of the leader that reported it.
-    - `bytes` is the sum of the sizes of the held entries. It exceeds `max_bytes` only if a single
-      entry does.
+    - `bytes` is the sum of the sizes of the held entries and of the index of keys. It exceeds
+      `max_bytes` only if a single entry does.
 
     Attributes:
         tp: The partition.
@@ -73,6 +80,12 @@ class PartitionLog:
         self._entries: list[_StoredEntry] = []
         self._next_offsets: list[int] = []  # of `_entries`, index by index, for bisection
         self._first_index = 0  # entries before it are dropped; their slots are deleted in bulk
+        # Entries are numbered from the start of the lineage on; so many have no slot any more.
+        self._deleted_count = 0
+        self._key_index: KeyIndex | None = None
+        self._key_index_used_at: float | None = None
+        self._key_scans = KeyScans()
+        self._retired_key_indexes: list[KeyIndex] = []  # to be freed; `bytes` has them no more
         self._rewind_gaps: list[Gap] = []  # the gap at index n led from lineage n to n + 1
 
     def __len__(self) -> int:
@@ -106,6 +119,9 @@ class PartitionLog:
         self._next_offsets.append(entry.next_offset)
         self.next_offset, self.epoch = entry.next_offset, entry.epoch
         self.bytes += size
+        index = self._key_index
+        if index is not None and index.is_complete:
+            self._extend_key_index(index, [_get_index_key(stored)])
         if self.bytes > self.max_bytes:  # tested here, as a call per record would cost more
             self._evict_to_max_bytes()
 
@@ -115,7 +131,12 @@ class PartitionLog:
         return PartitionPosition(self.next_offset, self.epoch, self.lineage)
 
     def expire(self, now: float) -> None:
-        """Drop what is older than `max_age`. `now` is of the clock of `append`."""
+        """Drop what is older than `max_age`, and an index of keys that nobody uses any more.
+
+        Args:
+            now: The time of the clock of `append`.
+        """
+        self._expire_key_index(now)
         min_time = now - self.max_age
         while (
             self._first_index < len(self._entries)
@@ -127,6 +148,8 @@ class PartitionLog:
         """Drop the oldest entries, even the newest, until at most `max_bytes` bytes are held."""
         while self.bytes > max_bytes and self._first_index < len(self._entries):
             self._drop_oldest()
+        if self.bytes > max_bytes:
+            self._retire_key_index()
 
     def covers(self, position: PartitionPosition) -> bool:
         """Return whether all that follows a position can be read from here."""
@@ -157,17 +180,116 @@ class PartitionLog:
 
         A gap that begins before the offset is cut to the part after it: what lies before was sent.
         """
-        first = max(
-            self._first_index, bisect_right(self._next_offsets, offset, lo=self._first_index)
-        )
-        for n in range(first, len(self._entries)):  # islice would walk over all before `first`
-            stored = self._entries[n]
-            if len(stored) == _STORED_RECORD_LENGTH:
-                yield _tuple_new(Record, (self.tp, *stored[:-2]))
-            else:
-                entry: Entry = stored[0]
-                is_partial = type(entry) is Gap and entry.offset < offset
-                yield entry._replace(offset=offset) if is_partial else entry
+        for n in range(self._find_slot(offset), len(self._entries)):
+            yield self._load_entry(n, offset)  # islice would walk over all before the first
+
+    def iter_key_entries(
+        self, offset: int, keys: Collection[bytes], end: float = inf
+    ) -> Iterator[Entry]:
+        """Yield the entries from an offset on of which a reader of some keys has to know.
+
+        While there is an index of keys, a run of entries that are not of these keys is yielded as
+        one `Skip`. Otherwise they are yielded as they are, and counted. Gaps are always yielded.
+
+        Args:
+            offset: The first offset, which must be covered.
+            keys: The keys.
+            end: From this offset on, all entries are yielded as they are.
+        """
+        first, index = self._find_slot(offset), self._key_index
+        if index is not None and index.is_complete and first + self._deleted_count >= index.start:
+            index.is_used = True
+            last = bisect_right(self._next_offsets, end, lo=first)
+            yield from self._iter_indexed(index, offset, keys, first, last)
+            for n in range(last, len(self._entries)):
+                yield self._load_entry(n, offset)
+            return
+        n = first - 1
+        try:
+            for n in range(first, len(self._entries)):
+                yield self._load_entry(n, offset)
+        finally:
+            self._key_scans.add(first + self._deleted_count, n + 1 - first)
+
+    def build_key_index(self, max_entries: int) -> bool:
+        """Do a part of the work for an index of keys: to begin, to go on, or to free an old one.
+
+        Args:
+            max_entries: How many entries are taken in at most.
+
+        Returns:
+            Whether there is more to do now.
+        """
+        if self._retired_key_indexes:
+            if not self._retired_key_indexes[-1].free_shard():
+                self._retired_key_indexes.pop()
+            return True
+        index = self._key_index
+        if index is None or index.is_complete:
+            index = self._begin_key_index()
+            if index is None:
+                return False
+        index.skip_to(self._first_index + self._deleted_count)
+        first = index.end - self._deleted_count
+        stored = self._entries[first : first + max_entries]
+        self._extend_key_index(index, map(_get_index_key, stored))
+        if first + len(stored) == len(self._entries):
+            index.is_complete = True
+            self._key_scans.clear()  # what was looked at while it was built
+        self._evict_to_max_bytes()
+        return not index.is_complete or bool(self._retired_key_indexes)
+
+    def _begin_key_index(self) -> KeyIndex | None:
+        """Begin an index of keys from where readers looked, if one pays."""
+        oldest = self._first_index + self._deleted_count
+        start = self._key_scans.find_start(oldest, oldest + len(self))
+        if start is None:
+            return None
+        self._key_scans.clear()
+        self._retire_key_index()  # it does not reach back to where readers are
+        self._key_index = KeyIndex(start)
+        self.bytes += self._key_index.bytes
+        return self._key_index
+
+    def _find_slot(self, offset: int) -> int:
+        """Return the index of the first held entry that ends behind an offset."""
+        return bisect_right(self._next_offsets, offset, lo=self._first_index)
+
+    def _load_entry(self, n: int, offset: int) -> Entry:
+        """Return the entry of a slot; of a gap that begins before the offset, the part after it."""
+        stored = self._entries[n]
+        if len(stored) == _STORED_RECORD_LENGTH:
+            return _tuple_new(Record, (self.tp, *stored[:-2]))
+        entry: Entry = stored[0]
+        is_partial = type(entry) is Gap and entry.offset < offset
+        return entry._replace(offset=offset) if is_partial else entry
+
+    def _iter_indexed(
+        self, index: KeyIndex, offset: int, keys: Collection[bytes], first: int, last: int
+    ) -> Iterator[Entry]:
+        """Yield the entries of keys from one slot on and before another, and skip all between."""
+        deleted = self._deleted_count
+        following = first
+        for number in index.iter_numbers(keys, first + deleted, last + deleted):
+            n = number - deleted
+            if n > following:
+                yield self._build_skip(offset, following, n)
+            yield self._load_entry(n, offset)
+            following = n + 1
+        if last > following:
+            yield self._build_skip(offset, following, last)
+
+    def _build_skip(self, offset: int, first: int, last: int) -> Skip:
+        """Return a skip over the entries from one slot on and before another.
+
+        Args:
+            offset: Where the reader began, if that lies within the first of them.
+            first: The first slot.
+            last: The slot after the last one.
+        """
+        start = self._next_offsets[first - 1] if first > self._first_index else offset
+        epoch = _get_epoch(self._entries[last - 1])
+        return Skip(self.tp, max(offset, start), self._next_offsets[last - 1], epoch)
 
     def is_retired(self, position: PartitionPosition) -> bool:
         """Return whether a position is one of an earlier topic of this name."""
@@ -255,7 +377,9 @@ class PartitionLog:
         self.lineage += 1
         self._entries.clear()
         self._next_offsets.clear()
-        self._first_index = self.bytes = 0
+        self._retire_key_index()
+        self._key_scans.clear()
+        self._first_index = self._deleted_count = self.bytes = 0
         self.open(gap.next_offset, gap.epoch)
 
     def _evict_to_max_bytes(self) -> None:
@@ -263,7 +387,9 @@ class PartitionLog:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        first = self._first_index
+        first, index = self._first_index, self._key_index
+        if index is not None:
+            self._discard_from_key_index(index, first)
         self.start_offset = self._next_offsets[first]
         self.bytes -= self._entries[first][-2]
         self._entries[first] = ()  # or its value would be held until the slots are deleted
@@ -272,7 +398,43 @@ class PartitionLog:
             # A list whose front is deleted now and then is 5 times cheaper to index than a deque.
             del self._entries[: self._first_index]
             del self._next_offsets[: self._first_index]
+            self._deleted_count += self._first_index
             self._first_index = 0
+
+    def _extend_key_index(self, index: KeyIndex, keys: Iterable[IndexKey | None]) -> None:
+        self.bytes -= index.bytes
+        index.extend(keys)
+        self.bytes += index.bytes
+
+    def _discard_from_key_index(self, index: KeyIndex, n: int) -> None:
+        self.bytes -= index.bytes
+        index.discard(_get_index_key(self._entries[n]), n + self._deleted_count)
+        self.bytes += index.bytes
+
+    def _expire_key_index(self, now: float) -> None:
+        self._key_scans.expire(now, KEY_SCANS_WINDOW_S)
+        index = self._key_index
+        if index is None:
+            return
+        if index.is_used or self._key_index_used_at is None:
+            self._key_index_used_at, index.is_used = now, False
+        if now - self._key_index_used_at >= KEY_INDEX_LINGER_S:
+            self._retire_key_index()
+
+    def _retire_key_index(self) -> None:
+        """Use the index of keys no more; it is freed in slices."""
+        if self._key_index is not None:
+            self.bytes -= self._key_index.bytes
+            self._retired_key_indexes.append(self._key_index)
+            self._key_index, self._key_index_used_at = None, None
+
+
+def _get_index_key(stored: _StoredEntry) -> IndexKey | None:
+    """Return what readers look for an entry by; None for a skip or a record without a key."""
+    if len(stored) == _STORED_RECORD_LENGTH:
+        key: bytes | None = stored[_STORED_KEY]
+        return key
+    return None if type(stored[0]) is Skip else CONTROL_KEY
 
 
 def _get_epoch(entry: _StoredEntry) -> int:

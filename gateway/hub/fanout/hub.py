@@ -1,10 +1,10 @@
 """Serve the streams of one cluster: shared tails by topic set, channels by view.
 
 `Hub.subscribe` is how a client begins: its topics are opened, its resume token is verified, its
-start is resolved, and a `Client` with a `Subscription` to a channel is returned. Two tasks maintain
-what is there. The sweep closes what nobody uses, announces positions and bounds memory. The other
-task checks the heartbeats and lifetimes of all clients, so that an idle client needs no timer of
-its own.
+start is resolved, and a `Client` with a `Subscription` to a channel is returned. Three tasks
+maintain what is there. The sweep closes what nobody uses, announces positions and bounds memory.
+Another task checks the heartbeats and lifetimes of all clients, so that an idle client needs no
+timer of its own. The third builds the indexes of keys that logs need.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from gateway.hub.reads.backfill_reader import BackfillReader
 from gateway.hub.reads.dictionaries import Dictionaries
 from gateway.hub.reads.documents import DocumentReader
 from gateway.hub.reads.epoch_ends import EpochEnds
+from gateway.hub.reads.key_indexes import KeyIndexBuilder
 from gateway.hub.reads.key_partitions import KeyPartitions
 from gateway.hub.reads.position_resolver import StreamStart
 from gateway.hub.reads.services import ReadServices
@@ -235,9 +236,11 @@ class Hub:
             self.publisher, self.topics.get_settings, self.settings, self.name
         )
         self.topics.start(self.shared_reads)
+        key_indexes = KeyIndexBuilder(self.shared_reads.by_partition, self._on_log_growth)
         self._maintenance_tasks = [
             asyncio.create_task(self._sweep_forever()),
             asyncio.create_task(self._check_heartbeats_forever()),
+            asyncio.create_task(key_indexes.build_forever()),
         ]  # fmt: skip
 
     async def close(self) -> None:

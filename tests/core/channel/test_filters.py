@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.filter_strategies import filter_lists, records
 
 from gateway.core.channel.conditions import Condition
-from gateway.core.channel.filters import Filter, Filters, LazyValue
+from gateway.core.channel.filters import Filter, Filters, LazyValue, get_lookup_keys
 from gateway.core.log.record import Record, TopicPartition
 
 VALUE = {"customer": "ada", "items": [{"sku": "x"}, {"sku": "y"}], "total": 12.5, "paid": True}
@@ -354,3 +354,34 @@ def test_a_filter_that_is_written_out_reads_back_as_equal(filters: Filters):
 def test_the_fields_looked_at_are_known_through_every_narrowing():
     own, client = Filter(fields=(("/a", "1"),)), Filter(key=b"k", fields=(("/b", "1"),))
     assert Filters((own,)).narrow(Filters((client,))).pointers == {"/a", "/b"}
+
+
+def one_of(*texts: str) -> Condition:
+    return Condition(one_of=texts)
+
+
+@pytest.mark.parametrize(
+    ("filters", "keys"),
+    [
+        (Filters((Filter(key=b"a"),)), {b"a"}),
+        (Filters((Filter(key=b"a", headers=(("h", b"1"),)), Filter(key=one_of("b", "")))),
+         {b"a", b"b", b""}),
+        (Filters((Filter(key=one_of(*"abcd")),)), {b"a", b"b", b"c", b"d"}),
+        (Filters((Filter(key=one_of(*"abcde")),)), None),
+        (Filters((Filter(key=one_of(*"abc")), Filter(key=one_of(*"de")))), None),
+        (Filters(tuple(Filter(key=text.encode()) for text in "abcde")), None),
+        (Filters((Filter(key=b"a"), Filter(headers=(("h", b"1"),)))), None),
+        (Filters((Filter(key=Condition(prefix="a")),)), None),
+        (Filters((Filter(headers=(("h", b"1"),)),), within=Filters((Filter(key=b"a"),))), {b"a"}),
+        (Filters((Filter(key=b"a"),), within=Filters((Filter(key=one_of(*"abcde")),))), {b"a"}),
+        (Filters(), None),
+    ],
+)  # fmt: skip
+def test_keys_are_looked_up_if_no_others_can_pass_and_they_are_few(
+    filters: Filters, keys: set[bytes] | None
+):
+    assert get_lookup_keys(filters) == keys
+
+
+def test_a_view_that_shows_everything_has_no_keys_to_look_up():
+    assert get_lookup_keys(None) is None

@@ -214,7 +214,7 @@ async def test_a_rest_is_in_proportion_to_what_the_round_cost():
     assert pace.remaining_rest == 0
     write_records(clients[0], b"1")
     await wait_until(lambda: outlets[-1].values == [1], interval_s=0)
-    assert 0 < pace.remaining_rest <= MAX_REST_S
+    assert 0 < pace.remaining_rest <= MAX_REST_S + 1e-9  # less the error of a difference of times
     now += MAX_REST_S
     assert pace.remaining_rest == 0
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.gateways import build_config
+from support.key_readers import scan_keys
 from support.records import RecordToSend, produce_records
 from support.sse import SseEvent, SseParser
 from support.topic_reads import open_cluster
@@ -240,6 +241,22 @@ async def test_rings_are_counted_until_their_channels_are_gone(embedded: Embedde
         client.close()
         await wait_until(lambda: not hub._replaced_tails, "its tail is gone")
         assert hub.rings.bytes == 0
+
+
+async def test_a_log_gets_an_index_once_many_readers_have_looked_for_keys(
+    embedded: EmbeddedKafka,
+):
+    embedded.create_topic("orders")
+    async with running_hub(embedded) as hub:
+        await subscribe_client(hub)
+        (log,) = hub.logs
+        records = [RecordToSend(b"v", b"%d" % (n % 50)) for n in range(2000)]
+        await produce_records(embedded.bootstrap, "orders", records)
+        await wait_until(lambda: len(log) >= len(records))
+        start = log.start_offset
+        assert start is not None
+        scan_keys(log)
+        await wait_until(lambda: sum(1 for _ in log.iter_key_entries(start, {b"3"})) < len(log))
 
 
 async def test_the_cache_is_one_for_all_partitions_of_a_topic(embedded: EmbeddedKafka):
