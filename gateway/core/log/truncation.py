@@ -17,7 +17,9 @@ class OffsetRange(Enum):
     BELOW_LOG = "below the log"
     IN_LOG = "in the log"  # the broker that answered was behind: fetch again
     ABOVE_LOG = "above the log"
-    OTHER_LOG = "of another log"  # of a topic of the same name that was deleted
+    # Of a topic of the same name that was deleted, or of a leader that is to come: brokers answer
+    # so wherever the offset lies.
+    OTHER_LOG = "of another log"
 
 
 def locate_offset(
@@ -37,11 +39,9 @@ def locate_offset(
     """
     if offset < log_start:
         return OffsetRange.BELOW_LOG
-    if offset <= log_end:
-        return OffsetRange.IN_LOG
     if leader_epoch != NO_EPOCH and epoch > leader_epoch:
         return OffsetRange.OTHER_LOG  # a log has no record of an epoch that is still to come
-    return OffsetRange.ABOVE_LOG
+    return OffsetRange.IN_LOG if offset <= log_end else OffsetRange.ABOVE_LOG
 
 
 def find_divergence(offset: int, epoch_end: int, log_end: int | None = None) -> int | None:

@@ -457,9 +457,7 @@ class PrefetchFetcher:
             leader_epoch=leader[1] if leader is not None else NO_EPOCH,
         ):
             case OffsetRange.BELOW_LOG:
-                missing = state.fetch_offset  # read before `reset` clears it
-                self.reset_position(state, self.out_of_range_reset)
-                state.missing_offset = missing
+                self._reset_from(state, self.out_of_range_reset)
             case OffsetRange.IN_LOG:
                 self._delay_partition(state, Cause.OUT_OF_RANGE)
             case OffsetRange.OTHER_LOG if state.failures < MAX_FORMER_LEADER_ATTEMPTS:
@@ -467,12 +465,23 @@ class PrefetchFetcher:
                 state.failures += 1
                 self._delay_partition(state, Cause.NOT_LEADER)
             case OffsetRange.OTHER_LOG:
-                log.warning("%s was created again; it is read from its start", state.tp)
-                state.reset(EARLIEST)
+                log.warning(
+                    "%s: offset %s is of a later leader epoch than any that it has had; either the "
+                    "topic was created again, or another program committed it",
+                    state.tp,
+                    state.fetch_offset,
+                )
+                self._reset_from(state, None if self.out_of_range_reset is None else EARLIEST)
             case OffsetRange.ABOVE_LOG:
                 await self._resolve_truncation(state, lineage, log_bounds.stop)
             case other:
                 assert_never(other)
+
+    def _reset_from(self, state: PartitionState, spec: int | None) -> None:
+        """Look up where to go on, and report a gap once that is known; None stops the partition."""
+        missing = state.fetch_offset  # read before `reset` clears it
+        self.reset_position(state, spec)
+        state.missing_offset = missing
 
     async def _resolve_truncation(self, state: PartitionState, lineage: int, log_end: int) -> None:
         """Go on where the log was cut off, which is its end if the epoch is not known."""

@@ -24,6 +24,7 @@ EPOCHS = st.integers(NO_EPOCH, 5)
         (21, NO_EPOCH, 4, OffsetRange.ABOVE_LOG),
         (21, 3, NO_EPOCH, OffsetRange.ABOVE_LOG),
         (21, 5, 4, OffsetRange.OTHER_LOG),
+        (15, 5, 4, OffsetRange.OTHER_LOG),
     ],
 )
 def test_an_offset_is_below_the_log_in_it_above_it_or_of_another_one(

@@ -34,13 +34,13 @@ class LeaderStandIn:
 
 
 def build_fetcher(
-    leader: Any, monkeypatch: pytest.MonkeyPatch
+    leader: Any, monkeypatch: pytest.MonkeyPatch, reset: int | None = EARLIEST
 ) -> tuple[PrefetchFetcher, PartitionState]:
     async def fetch_log_bounds(cluster: Any, tps: Any) -> dict[TopicPartition, range]:
         return {tp: range(leader.log_end) for tp in tps}
 
     monkeypatch.setattr(prefetch_fetcher, "fetch_log_bounds", fetch_log_bounds)
-    fetcher = PrefetchFetcher(leader, ConsumerOptions(), EARLIEST, lambda *gap: None)
+    fetcher = PrefetchFetcher(leader, ConsumerOptions(), reset, lambda *gap: None)
     state = fetcher.add_partition(TP)
     state.seek(5, epoch=3)
     return fetcher, state
@@ -58,11 +58,24 @@ async def test_a_former_leader_takes_a_group_back_to_nowhere(monkeypatch: pytest
     assert (state.position, state.offset_spec) == (5, None)
 
 
+@pytest.mark.parametrize("log_end", [2, 9])
 async def test_an_epoch_that_stays_higher_than_the_leaders_is_of_another_log(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, log_end: int
 ):
-    leader = LeaderStandIn(leader_epoch=2, log_end=2)
+    """Brokers say OFFSET_OUT_OF_RANGE of it wherever the offset lies; a group whose offset lay in
+    the log asked for it again for ever."""
+    leader = LeaderStandIn(leader_epoch=2, log_end=log_end)
     fetcher, state = build_fetcher(leader, monkeypatch)
     for _ in range(MAX_FORMER_LEADER_ATTEMPTS + 1):
         await fetcher._resolve_out_of_range(state, state.lineage)
-    assert state.offset_spec == EARLIEST
+    assert (state.offset_spec, state.missing_offset) == (EARLIEST, 5)
+
+
+async def test_an_offset_of_another_log_stops_a_consumer_without_a_reset(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    fetcher, state = build_fetcher(LeaderStandIn(leader_epoch=2, log_end=2), monkeypatch, None)
+    for _ in range(MAX_FORMER_LEADER_ATTEMPTS + 1):
+        await fetcher._resolve_out_of_range(state, state.lineage)
+    assert state.is_stopped
+    assert TP in fetcher.failures
