@@ -87,11 +87,20 @@ class KafkaError(GatewayError):
 
     Attributes:
         retry_after: Seconds after which it may be tried again; None where that is not known.
+        partitions: The topic and number of each partition that a commit failed for, while the
+            others are committed; None where it is not known, or where nothing was committed.
     """
 
-    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        retry_after: float | None = None,
+        partitions: Iterable[tuple[str, int]] | None = None,
+    ) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+        self.partitions = None if partitions is None else frozenset(partitions)
 
 
 class BrokerTooOld(KafkaError):
@@ -183,15 +192,7 @@ class Fenced(KafkaError):
 
 
 class NotOwned(KafkaError):
-    """The member does not own a partition (any more), so nothing of it is committed or read.
-
-    Attributes:
-        partitions: The topic and number of each such partition.
-    """
-
-    def __init__(self, message: str, *, partitions: Iterable[tuple[str, int]]) -> None:
-        super().__init__(message)
-        self.partitions = frozenset(partitions)
+    """The member does not own a partition (any more), so nothing of it is committed or read."""
 
 
 class RecordRefused(GatewayError):

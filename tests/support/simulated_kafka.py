@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 import uuid
+from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -66,14 +67,26 @@ MAX_FETCHED_RECORDS = 40  # of one partition and fetch
 
 @dataclass
 class PartitionValues:
-    """One partition: its values by offset, and the offset of the first that is kept."""
+    """One partition: its values by offset, and the offset of the first that is kept.
+
+    epoch_ends: where each leader epoch ended that is over.
+    """
 
     values: list[bytes] = field(default_factory=list)
     log_start_offset: int = 0
+    epoch_ends: list[int] = field(default_factory=list)
 
     @property
     def log_end_offset(self) -> int:
         return len(self.values)
+
+    @property
+    def leader_epoch(self) -> int:
+        return len(self.epoch_ends)
+
+    def get_epoch(self, offset: int) -> int:
+        """Return the epoch of a record, or of the next one."""
+        return bisect_right(self.epoch_ends, offset)
 
 
 @dataclass
@@ -133,6 +146,13 @@ class SimulatedKafka:
     def append_records(self, tp: TopicPartition, values: Iterable[bytes]) -> None:
         """Append records."""
         self.get_log(tp).values += values
+        self._notify_fetches()
+
+    def cut_log(self, tp: TopicPartition, end: int) -> None:
+        """Cut a log off, as an unclean election does; what follows is of the next epoch."""
+        log = self.get_log(tp)
+        del log.values[end:]
+        log.epoch_ends.append(end)
         self._notify_fetches()
 
     def get_log(self, tp: TopicPartition) -> PartitionValues:
@@ -245,14 +265,26 @@ class SimulatedKafka:
         log = topic.logs[tp.partition]
         if not log.log_start_offset <= target.offset <= log.log_end_offset:
             return FetchedPartition(ErrorCode.OFFSET_OUT_OF_RANGE)
-        values = log.values[target.offset : target.offset + MAX_FETCHED_RECORDS]
+        if 0 <= target.last_fetched_epoch < log.leader_epoch:
+            end = log.epoch_ends[target.last_fetched_epoch]
+            if target.offset > end:  # KIP-320
+                log_end, diverging = log.log_end_offset, (target.last_fetched_epoch, end)
+                return FetchedPartition(0, log_end, log_end, 0, diverging_epoch=diverging)
+        epoch = log.get_epoch(target.offset)
+        values = [
+            value
+            for n, value in enumerate(
+                log.values[target.offset : target.offset + MAX_FETCHED_RECORDS], target.offset
+            )
+            if log.get_epoch(n) == epoch
+        ]
         items = [BatchRecord(target.offset + n, value) for n, value in enumerate(values)]
         return FetchedPartition(
             0,
             log.log_end_offset,
             log.log_end_offset,
             log.log_start_offset,
-            records=build_batch(items) if items else b"",
+            records=build_batch(items, leader_epoch=epoch) if items else b"",
         )
 
     def _list_offset(self, tp: TopicPartition, spec: int) -> OffsetResult:
@@ -416,7 +448,10 @@ class SimulatedCluster:
 
     def leader_for_partition(self, tp: TopicPartition) -> tuple[int, int] | None:
         known = self._known_topics.get(tp.topic)
-        return (NODE, 0) if known is not None and tp.partition in known.partitions else None
+        if known is None or tp.partition not in known.partitions:
+            return None
+        topic = self._kafka.topics.get(tp.topic)
+        return NODE, topic.logs[tp.partition].leader_epoch if topic is not None else 0
 
     def add_listener(self, listener: Callable[[TopicChange], None]) -> Callable[[], None]:
         self._listeners.append(listener)

@@ -25,7 +25,7 @@ Sans-I/O: time is an argument, in seconds of any monotonic clock. The shell's pa
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -63,6 +63,7 @@ class DeliveryQueue:
     Attributes:
         rules: The limits and retries.
         is_paused: Nothing is sent while it is set; dead letters are still written.
+        held_partitions: No batch is begun with records of these; one that was begun goes on.
         problem: Why the queue does not move on; empty while it does or has nothing to do.
         problem_since: When that began, in seconds of the clock of `next_step`.
         settled_count: How many records are done with, processed or among the dead letters.
@@ -70,6 +71,7 @@ class DeliveryQueue:
 
     rules: DeliveryRules
     is_paused: bool = False
+    held_partitions: Set[TopicPartition] = frozenset()
     problem: str = ""
     problem_since: float = 0.0
     settled_count: int = 0
@@ -93,7 +95,11 @@ class DeliveryQueue:
     @property
     def is_full(self) -> bool:
         """Return whether a whole batch waits already, so that more would only use memory."""
-        return len(self._queue) >= self.rules.max_records or self._bytes >= self.rules.max_bytes
+        count, size = len(self._queue), self._bytes
+        if self.held_partitions:
+            ready = [each for each in self._queue if each.tp not in self.held_partitions]
+            count, size = len(ready), sum(map(payload_size, ready))
+        return count >= self.rules.max_records or size >= self.rules.max_bytes
 
     @property
     def unsettled_count(self) -> int:
@@ -105,26 +111,21 @@ class DeliveryQueue:
         """Return whether a step is in flight."""
         return self._is_busy
 
-    def next_step(self, now: float, *, may_send: bool = True) -> DeliveryStep | None:
+    def next_step(self, now: float) -> DeliveryStep | None:
         """Return what to do now; None if there is nothing to do.
 
         Any step but `WaitUntil` is in flight until `on_response`, `on_probe` or `on_dead_letters`
         is called with its outcome.
-
-        Args:
-            now: The current time in seconds.
-            may_send: False sends nothing now, as `is_paused` does.
         """
-        is_held = self.is_paused or not may_send
         if self._is_busy:
             return None
         if now < self._retry_at:
             return WaitUntil(self._retry_at)
-        if not self._slices and not is_held:
+        if not self._slices and not self.is_paused:
             self._cut_slice()
         batch = self._slices[0] if self._slices else None
-        # While held, dead letters and probes go on: they do not send anything to be processed.
-        if batch is None or (is_held and batch.stage is DeliveryStage.SEND):
+        # While paused, dead letters and probes go on: they do not send anything to be processed.
+        if batch is None or (self.is_paused and batch.stage is DeliveryStage.SEND):
             return None
         self._is_busy = True
         return self._build_step(batch)
@@ -283,13 +284,19 @@ class DeliveryQueue:
         max_records = self._max_records or self.rules.max_records
         bytes_left = self.rules.max_bytes
         records: list[Record] = []
+        passed: list[Record] = []  # of partitions that are held
         while self._queue and len(records) < max_records:
-            size = payload_size(self._queue[0])
+            record = self._queue[0]
+            if record.tp in self.held_partitions:
+                passed.append(self._queue.popleft())
+                continue
+            size = payload_size(record)
             if records and size > bytes_left:
                 break
             records.append(self._queue.popleft())
             self._bytes -= size
             bytes_left -= size
+        self._queue.extendleft(reversed(passed))
         if records:
             self._slices.append(DeliverySlice(records))
 

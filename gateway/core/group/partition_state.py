@@ -65,6 +65,8 @@ class PartitionState:
         failures: How many fetches failed in a row.
         epoch_starts: From which offset on records of which leader epoch were returned, in order.
             The last entry is that of the record before `position`.
+        former_position: The position in a log that was cut off before it; -1 if none was.
+        former_epoch_starts: The `epoch_starts` of that log.
     """
 
     tp: TopicPartition
@@ -91,6 +93,8 @@ class PartitionState:
     retry_at: float = 0.0
     failures: int = 0
     epoch_starts: list[tuple[int, int]] = field(default_factory=list)
+    former_position: int = -1
+    former_epoch_starts: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def is_readable(self) -> bool:
@@ -114,7 +118,12 @@ class PartitionState:
         """
         end = min(end, self.fetch_offset)
         if self.position is None or self.position >= end:
+            position, starts = self.position, self.epoch_starts.copy()
             self.seek(end, epoch)
+            shared = [(start, each) for start, each in starts if start < end and each <= epoch]
+            self.epoch_starts = shared or self.epoch_starts
+            if position is not None:
+                self.former_position, self.former_epoch_starts = position, starts
             return
         self.discard_in_flight()
         # A record of a later epoch before `end` is of the lost log, too.
@@ -186,11 +195,14 @@ class PartitionState:
         """Return the leader epoch of the record before an offset, to commit it with the offset.
 
         Returns:
-            The epoch; -1 if the offset is not one up to which records were returned.
+            The epoch; -1 if the offset is not one up to which records were returned. Beyond the
+            cut of a log that was cut off it is that of the lost record, by which whoever reads on
+            from there finds the cut.
         """
+        starts = self.epoch_starts
         if self.position is None or offset > self.position:
-            return -1
-        return next((epoch for start, epoch in reversed(self.epoch_starts) if start < offset), -1)
+            starts = self.former_epoch_starts if offset <= self.former_position else []
+        return next((epoch for start, epoch in reversed(starts) if start < offset), -1)
 
     def discard_in_flight(self) -> None:
         """Ignore the answer to what is in flight: something else is requested instead."""
@@ -230,3 +242,4 @@ class PartitionState:
             False,
         )
         self.retry_at, self.failures, self.missing_offset = 0.0, 0, None
+        self.former_position, self.former_epoch_starts = -1, []

@@ -301,6 +301,16 @@ class GroupConsumer:
         self._prefetcher.failures.pop(tp, None)
         self._prefetcher.wake()
 
+    def seek_back(self, tp: TopicPartition, offset: int) -> None:
+        """Let the next poll return records again, from an offset before the position.
+
+        The leader epoch of the record before it is kept, so that a log which was cut off even
+        earlier is noticed (KIP-320).
+        """
+        state = self._get_state(tp)
+        state.seek(offset, state.epoch_before(offset))
+        self._prefetcher.wake()
+
     async def seek_to_beginning(self, tps: Collection[TopicPartition]) -> None:
         """Seek to the first offset of each log; returns when the positions are known."""
         await self._seek_to_specs(dict.fromkeys(tps, EARLIEST))
@@ -350,8 +360,7 @@ class GroupConsumer:
     def _get_state(self, tp: TopicPartition) -> PartitionState:
         state = self._prefetcher.states.get(tp)
         if state is None:
-            reason = f"{tp} is not this consumer's (any more); see its assignment"
-            raise NotOwned(reason, partitions=[tp])
+            raise NotOwned(f"{tp} is not this consumer's (any more); see its assignment")
         return state
 
     # Offsets.

@@ -139,6 +139,8 @@ class GroupOffsets:
             AccessDenied: The group or a topic may not be used.
             GroupFailed: The coordinator refuses for another reason.
             BrokerUnavailable: The coordinator did not answer in time.
+
+            The `partitions` of each error are those that are not committed.
         """
         pending = dict(offsets)
         deadline, not_owned = self._compute_deadline(timeout_s), set[TopicPartition]()
@@ -157,13 +159,16 @@ class GroupOffsets:
             pending = {tp: offset for tp, offset in pending.items() if errors[tp]}
             unknown.update({tp.topic for tp in pending if errors[tp] in _UNRESOLVED_TOPIC_ERRORS})
             if pending:
-                # Only once nothing else is left, so that the other offsets are committed first.
-                if {errors[tp] for tp in pending} <= _UNRESOLVED_TOPIC_ERRORS:
-                    unknown.raise_if_expired()
                 failures += 1
-                codes = {errors[tp] for tp in pending}
-                lacking = pending.keys() | not_owned
-                await self._prepare_retry(codes, lacking, deadline, failures, failure)
+                codes, lacking = {errors[tp] for tp in pending}, pending.keys() | not_owned
+                try:
+                    # Only once nothing else is left, so that the others are committed first.
+                    if codes <= _UNRESOLVED_TOPIC_ERRORS:
+                        unknown.raise_if_expired()
+                    await self._prepare_retry(codes, lacking, deadline, failures, failure)
+                except KafkaError as error:
+                    error.partitions = frozenset(lacking)
+                    raise
         if not_owned:
             names = ", ".join(map(str, sorted(not_owned)))
             raise NotOwned(f"not this member's (any more): {names}", partitions=not_owned)
@@ -257,7 +262,7 @@ class GroupOffsets:
             # The heartbeat lets the member learn at once that it was fenced, and join again.
             await self.heartbeat_soon(0.0)
             reason = f"the group {self.group} went on without this member; {names} are lost"
-            raise NotOwned(reason, partitions=tps)
+            raise NotOwned(reason)
         if errors & AUTHORIZATION_ERRORS:
             raise AccessDenied(f"the gateway may not read {names} with the group {self.group}")
         if fatal := errors - _RETRIABLE_ERRORS:

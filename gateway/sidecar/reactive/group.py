@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Mapping
-from functools import partial
 
 import httpx
 
@@ -131,7 +130,7 @@ class ReactiveGroup:
                 rebalance_timeout=settings.revoke_timeout + 2 * COMMIT_TIMEOUT_S,
                 prefetch=True,
             ),
-            on_gap=partial(audit_gap, self._context.auditor, "REACTIVE_CONSUMER"),
+            on_gap=self._on_gap,
         )
 
     def _create_lane_context(self) -> LaneContext:
@@ -192,15 +191,17 @@ class ReactiveGroup:
         self._unreadable_labels = failing_labels
 
     def _update_pauses(self, runner: LaneRunner) -> None:
-        """Pause the partitions of a lane that has enough to do, and resume them otherwise.
+        """Pause the partitions of a lane that has enough to do, or holds them; resume the others.
 
         Nothing is remembered: after a rebalance or a seek the lane may be empty, and what it was
         given before says nothing about its partitions now.
         """
         consumer = self.consumer
         if consumer is not None:
-            tps = runner.tps & consumer.assignment
-            (consumer.pause if self.is_paused or runner.queue.is_full else consumer.resume)(tps)
+            tps, queue = runner.tps & consumer.assignment, runner.queue
+            paused = tps if self.is_paused or queue.is_full else tps & queue.held_partitions
+            consumer.pause(paused)
+            consumer.resume(tps - paused)
 
     def _commit_idle_positions(self, consumer: GroupConsumer) -> None:
         """Commit the positions of lanes without records.
@@ -405,19 +406,36 @@ class ReactiveGroup:
                 or tp not in self._runners_by_partition
                 or tp not in self._runners_by_partition[tp].tps
             ):
-                reason = f"{tp} is not this member's; ask the one that has it"
-                raise NotOwned(reason, partitions=[tp])
-        for runner, tps in self._group_by_runner(offsets).items():
-            # A batch in flight is abandoned, and what it settles is not committed.
-            runner.drop(tps)
-            # `drop` has taken them from the lane.
-            runner.tps |= tps
-            self._update_pauses(runner)
+                raise NotOwned(f"{tp} is not this member's; ask the one that has it")
+        self._abandon(offsets)
         for tp, offset in offsets.items():
             self.consumer.seek(tp, offset)
-        self.committer.forget(offsets)
         self.committer.enqueue(offsets)
         await self.committer.flush(offsets)
+
+    def _on_gap(self, tp: TopicPartition, missing: int, next_offset: int) -> None:
+        """Record what Kafka does not have; if the log was cut off, forget what was read of it.
+
+        What the lane still has of the lost log must not be committed: records that nobody has
+        processed have taken the place of those.
+        """
+        audit_gap(self._context.auditor, "REACTIVE_CONSUMER", tp, missing, next_offset)
+        consumer, runner = self.consumer, self._runners_by_partition.get(tp)
+        if next_offset >= missing or consumer is None or runner is None or tp not in runner.tps:
+            return
+        unsettled = runner.queue.first_unsettled_offset(tp)
+        self._abandon([tp])
+        position = consumer.position(tp)
+        if unsettled is not None and position is not None and unsettled < position:
+            consumer.seek_back(tp, unsettled)
+
+    def _abandon(self, tps: Collection[TopicPartition]) -> None:
+        """Drop what the lanes have of partitions; what is in flight settles and commits nothing."""
+        for runner, dropped in self._group_by_runner(tps).items():
+            runner.drop(dropped)
+            runner.tps |= dropped  # `drop` has taken them from the lane
+            self._update_pauses(runner)
+        self.committer.forget(tps)
 
     def set_paused(self, paused: bool) -> None:
         """Stop or go on sending batches; the one in flight is settled, and the member stays."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
@@ -71,8 +71,10 @@ class ProgressRecorder(Protocol):
     def enqueue(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Take the next offsets of partitions after a batch that was settled."""
 
-    def may_send(self, tps: Collection[TopicPartition], wake: Callable[[], None]) -> bool:
-        """Return whether another batch of these partitions may be sent; else call `wake` later."""
+    def find_held(
+        self, tps: Collection[TopicPartition], wake: Callable[[], None]
+    ) -> Set[TopicPartition]:
+        """Return of which of these partitions no batch may be begun now, and call `wake` later."""
         ...
 
 
@@ -162,9 +164,9 @@ class LaneRunner:
         """Do the next thing that the lane decides, or wait."""
         # Cleared first: whatever happens during this step leads to another one.
         self._wake.clear()
+        self.queue.held_partitions = self._context.committer.find_held(self.tps, self.wake)
         self._on_step(self)
-        may_send = self._context.committer.may_send(self.tps, self.wake)
-        step = self.queue.next_step(_now(), may_send=may_send)
+        step = self.queue.next_step(_now())
         if step is None or isinstance(step, WaitUntil):
             await self._wait(step)
         else:

@@ -7,7 +7,7 @@ batch and some of each record name the replay.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 
 import httpx
 
@@ -121,6 +121,8 @@ class _ReplayProgress:
     def enqueue(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Do nothing."""
 
-    def may_send(self, tps: Collection[TopicPartition], wake: Callable[[], None]) -> bool:
-        """Return True."""
-        return True
+    def find_held(
+        self, tps: Collection[TopicPartition], wake: Callable[[], None]
+    ) -> Set[TopicPartition]:
+        """Return none."""
+        return frozenset()

@@ -109,6 +109,34 @@ def test_nothing_goes_while_a_lane_is_held_and_what_is_under_way_is_settled():
     assert get_offsets(made.next_step(0.0)) == [1]
 
 
+def test_records_of_a_held_partition_wait_and_are_passed_by_those_of_others():
+    made = build_lane([*build_records(A, 2), *build_records(B, 2), *build_records(A, 1, 2)])
+    made.held_partitions = {A}
+    step = made.next_step(0.0)
+    assert [(each.tp, each.offset) for each in step.records] == [(B, 0), (B, 1)]
+    made.on_response(accept_all(step), 0.0)
+    assert made.next_step(0.0) is None
+    made.held_partitions = frozenset()
+    assert get_offsets(made.next_step(0.0)) == [0, 1, 2]
+
+
+def test_a_lane_is_not_full_of_what_it_may_not_send():
+    made = build_lane(build_records(A, 4), max_records=4)
+    made.held_partitions = {A}
+    assert not made.is_full
+    made.put(build_records(B, 4))
+    assert made.is_full
+
+
+def test_a_batch_that_was_begun_is_sent_again_also_if_its_partition_is_held_by_now():
+    made = build_lane(build_records(A, 2))
+    step = made.next_step(0.0)
+    made.held_partitions = {A}
+    made.on_response(BackendUnavailable("away"), 0.0)
+    again, _ = skip_waits(made, 0.0)
+    assert get_offsets(again) == get_offsets(step)
+
+
 # failed records
 
 

@@ -204,3 +204,15 @@ def test_after_a_truncation_no_epoch_of_the_lost_log_is_committed():
     one.take(3, 1 << 20)
     one.truncate(4, 2)
     assert [one.epoch_before(n) for n in (1, 2, 3)] == [1, 2, 2]
+
+
+def test_an_offset_beyond_the_cut_is_committed_with_the_epoch_of_the_lost_record():
+    """Without an epoch the next reader did not notice that the log was cut off before it."""
+    one = build_state()
+    one.add_fetched([record(n, 1 if n < 4 else 3) for n in range(7)], 7, 3)
+    one.take(7, 1 << 20)
+    one.truncate(5, 3)
+    assert [one.epoch_before(n) for n in (2, 5, 7, 8)] == [1, 3, 3, -1]
+    one.add_fetched([record(n, 4) for n in range(5, 9)], 9, 4)
+    one.take(4, 1 << 20)
+    assert one.epoch_before(7) == 4

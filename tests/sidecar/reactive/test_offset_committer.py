@@ -7,7 +7,7 @@ import pytest
 from support.waiting import wait_until
 
 from gateway.core.log.record import TopicPartition
-from gateway.errors import BrokerUnavailable, NotOwned
+from gateway.errors import BrokerUnavailable, NotOwned, UnknownTopic
 from gateway.sidecar.reactive.offset_committer import OffsetCommitter
 
 A, B = TopicPartition("orders", 0), TopicPartition("orders", 1)
@@ -55,12 +55,12 @@ async def test_while_commits_fail_offsets_are_kept_and_the_failure_is_reported()
     points.enqueue({A: 1})
     await wait_until(lambda: points.failure == "no coordinator")
     may_go_on = asyncio.Event()
-    assert not points.may_send([B], may_go_on.set)
+    assert points.find_held([A, B], may_go_on.set) == {A}
     with pytest.raises(BrokerUnavailable):
         await points.flush([A])
     kafka.error = None
     await may_go_on.wait()
-    assert points.may_send([A, B], may_go_on.set)
+    assert not points.find_held([A, B], may_go_on.set)
     assert (points.failure, points.committed(A)) == ("", 1)
     running.cancel()
 
@@ -90,9 +90,9 @@ async def test_a_partition_of_which_a_commit_was_refused_gets_no_further_batches
     points.enqueue({A: 1})
     await points.flush()
     may_go_on = asyncio.Event()
-    assert not points.may_send([A, B], may_go_on.set) and points.may_send([B], may_go_on.set)
+    assert points.find_held([A, B], may_go_on.set) == {A}
     points.forget([A])
-    assert may_go_on.is_set() and points.may_send([A], may_go_on.set)
+    assert may_go_on.is_set() and not points.find_held([A], may_go_on.set)
 
 
 async def test_a_commit_that_was_refused_is_tried_again_unless_the_partition_goes():
@@ -105,7 +105,7 @@ async def test_a_commit_that_was_refused_is_tried_again_unless_the_partition_goe
         await wait_until(lambda: kafka.commits)
         kafka.error = None
         await wait_until(lambda: points.committed(A) == 1)
-        assert points.may_send([A], lambda: None)
+        assert not points.find_held([A], lambda: None)
     finally:
         running.cancel()
 
@@ -149,7 +149,7 @@ async def test_what_could_not_be_committed_and_is_anothers_holds_up_nothing():
     try:
         await wait_until(lambda: points.failure)
         points.forget([A])
-        await wait_until(lambda: points.may_send([A], lambda: None))
+        await wait_until(lambda: not points.find_held([A], lambda: None))
         assert points.failure == ""
     finally:
         running.cancel()
@@ -163,18 +163,17 @@ async def test_a_third_batch_of_a_partition_waits_for_the_commit_of_the_first():
     try:
         points.enqueue({A: 1, B: 1})
         await wait_until(lambda: kafka.commits)
-        assert points.may_send([A, B], may_go_on.set)
+        assert not points.find_held([A, B], may_go_on.set)
         points.enqueue({A: 2})
-        assert points.may_send([B], may_go_on.set)
-        assert not points.may_send([A, B], may_go_on.set)
+        assert points.find_held([A, B], may_go_on.set) == {A}
         points.forget([A])
-        assert may_go_on.is_set() and points.may_send([A, B], may_go_on.set)
+        assert may_go_on.is_set() and not points.find_held([A, B], may_go_on.set)
         may_go_on.clear()
         points.enqueue({A: 3})
         points.enqueue({A: 4})
-        assert not points.may_send([A], may_go_on.set)
+        assert points.find_held([A], may_go_on.set)
         kafka.gate.set()
-        await wait_until(lambda: points.may_send([A], may_go_on.set))
+        await wait_until(lambda: not points.find_held([A], may_go_on.set))
         assert may_go_on.is_set()
     finally:
         running.cancel()
@@ -190,8 +189,34 @@ async def test_the_commit_of_the_first_batch_lets_one_more_be_sent():
     points.enqueue({A: 2})
     kafka.gate.set()
     await flushing
-    assert points.committed(A) == 1 and points.may_send([A], lambda: None)
+    assert points.committed(A) == 1 and not points.find_held([A], lambda: None)
     points.enqueue({A: 3})
-    assert not points.may_send([A], lambda: None)
+    assert points.find_held([A], lambda: None)
     await points.flush()
     assert kafka.commits == [{A: 1}, {A: 3}] and points.committed(A) == 3
+
+
+async def test_a_topic_that_cannot_be_committed_holds_up_no_other():
+    """A group that read two topics delivered nothing any more once one of them was deleted, or
+    might not be read: whatever was refused of a commit counted for all of it."""
+    kafka = FakeCommit()
+    points = OffsetCommitter("g", kafka)
+    kafka.error = UnknownTopic("it was deleted", topic="orders")
+    kafka.error.partitions = frozenset([B])
+    running = asyncio.create_task(points.run())
+    try:
+        points.enqueue({A: 1, B: 1})
+        await wait_until(lambda: points.committed(A) == 1)
+        assert points.find_held([A, B], lambda: None) == {B}
+        assert points.failure == "it was deleted"
+        # The commit of B gets no answer at all now; those of A go on meanwhile.
+        kafka.gate.clear()
+        await wait_until(lambda: kafka.commits[-1] == {B: 1})
+        kafka.gate, kafka.error = asyncio.Event(), None
+        kafka.gate.set()
+        for offset in (2, 3):
+            points.enqueue({A: offset})
+            await wait_until(lambda at=offset: points.committed(A) == at)
+        assert points.find_held([A, B], lambda: None) == {B}
+    finally:
+        running.cancel()
