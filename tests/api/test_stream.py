@@ -14,7 +14,7 @@ import uvloop
 from support.gateways import build_config
 from support.leaks import collect_resources
 from support.records import RecordToSend, produce_records
-from support.waiting import wait_until
+from support.waiting import TurnCounter, wait_until
 
 from gateway import (
     Begin,
@@ -282,24 +282,14 @@ async def test_a_loop_over_what_is_there_already_does_not_stop_all_others(
     gateway: Gateway, orders: EmbeddedKafka
 ):
     big = [RecordToSend(b"x" * 2000, None, n % 3) for n in range(1000)]
-    turns = 0
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            await asyncio.sleep(0)
-            turns += 1
-
     async with gateway.subscribe("orders") as behind, gateway.subscribe("orders") as ahead:
         await produce_records(orders.bootstrap, "orders", big)
         for _ in big:
             await anext(ahead)
-        counting = asyncio.create_task(count())
-        await asyncio.sleep(0)
-        for _ in big:  # 2 MB, all of it in memory
-            await anext(behind)
-        counting.cancel()
-    assert turns > 10
+        with TurnCounter() as turns:
+            for _ in big:  # 2 MB, all of it in memory
+                await anext(behind)
+    assert turns.count > 10
 
 
 async def test_a_stream_is_read_by_one_task_at_a_time(gateway: Gateway):

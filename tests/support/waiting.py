@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Self
 
 WAIT_TIMEOUT_S = 60.0  # s; far above what anything takes here; with Spark beside it, node took 20
 
@@ -22,3 +23,22 @@ async def wait_until(
             missing = description if isinstance(description, str) else description()
             raise TimeoutError(f"{missing}: not within {timeout_s:g} s")
         await asyncio.sleep(interval_s)
+
+
+class TurnCounter:
+    """Count the turns of the event loop in a `with` block, which show that it was not blocked."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __enter__(self) -> Self:
+        self._task = asyncio.create_task(self._count_forever())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._task.cancel()
+
+    async def _count_forever(self) -> None:
+        while True:
+            self.count += 1
+            await asyncio.sleep(0)

@@ -4,7 +4,7 @@ import asyncio
 from types import SimpleNamespace
 
 from support.key_readers import TP, build_index, scan_keys
-from support.waiting import wait_until
+from support.waiting import TurnCounter, wait_until
 
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.record import Record
@@ -29,18 +29,9 @@ async def test_other_tasks_run_between_the_slices_in_which_an_index_is_built():
     """An index of 500,000 entries was built at once, and held everybody up for 0.2 s."""
     log = build_log(100 * ENTRIES_PER_CLOCK_CHECK)
     scan_keys(log)
-    turns = 0
-
-    async def count_turns() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    counting = asyncio.create_task(count_turns())
-    await KeyIndexBuilder({}, lambda size: None).build([log])
-    counting.cancel()
-    assert turns >= 3
+    with TurnCounter() as turns:
+        await KeyIndexBuilder({}, lambda size: None).build([log])
+    assert turns.count >= 3
     assert is_indexed(log)
 
 

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families as parsed
 from starlette.requests import Request
 from support.influx import running_influx_receiver
 from support.otlp import running_collector
-from support.waiting import wait_until
+from support.waiting import TurnCounter, wait_until
 from support.worker_buses import worker_buses
 
 from gateway.config import Settings
@@ -168,21 +168,10 @@ async def test_a_thousand_partitions_are_told_without_holding_the_loop():
 
     made = build_metrics()
     made.collectors.append(collect_partitions)
-    turns = 0
-
-    async def count_turns() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    beside = asyncio.create_task(count_turns())
-    try:
+    with TurnCounter() as turns:
         found = await scrape_metrics(made)
-    finally:
-        beside.cancel()
     assert get_values(found["gateway_partition_lag_records"])[("orders", "999")] == 999
-    assert turns >= 4
+    assert turns.count >= 4
 
 
 def test_all_that_a_hub_tells_is_in_the_catalog():
