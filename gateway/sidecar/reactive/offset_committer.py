@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Set
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Set
 from typing import NamedTuple
 
 from gateway.core.log.record import TopicPartition
@@ -56,7 +56,7 @@ class OffsetCommitter:
 
     def __init__(self, group: str, commit: CommitOffsets, outages: Outages | None = None) -> None:
         self._group = group
-        self._commit = commit
+        self._commit_offsets = commit
         self._outages = outages or Outages(time.monotonic)
         # Of each partition the last ones that are not committed, at most MAX_UNCOMMITTED_BATCHES.
         # Their numbers distinguish what was forgotten and added again during a commit.
@@ -68,6 +68,7 @@ class OffsetCommitter:
         self._errors: dict[TopicPartition, KafkaError] = {}
         self._wake = asyncio.Event()
         self._has_errors = asyncio.Event()
+        self._retrying: Set[TopicPartition] = frozenset()  # those of `_errors` in a commit now
         self._lock = asyncio.Lock()  # of commits of partitions without an error
         self._retry_lock = asyncio.Lock()  # of the others
         self._waiting: set[Callable[[], None]] = set()
@@ -133,14 +134,20 @@ class OffsetCommitter:
             await self._wake.wait()
             self._wake.clear()
             async with self._lock:
-                await self._commit_pending(self._pending.keys() - self._errors.keys())
+                await self._commit(self._select(self._pending.keys() - self._list_failing()))
 
     async def _retry_forever(self) -> None:
         while True:
             await self._has_errors.wait()
             await asyncio.sleep(RETRY_DELAY_S)
             async with self._retry_lock:
-                await self._commit_pending(self._pending.keys() & self._errors.keys())
+                selected = self._select(self._errors)
+                self._retrying = selected.keys()
+                try:
+                    await self._commit(selected)
+                finally:
+                    self._retrying = frozenset()
+            self._wake.set()  # what was added meanwhile had to wait
             if not self._errors:
                 self._has_errors.clear()
 
@@ -153,21 +160,35 @@ class OffsetCommitter:
         Raises:
             KafkaError: It cannot be committed, and stays pending.
         """
-        async with self._lock, self._retry_lock:
-            error = await self._commit_pending(
-                self._pending.keys() if tps is None else self._pending.keys() & set(tps)
-            )
-        if error is not None and not isinstance(error, NotOwned):
-            raise error
+        async with self._lock:
+            chosen, failing = set(self._pending if tps is None else tps), self._list_failing()
+            first = await self._commit(self._select(chosen - failing))
+            # Those that fail are last: their commit may take until its timeout.
+            async with self._retry_lock:
+                second = await self._commit(self._select(chosen & failing))
+        for error in (first, second):
+            if error is not None and not isinstance(error, NotOwned):
+                raise error
 
-    async def _commit_pending(self, tps: Collection[TopicPartition]) -> KafkaError | None:
-        """Commit what is pending of partitions; return why some of it could not be."""
-        selected = {tp: self._pending[tp][-1] for tp in tps}
+    def _list_failing(self) -> Set[TopicPartition]:
+        """Return the partitions of which the last commit failed, and those in a commit for it."""
+        return self._errors.keys() | self._retrying
+
+    def _select(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, _SettledOffset]:
+        """Return what is pending of partitions.
+
+        No two commits under way may have the same partition: the older offset might be accepted
+        last. Who holds `_lock` takes those that do not fail, who holds `_retry_lock` the others.
+        """
+        return {tp: self._pending[tp][-1] for tp in tps if tp in self._pending}
+
+    async def _commit(self, selected: Mapping[TopicPartition, _SettledOffset]) -> KafkaError | None:
+        """Commit offsets of partitions; return why some of them could not be."""
         if not selected:
             return None
         error, failed = None, frozenset[tuple[str, int]]()
         try:
-            await self._commit({tp: latest.offset for tp, latest in selected.items()})
+            await self._commit_offsets({tp: latest.offset for tp, latest in selected.items()})
         except KafkaError as exc:
             error = exc
             failed = frozenset(selected) if exc.partitions is None else exc.partitions

@@ -220,3 +220,28 @@ async def test_a_topic_that_cannot_be_committed_holds_up_no_other():
         assert points.find_held([A, B], lambda: None) == {B}
     finally:
         running.cancel()
+
+
+async def test_no_two_commits_under_way_have_the_same_partition():
+    """The older offset was accepted last, and its batch came again."""
+    kafka = FakeCommit()
+    points = OffsetCommitter("g", kafka)
+    kafka.error = BrokerUnavailable("away")
+    running = asyncio.create_task(points.run())
+    try:
+        points.enqueue({A: 1})
+        await wait_until(lambda: points.failure)
+        kafka.gate.clear()
+        retried = len(kafka.commits) + 1
+        await wait_until(lambda: len(kafka.commits) == retried)
+        kafka.error = None
+        points.enqueue({A: 2, B: 2})
+        flushing = asyncio.create_task(points.flush())
+        await wait_until(lambda: len(kafka.commits) == retried + 1)
+        assert kafka.commits[-1] == {B: 2}
+        kafka.gate.set()
+        await flushing
+        assert kafka.commits[retried + 1 :] == [{A: 2}]
+        assert (points.committed(A), points.committed(B)) == (2, 2)
+    finally:
+        running.cancel()
