@@ -142,6 +142,11 @@ class PartitionState:
             self.epoch_starts.pop()
         self.is_out_of_range = False
 
+    def forget_position(self) -> None:
+        """Read nothing until there is another position, or a reset."""
+        self._clear()
+        self.position = None
+
     def reset(self, offset_spec: int) -> None:
         """Forget the position: it is to be looked up."""
         self._clear()

@@ -96,6 +96,9 @@ class Assignment:
         self._topics: set[str] = set()  # the topics of partitions that are assigned by hand
         # The topic id of each partition when it was last assigned, to detect recreated topics.
         self._topic_ids: dict[TopicPartition, UUID] = {}
+        # Those that were recreated since, until their committed offset is known, which may be of
+        # either topic.
+        self._recreated: set[TopicPartition] = set()
         self._unlisten = cluster.metadata.add_listener(self._on_metadata_change)
 
     @property
@@ -294,10 +297,9 @@ class Assignment:
                 if state.topic_id is not None:
                     self._topic_ids[state.tp] = state.topic_id
                 if state.topic_id is not None and previous_id not in (None, state.topic_id):
-                    message = "group %s: %s was created again; it is read from its start"
-                    log.warning(message, self._group_name, state.tp)
-                    # This overrides a seek of the listener, whose offset is of the former topic.
-                    state.reset(EARLIEST)
+                    # A seek of the listener was to an offset of the former topic.
+                    state.forget_position()
+                    self._recreated.add(state.tp)
             self._start_resolving(states)
 
     async def _revoke_partitions(self, tps: frozenset[TopicPartition]) -> None:
@@ -358,17 +360,40 @@ class Assignment:
                 self._clear_lookup_failure(reported)
                 # Filtered once more: a partition may have been sought during the lookup.
                 for state in filter(_needs_position, states):
-                    committed = offsets.get(state.tp)
-                    if committed is None:
-                        self._prefetcher.reset_position(state, start)
-                    else:
-                        state.seek(committed.offset, committed.epoch)
-                        state.committed = committed.offset
+                    self._set_start(state, offsets.get(state.tp), start)
                 self._prefetcher.wake()
                 # Looked up now and not by the first poll, because `latest` means the end as of now.
                 await self._prefetcher.wait_for_positions(states)
         finally:
             self._clear_lookup_failure(reported)  # also if they were lost, as nobody asks then
+
+    def _set_start(
+        self,
+        state: PartitionState,
+        found: tuple[OffsetAndMetadata, UUID | None] | None,
+        start: int | None,
+    ) -> None:
+        """Let a partition begin at its committed offset, if that is of the topic as it is now.
+
+        Args:
+            state: The partition.
+            found: Its committed offset, and the id of the topic that this is of.
+            start: Where it begins without one.
+        """
+        was_recreated = state.tp in self._recreated
+        self._recreated.discard(state.tp)
+        committed, topic_id = found or (None, None)
+        if topic_id is not None and state.topic_id is not None:
+            was_recreated = topic_id != state.topic_id
+        if was_recreated:
+            message = "group %s: %s was created again; it is read from its start"
+            log.warning(message, self._group_name, state.tp)
+            state.reset(EARLIEST)
+        elif committed is None:
+            self._prefetcher.reset_position(state, start)
+        else:
+            state.seek(committed.offset, committed.epoch)
+            state.committed = committed.offset
 
     def _report_lookup_failure(self, failure: KafkaError) -> None:
         """Report that committed offsets cannot be looked up, to polls and to the log."""
@@ -388,9 +413,9 @@ class Assignment:
 
     async def _fetch_committed(
         self, tps: list[TopicPartition]
-    ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return the committed offsets; none without a group."""
-        return await self._offsets.committed(tps) if self._group_name else {}
+    ) -> dict[TopicPartition, tuple[OffsetAndMetadata, UUID | None]]:
+        """Return the committed offsets with their topics' ids; none without a group."""
+        return await self._offsets.committed_with_topics(tps) if self._group_name else {}
 
     async def _has_committed(self) -> bool:
         """Return whether the group has committed an offset of any partition."""

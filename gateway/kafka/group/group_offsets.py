@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -63,9 +64,34 @@ _RETRIABLE_ERRORS = {
 }
 
 
+_TOPIC_ID_PREFIX = "topic-id="
+
+
 async def _wait_without_member(timeout_s: float) -> None:
     """Wait in place of a heartbeat, for consumers without a member."""
     await asyncio.sleep(min(timeout_s, _RETRY_BACKOFF.first_delay))
+
+
+def _mark_topic(offset: OffsetAndMetadata, topic_id: UUID | None) -> OffsetAndMetadata:
+    """Return what is committed of an offset: with the id of its topic, unless it has metadata.
+
+    Kafka keeps offsets by the name of a topic. A member that still had a deleted topic may commit
+    after a topic of the same name was created; and whoever had the partition before cannot tell
+    such an offset from those that others have committed of the new topic since.
+    """
+    if topic_id is None or offset.metadata:
+        return offset
+    return offset._replace(metadata=f"{_TOPIC_ID_PREFIX}{topic_id}")
+
+
+def _split_topic(offset: OffsetAndMetadata) -> tuple[OffsetAndMetadata, UUID | None]:
+    """Return an offset as it was to be committed, and the id of its topic; None if not known."""
+    metadata = offset.metadata or ""
+    if metadata.startswith(_TOPIC_ID_PREFIX):
+        with suppress(ValueError):
+            topic_id = UUID(metadata.removeprefix(_TOPIC_ID_PREFIX))
+            return offset._replace(metadata=""), topic_id
+    return offset, None
 
 
 class _UnknownTopics:
@@ -176,6 +202,13 @@ class GroupOffsets:
     async def committed(
         self, tps: Collection[TopicPartition] | None, *, timeout_s: float = COMMIT_TIMEOUT_S
     ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Return the committed offsets, as `committed_with_topics`, without the topics' ids."""
+        found = await self.committed_with_topics(tps, timeout_s=timeout_s)
+        return {tp: offset for tp, (offset, _) in found.items()}
+
+    async def committed_with_topics(
+        self, tps: Collection[TopicPartition] | None, *, timeout_s: float = COMMIT_TIMEOUT_S
+    ) -> dict[TopicPartition, tuple[OffsetAndMetadata, UUID | None]]:
         """Return the committed offsets.
 
         Args:
@@ -183,7 +216,8 @@ class GroupOffsets:
             timeout_s: For how many seconds to repeat what passes.
 
         Returns:
-            The offset of each partition that has one.
+            The offset of each partition that has one, and the id of the topic that it is of; None
+            if that is not known.
 
         Raises:
             AccessDenied: The group or a topic may not be used.
@@ -205,7 +239,7 @@ class GroupOffsets:
                 errors.discard(0)
                 if not errors:
                     return {
-                        tp: offset
+                        tp: _split_topic(offset)
                         for tp, offset in offsets.items()
                         if isinstance(offset, OffsetAndMetadata)
                     }
@@ -222,7 +256,8 @@ class GroupOffsets:
             for topic in {tp.topic for tp in pending}
             if (topic_id := get_topic_id(topic)) is not None
         }
-        return OffsetCommitRequest(self.group, dict(pending), self.get_identity(), topic_ids)
+        marked = {tp: _mark_topic(each, topic_ids.get(tp.topic)) for tp, each in pending.items()}
+        return OffsetCommitRequest(self.group, marked, self.get_identity(), topic_ids)
 
     def _drop_unowned(
         self, pending: dict[TopicPartition, OffsetAndMetadata]

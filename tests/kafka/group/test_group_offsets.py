@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, cast
+from uuid import UUID
 
 import pytest
 from support.virtual_time import run_in_virtual_time
@@ -13,7 +14,12 @@ from gateway.core.log.record import TopicPartition
 from gateway.errors import UnknownTopic
 from gateway.kafka.client.coordinators import Coordinators
 from gateway.kafka.group.group_offsets import GroupOffsets
-from gateway.kafka.protocol.group_messages import OffsetAndMetadata, OffsetCommitResponse
+from gateway.kafka.protocol.group_messages import (
+    OffsetAndMetadata,
+    OffsetCommitResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+)
 
 HERE, GONE = TopicPartition("here", 0), TopicPartition("gone", 0)
 UNKNOWN = (3, 100, 103)
@@ -77,3 +83,42 @@ def test_an_unknown_topic_does_not_end_the_wait_for_another_reason():
 
     run_in_virtual_time(main())
     assert coordinator.stored_offsets == {HERE: 5}
+
+
+class StoringCoordinator:
+    """Stores what is committed, and gives it back."""
+
+    def __init__(self) -> None:
+        self.stored: dict[TopicPartition, OffsetAndMetadata] = {}
+
+    async def send(self, group: str, request: Any) -> Any:
+        if isinstance(request, OffsetFetchRequest):
+            return OffsetFetchResponse(0, dict(self.stored))
+        self.stored |= request.offsets
+        return OffsetCommitResponse(0, dict.fromkeys(request.offsets, 0))
+
+
+async def test_an_offset_is_stored_with_the_id_of_its_topic_unless_it_has_metadata():
+    coordinator, topic_id = StoringCoordinator(), UUID(int=7)
+    offsets = GroupOffsets(cast(Coordinators, coordinator), "billing")
+    committed = {
+        HERE: OffsetAndMetadata(5, 3),
+        GONE: OffsetAndMetadata(7, 3, "a note"),
+        TopicPartition("older", 0): OffsetAndMetadata(9),
+    }
+    ids = {"here": topic_id, "gone": topic_id}
+    await offsets.commit(committed, ids.get)
+    assert coordinator.stored[HERE].metadata == f"topic-id={topic_id}"
+    assert await offsets.committed(None) == committed
+    found = await offsets.committed_with_topics(None)
+    assert [topic for _, topic in found.values()] == [topic_id, None, None]
+
+
+@pytest.mark.parametrize("metadata", ["topic-id=", "topic-id=nonsense", "my topic-id=1", None])
+async def test_metadata_of_others_is_given_back_as_it_is(metadata: str | None):
+    coordinator = StoringCoordinator()
+    coordinator.stored[HERE] = OffsetAndMetadata(5, 3, metadata)
+    found = await GroupOffsets(cast(Coordinators, coordinator), "billing").committed_with_topics(
+        [HERE]
+    )
+    assert found == {HERE: (coordinator.stored[HERE], None)}

@@ -322,6 +322,28 @@ async def test_a_recreated_topic_is_read_from_its_start(world: ReactiveWorld, pr
     assert await world.fetch_committed(group["group"]) == 15
 
 
+@pytest.mark.parametrize("protocol", ["consumer", "classic"])
+async def test_a_member_goes_on_with_a_recreated_topic_where_another_one_has_come_to(
+    world: ReactiveWorld, protocol: str
+):
+    """Who had a partition before the topic was created again read the new one from its start, also
+    after another member had read it for a minute: 127 records came again."""
+    group = build_settings(world.backend, world.topic, groupProtocol=protocol)
+    world.write_records(30)
+    async with running_group(world, group) as first:
+        await wait_for_state(first, group, lag=0, processed=30)
+        async with running_group(world, group) as second:
+            await wait_for_owner(second, group)
+            await asyncio.to_thread(world.kafka.admin.delete_topic, world.topic)
+            await asyncio.to_thread(world.kafka.admin.create_topic, world.topic, partitions=3)
+            world.write_records(60)
+            await world.wait_until_settled()
+        world.write_records(30)
+        await world.wait_until_settled()
+    assert world.count_repeated() == 0
+    assert await world.fetch_committed(group["group"]) == 90
+
+
 async def test_an_answer_that_names_its_records_in_part_gives_up_none_of_the_others(
     world: ReactiveWorld, caplog: pytest.LogCaptureFixture
 ):
