@@ -93,7 +93,7 @@ class StoringCoordinator:
 
     async def send(self, group: str, request: Any) -> Any:
         if isinstance(request, OffsetFetchRequest):
-            return OffsetFetchResponse(0, dict(self.stored))
+            return OffsetFetchResponse(0, 0, dict(self.stored))
         self.stored |= request.offsets
         return OffsetCommitResponse(0, dict.fromkeys(request.offsets, 0))
 
