@@ -8,7 +8,7 @@ from collections.abc import Callable
 from support.admin_api import ADMIN_SECTION
 from support.brokers import KafkaCluster
 from support.clients.raw import RawClient
-from support.doctor import describe, diagnose_gateway, get_first, wait_for_metric
+from support.doctor import describe, diagnose_gateway, get_first, get_first_cause, wait_for_metric
 from support.gateways import build_config, running_gateway
 from support.kafka_proxy import KafkaProxy
 from support.oracle import StreamOracle
@@ -33,7 +33,7 @@ async def test_an_open_transaction_is_named_first(
             await wait_for_metric(gateway, "gateway_partition_open_transaction_seconds{")
             diagnosis = await diagnose_gateway(gateway, interval_s=6)
             assert get_first(diagnosis) == "open-transaction", describe(diagnosis)
-            assert name in diagnosis.causes[0].evidence[0]
+            assert name in get_first_cause(diagnosis).evidence[0]
         assert describe(await diagnose_gateway(gateway)) == {}, "it has ended"
 
 
@@ -82,4 +82,4 @@ async def test_a_back_end_that_is_away_is_named_first(
             await wait_for_metric(gateway, 'verdict="away"')
             diagnosis = await diagnose_gateway(gateway)
             assert get_first(diagnosis) == "backend-away", describe(diagnosis)
-            assert f"group-{name}" in diagnosis.causes[0].evidence[0]
+            assert f"group-{name}" in get_first_cause(diagnosis).evidence[0]

@@ -13,6 +13,7 @@ from support.waiting import WAIT_TIMEOUT_S
 from gateway.cli.admin_address import AdminAddress
 from gateway.cli.doctor.collection import observe_gateway
 from gateway.cli.doctor.diagnosis import GatewayDiagnosis, diagnose
+from gateway.telemetry.diagnosed_cause import DiagnosedCause
 
 _ADMIN_PATTERN = re.compile(r"admin on (https?://\S+)")
 
@@ -45,10 +46,19 @@ def describe(diagnosis: GatewayDiagnosis) -> dict[str, list[str]]:
     return {cause.name: list(cause.evidence) for cause in diagnosis.causes}
 
 
+def get_first_cause(diagnosis: GatewayDiagnosis) -> DiagnosedCause:
+    """The likeliest cause; the event loop's lag only if there is no other.
+
+    On a busy machine a loop lags whatever the test does.
+    """
+    assert diagnosis.causes, "it found nothing"
+    found = (cause for cause in diagnosis.causes if cause.name != "loop-lag")
+    return next(found, diagnosis.causes[0])
+
+
 def get_first(diagnosis: GatewayDiagnosis) -> str:
     """The name of the likeliest cause."""
-    assert diagnosis.causes, "it found nothing"
-    return diagnosis.causes[0].name
+    return get_first_cause(diagnosis).name
 
 
 async def wait_for_metric(gateway: GatewayProcess, text: str) -> None:
