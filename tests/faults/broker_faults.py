@@ -266,17 +266,20 @@ async def elect_unclean_leader(world: World, fault: PlannedFault) -> AsyncIterat
                 world.cluster.admin.elect_leaders(UNCLEAN, [tp.partition], is_unclean=True)
         return False
 
+    has_written = is_elected = False
     await asyncio.to_thread(follower.kill)
     try:
         await poll_effect(lambda: sees(leader.id, [leader.id]), f"an ISR of node {leader.id} alone")
         writer.start(is_writing=False)
         writer.write_records(tp, LOST_RECORDS)
         await writer.stop()
+        has_written = True
         await _wait_for_offset(clients[::2], tp, cut_at + LOST_RECORDS - 1)
         async with clients_away(clients[1::2]):
             await asyncio.to_thread(leader.kill)
             await asyncio.to_thread(follower.start)
             await poll_effect(lambda: sees(follower.id, elects=True), "the unclean election")
+            is_elected = True
             world.oracle.mark_truncated(tp, cut_at)
             writer.start()
         yield (
@@ -287,6 +290,10 @@ async def elect_unclean_leader(world: World, fault: PlannedFault) -> AsyncIterat
         for node in (follower, leader):
             await asyncio.to_thread(node.start)
         await _restore_node(world, leader)
+        # It may have been elected after it was waited for.
+        end = await ask_kafka(world.cluster.admin.get_high_watermark, UNCLEAN, tp.partition)
+        if has_written and not is_elected and end < cut_at + LOST_RECORDS:
+            world.oracle.mark_truncated(tp, cut_at)
         if not writer.is_running:
             writer.start()
 
