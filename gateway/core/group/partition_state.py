@@ -106,7 +106,7 @@ class PartitionState:
         self._clear()
         self.position = self.fetch_offset = offset
         self.epoch = self.fetch_epoch = epoch
-        self.epoch_starts.clear()
+        self.epoch_starts = []
         self._note_epoch(offset - 1, epoch)
 
     def truncate(self, end: int, epoch: int) -> None:
@@ -117,14 +117,16 @@ class PartitionState:
             epoch: That epoch.
         """
         end = min(end, self.fetch_offset)
-        if self.position is None or self.position >= end:
-            position, starts = self.position, self.epoch_starts.copy()
+        position, starts = self.position, self.epoch_starts
+        shared = [(start, each) for start, each in starts if start < end and each <= epoch]
+        if position is None or position >= end:
             self.seek(end, epoch)
-            shared = [(start, each) for start, each in starts if start < end and each <= epoch]
-            self.epoch_starts = shared or self.epoch_starts
+            self.epoch_starts = shared
+            self._note_epoch(end - 1, epoch)
             if position is not None:
                 self.former_position, self.former_epoch_starts = position, starts
             return
+        self.epoch_starts = shared
         self.discard_in_flight()
         # A record of a later epoch before `end` is of the lost log, too.
         while self.records and (self.records[-1].offset >= end or self.records[-1].epoch > epoch):
@@ -137,9 +139,7 @@ class PartitionState:
             self.fetch_epoch = self.records[-1].epoch
         else:
             self.epoch = min(self.epoch, epoch)
-            self.fetch_offset, self.fetch_epoch = self.position, self.epoch
-        while self.epoch_starts and self.epoch_starts[-1][1] > epoch:
-            self.epoch_starts.pop()
+            self.fetch_offset, self.fetch_epoch = position, self.epoch
         self.is_out_of_range = False
 
     def forget_position(self) -> None:
@@ -149,8 +149,8 @@ class PartitionState:
 
     def reset(self, offset_spec: int) -> None:
         """Forget the position: it is to be looked up."""
-        self._clear()
-        self.position, self.offset_spec = None, offset_spec
+        self.forget_position()
+        self.offset_spec = offset_spec
 
     def add_fetched(self, entries: Sequence[Entry], fetch_offset: int, epoch: int) -> None:
         """Take over what a fetch from `fetch_offset` brought.
