@@ -123,7 +123,8 @@ class CountingClient(asyncio.Protocol):
             return b""
         self.opened_at = time.monotonic()
         self.opening_bytes = None
-        self.opened_future.set_result(None)
+        if not self.opened_future.done():  # it is cancelled if nobody waits for it any more
+            self.opened_future.set_result(None)
         return body[body.index(self.greeting) + len(self.greeting) :]
 
 

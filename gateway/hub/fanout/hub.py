@@ -575,7 +575,7 @@ class Hub:
 
         An attached client has no task or timer of its own for this.
         """
-        loop, took_s = asyncio.get_running_loop(), 0.0
+        took_s = 0.0
         while True:
             streams = [route.stream for route in self.settings.routes if route.is_stream]
             shortest = min([stream.heartbeat for stream in streams], default=1.0)
@@ -583,24 +583,33 @@ class Hub:
             # A million clients take half a second: they are checked as rarely as heartbeats allow.
             usual = max(MAX_HEARTBEAT_CHECK_S, HEARTBEAT_REST_FACTOR * took_s)
             await asyncio.sleep(min(usual, interval))
-            now = loop.time()
-            scan, logs_states = LagScan(), state_logger.isEnabledFor(logging.DEBUG)
-            for count, client in enumerate(self.clients, 1):
-                try:
-                    client.check_heartbeat(now)
-                    # A client that takes nothing pushes nothing, and would not log that it falls
-                    # out of the ring.
-                    if logs_states and client.push is not None and client in self.clients:
-                        client.source.log_changes(is_full=client.push.is_full)
-                    # The check may have ended and closed it.
-                    if client.state is not None and client in self.clients:
-                        scan.add_client(client)
-                except Exception:  # the heartbeats of all others depend on this task
-                    log.exception("the heartbeat of a stream failed")
-                if count % CLIENTS_PER_SLICE == 0 or scan.should_yield:
-                    await asyncio.sleep(0)
-            self.behind, self._unsent_bytes = scan.behind, scan.unsent_bytes
-            took_s = loop.time() - now
+            took_s = await self._check_heartbeats()
+
+    async def _check_heartbeats(self) -> float:
+        """Check all clients once, in slices, and return how many seconds that took.
+
+        Apart from `_check_heartbeats_forever`, whose frame would keep the last client while it
+        sleeps.
+        """
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        scan, logs_states = LagScan(), state_logger.isEnabledFor(logging.DEBUG)
+        for count, client in enumerate(self.clients, 1):
+            try:
+                client.check_heartbeat(now)
+                # A client that takes nothing pushes nothing, and would not log that it falls
+                # out of the ring.
+                if logs_states and client.push is not None and client in self.clients:
+                    client.source.log_changes(is_full=client.push.is_full)
+                # The check may have ended and closed it.
+                if client.state is not None and client in self.clients:
+                    scan.add_client(client)
+            except Exception:  # the heartbeats of all others depend on this task
+                log.exception("the heartbeat of a stream failed")
+            if count % CLIENTS_PER_SLICE == 0 or scan.should_yield:
+                await asyncio.sleep(0)
+        self.behind, self._unsent_bytes = scan.behind, scan.unsent_bytes
+        return loop.time() - now
 
     def _sweep(self, now: float) -> None:
         """Close what nobody uses any more, announce positions and bound memory."""

@@ -19,11 +19,9 @@ from support.waiting import wait_until
 OBSERVER = Path(__file__).parent / "observer"
 # What a worker keeps of Kafka and of its own does not depend on clients; a record that is cached is
 # for later clients, too. Views and tokens of clients that were there are kept in bounded caches.
-# One wire may be left, however many clients there were.
 KEPT_PREFIXES = (
     "gateway.kafka.", "gateway.core.log.", "gateway.telemetry.", "gateway.config.",
-    "gateway.hub.fanout.view.", "gateway.hub.wires.", "gateway.core.channel.filters.",
-    "gateway.core.token.",
+    "gateway.hub.fanout.view.", "gateway.core.channel.filters.", "gateway.core.token.",
 )  # fmt: skip
 TIMER_TYPES = ("uvloop.loop.TimerHandle", "asyncio.events.TimerHandle")
 

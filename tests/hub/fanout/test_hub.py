@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -60,6 +61,12 @@ async def read_until(client: Client, event_name: str) -> list[SseEvent]:
         if any(event.event_type == event_name for event in heard):
             return heard
     raise AssertionError(f"ended without {event_name}: {heard}")
+
+
+def count_clients() -> int:
+    """Count those that something refers to, in this process."""
+    gc.collect()
+    return sum(type(each) is Client for each in gc.get_objects())
 
 
 async def test_clients_of_one_view_share_a_channel_and_all_views_the_reads(
@@ -278,3 +285,14 @@ async def test_the_cache_is_one_for_all_partitions_of_a_topic(embedded: Embedded
             client.close()
         finally:
             await hub.close()
+
+
+async def test_the_check_of_heartbeats_keeps_no_client_that_left(embedded: EmbeddedKafka):
+    embedded.create_topic("orders", 1)
+    async with running_hub(embedded) as hub:
+        before, behind = count_clients(), hub.behind
+        client = await subscribe_client(hub)
+        await wait_until(lambda: hub.behind is not behind, "a check")
+        client.close()
+        del client
+        assert count_clients() == before
