@@ -33,6 +33,7 @@ from .views import CLOCKED, LEDGER, PRICES, SOLO, TRIMMED, UNCLEAN
 from .world import World
 
 RETURN_TIMEOUT_S = 90.0
+RESTART_TIMEOUT_S = 5.0  # a broker that does not end by then is killed
 MAX_PARTITIONS = 12
 # A broker refuses records whose time is more than an hour ahead of its clock.
 BROKER_CLOCK_STEPS_S = (3600, -1800, 36_000)
@@ -321,7 +322,12 @@ async def _read_clock(producer: Producer) -> float:
 
 @asynccontextmanager
 async def step_broker_clock(world: World, fault: PlannedFault) -> AsyncIterator[str]:
-    """Set the wall clock of a broker ahead or back, and right again."""
+    """Set the wall clock of a broker ahead or back, and right again; then restart the broker.
+
+    Without a restart, Kafka 4.3 is not healed until the clock is again where it was: a coordinator
+    computes no assignment (KAFKA-20266), and after a change of the controller the broker may send
+    no heartbeats.
+    """
     clock = world.kafka.clock
     if clock is None:
         raise FaultNotPossible("the clock needs libfaketime: apt-get install libfaketime")
@@ -337,6 +343,9 @@ async def step_broker_clock(world: World, fault: PlannedFault) -> AsyncIterator[
         yield f"the clock of node {CLOCK_NODE} is {measured_s:+.0f} s off"
     finally:
         clock.step(0)
+        node = world.kafka.get_node(CLOCK_NODE)
+        await asyncio.to_thread(node.stop, RESTART_TIMEOUT_S)
+        await _restore_node(world, node)
 
 
 BROKER_FAULTS: Mapping[str, FaultAction] = {

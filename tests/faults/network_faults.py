@@ -14,7 +14,7 @@ from support.tcp_proxy import TcpProxy
 
 from gateway.core.error_code import ErrorCode
 
-from .effects import FaultAction, wait_for_effect
+from .effects import EFFECT_TIMEOUT_S, FaultAction, wait_for_effect
 from .schedule import PlannedFault
 from .world import World
 
@@ -22,6 +22,7 @@ DELAY_S = 0.2
 RATE_BYTES_PER_S = 64 << 10
 STALL_SHARE, STALL_S = 0.01, 1.0
 CUT_INTERVAL_S = 0.5
+RETRY_S = 0.2
 MEASURED_ANSWERS = 3
 FETCH_ERRORS = (
     ErrorCode.NOT_LEADER_OR_FOLLOWER,
@@ -94,8 +95,23 @@ async def reset_brokers(world: World, fault: PlannedFault) -> AsyncIterator[str]
         yield effect
 
 
-async def _measure_answer(broker: BrokerProxy) -> tuple[float, int]:
-    """Return the seconds that the quickest of some answers takes, and its bytes."""
+async def _measure_answer(world: World) -> tuple[float, int]:
+    """Return the seconds that the quickest of some answers of a broker takes, and its bytes.
+
+    Another fault may cut the connection meanwhile, or have stopped a broker.
+    """
+    deadline = time.monotonic() + EFFECT_TIMEOUT_S
+    while True:
+        running = (each for each in world.kafka.nodes if each.is_running and not each.is_frozen)
+        try:
+            return await _measure_answer_of(world.broker_proxy[next(running).id])
+        except (OSError, asyncio.IncompleteReadError):
+            if time.monotonic() > deadline:
+                raise
+        await asyncio.sleep(RETRY_S)
+
+
+async def _measure_answer_of(broker: BrokerProxy) -> tuple[float, int]:
     took: list[tuple[float, int]] = []
     reader, writer = await asyncio.open_connection("127.0.0.1", broker.port)
     try:
@@ -124,19 +140,13 @@ async def _all_brokers(
             end(broker)
 
 
-def _find_reachable(world: World) -> BrokerProxy:
-    """Return the way to a broker that runs: another fault may have stopped one."""
-    nodes = [node for node in world.kafka.nodes if node.is_running and not node.is_frozen]
-    return world.broker_proxy[nodes[0].id]
-
-
 @asynccontextmanager
 async def slow_brokers(world: World, fault: PlannedFault) -> AsyncIterator[str]:
     """Deliver everything of the brokers 200 ms later."""
     async with _all_brokers(
         world, lambda each: each.set_delay(DELAY_S), lambda each: each.set_delay(0)
     ):
-        took, _ = await _measure_answer(_find_reachable(world))
+        took, _ = await _measure_answer(world)
         assert took >= DELAY_S, f"an answer takes {took:.3f} s"
         yield f"an answer takes {took:.3f} s"
 
@@ -147,7 +157,7 @@ async def throttle_brokers(world: World, fault: PlannedFault) -> AsyncIterator[s
     async with _all_brokers(
         world, lambda each: each.set_rate(RATE_BYTES_PER_S), lambda each: each.set_rate(None)
     ):
-        took, size = await _measure_answer(_find_reachable(world))
+        took, size = await _measure_answer(world)
         assert took >= size / RATE_BYTES_PER_S, f"an answer of {size} bytes takes {took:.4f} s"
         yield f"an answer of {size} bytes takes {took:.4f} s"
 

@@ -198,10 +198,10 @@ async def reload_front(world: World, fault: PlannedFault) -> AsyncIterator[str]:
 
 
 async def _is_refused(address: str) -> bool:
-    """Return whether a connection is refused; not if nobody answers within half a second."""
+    """Return whether a connection is refused; not if nobody answers within two seconds."""
     host, _, port = address.rpartition(":")
     try:
-        async with asyncio.timeout(0.5):
+        async with asyncio.timeout(2.0):
             _, writer = await asyncio.open_connection(host, int(port))
     except ConnectionRefusedError:
         return True

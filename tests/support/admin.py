@@ -27,7 +27,9 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
-REQUEST_TIMEOUT_S = 30.0  # s
+REQUEST_TIMEOUT_S = 30.0
+# The leader has changed since the client last asked who it is.
+MOVED_ERRORS = ("FENCED_LEADER_EPOCH", "NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE")
 
 
 class KafkaAdmin:
@@ -155,10 +157,17 @@ class KafkaAdmin:
 
     def _list_offset(self, name: str, partition: int, spec: OffsetSpec, **options: Any) -> int:
         wanted = {TopicPartition(name, partition): spec}
-        (future,) = self.client.list_offsets(
-            wanted, request_timeout=REQUEST_TIMEOUT_S, **options
-        ).values()
-        return int(future.result(REQUEST_TIMEOUT_S).offset)
+        deadline = time.monotonic() + REQUEST_TIMEOUT_S
+        while True:
+            (future,) = self.client.list_offsets(
+                wanted, request_timeout=REQUEST_TIMEOUT_S, **options
+            ).values()
+            try:
+                return int(future.result(REQUEST_TIMEOUT_S).offset)
+            except KafkaException as error:
+                if error.args[0].name() not in MOVED_ERRORS or time.monotonic() > deadline:
+                    raise
+            self._list_topics()  # asks for the leaders
 
     def _wait_until(
         self, is_met: Callable[[], bool], description: str, timeout: float = REQUEST_TIMEOUT_S

@@ -140,8 +140,9 @@ class LocalKafka:
                     f"node {dead[0].id} of Kafka ended:\n{dead[0].read_log_tail()}"
                 )
             if time.monotonic() > deadline:
-                tails = "\n".join(f"node {node.id}:\n{node.read_log_tail()}" for node in self.nodes)
-                raise LocalBrokerError(f"Kafka was not ready after {timeout:.0f} s\n{tails}")
+                raise LocalBrokerError(
+                    f"Kafka was not ready after {timeout:.0f} s\n{self._describe_nodes()}"
+                )
             time.sleep(0.05)
 
     def restore(self, timeout: float = START_TIMEOUT_S) -> None:
@@ -176,6 +177,13 @@ class LocalKafka:
         if self._directory is not None and not self._keeps_data:
             shutil.rmtree(self._directory, ignore_errors=True)
             self._directory = None
+
+    def _describe_nodes(self) -> str:
+        return "\n".join(
+            f"node {node.id} knows of nodes {sorted(node.fetch_broker_ids()) or 'none'}:\n"
+            f"{node.read_log_tail()}"
+            for node in self.nodes
+        )
 
     def _is_ready(self) -> bool:
         ids = {node.id for node in self.nodes}

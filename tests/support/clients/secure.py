@@ -121,6 +121,15 @@ class SecureEventSource(SecureStream):
         self._headers = {"Accept": "text/event-stream", **(headers or {})}
 
     async def read_stream(self) -> None:
+        try:
+            await self._read_answer()
+        except ValueError as error:
+            # httpcore 1.0 releases a stream twice if its HTTP/2 connection ends.
+            if "semaphore" not in str(error):
+                raise
+            raise httpx.RemoteProtocolError(str(error)) from error
+
+    async def _read_answer(self) -> None:
         resumed = {"Last-Event-ID": self.last_event_id} if self.last_event_id else {}
         async with self._http.stream("GET", self._path, headers=self._headers | resumed) as answer:
             self.responses.append(answer)
