@@ -10,8 +10,9 @@ readable on a phone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from html import escape
+from itertools import combinations
 from pathlib import Path
 
 from support.stream_check import FindingKind
@@ -60,27 +61,37 @@ summary { cursor: pointer; margin: .6rem 0; }
 """
 
 
-def write_report(results: Sequence[SeedResult], directory: Path) -> Path:
-    """Write the summary and the pages of all results, and return the path of the summary."""
+def write_report(
+    results: Sequence[SeedResult], directory: Path, pages: Collection[int] | None = None
+) -> Path:
+    """Write the summary and the pages of seeds, and return the path of the summary.
+
+    Args:
+        results: All results.
+        directory: Where they are written.
+        pages: The seeds that have a page of their own; None for all.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    for result in results:
-        _get_page(directory, result).write_text(build_seed_page(result), encoding="utf-8")
+    paged = [each for each in results if pages is None or each.seed in pages]
+    for result in paged:
+        page = directory / _get_page(result.seed)
+        page.write_text(build_seed_page(result), encoding="utf-8")
     path = directory / "index.html"
-    path.write_text(build_summary(results), encoding="utf-8")
+    path.write_text(build_summary(results, {each.seed for each in paged}), encoding="utf-8")
     return path
 
 
-def _get_page(directory: Path, result: SeedResult) -> Path:
-    return directory / f"seed-{result.seed}.html"
+def _get_page(seed: int) -> str:
+    return f"seed-{seed}.html"
 
 
-def build_summary(results: Sequence[SeedResult]) -> str:
-    """Build the page with the totals and a line for each seed."""
+def build_summary(results: Sequence[SeedResult], pages: Collection[int]) -> str:
+    """Build the page with the totals and a line for each seed, linked to its page if it has one."""
     clean = sum(each.is_clean for each in results)
     sections = (
         ("Totals", _build_totals(results)),
         ("Found", _build_findings(results)),
-        ("Seeds", _build_seeds(results)),
+        ("Seeds", _build_seeds(results, pages)),
         ("Faults", _build_kinds(results)),
     )
     body = (f"<h2>{name}</h2>{table}" for name, table in sections)
@@ -117,8 +128,26 @@ def _build_totals(results: Sequence[SeedResult]) -> str:
         totals.update(result.records)
         totals.update(result.counts)
         totals["faults that took effect"] += _count_effective(result.faults)
+    totals["pairs of kinds in effect together"] = len(list_pairs(results))
     rows = ((escape(name), f"{count:,}") for name, count in totals.items())
     return _build_table(("", "in all seeds"), rows)
+
+
+def list_pairs(results: Iterable[SeedResult]) -> set[frozenset[str]]:
+    """Return the pairs of kinds of faults that were in effect at the same time in some seed."""
+    return {
+        frozenset((first.kind, second.kind))
+        for result in results
+        for first, second in combinations(result.faults, 2)
+        if _overlap(first, second)
+    }
+
+
+def _overlap(first: FaultResult, second: FaultResult) -> bool:
+    if first.effect_at is None or second.effect_at is None:
+        return False
+    begins = max(first.effect_at, second.effect_at)
+    return all(each.healed_at is None or begins < each.healed_at for each in (first, second))
 
 
 def _build_findings(results: Sequence[SeedResult]) -> str:
@@ -132,10 +161,10 @@ def _build_findings(results: Sequence[SeedResult]) -> str:
     return _build_table(("", "in all seeds"), rows)
 
 
-def _build_seeds(results: Sequence[SeedResult]) -> str:
+def _build_seeds(results: Sequence[SeedResult], pages: Collection[int]) -> str:
     rows = (
         (
-            f'<a href="seed-{each.seed}.html">{each.seed}</a> '
+            f"{_build_link(each.seed) if each.seed in pages else each.seed} "
             f'<span class="{_get_class(each)}">{each.state}</span>',
             f"{_count_effective(each.faults)} of {len(each.faults)}",
             f"{each.records.get('acknowledged', 0):,}",
@@ -145,6 +174,10 @@ def _build_seeds(results: Sequence[SeedResult]) -> str:
         for each in results
     )
     return _build_table(("Seed", "Faults", "Acked", "Deliveries", "Gaps"), rows)
+
+
+def _build_link(seed: int) -> str:
+    return f'<a href="{_get_page(seed)}">{seed}</a>'
 
 
 def _get_class(result: SeedResult) -> str:

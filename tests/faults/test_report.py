@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
-from faults.report import build_seed_page, build_summary, write_report
+from faults.report import build_seed_page, build_summary, list_pairs, write_report
 from faults.results import (
     RESULTS_FILE,
     FaultResult,
@@ -82,12 +82,33 @@ def test_the_report_needs_no_network_and_has_a_page_for_every_seed(tmp_path: Pat
 
 
 def test_the_summary_counts_what_was_found_also_where_there_is_none() -> None:
-    page = build_summary([CLEAN, FOUND])
+    page = build_summary([CLEAN, FOUND], [])
     cells = dict(re.findall(r'<tr><td>([^<]*)</td><td class="number">(?:<span.*?>)?(\d*)', page))
     assert cells["lost"] == "1"
     assert cells["duplicate"] == cells["outside the view"] == cells["aborted"] == "0"
     assert (cells["deliveries"], cells["acknowledged"]) == ("5", "1")  # up to the comma
     assert cells["broker-killed"] == "1"
+
+
+def test_a_report_that_is_kept_has_the_pages_of_some_seeds_alone(tmp_path: Path) -> None:
+    summary = write_report([CLEAN, FOUND, BROKEN], tmp_path, [3]).read_text()
+    assert {each.name for each in tmp_path.iterdir()} == {"index.html", "seed-3.html"}
+    assert re.findall('href="([^"]*)"', summary) == ["seed-3.html"]
+    assert "BROKEN OFF" in summary
+
+
+def test_kinds_that_were_in_effect_together_are_pairs() -> None:
+    first = FaultResult("broker-killed", 2.0, 2.1, 3.4, 9.0, status="effective")
+    others = [
+        FaultResult("clients-cut", 8.0, 8.0, 8.9, 12.0, status="effective"),
+        FaultResult("retention", 9.0, 9.0, 9.1, 12.0, status="effective"),
+        FaultResult("disk-full", 4.0, 4.0, None, 8.0),
+    ]
+    result = SeedResult(3, 60.0, 200, faults=[first, *others])
+    assert list_pairs([result]) == {
+        frozenset(("broker-killed", "clients-cut")),
+        frozenset(("clients-cut", "retention")),
+    }
 
 
 def test_every_chart_of_the_report_is_well_formed() -> None:
