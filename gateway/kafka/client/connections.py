@@ -112,7 +112,7 @@ class _BrokerNode:
     backoff: Backoff
     failed_at: float = -1.0  # loop time of the last failure that counted for the backoff
     retry_at: float | None = None  # loop time; not None from a failure until the next answer
-    failure: KafkaError | None = None  # the last one; stays when the broker has recovered
+    failure: KafkaError | None = None  # the last one; not None as long as `retry_at` is not
     failure_reason: str = ""  # its text without the name of the broker
     has_answered: bool = False
     # By role, but for SPARE: of these there may be several, either unused or lent.
@@ -204,7 +204,7 @@ class Connections:
     def get_failure(self, node: int) -> KafkaError | None:
         """Return the last failure of a broker; None if it was not tried or has answered since."""
         known = self._nodes.get(node)
-        return known.failure if known is not None and known.retry_at is not None else None
+        return known.failure if known is not None else None
 
     def describe_broker(self, node: int) -> str:
         """Return how errors name a broker, such as `broker 1 at localhost:9092`."""
@@ -617,7 +617,7 @@ class Connections:
         )
         reason = describe_failure(exc, attempt, self._credentials.options)
         failure = _build_error(self.describe_broker(node), reason, node, cause, delay)
-        if broker is not None:
+        if broker is not None and broker.retry_at is not None:
             broker.failure, broker.failure_reason = failure, reason
         return failure
 
@@ -627,7 +627,8 @@ class Connections:
         if broker is not None:
             broker.has_answered = True
             if broker.retry_at is not None:
-                broker.retry_at = None
+                # Its traceback keeps the request that failed, such as the records of a produce.
+                broker.retry_at = broker.failure = None
                 broker.backoff.reset()
                 for listener in tuple(self._listeners):
                     listener(connection.node)

@@ -8,7 +8,7 @@ import re
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -246,6 +246,7 @@ class _Soak:
         )
         try:
             await self._visit_first()
+            await self._reload_first()
             before = await self._take_censuses()
             self._began_at = time.monotonic()
             self._visitors.start(within_s=min(30.0, self._options.duration_s / 6))
@@ -272,6 +273,16 @@ class _Soak:
         for visitor in kinds:
             visitor.position, visitor.next_number = b"", None
         self._visitors.take_latencies()
+
+    async def _reload_first(self) -> None:
+        """Reload the gateway: objects of its start are not in a census, those of a reload are."""
+        plan = PlannedFault(KINDS_BY_NAME["gateway-reloaded"], 0.0, 0.0, 0)
+        async with self._begin_fault(plan):
+            pass
+        gateway = self._world.gateway
+        await wait_until(
+            lambda: gateway.log.count("configuration reloaded") == 2, "the old configuration"
+        )
 
     async def _play(self) -> None:
         faults = asyncio.create_task(self._play_faults())
@@ -306,14 +317,17 @@ class _Soak:
         self._disturbed_until_s = float("inf")
         try:
             await self._count_tasks()
-            # Duck typing: it has what these faults need.
-            async with ACTIONS[plan.kind.name](cast("World", self._world), plan) as effect:
+            async with self._begin_fault(plan) as effect:
                 told.effect, told.effect_at, told.status = effect, self._get_time(), "effective"
                 await asyncio.sleep(plan.duration_s)
         except Exception as failure:
             told.status, told.effect = "failed", f"{told.effect} {failure!r}".strip()
         told.healed_at = self._get_time()
         self._disturbed_until_s = told.healed_at + RECOVERY_S
+
+    def _begin_fault(self, plan: PlannedFault) -> AbstractAsyncContextManager[str]:
+        # Duck typing: it has what these faults need.
+        return ACTIONS[plan.kind.name](cast("World", self._world), plan)
 
     async def _count_tasks(self) -> None:
         """Count tasks and timers of each worker into the last sample; it holds them up."""

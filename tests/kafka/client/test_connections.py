@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from dataclasses import dataclass
 
 import pytest
@@ -42,6 +44,14 @@ def open_connections(broker: FakeBroker, **options: object) -> Connections:
     made = Connections(client_id="tester", **options)  # type: ignore[arg-type]
     made.update_addresses({1: broker.address})
     return made
+
+
+async def send_again(connections: Connections) -> None:
+    """Send as soon as the backoff of the broker allows it, until it has none."""
+    async with asyncio.timeout(10):
+        while (at := connections.get_retry_time(1)) is not None:
+            await asyncio.sleep(max(0.0, at - asyncio.get_running_loop().time()))
+            assert await connections.send(1, ConnectionRole.CONTROL, EchoRequest()) == b"hello"
 
 
 async def test_an_answer_comes_back_in_the_highest_version_both_speak():
@@ -152,11 +162,26 @@ async def test_a_lost_connection_is_unavailable_and_made_anew_after_its_delay():
         assert kafka.get_retry_time(1) is not None
         broker.handle_request = echo_body
 
-        async with asyncio.timeout(10):
-            while (at := kafka.get_retry_time(1)) is not None:
-                await asyncio.sleep(max(0.0, at - asyncio.get_running_loop().time()))
-                assert await kafka.send(1, ConnectionRole.CONTROL, EchoRequest()) == b"hello"
+        await send_again(kafka)
         assert kafka.get_retry_time(1) is None
+        await kafka.close()
+
+
+async def test_a_request_that_failed_is_not_kept_once_the_broker_answers():
+    async with FakeBroker(never_answer) as broker:
+        kafka = open_connections(broker, request_timeout=0.05)
+        request = EchoRequest()
+        kept = weakref.ref(request)
+        with pytest.raises(BrokerUnavailable):
+            await kafka.send(1, ConnectionRole.CONTROL, request)
+        del request
+        gc.collect()
+        assert kept() is not None  # by the traceback of what is raised during the backoff
+        broker.handle_request = echo_body
+
+        await send_again(kafka)
+        gc.collect()
+        assert kept() is None
         await kafka.close()
 
 
