@@ -213,9 +213,10 @@ def _check_known(record: ReceivedRecord, truth: Truth, view: View) -> Finding | 
         if value is not None and value in known.aborted_values:
             text = f"of an aborted transaction: {value!r:.80}"
             return Finding(FindingKind.ABORTED, record.offset, text)
-        # What nobody has an answer for may have been compacted before the log was read; that a
-        # tombstone is one of those is not told by its value.
-        if value is None or value in known.uncertain_values:
+        # What nobody has an answer for may have been compacted before the log was read, and so may
+        # the first of two copies, which a producer wrote since the answer to the first one was
+        # lost; that a tombstone is one of those is not told by its value.
+        if value is None or value in known.uncertain_values or _has_copy(record, known):
             return None
         return Finding(FindingKind.PHANTOM, record.offset, f"never acknowledged: {value!r:.80}")
     if (acked.key, acked.value) != (record.key, value):
@@ -224,6 +225,14 @@ def _check_known(record: ReceivedRecord, truth: Truth, view: View) -> Finding | 
     if not view.is_visible(acked):
         return Finding(FindingKind.OUTSIDE, record.offset, f"key {acked.key!r}")
     return None
+
+
+def _has_copy(record: ReceivedRecord, known: PartitionTruth) -> bool:
+    """Return whether a later record has the same key and value; no two are written alike."""
+    return any(
+        (each.key, each.value) == (record.key, record.value) and offset > (record.offset or 0)
+        for offset, each in known.logs[-1].items()
+    )
 
 
 def _split_by_connection(

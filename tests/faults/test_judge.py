@@ -271,6 +271,24 @@ def test_what_is_planted_in_a_table_is_found() -> None:
     assert FindingKind.EMPTY in judge_table(tell_gap)
 
 
+def test_the_first_of_two_copies_may_be_compacted_before_the_log_is_read() -> None:
+    truth = build_truth(TABLE)
+    copied = AckedRecord(TABLE, 12, b"key-0", b'{"n": 12}')
+    truth.oracle.add_acked([copied])
+    first, elsewhere, later = (Playback(TABLE_VIEW, TABLE) for _ in range(3))
+    for client, record in (
+        (first, copied._replace(offset=11)),
+        (elsewhere, copied._replace(offset=11, key=b"key-1")),
+        (later, copied._replace(offset=13)),
+    ):
+        client.send(8, 9)
+        client.send_record(record)
+    first.send_record(copied)
+    assert first.judge(truth) == set()
+    assert FindingKind.PHANTOM in elsewhere.judge(truth)
+    assert FindingKind.PHANTOM in later.judge(truth)
+
+
 def test_a_deleted_key_must_not_stay_in_a_table() -> None:
     truth = build_truth(TABLE)
     truth.oracle.add_acked([AckedRecord(TABLE, 10, b"key-1", None)])
