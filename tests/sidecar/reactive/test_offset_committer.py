@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 
 import pytest
 from support.waiting import wait_until
@@ -29,40 +30,47 @@ class FakeCommit:
             raise self.error
 
 
+@asynccontextmanager
+async def running_committer(commit: FakeCommit) -> AsyncIterator[OffsetCommitter]:
+    committer = OffsetCommitter("g", commit)
+    task = asyncio.create_task(committer.run())
+    try:
+        yield committer
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
 async def test_the_latest_points_are_committed_one_commit_at_a_time():
     kafka = FakeCommit()
-    points = OffsetCommitter("g", kafka)
-    running = asyncio.create_task(points.run())
-    kafka.gate.clear()
-    points.enqueue({A: 1})
-    await wait_until(lambda: kafka.commits)
-    for offset in (2, 3):
-        points.enqueue({A: offset, B: offset})
-    kafka.gate.set()
-    await wait_until(lambda: points.committed(B) == 3)
-    assert kafka.commits == [{A: 1}, {A: 3, B: 3}]
-    points.enqueue({A: 3})
-    await points.flush()
-    assert len(kafka.commits) == 2, "it is committed already"
-    running.cancel()
+    async with running_committer(kafka) as points:
+        kafka.gate.clear()
+        points.enqueue({A: 1})
+        await wait_until(lambda: kafka.commits)
+        for offset in (2, 3):
+            points.enqueue({A: offset, B: offset})
+        kafka.gate.set()
+        await wait_until(lambda: points.committed(B) == 3)
+        assert kafka.commits == [{A: 1}, {A: 3, B: 3}]
+        points.enqueue({A: 3})
+        await points.flush()
+        assert len(kafka.commits) == 2, "it is committed already"
 
 
 async def test_while_commits_fail_offsets_are_kept_and_the_failure_is_reported():
     kafka = FakeCommit()
-    points = OffsetCommitter("g", kafka)
     kafka.error = BrokerUnavailable("no coordinator")
-    running = asyncio.create_task(points.run())
-    points.enqueue({A: 1})
-    await wait_until(lambda: points.failure == "no coordinator")
-    may_go_on = asyncio.Event()
-    assert points.find_held([A, B], may_go_on.set) == {A}
-    with pytest.raises(BrokerUnavailable):
-        await points.flush([A])
-    kafka.error = None
-    await may_go_on.wait()
-    assert not points.find_held([A, B], may_go_on.set)
-    assert (points.failure, points.committed(A)) == ("", 1)
-    running.cancel()
+    async with running_committer(kafka) as points:
+        points.enqueue({A: 1})
+        await wait_until(lambda: points.failure == "no coordinator")
+        may_go_on = asyncio.Event()
+        assert points.find_held([A, B], may_go_on.set) == {A}
+        with pytest.raises(BrokerUnavailable):
+            await points.flush([A])
+        kafka.error = None
+        await may_go_on.wait()
+        assert not points.find_held([A, B], may_go_on.set)
+        assert (points.failure, points.committed(A)) == ("", 1)
 
 
 async def test_what_is_anothers_is_forgotten_and_the_rest_goes_on():
@@ -97,17 +105,13 @@ async def test_a_partition_of_which_a_commit_was_refused_gets_no_further_batches
 
 async def test_a_commit_that_was_refused_is_tried_again_unless_the_partition_goes():
     kafka = FakeCommit()
-    points = OffsetCommitter("g", kafka)
     kafka.error = NotOwned("the group went on without this member", partitions=[A])
-    points.enqueue({A: 1})
-    running = asyncio.create_task(points.run())
-    try:
+    async with running_committer(kafka) as points:
+        points.enqueue({A: 1})
         await wait_until(lambda: kafka.commits)
         kafka.error = None
         await wait_until(lambda: points.committed(A) == 1)
         assert not points.find_held([A], lambda: None)
-    finally:
-        running.cancel()
 
 
 async def test_what_is_noted_again_after_a_loss_is_committed_again():
@@ -142,25 +146,20 @@ async def test_giving_up_partitions_commits_only_their_offsets():
 async def test_what_could_not_be_committed_and_is_anothers_holds_up_nothing():
     """Lanes waited for a commit that nobody was going to try again."""
     kafka = FakeCommit()
-    points = OffsetCommitter("g", kafka)
     kafka.error = BrokerUnavailable("away")
-    points.enqueue({A: 1})
-    running = asyncio.create_task(points.run())
-    try:
+    async with running_committer(kafka) as points:
+        points.enqueue({A: 1})
         await wait_until(lambda: points.failure)
         points.forget([A])
         await wait_until(lambda: not points.find_held([A], lambda: None))
         assert points.failure == ""
-    finally:
-        running.cancel()
 
 
 async def test_a_third_batch_of_a_partition_waits_for_the_commit_of_the_first():
     kafka = FakeCommit()
-    points, may_go_on = OffsetCommitter("g", kafka), asyncio.Event()
-    running = asyncio.create_task(points.run())
-    kafka.gate.clear()
-    try:
+    may_go_on = asyncio.Event()
+    async with running_committer(kafka) as points:
+        kafka.gate.clear()
         points.enqueue({A: 1, B: 1})
         await wait_until(lambda: kafka.commits)
         assert not points.find_held([A, B], may_go_on.set)
@@ -175,8 +174,6 @@ async def test_a_third_batch_of_a_partition_waits_for_the_commit_of_the_first():
         kafka.gate.set()
         await wait_until(lambda: not points.find_held([A], may_go_on.set))
         assert may_go_on.is_set()
-    finally:
-        running.cancel()
 
 
 async def test_the_commit_of_the_first_batch_lets_one_more_be_sent():
@@ -200,11 +197,9 @@ async def test_a_topic_that_cannot_be_committed_holds_up_no_other():
     """A group that read two topics delivered nothing any more once one of them was deleted, or
     might not be read: whatever was refused of a commit counted for all of it."""
     kafka = FakeCommit()
-    points = OffsetCommitter("g", kafka)
     kafka.error = UnknownTopic("it was deleted", topic="orders")
     kafka.error.partitions = frozenset([B])
-    running = asyncio.create_task(points.run())
-    try:
+    async with running_committer(kafka) as points:
         points.enqueue({A: 1, B: 1})
         await wait_until(lambda: points.committed(A) == 1)
         assert points.find_held([A, B], lambda: None) == {B}
@@ -218,17 +213,13 @@ async def test_a_topic_that_cannot_be_committed_holds_up_no_other():
             points.enqueue({A: offset})
             await wait_until(lambda at=offset: points.committed(A) == at)
         assert points.find_held([A, B], lambda: None) == {B}
-    finally:
-        running.cancel()
 
 
 async def test_no_two_commits_under_way_have_the_same_partition():
     """The older offset was accepted last, and its batch came again."""
     kafka = FakeCommit()
-    points = OffsetCommitter("g", kafka)
     kafka.error = BrokerUnavailable("away")
-    running = asyncio.create_task(points.run())
-    try:
+    async with running_committer(kafka) as points:
         points.enqueue({A: 1})
         await wait_until(lambda: points.failure)
         kafka.gate.clear()
@@ -243,5 +234,3 @@ async def test_no_two_commits_under_way_have_the_same_partition():
         await flushing
         assert kafka.commits[retried + 1 :] == [{A: 2}]
         assert (points.committed(A), points.committed(B)) == (2, 2)
-    finally:
-        running.cancel()
