@@ -20,14 +20,18 @@ DEFAULT_DIRECTORY = Path("faults-report")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run seeds, write their results and the report; 1 if anything was found."""
-    asked = _create_parser().parse_args(arguments)
+    parser = _create_parser()
+    asked = parser.parse_args(arguments)
     seeds, kinds = _parse_seeds(asked.seeds), _choose_kinds(asked)
     if asked.list:
         for seed in seeds:
             _print_schedule(seed, asked.seconds, kinds)
         return 0
     if asked.merge:
-        merge_results(asked.merge, asked.report)
+        try:
+            merge_results(asked.merge, asked.report)
+        except FileNotFoundError as error:
+            parser.error(str(error))
         return _finish(asked.report, asked.pages and _parse_seeds(asked.pages))
     # The oracle's reader says each time that a broker is gone: that is what happens here.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL + 1)

@@ -97,10 +97,13 @@ class SeedResult:
 
     @property
     def state(self) -> str:
-        """Return in two words whether it is clean."""
+        """Return in a few words whether it is clean, and all its faults could take effect."""
         if self.error:
             return "BROKEN OFF"
-        return "clean" if self.is_clean else f"{sum(self.finding_kinds.values())} FINDINGS"
+        if not self.is_clean:
+            return f"{sum(self.finding_kinds.values())} FINDINGS"
+        failed = sum(each.status == "failed" for each in self.faults)
+        return f"clean, FAULTS FAILED: {failed}" if failed else "clean"
 
     @property
     def verdict(self) -> str:
@@ -136,10 +139,24 @@ def read_results(directory: Path) -> list[SeedResult]:
 
 
 def merge_results(sources: Iterable[Path], directory: Path) -> None:
-    """Add the results of other directories to those of one, which are overridden by them."""
+    """Add the results of other directories to those of one, which are overridden by them.
+
+    Of a seed that several of these directories have, a result that is not clean is kept: that it
+    did not happen again elsewhere proves nothing.
+
+    Raises:
+        FileNotFoundError: A directory has no results.
+    """
+    found: dict[int, SeedResult] = {}
     for source in sources:
-        for result in read_results(source):
-            append_result(result, directory)
+        results = read_results(source)
+        if not results:
+            raise FileNotFoundError(f"{source} has no results of seeds")
+        for result in results:
+            if result.seed not in found or found[result.seed].is_clean:
+                found[result.seed] = result
+    for result in found.values():
+        append_result(result, directory)
 
 
 def _parse_result(data: dict[str, object]) -> SeedResult:

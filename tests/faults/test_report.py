@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
+
+import pytest
 
 from faults.report import build_seed_page, build_summary, list_pairs, write_report
 from faults.results import (
@@ -59,10 +62,26 @@ def test_results_of_several_directories_merge_into_one(tmp_path: Path) -> None:
     assert read_results(tmp_path / "all") == [CLEAN, FOUND, BROKEN]
 
 
+def test_a_clean_run_elsewhere_does_not_hide_a_seed_that_was_not_clean(tmp_path: Path) -> None:
+    append_result(SeedResult(4, 60.0, 200), tmp_path / "clean")
+    append_result(FOUND, tmp_path / "found")
+    for sources in (["clean", "found"], ["found", "clean"]):
+        merge_results([tmp_path / name for name in sources], tmp_path / "all")
+        assert read_results(tmp_path / "all") == [FOUND]
+
+
+def test_a_directory_without_results_is_not_merged_as_clean(tmp_path: Path) -> None:
+    """A misspelt directory gave a report of no seeds, and status 0."""
+    with pytest.raises(FileNotFoundError, match="misspelt"):
+        merge_results([tmp_path / "misspelt"], tmp_path / "all")
+
+
 def test_only_a_seed_without_findings_and_errors_is_clean() -> None:
     assert [each.is_clean for each in (CLEAN, FOUND, BROKEN)] == [True, False, False]
     assert "clean; 1 of 1 faults" in CLEAN.verdict
     assert "1 FINDINGS" in FOUND.verdict
+    failed = replace(CLEAN, faults=[replace(CLEAN.faults[0], status="failed")])
+    assert "clean, FAULTS FAILED: 1; 0 of 1 faults" in failed.verdict
     assert "BROKEN OFF: TimeoutError: no broker" in BROKEN.verdict
 
 
