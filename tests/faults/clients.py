@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, SupportsIndex, TypeAlias
+from typing import Any, NamedTuple, Protocol, SupportsIndex, TypeAlias
 
 import httpx
 from support.clients.client import ReceivedEvent
@@ -22,11 +22,12 @@ from support.received import GapEvent, ReceivedItem, ReceivedRecord, parse_envel
 
 from gateway.core.log.record import TopicPartition
 
-from .views import ClientPlan, Wire
+from .views import TYPED, ClientPlan, Rule, Wire, describe_other_metadata
 
 # By these the gateway knows that only an answer with status 200 brings the client back.
 BROWSER_HEADERS = {"Sec-Fetch-Mode": "cors"}
 MAX_NOTES = 400  # other events kept of each client
+MAX_PROTOCOL_ERRORS = 20  # kept of each client
 ServerChoice: TypeAlias = Callable[[], str]
 
 
@@ -49,6 +50,32 @@ class Connection:
     resume_mode: str = ""
 
 
+class ClientPosition(NamedTuple):
+    """A position that a client could have come back with.
+
+    Attributes:
+        item_count: How many records and gaps it had by then.
+        token: The position.
+    """
+
+    item_count: int
+    token: str
+
+
+class ProtocolError(NamedTuple):
+    """Something about an event that should not be, whatever was written.
+
+    Attributes:
+        tp: The partition; None if the event is of none.
+        offset: The offset of a record; -1 otherwise.
+        text: What is wrong.
+    """
+
+    tp: TopicPartition | None
+    offset: int
+    text: str
+
+
 @dataclass
 class ClientLog:
     """What a client got.
@@ -62,6 +89,8 @@ class ClientLog:
         latest: Of each partition the record that came last.
         table: Of each key the record that came last, by topic partition and key.
         pending: The partitions that the last `begin` named so and that are not ready since.
+        positions: The positions that it had.
+        protocol_errors: What was wrong with events, the first ones.
         record_count: How many records came.
         error_count: How many `error` events came.
     """
@@ -74,6 +103,8 @@ class ClientLog:
     latest: dict[TopicPartition, ReceivedRecord] = field(default_factory=dict)
     table: dict[tuple[TopicPartition, bytes | None], ReceivedRecord] = field(default_factory=dict)
     pending: set[TopicPartition] = field(default_factory=set)
+    positions: list[ClientPosition] = field(default_factory=list)
+    protocol_errors: list[ProtocolError] = field(default_factory=list)
     record_count: int = 0
     error_count: int = 0
 
@@ -95,15 +126,8 @@ class ClientLog:
         """Note an event: its name, id and data."""
         name, now = event["event"] or "message", time.monotonic()
         if name in ("message", "delete"):
-            record = _parse_record(event)
-            assert record.tp is not None
-            self.items.append(record)
-            self.times.append(now)
-            self.latest[record.tp] = record
-            self.table[record.tp, record.key] = record
-            self.record_count += 1
-            return
-        if name == "gap":
+            self._add_record(event, now, is_delete=name == "delete")
+        elif name == "gap":
             gaps = parse_gaps(event["data"])
             self.items += gaps
             self.times += [now] * len(gaps)
@@ -116,14 +140,67 @@ class ClientLog:
             self.pending.discard(_read_partition(json.loads(event["data"])))
         elif name == "error":
             self.error_count += 1
-        if name != "position":
+            self._check_error(json.loads(event["data"]))
+        self._note_position(event["id"], is_record=name in ("message", "delete"))
+        if name not in ("message", "delete", "position"):
             self.notes.append((now, name, event["data"][:300]))
             del self.notes[:-MAX_NOTES]
 
+    def _add_record(self, event: Mapping[str, Any], now: float, *, is_delete: bool) -> None:
+        data = json.loads(event["data"])
+        record = _parse_record(event, data)
+        assert record.tp is not None
+        self._check_record(record, data, is_delete=is_delete)
+        self.items.append(record)
+        self.times.append(now)
+        self.latest[record.tp] = record
+        self.table[record.tp, record.key] = record
+        self.record_count += 1
 
-def _parse_record(event: Mapping[str, Any]) -> ReceivedRecord:
+    def _note_position(self, token: str, *, is_record: bool) -> None:
+        """Note the position after an event, which is that of the event before if it has none."""
+        if not token:
+            return
+        # Records of one message of a WebSocket, and of one flush of a table, have one position.
+        view, wire = self.plan.view, self.plan.wire
+        has_own = is_record and view.rule is Rule.STREAM and wire is not Wire.WEBSOCKET
+        if not has_own and self.positions and self.positions[-1].token == token:
+            del self.positions[-1]
+        self.positions.append(ClientPosition(len(self.items), token))
+
+    def _check_record(
+        self, record: ReceivedRecord, data: Mapping[str, Any], *, is_delete: bool
+    ) -> None:
+        texts = []
+        if not self.connections[-1].begin_id:
+            texts.append("before the `begin` of its connection")
+        if record.tp in self.pending:
+            texts.append("before the `ready` of its partition, which is pending")
+        if is_delete is not (record.value is None):
+            texts.append(f"the event is {'delete' if is_delete else 'message'}: {record.value!r}")
+        if record.key is None:
+            texts.append("it has no key, but all were written with one")
+        if record.value is not None:
+            texts.append(describe_other_metadata(record.value, data["timestamp"], data["headers"]))
+        for text in filter(None, texts):
+            self._add_protocol_error(record.tp, record.offset, text)
+
+    def _check_error(self, data: Mapping[str, Any]) -> None:
+        """Check that it is one of the errors that faults of the bench lead to."""
+        is_registry = data["code"] == "schema-registry" and self.plan.view.topic == TYPED
+        # A broker that has just started, or a topic that begins anew, may be unknown for a while.
+        if data["code"] != "unknown-topic" and not is_registry:
+            tp = _read_partition(data) if "topic" in data else None
+            self._add_protocol_error(tp, -1, f"error {data}, without such a fault")
+
+    def _add_protocol_error(self, tp: TopicPartition | None, offset: int | None, text: str) -> None:
+        if len(self.protocol_errors) < MAX_PROTOCOL_ERRORS:
+            at = -1 if offset is None else offset
+            self.protocol_errors.append(ProtocolError(tp, at, text))
+
+
+def _parse_record(event: Mapping[str, Any], data: dict[str, Any]) -> ReceivedRecord:
     """Return a record without its id; a value with a schema is shown as JSON, not as text."""
-    data = json.loads(event["data"])
     if isinstance(data["value"], dict) and "base64" not in data["value"]:
         data["value"] = json.dumps(data["value"], separators=(",", ":"))
         event = {**event, "data": json.dumps(data)}

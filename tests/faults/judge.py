@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,12 +20,15 @@ from gateway.core.log.record import TopicPartition
 from gateway.core.token.resume_token import parse_token
 
 from .clients import ClientLog, Connection
-from .views import Rule, View
+from .views import GAP_REASONS, Rule, View
 
 MAX_FINDINGS_PER_CLIENT = 50
 # In place of the number of a client.
-KAFKA, GROUP, JOB = -1, -2, -3
-_NAMES = {KAFKA: "Kafka", GROUP: "the reactive group", JOB: "the Spark job"}
+KAFKA, GROUP, JOB, GATEWAYS = -1, -2, -3, -4
+_NAMES = {
+    KAFKA: "Kafka", GROUP: "the reactive group", JOB: "the Spark job", GATEWAYS: "the gateways",
+}  # fmt: skip
+_LOG_LINE = re.compile(r"gateway \d+: \d{4}-\d\d-\d\d ")  # the first line of a message
 
 
 class Trouble(StrEnum):
@@ -33,6 +38,13 @@ class Trouble(StrEnum):
     GAVE_UP = "gave up"
     LOST_BY_KAFKA = "lost by Kafka"
     RESUME_MODE = "resume mode"
+    PROTOCOL = "protocol"
+    GAP_REASON = "gap with wrong reason"
+    STILL_PENDING = "still pending"
+    POSITION_AHEAD = "position ahead"
+    POSITION_BEHIND = "position behind"
+    NOTHING_WRITTEN = "nothing written"
+    TRACEBACK = "traceback"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +92,7 @@ class Truth:
         self.whole_topics = whole_topics
         self._last_records: dict[View, Mapping[TopicPartition, AckedRecord]] = {}
         self._tables: dict[View, Mapping[tuple[TopicPartition, bytes | None], AckedRecord]] = {}
+        self._logs: dict[View, Mapping[TopicPartition, Sequence[AckedRecord]]] = {}
 
     @cached_property
     def truths(self) -> Mapping[TopicPartition, PartitionTruth]:
@@ -100,6 +113,22 @@ class Truth:
                 (record.tp, record.key): record for record in self._list_visible(view)
             }
         return self._tables[view]
+
+    def get_due_records(
+        self, view: View, tp: TopicPartition, start: int, end: int
+    ) -> Sequence[AckedRecord]:
+        """Return the records of a view that Kafka still has in [start, end) of a partition."""
+        if view not in self._logs:
+            logs: dict[TopicPartition, list[AckedRecord]] = {}
+            for record in filter(view.is_visible, self.read_records):
+                logs.setdefault(record.tp, []).append(record)
+            self._logs[view] = logs
+        log = self._logs[view].get(tp, ())
+        return log[_find(log, start) : _find(log, end)]
+
+    def list_unwritten(self) -> list[TopicPartition]:
+        """Return the partitions of which nothing was ever acknowledged."""
+        return [tp for tp, truth in self.truths.items() if not any(truth.logs)]
 
     def _list_visible(self, view: View) -> Iterable[AckedRecord]:
         for tp in self.partitions[view.topic]:
@@ -122,6 +151,25 @@ def describe_lack(log: ClientLog, truth: Truth) -> str:
     return ""
 
 
+def judge_logs(lines: Iterable[str]) -> list[ClientFinding]:
+    """Return the messages of the gateways that have a traceback: nobody expected these errors.
+
+    Args:
+        lines: As `World.read_logs` returns them.
+    """
+    found: dict[str, None] = {}
+    message = ""
+    for line in lines:
+        if _LOG_LINE.match(line):
+            message = line
+        elif line.startswith("gateway") and "Traceback (most recent call last)" in line:
+            found[message or line] = None
+    return [
+        ClientFinding(GATEWAYS, "", "", Trouble.TRACEBACK, None, -1, text)
+        for text in list(found)[:MAX_FINDINGS_PER_CLIENT]
+    ]
+
+
 def judge_client(log: ClientLog, truth: Truth) -> list[ClientFinding]:
     """Return what is wrong with what a client got, which is expected to be all that it gets."""
     plan = log.plan
@@ -131,18 +179,102 @@ def judge_client(log: ClientLog, truth: Truth) -> list[ClientFinding]:
         found = _check_stream(log, truth)
     findings = [
         ClientFinding(plan.number, plan.view.name, plan.wire, each.kind, tp, each.offset, each.text)
-        for tp, each in found
+        for tp, each in (*found, *_check_protocol(log), *_check_positions(log, truth))
     ]
-    wanted = "exact" if plan.view.rule is Rule.STREAM else None
-    modes = {each.resume_mode for each in log.connections if each.resume_mode}
-    if wanted and modes - {wanted}:
-        findings.append(
-            ClientFinding(
-                plan.number, plan.view.name, plan.wire, Trouble.RESUME_MODE, None, -1,
-                f"begin said {modes}",
-            )
-        )  # fmt: skip
     return findings[:MAX_FINDINGS_PER_CLIENT]
+
+
+def _check_protocol(log: ClientLog) -> Iterable[tuple[TopicPartition | None, Finding]]:
+    """Find what is wrong with events by themselves."""
+    topic = log.plan.view.topic
+    for error in log.protocol_errors:
+        yield error.tp, Finding(Trouble.PROTOCOL, error.offset, error.text)
+    modes = {each.resume_mode for each in log.connections if each.resume_mode}
+    if log.plan.view.rule is Rule.STREAM and modes - {"exact"}:
+        yield None, Finding(Trouble.RESUME_MODE, -1, f"begin said {modes}")
+    for tp in log.pending:
+        yield tp, Finding(Trouble.STILL_PENDING, -1, "no `ready` came, but its last records did")
+    for item in log.items:
+        assert item.tp is not None
+        if isinstance(item, GapEvent) and item.reason != GAP_REASONS.get(item.tp.topic):
+            yield item.tp, Finding(Trouble.GAP_REASON, item.start, f"{item}")
+        if item.tp.topic != topic:
+            yield item.tp, Finding(FindingKind.OUTSIDE, -1, f"the stream is of {topic}: {item}")
+
+
+def _check_positions(
+    log: ClientLog, truth: Truth
+) -> Iterable[tuple[TopicPartition | None, Finding]]:
+    """Find positions with which a client would lose records, or get them again.
+
+    It is a stroke of luck if a client is cut off at a wrong position: the next one is right again.
+    Logs that went back are left out: a position does not say of which of them it is.
+    """
+    view, count = log.plan.view, 0
+    came: dict[TopicPartition, int] = {}  # where each partition stands after what came
+    table: dict[tuple[TopicPartition, bytes | None], int] = {}
+    checked: dict[TopicPartition, int] = {}
+    for position in log.positions:
+        for item in log.items[count : position.item_count]:
+            assert item.tp is not None
+            if isinstance(item, ReceivedRecord):
+                assert item.offset is not None
+                came[item.tp] = item.offset + 1
+                table[item.tp, item.key] = item.offset
+            else:
+                came[item.tp] = item.end
+        count = position.item_count
+        for tp, offset in _read_positions(position.token, view.topic).items():
+            if tp not in truth.truths or len(truth.truths[tp].logs) > 1:
+                continue
+            if view.rule is Rule.STREAM:
+                found = _check_position(view, truth, tp, came.get(tp, 0), offset)
+            else:
+                found = _check_table_position(view, truth, tp, checked.get(tp, 0), offset, table)
+                checked[tp] = offset
+            if found is not None:
+                yield tp, found
+
+
+def _check_position(
+    view: View, truth: Truth, tp: TopicPartition, came: int, offset: int
+) -> Finding | None:
+    """Return what is wrong with a position of a stream that stands at `came`."""
+    if offset < came:
+        text = f"the position {offset} would bring again what came up to {came - 1}"
+        return Finding(Trouble.POSITION_BEHIND, offset, text)
+    for record in truth.get_due_records(view, tp, came, offset):
+        text = f"the position {offset} would skip {record.offset}; the stream stands at {came}"
+        return Finding(Trouble.POSITION_AHEAD, record.offset, text)
+    return None
+
+
+def _check_table_position(
+    view: View,
+    truth: Truth,
+    tp: TopicPartition,
+    checked: int,
+    offset: int,
+    table: Mapping[tuple[TopicPartition, bytes | None], int],
+) -> Finding | None:
+    """Return the latest record of a key that a position has passed without it.
+
+    Args:
+        view: The view.
+        truth: What Kafka has.
+        tp: The partition.
+        checked: The position before, up to which this was checked.
+        offset: The position.
+        table: The offset of the record of each key that came last.
+    """
+    latest = {record.key: record for record in truth.get_due_records(view, tp, checked, offset)}
+    for key, record in latest.items():
+        known = table.get((tp, key), -1)
+        # A key that was deleted before a snapshot is in none.
+        if known < record.offset and (record.value is not None or known >= 0):
+            text = f"the position {offset} has passed {record.offset} of {key!r}; known is {known}"
+            return Finding(Trouble.POSITION_AHEAD, record.offset, text)
+    return None
 
 
 def _check_stream(log: ClientLog, truth: Truth) -> list[tuple[TopicPartition | None, Finding]]:
@@ -242,6 +374,11 @@ def _split_by_connection(
         is_last = index + 1 == len(log.connections)
         end = len(log.items) if is_last else log.connections[index + 1].first_item
         yield connection, log.items[connection.first_item : end]
+
+
+def _find(log: Sequence[AckedRecord], offset: int) -> int:
+    """Return the index of the first record at this offset or behind."""
+    return bisect_left(log, offset, key=lambda record: record.offset)
 
 
 def _read_positions(token: str, topic: str) -> dict[TopicPartition, int]:

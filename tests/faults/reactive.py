@@ -8,26 +8,30 @@ documentation promises, and what is checked here of what the back end accepted, 
 - records come for the first time in the order of the log, and none is skipped;
 - a record comes again only because its batch had no answer, or was not committed yet when its
   member lost the partition: two batches at most. So nothing comes again from further back than
-  that.
+  that;
+- once all faults are over and all has come, what is written then does not come again within the
+  timeout of the back end: it was answered, and nobody lost a partition;
+- timestamp and headers are those of the record.
 
 Since the back end never answers that a record was not processed, there are no dead letters.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from support.backend import FakeBackend
-from support.reactive import build_settings
+from support.reactive import BACKEND_TIMEOUT_S, build_settings
 from support.stream_check import AckedRecord, Finding, FindingKind, PartitionTruth
 
 from gateway.core.log.record import TopicPartition
 
 from .judge import GROUP, ClientFinding, Truth
-from .views import LEDGER, SOLO, TRIMMED, UNCLEAN, VOLATILE
+from .views import LEDGER, SOLO, TRIMMED, UNCLEAN, VOLATILE, describe_other_metadata
 
 GROUP_NAME = "bench"
 GROUP_TOPICS = (LEDGER, SOLO, TRIMMED, VOLATILE, UNCLEAN)
@@ -44,10 +48,12 @@ class Delivery(NamedTuple):
     Attributes:
         at: When, by `time.monotonic`.
         record: Its place, key and value.
+        other_metadata: How its timestamp and headers differ from those it was written with.
     """
 
     at: float
     record: AckedRecord
+    other_metadata: str = ""
 
 
 @dataclass
@@ -81,11 +87,18 @@ class ReactiveGroup:
         """Return what the back end accepted by now, in its order."""
         clock_difference_s = time.time() - time.monotonic()
         return [
-            Delivery(call["at"] - clock_difference_s, _parse_record(record))
+            parse_delivery(record, call["at"] - clock_difference_s)
             for call in self.backend.calls
             for record, done in zip(call["records"], call["processed"] or (), strict=False)
             if done
         ]
+
+
+def parse_delivery(data: Mapping[str, Any], at: float) -> Delivery:
+    """Return a record as the back end got it, at a time of `time.monotonic`."""
+    record, headers = _parse_record(data), list(data["headers"].items())
+    other = describe_other_metadata(record.value or b"", data["timestamp"], headers)
+    return Delivery(at, record, other)
 
 
 def _parse_record(data: Mapping[str, Any]) -> AckedRecord:
@@ -111,8 +124,16 @@ def list_lacking(deliveries: Iterable[Delivery], truth: Truth) -> list[AckedReco
     ]
 
 
-def judge_group(deliveries: Sequence[Delivery], truth: Truth) -> list[ClientFinding]:
-    """Return what is wrong with what the back end accepted, which is all that it gets."""
+def judge_group(
+    deliveries: Sequence[Delivery], truth: Truth, calm_at: float = math.inf
+) -> list[ClientFinding]:
+    """Return what is wrong with what the back end accepted, which is all that it gets.
+
+    Args:
+        deliveries: What it accepted.
+        truth: What Kafka has and had.
+        calm_at: When all faults were over and all had come, by `time.monotonic`.
+    """
     by_partition: dict[TopicPartition, list[AckedRecord]] = {}
     for each in deliveries:
         by_partition.setdefault(each.record.tp, []).append(each.record)
@@ -127,6 +148,12 @@ def judge_group(deliveries: Sequence[Delivery], truth: Truth) -> list[ClientFind
         else:
             text = f"{len(records)} records of a partition that it does not read"
             found.append((tp, Finding(FindingKind.OUTSIDE, records[0].offset, text)))
+    found += [
+        (each.record.tp, Finding(FindingKind.ALTERED, each.record.offset, each.other_metadata))
+        for each in deliveries
+        if each.other_metadata
+    ]
+    found += _list_again_in_calm(deliveries, calm_at)
     return [
         ClientFinding(GROUP, GROUP_NAME, "", each.kind, tp, each.offset, each.text)
         for tp, each in found[:MAX_FINDINGS]
@@ -136,6 +163,18 @@ def judge_group(deliveries: Sequence[Delivery], truth: Truth) -> list[ClientFind
 def count_again(deliveries: Sequence[Delivery]) -> int:
     """Return how many times a record came another time."""
     return len(deliveries) - len({each.record for each in deliveries})
+
+
+def _list_again_in_calm(
+    deliveries: Iterable[Delivery], calm_at: float
+) -> Iterator[tuple[TopicPartition, Finding]]:
+    """Find what came for the first time when all was calm, and again soon after."""
+    first_at: dict[AckedRecord, float] = {}
+    for at, record, _ in deliveries:
+        after_s = at - first_at.setdefault(record, at)
+        if first_at[record] > calm_at and 0 < after_s < BACKEND_TIMEOUT_S:
+            text = f"again after {after_s:.2f} s, although it was answered and nothing failed"
+            yield record.tp, Finding(FindingKind.DUPLICATE, record.offset, text)
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 import traceback
 from collections import Counter, defaultdict
@@ -17,7 +18,17 @@ from support.stream_check import AckedRecord
 from .broker_faults import BROKER_FAULTS
 from .clients import ClientLog, FaultClient
 from .effects import FaultAction, FaultNotPossible
-from .judge import GROUP, JOB, KAFKA, ClientFinding, Trouble, Truth, describe_lack, judge_client
+from .judge import (
+    GROUP,
+    JOB,
+    KAFKA,
+    ClientFinding,
+    Trouble,
+    Truth,
+    describe_lack,
+    judge_client,
+    judge_logs,
+)
 from .log_faults import LOG_FAULTS
 from .network_faults import NETWORK_FAULTS
 from .process_faults import PROCESS_FAULTS
@@ -130,6 +141,7 @@ class _Run:
         self._print(f"all is healed; {len(world.clients)} clients have to get the rest")
         behind = await self._list_behind(truth)
         self._result.duration_s = round(self._get_time(), 1)
+        calm_at = math.inf if behind else time.monotonic()
         if not behind:
             # Behind these comes nothing; before them would have come what comes twice.
             await world.write_last_records()
@@ -139,11 +151,16 @@ class _Run:
         deliveries = await asyncio.to_thread(world.group.list_deliveries)
         rows = await world.read_rows()
         findings = self._list_lost_by_kafka(truth) + behind
+        findings += [
+            ClientFinding(KAFKA, "", "", Trouble.NOTHING_WRITTEN, tp, -1, "so nothing was tested")
+            for tp in truth.list_unwritten()
+        ]
         for client in world.clients:
             if client.is_closed:
                 findings.append(_build_trouble(client, Trouble.GAVE_UP, client.describe_state()))
             findings += judge_client(client.log, truth)
-        findings += judge_group(deliveries, truth)
+        findings += judge_group(deliveries, truth, calm_at)
+        findings += judge_logs(world.read_logs())
         if world.job is not None:
             findings += judge_rows(rows, truth)
         self._note_counts(deliveries, rows)

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from support.oracle import StreamOracle
 from support.stream_check import AckedRecord, FindingKind
 
 from faults.clients import ClientLog
-from faults.judge import Trouble, Truth, describe_lack, judge_client
-from faults.views import LEDGER, PRICES, VIEWS, ClientPlan, Rule, View, Wire
+from faults.judge import Trouble, Truth, describe_lack, judge_client, judge_logs
+from faults.views import PRICES, TRIMMED, TYPED, VIEWS, VOLATILE, ClientPlan, Rule, View, Wire
 from gateway.core.log.record import TopicPartition
 from gateway.core.token.resume_token import TokenWriter, TopicPositions, digest_text, seal_token
 
-LOG = TopicPartition(LEDGER, 0)
+LOG = TopicPartition(TRIMMED, 0)
 TABLE = TopicPartition(PRICES, 0)
-STREAM_VIEW = next(view for view in VIEWS if view.name == "ledger, SSE")
-OWN_KEY_VIEW = next(view for view in VIEWS if view.path == "/own/key-1")
+STREAM_VIEW = next(view for view in VIEWS if view.topic == TRIMMED)
+OWN_KEY_VIEW = replace(next(view for view in VIEWS if view.path == "/own/key-1"), topic=TRIMMED)
 TABLE_VIEW = next(view for view in VIEWS if view.rule is Rule.TABLE)
 # Offsets 5 and 6 are of an aborted transaction and its marker.
 OFFSETS = [0, 1, 2, 3, 4, 7, 8, 9]
@@ -26,15 +28,17 @@ ABORTED = b'{"n":5,"lane":"red"}'
 
 
 def build_record(tp: TopicPartition, offset: int, key: str = "") -> AckedRecord:
-    value = json.dumps({"n": offset, "lane": "red"}, separators=(",", ":")).encode()
+    written = {"n": offset, "lane": "red", "at": 1000 * offset}
+    value = json.dumps(written, separators=(",", ":")).encode()
     return AckedRecord(tp, offset, (key or f"key-{offset % 2}").encode(), value)
 
 
 def build_truth(tp: TopicPartition, log_start: int = 0) -> Truth:
     oracle = StreamOracle()
-    oracle.add_acked(build_record(tp, offset) for offset in OFFSETS)
+    records = [build_record(tp, offset) for offset in OFFSETS]
+    oracle.add_acked(records)
     oracle.add_aborted([ABORTED])
-    return Truth(oracle, {tp.topic: [tp]}, {tp: log_start})
+    return Truth(oracle, {tp.topic: [tp]}, {tp: log_start}, records)
 
 
 def build_token(tp: TopicPartition, offset: int) -> str:
@@ -50,33 +54,44 @@ class Playback:
         self._tp = tp
         self.connect()
 
-    def connect(self, token: str = "", resume: str = "exact") -> None:
+    def connect(self, token: str = "", resume: str = "exact", *, pending: bool = False) -> None:
         self.log.add_connection(token)
-        self._add("begin", {"resume": resume, "pending": []})
+        self.add(
+            "begin",
+            {"resume": resume, "pending": [self.place] if pending else []},
+            token or build_token(self._tp, 0),
+        )
 
     def send(self, *offsets: int) -> None:
         for offset in offsets:
             self.send_record(build_record(self._tp, offset))
 
-    def send_record(self, record: AckedRecord) -> None:
+    def send_record(self, record: AckedRecord, token: str = "", **changes: Any) -> None:
+        """Send a record, with some members of its envelope other than they should be."""
         envelope = {
             "topic": record.tp.topic,
             "partition": record.tp.partition,
             "offset": record.offset,
+            "timestamp": 1000 * record.offset,
             "key": record.key.decode() if record.key else None,
             "value": record.value.decode() if record.value else None,
+            "headers": [["lane", "red"]],
+            **changes,
         }
-        self._add("message" if record.value else "delete", envelope)
+        self.add("message" if record.value else "delete", envelope, token)
 
     def tell_gap(self, start: int, end: int, reason: str = "retention") -> None:
-        place = {"topic": self._tp.topic, "partition": self._tp.partition}
-        self._add("gap", {**place, "from": start, "to": end, "reason": reason})
+        self.add("gap", {**self.place, "from": start, "to": end, "reason": reason})
+
+    @property
+    def place(self) -> dict[str, Any]:
+        return {"topic": self._tp.topic, "partition": self._tp.partition}
 
     def judge(self, truth: Truth) -> set[str]:
         return {each.kind for each in judge_client(self.log, truth)}
 
-    def _add(self, name: str, data: object) -> None:
-        self.log.add_event({"event": name, "id": "an id", "data": json.dumps(data)})
+    def add(self, name: str, data: object, token: str = "") -> None:
+        self.log.add_event({"event": name, "id": token, "data": json.dumps(data)})
 
 
 def judge_stream(
@@ -130,7 +145,7 @@ def test_a_record_that_comes_again_after_a_reconnect_is_found() -> None:
         client.connect(build_token(LOG, 2))
         client.send(2, 3, 4, 7, 8, 9)
 
-    assert judge_stream(play) == {FindingKind.DUPLICATE}
+    assert judge_stream(play) == {FindingKind.DUPLICATE, Trouble.POSITION_BEHIND}
 
 
 def test_a_record_of_an_aborted_transaction_is_found() -> None:
@@ -210,16 +225,119 @@ def test_a_stream_that_says_it_does_not_resume_exactly_is_found() -> None:
 
 def test_a_log_that_went_back_without_a_word_is_found() -> None:
     """A gap of reason recreated tells it; without one, the new log is not what was due."""
+    tp = TopicPartition(VOLATILE, 0)
+    view = next(view for view in VIEWS if view.topic == VOLATILE)
     for is_told in (True, False):
-        truth = build_truth(LOG)
-        client = Playback(STREAM_VIEW, LOG)
+        truth = build_truth(tp)
+        client = Playback(view, tp)
         send_all(client)
-        truth.oracle.mark_recreated(LEDGER)
-        truth.oracle.add_acked([build_record(LOG, 0, "key-9")])
+        truth.oracle.mark_recreated(VOLATILE)
+        truth.oracle.add_acked([build_record(tp, 0, "key-9")])
         if is_told:
             client.tell_gap(10, 0, "recreated")
-        client.send_record(build_record(LOG, 0, "key-9"))
+        client.send_record(build_record(tp, 0, "key-9"))
         assert bool(client.judge(truth)) is not is_told
+
+
+def test_a_gap_for_another_reason_than_the_fault_is_found() -> None:
+    """Records that are intact in Kafka were told as corrupt, in any topic, and that passed."""
+
+    def play(client: Playback) -> None:
+        client.send(0)
+        client.tell_gap(1, 2, "corrupt")
+        client.send(2, 3, 4, 7, 8, 9)
+
+    assert judge_stream(play) == {Trouble.GAP_REASON}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"key": None}, {"timestamp": 1}, {"headers": []}, {"headers": [["lane", "blue"]]}],
+    ids=str,
+)
+def test_a_record_with_parts_of_another_one_is_found(changes: dict[str, Any]) -> None:
+    def play(client: Playback) -> None:
+        client.send_record(build_record(LOG, 0), **changes)
+        client.send(*OFFSETS[1:])
+
+    assert judge_stream(play) == {Trouble.PROTOCOL}
+
+
+def test_events_that_should_not_be_are_found() -> None:
+    def begin_without_a_word(client: Playback) -> None:
+        client.send(0, 1, 2)
+        client.log.add_connection("")
+        client.send(3, 4, 7, 8, 9)
+
+    def send_what_is_pending(client: Playback) -> None:
+        client.connect(pending=True)
+        client.send(0)
+        client.add("ready", client.place)
+        client.send(*OFFSETS[1:])
+
+    def tell_an_error(client: Playback) -> None:
+        client.add("error", {**client.place, "code": "access-denied", "message": ""})
+        send_all(client)
+
+    def send_of_another_topic(client: Playback) -> None:
+        send_all(client)
+        client.send_record(build_record(TopicPartition(TYPED, 0), 0))
+
+    for play in (begin_without_a_word, send_what_is_pending, tell_an_error):
+        assert judge_stream(play) == {Trouble.PROTOCOL}
+    assert FindingKind.OUTSIDE in judge_stream(send_of_another_topic)
+
+
+def test_a_partition_that_stays_pending_is_found() -> None:
+    def play(client: Playback) -> None:
+        send_all(client)
+        client.connect(build_token(LOG, 10), pending=True)
+
+    assert judge_stream(play) == {Trouble.STILL_PENDING}
+
+
+def play_positions(view: View, tp: TopicPartition, offsets: dict[int, int]) -> set[str]:
+    """Return what is found where the position after each offset is as given."""
+    client = Playback(view, tp)
+    for offset, position in offsets.items():
+        client.send_record(build_record(tp, offset), build_token(tp, position))
+    return client.judge(build_truth(tp))
+
+
+def test_a_position_that_no_client_came_back_with_is_judged_too() -> None:
+    """A client that is cut off there would lose a record; the next position is right again."""
+    right = {offset: offset + 1 for offset in OFFSETS}
+    assert play_positions(STREAM_VIEW, LOG, right) == set()
+    # What lies between is of an aborted transaction.
+    assert play_positions(STREAM_VIEW, LOG, right | {4: 7}) == set()
+    assert play_positions(STREAM_VIEW, LOG, right | {0: 2}) == {Trouble.POSITION_AHEAD}
+    assert play_positions(STREAM_VIEW, LOG, right | {4: 3}) == {Trouble.POSITION_BEHIND}
+
+
+def test_a_position_of_a_table_has_the_latest_of_each_key() -> None:
+    assert play_positions(TABLE_VIEW, TABLE, {0: 0, 3: 0, 4: 5, 7: 5, 8: 10, 9: 10}) == set()
+    assert play_positions(TABLE_VIEW, TABLE, {3: 5, 8: 9, 9: 10}) == {Trouble.POSITION_AHEAD}
+
+
+def test_an_error_that_no_gateway_expected_is_found() -> None:
+    """The reactive group failed and was run again; that showed in the log alone."""
+    lines = [
+        "gateway 1: 2026-11-28 03:52:17,900 INFO FETCH resumed",
+        "gateway 1: 2026-11-28 03:52:17,954 ERROR group bench failed; it is run again",
+        "gateway 1:     + Exception Group Traceback (most recent call last):",
+        "gateway 1:       | Traceback (most recent call last):",
+        "gateway 1: 2026-11-28 03:52:18,000 INFO FETCH resumed",
+        "job: Traceback (most recent call last):",
+    ]
+    (finding,) = judge_logs(lines)
+    assert finding.kind is Trouble.TRACEBACK and finding.text == lines[1]
+    assert judge_logs([*lines[:2], *lines[-2:]]) == []
+
+
+def test_a_partition_to_which_nothing_was_written_is_told() -> None:
+    truth = Truth(StreamOracle(), {TRIMMED: [LOG]})
+    assert truth.list_unwritten() == [LOG]
+    assert build_truth(LOG).list_unwritten() == []
 
 
 def judge_table(play: Callable[[Playback], None]) -> set[str]:

@@ -6,10 +6,18 @@ import json
 from collections.abc import Iterable
 
 from support.oracle import StreamOracle
+from support.reactive import BACKEND_TIMEOUT_S
 from support.stream_check import AckedRecord, FindingKind
 
 from faults.judge import Truth
-from faults.reactive import MAX_RECORDS_AGAIN, Delivery, count_again, judge_group, list_lacking
+from faults.reactive import (
+    MAX_RECORDS_AGAIN,
+    Delivery,
+    count_again,
+    judge_group,
+    list_lacking,
+    parse_delivery,
+)
 from faults.views import LEDGER, TYPED
 from gateway.core.log.record import TopicPartition
 
@@ -67,6 +75,36 @@ def test_aborted_foreign_and_altered_records_are_found() -> None:
     assert judge([*RECORDS, build_record(COUNT, run=1)]) == {FindingKind.PHANTOM}
     assert judge([*RECORDS, RECORDS[3]._replace(key=b"other")]) == {FindingKind.ALTERED}
     assert judge([*RECORDS, other]) == {FindingKind.OUTSIDE}
+
+
+def test_what_comes_again_without_a_cause_is_found() -> None:
+    """A batch that was answered was sent again, now and then, which nobody noticed."""
+    calm_at, late = 10.0, BACKEND_TIMEOUT_S
+
+    def judge_times(*times: float) -> set[str]:
+        last = [Delivery(at, RECORDS[-1]) for at in times]
+        found = judge_group([*deliver(RECORDS[:-1]), *last], build_truth(), calm_at)
+        return {each.kind for each in found}
+
+    assert judge_times(11.0) == set()
+    assert judge_times(11.0, 11.5) == {FindingKind.DUPLICATE}
+    assert judge_times(9.0, 9.5) == set()  # some fault may be the cause
+    assert judge_times(11.0, 11.5 + late) == set()  # the answer may have come too late
+
+
+def test_a_record_with_the_timestamp_or_headers_of_another_one_is_found() -> None:
+    at = 1000
+    value = json.dumps({"n": 0, "lane": "red", "at": at})
+    data = {"topic": LEDGER, "partition": 0, "offset": 0, "key": "key", "value": value}
+    whole = parse_delivery({**data, "timestamp": at, "headers": {"lane": "red"}}, 0.0)
+    assert not whole.other_metadata
+    for other in ({"timestamp": 0}, {"headers": {"lane": "blue"}}, {"headers": {}}):
+        changed = {**data, "timestamp": at, "headers": {"lane": "red"}, **other}
+        delivery = parse_delivery(changed, 0.0)
+        truth = build_truth()
+        truth.oracle.add_acked([delivery.record])
+        found = judge_group([delivery, *deliver(RECORDS[1:])], truth)
+        assert FindingKind.ALTERED in {each.kind for each in found}
 
 
 def test_a_log_that_begins_anew_is_read_from_its_start() -> None:

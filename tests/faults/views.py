@@ -39,6 +39,10 @@ CLOCKED, CLOCKED_CONFIGS = "clocked", {"message.timestamp.type": "LogAppendTime"
 KEY_COUNT = 7
 LANES = ("red", "green", "blue", "grey")
 LOGIN, SESSION, REGISTRY = "login", "session", "registry"
+# Why each topic may lose records. Gaps of other topics, or for other reasons, are wrong.
+GAP_REASONS: Mapping[str, str] = {
+    TRIMMED: "retention", VOLATILE: "recreated", UNCLEAN: "truncated",
+}  # fmt: skip
 
 
 class Rule(StrEnum):
@@ -141,9 +145,42 @@ def _see_keys(*numbers: int) -> RecordPredicate:
 
 
 @lru_cache(maxsize=1 << 17)
+def _read_metadata(value: bytes) -> tuple[str, int]:
+    """Return the lane and the timestamp that a written value names."""
+    written = json.loads(value)
+    return written["lane"], written["at"]
+
+
 def read_lane(value: bytes | None) -> str | None:
     """Return the lane that a written value names."""
-    return None if value is None else json.loads(value)["lane"]
+    return None if value is None else _read_metadata(value)[0]
+
+
+def build_metadata(value: bytes) -> dict[str, Any]:
+    """Return the timestamp and the headers that a value is written with, as it names them."""
+    lane, timestamp_ms = _read_metadata(value)
+    return {"timestamp": timestamp_ms, "headers": [("lane", lane.encode())]}
+
+
+def describe_other_metadata(
+    value: bytes, timestamp_ms: int, headers: Sequence[Sequence[str]]
+) -> str:
+    """Return how a record's timestamp or headers differ from those it was written with.
+
+    Args:
+        value: The value of the record.
+        timestamp_ms: The timestamp that came with it.
+        headers: The headers that came with it, as pairs of name and value.
+
+    Returns:
+        Nothing if they are the same, or if the value was not written by the bench.
+    """
+    try:
+        lane, written_ms = _read_metadata(value)
+    except (ValueError, KeyError):
+        return ""
+    came, written = (timestamp_ms, list(map(list, headers))), (written_ms, [["lane", lane]])
+    return "" if came == written else f"timestamp and headers {came}, written {written}"
 
 
 _PLAIN_WIRES = (Wire.SSE, Wire.WEBSOCKET, Wire.NDJSON)

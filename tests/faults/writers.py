@@ -14,7 +14,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from support.continuous_writer import PRODUCER_OPTIONS
@@ -25,7 +25,7 @@ from support.waiting import wait_until
 
 from gateway.core.log.record import TopicPartition
 
-from .views import KEY_COUNT, LANES
+from .views import KEY_COUNT, LANES, build_metadata
 
 PLAIN_OPTIONS = {"enable.idempotence": False, "acks": "all", "message.timeout.ms": 10_000}
 IDEMPOTENT_OPTIONS = {"message.timeout.ms": 45_000}
@@ -69,7 +69,7 @@ class WriterLog:
 
     def build_record(self, tp: TopicPartition, keys: Callable[[TopicPartition], bytes]) -> Record:
         """Build a record with a value of its own."""
-        fields = {"lane": self.random.choice(LANES)}
+        fields = {"lane": self.random.choice(LANES), "at": int(1000 * time.time())}
         (made,) = self.oracle.build_records(1, keys(tp), tp.partition, fields, None)
         return Record(tp, made.key or b"", made.value or b"")
 
@@ -104,11 +104,19 @@ class WriterLog:
 
 
 class Record(NamedTuple):
-    """A record to be written; `value` None is a tombstone."""
+    """A record to be written; `value` None is a tombstone.
+
+    A value names the timestamp and the header that it is written with, so that whoever gets the
+    record can tell whether these are its own.
+    """
 
     tp: TopicPartition
     key: bytes
     value: bytes | None
+
+    def build_metadata(self) -> dict[str, Any]:
+        """Return what a producer is given beside key and value."""
+        return {} if self.value is None else build_metadata(self.value)
 
 
 def choose_key(random: Random) -> Callable[[TopicPartition], bytes]:
@@ -269,7 +277,12 @@ class TopicWriter:
         # A partition that was just added is unknown until the producer has new metadata.
         with contextlib.suppress(KafkaException):
             self._producer.produce(
-                tp.topic, value, record.key, tp.partition, on_delivery=note_outcome
+                tp.topic,
+                value,
+                record.key,
+                tp.partition,
+                on_delivery=note_outcome,
+                **record.build_metadata(),
             )
             self._unacked_count += 1
 
@@ -357,6 +370,7 @@ class TransactionalWriter:
                     record.key,
                     record.tp.partition,
                     on_delivery=note_offset(record),
+                    **record.build_metadata(),
                 )
             if is_committed:
                 outcome = "uncertain"

@@ -16,6 +16,7 @@ from support.backend import FakeBackend
 from support.brokers import KafkaCluster
 
 KEY_COUNT = 7
+BACKEND_TIMEOUT_S = 2.0  # for the answer to a batch
 
 
 def build_settings(backend: FakeBackend, topic: str, **options: Any) -> dict[str, Any]:
@@ -29,7 +30,7 @@ def build_settings(backend: FakeBackend, topic: str, **options: Any) -> dict[str
         "retryDelay": "50ms",
         "retryDelayMax": "500ms",
         "heartbeatInterval": "500ms",
-        "backend": {"host": backend.base_url, "timeout": "2s"},
+        "backend": {"host": backend.base_url, "timeout": f"{BACKEND_TIMEOUT_S:g}s"},
         **options,
     }
 
