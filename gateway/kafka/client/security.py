@@ -127,8 +127,18 @@ class KafkaConnection(AIOKafkaConnection):  # type: ignore[misc]  # untyped ther
             raise MechanismNotOffered(self.offered_mechanisms) from exc
 
     def send(self, request: Any, expect_response: bool = True) -> Awaitable[Any]:
-        """Send a request; the result awaits its answer. See aiokafka."""
-        response: Awaitable[Any] = super().send(request, expect_response)
+        """Send a request; the result awaits its answer. See aiokafka.
+
+        Raises:
+            KafkaConnectionError: The connection is lost.
+        """
+        try:
+            response: Awaitable[Any] = super().send(request, expect_response)
+        except RuntimeError as exc:
+            # Once a transport of uvloop is closed, it refuses what is written. aiokafka is informed
+            # one step of the loop later, and expects an OSError until then.
+            self.close()
+            raise kafka_errors.KafkaConnectionError(f"the connection is closed: {exc}") from exc
         if isinstance(request, SaslHandShakeRequest):
             return self._record_mechanisms(response)
         if isinstance(request, SaslAuthenticateRequest):

@@ -6,6 +6,7 @@ import weakref
 from dataclasses import dataclass
 
 import pytest
+import uvloop
 from support.fake_broker import BrokerRequest, FakeBroker, never_answer
 from support.tcp_proxy import TcpProxy
 from support.waiting import wait_until
@@ -70,6 +71,43 @@ async def test_a_broker_too_old_is_told_with_both_ranges():
         with pytest.raises(KafkaError, match="speaks Echo 0 to 2, the gateway 3 to 8"):
             await kafka.send(1, ConnectionRole.CONTROL, EchoRequest())
         await kafka.close()
+
+
+CUT_COUNT = 150
+
+
+def test_a_connection_that_is_cut_while_it_is_written_to_is_lost():
+    """uvloop said so with a RuntimeError, which ended the reactive group that had asked."""
+    answered_count, is_done = 0, False
+
+    async def send_until_done(kafka: Connections) -> None:
+        nonlocal answered_count
+        while not is_done:
+            try:
+                await kafka.send(1, ConnectionRole.CONTROL, EchoRequest())
+                answered_count += 1
+            except BrokerUnavailable:
+                await asyncio.sleep(0.001)
+
+    async def send_through_cuts() -> None:
+        nonlocal is_done
+        async with FakeBroker(echo_body) as broker, TcpProxy(*broker.address) as proxy:
+            kafka = open_connections(broker, create_backoff=lambda: Backoff(0.001, lambda: 0.001))
+            host, _, port = proxy.address.rpartition(":")
+            kafka.update_addresses({1: (host, int(port))})
+            async with asyncio.TaskGroup() as group:
+                for _ in range(20):
+                    group.create_task(send_until_done(kafka))
+                for _ in range(CUT_COUNT):
+                    await wait_until(
+                        lambda before=answered_count: answered_count > before, "an answer"
+                    )
+                    proxy.cut()
+                is_done = True
+            await kafka.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(send_through_cuts())
 
 
 async def test_callers_of_one_role_share_a_connection_and_roles_do_not():
