@@ -174,8 +174,6 @@ class ClientLog:
         texts = []
         if not self.connections[-1].begin_id:
             texts.append("before the `begin` of its connection")
-        if record.tp in self.pending:
-            texts.append("before the `ready` of its partition, which is pending")
         if is_delete is not (record.value is None):
             texts.append(f"the event is {'delete' if is_delete else 'message'}: {record.value!r}")
         if record.key is None:
