@@ -564,7 +564,7 @@ class Connections:
                 # one would not be faster.
                 if not any(conn.connected() for conn in attempts.values()):
                     conn = self._create_connection(*address, idle)
-                    attempts[asyncio.create_task(conn.connect())] = conn
+                    attempts[start_shared_task(conn.connect())] = conn
                 done, _ = await asyncio.wait(
                     attempts, timeout=CONNECT_HEDGE_DELAY_S, return_when=asyncio.FIRST_COMPLETED
                 )
@@ -573,11 +573,11 @@ class Connections:
                     attempt.result()
                     return attempts.pop(attempt)
         finally:
-            # All that were not returned, also when the caller's timeout cancels this.
+            # All that were not returned, also when the caller's timeout cancels this. Nobody waits
+            # for their end: if this were cancelled meanwhile, nobody would close the one returned.
             for attempt, conn in attempts.items():
                 attempt.cancel()
                 conn.close()
-            await asyncio.gather(*attempts, return_exceptions=True)
 
     def _create_connection(self, host: str, port: int, idle: float) -> KafkaConnection:
         return KafkaConnection(

@@ -14,6 +14,7 @@ from support.waiting import wait_until
 from gateway.core.log.recovery import Backoff
 from gateway.errors import BrokerUnavailable, KafkaError
 from gateway.kafka.client.connections import ConnectionRole, Connections
+from gateway.kafka.client.security import KafkaConnection
 from gateway.kafka.protocol.requests import KafkaRequest, VersionRange
 
 
@@ -172,6 +173,31 @@ async def test_no_answer_in_time_closes_the_connection_and_says_timeout():
             await kafka.send(1, ConnectionRole.CONTROL, EchoRequest())
         assert (failed.value.node, failed.value.timeout) == (1, True)
         await wait_until(lambda: broker.connection_count == 0)
+        await kafka.close()
+
+
+async def test_a_connection_is_returned_before_the_attempts_that_lost_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """While it waited for their end, a timeout or a broker that left made it nobody's."""
+    is_first, may_end = True, asyncio.Event()
+    connect = KafkaConnection.connect
+
+    async def connect_second(self: KafkaConnection) -> object:
+        nonlocal is_first
+        if not is_first:
+            return await connect(self)
+        is_first = False
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await may_end.wait()
+
+    monkeypatch.setattr(KafkaConnection, "connect", connect_second)
+    async with FakeBroker(echo_body) as broker:
+        kafka = open_connections(broker)
+        assert await kafka.send(1, ConnectionRole.CONTROL, EchoRequest()) == b"hello"
+        may_end.set()
         await kafka.close()
 
 
