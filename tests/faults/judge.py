@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from typing import NamedTuple
 
 from support.oracle import StreamOracle
 from support.received import GapEvent, ReceivedRecord
@@ -66,6 +67,20 @@ class ClientFinding:
         return f"{self.kind}:{place} {self.text}; {who}"
 
 
+class LogStart(NamedTuple):
+    """Where a partition began.
+
+    Attributes:
+        at: When Kafka was asked, by `time.monotonic`.
+        tp: The partition.
+        offset: Its first offset.
+    """
+
+    at: float
+    tp: TopicPartition
+    offset: int
+
+
 class Truth:
     """What Kafka has at the end, and what it had before.
 
@@ -75,6 +90,7 @@ class Truth:
         log_starts: The first offset that each partition still has.
         read_records: What Kafka has at the end.
         whole_topics: The topics of which nothing may be gone.
+        earlier_log_starts: Where partitions began before, in the order of time.
     """
 
     def __init__(
@@ -84,12 +100,14 @@ class Truth:
         log_starts: Mapping[TopicPartition, int] | None = None,
         read_records: Sequence[AckedRecord] = (),
         whole_topics: Collection[str] = (),
+        earlier_log_starts: Sequence[LogStart] = (),
     ) -> None:
         self.oracle = oracle
         self.partitions = partitions
         self.log_starts = dict(log_starts or {})
         self.read_records = read_records
         self.whole_topics = whole_topics
+        self.earlier_log_starts = earlier_log_starts
         self._last_records: dict[View, Mapping[TopicPartition, AckedRecord]] = {}
         self._tables: dict[View, Mapping[tuple[TopicPartition, bytes | None], AckedRecord]] = {}
         self._logs: dict[View, Mapping[TopicPartition, Sequence[AckedRecord]]] = {}
@@ -125,6 +143,13 @@ class Truth:
             self._logs[view] = logs
         log = self._logs[view].get(tp, ())
         return log[_find(log, start) : _find(log, end)]
+
+    def get_latest_log_start(self, tp: TopicPartition, at: float) -> int | None:
+        """Return up to where a partition may have been deleted by a time of `time.monotonic`."""
+        following = (
+            each.offset for each in self.earlier_log_starts if each.tp == tp and each.at >= at
+        )
+        return next(following, self.log_starts.get(tp))
 
     def list_unwritten(self) -> list[TopicPartition]:
         """Return the partitions of which nothing was ever acknowledged."""
@@ -179,12 +204,14 @@ def judge_client(log: ClientLog, truth: Truth) -> list[ClientFinding]:
         found = _check_stream(log, truth)
     findings = [
         ClientFinding(plan.number, plan.view.name, plan.wire, each.kind, tp, each.offset, each.text)
-        for tp, each in (*found, *_check_protocol(log), *_check_positions(log, truth))
+        for tp, each in (*found, *_check_protocol(log, truth), *_check_positions(log, truth))
     ]
     return findings[:MAX_FINDINGS_PER_CLIENT]
 
 
-def _check_protocol(log: ClientLog) -> Iterable[tuple[TopicPartition | None, Finding]]:
+def _check_protocol(
+    log: ClientLog, truth: Truth
+) -> Iterable[tuple[TopicPartition | None, Finding]]:
     """Find what is wrong with events by themselves."""
     topic = log.plan.view.topic
     for error in log.protocol_errors:
@@ -194,10 +221,15 @@ def _check_protocol(log: ClientLog) -> Iterable[tuple[TopicPartition | None, Fin
         yield None, Finding(Trouble.RESUME_MODE, -1, f"begin said {modes}")
     for tp in log.pending:
         yield tp, Finding(Trouble.STILL_PENDING, -1, "no `ready` came, but its last records did")
-    for item in log.items:
+    for item, at in zip(log.items, log.times, strict=True):
         assert item.tp is not None
-        if isinstance(item, GapEvent) and item.reason != GAP_REASONS.get(item.tp.topic):
-            yield item.tp, Finding(Trouble.GAP_REASON, item.start, f"{item}")
+        if isinstance(item, GapEvent):
+            if item.reason != GAP_REASONS.get(item.tp.topic):
+                yield item.tp, Finding(Trouble.GAP_REASON, item.start, f"{item}")
+            latest = truth.get_latest_log_start(item.tp, at)
+            if item.reason == "retention" and latest is not None and item.end > latest:
+                text = f"{item}, but Kafka's log began at {latest} at most then"
+                yield item.tp, Finding(FindingKind.BOUNDS, item.start, text)
         if item.tp.topic != topic:
             yield item.tp, Finding(FindingKind.OUTSIDE, -1, f"the stream is of {topic}: {item}")
 

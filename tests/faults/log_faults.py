@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -10,7 +11,10 @@ from contextlib import asynccontextmanager
 from confluent_kafka import KafkaError, Message, Producer
 from support.oracle import read_records
 
+from gateway.core.log.record import TopicPartition
+
 from .effects import FaultAction, ask_kafka, clients_away, poll_effect, wait_for_effect
+from .judge import LogStart
 from .schedule import PlannedFault
 from .startup import create_topic
 from .views import LEDGER, PRICES, TOPICS, TRIMMED, VOLATILE
@@ -49,7 +53,12 @@ async def _get_offsets(
 
 
 async def _get_log_starts(world: World, topic: str) -> dict[int, int]:
-    return await _get_offsets(world, topic, world.cluster.admin.get_log_start_offset)
+    starts = await _get_offsets(world, topic, world.cluster.admin.get_log_start_offset)
+    now = time.monotonic()
+    world.log_starts += [
+        LogStart(now, TopicPartition(topic, number), offset) for number, offset in starts.items()
+    ]
+    return starts
 
 
 async def _get_ends(world: World, topic: str) -> dict[int, int]:
@@ -96,6 +105,7 @@ async def expire_records(world: World, fault: PlannedFault) -> AsyncIterator[str
         finally:
             configs = {"retention.ms": "-1", "segment.ms": "604800000"}
             await ask_kafka(admin.alter_configs, TRIMMED, configs)
+        await _get_log_starts(world, TRIMMED)
         writer.start()
     yield f"{TRIMMED} begins at {now}, before at {starts}; {len(clients)} clients were away"
 

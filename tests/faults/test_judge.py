@@ -12,7 +12,7 @@ from support.oracle import StreamOracle
 from support.stream_check import AckedRecord, FindingKind
 
 from faults.clients import ClientLog
-from faults.judge import Trouble, Truth, describe_lack, judge_client, judge_logs
+from faults.judge import LogStart, Trouble, Truth, describe_lack, judge_client, judge_logs
 from faults.views import PRICES, TRIMMED, TYPED, VIEWS, VOLATILE, ClientPlan, Rule, View, Wire
 from gateway.core.log.record import TopicPartition
 from gateway.core.token.resume_token import TokenWriter, TopicPositions, digest_text, seal_token
@@ -237,6 +237,23 @@ def test_a_log_that_went_back_without_a_word_is_found() -> None:
             client.tell_gap(10, 0, "recreated")
         client.send_record(build_record(tp, 0, "key-9"))
         assert bool(client.judge(truth)) is not is_told
+
+
+def test_a_gap_over_what_was_deleted_only_later_is_found() -> None:
+    """The log start at the end proves nothing of a gap that was told before."""
+    client = Playback(STREAM_VIEW, LOG)
+    client.send(0)
+    client.tell_gap(1, 4)
+    client.send(4, 7, 8, 9)
+    gap_at = client.log.times[1]
+    for log_start, kinds in ((4, set()), (3, {FindingKind.BOUNDS})):
+        truth = build_truth(LOG, log_start=8)
+        truth.earlier_log_starts = [
+            LogStart(gap_at - 1, LOG, 1),
+            LogStart(gap_at + 1, LOG, log_start),
+            LogStart(gap_at + 2, LOG, 8),
+        ]
+        assert client.judge(truth) == kinds
 
 
 def test_a_gap_for_another_reason_than_the_fault_is_found() -> None:

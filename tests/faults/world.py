@@ -28,7 +28,7 @@ from support.waiting import wait_until
 from gateway.core.log.record import TopicPartition
 
 from .clients import FaultClient
-from .judge import Truth, describe_lack
+from .judge import LogStart, Truth, describe_lack
 from .machine import FakeClock, FaultyKafka
 from .reactive import ReactiveGroup, list_lacking
 from .spark_job import ROWS, SparkJob, count_lacking_rows
@@ -62,6 +62,7 @@ class World:
         writers: The writer of each topic, and the plain one.
         transactional: The writer of transactions.
         clients: The clients, by their numbers.
+        log_starts: Where partitions began whenever a fault looked.
     """
 
     kafka: FaultyKafka
@@ -83,6 +84,7 @@ class World:
     transactional: TransactionalWriter | None = None
     clients: list[FaultClient] = field(default_factory=list)
     partitions: dict[str, list[TopicPartition]] = field(default_factory=dict)
+    log_starts: list[LogStart] = field(default_factory=list)
 
     @property
     def servers(self) -> str:
@@ -162,7 +164,7 @@ class World:
                 log_starts[tp] = await asyncio.to_thread(
                     self.cluster.admin.get_log_start_offset, topic, tp.partition
                 )
-        return Truth(self.oracle, self.partitions, log_starts, found, WHOLE_TOPICS)
+        return Truth(self.oracle, self.partitions, log_starts, found, WHOLE_TOPICS, self.log_starts)
 
     async def read_topic(self, topic: str, *, is_whole: bool = False) -> list[AckedRecord]:
         """Tell the oracle of all records that a topic has now, and return them.
