@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from support.oracle import StreamOracle
@@ -413,7 +413,8 @@ def _find(log: Sequence[AckedRecord], offset: int) -> int:
     return bisect_left(log, offset, key=lambda record: record.offset)
 
 
-def _read_positions(token: str, topic: str) -> dict[TopicPartition, int]:
+@lru_cache(maxsize=1 << 16)  # clients of a view that are served by one worker have the same ones
+def _read_positions(token: str, topic: str) -> Mapping[TopicPartition, int]:
     """Return the next offsets that a position names."""
     if not token:
         return {}
