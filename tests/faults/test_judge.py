@@ -428,6 +428,17 @@ def test_the_first_of_two_copies_may_be_compacted_before_the_log_is_read() -> No
     assert FindingKind.PHANTOM in later.judge(truth)
 
 
+def test_a_tombstone_that_is_no_delete_is_found() -> None:
+    """A page that listens for `delete` would keep the key."""
+    truth = build_truth(TABLE)
+    truth.oracle.add_acked([AckedRecord(TABLE, 10, b"key-1", None)])
+    for name, kinds in (("delete", set()), ("message", {Trouble.PROTOCOL})):
+        client = Playback(TABLE_VIEW, TABLE)
+        client.send(8, 9)
+        client.add(name, {**client.place, "offset": 10, "key": "key-1", "value": None})
+        assert client.judge(truth) == kinds
+
+
 def test_a_deleted_key_must_not_stay_in_a_table() -> None:
     truth = build_truth(TABLE)
     truth.oracle.add_acked([AckedRecord(TABLE, 10, b"key-1", None)])
