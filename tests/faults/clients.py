@@ -185,9 +185,13 @@ class ClientLog:
 
     def _check_error(self, data: Mapping[str, Any]) -> None:
         """Check that it is one of the errors that faults of the bench lead to."""
-        is_registry = data["code"] == "schema-registry" and self.plan.view.topic == TYPED
         # A broker that has just started, or a topic that begins anew, may be unknown for a while.
-        if data["code"] != "unknown-topic" and not is_registry:
+        expected = {"unknown-topic"}
+        if self.plan.view.topic == TYPED:
+            expected.add("schema-registry")
+        if self.plan.view.user:
+            expected.add("guard-unavailable")
+        if data["code"] not in expected:
             tp = _read_partition(data) if "topic" in data else None
             self._add_protocol_error(tp, -1, f"error {data}, without such a fault")
 
