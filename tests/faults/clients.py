@@ -185,8 +185,8 @@ class ClientLog:
 
     def _check_error(self, data: Mapping[str, Any]) -> None:
         """Check that it is one of the errors that faults of the bench lead to."""
-        # A broker that has just started, or a topic that begins anew, may be unknown for a while.
-        expected = {"unknown-topic"}
+        # What a broker that has just started, or a topic that begins anew, may lead to for a while.
+        expected = {"unknown-topic", "kafka-unavailable"}
         if self.plan.view.topic == TYPED:
             expected.add("schema-registry")
         if self.plan.view.user:
