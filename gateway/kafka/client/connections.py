@@ -66,8 +66,9 @@ class ConnectionRole(StrEnum):
 class BrokerConnection:
     """One connection to a broker, created and owned by `Connections`.
 
-    `conn` is replaced when the broker has closed it, as idle or at the end of its session, so
-    holders of a BrokerConnection need not notice that.
+    When the broker has closed it, as idle or at the end of its session, the next request opens
+    another one, so holders of a BrokerConnection need not notice that. Of a spare, `conn` is
+    replaced.
 
     Attributes:
         node: The broker; below 0 for a bootstrap server.
@@ -307,7 +308,19 @@ class Connections:
         # A throttled broker answers late without being ill (KIP-219).
         wait = (timeout or self.request_timeout) + max(0.0, connection.throttled_until - sent_at)
         try:
-            response = await self._send_or_reopen(connection, request, wait)
+            # Other requests may replace `connection.conn` while this one waits.
+            conn, is_used = connection.conn, connection.is_used
+            try:
+                response: R = await _run_within(wait, lambda: conn.send(request))
+            except CONNECTION_ERRORS as exc:
+                # One that never carried an answer was not closed as idle: the broker is ill.
+                if not is_used or not _is_closed(conn, exc):
+                    raise
+                # A broker closes a connection that is idle or whose session is over. What is sent
+                # at that moment was not read, so it is sent again on another one.
+                connection = await self._reopen(connection, conn)
+                remaining = max(0.0, sent_at + wait - asyncio.get_running_loop().time())
+                response = await _run_within(remaining, lambda: connection.conn.send(request))
         except BrokerTooOld:
             self.request_stats.failures[request.NAME, TOO_OLD_CAUSE] += 1
             raise
@@ -322,35 +335,21 @@ class Connections:
         self._on_success(connection, getattr(response, "throttle_ms", 0))
         return response
 
-    async def _send_or_reopen(
-        self, connection: BrokerConnection, request: KafkaRequest[R], timeout: float
-    ) -> R:
-        """Return the answer to a request, which is sent once more if the connection was closed.
+    async def _reopen(
+        self, connection: BrokerConnection, closed: KafkaConnection
+    ) -> BrokerConnection:
+        """Return an open connection in place of one that the broker has closed.
 
-        A broker closes a connection that is idle or whose session is over. A request that is sent
-        at that moment was not read, so it is sent again on a new connection.
+        A spare is still its borrower's, so it is opened again, once for all requests that were on
+        it. Of any other role, a broker has one connection, which all callers share.
+
+        Raises what `connect` or `_connect_hedged` raises.
         """
-        # Other requests may replace `connection.conn` while this one waits.
-        conn, is_used = connection.conn, connection.is_used
-        deadline = asyncio.get_running_loop().time() + timeout
-        try:
-            return await _run_within(timeout, lambda: conn.send(request))
-        except CONNECTION_ERRORS as exc:
-            # A connection that never carried an answer was not closed as idle: the broker is ill.
-            if not is_used or conn.connected() or cause_from_exception(exc) is not Cause.CONNECTION:
-                raise
-        await self._reopen(connection, conn)
-        remaining = max(0.0, deadline - asyncio.get_running_loop().time())
-        return await _run_within(remaining, lambda: connection.conn.send(request))
-
-    async def _reopen(self, connection: BrokerConnection, closed: KafkaConnection) -> None:
-        """Replace the closed `conn` of a connection, once for all requests that were on it.
-
-        Raises what `_connect_hedged` raises, and BrokerUnavailable when the broker has moved.
-        """
+        if connection.role is not ConnectionRole.SPARE:
+            return await self.connect(connection.node, connection.role)
         async with connection.lock:
             if connection.conn is not closed:
-                return  # another request has replaced it
+                return connection  # another request has replaced it
             broker = self._get_node(connection.node)
             idle = self._get_idle_timeout(connection.role)
             conn = await _run_within(
@@ -367,6 +366,7 @@ class Connections:
                 False,
                 self._compute_renewal(conn),
             )
+        return connection
 
     def _compute_renewal(self, conn: KafkaConnection) -> float:
         """Return the loop time from which a connection is to be replaced.
@@ -657,6 +657,11 @@ class Connections:
         broker.connections.clear()
         broker.spares.clear()
         return closing
+
+
+def _is_closed(conn: KafkaConnection, failure: BaseException) -> bool:
+    """Return whether a request failed because the broker has closed its connection."""
+    return cause_from_exception(failure) is Cause.CONNECTION and not conn.connected()
 
 
 async def _run_within(timeout: float, start: Callable[[], Awaitable[R]]) -> R:

@@ -506,3 +506,20 @@ async def test_a_request_that_no_connection_answers_is_not_sent_for_ever():
             await kafka.send(1, ConnectionRole.CONTROL, EchoRequest())
         assert len(broker.requests) == 3
         await kafka.close()
+
+
+async def test_a_connection_that_was_closed_is_opened_again_once_for_all_who_use_it():
+    """A request and another caller each opened one, and nobody closed that of the request."""
+    async with FakeBroker(echo_body) as broker:
+        kafka = open_connections(broker)
+        await kafka.send(1, ConnectionRole.CONTROL, EchoRequest())
+        connection = await kafka.connect(1, ConnectionRole.CONTROL)
+        broker.close_connections()
+        await wait_until(lambda: not connection.is_open)
+        answers = await asyncio.gather(
+            kafka.send_on(connection, EchoRequest(body=b"one")),
+            kafka.send(1, ConnectionRole.CONTROL, EchoRequest(body=b"other")),
+        )
+        assert answers == [b"one", b"other"]
+        assert broker.accepted_count == 2
+        await kafka.close()
