@@ -14,9 +14,9 @@ from support.oracle import read_records
 from gateway.core.log.record import TopicPartition
 
 from .effects import FaultAction, ask_kafka, clients_away, poll_effect, wait_for_effect
-from .judge import LogStart
 from .schedule import PlannedFault
 from .startup import create_topic
+from .truth import LogStart
 from .views import LEDGER, PRICES, TOPICS, TRIMMED, VOLATILE
 from .world import World
 from .writers import choose_key

@@ -30,7 +30,8 @@ from support.stream_check import AckedRecord, Finding, FindingKind, PartitionTru
 
 from gateway.core.log.record import TopicPartition
 
-from .judge import GROUP, ClientFinding, Truth
+from .judge import GROUP, ClientFinding
+from .truth import Truth
 from .views import LEDGER, SOLO, TRIMMED, UNCLEAN, VOLATILE, describe_other_metadata
 
 GROUP_NAME = "bench"

@@ -24,7 +24,6 @@ from .judge import (
     KAFKA,
     ClientFinding,
     Trouble,
-    Truth,
     describe_lack,
     judge_client,
     judge_logs,
@@ -37,6 +36,7 @@ from .results import FaultResult, SeedResult, build_timelines, count_received
 from .schedule import KINDS, FaultKind, PlannedFault, build_schedule
 from .spark_job import judge_rows
 from .startup import WorldOptions, list_fronts, running_world
+from .truth import Truth
 from .world import World
 
 ACTIONS: Mapping[str, FaultAction] = {

@@ -14,7 +14,8 @@ from pathlib import Path
 from support.pipeline_process import PipelineProcess, write_config
 from support.stream_check import AckedRecord, FindingKind
 
-from .judge import JOB, ClientFinding, Truth
+from .judge import JOB, ClientFinding
+from .truth import Truth
 from .views import LEDGER, Topic
 
 ROWS = Topic("ledger-rows", ([1, 2, 3], [2, 3, 1]), {"min.insync.replicas": "2"})

@@ -9,7 +9,6 @@ from support.oracle import StreamOracle
 from support.reactive import BACKEND_TIMEOUT_S
 from support.stream_check import AckedRecord, FindingKind
 
-from faults.judge import Truth
 from faults.reactive import (
     MAX_RECORDS_AGAIN,
     Delivery,
@@ -18,6 +17,7 @@ from faults.reactive import (
     list_lacking,
     parse_delivery,
 )
+from faults.truth import Truth
 from faults.views import LEDGER, TYPED
 from gateway.core.log.record import TopicPartition
 

@@ -7,8 +7,8 @@ import json
 from support.oracle import StreamOracle
 from support.stream_check import AckedRecord, FindingKind
 
-from faults.judge import Truth
 from faults.spark_job import ROWS, count_lacking_rows, judge_rows
+from faults.truth import Truth
 from faults.views import LEDGER
 from gateway.core.log.record import TopicPartition
 

@@ -28,10 +28,11 @@ from support.waiting import wait_until
 from gateway.core.log.record import TopicPartition
 
 from .clients import FaultClient
-from .judge import LogStart, Truth, describe_lack
+from .judge import describe_lack
 from .machine import FakeClock, FaultyKafka
 from .reactive import ReactiveGroup, list_lacking
 from .spark_job import ROWS, SparkJob, count_lacking_rows
+from .truth import LogStart, Truth
 from .views import LEDGER, SOLO, TYPED, describe_record
 from .writers import SchemaCodec, TopicWriter, TransactionalWriter, WriterLog, decode_value
 
