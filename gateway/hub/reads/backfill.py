@@ -257,6 +257,8 @@ class Backfill:
             self._on_verified(tp, PartitionPosition(first, NO_EPOCH, lineage), gap)
             return
         end = await self._find_log_end(tp, position, offset)
+        if end < offset and not await self._refresh_topic_ids():
+            return
         start = await self._limit_start(tp, min(end, offset))
         if self._shared_tail.tail.topic_ids != topic_ids:
             return  # the answer may be of either topic; `start_missing` verifies it again
@@ -268,6 +270,20 @@ class Backfill:
             reason = GapReason.TRUNCATED if end < offset else GapReason.POSITION_REFUSED
             gap = Gap(tp, offset, start, NO_EPOCH, reason)
             self._on_verified(tp, PartitionPosition(start, NO_EPOCH, lineage), gap)
+
+    async def _refresh_topic_ids(self) -> bool:
+        """Learn the present topic ids: what was asked for by a topic's name may be of a new topic.
+
+        Returns:
+            Whether a broker has told them.
+        """
+        try:
+            for _ in range(2):  # the first one may be shared, and have been sent too early
+                await self._services.cluster.metadata.refresh("a position is above the log's end")
+        except KafkaError:
+            await asyncio.sleep(VERIFY_INTERVAL_S)  # the position is verified again after that
+            return False
+        return True
 
     def _on_verified(
         self, tp: TopicPartition, position: PartitionPosition, gap: Gap | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,6 +22,13 @@ from gateway.config import Settings
 from gateway.core.channel.filters import Filter, Filters
 from gateway.core.client.end_reason import EndReason
 from gateway.core.log.record import TopicPartition
+from gateway.core.token.resume_token import (
+    TokenWriter,
+    TopicPositions,
+    digest_text,
+    parse_token,
+    seal_token,
+)
 from gateway.errors import UnknownTopic
 from gateway.hub.fanout import hub as hubs
 from gateway.hub.fanout.client import Client, ClientOptions
@@ -296,3 +304,38 @@ async def test_the_check_of_heartbeats_keeps_no_client_that_left(embedded: Embed
         client.close()
         del client
         assert count_clients() == before
+
+
+@pytest.mark.parametrize(
+    ("is_recreated", "gap"), [(True, ("recreated", 39, 0)), (False, ("truncated", 39, 1))]
+)
+async def test_a_position_of_a_topic_that_was_created_again_is_not_called_truncated(
+    embedded: EmbeddedKafka,
+    monkeypatch: pytest.MonkeyPatch,
+    is_recreated: bool,
+    gap: tuple[str, int, int],
+):
+    """Kafka is asked by the topic's name where the log ends. The answer may be of the new topic
+    while metadata still is of the former one."""
+    embedded.create_topic("orders", 1)
+    await produce_records(embedded.bootstrap, "orders", [b"1"])
+    async with running_hub(embedded) as hub:
+        await subscribe_client(hub)  # from here on the topic is read
+        topic = hub.cluster.get_topic("orders")
+        assert topic is not None
+        refresh, reasons = hub.cluster.metadata.refresh, list[str]()
+
+        async def refresh_later(reason: str) -> None:
+            if is_recreated and not reasons:
+                embedded.delete_topic("orders")
+                embedded.create_topic("orders", 1)
+            reasons.append(reason)
+            await refresh(reason)
+
+        monkeypatch.setattr(hub.cluster.metadata, "refresh", refresh_later)
+        places = [TopicPositions("orders", str(topic.topic_id), [39], [0])]
+        text = TokenWriter(hub.cluster.cluster_id or "", places).to_text()
+        token = parse_token(seal_token(text, digest_text("v")).decode())
+        client = await subscribe_client(hub, start=StreamStart(token))
+        told = json.loads((await read_until(client, "gap"))[-1].data)
+        assert (told["reason"], told["from"], told["to"]) == gap
