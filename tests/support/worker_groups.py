@@ -64,7 +64,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_xdist_node_collection_finished(node: Any, ids: Sequence[str]) -> None:
     """Groups go to the scheduler as a part of the names. Where they are lost nothing fails: each
     worker starts a broker and Spark of its own, and all take twice as long."""
-    if node.config.option.dist == "loadgroup" and not any(map(_has_group, ids)):
+    if node.config.option.dist == "loadgroup" and ids and not any(map(_has_group, ids)):
         pytest.exit("pytest-xdist loses the groups of tests with this pytest; see pyproject", 4)
 
 
