@@ -407,3 +407,25 @@ async def test_a_write_without_an_answer_may_arrive_or_not(
         truth = await read_records(kafka.bootstrap_servers, name)
         assert truth == judge.list_acked()
         judge.check_items([got(record) for record in truth], start={TopicPartition(name, 0): 0})
+
+
+async def test_a_reader_that_aiokafka_calls_cancelled_begins_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It ended the whole run of the fault bench, since nobody had cancelled anything."""
+    answers: list[list[AckedRecord] | None] = [None, [acked(P0, 0)]]
+
+    async def read_once(*_: object) -> list[AckedRecord]:
+        answer = answers.pop(0)
+        if answer is None:
+            raise asyncio.CancelledError
+        return answer
+
+    monkeypatch.setattr("support.oracle._read_committed_records", read_once)
+    assert await read_records("", "orders") == [acked(P0, 0)]
+    monkeypatch.setattr("support.oracle._read_committed_records", lambda *_: asyncio.sleep(60))
+    reading = asyncio.create_task(read_records("", "orders"))
+    await asyncio.sleep(0)  # it has begun
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading

@@ -389,9 +389,14 @@ async def read_records(
     """
     async with asyncio.timeout(timeout_s):
         while True:
-            found = await _read_committed_records(bootstrap, topic, isolation)
-            if len(found) >= min_records:
-                return found
+            try:
+                found = await _read_committed_records(bootstrap, topic, isolation)
+                if len(found) >= min_records:
+                    return found
+            except asyncio.CancelledError:
+                # A consumer of aiokafka that stops also raises that of a task that it cancels.
+                if (task := asyncio.current_task()) is None or task.cancelling():
+                    raise
             await asyncio.sleep(0.05)
 
 
