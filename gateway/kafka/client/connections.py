@@ -66,8 +66,8 @@ class ConnectionRole(StrEnum):
 class BrokerConnection:
     """One connection to a broker, created and owned by `Connections`.
 
-    When the broker has closed it, as idle or at the end of its session, the next request opens
-    another one, so holders of a BrokerConnection need not notice that. Of a spare, `conn` is
+    When the broker has closed it, as idle or at the end of its session, the next request goes to
+    another one, so holders of a BrokerConnection need not notice that. Only of a spare, `conn` is
     replaced.
 
     Attributes:
@@ -113,7 +113,7 @@ class _BrokerNode:
     backoff: Backoff
     failed_at: float = -1.0  # loop time of the last failure that counted for the backoff
     retry_at: float | None = None  # loop time; not None from a failure until the next answer
-    failure: KafkaError | None = None  # the last one; not None as long as `retry_at` is not
+    failure: KafkaError | None = None  # the last one; None as soon as it has answered
     failure_reason: str = ""  # its text without the name of the broker
     has_answered: bool = False
     # By role, but for SPARE: of these there may be several, either unused or lent.
