@@ -156,8 +156,10 @@ async def connected(
     path: str,
     name: str | None = None,
 ) -> RawClient:
-    """With its first block."""
+    """With its first block; SSE as of a browser, which a 503 would end for good."""
     headers = {} if name is None else bearer(name)
+    if wire == "sse":
+        headers |= {"Sec-Fetch-Mode": "cors"}
     client = client_for_wire(wire, RawClient)(f"{gateway.base_url}{path}", headers=headers)
     await stack.enter_async_context(client)
     await begun(client)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import pickle
 import random
 import shutil
@@ -199,6 +200,14 @@ class WorkerProcess:
         """Return whether it has a process that has not ended."""
         return self.process is not None and self.process.returncode is None
 
+    def send_signal(self, signum: int) -> None:
+        """Send a signal to the process, unless it has ended."""
+        if self.process is not None and self.process.returncode is None:
+            # `Process.send_signal` polls first. If the process has just ended, that takes its exit
+            # status away from asyncio, which then reports 255 (gh-87744, in Python 3.11).
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process.pid, signum)
+
 
 class Supervisor:
     """Start workers, restart them when they crash, and end them.
@@ -292,9 +301,8 @@ class Supervisor:
         for worker in self._workers:
             # Clients would connect to a socket that only the supervisor still holds, and wait.
             self._close_socket(worker)
-            if worker.process is not None and worker.process.returncode is None:
-                # SIGINT would print a traceback in a worker that is still starting.
-                worker.process.send_signal(signal.SIGTERM if is_first else signum)
+            # SIGINT would print a traceback in a worker that is still starting.
+            worker.send_signal(signal.SIGTERM if is_first else signum)
 
     def _on_hangup(self, load_settings: SettingsLoader) -> None:
         """Reload at SIGHUP; a configuration that is refused is logged once, here."""
@@ -348,10 +356,10 @@ class Supervisor:
     def _kill_workers(self) -> None:
         """Kill the workers that still run."""
         for worker in self._workers:
-            if worker.process is not None and worker.process.returncode is None:
+            if worker.is_running:
                 log.error("worker %d does not end; killed", worker.number)
                 worker.was_killed = True
-                worker.process.kill()
+                worker.send_signal(signal.SIGKILL)
 
     async def _run_worker(self, worker: WorkerProcess) -> None:
         """Keep a worker running until the gateway ends."""
@@ -396,7 +404,7 @@ class Supervisor:
         assert worker.process.stdin is not None
         worker.process.stdin.write(encode_message(spec))
         if self._stop_event.is_set():  # a signal came while the process was started
-            worker.process.terminate()
+            worker.send_signal(signal.SIGTERM)
         status = await worker.process.wait()
         self._counter_history.end_worker(worker.number)
         return status

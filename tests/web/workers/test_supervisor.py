@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -112,6 +113,39 @@ async def test_one_that_ended_badly_is_told_by_the_status(tmp_path):
     async with start_supervisor(tmp_path, status=3) as running:
         await running.wait_for_start()
         assert await running.terminate() == 1
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="waits for processes without threads")
+async def test_a_second_signal_takes_no_exit_status_away(tmp_path, monkeypatch):
+    """A worker that had ended well was reported with 255 on a busy machine, the gateway with 1."""
+    is_waited_for = threading.Event()
+    wait_for_process = asyncio.ThreadedChildWatcher._do_waitpid
+
+    def wait_late(watcher: object, loop: object, pid: int, *arguments: object) -> None:
+        is_waited_for.wait(60)
+        wait_for_process(watcher, loop, pid, *arguments)
+
+    handled = []
+
+    class RecordingSupervisor(Supervisor):
+        def _stop_workers(self, signum: int) -> None:
+            super()._stop_workers(signum)
+            handled.append(signum)
+
+    monkeypatch.setattr(asyncio.ThreadedChildWatcher, "_do_waitpid", wait_late)
+    async with start_supervisor(tmp_path, RecordingSupervisor) as running:
+        await running.wait_for_start()
+        pids = [pid for n in (1, 2, 3) for pid in running.list_pids(n)]
+        os.kill(os.getpid(), signal.SIGTERM)
+        await wait_until(
+            lambda: all(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE for pid in pids),
+            "the end of the workers",
+        )
+        os.kill(os.getpid(), signal.SIGTERM)
+        await wait_until(lambda: len(handled) == 2, "the second signal")
+        is_waited_for.set()
+        async with asyncio.timeout(60):
+            assert await running.run_task == 0
 
 
 class ImpatientSupervisor(Supervisor):
