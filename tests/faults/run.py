@@ -15,9 +15,12 @@ from random import Random
 from support.received import ReceivedRecord
 from support.stream_check import AckedRecord
 
-from .broker_faults import BROKER_FAULTS
+from .actions.broker import BROKER_FAULTS
+from .actions.effects import FaultAction, FaultNotPossible
+from .actions.log import LOG_FAULTS
+from .actions.network import NETWORK_FAULTS
+from .actions.process import PROCESS_FAULTS
 from .clients import ClientLog, FaultClient
-from .effects import FaultAction, FaultNotPossible
 from .judge import (
     GROUP,
     JOB,
@@ -28,9 +31,6 @@ from .judge import (
     judge_client,
     judge_logs,
 )
-from .log_faults import LOG_FAULTS
-from .network_faults import NETWORK_FAULTS
-from .process_faults import PROCESS_FAULTS
 from .reactive import Delivery, count_again, judge_group
 from .results import FaultResult, SeedResult, build_timelines, count_received
 from .schedule import KINDS, FaultKind, PlannedFault, build_schedule

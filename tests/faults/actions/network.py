@@ -12,11 +12,11 @@ from random import Random
 from support.kafka_proxy import ApiKey, BrokerProxy
 from support.tcp_proxy import TcpProxy
 
+from faults.schedule import PlannedFault
+from faults.world import World
 from gateway.core.error_code import ErrorCode
 
 from .effects import EFFECT_TIMEOUT_S, FaultAction, wait_for_effect
-from .schedule import PlannedFault
-from .world import World
 
 DELAY_S = 0.2
 RATE_BYTES_PER_S = 64 << 10
