@@ -24,6 +24,7 @@ from support.oracle import StreamOracle
 from support.prometheus import PrometheusServer, running_prometheus
 from support.promql import DEPLOY, find_faults
 from support.query_progress import build_kafka_source, build_operator, build_progress
+from support.tasks import running_task
 from support.waiting import wait_until
 
 from gateway.config.sections.pipelines import Pipelines
@@ -193,12 +194,8 @@ async def under_load(url: str, kafka: EmbeddedKafka) -> AsyncIterator[None]:
                 kafka.fail(FETCH, ErrorCode.NOT_LEADER_OR_FOLLOWER)
                 await asyncio.sleep(0.3)
 
-        load = asyncio.create_task(write_and_leave())
-        try:
+        async with running_task(write_and_leave()):
             yield
-        finally:
-            load.cancel()
-            await asyncio.gather(load, return_exceptions=True)
 
 
 @pytest.mark.needs("prometheus")
@@ -234,11 +231,9 @@ async def test_each_panel_of_the_sidecar_has_data(
                 assert (await http.get("/health/liveness")).is_success
                 await asyncio.sleep(0.3)
 
-        requests = asyncio.create_task(request())
-        with prometheus.scraping("gateway-sidecar", gateway.base_url) as instance:
-            await wait_until_shown(prometheus, instance, "gateway-sidecar")
-        requests.cancel()
-        await asyncio.gather(requests, return_exceptions=True)
+        async with running_task(request()):
+            with prometheus.scraping("gateway-sidecar", gateway.base_url) as instance:
+                await wait_until_shown(prometheus, instance, "gateway-sidecar")
 
 
 @pytest.mark.needs("prometheus")

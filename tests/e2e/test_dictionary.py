@@ -16,6 +16,7 @@ from aiokafka import AIOKafkaProducer
 from support.browser import running_browser
 from support.gateways import GatewayProcess, build_config, build_route, running_gateway
 from support.moved_ids import move_id
+from support.tasks import running_task
 from support.waiting import wait_until
 from support.zstd import FrameDecoder, build_dictionary_headers
 
@@ -185,13 +186,9 @@ async def live_stream(
     async with http.stream("GET", "/events/orders", headers=headers) as response:
         assert response.headers["content-encoding"] == "dcz"
         stream = LiveStream(dictionary)
-        reading = asyncio.create_task(stream.read_from(response))
-        try:
+        async with running_task(stream.read_from(response)):
             await wait_until(lambda: b"event: begin" in stream.text, timeout_s=WITHIN)
             yield stream
-        finally:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
 
 
 async def test_another_replica_makes_the_same_dictionary_of_its_id(kafka: EmbeddedKafka):

@@ -16,6 +16,7 @@ from support.gateways import GatewayProcess, build_config, create_http_client, r
 from support.multiplex import MultiplexClient
 from support.oracle import StreamOracle
 from support.sse import SseParser
+from support.tasks import running_task
 from support.waiting import wait_until
 
 from gateway.kafka.embedded import EmbeddedKafka
@@ -59,14 +60,9 @@ async def reading(gateway: GatewayProcess, query: str, accept: str) -> AsyncIter
                 for line in filter(None, lines):
                     told.extend((name[1:], data) for name, data in json.loads(line).items())
 
-    async with create_http_client(gateway) as http:
-        task = asyncio.create_task(read(http))
-        try:
-            await wait_until(lambda: any(name == "begin" for name, _ in told), "begin", WITHIN)
-            yield told
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+    async with create_http_client(gateway) as http, running_task(read(http)):
+        await wait_until(lambda: any(name == "begin" for name, _ in told), "begin", WITHIN)
+        yield told
 
 
 @asynccontextmanager

@@ -34,6 +34,7 @@ from support.gateways import build_config, running_gateway
 from support.kafka_proxy import ApiKey, KafkaProxy
 from support.oracle import StreamOracle
 from support.secure_kafka import PASSWORDS_BY_USER, build_unsecured_jwt, grant_access
+from support.tasks import running_task
 from support.waiting import wait_until
 
 from gateway.core.log.record import TopicPartition
@@ -368,18 +369,16 @@ async def test_a_replica_in_the_rack_that_stands_still_dies_and_returns_costs_no
             done = sum(each["event"] == "message" for each in client.events)
             await client.wait_for_events(has(done + count))
 
-        writing = asyncio.create_task(write())
-        await go_on()
-        node.freeze()  # `replica.lag.time.max.ms` later it is out of sync
-        await go_on()
-        node.unfreeze()
-        await go_on()
-        node.kill()
-        await go_on()
-        await asyncio.to_thread(node.start)
-        await asyncio.to_thread(kafka3.admin.wait_in_sync)
-        await go_on()
-        writing.cancel()
-        await asyncio.gather(writing, return_exceptions=True)
+        async with running_task(write()):
+            await go_on()
+            node.freeze()  # `replica.lag.time.max.ms` later it is out of sync
+            await go_on()
+            node.unfreeze()
+            await go_on()
+            node.kill()
+            await go_on()
+            await asyncio.to_thread(node.start)
+            await asyncio.to_thread(kafka3.admin.wait_in_sync)
+            await go_on()
         await client.wait_for_events(has(len(oracle.list_acked())))
         oracle.check_events(client.events, start=start)

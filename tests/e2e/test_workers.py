@@ -17,6 +17,7 @@ from support.clients.raw import RawClient
 from support.gateways import GatewayProcess, build_config, running_gateway
 from support.oracle import StreamOracle, read_records
 from support.received import parse_events
+from support.tasks import running_task
 from support.tcp_proxy import TcpProxy
 from support.waiting import wait_until
 from support.workers import (
@@ -99,24 +100,22 @@ async def test_clients_of_a_worker_that_was_killed_go_on_with_the_others(
 ):
     async with running_workers(config(kafka)) as gateway, AsyncExitStack() as stack:
         made = await connected(stack, gateway, CLIENTS)
-        writing = asyncio.create_task(write_on(oracle))
-        for n, number in enumerate((1, 3)):
-            victim = find_workers(gateway)[number]
-            had = count_connections(gateway)[number]
-            before = sum(client.open_count for client in made)
-            victim.kill()
-            await wait_until(
-                lambda had=had, before=before: (
-                    sum(client.open_count for client in made) >= before + had
-                ),
-                "its clients are served again",
-                WITHIN,
-            )
-            await wait_for_workers(gateway, start_count=4 + n)
-            assert find_workers(gateway)[number].pid != victim.pid
-            assert f"worker {number} ended with status -9" in gateway.log
-        writing.cancel()
-        await asyncio.gather(writing, return_exceptions=True)
+        async with running_task(write_on(oracle)):
+            for n, number in enumerate((1, 3)):
+                victim = find_workers(gateway)[number]
+                had = count_connections(gateway)[number]
+                before = sum(client.open_count for client in made)
+                victim.kill()
+                await wait_until(
+                    lambda had=had, before=before: (
+                        sum(client.open_count for client in made) >= before + had
+                    ),
+                    "its clients are served again",
+                    WITHIN,
+                )
+                await wait_for_workers(gateway, start_count=4 + n)
+                assert find_workers(gateway)[number].pid != victim.pid
+                assert f"worker {number} ended with status -9" in gateway.log
         await oracle.produce_records("orders", 5)
         await have_all(made, oracle)
         assert await gateway.stop() == 0
@@ -288,8 +287,10 @@ async def test_while_a_worker_is_being_started_again_and_again_all_who_come_are_
                         process.kill()
                 await asyncio.sleep(0.05)
 
-        crashing = asyncio.create_task(crash())
-        async with httpx.AsyncClient(trust_env=False, timeout=WITHIN) as http:
+        async with (
+            running_task(crash()),
+            httpx.AsyncClient(trust_env=False, timeout=WITHIN) as http,
+        ):
             await wait_until(lambda: gateway.log.count("worker 2 ended") > 3, "crashes", WITHIN)
             answered = 0
             for _ in range(60):
@@ -299,7 +300,5 @@ async def test_while_a_worker_is_being_started_again_and_again_all_who_come_are_
                 except httpx.TransportError:
                     continue  # it was in the hands of the one that was killed
                 answered += answer.status_code == 200
-        crashing.cancel()
-        await asyncio.gather(crashing, return_exceptions=True)
         assert answered > 40
         await gateway.stop()

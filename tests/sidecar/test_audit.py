@@ -7,6 +7,7 @@ from typing import ClassVar
 from support.brokers import embedded_kafka
 from support.oracle import read_records
 from support.sidecars import running_sidecar
+from support.tasks import running_task
 from support.waiting import wait_until
 
 from gateway.core.log.record import TopicPartition
@@ -96,10 +97,8 @@ async def test_nobody_waits_for_an_audit_and_what_is_too_much_is_counted(monkeyp
     assert audits.outcomes == {"dropped": 2}
     assert caplog.text.count("were dropped") == 1
     caplog.set_level("INFO")
-    running = asyncio.create_task(audits.run())
-    await wait_until(lambda: audits.outcomes["written"] == 3, "those that were waiting")
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    async with running_task(audits.run()):
+        await wait_until(lambda: audits.outcomes["written"] == 3, "those that were waiting")
     lines = [message for message in caplog.messages if message.startswith("audit {")]
     audit_records = [json.loads(line.removeprefix("audit ")) for line in lines]
     assert [entry["offset"] for entry in audit_records] == [0, 1, 2]
@@ -116,12 +115,10 @@ async def test_what_waits_at_the_end_is_still_handed_on(tmp_path):
                 to, topic, file = "log", "sidecar-audit", str(tmp_path / "audit.log")
 
     audits = AuditComponent(LoggingContext())  # type: ignore[arg-type]
-    running = asyncio.create_task(audits.run())
-    await asyncio.sleep(0)
-    for offset in range(1200):
-        audits.record(AuditEvent("REACTIVE_CONSUMER", TopicPartition("orders", 0), offset))
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    async with running_task(audits.run()):
+        await asyncio.sleep(0)
+        for offset in range(1200):
+            audits.record(AuditEvent("REACTIVE_CONSUMER", TopicPartition("orders", 0), offset))
     audit_records = [json.loads(line) for line in (tmp_path / "audit.log").read_text().splitlines()]
     assert [entry["offset"] for entry in audit_records] == list(range(1200))
     assert {entry["auditType"] for entry in audit_records} == {"REACTIVE_CONSUMER"}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Consumer
+from support.tasks import running_task
 
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import KafkaError
@@ -73,12 +74,10 @@ async def running_member(
     """A member that polls; closed at the end of the block."""
     made = PollingMember(GroupConsumer(cluster, group, ConsumerOptions(**(FAST_OPTIONS | options))))
     made.consumer.subscribe(topics, made)
-    polling = asyncio.create_task(made.poll_forever())
     try:
-        yield made
+        async with running_task(made.poll_forever()):
+            yield made
     finally:
-        polling.cancel()
-        await asyncio.gather(polling, return_exceptions=True)
         await made.consumer.close(leave)
 
 

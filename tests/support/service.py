@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from support.tasks import running_task
+
 from gateway.api.events import Record
 from gateway.api.gateway import Gateway
 from gateway.errors import BrokerUnavailable
@@ -87,10 +89,8 @@ async def running_service(servers: Sequence[str], topic: str) -> AsyncIterator[R
     """It hears all that is written to the topic from now on."""
     async with Gateway(servers=servers) as gateway:
         service = ReplyService(gateway)
-        async with gateway.subscribe(topic, start="earliest") as requests:
-            running = asyncio.create_task(service.serve_requests(requests))
-            try:
-                yield service
-            finally:
-                running.cancel()
-                await asyncio.gather(running, return_exceptions=True)
+        async with (
+            gateway.subscribe(topic, start="earliest") as requests,
+            running_task(service.serve_requests(requests)),
+        ):
+            yield service

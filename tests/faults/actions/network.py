@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from random import Random
 
 from support.kafka_proxy import ApiKey, BrokerProxy
+from support.tasks import running_task
 from support.tcp_proxy import TcpProxy
 
 from faults.schedule import PlannedFault
@@ -70,13 +71,9 @@ async def _cut_again_and_again(proxies: Iterable[TcpProxy]) -> AsyncIterator[str
                 proxy.cut()
             await asyncio.sleep(CUT_INTERVAL_S)
 
-    task = asyncio.create_task(cut_forever())
-    try:
+    async with running_task(cut_forever()):
         await wait_for_effect(was_cut, "connections are neither gone nor new")
         yield f"{open_count} connections were reset, and so is what comes, every {CUT_INTERVAL_S} s"
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 @asynccontextmanager

@@ -20,6 +20,7 @@ import psutil
 from support.brokers import TEST_PROPERTIES, KafkaCluster
 from support.gateways import GatewayProcess, build_config
 from support.kafka_proxy import KafkaProxy
+from support.tasks import running_task
 from support.tcp_proxy import TcpProxy
 from support.waiting import wait_until
 from support.workers import count_connections, find_workers, running_workers
@@ -285,8 +286,7 @@ class _Soak:
         )
 
     async def _play(self) -> None:
-        faults = asyncio.create_task(self._play_faults())
-        try:
+        async with running_task(self._play_faults()) as faults:
             while (at_s := self._get_time()) < self._options.duration_s:
                 left_s = self._options.duration_s - at_s
                 await asyncio.sleep(min(self._options.sample_s, left_s))
@@ -294,9 +294,6 @@ class _Soak:
                 self._result.samples.append(sample)
                 self._on_progress(sample.at_s, _describe(sample))
             await faults
-        finally:
-            faults.cancel()
-            await asyncio.gather(faults, return_exceptions=True)
 
     async def _play_faults(self) -> None:
         options, number = self._options, 0

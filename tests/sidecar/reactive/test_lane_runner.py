@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from support.tasks import running_task
 from support.waiting import wait_until
 
 from gateway.core.delivery.batch import DeadLetterRecord, DeliveryRules, SettledRecords
@@ -89,13 +90,8 @@ async def running_runner(around: FakeSurroundings, **rules: Any) -> AsyncIterato
     runner = LaneRunner(
         DeliveryRules(first_delay=0.01, max_delay=0.02, **rules), works, lambda _: None
     )
-    running = [asyncio.create_task(runner.run()), asyncio.create_task(points.run())]
-    try:
+    async with running_task(runner.run()), running_task(points.run()):
         yield runner
-    finally:
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
 
 
 def give_records(runner: LaneRunner, *records: Record) -> None:

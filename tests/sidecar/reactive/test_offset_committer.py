@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import pytest
+from support.tasks import running_task
 from support.waiting import wait_until
 
 from gateway.core.log.record import TopicPartition
@@ -33,12 +34,8 @@ class FakeCommit:
 @asynccontextmanager
 async def running_committer(commit: FakeCommit) -> AsyncIterator[OffsetCommitter]:
     committer = OffsetCommitter("g", commit)
-    task = asyncio.create_task(committer.run())
-    try:
+    async with running_task(committer.run()):
         yield committer
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_the_latest_points_are_committed_one_commit_at_a_time():

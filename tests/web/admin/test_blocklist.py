@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 
 import pytest
+from support.tasks import running_task
 from support.waiting import wait_until
 from support.worker_buses import WorkerBuses, worker_buses
 
@@ -84,12 +84,8 @@ async def test_all_workers_know_it_and_one_that_comes_later_too():
         later = Blocklist(StreamRegistry(), bus)
         later.replace_entries([PAUSE])  # as of when it was started
         await all_of_them[0].remove_entry(PAUSE.key)
-        coming = asyncio.create_task(bus.run())
-        try:
+        async with running_task(bus.run()):
             await wait_until(lambda: later.entries == [ADA], "what holds by now", 60)
-        finally:
-            coming.cancel()
-            await asyncio.gather(coming, return_exceptions=True)
 
 
 async def test_where_the_supervisor_is_away_nothing_is_promised():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import shutil
@@ -13,6 +12,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from support.certificates import CertificateAuthority
+from support.tasks import running_task
 from support.waiting import wait_until
 
 from gateway.config import ListenTls
@@ -174,8 +174,7 @@ async def test_it_sees_by_itself_that_a_file_has_changed(
     else:
         replace_file(old, path)
     tls = ImpatientTlsContext(build_settings(path))
-    watching = asyncio.create_task(tls.watch())
-    try:
+    async with running_task(tls.watch()):
         if how == "written":
             path.write_bytes(b"half of it")
             await wait_until(lambda: "the certificate is not renewed" in caplog.text)
@@ -189,9 +188,6 @@ async def test_it_sees_by_itself_that_a_file_has_changed(
         await wait_until(
             lambda: get_shown_subject(tls.context, ours.create_client_context()) == "CN=new"
         )
-    finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
 
 
 def test_its_expiry_is_a_figure(ours: CertificateAuthority):
