@@ -104,6 +104,17 @@ class Brokers:
         # An answer without brokers is no failure of the connection, so it is raised as it is.
         raise self._connections.combine_failures(asked) or error
 
+    def probe_failed(self) -> None:
+        """Ask each known broker that has failed and owes no answer whether it is back.
+
+        A broker that nothing else is asked of for now, since it leads no partition in use, would
+        count as failed until it does.
+        """
+        asked = set(self._in_flight.values())
+        for node in self.by_node:
+            if node not in asked and self.get_failure(node) is not None:
+                self._start_request(node, ())
+
     def get_failure(self, node: int) -> KafkaError | None:
         """Return the last failure of a broker; None if it was not tried or has answered since."""
         return self._connections.get_failure(node)

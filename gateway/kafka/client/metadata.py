@@ -342,6 +342,8 @@ class Metadata:
         while True:
             try:
                 await self._refresh_unless_away("age")
+                if self.is_reachable:  # else all brokers were asked
+                    self._brokers.probe_failed()
             except Exception:
                 log.exception("metadata cannot be refreshed; it is tried again")
             # `_wake` cuts the wait short, for a topic that is watched from now on.

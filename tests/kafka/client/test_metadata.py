@@ -511,6 +511,53 @@ async def test_a_broker_that_is_away_is_logged_once_and_when_it_is_back(
     await metadata.close()
 
 
+class RememberingConnections(FakeConnections):
+    """What it says of a broker is what became of the last request to it, as with real ones."""
+
+    def __init__(self, **says: object) -> None:
+        super().__init__(**says)
+        self.failures: dict[int, KafkaError] = {}
+
+    async def send(
+        self, node: int, role: ConnectionRole, request: MetadataRequest
+    ) -> MetadataResponse:
+        try:
+            response = await super().send(node, role, request)
+        except KafkaError as exc:
+            self.failures[node] = exc
+            raise
+        self.failures.pop(node, None)
+        return response
+
+    def get_failure(self, node: int) -> KafkaError | None:
+        return self.failures.get(node)
+
+
+async def test_a_broker_that_nothing_is_asked_of_is_logged_as_back_too(
+    caplog: pytest.LogCaptureFixture,
+):
+    """It was away for a second, and logged as away for minutes: until it led a partition again."""
+    caplog.set_level("INFO", "gateway.kafka.client.outages")
+    kafka = RememberingConnections(b1=build_topic_answer(), b2=AWAY)
+    kafka.failures[2] = AWAY
+    metadata, _ = running_metadata(kafka, max_age=0.01)
+    metadata.start()
+    await wait_until(lambda: f"broker=2 cause=connection: {AWAY}" in caplog.messages)
+    kafka.answers[2] = build_topic_answer()
+    await wait_until(lambda: "broker=2 answers again after" in caplog.text)
+    await metadata.close()
+
+
+async def test_a_broker_that_owes_an_answer_is_not_asked_whether_it_is_back():
+    kafka = RememberingConnections(b1=build_topic_answer(), b2=None)
+    kafka.failures[2] = AWAY
+    metadata, _ = running_metadata(kafka, max_age=0.01)
+    metadata.start()
+    await wait_until(lambda: kafka.list_asked_nodes().count(1) > 5)
+    assert kafka.list_asked_nodes().count(2) == 1
+    await metadata.close()
+
+
 async def test_brokers_of_a_cluster_that_was_away_have_no_lines_of_their_own(
     caplog: pytest.LogCaptureFixture,
 ):
