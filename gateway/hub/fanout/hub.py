@@ -297,7 +297,7 @@ class Hub:
             self.shared_reads.close_topic(name)
             self.snapshots.tables.drop_topic(name)
             if metadata is not None:
-                self.cluster.metadata.watch(name, metadata)
+                self.shared_reads.watch_topic(name, metadata)
                 self.shared_reads.open_topic(name)
         if reopened:
             # No tail uses these topics until their clients have been moved: keep the sweep from
@@ -623,9 +623,11 @@ class Hub:
                 self.shared_reads.detach_tail(shared_tail)
                 del self._tails[key]
         used = {name for topics, _ in self._tails for name in topics} | self.topics.required_topics
-        for name in self.shared_reads.topics - used:
-            self.shared_reads.close_topic(name)
+        # Also topics that were never opened: their clients were refused, or went away.
+        for name in self.shared_reads.watched_topics - used:
+            self.topics.close_topic(name)
             self.snapshots.tables.drop_topic(name)
+        self._long_id_topics.intersection_update(topics for topics, _ in self._tails)
         self.shared_catch_ups.maintain(now)
         self._limit_memory(now)
 
@@ -638,7 +640,10 @@ class Hub:
         return any(shared_tail.has_left_channels for shared_tail in self._iter_tails())
 
     def _warn_of_long_ids(self, topics: tuple[str, ...], tail: Tail) -> None:
-        """Warn once per topic set that proxies may refuse requests with ids of this length."""
+        """Warn that proxies may refuse requests with ids of this length.
+
+        It warns once per topic set, until no tail has it any more.
+        """
         if topics not in self._long_id_topics and len(tail.token_text) > LONG_ID_CHARS:
             self._long_id_topics.add(topics)
             log.warning(

@@ -116,6 +116,8 @@ class KeyPartitions:
 
     def _on_metadata_change(self, change: TopicChange) -> None:
         name, count = change.topic.name, len(change.topic.partitions)
+        if not count:  # nothing is remembered of topics that do not exist: clients may ask for any
+            return
         self._topic_ids[name] = str(change.topic.topic_id or "")
-        if count and self._first_counts.setdefault(name, count) != count:
+        if self._first_counts.setdefault(name, count) != count:
             self._changed_topics.add(name)

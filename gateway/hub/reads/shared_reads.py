@@ -16,6 +16,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TypeAlias, assert_never
@@ -42,6 +43,7 @@ from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.metadata_changes import TopicChange
 from gateway.kafka.fetch.fetcher import Fetcher
 from gateway.kafka.fetch.topic_model import TopicModel, get_no_model
+from gateway.kafka.protocol.requests import TopicMetadata
 
 log = logging.getLogger(__name__)
 
@@ -125,6 +127,7 @@ class SharedReads:
         )
         self._get_topic_settings = get_topic_settings
         self._on_growth = on_growth
+        self._watched_topics: set[str] = set()  # by `watch_topic`
         self._tails: dict[str, set[SharedTail]] = {}
         # Topics that metadata does not know yet, with the time at which the first client came.
         self._unknown_topics: dict[str, LiveStart] = {}
@@ -141,6 +144,18 @@ class SharedReads:
         self._unlisten()
         await self.fetcher.close()
 
+    def watch_topic(self, topic: str, described: TopicMetadata | None = None) -> None:
+        """Watch a topic until `close_topic`.
+
+        It need not be opened afterwards: the hub's sweep closes whatever is watched and not used.
+
+        Args:
+            topic: The topic.
+            described: What `describe_topic` has just returned, as `Metadata.watch` takes it.
+        """
+        self._watched_topics.add(topic)
+        self.cluster.metadata.watch(topic, described)
+
     def open_topic(self, topic: str) -> list[SharedRead]:
         """Return the shared reads of a topic, and begin those that are missing.
 
@@ -156,7 +171,7 @@ class SharedReads:
         ]
 
     def close_topic(self, topic: str) -> None:
-        """Stop reading a topic, which no tail has any more."""
+        """Stop reading and watching a topic, which no tail has any more."""
         if topic in self.by_topic:
             log.debug("topic closed topic=%s", topic, extra={"topic": topic})
         for read in self.by_topic.pop(topic, ()):
@@ -165,6 +180,7 @@ class SharedReads:
         self._tails.pop(topic, None)
         self._unknown_topics.pop(topic, None)
         self._transformers.pop(topic, None)  # it may be opened again with other settings
+        self._watched_topics.discard(topic)
         self.cluster.metadata.unwatch(topic)
 
     @property
@@ -172,8 +188,16 @@ class SharedReads:
         """Return the topics that are read or that a tail waits for."""
         return self.by_topic.keys() | self._tails.keys()
 
+    @property
+    def watched_topics(self) -> AbstractSet[str]:
+        """Return the topics that are watched: those of `topics`, and those not opened yet."""
+        return self._watched_topics
+
     def attach_tail(self, shared_tail: SharedTail) -> None:
-        """Let a new tail take part in the entries of its partitions."""
+        """Let a new tail take part in the entries of its partitions.
+
+        A topic that does not exist is watched from here on: it may be created.
+        """
         for topic in shared_tail.tail.topic_ids:
             self._tails.setdefault(topic, set()).add(shared_tail)
             if topic not in self.by_topic and topic not in self._unknown_topics:
@@ -181,6 +205,7 @@ class SharedReads:
                 self._unknown_topics[topic] = self._build_live_start(
                     TopicPartition(topic, 0), self._get_topic_settings(topic)
                 )
+                self.watch_topic(topic)
         for tp in shared_tail.tail.logs:
             read = self.by_partition[tp]
             read.tails.add(shared_tail)

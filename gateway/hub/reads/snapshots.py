@@ -21,6 +21,7 @@ from gateway.core.log.position import PartitionPosition
 from gateway.core.log.record import Entry, TopicPartition
 from gateway.errors import KafkaError
 from gateway.kafka.client.cluster import Cluster
+from gateway.kafka.client.existing_topics import get_known_topic
 
 from .backfill_reader import BackfillReader
 from .shared_reads import SharedReads
@@ -76,9 +77,11 @@ class Snapshots:
         """Warn once per topic that it is not compacted.
 
         What its retention has deleted is then in no snapshot, and all of the topic is read for the
-        first one.
+        first one. Topics that do not exist are left out.
         """
         for topic in set(topics) - self._checked_topics:
+            if get_known_topic(self._cluster, topic) is None:
+                continue
             self._checked_topics.add(topic)
             self._check_tasks.start(
                 self._check_cleanup_policy(topic), f"the check of {topic}", context=Context()

@@ -177,7 +177,8 @@ class TokenVerifier:
 
     def _on_metadata_change(self, change: TopicChange) -> None:
         name, count = change.topic.name, len(change.topic.partitions)
-        self._max_partitions[name] = max(count, self._max_partitions.get(name, 0))
+        if count > self._max_partitions.get(name, 0):  # a topic that does not exist has no entry
+            self._max_partitions[name] = count
 
     # how far back
 

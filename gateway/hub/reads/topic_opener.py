@@ -92,6 +92,11 @@ class TopicOpener:
         metadata = self.cluster.get_topic(name)
         return str(metadata.topic_id or "") if metadata is not None else ""
 
+    def close_topic(self, name: str) -> None:
+        """Close a topic that nobody uses any more, and forget what is known of it."""
+        self.shared_reads.close_topic(name)
+        self.tombstone_retention.pop(name, None)
+
     @property
     def held_topics(self) -> set[str]:
         """Return the topics that are held open for clients about to use them."""
@@ -122,8 +127,8 @@ class TopicOpener:
         Args:
             deadline: When to stop waiting for brokers, by the loop's clock in seconds.
             topics: The names of the topics.
-            may_be_missing: Topics that do not exist are watched for instead of raising
-                UnknownTopic.
+            may_be_missing: Topics that do not exist are left out instead of raising UnknownTopic.
+                A tail that has them waits for them (`SharedReads.attach_tail`).
 
         Raises:
             UnknownTopic: A topic does not exist.
@@ -145,9 +150,9 @@ class TopicOpener:
             try:
                 await self._open_shared(name)
             except UnknownTopic:
+                # Nothing is remembered of it: the client may yet be refused.
                 if not may_be_missing:
                     raise
-                self.cluster.metadata.watch(name)
 
     async def _open_shared(self, name: str) -> None:
         """Open one topic, once for all clients that ask for it meanwhile."""
@@ -207,7 +212,8 @@ class TopicOpener:
 
     async def _open_topic(self, name: str) -> None:
         """Find a topic, check that it may be read, and begin to read all of its partitions."""
-        self.cluster.metadata.watch(name, await self.cluster.describe_topic(name))
+        # If this fails from here on, the sweep ends the watch.
+        self.shared_reads.watch_topic(name, await self.cluster.describe_topic(name))
         # The answer of one broker may be ahead of the metadata that the cluster holds.
         while self.cluster.get_topic(name) is None:
             # It sees to it that brokers are not asked more than a few times a second.

@@ -29,7 +29,7 @@ from gateway.core.token.resume_token import (
     parse_token,
     seal_token,
 )
-from gateway.errors import UnknownTopic
+from gateway.errors import AccessDenied, TokenForeign, UnknownTopic
 from gateway.hub.fanout import hub as hubs
 from gateway.hub.fanout.client import Client, ClientOptions
 from gateway.hub.fanout.hub import Hub
@@ -209,6 +209,59 @@ async def test_the_sweep_leaves_a_topic_alone_while_another_of_its_view_is_opene
         client = await subscribe_client(hub, View(("one", "two"), Filters(), "value", "error"))
         partitions = set(client.subscription.channel.tail.logs)
         assert partitions == {TopicPartition(t, p) for t in ("one", "two") for p in (0, 1)}
+
+
+async def test_topics_that_a_refused_client_named_are_not_watched(embedded: EmbeddedKafka):
+    """A hundred names of each such request were in all metadata requests from then on."""
+    embedded.create_topic("orders", 1)
+    async with running_hub(embedded) as hub:
+        client = await subscribe_client(hub)
+        token = parse_token(client.subscription.token.decode())
+        names = tuple(f"pay-{n}" for n in range(10))
+        view = View(names, Filters(), "value", "error")
+        with pytest.raises(TokenForeign, match="another stream"):
+            await subscribe_client(hub, view, StreamStart(token))
+        await hub.cluster.metadata.refresh("whatever is watched is known then")
+        assert hub.cluster.get_topic("orders") is not None
+        assert [name for name in names if hub.cluster.get_topic(name) is not None] == []
+
+
+async def test_a_topic_that_may_not_be_read_is_not_watched_for_long(
+    embedded: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
+):
+    """It was found, so it was watched; then access was denied, and nothing ended the watch."""
+    embedded.create_topic("orders", 1)
+    async with running_hub(embedded) as hub:
+        known_when_denied = []
+
+        async def deny_fetch(*_: object, **__: object) -> None:
+            known_when_denied.append(hub.cluster.get_topic("orders") is not None)
+            raise AccessDenied("allow it READ", topic="orders")
+
+        monkeypatch.setattr(hub.cluster, "fetch", deny_fetch)
+        with pytest.raises(AccessDenied):
+            await subscribe_client(hub)
+        assert known_when_denied == [True]
+        await wait_until(lambda: hub.cluster.get_topic("orders") is None, "it is not watched")
+
+
+async def test_a_client_that_resumes_gets_a_topic_that_is_created_later(
+    embedded: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(hubs, "LINGER_S", 0.0)
+    embedded.create_topic("orders", 1)
+    async with running_hub(embedded) as hub:
+        first = await subscribe_client(hub)
+        token = parse_token(first.subscription.token.decode())
+        view = View(("later", "never", "orders"), Filters(), "value", "error")
+        client = await subscribe_client(hub, view, StreamStart(token))
+        embedded.create_topic("later", 1)
+        logs = client.subscription.channel.tail.logs
+        await wait_until(lambda: TopicPartition("later", 0) in logs, "it is read")
+        client.close()
+        await wait_until(lambda: hub.shared_reads.topics == {"orders"}, "its client has left")
+        for name in ("later", "never"):
+            assert hub.cluster.get_topic(name) is None, "it is watched no longer"
 
 
 async def test_a_client_whose_start_is_looked_up_rides_the_channel_that_is_fed(
