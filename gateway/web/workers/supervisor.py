@@ -389,19 +389,22 @@ class Supervisor:
         """
         if worker.listening_socket is None:
             worker.listening_socket = self._sockets.reopen(worker.number, self._host, self._port)
+        # A stop signal closes the sockets here. The process keeps what it was started with.
+        listening_fd = worker.listening_socket.fileno()
         admin_fd = -1 if self._sockets.admin is None else self._sockets.admin.fileno()
-        spec = WorkerSpec(
-            self._settings, self._debug, worker.listening_socket.fileno(), admin_fd, self._bus_path,
-            self._get_blocklist(), self._co_hosted_app_factory,
-        )  # fmt: skip
         worker.process = await asyncio.create_subprocess_exec(
             *self.WORKER_COMMAND, str(worker.number),
-            stdin=PIPE, pass_fds=[fd for fd in (spec.listening_fd, spec.admin_fd) if fd >= 0],
+            stdin=PIPE, pass_fds=[fd for fd in (listening_fd, admin_fd) if fd >= 0],
             # In the terminal's process group, ^C would reach the worker, too. Together with the
             # supervisor's SIGTERM that would be two signals, and it would end without draining.
             process_group=0,
         )  # fmt: skip
         assert worker.process.stdin is not None
+        # As of now: what was reloaded or blocked while the process was started was not sent to it.
+        spec = WorkerSpec(
+            self._settings, self._debug, listening_fd, admin_fd, self._bus_path,
+            self._get_blocklist(), self._co_hosted_app_factory,
+        )  # fmt: skip
         worker.process.stdin.write(encode_message(spec))
         if self._stop_event.is_set():  # a signal came while the process was started
             worker.send_signal(signal.SIGTERM)

@@ -9,9 +9,10 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -21,7 +22,7 @@ from gateway.config import Settings
 from gateway.web.workers.sockets import bind_shared
 from gateway.web.workers.supervisor import ListeningSockets, Supervisor, private_folder
 
-# Says its number and pid, comes to the bus, and does as it is told by ACTS.
+# Says its number, its pid and its log level, comes to the bus, and does as it is told by ACTS.
 PROGRAM = """
 import os, pickle, signal, socket, sys, time
 number = int(sys.argv[1])
@@ -39,7 +40,7 @@ bus.connect(str(job.bus_path))
 bus.sendall(b'["hello",%d]\\n' % number)
 assert socket.socket(fileno=job.listening_fd).getsockname()[1]
 with open({log!r}, "a") as log:
-    print(number, os.getpid(), file=log, flush=True)
+    print(number, os.getpid(), job.settings.telemetry.logs.level, file=log, flush=True)
 if acts.get("crashes") == number:
     os.kill(os.getpid(), signal.SIGKILL)
 while True:
@@ -57,8 +58,15 @@ class RunningSupervisor:
 
     def list_pids(self, number: int) -> list[int]:
         """The pids that a worker has had."""
+        return [int(pid) for _, pid, _ in self._list_starts(number)]
+
+    def list_levels(self, number: int) -> list[str]:
+        """The log levels that the processes of a worker were started with."""
+        return [level for _, _, level in self._list_starts(number)]
+
+    def _list_starts(self, number: int) -> list[list[str]]:
         lines = self._log.read_text().splitlines() if self._log.exists() else []
-        return [int(line.split()[1]) for line in lines if line.split()[0] == str(number)]
+        return [line.split() for line in lines if line.split()[0] == str(number)]
 
     async def wait_for_start(self, count: int = 3) -> None:
         await wait_until(
@@ -73,9 +81,38 @@ class RunningSupervisor:
             return await self.run_task
 
 
+def build_settings(count: int, level: str = "info") -> Settings:
+    return Settings.model_validate(
+        {
+            "listen": {"port": 0, "workers": count, "drainTimeout": "100ms"},
+            "kafka": {"servers": ["localhost:1"]},
+            "telemetry": {"logs": {"level": level}},
+        }
+    )
+
+
+def interrupt_start(
+    monkeypatch: pytest.MonkeyPatch, interrupt: Callable[[], Awaitable[object]]
+) -> None:
+    """Await something while the first process is being started."""
+    start_process, interrupts = asyncio.create_subprocess_exec, [interrupt]
+
+    async def start_late(*command: str, **options: Any) -> asyncio.subprocess.Process:
+        process = await start_process(*command, **options)
+        if interrupts:
+            await interrupts.pop()()
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start_late)
+
+
 @asynccontextmanager
 async def start_supervisor(
-    tmp_path: Path, kind: type[Supervisor] = Supervisor, count: int = 3, **acts: int
+    tmp_path: Path,
+    kind: type[Supervisor] = Supervisor,
+    count: int = 3,
+    load_settings: Callable[[], Settings] | None = None,
+    **acts: int,
 ) -> AsyncIterator[RunningSupervisor]:
     program, log = tmp_path / "worker.py", tmp_path / "log"
     program.write_text(PROGRAM.format(acts=acts, log=str(log)))
@@ -83,16 +120,13 @@ async def start_supervisor(
     class FakeWorkersSupervisor(kind):  # type: ignore[misc, valid-type]
         WORKER_COMMAND = (sys.executable, str(program))
 
-    settings = Settings.model_validate(
-        {
-            "listen": {"port": 0, "workers": count, "drainTimeout": "100ms"},
-            "kafka": {"servers": ["localhost:1"]},
-        }
-    )
+    settings = build_settings(count)
     sockets = ListeningSockets(bind_shared("127.0.0.1", 0, count))
     before = set(psutil.Process().children())  # brokers of other tests, perhaps
     with private_folder() as folder:
-        supervisor = FakeWorkersSupervisor(settings, frozenset(), sockets, folder / "bus")
+        supervisor = FakeWorkersSupervisor(
+            settings, frozenset(), sockets, folder / "bus", load_settings
+        )
         running = RunningSupervisor(supervisor, log)
         try:
             yield running
@@ -198,6 +232,38 @@ async def test_it_is_told_to_end_while_one_waits_to_be_started_again(tmp_path, m
         worker = running.supervisor.workers[0]
         await wait_until(lambda: worker.crashes > 1, "it waits", 60)
         assert await running.terminate() == 0
+
+
+async def test_a_reload_while_one_is_started_reaches_it(tmp_path, monkeypatch):
+    """It had its old settings already, and no pipe yet that new ones could be sent through."""
+    reloads = []
+
+    def load_settings() -> Settings:
+        reloads.append(1)
+        return build_settings(3, "debug")
+
+    async def reload() -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        await wait_until(lambda: reloads, "the reload")
+
+    interrupt_start(monkeypatch, reload)
+    async with start_supervisor(tmp_path, load_settings=load_settings) as running:
+        await running.wait_for_start()
+        assert "debug" in running.list_levels(1)
+        assert await running.terminate() == 0
+
+
+async def test_it_is_told_to_end_while_one_is_started(tmp_path, monkeypatch):
+    async with start_supervisor(tmp_path) as running:
+
+        async def end() -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            worker = running.supervisor.workers[0]
+            await wait_until(lambda: worker.listening_socket is None, "its socket is closed")
+
+        interrupt_start(monkeypatch, end)
+        async with asyncio.timeout(60):
+            assert await running.run_task == 0
 
 
 async def test_a_key_pressed_in_the_terminal_reaches_the_supervisor_alone(tmp_path):
