@@ -2,7 +2,8 @@
 
 Each worker has its own connections to Kafka, so all of them notice an outage. They send what they
 would log to the supervisor, which logs the first report of each outage, and its end when no worker
-has it any more.
+has it any more. What only a worker has that leaves, whether it crashed or its connection was lost,
+ends as well, in other words: whether it lasts is not known. If it does, it is reported anew.
 """
 
 from __future__ import annotations
@@ -60,11 +61,15 @@ def serve_outages(relay: Relay, now: Callable[[], float] = time.monotonic) -> No
     """
     outage_log = _OutageLog(now)
     relay.add_handler(BUS_TOPIC, outage_log.handle_report)
-    relay.join_callbacks.append(outage_log.on_worker_joined)
+    relay.leave_callbacks.append(outage_log.on_worker_left)
 
 
 class _OutageLog:
-    """The outages of all workers. An outage has an element here while a worker reports it."""
+    """The outages of all workers.
+
+    An outage has an element here while a connected worker reports it. A worker that is gone would
+    keep it for ever: it cannot report that it is over, and its next process knows nothing of it.
+    """
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -94,13 +99,13 @@ class _OutageLog:
             else:
                 outages.report_recovery(report.what, report.text)
 
-    def on_worker_joined(self, worker: int) -> None:
-        """Forget what a worker reported before; it sends again what still fails."""
+    def on_worker_left(self, worker: int) -> None:
+        """Take a worker from all outages, and log the end of those that no other worker has."""
         for cluster, what in list(self._workers):
             if worker in self._workers[cluster, what] and not self._remove_worker(
                 worker, cluster, what
             ):
-                self._outages[cluster].forget(what)
+                self._outages[cluster].report_recovery(what, "no longer reported by any worker")
 
     def _remove_worker(self, worker: int, cluster: str, what: str) -> bool:
         """Take one worker from an outage; return whether others still have it."""

@@ -24,7 +24,8 @@ class Host:
         self.clusters = [Cluster(ClusterSettings(["b:1"])) for _ in made.buses]
         for cluster, bus in zip(self.clusters, made.buses, strict=True):
             forward_outages({"": cluster}, bus)
-        serve_outages(made.relay, lambda: 0.0)
+        self.now = 0.0
+        serve_outages(made.relay, lambda: self.now)
         self._lines = lines
 
     async def reconnect(self, meanwhile: Callable[[], object]) -> None:
@@ -133,4 +134,28 @@ async def test_the_outage_of_a_worker_that_ended_does_not_last(host: Host):
             "Kafka cause=connection: refused",
             "Kafka answers again after 0.0 s of cause=connection",
         ]
+    )
+
+
+async def test_an_outage_is_over_for_those_that_are_left_when_a_worker_has_crashed(host: Host):
+    """The worker that had crashed kept it from being logged as over, and its next process, which
+    knew nothing of it, had it forgotten without a line."""
+    for cluster in host.clusters[:2]:
+        cluster.outages.report_failure("broker=1", "connection", "refused", broker=1)
+    began = ["broker=1 cause=connection: refused"]
+    await host.check_lines(began)
+    await host.made.stop_worker(2)
+    host.now = 20.0
+    host.clusters[0].outages.report_recovery("broker=1")
+    await host.check_lines([*began, "broker=1 answers again after 20.0 s of cause=connection"])
+
+
+async def test_an_outage_that_only_a_crashed_worker_had_is_not_left_open(host: Host):
+    host.clusters[1].outages.report_failure("broker=1", "connection", "refused", broker=1)
+    began = ["broker=1 cause=connection: refused"]
+    await host.check_lines(began)
+    host.now = 20.0
+    await host.made.stop_worker(2)
+    await host.check_lines(
+        [*began, "broker=1 no longer reported by any worker after 20.0 s of cause=connection"]
     )
