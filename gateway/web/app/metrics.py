@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
@@ -27,7 +28,7 @@ from gateway.web.http import problems
 from gateway.web.routing.connection_counts import LimitKind
 from gateway.web.routing.limits import Limits
 from gateway.web.workers.bus import Bus, SupervisorUnavailable
-from gateway.web.workers.counter_history import build_report
+from gateway.web.workers.counter_history import ProcessSamples, build_report
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +81,7 @@ class Metrics:
         self._settings = settings
         self._limits = limits
         self._bus = bus
+        self._started_at = time.monotonic()  # what tells this process from others of its number
         self.loop_lag = LoopLag()
         self.collectors: list[Callable[[MetricSamples], None]] = []
         bus.add_handler(BUS_TOPIC, self._handle_query)
@@ -102,22 +104,22 @@ class Metrics:
         """Return the metrics of all workers that answer in time, and how many did not."""
         responses = await self._bus.request(BUS_TOPIC, timeout_s=BUS_TIMEOUT_S)
         samples = MetricSamples()
-        for worker_samples in responses.by_worker.values():
+        for _, worker_samples in responses.by_worker.values():
             samples.merge(worker_samples)
             await asyncio.sleep(0)  # merging takes long: let the event loop serve clients meanwhile
         samples.add(catalog.WORKERS, len(responses.by_worker))
         samples.add(catalog.WORKERS_MISSING, len(responses.missing))
-        await self._add_shared_series(samples, build_report(responses.by_worker, responses.missing))
+        await self._add_shared_series(samples, build_report(responses.by_worker))
         return samples
 
     async def _add_shared_series(
-        self, samples: MetricSamples, report: Mapping[str, Any] | None = None
+        self, samples: MetricSamples, report: Sequence[Any] | None = None
     ) -> None:
         """Add what no worker counts: the supervisor's metrics, and the series that are still 0.
 
         Args:
             samples: The samples.
-            report: What the scrape has of which workers, for the supervisor; None for the samples
+            report: What the scrape has of which processes, for the supervisor; None for the samples
                 of this worker alone.
         """
         if self._bus.worker_count > 1:
@@ -136,8 +138,8 @@ class Metrics:
         samples.add_zeros(catalog.REFUSED_REQUESTS, EXPECTED_STATUSES)
         samples.add_zeros(catalog.LOG_LINES, LOG_LEVELS)
 
-    def _handle_query(self, worker: int, data: Any) -> Any:
-        return self.collect_own().to_json()
+    def _handle_query(self, worker: int, data: Any) -> ProcessSamples:
+        return ProcessSamples(self._started_at, self.collect_own().to_json())
 
     async def scrape(self, request: Request) -> Response:
         """Answer a scrape in the requested format; the event loop goes on between its chunks."""

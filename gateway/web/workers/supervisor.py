@@ -330,8 +330,7 @@ class Supervisor:
         """Return what only the supervisor counts, for a scrape of a worker."""
         samples = MetricSamples()
         if data is not None:
-            running = {each.number for each in self._workers if each.is_running}
-            self._counter_history.update(data, running, samples)
+            self._counter_history.update(data, samples)
         self._reload_counts.collect_metrics(samples)
         for each in self._workers:
             samples.add(catalog.WORKER_RESTARTS, each.restarts, each.number)
@@ -408,9 +407,7 @@ class Supervisor:
         worker.process.stdin.write(encode_message(spec))
         if self._stop_event.is_set():  # a signal came while the process was started
             worker.send_signal(signal.SIGTERM)
-        status = await worker.process.wait()
-        self._counter_history.end_worker(worker.number)
-        return status
+        return await worker.process.wait()
 
     async def _back_off(self, worker: WorkerProcess, status: int, uptime_s: float) -> None:
         """Wait before a worker that crashed is restarted: not at all after its first crash."""
