@@ -124,10 +124,6 @@ class Outages:
             if outage.logged_at is not None:
                 yield OutageReport(what, outage.cause, outage.why, outage.extra)
 
-    def forget(self, what: str) -> None:
-        """Forget an outage without a line, because nobody knows whether it lasts."""
-        self._outages.pop(what, None)
-
     def forget_all(self) -> None:
         """Forget all outages without a line, because the cluster is not used any more."""
         self._outages.clear()
