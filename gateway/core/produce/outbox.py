@@ -123,7 +123,7 @@ class Outbox(Generic[T]):
     - Waiting: never sent, or certainly not appended. Its items may be withdrawn.
     - In flight: handed out by `next_batch`, and no attempt to send it is in doubt.
     - In doubt (`_in_doubt_since` is set): some attempt may have been appended. Only success, or the
-      end of `delivery_timeout_s`, or an answer about the sequence ends this state.
+      end of `delivery_timeout_s`, or an answer about the sequence ends this state, or `give_up`.
 
     Invariants between calls: while `_in_flight` is not empty, `producer` is the one under which
     that batch was first sent and `sequence` is the number of its first record. `_in_doubt_since` is
@@ -210,10 +210,10 @@ class Outbox(Generic[T]):
                 if self._in_doubt_since is None
                 else self._settle(WriteStatus.UNKNOWN)
             )
-        if self._in_doubt_since is not None:
-            # The answer is about the last attempt; an earlier one may have been appended.
-            self.producer = None
-            return self._settle(WriteStatus.UNKNOWN)
+        if self._in_doubt_since is not None or code == ErrorCode.UNKNOWN_SERVER_ERROR:
+            # The answer is about the last attempt; an earlier one may have been appended. And a
+            # broker that failed unexpectedly may have done so after it appended the batch.
+            return self.give_up()
         if code in RECORD_ERRORS and len(self._in_flight) > 1:
             self._single_batches_left = len(self._in_flight)  # only one of them is to blame
             return self._requeue()
@@ -221,14 +221,26 @@ class Outbox(Generic[T]):
 
     def on_no_response(self, now: float) -> WriteOutcome[T]:
         """Record that the batch was sent, and no answer came that says what became of it."""
+        self.mark_in_doubt(now)
+        return self.on_not_sent(now)
+
+    def mark_in_doubt(self, now: float) -> None:
+        """Record that the batch was sent in an attempt that no answer is about.
+
+        Args:
+            now: The current time in seconds.
+        """
         if self._in_flight and self._in_doubt_since is None:
             self._in_doubt_since = now
-        return self.on_not_sent(now)
 
     def on_not_sent(self, now: float) -> WriteOutcome[T]:
         """Record that nothing could be sent; a batch in doubt is given up after the timeout."""
         if self._in_doubt_since is None or now - self._in_doubt_since < self.delivery_timeout_s:
             return WriteOutcome(WriteStatus.PENDING)
+        return self.give_up()
+
+    def give_up(self) -> WriteOutcome[T]:
+        """End the attempts to write what is in flight: nobody knows whether it is written."""
         self.producer = None
         return self._settle(WriteStatus.UNKNOWN)
 

@@ -241,23 +241,24 @@ class Producer:
 
         Args:
             timeout_s: For how many seconds to wait. Records without a result by then get
-                BrokerUnavailable.
+                BrokerUnavailable, with `timeout` set if they were sent.
         """
         self._closed = True
         deadline = asyncio.get_running_loop().time() + timeout_s
-        while self._collect_pending() and asyncio.get_running_loop().time() < deadline:
+        while self._has_pending() and asyncio.get_running_loop().time() < deadline:
             self._progress_made.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(deadline):
                     await self._progress_made.wait()
         await self._tasks.close()
-        for record in self._collect_pending():
-            self._finish_record(
-                record, BrokerUnavailable("the gateway closed before Kafka answered")
-            )
+        for queue in self._partitions.values():
+            queue.failure = "the gateway closed"
+            self._withdraw(queue, queue.outbox.items())
+            # What is left was sent, so Kafka may have it.
+            self._apply_outcome(queue, queue.outbox.give_up(), ErrorCode.NETWORK_EXCEPTION)
 
-    def _collect_pending(self) -> list[PendingRecord]:
-        return [record for queue in self._partitions.values() for record in queue.outbox.items()]
+    def _has_pending(self) -> bool:
+        return any(queue.outbox for queue in self._partitions.values())
 
     def _get_queue(self, tp: TopicPartition) -> _PartitionQueue:
         queue = self._partitions.get(tp)
@@ -393,6 +394,11 @@ class Producer:
                 self._schedule_retry(queue, cause_from_code(code_from_error(exc)), str(exc), now)
                 self._apply_outcome(queue, queue.outbox.on_no_response(now), code_from_error(exc))
             return
+        if not connection.is_open:
+            # The broker closed it, so the answer may be to a second attempt, which `send_on` made
+            # on another connection. The first one may have been appended.
+            for queue, _ in batches:
+                queue.outbox.mark_in_doubt(asyncio.get_running_loop().time())
         for queue, _ in batches:
             self._on_partition_response(queue, response.partitions.get(queue.tp, _NO_RESULT))
 
@@ -406,9 +412,11 @@ class Producer:
         """Apply the broker's answer about the batch of one partition."""
         now = asyncio.get_running_loop().time()
         outcome = queue.outbox.on_response(appended.error, now)
+        reason = f"Kafka answers code {appended.error}"
         if outcome.status is WriteStatus.PENDING:
-            reason = f"Kafka answers code {appended.error}"
             self._schedule_retry(queue, cause_from_code(appended.error), reason, now)
+        elif outcome.status is WriteStatus.UNKNOWN:
+            queue.failure = reason
         self._apply_outcome(queue, outcome, appended.error, appended.offset)
 
     def _schedule_retry(
@@ -468,11 +476,14 @@ class Producer:
         """Take back the records that were not sent in time; those in flight wait for Kafka."""
         # A copy, because the last result empties `batch.records`.
         for tp, records in list(batch.records.items()):
-            queue = self._partitions[tp]
-            for record in queue.outbox.withdraw(records):
-                self.writes.records[tp.topic, "unsent"] += 1
-                message = f"{tp} was not written to: {queue.failure}; try again"
-                self._finish_record(record, BrokerUnavailable(message, retry_after=1.0))
+            self._withdraw(self._partitions[tp], records)
+
+    def _withdraw(self, queue: _PartitionQueue, records: Sequence[PendingRecord]) -> None:
+        """Take back those of the records that were not sent: they are not written."""
+        for record in queue.outbox.withdraw(records):
+            self.writes.records[queue.tp.topic, "unsent"] += 1
+            message = f"{queue.tp} was not written to: {queue.failure}; try again"
+            self._finish_record(record, BrokerUnavailable(message, retry_after=1.0))
 
     def _finish_record(self, record: PendingRecord, result: int | KafkaError) -> None:
         self._pending_bytes -= record.size

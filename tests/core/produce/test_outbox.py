@@ -139,6 +139,33 @@ def test_a_batch_is_given_up_when_nobody_said_what_became_of_it_for_long():
     assert box.producer is None
 
 
+def test_a_broker_that_failed_unexpectedly_may_have_appended_the_batch():
+    """It was told as refused, although brokers answer UNKNOWN_SERVER_ERROR also after an append."""
+    box = build_outbox("a", "b")
+    box.next_batch()
+    assert box.on_response(ErrorCode.UNKNOWN_SERVER_ERROR, 0.0) == (
+        WriteStatus.UNKNOWN,
+        ["a", "b"],
+    )
+    assert box.producer is None
+
+
+def test_an_answer_to_a_second_attempt_does_not_refuse_the_first():
+    box = build_outbox("a")
+    box.next_batch()
+    box.mark_in_doubt(0.0)
+    assert box.on_response(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 0.0).status is WriteStatus.PENDING
+    assert box.withdraw(["a"]) == []
+
+
+def test_what_was_sent_is_given_up_as_unknown_and_what_waits_is_not():
+    box = build_outbox("a")
+    box.next_batch()
+    box.put("b", 10)
+    assert box.give_up() == (WriteStatus.UNKNOWN, ["a"])
+    assert (box.producer, box.withdraw(["b"])) == (None, ["b"])
+
+
 def test_what_was_never_sent_is_not_given_up():
     box = build_outbox("a", delivery_timeout_s=60.0)
     assert box.on_not_sent(1e9).status is WriteStatus.PENDING
@@ -205,6 +232,9 @@ FAULTS: dict[str, Callable[[PartitionLog, int, int, Sequence[int]], int | None]]
     "the answer is lost": lambda log, *batch: (log.append_batch(*batch), None)[1],
     "deposed after the append": lambda log, *batch: (
         log.append_batch(*batch) or ErrorCode.NOT_LEADER_OR_FOLLOWER
+    ),
+    "failed after the append": lambda log, *batch: (
+        log.append_batch(*batch) or ErrorCode.UNKNOWN_SERVER_ERROR
     ),
     "deposed before": lambda log, *batch: ErrorCode.NOT_LEADER_OR_FOLLOWER,
     "too few replicas": lambda log, *batch: ErrorCode.NOT_ENOUGH_REPLICAS,

@@ -229,6 +229,53 @@ async def test_closing_without_kafka_ends_and_tells_who_waits(one):
             future.result()
 
 
+async def test_closing_says_of_what_was_sent_that_it_may_be_written(one):
+    """It was told as not written while its request was under way, and then was in the log."""
+    async with running_producer(one.bootstrap, "t") as (kafkas, producer):
+        await producer.send(T, None, b"0", timeout_s=LONG)
+        one.delay(1, 1.0)
+        sent = producer.send(T, None, b"1", timeout_s=LONG)
+        await wait_until(lambda: kafkas.request_counts["Produce"] == 2)
+        waiting = producer.send(T, None, b"2", timeout_s=LONG)
+        await producer.close(timeout_s=0.1)
+        with pytest.raises(BrokerUnavailable, match="t-0 may have been written to, or not") as told:
+            sent.result()
+        assert told.value.timeout
+        with pytest.raises(BrokerUnavailable, match="t-0 was not written to") as told:
+            waiting.result()
+        assert not told.value.timeout
+        counts = producer.writes.records
+        assert (counts["t", "doubtful"], counts["t", "unsent"]) == (1, 1)
+        assert producer.pending_bytes == 0
+        one.delay(1, 0.0)
+        assert [record.value for record in await read_log(kafkas, T)] == [b"0", b"1"]
+
+
+async def test_a_request_that_was_sent_again_on_another_connection_leaves_doubt(one):
+    """The answer to the second attempt was taken for one to the first, whose connection was lost:
+    the record was told as not written."""
+    async with running_producer(one.bootstrap, "t") as (_, producer):
+        await producer.send(T, None, b"0", timeout_s=LONG)
+        missing = [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION] * 100
+        one.fail(ApiKey.PRODUCE, one.DISCONNECT, *missing)
+        began = time.monotonic()
+        future = producer.send(T, None, b"1", timeout_s=0.2)
+        await wait_until(lambda: time.monotonic() - began > 0.5)
+        assert not future.done()
+        one.forgive(ApiKey.PRODUCE)
+        assert await future > 0
+
+
+async def test_an_unexpected_failure_of_a_broker_leaves_doubt(one):
+    """It was told as a refusal, although the batch may have been appended before the failure."""
+    one.fail(ApiKey.PRODUCE, ErrorCode.UNKNOWN_SERVER_ERROR)
+    async with running_producer(one.bootstrap, "t") as (_, producer):
+        with pytest.raises(BrokerUnavailable, match="Kafka answers code -1") as told:
+            await producer.send(T, None, b"v", timeout_s=LONG)
+        assert told.value.timeout
+        assert await producer.send(T, None, b"next", timeout_s=LONG) == 0
+
+
 async def test_a_record_too_large_is_refused_alone_and_the_partition_goes_on(kafka, topic):
     """aiokafka's producer counts the refused batch: all later ones of the partition are refused as
     out of order."""
