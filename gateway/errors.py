@@ -188,7 +188,10 @@ class UnknownGroup(GroupFailed):
 
 
 class Fenced(KafkaError):
-    """Another producer took over the transactional id; the open transaction was aborted."""
+    """Another producer took over the transactional id.
+
+    The open transaction was aborted, or completed if its commit had begun.
+    """
 
 
 class NotOwned(KafkaError):

@@ -67,6 +67,9 @@ RETRIABLE_ERRORS = COORDINATOR_ERRORS | {
     ErrorCode.CONCURRENT_TRANSACTIONS,
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,  # of a new topic
 }
+# What a coordinator answers also after it has appended the end of a transaction to its log, where
+# the replicas of that log do not follow in time: its successor then completes the transaction.
+UNCERTAIN_ERRORS = COORDINATOR_MOVED_ERRORS | {ErrorCode.UNKNOWN_SERVER_ERROR}
 LEADER_CHANGED_ERRORS = frozenset(
     {ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.NOT_LEADER_OR_FOLLOWER}
 )
@@ -101,6 +104,9 @@ class TransactionalProducer:
         self._coordinator_node: int | None = None
         self._producer: ProducerIdAndEpoch | None = None
         self._sequences: dict[TopicPartition, int] = {}  # the next of each partition, under this id
+        # Whether the coordinator may have done its last request: an attempt was sent, and no answer
+        # says that it was refused.
+        self._may_be_done = False
 
     @property
     def is_started(self) -> bool:
@@ -147,11 +153,14 @@ class TransactionalProducer:
             The offsets of the records by partition, and after them those of the further records.
 
         Raises:
-            Fenced: Another producer uses the id.
+            Fenced: Another producer uses the id. If it took the id over while the transaction was
+                being committed, Kafka may have completed that.
             PartitionFailed: A record is refused; with Kafka's error code.
             AccessDenied: The gateway may not write there, or not with this id or group.
-            BrokerUnavailable: It was not done in time.
-            KafkaError: The producer is not started, or Kafka answers with another error.
+            BrokerUnavailable: It was not done in time; or, with `timeout`, the transaction may have
+                been committed.
+            KafkaError: The producer is not started, or Kafka answers with another error; nothing is
+                committed.
         """
         if self._producer is None:
             raise KafkaError(f"the transactional id {self.id} is not started")
@@ -162,8 +171,7 @@ class TransactionalProducer:
                 followup_offsets = await self._write_records(self._producer, followups, "", {})
                 for tp, tp_offsets in followup_offsets.items():
                     written.setdefault(tp, []).extend(tp_offsets)
-            request = EndTxnRequest(TransactionalIdentity(self.id, self._producer), True)
-            await self._send_to_coordinator(request, lambda response: response.error)
+            await self._commit_transaction(self._producer)
         except BaseException as error:  # cancellation, too, leaves the transaction open
             # Kafka answered that it refuses, so nothing is in doubt: the transaction is aborted,
             # and the producer stays usable. After any other failure only `start` settles it.
@@ -172,6 +180,28 @@ class TransactionalProducer:
                 self._producer = producer
             raise
         return written
+
+    async def _commit_transaction(self, producer: ProducerIdAndEpoch) -> None:
+        """Commit the open transaction.
+
+        Raises:
+            BrokerUnavailable: With `timeout`, the transaction may be committed: an attempt has no
+                answer that refuses it, and no error of a later attempt is about the first one.
+            KafkaError: As `commit`; it is not committed.
+        """
+        request = EndTxnRequest(TransactionalIdentity(self.id, producer), True)
+        try:
+            await self._send_to_coordinator(request, lambda response: response.error)
+        except Fenced:
+            raise  # the caller looks at what the other producer has done
+        except KafkaError as exc:
+            if not self._may_be_done:
+                raise
+            raise BrokerUnavailable(
+                f"transaction {self.id}: Kafka does not say whether it is committed: {exc}",
+                timeout=True,
+                retry_after=1.0,
+            ) from exc
 
     async def _abort(self, producer: ProducerIdAndEpoch) -> bool:
         """Abort the transaction, so that readers of committed records need not wait for `start`.
@@ -292,26 +322,31 @@ class TransactionalProducer:
             get_error: Returns the error code of a response.
 
         Raises:
-            KafkaError: As `commit`.
+            KafkaError: As `commit`; `_may_be_done` says whether it may have been done nevertheless.
         """
+        connections = self._cluster.connections
         responses: list[R] = []
+        self._may_be_done = False
 
         async def attempt() -> int:
             if self._coordinator_node is None:
                 self._coordinator_node = await find_coordinator(
-                    self._cluster.connections,
+                    connections,
                     self._cluster.metadata,
                     FindCoordinatorRequest(self.id, TRANSACTION_KEY_TYPE),
                     f"the transactional id {self.id}",
                 )
             try:
-                response = await self._cluster.connections.send(
-                    self._coordinator_node, ConnectionRole.GROUP, request
-                )
+                connection = await connections.connect(self._coordinator_node, ConnectionRole.GROUP)
+                was_in_doubt, self._may_be_done = self._may_be_done, True
+                response = await connections.send_on(connection, request)
             except BrokerUnavailable:
                 self._coordinator_node = None
                 raise
             error = get_error(response)
+            # Where the broker closed the connection, the answer may be to a second attempt, which
+            # `send_on` made on another one.
+            self._may_be_done = was_in_doubt or error in UNCERTAIN_ERRORS or not connection.is_open
             if error in COORDINATOR_MOVED_ERRORS:
                 self._coordinator_node = None
             responses.append(response)

@@ -121,6 +121,7 @@ class DeadLetterRetry:
             last: Whether to park those that fail, instead of appending them.
 
         Raises:
+            BrokerUnavailable: With `timeout`, it may be committed.
             KafkaError: Nothing is committed, but the back end may have processed some.
         """
         result = RetryResult()
@@ -233,6 +234,7 @@ class DeadLetterCopier:
             offsets: The next offsets of the group after all of them.
 
         Raises:
+            BrokerUnavailable: With `timeout`, they may be copied.
             KafkaError: Nothing is copied or committed.
         """
         writes = [await self._build_write(dead_letter) for dead_letter in letters]

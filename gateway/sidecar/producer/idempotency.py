@@ -295,7 +295,8 @@ class IdempotencyStore:
         if not await self._release_shielded(key, transactions):
             return None
         attempt.finish(transactions)
-        raise BrokerUnavailable(f"{failure}; it is not written", retry_after=1.0) from failure
+        reason = failure.__cause__ or failure  # without the doubt, which has ended
+        raise BrokerUnavailable(f"{reason}; it is not written", retry_after=1.0) from failure
 
     # Writing
 

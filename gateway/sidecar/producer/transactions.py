@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from gateway.background_tasks import BackgroundTasks
 from gateway.core.log.record import TopicPartition
-from gateway.errors import BrokerUnavailable, KafkaError, PartitionFailed
+from gateway.errors import BrokerUnavailable, Fenced, KafkaError, PartitionFailed
 from gateway.kafka.produce.pending_records import ProducerRecord
 from gateway.kafka.produce.transactional_producer import (
     TransactionalProducer,
@@ -145,8 +145,12 @@ def build_failures(items: Sequence[ProducerRecord], exc: Exception) -> list[int 
 
 
 def to_kafka_error(exc: Exception) -> KafkaError:
-    """Return an error of Kafka as it is, and a timeout as an error that leaves the outcome open."""
-    if isinstance(exc, KafkaError):
+    """Return an error of Kafka as it is, and a timeout as an error that leaves the outcome open.
+
+    `Fenced` is a timeout, too: nobody else uses these ids, so it was Kafka that ended the
+    transaction.
+    """
+    if isinstance(exc, KafkaError) and not isinstance(exc, Fenced):
         return exc
     problem = "the transaction did not finish in time"
     return BrokerUnavailable(problem, timeout=True, retry_after=1.0)

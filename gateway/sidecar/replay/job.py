@@ -279,6 +279,7 @@ async def end_replay(
         The replay as it has ended, or None if none is running with this id.
 
     Raises:
+        BrokerUnavailable: With `timeout`, it may be ended.
         KafkaError: It is not ended.
     """
     if not transactions.is_started:

@@ -5,16 +5,24 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 from support.brokers import KafkaCluster
 from support.kafka_proxy import ApiKey, KafkaProxy, SeenRequest
 from support.oracle import read_records
+from support.transaction_kafka import TransactionKafka, lose_answer
 
 from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
-from gateway.errors import AccessDenied, Fenced, PartitionFailed
+from gateway.errors import (
+    AccessDenied,
+    AuthenticationFailed,
+    BrokerUnavailable,
+    Fenced,
+    KafkaError,
+    PartitionFailed,
+)
 from gateway.kafka.client.cluster import Cluster, ClusterSettings
 from gateway.kafka.group.group_offsets import GroupOffsets
 from gateway.kafka.produce.pending_records import ProducerRecord
@@ -196,3 +204,73 @@ async def test_an_id_is_still_ours_when_nothing_was_open_to_be_undone(
     await writer.commit([build_write(topic, b"b")])
     found = await read_records(kafka.bootstrap_servers, topic, min_records=2)
     assert [each.value for each in found] == [b"a", b"b"]
+
+
+def refuse_login() -> KafkaError:
+    return AuthenticationFailed("broker 1 refuses the login")
+
+
+async def start_writer(kafka: TransactionKafka) -> TransactionalProducer:
+    writer = TransactionalProducer(kafka.cluster, "w")
+    await writer.start()
+    return writer
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        refuse_login,
+        ErrorCode.UNKNOWN_SERVER_ERROR,
+        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    ],
+)
+@pytest.mark.parametrize("first", [lose_answer, ErrorCode.NOT_COORDINATOR])
+async def test_a_commit_that_may_be_done_is_not_refused_by_what_comes_next(
+    first: int | Callable[[], KafkaError], second: int | Callable[[], KafkaError]
+) -> None:
+    """The error of the second attempt was told as if nothing had been committed by the first, and a
+    denied one was taken for an abort."""
+    kafka = TransactionKafka(first, second)
+    writer = await start_writer(kafka)
+    with pytest.raises(BrokerUnavailable, match="Kafka does not say whether") as told:
+        await writer.commit([build_write("t", b"a")])
+    assert told.value.timeout
+    assert (kafka.commits, writer.is_started) == (2, False)
+
+
+@pytest.mark.parametrize("answer", [refuse_login, ErrorCode.UNKNOWN_SERVER_ERROR])
+async def test_a_commit_without_a_clear_answer_may_be_done(
+    answer: int | Callable[[], KafkaError],
+) -> None:
+    """An answer may be lost, and the login for the second attempt refused, within one call of
+    `Connections.send_on`."""
+    writer = await start_writer(TransactionKafka(answer))
+    with pytest.raises(BrokerUnavailable, match="Kafka does not say whether") as told:
+        await writer.commit([build_write("t", b"a")])
+    assert told.value.timeout
+
+
+async def test_a_commit_is_in_doubt_if_its_connection_was_lost_before_the_answer() -> None:
+    """The answer was taken for one to the first attempt."""
+    code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    writer = await start_writer(TransactionKafka(code, keeps_connection=False))
+    with pytest.raises(BrokerUnavailable, match="Kafka does not say whether") as told:
+        await writer.commit([build_write("t", b"a")])
+    assert told.value.timeout
+
+
+async def test_a_commit_that_is_refused_at_once_is_not_in_doubt() -> None:
+    kafka = TransactionKafka(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    writer = await start_writer(kafka)
+    with pytest.raises(AccessDenied):
+        await writer.commit([build_write("t", b"a")])
+    assert writer.is_started
+    await writer.commit([build_write("t", b"b")])
+
+
+async def test_a_commit_whose_answer_was_lost_is_repeated() -> None:
+    kafka = TransactionKafka(lose_answer, ErrorCode.CONCURRENT_TRANSACTIONS)
+    writer = await start_writer(kafka)
+    tp = TopicPartition("t", 0)
+    assert await writer.commit([build_write("t", b"a")]) == {tp: [40]}
+    assert (kafka.commits, writer.is_started) == (3, True)
