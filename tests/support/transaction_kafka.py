@@ -42,13 +42,15 @@ class TransactionKafka:
     raised in place of an answer. The code 0 once there are none left.
     cluster: What a producer needs of a `Cluster`. commits: How many requests to commit came.
     keeps_connection: Whether its connections are open after an answer.
-    watched: the topics that are watched by `acquire_watch`, as often as they are.
+    failure: What every request raises; None for none.
+    watched: The topics that are watched by `acquire_watch`, as often as they are.
     """
 
     def __init__(
         self, *answers: int | Callable[[], KafkaError], keeps_connection: bool = True
     ) -> None:
         self.commits = 0
+        self.failure: KafkaError | None = None
         self.watched: list[str] = []
         self._answers = list(answers)
         self._connection = SimpleNamespace(is_open=keeps_connection)
@@ -72,6 +74,8 @@ class TransactionKafka:
         return await self.send_on(self._connection, request)
 
     async def send_on(self, connection: object, request: Any) -> Any:
+        if self.failure is not None:
+            raise self.failure
         match request:
             case InitProducerIdRequest():
                 return InitProducerIdResponse(0, 0, ProducerIdAndEpoch(7, 0))

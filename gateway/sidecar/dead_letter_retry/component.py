@@ -221,7 +221,7 @@ class DeadLetterComponent(Component):
         ]
         unwritten, reason = await writer.write(dead)
         if unwritten:
-            problem = f"{len(unwritten)} of {len(dead)} are not written: {reason}"
+            problem = f"{len(unwritten)} of {len(dead)} are not known to be written: {reason}"
             if len(unwritten) == len(dead):
                 raise BrokerUnavailable(problem)
             raise create_partly_written(problem)

@@ -143,7 +143,7 @@ class IdempotencyStore:
             StatusError: 422, the scope was used with another digest.
             AccessDenied: Claims may not be read or written.
             BrokerUnavailable: The request is not done in time. With `timeout`, it may have been
-                done.
+                done, by this call or by another one with this scope.
 
         Whatever `produce` raises is raised, too.
         """
@@ -160,10 +160,15 @@ class IdempotencyStore:
         except TimeoutError:
             failure = next(iter(self._failures.values()), None)
             reason = str(failure) if failure else "another request with this key has not finished"
+            if attempt.may_be_written or self.claims.get_first_claim(key) is not None:
+                raise _build_in_doubt_error(f"it may have been done: {reason}") from None
             problem = f"{reason}; try again with the same Idempotency-Key"
-            raise BrokerUnavailable(
-                problem, timeout=attempt.may_be_written, retry_after=1.0
-            ) from None
+            raise BrokerUnavailable(problem, retry_after=1.0) from None
+        except KafkaError as exc:
+            is_told = isinstance(exc, BrokerUnavailable) and exc.timeout
+            if attempt.may_be_written and not is_told:  # `_resolve_failure` could not find out
+                raise _build_in_doubt_error(f"it may have been done: {exc}") from exc
+            raise
         finally:
             if attempt.transactions is not None and not attempt.may_be_written:
                 # The claim came to nothing, or its work is done under another id. A result ends
@@ -228,7 +233,10 @@ class IdempotencyStore:
         takes the transactional id, which is ours now.
         """
         transactions = TransactionalProducer(self._context.cluster, first.owner)
-        await transactions.start()
+        try:
+            await transactions.start()
+        except KafkaError as exc:
+            raise _build_in_doubt_error(f"its owner may have done it: {exc}") from exc
         await self._catch_up(key)
         if (
             self.claims.get_result(key, time.time()) is not None
@@ -612,17 +620,20 @@ class IdempotencyStore:
         """Return the answer of a result, from memory or from Kafka.
 
         Raises:
-            BrokerUnavailable: It cannot be read yet.
+            BrokerUnavailable: It cannot be read yet; with `timeout`, as the records are written.
             StatusError: 409, it is not there any more.
         """
         body = self._recent_responses.get(key)
         if body is None:
-            batch = await read_committed(self._context.cluster, result.tp, result.offset)
+            try:
+                batch = await read_committed(self._context.cluster, result.tp, result.offset)
+            except KafkaError as exc:
+                problem = f"it was done, and its answer cannot be read: {exc}"
+                raise _build_in_doubt_error(problem) from exc
             # The topic may have been replaced, with another record at the offset, or none.
             record = batch.records[0] if batch.records else None
             if record is None and not self.claims.has_read_result(key):
-                problem = "it was done, and its answer cannot be read yet"
-                raise BrokerUnavailable(f"{problem}; try again", retry_after=1.0)
+                raise _build_in_doubt_error("it was done, and its answer cannot be read yet")
             if record is None or (record.offset, record.key) != (result.offset, key):
                 problem = "it was done, and its answer is not there any more"
                 raise StatusError(
@@ -665,6 +676,13 @@ class _Attempt:
         self.may_be_written = False
         if transactions is self.transactions:
             self.transactions = None
+
+
+def _build_in_doubt_error(problem: str) -> BrokerUnavailable:
+    """Return the error of a request of which nobody may say that it was not done."""
+    return BrokerUnavailable(
+        f"{problem}; try again with the same Idempotency-Key", timeout=True, retry_after=1.0
+    )
 
 
 def compute_digest(body: bytes) -> bytes:

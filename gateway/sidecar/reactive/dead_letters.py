@@ -52,7 +52,7 @@ class DeadLetterWriter:
         """Write dead letters.
 
         Returns:
-            Those that Kafka does not have now, and why; it has all others.
+            Those that Kafka does not have, or perhaps not, and why; it has all others.
         """
         topics: dict[str, TopicMetadata | str] = {}
         for topic in {dead_letter.record.tp.topic for dead_letter in dead}:
@@ -86,7 +86,7 @@ class DeadLetterWriter:
             return str(error)
 
     async def _write_one(self, dead: DeadLetterRecord, topic: TopicMetadata | str) -> str:
-        """Write a dead letter, and return why it is not written; empty if it is."""
+        """Write a dead letter, and return why it is perhaps not written; empty if it is."""
         if isinstance(topic, str):
             return f"dead letters of {dead.record.tp} cannot be written: {topic}"
         message = self.build_message(dead)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -12,14 +13,17 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer as KafkaProducer
 from support.dead_letters import read_committed
+from support.transaction_kafka import TransactionKafka
 from support.waiting import wait_until
 
 from gateway.config.sections.sidecar import Idempotency, Producer
+from gateway.core.delivery.claims import Claim, ClaimResult
 from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
-from gateway.errors import PartitionFailed
+from gateway.errors import AuthenticationFailed, BrokerUnavailable, PartitionFailed
 from gateway.kafka.client.cluster import Cluster, ClusterSettings
 from gateway.kafka.client.offsets import LATEST, OffsetAndTimestamp
+from gateway.kafka.client.outages import Outages
 from gateway.kafka.produce.pending_records import ProducerRecord
 from gateway.kafka.produce.producer import Producer as Writer
 from gateway.kafka.produce.transactional_producer import (
@@ -77,6 +81,115 @@ async def test_partitions_beyond_those_that_it_makes_the_topic_with_are_not_read
     section = Producer(idempotency=Idempotency(partitions=5))
     ledger = IdempotencyStore(context, section, transaction_pool=None)  # type: ignore[arg-type]
     assert [tp.partition for tp in await ledger._find_start_offsets()] == [0, 1, 2, 3]
+
+
+KEY = hashlib.sha256(b"k").digest()[:16]
+DIGEST = b"d" * 16
+
+
+class UnreadLedger:
+    """A ledger whose topic exists and is not read, as its partitions have no leader.
+
+    It learns of the claims of its own requests all the same, and of what a test tells it.
+    """
+
+    def __init__(self, timeout: str = "5s") -> None:
+        self.kafka = TransactionKafka()
+        found = SimpleNamespace(
+            name="keys", error=0, topic_id=None, partitions=dict.fromkeys(range(2))
+        )
+
+        async def get_topic(name: str) -> Any:
+            return found
+
+        cluster = self.kafka.cluster
+        cluster.outages = Outages(time.monotonic)
+        cluster.get_topic = lambda name: found
+        cluster.list_offsets = FakeCluster().list_offsets
+        cluster.leader_for_partition = lambda tp: None
+        context: Any = SimpleNamespace(cluster=cluster, get_topic=get_topic, producer=self)
+        idempotency = Idempotency(topic=found.name)
+        section = Producer.model_validate({"timeout": timeout, "idempotency": idempotency})
+        self.pool = TransactionPool(context, 30.0)
+        self.store = IdempotencyStore(context, section, self.pool)
+
+    def send(
+        self, tp: TopicPartition, key: bytes, value: bytes, *, timeout_s: float
+    ) -> asyncio.Future[int]:
+        """Take a claim, which is read at once."""
+        self.add_claim(key[16:].decode(), key[:16], expires_in_s=60.0)
+        written: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        written.set_result(-1)
+        return written
+
+    def add_claim(self, owner: str, key: bytes = KEY, *, expires_in_s: float) -> None:
+        now = time.time()
+        self.store.claims.on_claim(key, Claim(owner, DIGEST, 0, now + expires_in_s), now)
+
+
+@asynccontextmanager
+async def running_unread_ledger(timeout: str = "5s") -> AsyncIterator[UnreadLedger]:
+    ledger = UnreadLedger(timeout)
+    reading = asyncio.create_task(ledger.store.run())
+    # The first request has the topic looked for, and a claim that is read before that is forgotten.
+    assert await ledger.store.run_once("other", DIGEST, do_nothing)
+    try:
+        yield ledger
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        await ledger.pool.close()
+
+
+async def do_nothing(
+    by: TransactionalProducer, result: Callable[[bytes], ProducerRecord]
+) -> tuple[bytes, WrittenOffsets]:
+    return b"done", {result(b"done").tp: [-1]}
+
+
+async def test_a_request_is_in_doubt_if_its_commit_cannot_be_settled():
+    """It was told as not written (503): the commit was in doubt, and the login was refused when its
+    id was started again to find out."""
+    async with running_unread_ledger() as ledger:
+
+        async def commit_in_doubt(
+            by: TransactionalProducer, result: Callable[[bytes], ProducerRecord]
+        ) -> tuple[bytes, WrittenOffsets]:
+            ledger.kafka.failure = AuthenticationFailed("broker 1 refuses the login")
+            raise BrokerUnavailable("no answer to the commit", timeout=True)
+
+        with pytest.raises(BrokerUnavailable, match="may have been done: broker 1") as told:
+            await ledger.store.run_once("k", DIGEST, commit_in_doubt)
+        assert told.value.timeout
+
+
+async def test_a_request_that_was_done_is_not_told_as_undone_while_its_answer_cannot_be_read():
+    """It was told as not written (503)."""
+    async with running_unread_ledger() as ledger:
+        result = ClaimResult(DIGEST, TopicPartition("keys", 1), 0, time.time())
+        ledger.store.claims.on_result(KEY, result)
+        with pytest.raises(BrokerUnavailable, match="it was done, and its answer") as told:
+            await ledger.store.run_once("k", DIGEST, do_nothing)
+        assert told.value.timeout
+
+
+async def test_a_request_that_another_works_on_may_be_done_by_it():
+    """A client that repeated its request was told that it is not written, and the first of its
+    requests wrote it."""
+    async with running_unread_ledger("100ms") as ledger:
+        ledger.add_claim("another", expires_in_s=60.0)
+        with pytest.raises(BrokerUnavailable, match="it may have been done") as told:
+            await ledger.store.run_once("k", DIGEST, do_nothing)
+        assert told.value.timeout
+
+
+async def test_a_request_whose_owner_cannot_be_fenced_may_be_done_by_it():
+    async with running_unread_ledger() as ledger:
+        ledger.add_claim("another", expires_in_s=-1.0)
+        ledger.kafka.failure = AuthenticationFailed("broker 1 refuses the login")
+        with pytest.raises(BrokerUnavailable, match="its owner may have done it") as told:
+            await ledger.store.run_once("k", DIGEST, do_nothing)
+        assert told.value.timeout
 
 
 class LedgerReplica:
