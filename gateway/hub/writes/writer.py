@@ -156,12 +156,26 @@ class RecordWriter:
             # The order is settled once the producer has the record; its result is awaited outside,
             # so that records of one connection can share a request.
             async with self._acquire_order(write):
-                tp = self._publisher.choose_partition(
-                    await self._publisher.get_topic(write.topic), write
-                )
+                tp = await self._choose_partition(write, stack)
                 await self._lock_document(write, stack)
                 written = self._send_record(tp, write)
             return Produced(*tp, await written)
+
+    async def _choose_partition(self, write: PendingWrite, stack: ExitStack) -> TopicPartition:
+        """Return the partition that a record goes to, and watch its topic until the stack closes.
+
+        The hub ends its own watch of a topic that nobody has read for a while, even if a record of
+        it waits to be written.
+
+        Raises:
+            KafkaError: As `Publisher.get_topic`.
+            InvalidRecord: The topic does not have the partition that the write names.
+        """
+        topic = await self._publisher.get_topic(write.topic)
+        metadata = self._publisher.cluster.metadata
+        metadata.acquire_watch(topic.name)
+        stack.callback(metadata.release_watch, topic.name)
+        return self._publisher.choose_partition(topic, write)
 
     async def _lock_document(self, write: PendingWrite, stack: ExitStack) -> None:
         """Lock the record's key until the stack is closed, and raise if it may not be written."""
@@ -184,9 +198,7 @@ class RecordWriter:
         key_locks = self._publisher.key_locks
         try:
             async with self._acquire_order(write):
-                tp = self._publisher.choose_partition(
-                    await self._publisher.get_topic(write.topic), write
-                )
+                tp = await self._choose_partition(write, stack)
                 idempotency_log = self._publisher.get_idempotency_log(tp)
                 was_locked = key_locks is not None and await key_locks.acquire(key)
                 await self._catch_up(tp, idempotency_log, force=was_locked)

@@ -99,9 +99,10 @@ class Producer:
     """Write records to any topic of a cluster.
 
     Whoever creates one owns it, and calls `close` in the same event loop. Its tasks start with the
-    first record. The topics must be watched (`Cluster.metadata`), as leaders are not looked up
-    otherwise. Every record that was accepted gets exactly one result, and until then counts in
-    `pending_bytes`.
+    first record. It watches a topic (`Cluster.metadata`) for as long as a record of it has no
+    result, since leaders are known of watched topics only. Callers watch it, too: then its leaders
+    are known at once. Every record that was accepted gets exactly one result, and until then counts
+    in `pending_bytes`.
 
     Attributes:
         writes: The counters of records, bytes and latency by topic.
@@ -224,7 +225,10 @@ class Producer:
                 key, value, headers, now_ms if timestamp is None else timestamp, size, batch, index
             )
             batch.records.setdefault(tp, []).append(pending)
-            self._get_queue(tp).outbox.put(pending, size)
+            outbox = self._get_queue(tp).outbox
+            if not outbox:  # until `_finish_records` has emptied it
+                self._cluster.metadata.acquire_watch(tp.topic)
+            outbox.put(pending, size)
         batch.timer = asyncio.get_running_loop().call_later(timeout_s, self._expire_batch, batch)
         self._pending_bytes += total
         self._wake.set()
@@ -450,16 +454,21 @@ class Producer:
             case WriteStatus.WRITTEN:
                 queue.backoff.reset()
                 self._count_written(queue.tp.topic, outcome.items)
-                for index, record in enumerate(outcome.items):
-                    self._finish_record(record, offset + index if offset >= 0 else -1)
+                self._finish_records(
+                    queue,
+                    outcome.items,
+                    lambda index: offset + index if offset >= 0 else -1,
+                )
             case WriteStatus.REJECTED:
                 self.writes.records[queue.tp.topic, "refused"] += len(outcome.items)
-                for record in outcome.items:
-                    self._finish_record(record, build_refused_error(queue.tp, code))
+                self._finish_records(
+                    queue, outcome.items, lambda _: build_refused_error(queue.tp, code)
+                )
             case WriteStatus.UNKNOWN:
                 self.writes.records[queue.tp.topic, "doubtful"] += len(outcome.items)
-                for record in outcome.items:
-                    self._finish_record(record, build_in_doubt_error(queue.tp, queue.failure))
+                self._finish_records(
+                    queue, outcome.items, lambda _: build_in_doubt_error(queue.tp, queue.failure)
+                )
             case WriteStatus.PENDING:  # they are in the queue again
                 pass
             case _:
@@ -480,14 +489,32 @@ class Producer:
 
     def _withdraw(self, queue: _PartitionQueue, records: Sequence[PendingRecord]) -> None:
         """Take back those of the records that were not sent: they are not written."""
-        for record in queue.outbox.withdraw(records):
-            self.writes.records[queue.tp.topic, "unsent"] += 1
-            message = f"{queue.tp} was not written to: {queue.failure}; try again"
-            self._finish_record(record, BrokerUnavailable(message, retry_after=1.0))
+        withdrawn = queue.outbox.withdraw(records)
+        self.writes.records[queue.tp.topic, "unsent"] += len(withdrawn)
+        message = f"{queue.tp} was not written to: {queue.failure}; try again"
+        self._finish_records(
+            queue, withdrawn, lambda _: BrokerUnavailable(message, retry_after=1.0)
+        )
 
-    def _finish_record(self, record: PendingRecord, result: int | KafkaError) -> None:
-        self._pending_bytes -= record.size
-        record.batch.set_result(record.index, result)
+    def _finish_records(
+        self,
+        queue: _PartitionQueue,
+        records: Sequence[PendingRecord],
+        build_result: Callable[[int], int | KafkaError],
+    ) -> None:
+        """Deliver the results of records that were taken out of the queue.
+
+        Args:
+            queue: Their partition.
+            records: The records.
+            build_result: Returns the result of one, by its index; an exception of its own for each,
+                as one that is raised several times gathers tracebacks.
+        """
+        for index, record in enumerate(records):
+            self._pending_bytes -= record.size
+            record.batch.set_result(record.index, build_result(index))
+        if records and not queue.outbox:
+            self._cluster.metadata.release_watch(queue.tp.topic)
 
 
 def _estimate_sizes(records: Sequence[ProducerRecord]) -> list[int]:

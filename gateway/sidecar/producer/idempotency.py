@@ -382,7 +382,13 @@ class IdempotencyStore:
         await self._is_requested.wait()
         while True:
             tps = await self._begin_with_retries()
-            await self._follow_all(tps)
+            # Others that read the topic may end their watch of it.
+            metadata = self._context.cluster.metadata
+            metadata.acquire_watch(self._section.topic)
+            try:
+                await self._follow_all(tps)
+            finally:
+                metadata.release_watch(self._section.topic)
             await asyncio.sleep(RETRY_DELAY_S)  # brokers may not agree yet on the topic's state
 
     async def _follow_all(self, tps: Sequence[TopicPartition]) -> None:

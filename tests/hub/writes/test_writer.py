@@ -103,6 +103,21 @@ async def test_a_key_used_again_for_something_else_is_refused(one):
         assert len(await read_records(one.bootstrap)) == 1
 
 
+async def test_a_write_that_looks_for_its_key_keeps_its_topic_when_the_hub_closes_it(one):
+    """The hub closes topics that nobody reads any more. The log of a write that looked for its key
+    then had no leader, and the client got 503."""
+    async with running_publisher(one.bootstrap, timeout_s=5.0) as publisher:
+        one.fail(ApiKey.LIST_OFFSETS, *[ErrorCode.NOT_LEADER_OR_FOLLOWER] * 3)
+        counts, metadata = publisher.cluster.request_counts, publisher.cluster.metadata
+        written = asyncio.create_task(
+            RecordWriter(publisher).send("t", None, b"v", idempotency_key="1")
+        )
+        await wait_until(lambda: counts["ListOffsets"] > 0)
+        metadata.unwatch("t")
+        assert await written == Produced("t", 0, 0)
+        assert metadata.get_topic("t") is None
+
+
 async def test_equal_keys_of_two_scopes_are_two_also_for_another_replica(one):
     async with (
         running_publisher(one.bootstrap) as publisher,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -274,6 +275,39 @@ async def test_an_unexpected_failure_of_a_broker_leaves_doubt(one):
             await producer.send(T, None, b"v", timeout_s=LONG)
         assert told.value.timeout
         assert await producer.send(T, None, b"next", timeout_s=LONG) == 0
+
+
+async def test_a_record_that_waits_is_written_although_others_end_their_watch_of_its_topic(one):
+    """The hub closes topics that nobody reads any more. A record that waited then had no leader: it
+    stayed in doubt."""
+    async with running_producer(one.bootstrap, "t") as (kafkas, producer):
+        one.fail(ApiKey.PRODUCE, *[ErrorCode.REQUEST_TIMED_OUT] * 3)
+        future = producer.send(T, None, b"v", timeout_s=LONG)
+        await wait_until(lambda: kafkas.request_counts["Produce"] > 0)
+        kafkas.metadata.unwatch("t")
+        async with asyncio.timeout(10):
+            assert await future == 0
+
+
+async def test_a_topic_is_watched_until_its_last_record_has_a_result(one):
+    async with running_producer(one.bootstrap, "t") as (kafkas, producer):
+        one.fail(ApiKey.PRODUCE, ErrorCode.INVALID_RECORD, ErrorCode.UNKNOWN_SERVER_ERROR)
+        for error in (PartitionFailed, BrokerUnavailable, None):  # refused, in doubt, written
+            future = producer.send(T, None, b"v", timeout_s=LONG)
+            kafkas.metadata.unwatch("t")
+            with contextlib.nullcontext() if error is None else pytest.raises(error):
+                await future
+            assert kafkas.get_topic("t") is None
+        one.down(1)
+        for ends in (0.1, LONG):  # not sent in time, and at the close
+            future = producer.send(T, None, b"v", timeout_s=ends)
+            await (producer.close(timeout_s=0.0) if ends == LONG else asyncio.wait([future]))
+            assert isinstance(future.exception(), BrokerUnavailable)
+        kafkas.metadata.acquire_watch("t")
+        kafkas.metadata.release_watch("t")
+        one.up(1)
+        await kafkas.metadata.refresh("test")
+        assert kafkas.get_topic("t") is None
 
 
 async def test_a_record_too_large_is_refused_alone_and_the_partition_goes_on(kafka, topic):

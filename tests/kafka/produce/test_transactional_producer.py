@@ -274,3 +274,19 @@ async def test_a_commit_whose_answer_was_lost_is_repeated() -> None:
     tp = TopicPartition("t", 0)
     assert await writer.commit([build_write("t", b"a")]) == {tp: [40]}
     assert (kafka.commits, writer.is_started) == (3, True)
+
+
+async def test_a_topic_is_watched_while_a_transaction_is_written_to_it() -> None:
+    """The hub ended its watch of a topic that nobody read any more, and the transaction that was
+    written to it found no leader."""
+    kafka = TransactionKafka()
+    writer = await start_writer(kafka)
+    watched: list[str] = []
+
+    def find_leader(tp: TopicPartition) -> tuple[int, int]:
+        watched.extend(kafka.watched)
+        return 1, 0
+
+    kafka.cluster.leader_for_partition = find_leader
+    await writer.commit([build_write("t", b"a")])
+    assert (watched, kafka.watched) == (["t"], [])

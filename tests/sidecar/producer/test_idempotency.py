@@ -192,6 +192,13 @@ async def test_a_request_whose_owner_cannot_be_fenced_may_be_done_by_it():
         assert told.value.timeout
 
 
+async def test_the_topic_is_watched_while_it_is_read():
+    """When the hub closed it as a topic that nobody reads, all keys were read anew."""
+    async with running_unread_ledger() as ledger:
+        await wait_until(lambda: ledger.kafka.watched == ["keys"])
+    assert ledger.kafka.watched == []
+
+
 class LedgerReplica:
     """A ledger of its own on a real cluster, and the work that its requests ask for."""
 
