@@ -40,6 +40,7 @@ class TransactionKafka:
 
     answers: to the requests to commit, one after the other: a code, or what makes the error that is
     raised in place of an answer. The code 0 once there are none left.
+    append_codes: The codes of the next answers to Produce; 0 once there are none left.
     cluster: What a producer needs of a `Cluster`. commits: How many requests to commit came.
     keeps_connection: Whether its connections are open after an answer.
     failure: What every request raises; None for none.
@@ -49,6 +50,7 @@ class TransactionKafka:
     def __init__(
         self, *answers: int | Callable[[], KafkaError], keeps_connection: bool = True
     ) -> None:
+        self.append_codes: list[int] = []
         self.commits = 0
         self.failure: KafkaError | None = None
         self.watched: list[str] = []
@@ -96,8 +98,9 @@ class TransactionKafka:
         return None
 
     def _append(self, request: ProduceRequest) -> ProduceResponse:
+        code = self.append_codes.pop(0) if self.append_codes else 0
         results: dict[TopicPartition, AppendResult] = dict.fromkeys(
-            request.batches, AppendResult(0, 40)
+            request.batches, AppendResult(code, -1 if code else 40)
         )
         return ProduceResponse(0, results)
 

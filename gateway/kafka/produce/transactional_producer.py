@@ -25,6 +25,7 @@ from gateway.core.error_code import (
     ErrorCode,
 )
 from gateway.core.log.record import TopicPartition
+from gateway.core.produce import outbox
 from gateway.core.produce.outbox import ProducerIdAndEpoch
 from gateway.errors import AccessDenied, BrokerUnavailable, Fenced, KafkaError, PartitionFailed
 from gateway.kafka.client.cluster import Cluster
@@ -70,9 +71,8 @@ RETRIABLE_ERRORS = COORDINATOR_ERRORS | {
 # What a coordinator answers also after it has appended the end of a transaction to its log, where
 # the replicas of that log do not follow in time: its successor then completes the transaction.
 UNCERTAIN_ERRORS = COORDINATOR_MOVED_ERRORS | {ErrorCode.UNKNOWN_SERVER_ERROR}
-LEADER_CHANGED_ERRORS = frozenset(
-    {ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.NOT_LEADER_OR_FOLLOWER}
-)
+# After these the same batch is sent again: some come after the append, too.
+APPEND_IN_DOUBT_ERRORS = outbox.RETRIABLE_ERRORS - outbox.NOT_APPENDED_ERRORS
 
 
 WrittenOffsets: TypeAlias = dict[TopicPartition, list[int]]
@@ -107,6 +107,9 @@ class TransactionalProducer:
         # Whether the coordinator may have done its last request: an attempt was sent, and no answer
         # says that it was refused.
         self._may_be_done = False
+        # Whether a request of this transaction had no clear answer, so that Kafka may have counted
+        # a batch whose sequence numbers are not counted here.
+        self._was_in_doubt = False
 
     @property
     def is_started(self) -> bool:
@@ -164,6 +167,7 @@ class TransactionalProducer:
         """
         if self._producer is None:
             raise KafkaError(f"the transactional id {self.id} is not started")
+        self._was_in_doubt = False
         try:
             written = await self._write_records(self._producer, records, group, offsets or {})
             if build_followups is not None:
@@ -173,10 +177,15 @@ class TransactionalProducer:
                     written.setdefault(tp, []).extend(tp_offsets)
             await self._commit_transaction(self._producer)
         except BaseException as error:  # cancellation, too, leaves the transaction open
-            # Kafka answered that it refuses, so nothing is in doubt: the transaction is aborted,
-            # and the producer stays usable. After any other failure only `start` settles it.
+            # Kafka answered that it refuses: the transaction is aborted. The producer stays usable
+            # if nothing was in doubt before; after any other failure only `start` settles it.
             producer, self._producer = self._producer, None
-            if isinstance(error, PartitionFailed | AccessDenied) and await self._abort(producer):
+            is_usable = not self._was_in_doubt
+            if (
+                isinstance(error, PartitionFailed | AccessDenied)
+                and await self._abort(producer)
+                and is_usable
+            ):
                 self._producer = producer
             raise
         return written
@@ -304,12 +313,15 @@ class TransactionalProducer:
             leader = self._cluster.leader_for_partition(tp)
             if leader is None:
                 raise BrokerUnavailable(f"{tp} has no leader", retry_after=RETRY_DELAY_S)
-            response = await connections.send(leader[0], ConnectionRole.PRODUCE, request)
+            connection = await connections.connect(leader[0], ConnectionRole.PRODUCE)
+            response = await connections.send_on(connection, request)
+            # As in `_send_to_coordinator`, the answer may be to a second attempt.
+            self._was_in_doubt |= not connection.is_open
             error, offset = response.partitions.get(
                 tp, AppendResult(ErrorCode.UNKNOWN_SERVER_ERROR, -1)
             )
-            if error in LEADER_CHANGED_ERRORS:
-                raise BrokerUnavailable(f"{tp} is led by another broker", retry_after=RETRY_DELAY_S)
+            if error in APPEND_IN_DOUBT_ERRORS:
+                raise BrokerUnavailable(f"{tp} answers code {error}", retry_after=RETRY_DELAY_S)
             # A duplicate: the broker has the batch, but does not say where.
             return 0 if error == ErrorCode.DUPLICATE_SEQUENCE_NUMBER else error
 
@@ -386,6 +398,7 @@ class TransactionalProducer:
                     raise self._build_error(error, operation)
                 reason = f"Kafka answers code {error}"
             except BrokerUnavailable as exc:
+                self._was_in_doubt = True
                 reason, delay = str(exc), max(RETRY_DELAY_S, exc.retry_after or 0.0)
                 await self._refresh_metadata(reason)
             if loop.time() + delay > deadline:
@@ -412,7 +425,8 @@ class TransactionalProducer:
             return AccessDenied(f"the gateway may not write in a transaction: {denied}; allow it")
         # An operation is either the name of a request or, as here, a partition ("orders-3").
         topic, _, partition = operation.rpartition("-")
-        if topic and partition.isdecimal():
+        # A broker that failed unexpectedly has refused nothing, and may have appended the records.
+        if topic and partition.isdecimal() and error != ErrorCode.UNKNOWN_SERVER_ERROR:
             return PartitionFailed(
                 f"{operation} refuses the records (code {error})",
                 topic=topic, partition=int(partition), code=error,

@@ -290,3 +290,40 @@ async def test_a_topic_is_watched_while_a_transaction_is_written_to_it() -> None
     kafka.cluster.leader_for_partition = find_leader
     await writer.commit([build_write("t", b"a")])
     assert (watched, kafka.watched) == (["t"], [])
+
+
+async def test_a_batch_that_the_replicas_do_not_have_in_time_is_sent_again() -> None:
+    """It was told as refused, although Kafka had appended it."""
+    kafka = TransactionKafka()
+    kafka.append_codes = [ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND]
+    writer = await start_writer(kafka)
+    assert await writer.commit([build_write("t", b"a")]) == {TopicPartition("t", 0): [40]}
+
+
+@pytest.mark.parametrize(
+    ("codes", "error"),
+    [
+        ([ErrorCode.UNKNOWN_SERVER_ERROR], KafkaError),
+        ([ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.INVALID_RECORD], PartitionFailed),
+    ],
+)
+async def test_an_id_is_started_again_after_a_batch_that_may_be_appended(
+    codes: list[int], error: type[KafkaError]
+) -> None:
+    """The next batch had the same sequence numbers, and Kafka took it for the same batch: it was
+    told as written, and was not."""
+    kafka = TransactionKafka()
+    kafka.append_codes = [int(code) for code in codes]
+    writer = await start_writer(kafka)
+    with pytest.raises(error):
+        await writer.commit([build_write("t", b"a")])
+    assert (kafka.commits, writer.is_started) == (0, False)
+
+
+async def test_an_id_is_still_ours_after_a_batch_that_was_refused_at_once() -> None:
+    kafka = TransactionKafka()
+    kafka.append_codes = [ErrorCode.INVALID_RECORD]
+    writer = await start_writer(kafka)
+    with pytest.raises(PartitionFailed):
+        await writer.commit([build_write("t", b"a")])
+    assert writer.is_started
