@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import http.client
 import json
 import logging
 import time
@@ -15,6 +16,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 
 from aiokafka.abc import AbstractTokenProvider
@@ -24,6 +26,8 @@ from gateway.errors import AuthenticationFailed, BrokerUnavailable
 _TIMEOUT_S = 5.0
 _DEFAULT_LIFETIME_S = 300.0  # where the issuer sends no expires_in
 _MAX_RESPONSE_BYTES = 1 << 20
+# Statuses below 500 that refuse the moment and not the credentials (RFC 9110 15.5.9, RFC 6585 4).
+_TRANSIENT_STATUSES = frozenset({408, 425, 429})
 _RENEWAL_FRACTION = 0.8  # the part of its lifetime after which a token is replaced
 _RETRY_FRACTION = 0.05  # the part of its lifetime between two attempts to replace it
 
@@ -98,7 +102,7 @@ class ClientCredentialsTokenProvider(AbstractTokenProvider):  # type: ignore[mis
 
         Raises:
             AuthenticationFailed: The issuer refuses the credentials, or its answer has no token.
-            BrokerUnavailable: The issuer cannot be reached, and no token is left.
+            BrokerUnavailable: The issuer cannot be reached, or is in trouble, and no token is left.
         """
         # With the lock, connects that happen at once ask the issuer once.
         async with self._lock:
@@ -135,13 +139,12 @@ class ClientCredentialsTokenProvider(AbstractTokenProvider):  # type: ignore[mis
         )
         try:
             with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
-                issued = json.loads(response.read(_MAX_RESPONSE_BYTES))
-            return str(issued["access_token"]), float(
-                issued.get("expires_in") or _DEFAULT_LIFETIME_S
-            )
+                body = response.read(_MAX_RESPONSE_BYTES)
+                if response.length:  # bytes that are left of its Content-Length
+                    raise http.client.IncompleteRead(body, response.length)
         except urllib.error.HTTPError as exc:
             exc.close()
-            if exc.code >= 500:
+            if exc.code >= 500 or exc.code in _TRANSIENT_STATUSES:
                 raise BrokerUnavailable(f"{self.url} answers {exc.code}; no token") from exc
             raise AuthenticationFailed(
                 f"{self.url} refuses the client credentials with {exc.code}; "
@@ -149,7 +152,15 @@ class ClientCredentialsTokenProvider(AbstractTokenProvider):  # type: ignore[mis
             ) from exc
         except OSError as exc:
             raise BrokerUnavailable(f"{self.url} cannot be reached for a token: {exc}") from exc
-        except (ValueError, KeyError, TypeError) as exc:
+        except http.client.HTTPException as exc:
+            raise BrokerUnavailable(
+                f"{self.url} answers a token request by no complete HTTP response: "
+                f"{type(exc).__name__}; see whether its server or a proxy before it is in trouble"
+            ) from exc
+        try:
+            return _parse_response(body)
+        # JSON may also have numbers and depths that Python has no room for.
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as exc:
             raise AuthenticationFailed(f"{self.url} answers no token: {exc!r}") from exc
 
     def _build_authorization(self) -> str:
@@ -161,3 +172,14 @@ class ClientCredentialsTokenProvider(AbstractTokenProvider):  # type: ignore[mis
             urllib.parse.quote_plus(part) for part in (self.client_id, self.client_secret)
         )
         return f"Basic {base64.b64encode(pair.encode()).decode()}"
+
+
+def _parse_response(body: bytes) -> tuple[str, float]:
+    """Return the token of a response (RFC 6749 5.1) and its lifetime in seconds."""
+    issued = json.loads(body)
+    token, lifetime = issued["access_token"], float(issued.get("expires_in") or _DEFAULT_LIFETIME_S)
+    if not isinstance(token, str) or not token:
+        raise TypeError("access_token is no string")
+    if not 0 < lifetime < inf:
+        raise ValueError(f"expires_in is {lifetime}")
+    return token, lifetime

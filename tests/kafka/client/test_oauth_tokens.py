@@ -83,6 +83,41 @@ async def test_an_issuer_in_trouble_is_not_a_refusal(issuer: FakeIssuer):
         await ClientCredentialsTokenProvider(issuer.url, "me", "secret").token()
 
 
+async def test_an_issuer_that_is_asked_too_often_is_not_a_refusal(issuer: FakeIssuer):
+    """It was taken for a refusal of the credentials, which is retried after 5 s to a minute."""
+    issuer.status = 429
+    with pytest.raises(BrokerUnavailable):
+        await ClientCredentialsTokenProvider(issuer.url, "me", "secret").token()
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        b"upstream gone\r\n\r\n",
+        b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n40\r\n{"access_t',
+        b'HTTP/1.1 200 OK\r\nContent-Length: 64\r\n\r\n{"access_t',
+        b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 200 + b"\r\n",
+        b"",
+    ],
+    ids=["not HTTP", "chunks", "length", "headers", "nothing"],
+)
+async def test_an_issuer_that_breaks_off_its_answer_is_not_a_refusal(response: bytes):
+    """`http.client.HTTPException`, which is no OSError, came out of connects: nobody expected it,
+    and the task that read from the broker ended for good."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"grant_type")
+        writer.write(response)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        url = f"http://127.0.0.1:{port}/token"
+        with pytest.raises(BrokerUnavailable, match=url):
+            await ClientCredentialsTokenProvider(url, "me", "secret").token()
+
+
 async def test_an_issuer_that_is_away_is_not_a_refusal():
     with pytest.raises(BrokerUnavailable):
         await ClientCredentialsTokenProvider("http://127.0.0.1:1/token", "me", "secret").token()
@@ -115,7 +150,18 @@ async def test_a_refusal_is_told_although_the_token_before_is_valid(issuer: Fake
         await tokens.token()
 
 
-@pytest.mark.parametrize("answer", [[], {}, {"access_token": "x", "expires_in": "soon"}])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        [],
+        {},
+        {"access_token": None},
+        {"access_token": "x", "expires_in": "soon"},
+        {"access_token": "x", "expires_in": float("nan")},
+        {"access_token": "x", "expires_in": -1},
+        {"access_token": "x", "expires_in": 10**400},
+    ],
+)
 async def test_an_answer_that_is_no_token_is_told(issuer: FakeIssuer, answer: object):
     issuer.answer_body = answer
     with pytest.raises(AuthenticationFailed, match="no token"):
