@@ -14,6 +14,7 @@ missing one.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -34,12 +35,15 @@ from .failures import (
     FailedAttempt,
     cause_from_exception,
     describe_failure,
+    is_unexpected,
 )
 from .security import Credentials, KafkaConnection
 from .shared_tasks import start_shared_task, wait_for_shared
 
 if TYPE_CHECKING:
     from gateway.telemetry.traces import Tracing
+
+log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
@@ -343,7 +347,7 @@ class Connections:
         A spare is still its borrower's, so it is opened again, once for all requests that were on
         it. Of any other role, a broker has one connection, which all callers share.
 
-        Raises what `connect` or `_connect_hedged` raises.
+        Raises what `connect` raises.
         """
         if connection.role is not ConnectionRole.SPARE:
             return await self.connect(connection.node, connection.role)
@@ -351,16 +355,7 @@ class Connections:
             if connection.conn is not closed:
                 return connection  # another request has replaced it
             broker = self._get_node(connection.node)
-            idle = self._get_idle_timeout(connection.role)
-            conn = await _run_within(
-                self.request_timeout, lambda: self._connect_hedged(broker.address, idle)
-            )
-            # While this waited, everything may have been closed, or the broker may have moved.
-            if self._closed or self._nodes.get(connection.node) is not broker:
-                conn.close()
-                raise BrokerUnavailable(
-                    f"broker {connection.node} moved", node=_public_node_id(connection.node)
-                )
+            conn = await self._connect_once(connection.node, connection.role, broker)
             connection.conn, connection.is_used, connection.renew_at = (
                 conn,
                 False,
@@ -517,24 +512,41 @@ class Connections:
     async def _open_connection(
         self, node: int, role: ConnectionRole, broker: _BrokerNode
     ) -> BrokerConnection:
-        started_at = asyncio.get_running_loop().time()
-        try:
-            conn = await _run_within(
-                self.request_timeout,
-                lambda: self._connect_hedged(broker.address, self._get_idle_timeout(role)),
-            )
-        except (*CONNECTION_ERRORS, KafkaError) as exc:
-            self.request_stats.connect_failures[cause_from_exception(exc)] += 1
-            raise self._on_failure(node, exc, started_at) from exc
+        conn = await self._connect_once(node, role, broker)
         connection = BrokerConnection(node, role, conn, renew_at=self._compute_renewal(conn))
-        # While this waited, everything may have been closed, or the broker may have moved.
-        if self._closed or self._nodes.get(node) is not broker:
-            conn.close()
-            raise BrokerUnavailable(f"broker {node} moved", node=_public_node_id(node))
         if role is not ConnectionRole.SPARE:
             broker.connections[role] = connection
         self.request_stats.connects[role] += 1
         return connection
+
+    async def _connect_once(
+        self, node: int, role: ConnectionRole, broker: _BrokerNode
+    ) -> KafkaConnection:
+        """Connect to a broker. Whatever goes wrong is recorded as a failure of the broker.
+
+        That goes for errors that nobody expects, too: without a backoff they would be repeated at
+        once, and callers only expect a KafkaError.
+
+        Raises:
+            KafkaError: As `connect`.
+        """
+        started_at = asyncio.get_running_loop().time()
+        idle = self._get_idle_timeout(role)
+        try:
+            conn = await _run_within(
+                self.request_timeout, lambda: self._connect_hedged(broker.address, idle)
+            )
+        except Exception as exc:
+            last = broker.failure.__cause__ if broker.failure is not None else None
+            if is_unexpected(exc) and type(exc) is not type(last):  # not at each attempt
+                log.exception("connecting to %s failed unexpectedly", self.describe_broker(node))
+            self.request_stats.connect_failures[cause_from_exception(exc)] += 1
+            raise self._on_failure(node, exc, started_at) from exc
+        # While this waited, everything may have been closed, or the broker may have moved.
+        if self._closed or self._nodes.get(node) is not broker:
+            conn.close()
+            raise BrokerUnavailable(f"broker {node} moved", node=_public_node_id(node))
+        return conn
 
     def _get_idle_timeout(self, role: ConnectionRole) -> float:
         return (

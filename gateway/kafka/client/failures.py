@@ -159,6 +159,11 @@ def cause_from_exception(exc: BaseException | None) -> Cause:
     return Cause.TIMEOUT if timeout else Cause.CONNECTION
 
 
+def is_unexpected(exc: BaseException) -> bool:
+    """Return whether only a mistake in the code explains what a connection raised."""
+    return not isinstance(exc, (*CONNECTION_ERRORS, KafkaError))
+
+
 def unwrap_error(exc: KafkaError) -> KafkaError:
     """Return the failure that began a backoff, where an error only says that one lasts.
 
@@ -210,9 +215,11 @@ class _Description:
         )
 
     def _describe_preparation(self) -> str | None:
-        """Describe that the gateway has no certificates or no token to connect with."""
+        """Describe that the gateway cannot connect: without certificates, a token or for a bug."""
         if isinstance(self._exc, KafkaError):
             return f"is not connected to: {self._exc}"
+        if is_unexpected(self._exc):
+            return f"is not connected to: an unexpected {self._exc!r}; see the log, and report it"
         return None
 
     def _describe_login(self) -> str | None:

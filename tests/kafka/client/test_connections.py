@@ -3,7 +3,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import uvloop
@@ -14,7 +16,7 @@ from support.waiting import wait_until
 from gateway.core.log.recovery import Backoff
 from gateway.errors import BrokerUnavailable, KafkaError
 from gateway.kafka.client.connections import ConnectionRole, Connections
-from gateway.kafka.client.security import KafkaConnection
+from gateway.kafka.client.security import Credentials, KafkaConnection
 from gateway.kafka.protocol.requests import KafkaRequest, VersionRange
 
 
@@ -321,6 +323,59 @@ async def test_failures_of_one_outage_count_once():
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(isinstance(result, BrokerUnavailable) for result in results)
         assert made[0].attempts == 1
+        await kafka.close()
+
+
+class FailingCredentials(Credentials):
+    """Credentials that cannot be had while `error` is set."""
+
+    error: Exception | None = None
+
+    def __call__(self) -> Mapping[str, Any]:
+        if self.error is not None:
+            raise self.error
+        return super().__call__()
+
+
+async def test_an_error_that_nobody_expects_of_a_connect_is_a_failure_of_its_broker(
+    caplog: pytest.LogCaptureFixture,
+):
+    """It went through to whoever had asked, such as the task that reads from the broker, which
+    ended; there was no backoff, and no failure to report."""
+    credentials = FailingCredentials()
+    async with FakeBroker(echo_body) as broker:
+        kafka = open_connections(broker, credentials=credentials)
+        credentials.error = RuntimeError("bound to a different event loop")
+        with pytest.raises(BrokerUnavailable, match="different event loop"):
+            await kafka.connect(1, ConnectionRole.CONTROL)
+        assert "different event loop" in str(kafka.get_failure(1))
+        with pytest.raises(BrokerUnavailable, match="tried again in"):
+            await kafka.connect(1, ConnectionRole.CONTROL)
+        (line,) = [record for record in caplog.records if record.exc_info]
+        assert f"broker 1 at 127.0.0.1:{broker.address[1]}" in line.getMessage()
+        credentials.error = None
+        await send_again(kafka)
+        assert kafka.get_failure(1) is None
+        await kafka.close()
+
+
+@pytest.mark.parametrize("error", [BrokerUnavailable("no token"), RuntimeError("a bug")])
+async def test_a_spare_connection_that_cannot_be_opened_again_is_a_failure_of_its_broker(
+    error: Exception,
+):
+    """Without a token there was no backoff, and nothing said that the broker was not reached."""
+    credentials = FailingCredentials()
+    async with FakeBroker(echo_body) as broker:
+        kafka = open_connections(broker, credentials=credentials)
+        with pytest.raises(BrokerUnavailable, match=r"broker 1 at .* (no token|.*a bug)"):
+            async with kafka.borrow_spare(1) as spare:
+                await kafka.send_on(spare, EchoRequest())
+                broker.close_connections()
+                await wait_until(lambda: not spare.is_open)
+                credentials.error = error
+                await kafka.send_on(spare, EchoRequest())
+        assert kafka.get_failure(1) is not None
+        assert kafka.get_retry_time(1) is not None
         await kafka.close()
 
 
