@@ -53,6 +53,7 @@ OVERDUE_S = 0.5  # seconds a response may be late before metadata is asked for a
 MAX_RESPONSE_BYTES = 1 << 20  # of one response: 5,000 records of 200 bytes decode in 10 ms
 YIELD_BYTES = 64 << 10  # after decoding more than this, other tasks of the event loop run
 MIN_BROKER_DELAY_S = 0.02  # seconds to wait at least where the broker's own backoff decides
+FAILED_LOOP_DELAY_S = 1.0  # seconds until a loop goes on after an error that nobody expects
 # Seconds for which a broker may hold a fetch back while another request waits for its end.
 CONTENDED_MAX_WAIT_S = 0.1
 
@@ -159,24 +160,41 @@ class BrokerFetchLoop:
         self._rounds = (self._committed_round, self._uncommitted_round)
 
     async def run(self) -> None:
-        """Fetch whatever is due, until cancelled."""
+        """Fetch whatever is due, until cancelled.
+
+        An error that nobody expects is logged and does not end the loop, since nothing else would
+        read from the broker again.
+        """
         while True:
-            # Cleared before the look at what is due: what becomes due from here on sets it again.
-            self.wake.clear()
-            now = self._fetcher.now()
-            self._join_due(now)
-            mixed = all(fetch_round.partition_fetches for fetch_round in self._rounds)
-            if any(fetch_round.partition_fetches for fetch_round in self._rounds):
-                self.is_busy = True
-                # One after the other: the loop has one connection, on which the broker answers in
-                # order.
-                for fetch_round in self._rounds:
-                    if fetch_round.partition_fetches:
-                        await self._run_round(fetch_round, mixed=mixed)
+            try:
+                await self._fetch_due()
+            except Exception:
+                log.exception(
+                    "reading from broker %s failed unexpectedly; it is tried again", self._node
+                )
                 self.is_busy = False
-                await self._fetcher.pause()
-            else:
-                await self._wait_until_due(now)
+                for fetch_round in self._rounds:
+                    self._fail_partitions(fetch_round, Cause.UNEXPECTED, None)
+                await asyncio.sleep(FAILED_LOOP_DELAY_S)
+
+    async def _fetch_due(self) -> None:
+        """Fetch what is due, or wait until something is."""
+        # Cleared before the look at what is due: what becomes due from here on sets it again.
+        self.wake.clear()
+        now = self._fetcher.now()
+        self._join_due(now)
+        mixed = all(fetch_round.partition_fetches for fetch_round in self._rounds)
+        if any(fetch_round.partition_fetches for fetch_round in self._rounds):
+            self.is_busy = True
+            # One after the other: the loop has one connection, on which the broker answers in
+            # order.
+            for fetch_round in self._rounds:
+                if fetch_round.partition_fetches:
+                    await self._run_round(fetch_round, mixed=mixed)
+            self.is_busy = False
+            await self._fetcher.pause()
+        else:
+            await self._wait_until_due(now)
 
     def _join_due(self, now: float) -> None:
         """Take the idle partitions that are due here into the next request."""
@@ -241,12 +259,17 @@ class BrokerFetchLoop:
             if partition_fetch is None:
                 continue  # removed or released while the request was under way
             partition_fetch.reader.last_response_at = now = self._fetcher.now()
-            rest = self._on_partition_response(partition_fetch, fetched, now)
-            # Delivering may have released it: its receiver may have removed or replaced the
-            # partition.
-            if rest is not None and partition_fetch.in_flight is fetch_round:
-                self._fetcher.start_work(partition_fetch, rest)
-            self._requeue(fetch_round, partition_fetch, now)
+            try:
+                rest = self._on_partition_response(partition_fetch, fetched, now)
+                # Delivering may have released it: its receiver may have removed or replaced the
+                # partition.
+                if rest is not None and partition_fetch.in_flight is fetch_round:
+                    self._fetcher.start_work(partition_fetch, rest)
+                self._requeue(fetch_round, partition_fetch, now)
+            except Exception:  # the other partitions of the response have done nothing
+                log.exception("reading %s failed unexpectedly; it is tried again", tp)
+                if partition_fetch.in_flight is fetch_round:
+                    self._fetcher.on_request_failed(partition_fetch, Cause.UNEXPECTED, None)
             if len(fetched.records) > YIELD_BYTES:
                 await asyncio.sleep(0)  # decoding ran in the event loop, so let others run
         now = self._fetcher.now()
@@ -502,7 +525,7 @@ class BrokerFetchLoop:
         self, partition_fetch: PartitionFetch, fetched: core.FetchResult, now: float
     ) -> None:
         """Hand the result of a fetch to the reader and deliver the entries that it returns."""
-        previous_cause = partition_fetch.reader.cause
+        previous_cause, position = partition_fetch.reader.cause, partition_fetch.reader.position
         entries = partition_fetch.reader.on_fetch(fetched, now)
         if previous_cause is not None:
             partition_fetch.log_state()
@@ -513,7 +536,11 @@ class BrokerFetchLoop:
                 self._fetcher.cluster.outages.report_recovery(topic, "may be read again")
                 self._fetcher.retry_topic(partition_fetch.reader.tp.topic)
         if entries:
-            self._fetcher.deliver_entries(partition_fetch, entries)
+            try:
+                self._fetcher.deliver_entries(partition_fetch, entries)
+            except Exception:
+                partition_fetch.reader.position = position  # so that nothing is lost
+                raise
 
     def _note_resumed(self, tp: TopicPartition, cause: Cause) -> None:
         """Log that a partition can be read again, in one line with all that resume just now."""
@@ -575,15 +602,17 @@ class BrokerFetchLoop:
         is_broker_failure = isinstance(exc, (BrokerUnavailable, AuthenticationFailed))
         delay = exc.retry_after if is_broker_failure else None
         self._fetcher.report_broker_failure(self._node, exc)
+        self._fail_partitions(
+            fetch_round, cause, None if delay is None else max(delay, MIN_BROKER_DELAY_S)
+        )
+        self._fetcher.cluster.metadata.request_refresh(f"broker {self._node}: {cause}")
+
+    def _fail_partitions(self, fetch_round: FetchRound, cause: Cause, delay: float | None) -> None:
+        """Schedule a retry of all partitions of a round; see `Fetcher.on_request_failed`."""
         for partition_fetch in list(fetch_round.partition_fetches.values()):
             if partition_fetch.in_flight is fetch_round:
                 partition_fetch.replica = None
-                self._fetcher.on_request_failed(
-                    partition_fetch,
-                    cause,
-                    None if delay is None else max(delay, MIN_BROKER_DELAY_S),
-                )
-        self._fetcher.cluster.metadata.request_refresh(f"broker {self._node}: {cause}")
+                self._fetcher.on_request_failed(partition_fetch, cause, delay)
 
 
 def _build_empty_fetched(reader: PartitionReader) -> core.FetchResult:

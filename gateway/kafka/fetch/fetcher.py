@@ -38,7 +38,7 @@ from gateway.kafka.client.connections import ConnectionRole
 from gateway.kafka.client.metadata_changes import TopicChange
 from gateway.telemetry.counts import FetchCounts
 
-from .broker_fetch_loop import NEWCOMER_S, BrokerFetchLoop
+from .broker_fetch_loop import FAILED_LOOP_DELAY_S, NEWCOMER_S, BrokerFetchLoop
 from .fetch_round import FetchRound
 from .partition_fetch import PartitionFetch, PartitionWork
 from .topic_model import TopicModel, get_no_model
@@ -379,27 +379,53 @@ class Fetcher:
     # Offsets and epochs.
 
     async def _run_lookups(self) -> None:
-        """Ask for offsets and ends of epochs as they become due, until cancelled."""
+        """Ask for offsets and ends of epochs as they become due, until cancelled.
+
+        As in `BrokerFetchLoop.run`, an error that nobody expects is logged and does not end it.
+        """
         while True:
-            # Cleared before the look at what is due: what becomes due from here on sets it again.
-            self._wake.clear()
-            now = self.now()
-            for (_, kind, isolation), commands in self._collect_due_lookups(now).items():
-                flight = self._mark_in_flight(commands)
-                if kind is ListOffsetCommand:
-                    self._spawn(self._list_offsets(commands, isolation, flight))
-                else:
-                    self._spawn(self._list_epoch_ends(commands, flight))
-            waits = [
-                partition_fetch.reader.retry_at - now
-                for partition_fetch in self.idle_fetches.values()
-                if partition_fetch.reader.retry_at > now
-            ]
             try:
-                async with asyncio.timeout(min(waits, default=None)):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
+                await self._start_due_lookups()
+            except Exception:
+                log.exception("looking up offsets failed unexpectedly; it is tried again")
+                await asyncio.sleep(FAILED_LOOP_DELAY_S)
+
+    async def _start_due_lookups(self) -> None:
+        """Start the lookups that are due, and wait until others may be."""
+        # Cleared before the look at what is due: what becomes due from here on sets it again.
+        self._wake.clear()
+        now = self.now()
+        for (_, kind, isolation), commands in self._collect_due_lookups(now).items():
+            flight = self._mark_in_flight(commands)
+            lookup = (
+                self._list_offsets(commands, isolation, flight)
+                if kind is ListOffsetCommand
+                else self._list_epoch_ends(commands, flight)
+            )
+            self._spawn(self._run_lookup(lookup, commands, flight))
+        waits = [
+            partition_fetch.reader.retry_at - now
+            for partition_fetch in self.idle_fetches.values()
+            if partition_fetch.reader.retry_at > now
+        ]
+        try:
+            async with asyncio.timeout(min(waits, default=None)):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+
+    async def _run_lookup(
+        self, lookup: Coroutine[Any, Any, None], tps: Iterable[TopicPartition], flight: object
+    ) -> None:
+        """Run a lookup. If it fails, its partitions are not left waiting for it."""
+        try:
+            await lookup
+        except Exception:
+            for tp in tps:
+                partition_fetch = self.partition_fetches.get(tp)
+                if partition_fetch is not None and partition_fetch.in_flight is flight:
+                    self.on_request_failed(partition_fetch, Cause.UNEXPECTED, None)
+            raise
 
     def _collect_due_lookups(
         self, now: float

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
+import pytest
 from support.log_lines import LogLine, collect_lines
 from support.record_sets import BatchRecord, build_batch
 from support.waiting import wait_until
@@ -21,7 +22,7 @@ from gateway.core.log.partition_reader import (
 )
 from gateway.core.log.position import NO_EPOCH
 from gateway.core.log.record import Entry, Gap, Ready, Record, TopicPartition
-from gateway.core.log.recovery import Backoff
+from gateway.core.log.recovery import Backoff, Cause
 from gateway.errors import AuthenticationFailed
 from gateway.kafka.client import offsets
 from gateway.kafka.client.connections import ConnectionRole
@@ -82,6 +83,7 @@ class ScriptedCluster:
         self.epoch_requests: list[dict[TopicPartition, int]] = []
         self.refresh_reasons: list[str] = []
         self.log_end, self.epoch_end = 10, 100
+        self.lookup_error: Exception | None = None
         self._listeners: list[Callable[[TopicChange], None]] = []
 
     def add_listener(self, listener: Callable[[TopicChange], None]) -> Callable[[], None]:
@@ -138,6 +140,8 @@ class ScriptedCluster:
     async def list_offsets(
         self, timestamps: Mapping[TopicPartition, int], isolation: int
     ) -> dict[TopicPartition, offsets.OffsetAndTimestamp]:
+        if self.lookup_error is not None:
+            raise self.lookup_error
         return {at: offsets.OffsetAndTimestamp(self.log_end, -1, 0) for at in timestamps}
 
     async def wait_for_fetch(
@@ -157,6 +161,21 @@ class ScriptedCluster:
         await wait_until(find_pending, f"a fetch of node {node}", interval_s=0.001)
         return found[-1]
 
+    async def wait_for_fetch_of(self, partition: int) -> PendingFetch:
+        """The fetch that waits for its answer and asks for a partition."""
+        found: list[PendingFetch] = []
+
+        def find_pending() -> bool:
+            found[:] = [
+                one
+                for one in self.fetches
+                if tp(partition) in one.wants and not one.answer_future.done()
+            ]
+            return bool(found)
+
+        await wait_until(find_pending, f"a fetch of partition {partition}", interval_s=0.001)
+        return found[-1]
+
     async def answer_fetch(self, *partitions: int, offset: int = 0, epoch: int = 0) -> PendingFetch:
         """Each of these has a record now. The fetch that was answered so."""
         asked = await self.wait_for_fetch()
@@ -170,6 +189,12 @@ class FetcherScene:
     ) -> None:
         self.kafka, self.fetcher, self.readers = kafka, fetcher, readings
         self.entries: list[Entry] = []
+        self.failing_partitions: set[int] = set()  # whose entries are not taken
+
+    def deliver(self, reader: PartitionReader, entries: Sequence[Entry]) -> None:
+        if reader.tp.partition in self.failing_partitions:
+            raise RuntimeError("a bug of the receiver")
+        self.entries.extend(entries)
 
     def list_partitions(self, kind: type) -> list[int]:
         return [entry.tp.partition for entry in self.entries if type(entry) is kind]
@@ -182,7 +207,7 @@ async def running_fetcher(
     """All partitions are read from their first record on, as the tail reads them."""
     kafka = ScriptedCluster(partitions)
     scene: FetcherScene
-    fetcher = Fetcher(kafka, lambda _, entries: scene.entries.extend(entries))  # type: ignore[arg-type]
+    fetcher = Fetcher(kafka, lambda *delivered: scene.deliver(*delivered))  # type: ignore[arg-type]
     backoff = Backoff(1.0, lambda: 0.5)
     readings = [
         PartitionReader(tp(p), OffsetStart(0), OutOfRangePolicy.EARLIEST, backoff)
@@ -454,3 +479,51 @@ async def test_each_change_of_a_partition_is_a_line_with_its_cause():
         "state=recovering cause=no-leader leader=2 epoch=1 offset=12",
         "state=recovering cause=no-leader leader=2 epoch=1 offset=0",
     ]
+
+
+async def test_a_broker_is_read_on_after_an_error_that_nobody_expects(
+    caplog: pytest.LogCaptureFixture,
+):
+    """The task that read from it ended, and nothing started another one: all streams of its
+    partitions stalled until the gateway was restarted."""
+    async with running_fetcher(2) as scene:
+        asked = await scene.kafka.wait_for_fetch()
+        asked.answer_future.set_exception(RuntimeError("bound to a different event loop"))
+        asked = await scene.kafka.wait_for_fetch()
+        assert list_delayed(scene) == [] and len(asked.wants) == 2
+        await scene.kafka.answer_fetch(0, 1)
+        await wait_until(lambda: sorted(scene.list_partitions(Record)) == [0, 1], "both are read")
+    assert f"reading from broker {NODE} failed" in caplog.text
+    assert "bound to a different event loop" in caplog.text
+
+
+async def test_a_partition_whose_receiver_fails_loses_nothing_and_holds_up_no_other(
+    caplog: pytest.LogCaptureFixture,
+):
+    async with running_fetcher(3) as scene:
+        scene.failing_partitions = {0}
+        await scene.kafka.answer_fetch(0, 1, 2)
+        await wait_until(lambda: sorted(scene.list_partitions(Record)) == [1, 2], "others are read")
+        assert "a bug of the receiver" in caplog.text
+        scene.failing_partitions.clear()
+        asked = await scene.kafka.wait_for_fetch_of(0)
+        asked.answer_future.set_result({tp(0): fetch_record(asked.wants[tp(0)].offset)})
+        await wait_until(lambda: 0 in scene.list_partitions(Record), "it is read")
+        offsets_read = [e.offset for e in scene.entries if type(e) is Record and e.tp == tp(0)]
+        assert offsets_read == [0]
+
+
+async def test_a_lookup_that_fails_unexpectedly_is_repeated():
+    """Its partitions waited for it for ever."""
+    async with running_fetcher(0) as scene:
+        scene.kafka.topic_answer.partitions[0] = partition()
+        scene.kafka.lookup_error = RuntimeError("a bug")
+        now = asyncio.get_running_loop().time()
+        live = PartitionReader(
+            tp(0), LiveStart(0, now), OutOfRangePolicy.EARLIEST, Backoff(1.0, lambda: 0.5)
+        )
+        scene.fetcher.add_partition(live)
+        await wait_until(lambda: live.cause is Cause.UNEXPECTED, "it has failed")
+        scene.kafka.lookup_error = None
+        await scene.kafka.answer_fetch(0, offset=10)
+        await wait_until(lambda: scene.list_partitions(Record) == [0], "it is read")
