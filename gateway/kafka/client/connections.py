@@ -477,6 +477,7 @@ class Connections:
         for broker in self._nodes.values():
             closing += self._close_node(broker)
         self._nodes.clear()
+        self._credentials.close()
         if closing:
             tasks = [asyncio.ensure_future(awaitable) for awaitable in closing]
             await asyncio.wait(tasks, timeout=1.0)
@@ -533,6 +534,7 @@ class Connections:
         started_at = asyncio.get_running_loop().time()
         idle = self._get_idle_timeout(role)
         try:
+            await self._credentials.load_token()
             conn = await _run_within(
                 self.request_timeout, lambda: self._connect_hedged(broker.address, idle)
             )

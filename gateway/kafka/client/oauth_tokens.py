@@ -21,9 +21,10 @@ from pathlib import Path
 
 from aiokafka.abc import AbstractTokenProvider
 
-from gateway.errors import AuthenticationFailed, BrokerUnavailable
+from gateway.errors import AuthenticationFailed, BrokerUnavailable, KafkaError
 
-_TIMEOUT_S = 5.0
+from .shared_tasks import start_shared_task, wait_for_shared
+
 _DEFAULT_LIFETIME_S = 300.0  # where the issuer sends no expires_in
 _MAX_RESPONSE_BYTES = 1 << 20
 # Statuses below 500 that refuse the moment and not the credentials (RFC 9110 15.5.9, RFC 6585 4).
@@ -73,10 +74,11 @@ class FileTokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # untyped
 class ClientCredentialsTokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # untyped there
     """Tokens that an issuer gives for client credentials (RFC 6749 4.4).
 
-    A token is replaced after `_RENEWAL_FRACTION` of its lifetime. While the issuer cannot be
-    reached the old token is used until it expires, and the issuer is asked again at most every
-    `_RETRY_FRACTION` of the lifetime, so that an issuer that does not answer delays few
-    connections by `_TIMEOUT_S`.
+    A token is renewed after `_RENEWAL_FRACTION` of its lifetime, in the background: connects use
+    the old one until it expires, so that an issuer that is away, silent or refuses does not delay
+    or fail them before. Failures are logged, and the issuer is asked again at most every
+    `_RETRY_FRACTION` of the lifetime. Only without a valid token do connects wait for the issuer,
+    all for the same request.
 
     Attributes:
         url: The token endpoint.
@@ -84,6 +86,7 @@ class ClientCredentialsTokenProvider(AbstractTokenProvider):  # type: ignore[mis
         client_secret: The client secret.
         scope: The scope to ask for; None for the issuer's default.
         clock: The current time in seconds of any monotonic clock.
+        timeout: Seconds to wait for the issuer.
     """
 
     url: str
@@ -91,31 +94,49 @@ class ClientCredentialsTokenProvider(AbstractTokenProvider):  # type: ignore[mis
     client_secret: str = field(repr=False)
     scope: str | None = None
     clock: Callable[[], float] = time.monotonic
+    timeout: float = 5.0
     _token: str = field(default="", repr=False)
     _renew_at: float = field(default=float("-inf"), repr=False)  # of `clock`
     _expires_at: float = field(default=float("-inf"), repr=False)  # of `clock`
     _lifetime: float = field(default=0.0, repr=False)  # seconds
-    _lock: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
+    _renewal: asyncio.Task[None] | None = field(default=None, repr=False)
 
     async def token(self) -> str:
         """Return a token that has not expired, asking the issuer for a new one if it is time to.
 
         Raises:
-            AuthenticationFailed: The issuer refuses the credentials, or its answer has no token.
-            BrokerUnavailable: The issuer cannot be reached, or is in trouble, and no token is left.
+            AuthenticationFailed: The issuer refuses the credentials, or its answer has no token;
+                and no token is left.
+            BrokerUnavailable: The issuer cannot be reached, is in trouble or does not answer in
+                time; and no token is left.
         """
-        # With the lock, connects that happen at once ask the issuer once.
-        async with self._lock:
-            if self.clock() >= self._renew_at:
-                await self._renew()
-            return self._token
+        now = self.clock()
+        if now >= self._expires_at:
+            await wait_for_shared(self._start_renewal(), f"{self.url} is not asked any more")
+        elif now >= self._renew_at:
+            self._start_renewal()
+        return self._token
+
+    def close(self) -> None:
+        """Cancel the request under way, as nobody connects any more."""
+        if self._renewal is not None:
+            self._renewal.cancel()
+
+    def _start_renewal(self) -> asyncio.Task[None]:
+        """Return the renewal that is under way, or start one."""
+        renewal = self._renewal
+        # One of an event loop that has ended since then never ends.
+        is_lost = renewal is not None and renewal.get_loop() is not asyncio.get_running_loop()
+        if renewal is None or renewal.done() or is_lost:
+            renewal = self._renewal = start_shared_task(self._renew())
+        return renewal
 
     async def _renew(self) -> None:
         # The lifetime counts from before the request: from after it, it could end too late.
         began = self.clock()
         try:
-            self._token, self._lifetime = await asyncio.to_thread(self._request_token)
-        except BrokerUnavailable as exc:
+            self._token, self._lifetime = await self._fetch_token()
+        except KafkaError as exc:
             now = self.clock()
             if now >= self._expires_at:
                 raise
@@ -124,6 +145,14 @@ class ClientCredentialsTokenProvider(AbstractTokenProvider):  # type: ignore[mis
         else:
             self._renew_at = began + _RENEWAL_FRACTION * self._lifetime
             self._expires_at = began + self._lifetime
+
+    async def _fetch_token(self) -> tuple[str, float]:
+        try:
+            # The timeout of a socket is that of each read, and a slow answer takes many.
+            async with asyncio.timeout(self.timeout):
+                return await asyncio.to_thread(self._request_token)
+        except TimeoutError as exc:
+            raise BrokerUnavailable(f"{self.url} gives no token within {self.timeout:g} s") from exc
 
     def _request_token(self) -> tuple[str, float]:
         """Ask the issuer for a token; blocks, so it runs in a thread.
@@ -138,7 +167,7 @@ class ClientCredentialsTokenProvider(AbstractTokenProvider):  # type: ignore[mis
             headers={"Authorization": self._build_authorization(), "Accept": "application/json"},
         )
         try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
+            with urllib.request.urlopen(request, timeout=self.timeout) as response:
                 body = response.read(_MAX_RESPONSE_BYTES)
                 if response.length:  # bytes that are left of its Content-Length
                     raise http.client.IncompleteRead(body, response.length)

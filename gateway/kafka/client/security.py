@@ -58,7 +58,7 @@ class Credentials:
         sasl = security.sasl if security is not None else None
         self._context = _TlsContext(tls, names.name_security("tls")) if tls is not None else None
         protocol = ("SASL_" if sasl else "") + ("SSL" if tls else "PLAINTEXT")
-        self._fixed = {"security_protocol": protocol} | (
+        self._fixed: dict[str, Any] = {"security_protocol": protocol} | (
             _build_sasl_options(sasl) if sasl is not None else {}
         )
 
@@ -70,6 +70,28 @@ class Credentials:
         """
         context = {} if self._context is None else {"ssl_context": self._context()}
         return self._fixed | context
+
+    async def load_token(self) -> None:
+        """Get the token that a login needs, which the login then finds at hand.
+
+        To be awaited before a connect, so that a slow issuer of tokens does not use up the time of
+        the broker, and is not taken for it.
+
+        Raises:
+            AuthenticationFailed: There is no token, and not for lack of an answer.
+            BrokerUnavailable: The issuer of tokens cannot be reached, or does not answer in time.
+        """
+        if self._token_provider is not None:
+            await self._token_provider.token()
+
+    def close(self) -> None:
+        """End what is under way for coming connects."""
+        if isinstance(self._token_provider, ClientCredentialsTokenProvider):
+            self._token_provider.close()
+
+    @property
+    def _token_provider(self) -> AbstractTokenProvider | None:
+        return self._fixed.get("sasl_oauth_token_provider")
 
 
 def create_credentials(

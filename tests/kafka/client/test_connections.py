@@ -359,6 +359,25 @@ async def test_an_error_that_nobody_expects_of_a_connect_is_a_failure_of_its_bro
         await kafka.close()
 
 
+class SlowIssuerCredentials(Credentials):
+    """Credentials whose token takes its time."""
+
+    async def load_token(self) -> None:
+        await asyncio.sleep(0.2)
+        raise BrokerUnavailable("https://login.example gives no token within 0.2 s")
+
+
+async def test_an_issuer_that_takes_longer_than_a_broker_may_is_not_taken_for_the_broker():
+    """The wait for a token was part of the connect, whose time was over first: the error was that
+    the broker gave no answer, and its advertised.listeners were to blame."""
+    async with FakeBroker(echo_body) as broker:
+        kafka = open_connections(broker, credentials=SlowIssuerCredentials(), request_timeout=0.1)
+        with pytest.raises(BrokerUnavailable, match=r"login\.example gives no token") as failed:
+            await kafka.connect(1, ConnectionRole.CONTROL)
+        assert "advertised.listeners" not in str(failed.value)
+        await kafka.close()
+
+
 @pytest.mark.parametrize("error", [BrokerUnavailable("no token"), RuntimeError("a bug")])
 async def test_a_spare_connection_that_cannot_be_opened_again_is_a_failure_of_its_broker(
     error: Exception,

@@ -5,12 +5,13 @@ import base64
 import json
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Event, Thread
 from urllib.parse import parse_qs
 
 import pytest
+from support.waiting import wait_until
 
-from gateway.errors import AuthenticationFailed, BrokerUnavailable
+from gateway.errors import AuthenticationFailed, BrokerUnavailable, KafkaError
 from gateway.kafka.client.oauth_tokens import ClientCredentialsTokenProvider, FileTokenProvider
 
 
@@ -20,6 +21,8 @@ class FakeIssuer:
         self.answer_body: object = {"access_token": "one", "expires_in": 100}
         self.requests: list[tuple[str, dict[str, list[str]]]] = []
         self.url = ""
+        self.may_answer = Event()
+        self.may_answer.set()
 
 
 @pytest.fixture
@@ -30,6 +33,7 @@ def issuer() -> Iterator[FakeIssuer]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"])).decode()
             issuer.requests.append((self.headers["Authorization"], parse_qs(body)))
+            issuer.may_answer.wait()
             self.send_response(issuer.status)
             self.end_headers()
             self.wfile.write(json.dumps(issuer.answer_body).encode())
@@ -49,6 +53,13 @@ def issuer() -> Iterator[FakeIssuer]:
         server.server_close()
 
 
+async def wait_for_token(tokens: ClientCredentialsTokenProvider, expected: str) -> None:
+    """Ask as connects do until the token that is renewed in the background is there."""
+    async with asyncio.timeout(10.0):
+        while await tokens.token() != expected:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
 async def test_a_token_is_issued_for_client_credentials_as_the_rfc_has_it(issuer: FakeIssuer):
     tokens = ClientCredentialsTokenProvider(issuer.url, "me:you", "s&cret", "kafka")
     assert await tokens.token() == "one"
@@ -65,7 +76,59 @@ async def test_it_is_kept_until_shortly_before_it_expires(issuer: FakeIssuer):
     await tokens.token()
     assert len(issuer.requests) == 1
     now, issuer.answer_body = 81.0, {"access_token": "two"}
-    assert await tokens.token() == "two"
+    await wait_for_token(tokens, "two")
+    assert len(issuer.requests) == 2
+
+
+async def test_a_valid_token_is_used_while_its_issuer_is_silent(issuer: FakeIssuer):
+    """Connects waited for the issuer for as long as they may wait for the broker, so each of them
+    failed although the token was valid for up to a fifth of its lifetime more."""
+    now = 0.0
+    tokens = ClientCredentialsTokenProvider(
+        issuer.url, "me", "secret", clock=lambda: now, timeout=60.0
+    )
+    await tokens.token()
+    now, issuer.answer_body = 81.0, {"access_token": "two"}
+    issuer.may_answer.clear()
+    try:
+        async with asyncio.timeout(10.0):
+            assert [await tokens.token() for _ in range(5)] == ["one"] * 5
+            await wait_until(lambda: len(issuer.requests) == 2, "it is asked once")
+    finally:
+        issuer.may_answer.set()
+    await wait_for_token(tokens, "two")
+
+
+async def test_an_issuer_that_is_silent_is_named_once_no_token_is_left(issuer: FakeIssuer):
+    tokens = ClientCredentialsTokenProvider(issuer.url, "me", "secret", timeout=0.1)
+    issuer.may_answer.clear()
+    try:
+        with pytest.raises(BrokerUnavailable, match=f"{issuer.url} .*(within 0.1 s|timed out)"):
+            await tokens.token()
+    finally:
+        issuer.may_answer.set()
+
+
+def test_tokens_are_issued_in_an_event_loop_after_the_one_of_the_first_has_ended(
+    issuer: FakeIssuer,
+):
+    """A lock belonged to the first loop: connects at the same time raised RuntimeError in the
+    second one."""
+    now = 0.0
+    tokens = ClientCredentialsTokenProvider(issuer.url, "me", "secret", clock=lambda: now)
+
+    async def fetch_tokens() -> list[str]:
+        return await asyncio.gather(*(tokens.token() for _ in range(3)))
+
+    async def begin_renewal() -> None:
+        await tokens.token()
+        await asyncio.sleep(0)
+
+    assert asyncio.run(fetch_tokens()) == ["one"] * 3
+    now = 81.0
+    asyncio.run(begin_renewal())  # which ends with the loop
+    now, issuer.answer_body = 201.0, {"access_token": "two"}
+    assert asyncio.run(fetch_tokens()) == ["two"] * 3
 
 
 @pytest.mark.parametrize("status", [400, 401, 403])
@@ -123,31 +186,28 @@ async def test_an_issuer_that_is_away_is_not_a_refusal():
         await ClientCredentialsTokenProvider("http://127.0.0.1:1/token", "me", "secret").token()
 
 
-async def test_a_valid_token_is_used_while_its_issuer_is_in_trouble(issuer: FakeIssuer):
+@pytest.mark.parametrize("status", [401, 503])
+async def test_a_valid_token_is_used_while_its_issuer_gives_no_other(
+    issuer: FakeIssuer, status: int, caplog: pytest.LogCaptureFixture
+):
     """A token was dropped at four fifths of its lifetime: with the issuer away from then on,
     connections failed for the last fifth although the brokers still took the token."""
     now = 0.0
     tokens = ClientCredentialsTokenProvider(issuer.url, "me", "secret", clock=lambda: now)
     await tokens.token()
-    issuer.status, now = 503, 81.0
+    issuer.status, now = status, 81.0
+    assert await tokens.token() == "one"
+    await wait_until(lambda: "is used for 19 s more" in caplog.text, "the failure is told")
     assert [await tokens.token() for _ in range(3)] == ["one"] * 3
     assert len(issuer.requests) == 2, "asked again only after a while"
     now = 99.0
     assert await tokens.token() == "one"
+    await wait_until(lambda: "is used for 1 s more" in caplog.text, "asked again")
     now = 100.0
-    with pytest.raises(BrokerUnavailable):
+    with pytest.raises(KafkaError, match=str(status)):
         await tokens.token()
     issuer.status, issuer.answer_body = 200, {"access_token": "two", "expires_in": 100}
     assert await tokens.token() == "two"
-
-
-async def test_a_refusal_is_told_although_the_token_before_is_valid(issuer: FakeIssuer):
-    now = 0.0
-    tokens = ClientCredentialsTokenProvider(issuer.url, "me", "secret", clock=lambda: now)
-    await tokens.token()
-    issuer.status, now = 401, 81.0
-    with pytest.raises(AuthenticationFailed):
-        await tokens.token()
 
 
 @pytest.mark.parametrize(
