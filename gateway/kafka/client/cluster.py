@@ -313,7 +313,7 @@ class Cluster:
         )
         for tp, fetched in response.items():
             if fetched.current_leader is not None:
-                self.metadata.update_leader(tp, *fetched.current_leader)
+                self.metadata.update_leader(tp, *fetched.current_leader, fetched.topic_id)
         return response
 
 

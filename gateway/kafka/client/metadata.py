@@ -205,18 +205,24 @@ class Metadata:
             self._watched.discard(topic)
             self._topics.pop(topic, None)
 
-    def update_leader(self, tp: TopicPartition, leader: int, leader_epoch: int) -> None:
+    def update_leader(
+        self, tp: TopicPartition, leader: int, leader_epoch: int, topic_id: UUID | None = None
+    ) -> None:
         """Take over a leader that a fetch answer names (KIP-951), if it is newer than the known.
 
         Args:
             tp: The partition.
             leader: The id of the leader.
             leader_epoch: Its leader epoch.
+            topic_id: The id of the topic in the answer; None if it is not known. The leader of a
+                topic that was replaced since is ignored: its epochs are those of another log.
         """
         watched = self._topics.get(tp.topic)
         before = watched.metadata.partitions.get(tp.partition) if watched is not None else None
         # A leader whose address is not known cannot be used: the next refresh brings both.
         if watched is None or before is None or leader not in self.brokers:
+            return
+        if topic_id is not None and topic_id != watched.metadata.topic_id:
             return
         if leader_epoch > before.leader_epoch:
             after = before._replace(leader=leader, leader_epoch=leader_epoch, error=0)

@@ -351,7 +351,7 @@ class PrefetchFetcher:
     ) -> None:
         """Handle what a fetch brought for one partition."""
         if fetched.current_leader is not None:  # comes with NOT_LEADER (KIP-951)
-            self.cluster.metadata.update_leader(state.tp, *fetched.current_leader)
+            self.cluster.metadata.update_leader(state.tp, *fetched.current_leader, fetched.topic_id)
         if fetched.error_code:
             self._on_partition_error(state, fetched.error_code)
         elif fetched.diverging_epoch is not None:

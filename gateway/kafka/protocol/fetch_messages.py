@@ -86,7 +86,8 @@ class FetchedPartition(NamedTuple):
         diverging_epoch: The epoch and its end offset after which the leader's log differs from
             what was read, because it was truncated; None where they agree.
         current_leader: Node id and leader epoch of the new leader, along with
-            NOT_LEADER_OR_FOLLOWER; None where it is not sent.
+            NOT_LEADER_OR_FOLLOWER; None where it is not sent (KIP-951).
+        topic_id: The id of the topic that `current_leader` is a leader of; None without a leader.
     """
 
     error_code: int
@@ -98,6 +99,7 @@ class FetchedPartition(NamedTuple):
     records: bytes = b""
     diverging_epoch: tuple[int, int] | None = None
     current_leader: tuple[int, int] | None = None
+    topic_id: UUID | None = None
 
 
 class FetchResponse(NamedTuple):
@@ -241,24 +243,26 @@ class FetchRequest(KafkaRequest[FetchResponse]):
         partitions: dict[TopicPartition, FetchedPartition] = {}
         read_partition = _read_partition_12 if version >= 12 else _read_partition_11
         for _ in range(read.array()):
-            topic = self._read_topic_name(read, version)
+            topic, topic_id = self._read_topic(read, version)
             count, pos = read.array(), read.pos
             for _ in range(count):
                 partition, fetched, pos = read_partition(data, pos)
+                if fetched.current_leader is not None:
+                    fetched = fetched._replace(topic_id=topic_id)
                 if topic is not None:
                     partitions[_tuple_new(TopicPartition, (topic, partition))] = fetched
             read.pos = pos
             read.tags()
         return FetchResponse(throttle, error, session_id, partitions)
 
-    def _read_topic_name(self, read: FieldReader, version: int) -> str | None:
-        """Return the name of the next topic; None for an id that is not known."""
+    def _read_topic(self, read: FieldReader, version: int) -> tuple[str | None, UUID | None]:
+        """Return name and id of the next topic; no name for an id that is not known."""
         if version < FIRST_TOPIC_ID_VERSION:
-            return read.string()
+            return read.string(), None
         topic_id = read.uuid()
-        return (
-            None if self.topic_names is None or topic_id is None else self.topic_names.get(topic_id)
-        )
+        if self.topic_names is None or topic_id is None:
+            return None, topic_id
+        return self.topic_names.get(topic_id), topic_id
 
 
 def _read_partition_11(data: bytes, pos: int) -> tuple[int, FetchedPartition, int]:
@@ -295,7 +299,7 @@ def _read_partition_12(data: bytes, pos: int) -> tuple[int, FetchedPartition, in
     end = pos + max(size - 1, 0)
     records = data[pos:end]
     if data[end] == 0:  # no tagged fields: the usual case
-        fields = (error, high, stable, start, replica, aborted, records, None, None)
+        fields = (error, high, stable, start, replica, aborted, records, None, None, None)
         return partition, _tuple_new(FetchedPartition, fields), end + 1
     tags, end = read_tags(data, end)  # 0: diverging epoch, 1: current leader, 2: snapshot id
     diverging = _DIVERGING.unpack_from(tags[0]) if 0 in tags else None

@@ -309,6 +309,23 @@ async def test_an_answer_of_a_replaced_topic_is_not_believed():
     await metadata.close()
 
 
+async def test_a_leader_of_a_topic_that_was_replaced_is_not_taken_over():
+    """An answer that was under way named it, of an epoch above those of the present topic: for as
+    long as these are below it, their leaders were ignored."""
+    kafka = FakeConnections(b1=build_topic_answer(epoch=5), b2=build_topic_answer(epoch=5))
+    metadata, changes = running_metadata(kafka)
+    await metadata.refresh("learn of the brokers")
+    kafka.answers[1] = kafka.answers[2] = build_topic_answer(leader=2, topic_id=OTHER)
+    while not changes[-1].is_recreated:
+        await metadata.refresh("test")
+    tp = TopicPartition("orders", 0)
+    metadata.update_leader(tp, 1, 6, ID)
+    assert metadata.leader_for_partition(tp) == (2, 0)
+    metadata.update_leader(tp, 1, 1, OTHER)
+    assert metadata.leader_for_partition(tp) == (1, 1)
+    await metadata.close()
+
+
 async def test_deletion_is_told_when_two_brokers_say_so():
     kafka = FakeConnections(b1=build_topic_answer(), b2=build_topic_answer())
     metadata, changes = running_metadata(kafka)
