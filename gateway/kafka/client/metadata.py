@@ -2,9 +2,10 @@
 
 All watched topics are refreshed together, periodically and on demand; callers that ask at the same
 time share one request. Brokers learn of changes at different times, so an answer may be older than
-what is known. Three things are therefore not believed: a leader of a lower epoch
-(`metadata_changes`), the id of a topic that was replaced since, and a single broker that says a
-topic is gone.
+what is known. Two things are therefore not believed at once: a leader of a lower epoch
+(`metadata_changes`), and a single broker that says that a topic is gone or has another id, as one
+that was deleted and created again has. Ids have no order, so an answer does not show whether its id
+is the later one. See `_Claim` for when it is believed.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ _MIN_REFRESH_INTERVAL_S = 0.02
 _MAX_REFRESH_INTERVAL_S = 0.25
 _QUIET_PERIOD_S = 1.0  # after this time without a refresh, the next one is not delayed
 
+# How long the same must be claimed where no second broker confirms it.
+_CLAIM_PERIOD_S = 5.0
+
 log = logging.getLogger(__name__)
 
 
@@ -45,12 +49,37 @@ ChangeListener = Callable[[TopicChange], None]
 
 
 @dataclass(slots=True)
+class _Claim:
+    """What brokers say of a topic against what is known of it: that it is gone, or has another id.
+
+    It is dropped as soon as a broker says something else, so while it lasts all answers are the
+    same. It is believed when two different brokers have said so, or the only one of the cluster.
+    Where others cannot be asked, and for the id of a topic that was replaced, which brokers that
+    lag behind may still name, it is believed after a while.
+
+    Attributes:
+        topic_id: The other id; None for a topic that is gone.
+        since: Loop time of the first answer.
+        brokers: Those that say so; ids below 0 are bootstrap servers.
+    """
+
+    topic_id: UUID | None
+    since: float
+    brokers: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
 class _WatchedTopic:
     """What is known of a watched topic."""
 
     metadata: TopicMetadata
-    retired_ids: set[UUID] = field(default_factory=set)  # those of its deleted predecessors
-    missing_at: set[int] = field(default_factory=set)  # brokers that say it does not exist
+    retired_ids: set[UUID] = field(default_factory=set)  # those that others took the place of
+    claim: _Claim | None = None  # what is not believed yet
+
+    @property
+    def is_missing(self) -> bool:
+        """Return whether it is known not to exist."""
+        return self.metadata.error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 class Metadata:
@@ -72,6 +101,7 @@ class Metadata:
         *,
         max_age: float = 2.0,
         hedge_delay: float = 1.0,
+        claim_period: float = _CLAIM_PERIOD_S,
         outages: Outages | None = None,
     ) -> None:
         """Create it without watching anything.
@@ -81,6 +111,8 @@ class Metadata:
             bootstrap: Host and port of the bootstrap servers.
             max_age: Seconds after which all watched topics are refreshed.
             hedge_delay: Seconds of silence after which another broker is asked as well.
+            claim_period: Seconds after which it is believed that a topic is gone or was replaced
+                if no second broker can say so.
             outages: Where failures are logged; by default a log of its own.
         """
         self.error: KafkaError | None = None
@@ -88,6 +120,7 @@ class Metadata:
         self._brokers = Brokers(connections, bootstrap, hedge_delay)
         self.topic_names = TopicNames(self._brokers)
         self._max_age = max_age
+        self._claim_period = claim_period
         # A topic is in `_watched` while it is in `_watched_once` or `_watch_counts`.
         self._watched: set[str] = set()
         self._watched_once: set[str] = set()  # by `watch`
@@ -312,7 +345,7 @@ class Metadata:
             AuthenticationFailed: The brokers refused the gateway, or it refused them.
         """
         watched = self._topics.get(topic)
-        if watched is not None and watched.metadata.error == 0 and not watched.missing_at:
+        if watched is not None and watched.metadata.error == 0 and watched.claim is None:
             return watched.metadata
         missing_at: set[int] = set()
         while True:
@@ -331,18 +364,18 @@ class Metadata:
             if described.error not in UNKNOWN_TOPIC_ERRORS:
                 return described
             missing_at.add(node)
-            if self._is_confirmed_missing(missing_at):
+            if self._are_enough(missing_at):
                 break
         raise UnknownTopic(
             f"no broker knows the topic {topic}; create it, or correct its name", topic=topic
         )
 
-    def _is_confirmed_missing(self, missing_at: set[int]) -> bool:
-        """Return whether two different brokers say that a topic is missing (or the only one does).
+    def _are_enough(self, nodes: set[int]) -> bool:
+        """Return whether two different brokers say the same (or the only one does).
 
         Bootstrap servers (ids below 0) do not count, since each is one of the brokers.
         """
-        return sum(node >= 0 for node in missing_at) >= min(2, len(self.brokers))
+        return sum(node >= 0 for node in nodes) >= min(2, len(self.brokers))
 
     async def _refresh_forever(self) -> None:
         while True:
@@ -456,12 +489,12 @@ class Metadata:
         self._refreshed_at = loop.time()
 
     def _find_doubtful_brokers(self) -> set[int]:
-        """Return the brokers that miss a topic which others may know, so that others are asked."""
+        """Return the brokers that others may contradict about a topic, so that others are asked."""
         topics = self._topics.values()
-        return {node for topic in topics if topic.metadata.error == 0 for node in topic.missing_at}
+        return {node for topic in topics if topic.claim is not None for node in topic.claim.brokers}
 
     def _merge_topic(self, answer: TopicMetadata, node: int) -> None:
-        """Take over one topic of an answer, unless it is older than what is known.
+        """Take over one topic of an answer, unless it may be older than what is known.
 
         Args:
             answer: The topic.
@@ -472,28 +505,44 @@ class Metadata:
             watched = self._topics[answer.name] = _WatchedTopic(
                 TopicMetadata(answer.name, None, 0, {})
             )
-        if answer.error in UNKNOWN_TOPIC_ERRORS:
-            self._mark_missing(watched, node)
-        elif answer.topic_id is None or answer.topic_id not in watched.retired_ids:
-            watched.missing_at.clear()
-            change = compare_topics(watched.metadata, answer)
-            if change.is_recreated and watched.metadata.topic_id is not None:
-                watched.retired_ids.add(watched.metadata.topic_id)
-            watched.metadata = change.topic
-            self._notify_listeners(change)
-
-    def _mark_missing(self, watched: _WatchedTopic, node: int) -> None:
-        watched.missing_at.add(node)
         known = watched.metadata
-        if known.error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+        is_missing = answer.error in UNKNOWN_TOPIC_ERRORS
+        if is_missing and watched.is_missing:
+            watched.claim = None
             return  # listeners know already
-        if self._is_confirmed_missing(watched.missing_at):
-            watched.metadata = known._replace(
-                error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, partitions={}
-            )
-            self._notify_listeners(TopicChange(watched.metadata, is_deleted=True))
-        else:
+        is_other = None not in (answer.topic_id, known.topic_id) and (
+            answer.topic_id != known.topic_id
+        )
+        if (is_missing or is_other) and not self._is_believed(watched, answer, node):
             self._wake.set()  # ask another broker soon
+            return
+        watched.claim = None
+        if is_missing:
+            change = TopicChange(
+                known._replace(error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, partitions={}),
+                is_deleted=True,
+            )
+        else:
+            change = compare_topics(known, answer)
+        if change.is_recreated and known.topic_id is not None and answer.topic_id is not None:
+            watched.retired_ids.add(known.topic_id)
+            watched.retired_ids.discard(answer.topic_id)
+        watched.metadata = change.topic
+        self._notify_listeners(change)
+
+    def _is_believed(self, watched: _WatchedTopic, answer: TopicMetadata, node: int) -> bool:
+        """Return whether it is believed by now that a topic is gone, or was replaced."""
+        is_retired = answer.topic_id in watched.retired_ids
+        if watched.is_missing and not is_retired:
+            return True  # the topic of the known id is gone, so this is a later one
+        now = asyncio.get_running_loop().time()
+        topic_id = None if answer.error in UNKNOWN_TOPIC_ERRORS else answer.topic_id
+        if watched.claim is None or watched.claim.topic_id != topic_id:
+            watched.claim = _Claim(topic_id, now)
+        watched.claim.brokers.add(node)
+        if now - watched.claim.since >= self._claim_period:
+            return True
+        return not is_retired and self._are_enough(watched.claim.brokers)
 
     def _notify_listeners(self, change: TopicChange) -> None:
         if not change:

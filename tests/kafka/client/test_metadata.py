@@ -309,6 +309,74 @@ async def test_an_answer_of_a_replaced_topic_is_not_believed():
     await metadata.close()
 
 
+async def test_a_broker_that_lags_behind_does_not_bring_back_the_topic_before():
+    """Its id took the place of the present one, which was then never believed again: clients were
+    told that the topic was created again, and the elections of the present one went unnoticed."""
+    new = build_topic_answer(leader=1, topic_id=OTHER)
+    kafka = FakeConnections(b1=new, b2=build_topic_answer(leader=2, epoch=7, topic_id=ID))
+    metadata, changes = running_metadata(kafka)
+    await metadata.refresh("learn of the brokers")
+    kafka.answers[1] = AWAY
+    await metadata.refresh("2 lags behind")
+    assert metadata.leader_for_partition(TopicPartition("orders", 0)) == (1, 0)
+    kafka.answers[1] = kafka.answers[2] = build_topic_answer(epoch=9, topic_id=OTHER)
+    await metadata.refresh("both know the present topic")
+    assert metadata.leader_for_partition(TopicPartition("orders", 0)) == (1, 9)
+    assert not any(change.is_recreated for change in changes)
+    await metadata.close()
+
+
+async def test_a_topic_that_was_created_again_is_believed_when_two_brokers_say_so():
+    kafka = FakeConnections(b1=build_topic_answer(epoch=9), b2=build_topic_answer(epoch=9))
+    metadata, changes = running_metadata(kafka)
+    await metadata.refresh("learn of the brokers")
+    kafka.answers[1] = build_topic_answer(topic_id=OTHER)
+    await metadata.refresh("1 knows it")
+    await metadata.refresh("2 lags behind")
+    assert kafka.list_asked_nodes()[-2:] == [1, 2]
+    kafka.answers[2] = build_topic_answer(topic_id=OTHER)
+    await metadata.refresh("1 knows it")
+    assert not any(change.is_recreated for change in changes)
+    await metadata.refresh("2 knows it, too")
+    assert [change.is_recreated for change in changes] == [False, True]
+    await metadata.close()
+
+
+async def test_a_topic_that_was_taken_for_replaced_is_believed_when_all_go_on_naming_it():
+    """A replaced id was never believed again, also if that had been a mistake."""
+    kafka = FakeConnections(b1=build_topic_answer(), b2=AWAY)
+    metadata, changes = running_metadata(kafka, claim_period=0.5)
+    await metadata.refresh("learn of the brokers")
+    for count, topic_id in enumerate((OTHER, ID), start=1):
+        kafka.answers[1] = build_topic_answer(topic_id=topic_id)
+        await metadata.refresh("not believed at once")
+        assert len(changes) == count
+        await refresh_until(metadata, lambda count=count: len(changes) > count)
+        assert changes[-1].topic.topic_id == topic_id
+    await metadata.close()
+
+
+async def refresh_until(metadata: Metadata, condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10.0):
+        while not condition():
+            await metadata.refresh("test")
+
+
+async def test_deletion_is_told_after_a_while_where_the_other_broker_is_away():
+    """It was not told for as long as the other one was away, and metadata was asked for several
+    times a second meanwhile."""
+    kafka = FakeConnections(b1=build_topic_answer(), b2=build_topic_answer())
+    metadata, changes = running_metadata(kafka, claim_period=0.5)
+    metadata.start()
+    await wait_until(lambda: changes)
+    kafka.answers, kafka.bootstrap_answer = {1: NO_SUCH, 2: AWAY}, AWAY
+    metadata.request_refresh("the topic is deleted")
+    began = asyncio.get_running_loop().time()
+    await wait_until(lambda: changes[-1].is_deleted)
+    assert asyncio.get_running_loop().time() - began >= 0.5
+    await metadata.close()
+
+
 async def test_a_leader_of_a_topic_that_was_replaced_is_not_taken_over():
     """An answer that was under way named it, of an epoch above those of the present topic: for as
     long as these are below it, their leaders were ignored."""
@@ -316,8 +384,7 @@ async def test_a_leader_of_a_topic_that_was_replaced_is_not_taken_over():
     metadata, changes = running_metadata(kafka)
     await metadata.refresh("learn of the brokers")
     kafka.answers[1] = kafka.answers[2] = build_topic_answer(leader=2, topic_id=OTHER)
-    while not changes[-1].is_recreated:
-        await metadata.refresh("test")
+    await refresh_until(metadata, lambda: changes[-1].is_recreated)
     tp = TopicPartition("orders", 0)
     metadata.update_leader(tp, 1, 6, ID)
     assert metadata.leader_for_partition(tp) == (2, 0)
