@@ -71,12 +71,13 @@ class BrokerConnection:
     """One connection to a broker, created and owned by `Connections`.
 
     When the broker has closed it, as idle or at the end of its session, the next request goes to
-    another one, so holders of a BrokerConnection need not notice that. Only of a spare, `conn` is
-    replaced.
+    another one, so holders of a BrokerConnection need not notice that. Only of a spare, `conn` and
+    `broker` are replaced.
 
     Attributes:
         node: The broker; below 0 for a bootstrap server.
         role: What it is used for.
+        broker: The broker at the address that it was opened to, which may have moved since.
         conn: The connection of aiokafka that carries the requests.
         throttled_until: Loop time until which the broker throttles the gateway: it answers late
             without being ill.
@@ -87,6 +88,7 @@ class BrokerConnection:
 
     node: int
     role: ConnectionRole
+    broker: _BrokerNode
     conn: KafkaConnection
     throttled_until: float = 0.0
     renew_at: float = inf
@@ -125,6 +127,8 @@ class _BrokerNode:
     connecting: dict[ConnectionRole, asyncio.Task[BrokerConnection]] = field(default_factory=dict)
     spares: list[BrokerConnection] = field(default_factory=list)
     lent_spares: set[BrokerConnection] = field(default_factory=set)
+    # Replaced, but not all of their requests are answered yet: when to look at them again.
+    draining: dict[BrokerConnection, asyncio.TimerHandle] = field(default_factory=dict)
 
 
 def _create_backoff() -> Backoff:
@@ -213,9 +217,7 @@ class Connections:
 
     def describe_broker(self, node: int) -> str:
         """Return how errors name a broker, such as `broker 1 at localhost:9092`."""
-        broker = self._nodes.get(node)
-        at = f" at {_format_address(broker.address)}" if broker else ""
-        return f"broker {node}{at}" if node >= 0 else f"the bootstrap server{at}"
+        return _describe_node(node, self._nodes.get(node))
 
     def combine_failures(self, nodes: Iterable[int]) -> KafkaError | None:
         """Return one error for the failures of several brokers; None if none of them fails.
@@ -323,7 +325,14 @@ class Connections:
                 # A broker closes a connection that is idle or whose session is over. What is sent
                 # at that moment was not read, so it is sent again on another one.
                 connection = await self._reopen(connection, conn)
-                remaining = max(0.0, sent_at + wait - asyncio.get_running_loop().time())
+                remaining = sent_at + wait - asyncio.get_running_loop().time()
+                if remaining <= 0:  # others use the new connection: a timeout would close it
+                    self.request_stats.failures[request.NAME, Cause.TIMEOUT] += 1
+                    raise BrokerUnavailable(
+                        f"{self.describe_broker(connection.node)} closed its connection, and the "
+                        "time of the request was over before there was another one",
+                        node=_public_node_id(connection.node), timeout=True,
+                    ) from exc  # fmt: skip
                 response = await _run_within(remaining, lambda: connection.conn.send(request))
         except BrokerTooOld:
             self.request_stats.failures[request.NAME, TOO_OLD_CAUSE] += 1
@@ -333,7 +342,10 @@ class Connections:
             connection.conn.close()
             self.request_stats.failures[request.NAME, cause_from_exception(exc)] += 1
             self._trace(connection, request.NAME, began, exc)
-            raise self._on_failure(connection.node, exc, sent_at, is_connected=True) from exc
+            failure = self._on_failure(
+                connection.node, connection.broker, exc, sent_at, is_connected=True
+            )
+            raise failure from exc
         self.request_stats.observe_response(request.NAME, perf_counter() - began)
         self._trace(connection, request.NAME, began)
         self._on_success(connection, getattr(response, "throttle_ms", 0))
@@ -356,6 +368,9 @@ class Connections:
                 return connection  # another request has replaced it
             broker = self._get_node(connection.node)
             conn = await self._connect_once(connection.node, connection.role, broker)
+            connection.broker.lent_spares.discard(connection)
+            connection.broker = broker
+            broker.lent_spares.add(connection)
             connection.conn, connection.is_used, connection.renew_at = (
                 conn,
                 False,
@@ -375,11 +390,13 @@ class Connections:
         return asyncio.get_running_loop().time() + session * (0.7 + 0.2 * random.random())
 
     def _close_when_idle(self, connection: BrokerConnection) -> None:
-        """Close a connection as soon as all its requests are answered."""
+        """Close a connection that was replaced as soon as all its requests are answered."""
+        draining = connection.broker.draining
         if connection.conn.is_idle or not connection.is_open:
+            draining.pop(connection, None)
             connection.conn.close()
         else:
-            asyncio.get_running_loop().call_later(
+            draining[connection] = asyncio.get_running_loop().call_later(
                 IDLE_CHECK_INTERVAL_S, self._close_when_idle, connection
             )
 
@@ -443,17 +460,16 @@ class Connections:
         Raises:
             KafkaError: It cannot be connected to, as `connect` raises.
         """
-        broker = self._get_node(node)
-        spare = await self._take_spare(node, broker)
+        spare = await self._take_spare(node, self._get_node(node))
         try:
             yield spare
         except BaseException:
-            broker.lent_spares.discard(spare)
+            spare.broker.lent_spares.discard(spare)
             spare.conn.close()
             raise
-        broker.lent_spares.discard(spare)
-        if self._nodes.get(node) is broker and not self._closed and spare.is_open:
-            broker.spares.append(spare)
+        spare.broker.lent_spares.discard(spare)
+        if self._nodes.get(node) is spare.broker and not self._closed and spare.is_open:
+            spare.broker.spares.append(spare)
         else:
             spare.conn.close()
 
@@ -514,7 +530,9 @@ class Connections:
         self, node: int, role: ConnectionRole, broker: _BrokerNode
     ) -> BrokerConnection:
         conn = await self._connect_once(node, role, broker)
-        connection = BrokerConnection(node, role, conn, renew_at=self._compute_renewal(conn))
+        connection = BrokerConnection(
+            node, role, broker, conn, renew_at=self._compute_renewal(conn)
+        )
         if role is not ConnectionRole.SPARE:
             broker.connections[role] = connection
         self.request_stats.connects[role] += 1
@@ -541,9 +559,9 @@ class Connections:
         except Exception as exc:
             last = broker.failure.__cause__ if broker.failure is not None else None
             if is_unexpected(exc) and type(exc) is not type(last):  # not at each attempt
-                log.exception("connecting to %s failed unexpectedly", self.describe_broker(node))
+                log.exception("connecting to %s failed unexpectedly", _describe_node(node, broker))
             self.request_stats.connect_failures[cause_from_exception(exc)] += 1
-            raise self._on_failure(node, exc, started_at) from exc
+            raise self._on_failure(node, broker, exc, started_at) from exc
         # While this waited, everything may have been closed, or the broker may have moved.
         if self._closed or self._nodes.get(node) is not broker:
             conn.close()
@@ -604,7 +622,13 @@ class Connections:
         )
 
     def _on_failure(
-        self, node: int, exc: BaseException, started: float, *, is_connected: bool = False
+        self,
+        node: int,
+        broker: _BrokerNode,
+        exc: BaseException,
+        started: float,
+        *,
+        is_connected: bool = False,
     ) -> KafkaError:
         """Record a failure of a broker and return the error to raise.
 
@@ -612,40 +636,40 @@ class Connections:
         under way on a connection fail together when it is lost, which is one failure.
 
         Args:
-            node: The broker.
+            node: The id of the broker.
+            broker: The broker. If it moved meanwhile, its new address has not failed.
             exc: What the connection raised.
             started: Loop time at which the request or connect began.
             is_connected: Whether the connection had been opened before.
         """
         cause = cause_from_exception(exc)
-        broker = self._nodes.get(node)
         now = asyncio.get_running_loop().time()
-        if broker is not None and started > broker.failed_at:
+        if started > broker.failed_at:
             broker.failed_at, broker.retry_at = now, now + broker.backoff.next_delay(cause)
-        delay = max(0.0, (broker.retry_at or 0.0) - now) if broker is not None else 0.0
+        is_current = self._nodes.get(node) is broker
+        delay = max(0.0, (broker.retry_at or 0.0) - now) if is_current else 0.0
         attempt = FailedAttempt(
-            host=broker.address[0] if broker is not None else "",
+            host=broker.address[0],
             is_bootstrap=node < 0,
-            has_answered=broker is None or broker.has_answered,
+            has_answered=broker.has_answered,
             is_connected=is_connected,
         )
         reason = describe_failure(exc, attempt, self._credentials.options)
-        failure = _build_error(self.describe_broker(node), reason, node, cause, delay)
-        if broker is not None and broker.retry_at is not None:
+        failure = _build_error(_describe_node(node, broker), reason, node, cause, delay)
+        if broker.retry_at is not None:
             broker.failure, broker.failure_reason = failure, reason
         return failure
 
     def _on_success(self, connection: BrokerConnection, throttle_ms: int) -> None:
         connection.is_used = True
-        broker = self._nodes.get(connection.node)
-        if broker is not None:
-            broker.has_answered = True
-            if broker.retry_at is not None:
-                # Its traceback keeps the request that failed, such as the records of a produce.
-                broker.retry_at = broker.failure = None
-                broker.backoff.reset()
-                for listener in tuple(self._listeners):
-                    listener(connection.node)
+        broker = connection.broker
+        broker.has_answered = True
+        if broker.retry_at is not None:
+            # Its traceback keeps the request that failed, such as the records of a produce.
+            broker.retry_at = broker.failure = None
+            broker.backoff.reset()
+            for listener in tuple(self._listeners):
+                listener(connection.node)
         if throttle_ms > 0:
             self.request_stats.throttled_seconds += throttle_ms / 1000
             connection.throttled_until = asyncio.get_running_loop().time() + throttle_ms / 1000
@@ -664,12 +688,16 @@ class Connections:
             *broker.connections.values(),
             *broker.spares,
             *broker.lent_spares,
+            *broker.draining,
         ):
             closed = connection.conn.close()
             if closed is not None:
                 closing.append(closed)
+        for timer in broker.draining.values():
+            timer.cancel()
         broker.connections.clear()
         broker.spares.clear()
+        broker.draining.clear()
         return closing
 
 
@@ -702,6 +730,11 @@ def _build_error(name: str, reason: str, node: int, cause: Cause, delay: float) 
         timeout=cause is Cause.TIMEOUT,
         retry_after=delay,
     )
+
+
+def _describe_node(node: int, broker: _BrokerNode | None) -> str:
+    at = f" at {_format_address(broker.address)}" if broker else ""
+    return f"broker {node}{at}" if node >= 0 else f"the bootstrap server{at}"
 
 
 def _format_address(address: tuple[str, int]) -> str:

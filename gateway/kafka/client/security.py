@@ -134,8 +134,8 @@ class KafkaConnection(AIOKafkaConnection):  # type: ignore[misc]  # untyped ther
 
     @property
     def is_idle(self) -> bool:
-        """Return whether no request waits for its answer."""
-        return not self._requests
+        """Return whether nobody waits for an answer; a request may have been cancelled."""
+        return all(future.done() for _, _, future in self._requests)
 
     async def connect(self) -> Any:
         """Open the connection. See aiokafka.

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import struct
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,10 +14,11 @@ from support.fake_broker import BrokerRequest, FakeBroker, never_answer
 from support.tcp_proxy import TcpProxy
 from support.waiting import wait_until
 
+from gateway.config.sections.security import Security
 from gateway.core.log.recovery import Backoff
 from gateway.errors import BrokerUnavailable, KafkaError
 from gateway.kafka.client.connections import ConnectionRole, Connections
-from gateway.kafka.client.security import Credentials, KafkaConnection
+from gateway.kafka.client.security import Credentials, KafkaConnection, create_credentials
 from gateway.kafka.protocol.requests import KafkaRequest, VersionRange
 
 
@@ -327,9 +329,16 @@ async def test_failures_of_one_outage_count_once():
 
 
 class FailingCredentials(Credentials):
-    """Credentials that cannot be had while `error` is set."""
+    """Credentials that cannot be had while `error` is set, or until `wait` is."""
 
     error: Exception | None = None
+    wait: asyncio.Event | None = None
+    is_waiting = False
+
+    async def load_token(self) -> None:
+        if self.wait is not None:
+            self.is_waiting = True
+            await self.wait.wait()
 
     def __call__(self) -> Mapping[str, Any]:
         if self.error is not None:
@@ -407,6 +416,99 @@ async def test_a_broker_that_moved_is_found_at_its_new_address():
         await kafka.send(1, ConnectionRole.CONTROL, EchoRequest())
         assert new.requests
         await kafka.close()
+
+
+async def test_a_broker_that_moved_has_not_failed_at_its_new_address():
+    """What failed at the old address put a backoff on the new one, and the error named it."""
+    async with FakeBroker(never_answer) as old, FakeBroker(echo_body) as new:
+        kafka = open_connections(old)
+        waiting = asyncio.create_task(kafka.send(1, ConnectionRole.CONTROL, EchoRequest()))
+        await wait_until(lambda: old.requests)
+        kafka.update_addresses({1: new.address})
+        with pytest.raises(BrokerUnavailable, match=f"127.0.0.1:{old.address[1]}") as failed:
+            await waiting
+        assert failed.value.retry_after == 0.0
+        assert (kafka.get_failure(1), kafka.get_retry_time(1)) == (None, None)
+        await kafka.close()
+
+
+async def test_a_spare_connection_to_a_broker_that_moved_ends_with_the_connections():
+    async with FakeBroker(echo_body) as old, FakeBroker(echo_body) as new:
+        kafka = open_connections(old)
+        async with kafka.borrow_spare(1) as spare:
+            await kafka.send_on(spare, EchoRequest())
+            kafka.update_addresses({1: new.address})
+            assert await kafka.send_on(spare, EchoRequest()) == b"hello"
+            assert new.requests
+            await kafka.close()
+            assert not spare.is_open
+
+
+async def test_a_request_whose_time_is_over_leaves_the_next_connection_to_the_others():
+    """It was sent all the same, with no time to wait, and its timeout closed the connection that
+    others used by then."""
+    credentials = FailingCredentials()
+    may_connect = asyncio.Event()
+
+    async def answer_once(asked: BrokerRequest) -> bytes | None:
+        if len(broker.requests) == 2:
+            credentials.wait = may_connect
+            return None
+        return asked.body
+
+    async with FakeBroker(answer_once) as broker:
+        kafka = open_connections(broker, credentials=credentials)
+        await kafka.send(1, ConnectionRole.CONTROL, EchoRequest())
+        short = asyncio.create_task(
+            kafka.send(1, ConnectionRole.CONTROL, EchoRequest(b"short"), timeout=0.05)
+        )
+        await wait_until(lambda: credentials.is_waiting)
+        other = asyncio.create_task(kafka.send(1, ConnectionRole.CONTROL, EchoRequest(b"other")))
+        await asyncio.sleep(0.1)  # until the time of the first one is over
+        may_connect.set()
+        with pytest.raises(BrokerUnavailable) as failed:
+            await short
+        assert failed.value.timeout
+        assert await other == b"other"
+        assert b"short" not in [asked.body for asked in broker.requests[2:]]
+        assert kafka.get_failure(1) is None
+        await kafka.close()
+
+
+async def hold_session(asked: BrokerRequest) -> bytes | None:
+    """Log clients in for a session of 10 ms (KIP-368), and answer nothing else."""
+    if asked.api_key == 17:  # SaslHandshake
+        return struct.pack(">hih", 0, 1, 5) + b"PLAIN"
+    if asked.api_key == 36:  # SaslAuthenticate
+        return struct.pack(">hhiq", 0, -1, 0, 10)
+    return await never_answer(asked)
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_a_connection_that_was_replaced_ends_with_its_last_request_or_with_the_others(
+    is_cancelled: bool,
+):
+    """It waited for answers that nobody waited for any more, beyond the end of the others: looked
+    at every 0.1 s, for as long as the broker kept it open."""
+    sasl = {"mechanism": "plain", "username": "me", "password": "secret"}
+    credentials = create_credentials(Security.model_validate({"sasl": sasl}))
+    async with FakeBroker(hold_session) as broker:
+        broker.supported_versions[36] = (1, 1)
+        kafka = open_connections(broker, credentials=credentials)
+        first = await kafka.connect(1, ConnectionRole.CONTROL)
+        waiting = asyncio.create_task(kafka.send_on(first, EchoRequest()))
+        await wait_until(lambda: broker.requests[-1].api_key == 0)
+        await wait_until(lambda: first.should_replace(asyncio.get_running_loop().time()))
+        assert await kafka.connect(1, ConnectionRole.CONTROL) is not first
+        assert first.is_open and not waiting.done()
+        if is_cancelled:
+            waiting.cancel()
+            await wait_until(lambda: not first.is_open)
+        await kafka.close()
+        assert not first.is_open
+        with pytest.raises((BrokerUnavailable, asyncio.CancelledError)):
+            await waiting
+        await wait_until(lambda: broker.connection_count == 0)
 
 
 async def test_who_waits_for_a_broker_that_moves_is_told_and_not_cancelled():
