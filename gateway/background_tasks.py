@@ -1,14 +1,18 @@
-"""Run coroutines that nobody waits for, so that none is lost and no error of theirs is."""
+"""Run work that nobody waits for, so that none of it is lost and no error of it is."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+RESTART_DELAY_S = 1.0  # before what failed is run again
+
+log = logging.getLogger(__name__)
 
 
 class BackgroundTasks:
@@ -85,3 +89,23 @@ class BackgroundTasks:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._log.error("%s failed", task.get_name(), exc_info=error)
+
+
+async def run_supervised(run: Callable[[], Awaitable[None]], name: str) -> None:
+    """Run work that others depend on until it returns, and run it again after each failure.
+
+    Args:
+        run: What to run. Errors that somebody expects are handled within it.
+        name: What it is called in the log.
+    """
+    while True:
+        try:
+            return await run()
+        except Exception:
+            log.exception("%s failed; it is run again", name)
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                # The failure replaced the CancelledError. Running it again would swallow the
+                # cancellation, and the application would never end.
+                return
+            await asyncio.sleep(RESTART_DELAY_S)

@@ -8,7 +8,8 @@ from contextvars import Context, ContextVar
 
 import pytest
 
-from gateway.background_tasks import BackgroundTasks
+from gateway import background_tasks
+from gateway.background_tasks import BackgroundTasks, run_supervised
 
 log = logging.getLogger("gateway.test")
 variable: ContextVar[str] = ContextVar("variable", default="unset")
@@ -143,3 +144,41 @@ async def test_the_first_task_to_end_can_end_the_wait():
     await asyncio.wait_for(tasks.wait(return_when=asyncio.FIRST_COMPLETED), 5.0)
     assert len(tasks) == 1
     await tasks.close()
+
+
+class FailingWork:
+    """Work that fails when it is ended, or at once."""
+
+    def __init__(self, *, fails_at_once: bool) -> None:
+        self.has_begun = asyncio.Semaphore(0)
+        self._fails_at_once = fails_at_once
+
+    async def run(self) -> None:
+        self.has_begun.release()
+        try:
+            if not self._fails_at_once:
+                await asyncio.Event().wait()
+        finally:
+            raise ValueError("it broke")
+
+
+async def test_work_that_fails_is_begun_again(monkeypatch):
+    monkeypatch.setattr(background_tasks, "RESTART_DELAY_S", 0.0)
+    work = FailingWork(fails_at_once=True)
+    running = asyncio.create_task(run_supervised(work.run, "it"))
+    async with asyncio.timeout(60):
+        for _ in range(3):
+            await work.has_begun.acquire()
+        running.cancel()
+        await asyncio.wait([running])
+
+
+async def test_work_that_fails_while_it_ends_is_not():
+    """It was begun again, and the sidecar never ended."""
+    work = FailingWork(fails_at_once=False)
+    running = asyncio.create_task(run_supervised(work.run, "it"))
+    async with asyncio.timeout(60):
+        await work.has_begun.acquire()
+        running.cancel()
+        await asyncio.wait([running])
+    assert work.has_begun.locked()

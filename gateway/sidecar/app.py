@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.background_tasks import run_supervised
 from gateway.config import Settings
 from gateway.config.sections.sidecar import Sidecar
 from gateway.config.types.address import is_loopback
@@ -48,7 +49,6 @@ from gateway.wire.host import parse_host
 
 from .component import Component
 from .context import Context, DocumentLocks
-from .supervision import run_supervised
 
 log = logging.getLogger(__name__)
 

@@ -19,6 +19,7 @@ from uuid import UUID
 import httpx
 from support.simulated_kafka import SimulatedCluster, SimulatedKafka
 
+from gateway.background_tasks import run_supervised
 from gateway.config.sections.sidecar import Group, Sidecar
 from gateway.core.log.record import TopicPartition
 from gateway.errors import BrokerUnavailable
@@ -26,7 +27,6 @@ from gateway.formats.codec import Codecs
 from gateway.sidecar.context import NullAuditor
 from gateway.sidecar.reactive.group import ReactiveGroup
 from gateway.sidecar.reactive.message import ORIGIN_OFFSET_HEADER, ORIGIN_PARTITION_HEADER
-from gateway.sidecar.supervision import run_supervised
 
 TOPIC, DEAD_LETTER_TOPIC = "orders", "orders.dlq"
 PARTITION_COUNT = 3

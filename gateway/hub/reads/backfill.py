@@ -257,7 +257,7 @@ class Backfill:
             self._on_verified(tp, PartitionPosition(first, NO_EPOCH, lineage), gap)
             return
         end = await self._find_log_end(tp, position, offset)
-        if end < offset and not await self._refresh_topic_ids():
+        if end < offset and not await self._refresh_topic_id(tp.topic):
             return
         start = await self._limit_start(tp, min(end, offset))
         if self._shared_tail.tail.topic_ids != topic_ids:
@@ -271,19 +271,25 @@ class Backfill:
             gap = Gap(tp, offset, start, NO_EPOCH, reason)
             self._on_verified(tp, PartitionPosition(start, NO_EPOCH, lineage), gap)
 
-    async def _refresh_topic_ids(self) -> bool:
-        """Learn the present topic ids: what was asked for by a topic's name may be of a new topic.
+    async def _refresh_topic_id(self, topic: str) -> bool:
+        """Learn the present id of a topic: what was asked for by its name may be of a new topic.
 
         Returns:
-            Whether a broker has told them.
+            Whether it is known. If not, the position is to be verified again.
         """
+        metadata = self._services.cluster.metadata
         try:
-            for _ in range(2):  # the first one may be shared, and have been sent too early
-                await self._services.cluster.metadata.refresh("a position is above the log's end")
+            # The first one may be shared, and have been sent too early. The second one may be
+            # answered by a broker that lags behind the first, which makes its answer doubtful.
+            for _ in range(3):
+                await metadata.refresh("a position is above the log's end")
         except KafkaError:
-            await asyncio.sleep(VERIFY_INTERVAL_S)  # the position is verified again after that
-            return False
-        return True
+            is_known = False
+        else:
+            is_known = not metadata.is_doubtful(topic)
+        if not is_known:
+            await asyncio.sleep(VERIFY_INTERVAL_S)
+        return is_known
 
     def _on_verified(
         self, tp: TopicPartition, position: PartitionPosition, gap: Gap | None = None

@@ -172,9 +172,7 @@ class RecordWriter:
             InvalidRecord: The topic does not have the partition that the write names.
         """
         topic = await self._publisher.get_topic(write.topic)
-        metadata = self._publisher.cluster.metadata
-        metadata.acquire_watch(topic.name)
-        stack.callback(metadata.release_watch, topic.name)
+        stack.enter_context(self._publisher.cluster.metadata.watching([topic.name]))
         return self._publisher.choose_partition(topic, write)
 
     async def _lock_document(self, write: PendingWrite, stack: ExitStack) -> None:

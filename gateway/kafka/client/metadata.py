@@ -15,7 +15,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
 from uuid import UUID
@@ -164,6 +164,14 @@ class Metadata:
         watched = self._topics.get(name)
         return watched.metadata if watched is not None else None
 
+    def is_doubtful(self, name: str) -> bool:
+        """Return whether a broker has said that a watched topic is gone or has another id.
+
+        Others are asked then; `_Claim` says when it is believed.
+        """
+        watched = self._topics.get(name)
+        return watched is not None and watched.claim is not None
+
     def leader_for_partition(self, tp: TopicPartition) -> tuple[int, int] | None:
         """Return node and leader epoch of a watched partition; None while it has no leader.
 
@@ -224,6 +232,22 @@ class Metadata:
         if not self._watch_counts[topic]:
             del self._watch_counts[topic]
             self._stop_watching(topic)
+
+    @contextlib.contextmanager
+    def watching(self, topics: Iterable[str]) -> Iterator[None]:
+        """Watch topics within a `with` block, as by `acquire_watch`.
+
+        Args:
+            topics: The topics.
+        """
+        names = tuple(topics)
+        for name in names:
+            self.acquire_watch(name)
+        try:
+            yield
+        finally:
+            for name in names:
+                self.release_watch(name)
 
     def _start_watching(self, topic: str, described: TopicMetadata | None) -> None:
         if topic not in self._watched:

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from contextvars import Context
 from typing import Any
 
-from gateway.background_tasks import BackgroundTasks
+from gateway.background_tasks import BackgroundTasks, run_supervised
 from gateway.core.error_code import UNKNOWN_TOPIC_ERRORS, ErrorCode
 from gateway.core.log.partition_reader import (
     Command,
@@ -38,7 +38,7 @@ from gateway.kafka.client.connections import ConnectionRole
 from gateway.kafka.client.metadata_changes import TopicChange
 from gateway.telemetry.counts import FetchCounts
 
-from .broker_fetch_loop import FAILED_LOOP_DELAY_S, NEWCOMER_S, BrokerFetchLoop
+from .broker_fetch_loop import NEWCOMER_S, BrokerFetchLoop
 from .fetch_round import FetchRound
 from .partition_fetch import PartitionFetch, PartitionWork
 from .topic_model import TopicModel, get_no_model
@@ -111,7 +111,7 @@ class Fetcher:
         self._wake = asyncio.Event()  # ends the wait of `_run_lookups`
         self._unlisten = cluster.metadata.add_listener(self._on_metadata_change)
         self._unlisten_brokers = cluster.connections.add_listener(self._retry_broker)
-        self._spawn(self._run_lookups())
+        self._spawn(run_supervised(self._run_lookups, "looking up offsets"))
 
     @property
     def max_wait(self) -> float:
@@ -379,16 +379,9 @@ class Fetcher:
     # Offsets and epochs.
 
     async def _run_lookups(self) -> None:
-        """Ask for offsets and ends of epochs as they become due, until cancelled.
-
-        As in `BrokerFetchLoop.run`, an error that nobody expects is logged and does not end it.
-        """
+        """Ask for offsets and ends of epochs as they become due, until cancelled."""
         while True:
-            try:
-                await self._start_due_lookups()
-            except Exception:
-                log.exception("looking up offsets failed unexpectedly; it is tried again")
-                await asyncio.sleep(FAILED_LOOP_DELAY_S)
+            await self._start_due_lookups()
 
     async def _start_due_lookups(self) -> None:
         """Start the lookups that are due, and wait until others may be."""

@@ -16,10 +16,11 @@ import re
 from collections.abc import Collection, Mapping
 from contextvars import Context
 from dataclasses import replace
+from functools import partial
 from typing import Protocol, assert_never
 from uuid import UUID
 
-from gateway.background_tasks import BackgroundTasks
+from gateway.background_tasks import BackgroundTasks, run_supervised
 from gateway.core.group.member import (
     MemberState,
     PartitionsAssigned,
@@ -132,9 +133,9 @@ class Assignment:
             self._pattern_task.cancel()
             self._pattern_task = None
         if isinstance(topics, re.Pattern):
-            self._pattern_task = self._tasks.start(
-                self._watch_pattern(member, topics), "a subscription by pattern", context=Context()
-            )
+            name = "a subscription by pattern"
+            watch = run_supervised(partial(self._watch_pattern, member, topics), name)
+            self._pattern_task = self._tasks.start(watch, name, context=Context())
         else:
             member.subscribe(frozenset(topics))
 

@@ -25,7 +25,7 @@ from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any, assert_never
 
-from gateway.background_tasks import BackgroundTasks
+from gateway.background_tasks import BackgroundTasks, run_supervised
 from gateway.core.error_code import AUTHORIZATION_ERRORS, ErrorCode, code_from_error
 from gateway.core.log.record import TopicPartition
 from gateway.core.log.recovery import (
@@ -233,7 +233,7 @@ class Producer:
         self._pending_bytes += total
         self._wake.set()
         if not self._tasks:
-            self._start_task(self._run())
+            self._start_task(run_supervised(self._run, "writing to Kafka"))
 
     @property
     def pending_bytes(self) -> int:

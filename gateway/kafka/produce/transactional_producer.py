@@ -261,14 +261,10 @@ class TransactionalProducer:
             )
             await self._commit_offsets(TxnOffsetCommitRequest(identity, group, offsets))
         written = {}
-        for tp in by_tp:  # others may end their watch meanwhile
-            self._cluster.metadata.acquire_watch(tp.topic)
-        try:
+        # Others may end their watch meanwhile.
+        with self._cluster.metadata.watching(tp.topic for tp in by_tp):
             for tp, tp_records in by_tp.items():
                 written[tp] = await self._write_partition(producer, tp, tp_records)
-        finally:
-            for tp in by_tp:
-                self._cluster.metadata.release_watch(tp.topic)
         return written
 
     async def _commit_offsets(self, request: TxnOffsetCommitRequest) -> None:

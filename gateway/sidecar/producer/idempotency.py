@@ -383,12 +383,8 @@ class IdempotencyStore:
         while True:
             tps = await self._begin_with_retries()
             # Others that read the topic may end their watch of it.
-            metadata = self._context.cluster.metadata
-            metadata.acquire_watch(self._section.topic)
-            try:
+            with self._context.cluster.metadata.watching([self._section.topic]):
                 await self._follow_all(tps)
-            finally:
-                metadata.release_watch(self._section.topic)
             await asyncio.sleep(RETRY_DELAY_S)  # brokers may not agree yet on the topic's state
 
     async def _follow_all(self, tps: Sequence[TopicPartition]) -> None:

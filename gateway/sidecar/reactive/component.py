@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gateway.background_tasks import run_supervised
 from gateway.config.source.expression import suggest
 from gateway.core.log.record import TopicPartition
 from gateway.errors import NotOwned
@@ -22,7 +23,6 @@ from gateway.sidecar.component import Component, NotReady
 from gateway.sidecar.context import Context
 from gateway.sidecar.http.authorization import READ_SCOPE
 from gateway.sidecar.http.status import StatusError, build_json_response
-from gateway.sidecar.supervision import run_supervised
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
 

@@ -14,6 +14,7 @@ from support.kafka_proxy import ApiKey, KafkaProxy
 from support.topic_reads import open_cluster, read_entries
 from support.waiting import wait_until
 
+from gateway import background_tasks
 from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import AccessDenied, BrokerUnavailable, PartitionFailed
@@ -56,6 +57,23 @@ async def read_log(kafkas: Cluster, tp: TopicPartition) -> list[Record]:
 def one(embedded: EmbeddedKafka) -> EmbeddedKafka:
     embedded.create_topic("t")
     return embedded
+
+
+async def test_records_are_written_after_an_error_that_nobody_expects(one, monkeypatch):
+    """The loop that sends had ended, so that every later record timed out."""
+    monkeypatch.setattr(background_tasks, "RESTART_DELAY_S", 0.0)
+    async with running_producer(one.bootstrap, "t") as (_, producer):
+        failures = [ValueError("it broke")]
+        collect_due = producer._collect_due
+
+        def fail_once(now: float) -> Any:
+            if failures:
+                raise failures.pop()
+            return collect_due(now)
+
+        monkeypatch.setattr(producer, "_collect_due", fail_once)
+        assert await producer.send(T, None, b"a", timeout_s=LONG) == 0
+        assert not failures
 
 
 async def test_a_thousand_at_once_are_in_the_order_of_the_calls(embedded):
