@@ -5,7 +5,8 @@ A mock, because a real coordinator cannot be told how to answer a request to com
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,7 +45,7 @@ class TransactionKafka:
     cluster: What a producer needs of a `Cluster`. commits: How many requests to commit came.
     keeps_connection: Whether its connections are open after an answer.
     failure: What every request raises; None for none.
-    watched: The topics that are watched by `acquire_watch`, as often as they are.
+    watched: The topics that are watched by `watching`, as often as they are.
     """
 
     def __init__(
@@ -62,8 +63,7 @@ class TransactionKafka:
                 brokers={NODE: None},
                 last_responder=NODE,
                 refresh=self._refresh,
-                acquire_watch=self.watched.append,
-                release_watch=self.watched.remove,
+                watching=self._watch,
             ),
             settings=SimpleNamespace(request_timeout=5.0, client_id="gateway"),
             leader_for_partition=lambda tp: (NODE, 0),
@@ -93,6 +93,16 @@ class TransactionKafka:
 
     def update_addresses(self, addresses: object) -> None:
         """Take the address of the coordinator, which is the only broker."""
+
+    @contextmanager
+    def _watch(self, topics: Iterable[str]) -> Iterator[None]:
+        names = list(topics)
+        self.watched += names
+        try:
+            yield
+        finally:
+            for name in names:
+                self.watched.remove(name)
 
     async def _refresh(self, reason: str) -> None:
         return None

@@ -10,7 +10,8 @@ It fails (exit status 1) if
 
   - a worker then has more tasks, descriptors or objects of clients than before the first client,
   - a record was lost or came twice,
-  - memory grows by more than 1 % in ten minutes, after a third of the time for warming up,
+  - memory grows by more than 1 % in ten minutes, after a third of the time for warming up, and
+    after the first ten minutes of a worker, in which its cache fills,
   - median or 99th percentile of latency, in windows without faults, are more than 1.2 times those
     of the beginning,
   - a fault had no effect.

@@ -15,7 +15,9 @@ MAX_SLOPE_PERCENT = 1.0  # of memory, in ten minutes
 SLOPE_PERIOD_S = 600.0
 MAX_LATENCY_GROWTH = 1.2
 COMPARED_SHARE = 1 / 3  # of the windows without faults, at the beginning and at the end
-MIN_FITTED_SAMPLES = 20  # fewer tell nothing about a slope
+# The gateway keeps records in memory for ten minutes (`cache.age`): so long does a worker grow.
+WORKER_WARM_UP_S = 600.0
+MIN_FITTED_S = 300.0  # a shorter time tells nothing about a slope
 MAX_FITTED_SAMPLES = 400  # a fit takes the slope of every pair
 
 
@@ -101,13 +103,16 @@ class SoakResult:
     def compute_slopes(self) -> dict[int, float]:
         """Compute the growth of memory in percent of its median in ten minutes, by process.
 
-        Only processes that lived long enough after the warm-up are named.
+        Only processes that lived long enough after the warm-up, that of the soak and their own,
+        are named.
         """
         slopes = {}
-        for pid, series in self.collect_memory(self.warm_samples).items():
-            if len(series) >= MIN_FITTED_SAMPLES:
-                middle = median(size for _, size in series)
-                slopes[pid] = 100 * fit_slope(series) * SLOPE_PERIOD_S / middle
+        for pid, series in self.collect_memory(self.samples).items():
+            warm_at = max(self.warm_up_s, series[0][0] + WORKER_WARM_UP_S)
+            warm = [(at_s, size) for at_s, size in series if at_s >= warm_at]
+            if warm and warm[-1][0] - warm[0][0] >= MIN_FITTED_S:
+                middle = median(size for _, size in warm)
+                slopes[pid] = 100 * fit_slope(warm) * SLOPE_PERIOD_S / middle
         return slopes
 
     def collect_memory(self, samples: Sequence[Sample]) -> dict[int, list[tuple[float, float]]]:

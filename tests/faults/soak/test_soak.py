@@ -8,7 +8,13 @@ import pytest
 
 from faults.soak.census import Census, list_leftovers
 from faults.soak.report import build_report
-from faults.soak.result import Sample, SoakResult, WorkerSample, fit_slope
+from faults.soak.result import (
+    WORKER_WARM_UP_S,
+    Sample,
+    SoakResult,
+    WorkerSample,
+    fit_slope,
+)
 from faults.soak.run import SoakOptions, run_soak
 
 SHORT = SoakOptions(
@@ -23,11 +29,12 @@ SHORT = SoakOptions(
 
 
 def build_result(megabytes: list[float], p50_ms: list[float]) -> SoakResult:
-    """Ten minutes with a sample every ten seconds."""
-    result = SoakResult(10.0, 100, 100.0, 1, warm_up_s=0.0)
+    """Ten minutes with a sample every ten seconds, after the ten in which a worker warms up."""
+    result = SoakResult(20.0, 100, 100.0, 1, warm_up_s=0.0)
+    result.samples.append(Sample(0.0, 100, {}, [WorkerSample(7, 2**20, 50)], is_quiet=False))
     for number, (size, latency) in enumerate(zip(megabytes, p50_ms, strict=True)):
         worker = WorkerSample(7, int(size * 2**20), 50)
-        at_s = 10.0 * (number + 1)
+        at_s = WORKER_WARM_UP_S + 10.0 * (number + 1)
         result.samples.append(
             Sample(at_s, 100, {}, [worker], 10, latency / 1000, 3 * latency / 1000)
         )
@@ -54,6 +61,15 @@ def test_memory_that_grows_fails_a_soak() -> None:
     assert problem == "memory of process 7 grows by 2.96 % in ten minutes"
 
 
+def test_a_worker_that_was_started_a_short_time_ago_may_grow() -> None:
+    """Soaks failed for each worker that took the place of a killed one: its cache was empty."""
+    result = build_result(FLAT, FLAT)
+    for number, sample in enumerate(result.samples[30:]):
+        sample.workers.append(WorkerSample(8, (number + 1) * 2**20, 50))
+    assert not list(result.list_problems())
+    assert result.compute_slopes().keys() == {7}
+
+
 def test_single_outliers_are_no_growth() -> None:
     sizes = [300.0 if n % 10 == 9 else 100.0 for n in range(60)]
     assert not list(build_result(sizes, FLAT).list_problems())
@@ -70,7 +86,7 @@ def test_latency_that_grows_fails_a_soak() -> None:
 
 def test_windows_with_faults_do_not_count_for_latency() -> None:
     result = build_result(FLAT, [1.0] * 50 + [9.0] * 10)
-    result.samples[50:] = [replace(each, is_quiet=False) for each in result.samples[50:]]
+    result.samples[51:] = [replace(each, is_quiet=False) for each in result.samples[51:]]
     assert not list(result.list_problems())
 
 
