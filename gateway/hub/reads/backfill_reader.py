@@ -1,7 +1,8 @@
 """Read privately from Kafka: for clients behind what the logs hold, and for starts by time.
 
-A partition has one read at a time, and a broker one fetch, however many clients wait: clients that
-want the same offsets share the answer, and the connection of the live tail is not used. A read that
+A partition has one read at a time, and a broker one fetch, however many clients wait: an answer
+goes to all whose offset it covers, and the connection of the live tail is not used. Where n clients
+come back from n offsets that one answer can cover, about ln(n) reads serve them all. A read that
 meets an offset out of range recovers as the shared read would.
 """
 
@@ -11,7 +12,7 @@ import asyncio
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from gateway.config import Topic
 from gateway.core.log.partition_reader import OffsetStart, PartitionReader, Start
@@ -30,10 +31,21 @@ MAX_WAIT_S = 0.1  # seconds that a broker may hold a fetch back; what is asked f
 CACHE_TTL_S = 2.0
 
 
+_Version: TypeAlias = tuple[int, tuple[int, int] | None, Topic]
+"""The lineage of a log, its leader and leader epoch, and the settings of the topic."""
+
+
 class _ReadRequest(NamedTuple):
-    """Describe what one client waits for."""
+    """Describe what one client waits for.
+
+    Attributes:
+        start: Where to read.
+        version: Of the log when the client asked; None if only the start is to be resolved.
+        result: What was read.
+    """
 
     start: Start
+    version: _Version | None
     result: asyncio.Future[Sequence[Entry]]
 
 
@@ -41,13 +53,12 @@ class _CachedRead(NamedTuple):
     """Hold what was read of a partition.
 
     Attributes:
-        version: The lineage of the log, its leader and leader epoch, and the topic's settings,
-            whose transforms were applied: an answer is used only while all of these are the same.
+        version: Of the log before it was read: others use it only while theirs is the same.
         read_at: When it was read, by the loop's clock.
-        entries: What was read.
+        entries: What was read, with the topic's transforms applied.
     """
 
-    version: tuple[int, tuple[int, int] | None, Topic]
+    version: _Version
     read_at: float
     entries: Sequence[Entry]
 
@@ -127,9 +138,12 @@ class BackfillReader:
         """Return some entries from a position on: at least one. It waits as long as Kafka takes."""
         assert position.offset is not None
         await self._may_read.wait()
-        topic = self._get_topic_settings(tp.topic)
         # As of before the read: if the leader changes meanwhile, the answer is not kept for others.
-        version = position.lineage, self._cluster.leader_for_partition(tp), topic
+        version = (
+            position.lineage,
+            self._cluster.leader_for_partition(tp),
+            self._get_topic_settings(tp.topic),
+        )
         cached = self._cache.get(tp)
         if (
             cached is not None
@@ -138,22 +152,20 @@ class BackfillReader:
         ):
             self.read_counts[tp.topic, "held"] += 1
             return cached_entries
-        entries = await self._request_read(tp, OffsetStart(position.offset, position.epoch))
-        if topic.transforms:
-            entries = list(map(Transformer(topic.transforms), entries))
-        self._cache[tp] = _CachedRead(version, asyncio.get_running_loop().time(), entries)
-        return entries
+        return await self._request_read(tp, OffsetStart(position.offset, position.epoch), version)
 
     async def resolve_start(self, tp: TopicPartition, start: Start) -> PartitionPosition:
         """Return the position of a start, as the shared read would find it."""
-        (ready,) = await self._request_read(tp, start)
+        (ready,) = await self._request_read(tp, start, None)
         return PartitionPosition(ready.next_offset, ready.epoch)
 
-    async def _request_read(self, tp: TopicPartition, start: Start) -> Sequence[Entry]:
+    async def _request_read(
+        self, tp: TopicPartition, start: Start, version: _Version | None
+    ) -> Sequence[Entry]:
         """Queue a read and return its answer."""
         future: asyncio.Future[Sequence[Entry]] = asyncio.get_running_loop().create_future()
         queue = self._queues.setdefault(tp, deque())
-        queue.append(_ReadRequest(start, future))
+        queue.append(_ReadRequest(start, version, future))
         if len(queue) == 1:  # else the partition is being read: it is this one's turn later
             self._start_next(tp)
         try:
@@ -178,29 +190,54 @@ class BackfillReader:
         queue = self._queues.get(reader.tp)
         if not queue or self._readers.get(reader.tp) is not reader:
             return
-        start = queue[0].start
+        version = queue[0].version
         wanted: list[Entry]
         # A read at an offset wants records and gaps; any other start wants to know its offset. A
         # `Fault` answers nothing: who waits here waits as long as Kafka takes.
-        if isinstance(start, OffsetStart):
+        if version is not None:
             wanted = [entry for entry in entries if not isinstance(entry, Ready | Fault)]
         else:
             wanted = [entry for entry in entries if isinstance(entry, Ready)]
-        if wanted:
-            self._resolve_requests(reader.tp, start, wanted)
-
-    def _resolve_requests(self, tp: TopicPartition, start: Start, entries: Sequence[Entry]) -> None:
-        """Hand an answer to all who asked for this start, and begin the next read."""
+        if not wanted:
+            return
         # One answer is enough: what follows is read when somebody asks for it.
-        self.fetcher.remove_partition(tp)
+        self.fetcher.remove_partition(reader.tp)
+        if version is None:
+            self._resolve_requests(reader.tp, wanted, None)
+        else:
+            if transforms := version[2].transforms:
+                wanted = list(map(Transformer(transforms), wanted))
+            cached = _CachedRead(version, asyncio.get_running_loop().time(), wanted)
+            self._cache[reader.tp] = cached
+            self._resolve_requests(reader.tp, wanted, cached)
+        self._start_next(reader.tp)
+
+    def _resolve_requests(
+        self, tp: TopicPartition, entries: Sequence[Entry], cached: _CachedRead | None
+    ) -> None:
+        """Hand an answer to the first in the queue, and to all others that it serves.
+
+        Args:
+            tp: The partition.
+            entries: What was read for the first.
+            cached: The same as others get it if they read; None if it is where a start is.
+        """
         queue = self._queues[tp]
-        for i, request in enumerate(list(queue)):
-            if request.start == start:
-                self.read_counts[tp.topic, "joined" if i else "kafka"] += 1
-                queue.remove(request)
-                if not request.result.done():
-                    request.result.set_result(entries)
-        self._start_next(tp)
+        first, waiting = queue[0], deque[_ReadRequest]()
+        for request in queue:
+            answer: Sequence[Entry] = ()
+            if request.start == first.start and request.version == first.version:
+                answer = entries
+            elif cached is not None and request.version == cached.version:
+                assert isinstance(request.start, OffsetStart)
+                answer = cached.find_entries(request.start.offset)
+            if not answer:
+                waiting.append(request)
+                continue
+            self.read_counts[tp.topic, "kafka" if request is first else "joined"] += 1
+            if not request.result.done():
+                request.result.set_result(answer)
+        self._queues[tp] = waiting
 
     def _cancel_request(self, tp: TopicPartition, result: asyncio.Future[Sequence[Entry]]) -> None:
         """Forget a request that is cancelled; if it was being read, begin the next one."""
