@@ -138,7 +138,7 @@ class BackfillReader:
         """Return some entries from a position on: at least one. It waits as long as Kafka takes."""
         assert position.offset is not None
         await self._may_read.wait()
-        # As of before the read: if the leader changes meanwhile, the answer is not kept for others.
+        # As of before the read: if the leader changes meanwhile, the answer is of no use to others.
         version = (
             position.lineage,
             self._cluster.leader_for_partition(tp),

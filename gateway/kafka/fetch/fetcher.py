@@ -381,31 +381,27 @@ class Fetcher:
     async def _run_lookups(self) -> None:
         """Ask for offsets and ends of epochs as they become due, until cancelled."""
         while True:
-            await self._start_due_lookups()
-
-    async def _start_due_lookups(self) -> None:
-        """Start the lookups that are due, and wait until others may be."""
-        # Cleared before the look at what is due: what becomes due from here on sets it again.
-        self._wake.clear()
-        now = self.now()
-        for (_, kind, isolation), commands in self._collect_due_lookups(now).items():
-            flight = self._mark_in_flight(commands)
-            lookup = (
-                self._list_offsets(commands, isolation, flight)
-                if kind is ListOffsetCommand
-                else self._list_epoch_ends(commands, flight)
-            )
-            self._spawn(self._run_lookup(lookup, commands, flight))
-        waits = [
-            partition_fetch.reader.retry_at - now
-            for partition_fetch in self.idle_fetches.values()
-            if partition_fetch.reader.retry_at > now
-        ]
-        try:
-            async with asyncio.timeout(min(waits, default=None)):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
+            # Cleared before the look at what is due: what becomes due from here on sets it again.
+            self._wake.clear()
+            now = self.now()
+            for (_, kind, isolation), commands in self._collect_due_lookups(now).items():
+                flight = self._mark_in_flight(commands)
+                lookup = (
+                    self._list_offsets(commands, isolation, flight)
+                    if kind is ListOffsetCommand
+                    else self._list_epoch_ends(commands, flight)
+                )
+                self._spawn(self._run_lookup(lookup, commands, flight))
+            waits = [
+                partition_fetch.reader.retry_at - now
+                for partition_fetch in self.idle_fetches.values()
+                if partition_fetch.reader.retry_at > now
+            ]
+            try:
+                async with asyncio.timeout(min(waits, default=None)):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
 
     async def _run_lookup(
         self, lookup: Coroutine[Any, Any, None], tps: Iterable[TopicPartition], flight: object
