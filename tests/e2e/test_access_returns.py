@@ -10,11 +10,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka.admin import (
-    AclBindingFilter,
     AclOperation,
-    AclPermissionType,
-    ResourcePatternType,
-    ResourceType,
     ScramCredentialInfo,
     ScramMechanism,
     UserScramCredentialUpsertion,
@@ -24,7 +20,7 @@ from support.brokers import running_kafka
 from support.clients.raw import RawClient
 from support.gateways import GatewayProcess, build_config, running_gateway
 from support.oracle import StreamOracle
-from support.secure_kafka import grant_access
+from support.secure_kafka import grant_access, revoke_access
 from support.waiting import wait_until
 
 from gateway.kafka.local import BrokerSecurity, LocalKafka
@@ -70,18 +66,7 @@ def set_password(kafka: LocalKafka, password: str) -> None:
 
 def forbid(kafka: LocalKafka) -> None:
     """Take back that the topic may be read; it may still be described."""
-    rules = AclBindingFilter(
-        ResourceType.TOPIC,
-        "orders",
-        ResourcePatternType.LITERAL,
-        PRINCIPAL,
-        None,
-        AclOperation.READ,
-        AclPermissionType.ANY,
-    )
-    admin = KafkaAdmin(kafka.bootstrap)
-    for done in admin.client.delete_acls([rules]).values():
-        done.result(30)
+    revoke_access(KafkaAdmin(kafka.bootstrap), PRINCIPAL, "orders", AclOperation.READ)
 
 
 def permit(kafka: LocalKafka) -> None:

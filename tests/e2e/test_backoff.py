@@ -15,13 +15,7 @@ import httpx
 import pytest
 from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as Place
-from confluent_kafka.admin import (
-    AclBindingFilter,
-    AclOperation,
-    AclPermissionType,
-    ResourcePatternType,
-    ResourceType,
-)
+from confluent_kafka.admin import AclOperation
 from support import secure_kafka
 from support.admin import KafkaAdmin
 from support.brokers import TEST_PROPERTIES, KafkaCluster, running_kafka
@@ -260,12 +254,7 @@ def allow(admin: KafkaAdmin, topic: str, *operations: AclOperation) -> None:
 
 
 def deny(admin: KafkaAdmin, topic: str, operation: AclOperation) -> None:
-    found = AclBindingFilter(
-        ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:carol", None, operation,
-        AclPermissionType.ALLOW,
-    )  # fmt: skip
-    for future in admin.client.delete_acls([found]).values():
-        future.result(30)
+    secure_kafka.revoke_access(admin, "User:carol", topic, operation)
 
 
 async def wait_until_granted(client: TimedClient) -> None:

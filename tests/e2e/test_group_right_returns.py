@@ -12,18 +12,12 @@ from typing import Any
 import httpx
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import (
-    AclBindingFilter,
-    AclOperation,
-    AclPermissionType,
-    ResourcePatternType,
-    ResourceType,
-)
+from confluent_kafka.admin import AclOperation, ResourceType
 from support.admin import KafkaAdmin
 from support.backend import running_backend
 from support.instances import ConsumerInstance, get_offsets
 from support.reactive import build_settings
-from support.secure_kafka import grant_access
+from support.secure_kafka import grant_access, revoke_access
 from support.sidecars import running_sidecar, wait_until_ready
 from support.waiting import wait_until
 
@@ -42,17 +36,7 @@ def permit(admin: KafkaAdmin, group: str) -> None:
 
 def forbid(admin: KafkaAdmin, group: str) -> None:
     """Take back that the group may be read with."""
-    rules = AclBindingFilter(
-        ResourceType.GROUP,
-        group,
-        ResourcePatternType.LITERAL,
-        PRINCIPAL,
-        None,
-        AclOperation.READ,
-        AclPermissionType.ANY,
-    )
-    for done in admin.client.delete_acls([rules]).values():
-        done.result(30)
+    revoke_access(admin, PRINCIPAL, group, AclOperation.READ, resource_type=ResourceType.GROUP)
 
 
 def write(kafka: LocalKafka, topic: str, numbers: range) -> None:

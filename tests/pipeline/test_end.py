@@ -15,7 +15,7 @@ from confluent_kafka import Producer
 from support.brokers import KafkaCluster
 from support.dead_letters import read_committed
 from support.pipeline_process import running_pipeline, write_config
-from support.pipelines import wait_until
+from support.waiting import block_until
 
 RATE = 1_000  # records/s
 FOLLOWING = 2  # batches that may begin after the signal
@@ -40,7 +40,7 @@ def test_a_job_ends_within_two_batches_after_sigterm_while_records_keep_coming(
     held = tmp_path / "held" / "busy" / "v1"
     with records_coming(kafka.bootstrap_servers, topic):
         with running_pipeline("run", "all", "-c", file, log=tmp_path / "log") as run:
-            wait_until(
+            block_until(
                 lambda: max(batches(held, "commits"), default=-1) >= 2 or run.process.poll(), ""
             )
             assert run.process.poll() is None, run.read_log_tail()

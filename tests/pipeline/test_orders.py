@@ -28,8 +28,9 @@ from pyspark.errors import StreamingQueryException
 from support.brokers import KafkaCluster
 from support.dead_letters import read_committed
 from support.jobs import JOB_TIMEOUT_S
-from support.pipelines import JobHistory, OutputTopic, kill_while_writing, wait_until
+from support.pipelines import JobHistory, OutputTopic, kill_while_writing
 from support.spark import NO_PYTHON_WORKER
+from support.waiting import block_until
 from support.worker_groups import SPARK_GROUP_PREFIX
 
 from gateway.config import loads
@@ -257,9 +258,9 @@ class History:
                     )
                     return process.is_ended or begun
 
-                wait_until(is_due, met)
+                block_until(is_due, met)
                 went_on = self.run(root=other)
-                wait_until(lambda: process.is_ended, "the end of the other runner")
+                block_until(lambda: process.is_ended, "the end of the other runner")
                 stopped = not went_on or any(process.has_logged(each) for each in SAID)
         finally:
             output.close()

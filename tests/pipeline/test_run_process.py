@@ -27,7 +27,7 @@ from support.pipeline_process import (
     running_pipeline,
     write_config,
 )
-from support.pipelines import wait_until
+from support.waiting import block_until
 
 pytestmark = pytest.mark.needs("java17")
 
@@ -55,7 +55,7 @@ def test_rows_come_out_once_and_a_job_that_was_ended_goes_on_where_it_was(kafka,
         produce_values(kafka.bootstrap_servers, topic, [*first, *middle], "user")
         with running_pipeline("run", "all", "-c", file, log=tmp_path / "first.log", **state) as run:
             assert visits(out, windows(first), run) == windows(first)
-            wait_until(lambda: list(behind.glob("visits/v1/state/0/*/*.zip")), "a snapshot")
+            block_until(lambda: list(behind.glob("visits/v1/state/0/*/*.zip")), "a snapshot")
             assert run.send_signal(signal.SIGTERM) == 0, run.read_log_tail()
         assert "Traceback" not in run.log_path.read_text()
         done = batches(behind)
@@ -146,7 +146,7 @@ def test_an_undecodable_record_is_reported_while_its_topic_is_idle(kafka, tmp_pa
                 letters[:] = read_committed(kafka, f"{topic}.dlq")
             return bool(letters)
 
-        wait_until(has_letter, "a dead letter")
+        block_until(has_letter, "a dead letter")
         assert [json.loads(each.value())["user"] for each in letters] == ["oops"]
         os.killpg(run.process.pid, signal.SIGTERM)
         assert run.wait_ended() == 0, run.read_log_tail()

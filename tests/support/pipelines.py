@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import psutil
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from support.spark_jvm import WORKER_CONF, build_spark_conf
+from support.waiting import block_until
 
 JOB_TIMEOUT_S = 600.0  # s; Spark starts in 6 to 60 s
 
@@ -97,7 +98,7 @@ class JobHistory:
     def run_to_end(self, **output_options: Any) -> None:
         """Runs it to the end of its input."""
         with self.running_job(**output_options) as run:
-            wait_until(lambda: run.is_ended, "the end of the job", 4 * JOB_TIMEOUT_S)
+            block_until(lambda: run.is_ended, "the end of the job", 4 * JOB_TIMEOUT_S)
             assert run.process.returncode == 0, run.read_log_tail()
 
 
@@ -151,10 +152,10 @@ def kill_while_writing(
 ) -> KillResult:
     """SIGKILL at a random moment after something new was written, or inside an open transaction."""
     before = output.get_end_offset()
-    wait_until(lambda: job.is_ended or output.get_end_offset() > before, "something written")
+    block_until(lambda: job.is_ended or output.get_end_offset() > before, "something written")
     tree = job.list_process_tree()
     if in_transaction:
-        wait_until(
+        block_until(
             lambda: job.is_ended or _stop_in_transaction(tree, output),
             "an open transaction",
             interval_s=0,
@@ -183,19 +184,6 @@ def _signal_all(pids: Sequence[int], signal_number: signal.Signals) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal_number)
-
-
-def wait_until(
-    is_met: Callable[[], object],
-    description: str,
-    timeout_s: float = JOB_TIMEOUT_S,
-    interval_s: float = 0.1,
-) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not is_met():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{description}: not within {timeout_s:.0f} s")
-        time.sleep(interval_s)
 
 
 def _read_topic(consumer: Any, partitions: list[Any]) -> Counter[tuple[bytes | None, bytes | None]]:

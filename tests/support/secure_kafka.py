@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import (
     AclBinding,
+    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     ResourcePatternType,
@@ -19,6 +20,7 @@ from confluent_kafka.admin import (
 from support.admin import KafkaAdmin
 from support.brokers import running_kafka
 from support.certificates import CertificateAuthority
+from support.waiting import block_until
 
 from gateway.kafka.local import BrokerSecurity, LocalKafka
 
@@ -54,7 +56,7 @@ def grant_access(
     *operations: AclOperation,
     resource_type: ResourceType = ResourceType.TOPIC,
 ) -> None:
-    """principal: User:carol, User:CN=client. name: of the topic, or what `kind` says."""
+    """Return once the broker lets a principal, e.g. User:carol, do that with the resource."""
     pattern = (resource_type, name, ResourcePatternType.LITERAL)
     rules = [
         AclBinding(*pattern, principal, "*", operation, AclPermissionType.ALLOW)
@@ -62,6 +64,35 @@ def grant_access(
     ]
     for granted in admin.client.create_acls(rules).values():
         granted.result(30)
+    # The controller has them; the authorizer of the broker follows a little later.
+    for operation in operations:
+        wanted = _build_filter(principal, name, operation, resource_type)
+        block_until(lambda wanted=wanted: _find_rules(admin, wanted), "rule in force", 30)
+
+
+def revoke_access(
+    admin: KafkaAdmin,
+    principal: str,
+    name: str,
+    operation: AclOperation,
+    resource_type: ResourceType = ResourceType.TOPIC,
+) -> None:
+    """Return once the broker no longer lets it."""
+    unwanted = _build_filter(principal, name, operation, resource_type)
+    for removed in admin.client.delete_acls([unwanted]).values():
+        removed.result(30)
+    block_until(lambda: not _find_rules(admin, unwanted), "rule out of force", 30)
+
+
+def _build_filter(
+    principal: str, name: str, operation: AclOperation, resource_type: ResourceType
+) -> AclBindingFilter:
+    literal, allow = ResourcePatternType.LITERAL, AclPermissionType.ALLOW
+    return AclBindingFilter(resource_type, name, literal, principal, "*", operation, allow)
+
+
+def _find_rules(admin: KafkaAdmin, wanted: AclBindingFilter) -> list[AclBinding]:
+    return admin.client.describe_acls(wanted).result(30)
 
 
 def build_unsecured_jwt(**claims: Any) -> str:

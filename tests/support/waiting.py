@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Self
 
 WAIT_TIMEOUT_S = 60.0  # s; far above what anything takes here; with Spark beside it, node took 20
+BLOCK_TIMEOUT_S = 600.0  # s; a Spark job starts in 6 to 60 s, and has batches before it ends
 
 
 async def wait_until(
@@ -15,7 +17,7 @@ async def wait_until(
     timeout_s: float = WAIT_TIMEOUT_S,
     interval_s: float = 0.01,
 ) -> None:
-    """Return once `condition()` is true. TimeoutError naming `what` after `within` seconds."""
+    """Return once `condition()` is true. TimeoutError with the description after `timeout_s`."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     while not condition():
@@ -23,6 +25,20 @@ async def wait_until(
             missing = description if isinstance(description, str) else description()
             raise TimeoutError(f"{missing}: not within {timeout_s:g} s")
         await asyncio.sleep(interval_s)
+
+
+def block_until(
+    is_met: Callable[[], object],
+    description: str,
+    timeout_s: float = BLOCK_TIMEOUT_S,
+    interval_s: float = 0.1,
+) -> None:
+    """As `wait_until`, for code that does not run in an event loop."""
+    deadline = time.monotonic() + timeout_s
+    while not is_met():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{description}: not within {timeout_s:.0f} s")
+        time.sleep(interval_s)
 
 
 class TurnCounter:

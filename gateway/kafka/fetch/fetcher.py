@@ -18,6 +18,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextvars import Context
+from functools import partial
 from typing import Any
 
 from gateway.background_tasks import BackgroundTasks, run_supervised
@@ -387,9 +388,9 @@ class Fetcher:
             for (_, kind, isolation), commands in self._collect_due_lookups(now).items():
                 flight = self._mark_in_flight(commands)
                 lookup = (
-                    self._list_offsets(commands, isolation, flight)
+                    partial(self._list_offsets, commands, isolation, flight)
                     if kind is ListOffsetCommand
-                    else self._list_epoch_ends(commands, flight)
+                    else partial(self._list_epoch_ends, commands, flight)
                 )
                 self._spawn(self._run_lookup(lookup, commands, flight))
             waits = [
@@ -404,11 +405,11 @@ class Fetcher:
                 pass
 
     async def _run_lookup(
-        self, lookup: Coroutine[Any, Any, None], tps: Iterable[TopicPartition], flight: object
+        self, lookup: Callable[[], Awaitable[None]], tps: Iterable[TopicPartition], flight: object
     ) -> None:
         """Run a lookup. If it fails, its partitions are not left waiting for it."""
         try:
-            await lookup
+            await lookup()
         except Exception:
             for tp in tps:
                 partition_fetch = self.partition_fetches.get(tp)

@@ -19,7 +19,8 @@ from typing import Any
 import psutil
 import pytest
 from support.brokers import KafkaCluster
-from support.pipelines import OutputTopic, wait_until
+from support.pipelines import OutputTopic
+from support.waiting import block_until
 
 from gateway.config.sections import job as config
 from gateway.errors import PipelineError
@@ -74,7 +75,7 @@ def write(
     )
     under_way = threading.Thread(target=epoch, args=(0,))
     under_way.start()
-    wait_until(output.has_open_transaction, "an open transaction", interval_s=0)
+    block_until(output.has_open_transaction, "an open transaction", interval_s=0)
     fault()
     under_way.join(600)
     assert not under_way.is_alive()
@@ -120,7 +121,7 @@ def test_a_transaction_that_kafka_gave_up_is_written_again(kafka: KafkaCluster, 
             for pid in workers:
                 os.kill(pid, signal.SIGSTOP)
             try:
-                wait_until(lambda: not output.has_open_transaction(), "Kafka to give it up")
+                block_until(lambda: not output.has_open_transaction(), "Kafka to give it up")
             finally:
                 for pid in workers:
                     os.kill(pid, signal.SIGCONT)

@@ -15,8 +15,9 @@ from support import fake_checkpoint
 from support.brokers import KafkaCluster
 from support.dead_letters import read_committed
 from support.jobs import create_job_loop, run_until_ended
-from support.pipelines import JobHistory, wait_until
+from support.pipelines import JobHistory
 from support.redis import RedisServer
+from support.waiting import block_until
 
 from gateway.errors import PipelineError
 from gateway.pipeline.exactly_once.ledger import ledger_topic
@@ -257,12 +258,12 @@ def test_a_job_waits_for_a_topic_that_is_away(
     produce(kafka, topic, range(10))
     story = Endless(query_of(topic, to, "exactly-once"), [kafka.bootstrap_servers], tmp_path)
     with story.running_job() as run:
-        wait_until(lambda: run.is_ended or len(rows_of(kafka, to)) >= 10, "rows of the old topic")
+        block_until(lambda: run.is_ended or len(rows_of(kafka, to)) >= 10, "rows of the old topic")
         kafka.admin.delete_topic(topic)
-        wait_until(lambda: run.is_ended or run.has_logged("begins again"), "a job that waits")
+        block_until(lambda: run.is_ended or run.has_logged("begins again"), "a job that waits")
         kafka.create_topic(topic, configs=ANY_TIME)
         produce(kafka, topic, range(100, 112))
-        wait_until(lambda: run.is_ended or len(rows_of(kafka, to)) >= 22, "rows of the new topic")
+        block_until(lambda: run.is_ended or len(rows_of(kafka, to)) >= 22, "rows of the new topic")
         assert not run.is_ended, run.read_log_tail()
     assert rows_of(kafka, to) == [*range(10), *range(100, 112)]
 

@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import Producer
 from support.brokers import KafkaCluster
 from support.jobs import JOB_TIMEOUT_S
-from support.pipelines import wait_until
+from support.waiting import block_until
 
 from gateway.config import loads
 from gateway.config.sections.pipelines import Pipelines
@@ -79,7 +79,7 @@ def test_starts_of_a_query_leave_neither_descriptors_nor_threads(
     for _ in range(5):
         start()
     try:
-        wait_until(
+        block_until(
             lambda: held().fits(before, more=2), f"no more than 2 above {before}", timeout_s=10
         )
     except TimeoutError as error:
@@ -99,5 +99,5 @@ def test_topics_of_a_query_that_ended_keep_no_client(kafka: KafkaCluster):
     inputs = InputTopics(places)
     assert held().clients > before.clients
     inputs.close()
-    wait_until(lambda: held().clients <= before.clients, "the end of the clients", timeout_s=30)
+    block_until(lambda: held().clients <= before.clients, "the end of the clients", timeout_s=30)
     assert inputs.topics.keys() == places.keys()

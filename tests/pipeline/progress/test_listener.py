@@ -13,8 +13,8 @@ import httpx
 import pytest
 from confluent_kafka import Consumer
 from support.brokers import embedded_kafka
-from support.pipelines import wait_until
 from support.query_progress import build_operator, build_progress
+from support.waiting import block_until
 
 from bench.pipeline.scenarios import read_stream, run_scenario
 from gateway.config.sections.pipelines import Pipelines
@@ -85,10 +85,10 @@ def test_a_job_is_told_to_prometheus_a_topic_the_log_and_the_doctor(
     caplog.set_level(logging.INFO)
     query = counted(session, tmp_path, "counts")
     file = get_progress_path(str(tmp_path), "counts")
-    wait_until(lambda: len(read_records(file)) >= 3, "three batches are told")
+    block_until(lambda: len(read_records(file)) >= 3, "three batches are told")
     during = scraped(told)
     query.stop()
-    wait_until(lambda: scraped(told)['gateway_pipeline_running{job="counts"}'] == 0, "it is over")
+    block_until(lambda: scraped(told)['gateway_pipeline_running{job="counts"}'] == 0, "it is over")
 
     assert during['gateway_pipeline_running{job="counts"}'] == 1
     assert during['gateway_pipeline_starts_total{job="counts"}'] == 1
@@ -159,7 +159,7 @@ def test_lines_of_the_log_have_job_query_run_and_batch(
 ):
     logs.configure("json", "info")
     query = counted(session, tmp_path, "lines")
-    wait_until(
+    block_until(
         lambda: len(read_records(get_progress_path(str(tmp_path), "lines"))) >= 1, "a batch is told"
     )
     query.stop()
@@ -177,12 +177,12 @@ def test_a_query_that_fails_is_counted_by_its_error(
     rows = read_stream(session, 10).select(F.assert_true(F.col("value") < 5))
     writer = rows.writeStream.format("noop").queryName("fails")
     query = writer.option("checkpointLocation", str(tmp_path / "v1")).start()
-    wait_until(lambda: query.exception() is not None, "it fails")
+    block_until(lambda: query.exception() is not None, "it fails")
 
     def failures() -> float:
         return sum(v for k, v in scraped(told).items() if "pipeline_failures" in k and "fails" in k)
 
-    wait_until(lambda: failures() == 1, "its failure is counted")
+    block_until(lambda: failures() == 1, "its failure is counted")
 
 
 def test_late_rows_of_a_running_job_are_an_alert_and_a_cause(spark: Any, tmp_path: Path):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.pipelines import wait_until
+from support.waiting import block_until
 
 from gateway.config import loads
 from gateway.pipeline.run import query
@@ -59,7 +59,7 @@ def test_a_query_ends_with_the_batch_under_way_while_records_keep_coming(
     assert under_way.wait(60)
     query.retire_query(started)
     told.set()
-    wait_until(lambda: query.is_idle(started), "the end of the batch")
+    block_until(lambda: query.is_idle(started), "the end of the batch")
     started.stop()
     assert epochs == [0, 1, 2]
     for log in ("offsets", "commits"):
@@ -83,7 +83,7 @@ def test_a_query_that_waits_for_its_trigger_is_idle_and_one_in_a_batch_is_not(
     assert under_way.wait(60)
     assert not query.is_idle(started)
     told.set()
-    wait_until(lambda: query.is_idle(started), "the end of the batch", 30)
+    block_until(lambda: query.is_idle(started), "the end of the batch", 30)
     query.retire_query(started)
     assert query.is_idle(started)
     started.stop()

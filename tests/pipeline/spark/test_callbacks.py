@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.pipelines import wait_until
+from support.waiting import block_until
 
 from gateway.pipeline.spark.callbacks import close_idle_connections
 
@@ -24,11 +24,11 @@ def test_queries_that_ended_leave_no_thread(spark: Any, tmp_path: Path):
     for number in range(6):
         epochs: list[int] = []
         query = start(spark, tmp_path / str(number), epochs)
-        wait_until(lambda epochs=epochs: epochs, "a batch")
+        block_until(lambda epochs=epochs: epochs, "a batch")
         query.stop()
         close_idle_connections(spark)
         most = counts[0] + 2 if counts else threading.active_count()
-        wait_until(
+        block_until(
             lambda most=most: threading.active_count() <= most, f"{most} threads", timeout_s=10
         )
         counts.append(threading.active_count())

@@ -13,8 +13,9 @@ from confluent_kafka import Producer
 from support.brokers import KafkaCluster
 from support.dead_letters import get_header, read_committed
 from support.jobs import run_until_ended
-from support.pipelines import JobHistory, wait_until
+from support.pipelines import JobHistory
 from support.redis import RedisServer
+from support.waiting import block_until
 
 from gateway.pipeline.exactly_once.ledger import ledger_topic
 from gateway.pipeline.state.backup import create_backup, restore_backup
@@ -200,7 +201,7 @@ def test_a_job_that_is_killed_between_its_letters_and_its_rows_repeats_none(
     produce(kafka, topic, 0, ["bad1", "a", "bad2", "b"])
     story = JobHistory(job, [kafka.bootstrap_servers], tmp_path)
     with story.running_job() as run:
-        wait_until(
+        block_until(
             lambda: run.is_ended or run.has_logged("passes over"), "a record that is passed over"
         )
         run.kill_tree()
