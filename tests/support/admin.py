@@ -163,10 +163,16 @@ class KafkaAdmin:
                 wanted, request_timeout=REQUEST_TIMEOUT_S, **options
             ).values()
             try:
-                return int(future.result(REQUEST_TIMEOUT_S).offset)
+                offset = int(future.result(REQUEST_TIMEOUT_S).offset)
             except KafkaException as error:
                 if error.args[0].name() not in MOVED_ERRORS or time.monotonic() > deadline:
                     raise
+            else:
+                # While a broker fails, librdkafka now and then has no error and no offset: -1001.
+                if offset >= 0:
+                    return offset
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{name}-{partition}: no offset, and no error")
             self._list_topics()  # asks for the leaders
 
     def _wait_until(
