@@ -128,6 +128,7 @@ SIDECAR_CODES = {
     "OTHER_SUBSCRIPTION": "Topics, patterns and assignments exclude each other. Unsubscribe first.",
     "PARTLY_WRITTEN": "Some records of the request were written. Send the others again.",
     "REPLAY_ENDED": "The replay has ended, so that it cannot be changed.",
+    "REPLAY_IN_DOUBT": "Kafka does not say whether the replay was created; look for it.",
     "REPLAY_NOT_FOUND": "No replay has this id.",
     "RETRIED_ELSEWHERE": "Another request sends the same records again.",
     "TOO_MANY_INSTANCES": "`sidecar.consumer.instances` are in use. Delete one, or wait.",

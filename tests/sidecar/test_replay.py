@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import sys
 import time
 from collections import Counter
@@ -18,8 +19,11 @@ from support.backend import running_backend
 from support.brokers import KafkaCluster
 from support.dead_letters import get_header, read_committed
 from support.gateways import GatewayProcess, build_config, create_http_client, running_gateway
+from support.kafka_proxy import ApiKey, KafkaProxy
 from support.sidecars import running_sidecar, wait_until_ready
 from support.waiting import wait_until
+
+from gateway.core.error_code import ErrorCode
 
 SIDECAR = (sys.executable, "-m", "gateway", "sidecar", "-c")
 LATE = 60.0  # s
@@ -152,6 +156,28 @@ async def test_replays_go_on_when_their_topic_was_deleted(kafka, section):
                 if answer.status_code == 202:
                     break
         await wait_until(lambda: len(read_committed(kafka, target)) == 20, "copies", LATE)
+
+
+async def test_a_start_that_kafka_does_not_confirm_names_the_replay(kafka, section):
+    """It answered that Kafka is away: a client that asked again had two replays."""
+    source, target = kafka.create_unique_topic(), kafka.create_unique_topic()
+    fill_topic(kafka, source, 10)
+    body = {"topic": source, "destination": "topic", "destinationTopic": target}
+    async with (
+        KafkaProxy.wrap_cluster(kafka.bootstrap_servers) as proxy,
+        running_sidecar(proxy.bootstrap, replay=section) as http,
+    ):
+        await wait_until_ready(http, LATE)
+        # Kafka has committed, and the answer does not say so.
+        injection = proxy.inject_error(ApiKey.END_TXN, ErrorCode.UNKNOWN_SERVER_ERROR)
+        answer = await http.post("/replays", json=body)
+        proxy.remove_injection(injection)
+        refusal = answer.json()
+        assert (answer.status_code, refusal["code"]) == (504, "REPLAY_IN_DOUBT")
+        [path] = re.findall(r"GET (\S+)", refusal["description"])
+        done = await wait_until_over(http, path.removeprefix("/replays/"))
+    assert (done["state"], done["records"]) == ("done", 10)
+    assert len(read_committed(kafka, target)) == 10
 
 
 async def test_what_makes_no_sense_is_refused_with_what_to_do(kafka, section):

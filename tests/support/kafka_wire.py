@@ -207,6 +207,15 @@ RESPONSE_LAYOUTS: dict[int, ResponseLayout] = {
             ),
         ],
     ),
+    ApiKey.END_TXN: ResponseLayout(
+        3,
+        [
+            FieldLayout("throttle_ms", "i32"),
+            FieldLayout("error_code", "i16"),
+            FieldLayout("producer_id", "i64", 5),
+            FieldLayout("producer_epoch", "i16", 5),
+        ],
+    ),
     ApiKey.OFFSET_FOR_LEADER_EPOCH: ResponseLayout(
         4,
         [

@@ -24,6 +24,7 @@ from starlette.routing import Route
 from gateway.background_tasks import BackgroundTasks
 from gateway.core.delivery.replay import Destination, Replay, ReplayState, Span
 from gateway.core.log.record import TopicPartition
+from gateway.errors import BrokerUnavailable
 from gateway.kafka.fetch.bounded_read import fetch_log_bounds, fetch_offsets_for_time
 from gateway.kafka.produce.transactional_producer import TransactionalProducer
 from gateway.kafka.protocol.requests import TopicMetadata
@@ -169,13 +170,31 @@ class ReplayComponent(Component):
         await transactions.start()
         if len(self._jobs) < MAX_JOBS:  # otherwise a sidecar with capacity takes it
             replay = replay.with_owner(self._owner, replay.created)
-        await transactions.commit([self._store.build_write(replay)])
+        await self._write_new_replay(replay, transactions)
         if replay.owner:
             self._start_job(replay, transactions)
         log.info("replay %s: %s to %s", replay.id, replay.topic, target or "the back end")
         return build_json_response(
             render_replay(replay, 0.0), 202, {"Location": f"/replays/{replay.id}"}
         )
+
+    async def _write_new_replay(self, replay: Replay, transactions: TransactionalProducer) -> None:
+        """Write a replay that nobody knows yet.
+
+        Raises:
+            StatusError: 504, Kafka may have it. If it does, a sidecar takes it over.
+            KafkaError: It is not written.
+        """
+        try:
+            await transactions.commit([self._store.build_write(replay)])
+        except BrokerUnavailable as exc:
+            if not exc.timeout:
+                raise
+            log.info("replay %s may have been created: %s", replay.id, exc)
+            problem = f"replay {replay.id} may have been created; GET /replays/{replay.id} says"
+            raise StatusError(
+                504, f"{problem} whether it was once Kafka answers again", code="REPLAY_IN_DOUBT"
+            ) from exc
 
     def _parse_group(self, body: Mapping[str, Any]) -> str:
         """Return the group that a request names; for a back end, by default the only one."""
