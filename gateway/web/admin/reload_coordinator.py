@@ -13,6 +13,8 @@ from gateway.web.workers.bus import Bus, SupervisorUnavailable
 BUS_TOPIC = "reload"
 RELOAD_TIMEOUT_S = 30.0  # seconds until all workers must have applied it
 POLL_INTERVAL_S = 0.05  # seconds between two questions to them
+ROUTE_COUNTS = ("same", "changed", "added", "removed")
+NOTHING_CHANGED = ReloadOutcome(0, 0, 0, 0, {}, 0.0, ())
 
 
 class ReloadRefused(Exception):
@@ -74,43 +76,35 @@ class ReloadCoordinator:
             raise ReloadRefused(list_problems(exc)) from None
 
     async def _reload_by_supervisor(self, is_dry_run: bool) -> dict[str, Any]:
-        """Let the supervisor load the configuration, and wait until all workers applied it.
-
-        A worker has applied it, or previewed it, once it counts more reloads than before.
-        """
-        statuses_before = await self._get_reload_counts(is_dry_run)
+        """Let the supervisor load the configuration, and wait until all workers applied it."""
         try:
-            problems = await self._bus.call_supervisor(
+            answer: list[str] | int = await self._bus.call_supervisor(
                 BUS_TOPIC, is_dry_run, timeout_s=RELOAD_TIMEOUT_S
             )
         except SupervisorUnavailable as exc:
             raise RequestError(503, "Busy", f"{exc}; try again", retry_after=1.0) from None
-        if problems:
-            raise ReloadRefused(problems)
+        if not isinstance(answer, int):
+            raise ReloadRefused(answer)
         loop = asyncio.get_running_loop()
         deadline, outcomes = loop.time() + RELOAD_TIMEOUT_S, dict[int, Any]()
         while len(outcomes) < self._bus.worker_count and loop.time() < deadline:
             await asyncio.sleep(POLL_INTERVAL_S)
-            statuses = await self._get_reload_counts(is_dry_run)
+            statuses = await self._bus.request("admin-reloaded", is_dry_run)
             outcomes = {
                 worker: outcome
-                for worker, (count, outcome) in statuses.items()
-                if count > statuses_before[worker][0] and outcome is not None
+                for worker, (number, outcome) in statuses.by_worker.items()
+                if number >= answer
             }
         return merge_outcomes(
             outcomes, [n for n in range(1, self._bus.worker_count + 1) if n not in outcomes]
         )
 
-    async def _get_reload_counts(self, is_dry_run: bool) -> dict[int, tuple[int, Any]]:
-        """Return how many reloads each worker has done, and what the last one changed."""
-        none = dict.fromkeys(range(1, self._bus.worker_count + 1), (0, None))
-        return none | dict((await self._bus.request("admin-reloaded", is_dry_run)).by_worker)
-
-    def _handle_status(self, worker: int, data: Any) -> tuple[int, dict[str, Any] | None]:
+    def _handle_status(self, worker: int, data: Any) -> tuple[int, dict[str, Any]]:
+        """Return the number of the last reload or preview, and what it changed."""
         reloader, is_dry_run = self._reloader, data
         last = reloader.last_preview if is_dry_run else reloader.last_outcome
-        count = reloader.preview_count if is_dry_run else reloader.reload_count
-        return count, None if last is None else last.to_json()
+        # A worker that was started with the configuration has changed nothing.
+        return reloader.applied_number, (last or NOTHING_CHANGED).to_json()
 
 
 def merge_outcomes(outcomes: dict[int, dict[str, Any]], missing: list[int]) -> dict[str, Any]:
@@ -128,9 +122,9 @@ def merge_outcomes(outcomes: dict[int, dict[str, Any]], missing: list[int]) -> d
         streams.update(outcome["streams"])
         for change in outcome["changes"]:
             by_route.setdefault(change["route"], Counter()).update(change["streams"])
-    first = next(iter(outcomes.values()), ReloadOutcome(0, 0, 0, 0, {}, 0.0, ()).to_json())
+    first = max(outcomes.values(), default=NOTHING_CHANGED.to_json(), key=_count_routes)
     return {
-        "routes": {name: first[name] for name in ("same", "changed", "added", "removed")},
+        "routes": {name: first[name] for name in ROUTE_COUNTS},
         "streams": dict(streams),
         "changes": [
             {**change, "streams": dict(by_route[change["route"]])} for change in first["changes"]
@@ -139,6 +133,11 @@ def merge_outcomes(outcomes: dict[int, dict[str, Any]], missing: list[int]) -> d
         "seconds": max([outcome["seconds"] for outcome in outcomes.values()], default=0.0),
         "missing": missing,
     }
+
+
+def _count_routes(outcome: dict[str, Any]) -> int:
+    """Return how many routes an outcome is about: none that of a worker that has just started."""
+    return sum(int(outcome[name]) for name in ROUTE_COUNTS)
 
 
 def list_problems(exc: Exception) -> list[str]:

@@ -118,11 +118,11 @@ class Reloader:
     Created by `create_app`.
 
     Attributes:
-        reload_count: The number of configurations that were applied.
-        last_outcome: What the last of them changed.
+        last_outcome: What the last configuration changed; None if it is the first.
+        last_preview: What the last configuration that was previewed would change.
+        applied_number: The number of the last message of the supervisor that was applied or
+            previewed here, or sent to others before this process was started.
         counts: How many were applied and refused, for metrics.
-        preview_count: The number of configurations that were previewed.
-        last_preview: What the last of these would change; None if it would be refused.
     """
 
     def __init__(
@@ -144,11 +144,10 @@ class Reloader:
         self._routes = routes
         self._guards = guards
         self._update_pages = update_pages
-        self.reload_count = 0
         self.last_outcome: ReloadOutcome | None = None
-        self.counts = ReloadCounts()
-        self.preview_count = 0
         self.last_preview: ReloadOutcome | None = None
+        self.applied_number = 0
+        self.counts = ReloadCounts()
 
     async def __call__(self, loaded: Settings) -> ReloadOutcome:
         """Apply a configuration, and return once every stream was handled.
@@ -174,7 +173,7 @@ class Reloader:
         seconds = time.perf_counter() - started_at
         outcome = _build_outcome(running.routes, settings.routes, streams, seconds, kept_options)
         log.info("configuration reloaded in %.3f s: %s", outcome.seconds, outcome)
-        self.reload_count, self.last_outcome = self.reload_count + 1, outcome
+        self.last_outcome = outcome
         self.counts.count_applied()
         return outcome
 
@@ -198,14 +197,14 @@ class Reloader:
         seconds = time.perf_counter() - started_at
         return _build_outcome(running.routes, settings.routes, streams, seconds, kept_options)
 
-    async def try_preview(self, loaded: Settings) -> None:
-        """Preview a configuration for the supervisor; see `last_preview`."""
-        self.last_preview = None
+    async def try_preview(self, loaded: Settings) -> ReloadOutcome | None:
+        """Preview a configuration; None if that fails, and the log says why."""
         try:
             self.last_preview = await self.preview(loaded)
         except (GatewayError, OSError) as exc:
             log.error("configuration not previewed: %s", exc)
-        self.preview_count += 1
+            return None
+        return self.last_preview
 
     async def try_reload(self, load: SettingsLoader) -> ReloadOutcome | None:
         """Apply what `load` returns; None if that fails, and the log says why."""

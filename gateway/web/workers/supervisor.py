@@ -73,6 +73,7 @@ class WorkerSpec(NamedTuple):
         admin_fd: The file descriptor of the operators' socket; -1 for none.
         bus_path: The relay's socket.
         blocklist: What operators forbade until now.
+        reload_number: The number of the last `SettingsMessage` that was sent to other workers.
         co_hosted_app_factory: Passed to `create_app`.
     """
 
@@ -82,6 +83,7 @@ class WorkerSpec(NamedTuple):
     admin_fd: int
     bus_path: Path
     blocklist: list[BlocklistEntry]
+    reload_number: int
     co_hosted_app_factory: CoHostedAppFactory | None
 
 
@@ -90,11 +92,13 @@ class SettingsMessage(NamedTuple):
 
     Attributes:
         settings: The configuration as it was loaded.
+        number: Counts these messages, from 1.
         is_dry_run: Whether the worker only finds out what it would change.
     """
 
     settings: Settings
-    is_dry_run: bool = False
+    number: int
+    is_dry_run: bool
 
 
 def encode_message(message: Any) -> bytes:
@@ -249,6 +253,7 @@ class Supervisor:
         self._workers = [WorkerProcess(n, sock) for n, sock in enumerate(sockets.by_worker, 1)]
         self._relay = Relay(bus_path)
         self._reload_counts = ReloadCounts()
+        self._reload_number = 0  # of the last `SettingsMessage`
         self._counter_history = CounterHistory()
         self._get_blocklist = serve_blocklist(self._relay)
         self._has_served = False  # a worker has connected to the bus
@@ -309,22 +314,26 @@ class Supervisor:
         with log_reload_errors(self._reload_counts):
             self._apply_settings(load_settings())
 
-    def _handle_reload(self, worker: int, data: Any) -> list[str]:
-        """Reload for an operator, or preview that; return the problems of the configuration."""
+    def _handle_reload(self, worker: int, data: Any) -> list[str] | int:
+        """Reload for an operator, or preview that.
+
+        Returns:
+            The number of the message that the workers got, or the problems of the configuration.
+        """
         try:
             if self._load_settings is None:
                 return ["this gateway was not started from a file; start it with `gateway run`"]
             loaded = self._load_settings()
             if data:
                 apply_reload(self._settings, loaded)  # raises what a reload would
-                self._send_to_workers(SettingsMessage(loaded, is_dry_run=True))
+                self._send_to_workers(loaded, is_dry_run=True)
             else:
                 self._apply_settings(loaded)
         except (GatewayError, OSError) as exc:
             if not data:
                 self._reload_counts.count_refused()
             return list_problems(exc)
-        return []
+        return self._reload_number
 
     def _handle_metrics_query(self, worker: int, data: Any) -> Any:
         """Return what only the supervisor counts, for a scrape of a worker."""
@@ -343,14 +352,16 @@ class Supervisor:
     def _apply_settings(self, loaded: Settings) -> None:
         """Send a configuration to all workers, and use it for those that start later."""
         self._settings = apply_reload(self._settings, loaded).settings
-        self._send_to_workers(SettingsMessage(loaded))
+        self._send_to_workers(loaded, is_dry_run=False)
         self._reload_counts.count_applied()
 
-    def _send_to_workers(self, message: SettingsMessage) -> None:
+    def _send_to_workers(self, loaded: Settings, *, is_dry_run: bool) -> None:
+        self._reload_number += 1
+        message = encode_message(SettingsMessage(loaded, self._reload_number, is_dry_run))
         for worker in self._workers:
             process = worker.process
             if process is not None and process.returncode is None and process.stdin is not None:
-                process.stdin.write(encode_message(message))
+                process.stdin.write(message)
 
     def _kill_workers(self) -> None:
         """Kill the workers that still run."""
@@ -402,7 +413,7 @@ class Supervisor:
         # As of now: what was reloaded or blocked while the process was started was not sent to it.
         spec = WorkerSpec(
             self._settings, self._debug, listening_fd, admin_fd, self._bus_path,
-            self._get_blocklist(), self._co_hosted_app_factory,
+            self._get_blocklist(), self._reload_number, self._co_hosted_app_factory,
         )  # fmt: skip
         worker.process.stdin.write(encode_message(spec))
         if self._stop_event.is_set():  # a signal came while the process was started

@@ -43,6 +43,7 @@ def main(number: int, spec: WorkerSpec) -> None:
     bus = Bus(spec.bus_path, number, spec.settings.listen.workers)
     app = create_app(spec.settings, bus=bus, co_hosted_app_factory=spec.co_hosted_app_factory)
     app.admin.blocklist.replace_entries(spec.blocklist)
+    app.reload.applied_number = spec.reload_number
     app.add_startup(partial(follow_supervisor, app, sys.stdin))
     run_server(app, spec.settings, listening, admin)
 
@@ -62,9 +63,11 @@ async def follow_supervisor(app: Application, pipe: IO[str]) -> None:
             size = int.from_bytes(await reader.readexactly(LENGTH_BYTES))
             message: SettingsMessage = pickle.loads(await reader.readexactly(size))
             if message.is_dry_run:
-                await app.reload.try_preview(message.settings)
+                outcome = await app.reload.try_preview(message.settings)
             else:
-                await app.reload.try_reload(partial(_get_settings, message))
+                outcome = await app.reload.try_reload(partial(_get_settings, message))
+            if outcome is not None:
+                app.reload.applied_number = message.number
     except asyncio.IncompleteReadError:
         # As if the supervisor had ended this process: the server drains.
         os.kill(os.getpid(), signal.SIGTERM)
