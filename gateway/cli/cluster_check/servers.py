@@ -15,8 +15,8 @@ import httpx
 
 from gateway.config import Http, Influx, Jwt, SchemaRegistry, Settings
 from gateway.config.types.tls_context import create_client_context
+from gateway.http_failures import HTTP_ERRORS, describe_http_failure
 from gateway.web.access.external_http import ExternalHttp, ExternalHttpError
-from gateway.web.access.http_failures import HTTP_ERRORS, describe_http_failure
 from gateway.web.access.jwks import request_keys
 from gateway.web.access.oidc import request_jwks_url
 

@@ -7,23 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import http.client
 import json
 import logging
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aiokafka.abc import AbstractTokenProvider
 
 from gateway.errors import AuthenticationFailed, BrokerUnavailable, KafkaError
 
 from .shared_tasks import start_shared_task, wait_for_shared
+
+if TYPE_CHECKING:
+    import httpx
 
 _DEFAULT_LIFETIME_S = 300.0  # where the issuer sends no expires_in
 _MAX_RESPONSE_BYTES = 1 << 20
@@ -147,50 +148,49 @@ class ClientCredentialsTokenProvider(AbstractTokenProvider):  # type: ignore[mis
             self._expires_at = began + self._lifetime
 
     async def _fetch_token(self) -> tuple[str, float]:
-        try:
-            # The timeout of a socket is that of each read, and a slow answer takes many.
-            async with asyncio.timeout(self.timeout):
-                return await asyncio.to_thread(self._request_token)
-        except TimeoutError as exc:
-            raise BrokerUnavailable(f"{self.url} gives no token within {self.timeout:g} s") from exc
-
-    def _request_token(self) -> tuple[str, float]:
-        """Ask the issuer for a token; blocks, so it runs in a thread.
-
-        Returns:
-            The token and its lifetime in seconds.
-        """
-        form = {"grant_type": "client_credentials"} | ({"scope": self.scope} if self.scope else {})
-        request = urllib.request.Request(
-            self.url,
-            data=urllib.parse.urlencode(form).encode(),
-            headers={"Authorization": self._build_authorization(), "Accept": "application/json"},
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=self.timeout) as response:
-                body = response.read(_MAX_RESPONSE_BYTES)
-                if response.length:  # bytes that are left of its Content-Length
-                    raise http.client.IncompleteRead(body, response.length)
-        except urllib.error.HTTPError as exc:
-            exc.close()
-            if exc.code >= 500 or exc.code in _TRANSIENT_STATUSES:
-                raise BrokerUnavailable(f"{self.url} answers {exc.code}; no token") from exc
+        """Ask the issuer for a token; return it and its lifetime in seconds."""
+        status, body = await self._send_request()
+        if status >= 500 or status in _TRANSIENT_STATUSES:
+            raise BrokerUnavailable(f"{self.url} answers {status}; no token")
+        if 300 <= status < 400:
+            problem = f"{self.url} answers {status}, a redirect, which is not followed"
+            raise AuthenticationFailed(f"{problem}; correct kafka.security.sasl.tokenUrl")
+        if status >= 400:
             raise AuthenticationFailed(
-                f"{self.url} refuses the client credentials with {exc.code}; "
+                f"{self.url} refuses the client credentials with {status}; "
                 "check clientId and clientSecret"
-            ) from exc
-        except OSError as exc:
-            raise BrokerUnavailable(f"{self.url} cannot be reached for a token: {exc}") from exc
-        except http.client.HTTPException as exc:
-            raise BrokerUnavailable(
-                f"{self.url} answers a token request by no complete HTTP response: "
-                f"{type(exc).__name__}; see whether its server or a proxy before it is in trouble"
-            ) from exc
+            )
         try:
             return _parse_response(body)
         # JSON may also have numbers and depths that Python has no room for.
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as exc:
             raise AuthenticationFailed(f"{self.url} answers no token: {exc!r}") from exc
+
+    async def _send_request(self) -> tuple[int, bytes]:
+        """Return the status and the body of the issuer's response.
+
+        Raises:
+            BrokerUnavailable: There is no complete response in time.
+        """
+        form = {"grant_type": "client_credentials"} | ({"scope": self.scope} if self.scope else {})
+        headers = {"Authorization": self._build_authorization(), "Accept": "application/json"}
+        try:
+            # In all: a timeout of httpx is that of each read, and a slow answer takes many.
+            async with asyncio.timeout(self.timeout):
+                client = await asyncio.to_thread(_create_client)
+                async with (
+                    client,
+                    client.stream("POST", self.url, data=form, headers=headers) as response,
+                ):
+                    return response.status_code, await _read_body(response)
+        except TimeoutError as exc:
+            raise BrokerUnavailable(f"{self.url} gives no token within {self.timeout:g} s") from exc
+        # Whatever is wrong with the URL or the response: a connect expects no other error.
+        except Exception as exc:
+            from gateway.http_failures import describe_http_failure
+
+            failure = describe_http_failure(exc, self.url)
+            raise BrokerUnavailable(f"no token of {self.url}: {failure}") from exc
 
     def _build_authorization(self) -> str:
         """Return the Authorization header of the client credentials.
@@ -201,6 +201,25 @@ class ClientCredentialsTokenProvider(AbstractTokenProvider):  # type: ignore[mis
             urllib.parse.quote_plus(part) for part in (self.client_id, self.client_secret)
         )
         return f"Basic {base64.b64encode(pair.encode()).decode()}"
+
+
+def _create_client() -> httpx.AsyncClient:
+    """Create a client; importing httpx and reading certificates take 0.1 s, so in a thread."""
+    import httpx
+
+    from gateway import http_failures  # noqa: F401  so that a request that fails needs no file
+
+    return httpx.AsyncClient(timeout=None)
+
+
+async def _read_body(response: httpx.Response) -> bytes:
+    """Read a body as far as the limit: nothing of that length is a token."""
+    body = bytearray()
+    async for chunk in response.aiter_bytes():
+        body += chunk
+        if len(body) > _MAX_RESPONSE_BYTES:
+            break
+    return bytes(body)
 
 
 def _parse_response(body: bytes) -> tuple[str, float]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import re
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Thread
@@ -159,7 +160,7 @@ async def test_an_issuer_that_is_asked_too_often_is_not_a_refusal(issuer: FakeIs
         b"upstream gone\r\n\r\n",
         b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n40\r\n{"access_t',
         b'HTTP/1.1 200 OK\r\nContent-Length: 64\r\n\r\n{"access_t',
-        b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 200 + b"\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 50_000 + b"\r\n",
         b"",
     ],
     ids=["not HTTP", "chunks", "length", "headers", "nothing"],
@@ -179,6 +180,43 @@ async def test_an_issuer_that_breaks_off_its_answer_is_not_a_refusal(response: b
         url = f"http://127.0.0.1:{port}/token"
         with pytest.raises(BrokerUnavailable, match=url):
             await ClientCredentialsTokenProvider(url, "me", "secret").token()
+
+
+async def test_an_issuer_that_answers_byte_by_byte_is_left():
+    """Each attempt held a thread for as long as bytes came. After six nobody could look up a host
+    name, and the gateway did not end."""
+    was_left = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"grant_type")
+        writer.write(b"HTTP/1.1 200 OK\r\nX: ")
+        reading = asyncio.create_task(reader.read())
+        while not reading.done():
+            writer.write(b"y")
+            await asyncio.wait([reading], timeout=0.01)
+        was_left.set()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/token"
+        with pytest.raises(BrokerUnavailable, match=r"within 0\.5 s"):
+            await ClientCredentialsTokenProvider(url, "me", "secret", timeout=0.5).token()
+        async with asyncio.timeout(10):
+            await was_left.wait()
+
+
+@pytest.mark.parametrize("url", ["https://login..example.com/token", "http://localhost:99999/t"])
+async def test_a_url_that_cannot_be_used_is_named(url: str):
+    """UnicodeError, or OverflowError, came out of connects, and the broker was blamed."""
+    with pytest.raises(BrokerUnavailable, match=re.escape(url)):
+        await ClientCredentialsTokenProvider(url, "me", "secret").token()
+
+
+async def test_a_redirect_is_not_followed(issuer: FakeIssuer):
+    """The request for the other URL would have no credentials, and no form."""
+    issuer.status = 302
+    with pytest.raises(AuthenticationFailed, match="302, a redirect"):
+        await ClientCredentialsTokenProvider(issuer.url, "me", "secret").token()
 
 
 async def test_an_issuer_that_is_away_is_not_a_refusal():
