@@ -501,6 +501,10 @@ class SimulatedCluster:
         for listener in list(self._listeners):
             listener(change)
 
+    def forget_topic(self, name: str) -> None:
+        """Know nothing of a topic until the next `update_topic`, as before the first answer."""
+        del self._known_topics[name]
+
 
 def _build_metadata(name: str, topic: SimulatedTopic) -> TopicMetadata:
     partitions = {

@@ -37,7 +37,10 @@ class PartitionState:
     Attributes:
         tp: The partition.
         backoff: The delays after errors.
-        topic_id: The id of the topic; another topic of the same name has another one.
+        topic_id: The id of the topic; another topic of the same name has another one. None while
+            metadata does not know it, and for good where brokers have no topic ids.
+        expected_topic_id: The id of the topic that the position is of, if the position was found
+            while `topic_id` was not known; None if that says nothing about it.
         position: The next offset to return; None until it is known.
         epoch: The leader epoch of the record before `position`.
         fetch_offset: The next offset to fetch.
@@ -72,6 +75,7 @@ class PartitionState:
     tp: TopicPartition
     backoff: Backoff
     topic_id: UUID | None = None
+    expected_topic_id: UUID | None = None
     position: int | None = None
     epoch: int = -1
     fetch_offset: int = 0
@@ -151,6 +155,23 @@ class PartitionState:
         """Forget the position: it is to be looked up."""
         self.forget_position()
         self.offset_spec = offset_spec
+
+    def update_topic(self, topic_id: UUID | None) -> bool:
+        """Read the topic that metadata knows now, and begin at its start if it is another one.
+
+        Args:
+            topic_id: The id of the topic that is read from now on.
+
+        Returns:
+            Whether the position was of another topic of the same name.
+        """
+        former_id = self.topic_id or self.expected_topic_id
+        self.topic_id = topic_id
+        if former_id in (None, topic_id):
+            return False
+        self.reset(EARLIEST)
+        self.committed = None
+        return True
 
     def add_fetched(self, entries: Sequence[Entry], fetch_offset: int, epoch: int) -> None:
         """Take over what a fetch from `fetch_offset` brought.
@@ -247,4 +268,5 @@ class PartitionState:
             False,
         )
         self.retry_at, self.failures, self.missing_offset = 0.0, 0, None
+        self.expected_topic_id = None
         self.former_position, self.former_epoch_starts = -1, []

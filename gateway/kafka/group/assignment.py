@@ -376,6 +376,9 @@ class Assignment:
     ) -> None:
         """Let a partition begin at its committed offset, if that is of the topic as it is now.
 
+        While metadata does not know the topic, that is left to the fetcher, which reads nothing
+        before: a partition of a topic that is unknown for good must not hold up the others here.
+
         Args:
             state: The partition.
             found: Its committed offset, and the id of the topic that this is of.
@@ -384,8 +387,8 @@ class Assignment:
         was_recreated = state.tp in self._recreated
         self._recreated.discard(state.tp)
         committed, topic_id = found or (None, None)
-        if topic_id is not None and state.topic_id is not None:
-            was_recreated = topic_id != state.topic_id
+        if topic_id is not None:
+            was_recreated = state.topic_id not in (None, topic_id)
         if was_recreated:
             message = "group %s: %s was created again; it is read from its start"
             log.warning(message, self._group_name, state.tp)
@@ -395,6 +398,8 @@ class Assignment:
         else:
             state.seek(committed.offset, committed.epoch)
             state.committed = committed.offset
+        if state.topic_id is None:
+            state.expected_topic_id = topic_id
 
     def _report_lookup_failure(self, failure: KafkaError) -> None:
         """Report that committed offsets cannot be looked up, to polls and to the log."""

@@ -216,7 +216,8 @@ class PrefetchFetcher:
     def _choose_node(self, state: PartitionState, now: float) -> int | None:
         """Return the broker to ask about a partition; None if there is none now.
 
-        It also notices a topic that was created again.
+        It also notices a topic that was created again, and compares the topic of a position that
+        was found before metadata knew the topic.
         """
         topic = self.cluster.get_topic(state.tp.topic)
         if topic is None or topic.error:
@@ -224,10 +225,8 @@ class PrefetchFetcher:
         if state.topic_id != topic.topic_id:
             if state.topic_id is not None and not self.follows_recreated:
                 return None
-            if state.topic_id is not None:
+            if state.update_topic(topic.topic_id):
                 log.warning("%s was created again; it is read from its start", state.tp)
-                state.reset(EARLIEST)
-            state.topic_id = topic.topic_id
         if (
             state.preferred_replica is not None
             and now < state.preferred_replica_until

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -143,6 +146,39 @@ def test_a_reset_has_no_position_until_it_is_looked_up():
     assert (one.position, one.offset_spec) == (None, EARLIEST)
     one.seek(2)
     assert (one.position, one.offset_spec) == (2, None)
+
+
+FORMER_ID, TOPIC_ID = UUID(int=1), UUID(int=2)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_position_of_a_former_topic_is_given_up_with_what_was_committed(is_known: bool):
+    """An offset of the new topic that equals the former topic's committed one was not committed."""
+    state = build_state(5)
+    state.committed = 5
+    if is_known:
+        state.topic_id = FORMER_ID
+    else:
+        state.expected_topic_id = FORMER_ID
+    assert state.update_topic(TOPIC_ID)
+    assert (state.position, state.offset_spec, state.committed) == (None, EARLIEST, None)
+    assert not state.update_topic(TOPIC_ID)
+
+
+@pytest.mark.parametrize("expected", [None, TOPIC_ID])
+def test_a_position_of_the_topic_is_kept_once_metadata_knows_the_topic(expected: UUID | None):
+    state = build_state(5)
+    state.expected_topic_id = expected
+    assert not state.update_topic(TOPIC_ID)
+    assert (state.position, state.topic_id) == (5, TOPIC_ID)
+
+
+def test_a_seek_is_to_an_offset_of_whatever_topic_there_is():
+    state = build_state(5)
+    state.expected_topic_id = FORMER_ID
+    state.seek(7)
+    assert not state.update_topic(TOPIC_ID)
+    assert state.position == 7
 
 
 def test_a_hindered_one_is_tried_again_later_and_at_its_leader():
