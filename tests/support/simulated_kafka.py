@@ -374,6 +374,7 @@ class SimulatedCluster:
 
     def __init__(self, kafka: SimulatedKafka) -> None:
         self.failure_mode = ""
+        self.cluster_id = "simulated"
         self.connections: Any = self
         self.metadata: Any = self
         self.request_timeout = 5.0

@@ -41,6 +41,11 @@ class Coordinators:
         self._nodes: dict[str, int] = {}
         self._lookups: dict[str, asyncio.Task[int]] = {}
 
+    @property
+    def cluster_id(self) -> str | None:
+        """Return the id of the cluster; None before the first answer, or if brokers send none."""
+        return self._metadata.cluster_id
+
     async def connect(self, group: str) -> BrokerConnection:
         """Return the connection to a group's coordinator that all its members share.
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from uuid import UUID
 
 from gateway.core.backoff import BackoffPolicy
 from gateway.core.error_code import AUTHORIZATION_ERRORS, COORDINATOR_ERRORS, ErrorCode
 from gateway.core.group.member import MemberIdentity
+from gateway.core.group.topic_mark import TopicMark
 from gateway.core.log.record import TopicPartition
 from gateway.errors import (
     AccessDenied,
@@ -64,34 +64,32 @@ _RETRIABLE_ERRORS = {
 }
 
 
-_TOPIC_ID_PREFIX = "topic-id="
-
-
 async def _wait_without_member(timeout_s: float) -> None:
     """Wait in place of a heartbeat, for consumers without a member."""
     await asyncio.sleep(min(timeout_s, _RETRY_BACKOFF.first_delay))
 
 
-def _mark_topic(offset: OffsetAndMetadata, topic_id: UUID | None) -> OffsetAndMetadata:
-    """Return what is committed of an offset: with the id of its topic, unless it has metadata.
-
-    Kafka keeps offsets by the name of a topic. A member that still had a deleted topic may commit
-    after a topic of the same name was created; and whoever had the partition before cannot tell
-    such an offset from those that others have committed of the new topic since.
-    """
+def _mark_topic(
+    offset: OffsetAndMetadata, topic_id: UUID | None, cluster_id: str | None
+) -> OffsetAndMetadata:
+    """Return what is committed of an offset: with a mark of its topic, unless it has metadata."""
     if topic_id is None or offset.metadata:
         return offset
-    return offset._replace(metadata=f"{_TOPIC_ID_PREFIX}{topic_id}")
+    return offset._replace(metadata=str(TopicMark(topic_id, cluster_id)))
 
 
-def _split_topic(offset: OffsetAndMetadata) -> tuple[OffsetAndMetadata, UUID | None]:
-    """Return an offset as it was to be committed, and the id of its topic; None if not known."""
-    metadata = offset.metadata or ""
-    if metadata.startswith(_TOPIC_ID_PREFIX):
-        with suppress(ValueError):
-            topic_id = UUID(metadata.removeprefix(_TOPIC_ID_PREFIX))
-            return offset._replace(metadata=""), topic_id
-    return offset, None
+def _split_topic(
+    offset: OffsetAndMetadata, cluster_id: str | None
+) -> tuple[OffsetAndMetadata, UUID | None]:
+    """Return an offset as it was to be committed, and the id of its topic in this cluster.
+
+    That is None if it is not known.
+    """
+    mark = TopicMark.parse(offset.metadata)
+    if mark is None:
+        return offset, None
+    is_foreign = mark.is_of_other_cluster(cluster_id)
+    return offset._replace(metadata=""), None if is_foreign else mark.topic_id
 
 
 class _UnknownTopics:
@@ -217,7 +215,7 @@ class GroupOffsets:
 
         Returns:
             The offset of each partition that has one, and the id of the topic that it is of; None
-            if that is not known.
+            if that is not known, or if the offset was copied from another cluster.
 
         Raises:
             AccessDenied: The group or a topic may not be used.
@@ -238,8 +236,9 @@ class GroupOffsets:
                 errors = {response.error} | {e for e in offsets.values() if isinstance(e, int)}
                 errors.discard(0)
                 if not errors:
+                    cluster_id = self.coordinators.cluster_id
                     return {
-                        tp: _split_topic(offset)
+                        tp: _split_topic(offset, cluster_id)
                         for tp, offset in offsets.items()
                         if isinstance(offset, OffsetAndMetadata)
                     }
@@ -256,7 +255,11 @@ class GroupOffsets:
             for topic in {tp.topic for tp in pending}
             if (topic_id := get_topic_id(topic)) is not None
         }
-        marked = {tp: _mark_topic(each, topic_ids.get(tp.topic)) for tp, each in pending.items()}
+        cluster_id = self.coordinators.cluster_id
+        marked = {
+            tp: _mark_topic(offset, topic_ids.get(tp.topic), cluster_id)
+            for tp, offset in pending.items()
+        }
         return OffsetCommitRequest(self.group, marked, self.get_identity(), topic_ids)
 
     def _drop_unowned(

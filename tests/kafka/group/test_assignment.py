@@ -99,3 +99,23 @@ def test_a_member_notices_an_offset_of_a_former_topic_if_metadata_comes_after_it
         expiry.cancel()
 
     run_in_virtual_time(play())
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_group_goes_on_at_an_offset_that_was_copied_from_another_cluster(is_late: bool):
+    """After a failover to a cluster that MirrorMaker 2 had filled, every topic counted as created
+    again, and was read from its start."""
+
+    async def play() -> None:
+        kafka = create_kafka()
+        store_offset(kafka, ZERO, 50, f"topic-id={FORMER_ID},cluster-id=elsewhere")
+        cluster = connect_without_metadata(kafka) if is_late else SimulatedCluster(kafka)
+        consumer = create_consumer(cluster)
+        consumer.assign([ZERO])
+        await wait_until(lambda: consumer.position(ZERO) == 50)
+        cluster.update_topic("orders")
+        records = await consumer.poll(1.0)
+        assert records[0].offset == 50
+        await consumer.close()
+
+    run_in_virtual_time(play())

@@ -28,6 +28,8 @@ UNKNOWN = (3, 100, 103)
 class FakeCoordinator:
     """Stores what it accepts. judge: the error of a partition at a time in seconds."""
 
+    cluster_id = "here"
+
     def __init__(self, judge: Callable[[TopicPartition, float], int]) -> None:
         self.stored_offsets: dict[TopicPartition, int] = {}
         self._get_error = judge
@@ -88,7 +90,8 @@ def test_an_unknown_topic_does_not_end_the_wait_for_another_reason():
 class StoringCoordinator:
     """Stores what is committed, and gives it back."""
 
-    def __init__(self) -> None:
+    def __init__(self, cluster_id: str | None = "here") -> None:
+        self.cluster_id = cluster_id
         self.stored: dict[TopicPartition, OffsetAndMetadata] = {}
 
     async def send(self, group: str, request: Any) -> Any:
@@ -108,7 +111,7 @@ async def test_an_offset_is_stored_with_the_id_of_its_topic_unless_it_has_metada
     }
     ids = {"here": topic_id, "gone": topic_id}
     await offsets.commit(committed, ids.get)
-    assert coordinator.stored[HERE].metadata == f"topic-id={topic_id}"
+    assert coordinator.stored[HERE].metadata == f"topic-id={topic_id},cluster-id=here"
     assert await offsets.committed(None) == committed
     found = await offsets.committed_with_topics(None)
     assert [topic for _, topic in found.values()] == [topic_id, None, None]
@@ -122,3 +125,19 @@ async def test_metadata_of_others_is_given_back_as_it_is(metadata: str | None):
         [HERE]
     )
     assert found == {HERE: (coordinator.stored[HERE], None)}
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "is_known"),
+    [("here", "here", True), ("here", "there", False), ("here", None, True), (None, "there", True)],
+)
+async def test_an_offset_that_was_copied_from_another_cluster_says_nothing_of_its_topic_here(
+    own: str | None, other: str | None, is_known: bool
+):
+    """MirrorMaker 2 copies the metadata of offsets, and a topic has another id in each cluster."""
+    coordinator, topic_id = StoringCoordinator(other), UUID(int=7)
+    offsets = GroupOffsets(cast(Coordinators, coordinator), "billing")
+    await offsets.commit({HERE: OffsetAndMetadata(5, 3)}, lambda _: topic_id)
+    coordinator.cluster_id = own
+    found = await offsets.committed_with_topics([HERE])
+    assert found == {HERE: (OffsetAndMetadata(5, 3), topic_id if is_known else None)}

@@ -1,0 +1,59 @@
+"""Mark committed offsets with the topic that they are of.
+
+Kafka keeps offsets by the name of a topic. A member that still had a deleted topic may commit after
+a topic of the same name was created; and whoever had the partition before cannot tell such an
+offset from those that others have committed of the new topic since. The mark is the text that Kafka
+keeps along with an offset:
+
+    topic-id=5f0c9a52-6a53-4c0b-9a3f-1c1c6a5d9a10,cluster-id=MkU3OEVBNTcwNTJENDM2Qk
+
+Programs that copy offsets to another cluster copy that text, too (MirrorMaker 2 does so in its
+checkpoints). There every topic has another id, which says nothing about the copied offset.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Self
+from uuid import UUID
+
+_TOPIC_ID_PREFIX, _CLUSTER_ID_PREFIX = "topic-id=", ",cluster-id="
+
+
+class TopicMark(NamedTuple):
+    """The topic that a committed offset is of.
+
+    Attributes:
+        topic_id: The id of the topic.
+        cluster_id: The id of its cluster; None if brokers send none, and in the marks of earlier
+            gateways.
+    """
+
+    topic_id: UUID
+    cluster_id: str | None = None
+
+    @classmethod
+    def parse(cls, metadata: str | None) -> Self | None:
+        """Return the mark in the metadata of an offset; None if that is no mark."""
+        if metadata is None or not metadata.startswith(_TOPIC_ID_PREFIX):
+            return None
+        text, _, cluster_id = metadata.removeprefix(_TOPIC_ID_PREFIX).partition(_CLUSTER_ID_PREFIX)
+        try:
+            return cls(UUID(text), cluster_id or None)
+        except ValueError:
+            return None
+
+    def __str__(self) -> str:
+        """Return the mark as metadata of an offset."""
+        cluster = f"{_CLUSTER_ID_PREFIX}{self.cluster_id}" if self.cluster_id else ""
+        return f"{_TOPIC_ID_PREFIX}{self.topic_id}{cluster}"
+
+    def is_of_other_cluster(self, cluster_id: str | None) -> bool:
+        """Return whether the mark was made in another cluster.
+
+        If one of the two clusters is not known, they count as the same: to read a topic again is
+        better than to pass over records of a topic that was created again.
+
+        Args:
+            cluster_id: The id of the cluster that has the offset; None if it is not known.
+        """
+        return None not in (cluster_id, self.cluster_id) and cluster_id != self.cluster_id
