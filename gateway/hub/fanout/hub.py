@@ -436,7 +436,9 @@ class Hub:
         if token is not None:
             # A token with another topic id may also mean that our own metadata is outdated.
             if position_resolver.has_recreated_topic(token, tail):
-                await self.cluster.metadata.refresh("a token has another topic id")
+                await self.cluster.metadata.refresh_until_certain(
+                    tail.topic_ids, "a token has another topic id"
+                )
             positions = position_resolver.build_position(token, tail)
             if token.max_age is not None:
                 await self.token_verifier.check_history(token, positions, tail)

@@ -277,19 +277,14 @@ class Backfill:
         Returns:
             Whether it is known. If not, the position is to be verified again.
         """
-        metadata = self._services.cluster.metadata
         try:
-            # The first one may be shared, and have been sent too early. The second one may be
-            # answered by a broker that lags behind the first, which makes its answer doubtful.
-            for _ in range(3):
-                await metadata.refresh("a position is above the log's end")
+            await self._services.cluster.metadata.refresh_until_certain(
+                [topic], "a position is above the log's end"
+            )
         except KafkaError:
-            is_known = False
-        else:
-            is_known = not metadata.is_doubtful(topic)
-        if not is_known:
             await asyncio.sleep(VERIFY_INTERVAL_S)
-        return is_known
+            return False
+        return True
 
     def _on_verified(
         self, tp: TopicPartition, position: PartitionPosition, gap: Gap | None = None

@@ -121,7 +121,8 @@ class TokenVerifier:
         Raises:
             TokenCorrupt: It has no valid MAC, where one is needed.
             TokenForeign: It is not of these topics, or names partitions that cannot exist.
-            BrokerUnavailable: It names many partitions of a topic that was never known here.
+            BrokerUnavailable: It names many partitions of a topic that was never known here, or of
+                which a broker says that it was created again.
         """
         if handover_route is not None:
             is_own = handover_route == route
@@ -150,8 +151,8 @@ class TokenVerifier:
             known_count = self._count_known_partitions(name)
             if count <= known_count + MAX_UNKNOWN_PARTITIONS:
                 continue
-            if not known_count:
-                detail = f"no broker has said yet how many partitions {name} has; try again"
+            if not known_count or self._cluster.metadata.is_doubtful(name):
+                detail = f"brokers have not agreed yet how many partitions {name} has; try again"
                 raise BrokerUnavailable(detail, retry_after=1.0)
             raise TokenForeign(
                 f"the resume token is of {count} partitions of {name}, which has {known_count}; "

@@ -41,6 +41,7 @@ _QUIET_PERIOD_S = 1.0  # after this time without a refresh, the next one is not 
 
 # How long the same must be claimed where no second broker confirms it.
 _CLAIM_PERIOD_S = 5.0
+_CERTAIN_ANSWERS = 3  # see `refresh_until_certain`
 
 log = logging.getLogger(__name__)
 
@@ -333,6 +334,33 @@ class Metadata:
             self._refreshing_topics = None
             self._refresh_task = start_shared_task(self._refresh_once())
         await wait_for_shared(self._refresh_task)
+
+    async def refresh_until_certain(self, topics: Iterable[str], reason: str) -> None:
+        """Refresh until brokers agree which topics have these names now, by their ids.
+
+        That takes three answers that contradict nothing. The first one may be of a request that
+        others sent earlier, and the next of a broker that lags behind. It ends after
+        `claim_period` also where brokers go on contradicting each other.
+
+        Args:
+            topics: The watched topics.
+            reason: Why, for the debug log.
+
+        Raises:
+            BrokerUnavailable: No broker answered.
+            AuthenticationFailed: The brokers refused the gateway, or it refused them.
+        """
+        names, loop = tuple(topics), asyncio.get_running_loop()
+        deadline = loop.time() + self._claim_period
+        agreed = 0
+        while agreed < _CERTAIN_ANSWERS:
+            await self.refresh(reason)
+            if any(map(self.is_doubtful, names)):
+                agreed = 0
+            elif loop.time() < deadline:
+                agreed += 1
+            else:
+                break
 
     def request_refresh(self, reason: str) -> None:
         """Refresh all watched topics in the background. A failure goes to the debug log only.

@@ -103,6 +103,24 @@ async def test_many_partitions_of_a_topic_that_nobody_knows_are_to_come_again(
             await subscribe_client(hub, View(("later",), Filters(), "value", "error"), token=token)
 
 
+async def test_many_partitions_of_a_topic_that_may_have_been_created_again_are_to_come_again():
+    """The token was of the new topic. It was refused for good, as only one broker had named the new
+    topic yet."""
+    with EmbeddedKafka({"orders": 1}, nodes=3) as kafka:
+        config = Settings.model_validate(build_config(kafka.bootstrap, ["orders"]))
+        async with open_cluster(kafka.bootstrap, "orders", metadata_max_age=3600.0) as cluster:
+            hub = Hub(cluster, config)
+            await hub.start()
+            token = await build_made_up_token(hub, {"orders": MAX_UNKNOWN_PARTITIONS + 2})
+            kafka.delete_topic("orders")
+            kafka.create_topic("orders", MAX_UNKNOWN_PARTITIONS + 2)
+            with pytest.raises(BrokerUnavailable, match="how many partitions orders has"):
+                await subscribe_client(hub, token=token)
+            await wait_until(lambda: not cluster.metadata.is_doubtful("orders"))
+            (await subscribe_client(hub, token=token)).close()
+            await hub.close()
+
+
 async def test_tokens_that_name_too_much_do_not_keep_the_brokers_busy(embedded: EmbeddedKafka):
     embedded.create_topic("orders", 1)
     async with running_hub(embedded) as hub:

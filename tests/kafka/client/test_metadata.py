@@ -342,6 +342,44 @@ async def test_a_topic_that_was_created_again_is_believed_when_two_brokers_say_s
     await metadata.close()
 
 
+async def test_a_new_topic_is_known_after_a_refresh_that_is_to_be_certain():
+    """After one refresh the new id was only a claim of one broker, so a client whose token was of
+    the new topic was told that the topic was created again."""
+    kafka = FakeConnections(**{f"b{node}": build_topic_answer(epoch=9) for node in (1, 2, 3)})
+    metadata, _ = running_metadata(kafka)
+    await metadata.refresh("learn of the brokers")
+    kafka.answers = dict.fromkeys(kafka.answers, build_topic_answer(topic_id=OTHER))
+    await metadata.refresh_until_certain(["orders"], "test")
+    topic = metadata.get_topic("orders")
+    assert topic is not None and topic.topic_id == OTHER
+    await metadata.close()
+
+
+async def test_it_is_not_certain_which_topic_it_is_while_brokers_name_different_ones():
+    kafka = FakeConnections(b1=build_topic_answer(), b2=build_topic_answer())
+    metadata, changes = running_metadata(kafka)
+    await metadata.refresh("learn of the brokers")
+    kafka.answers[1] = build_topic_answer(topic_id=OTHER)
+    refreshing = asyncio.create_task(metadata.refresh_until_certain(["orders"], "test"))
+    await wait_until(lambda: len(kafka.requests) > 8)
+    assert not refreshing.done() and len(changes) == 1
+    kafka.answers[2] = build_topic_answer(topic_id=OTHER)
+    await refreshing
+    assert changes[-1].is_recreated
+    await metadata.close()
+
+
+async def test_brokers_that_go_on_naming_different_topics_are_not_asked_for_ever():
+    kafka = FakeConnections(b1=build_topic_answer(topic_id=OTHER), b2=build_topic_answer())
+    kafka.bootstrap_answer = build_topic_answer()
+    metadata, changes = running_metadata(kafka, claim_period=0.5)
+    await metadata.refresh("learn of the brokers")
+    async with asyncio.timeout(10):
+        await metadata.refresh_until_certain(["orders"], "test")
+    assert len(changes) == 1 and not metadata.is_doubtful("orders")
+    await metadata.close()
+
+
 async def test_a_topic_that_was_taken_for_replaced_is_believed_when_all_go_on_naming_it():
     """A replaced id was never believed again, also if that had been a mistake."""
     kafka = FakeConnections(b1=build_topic_answer(), b2=AWAY)
