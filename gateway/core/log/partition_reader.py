@@ -378,14 +378,21 @@ class PartitionReader:
             self.retry_at = min(self.retry_at, now)
         return []
 
+    def forget_leader(self) -> None:
+        """Forget the leader and its epoch, as the topic is gone or may not be described.
+
+        The epochs of a topic that is created again begin at 0, which would look like a stale
+        leader.
+        """
+        self.leader, self.leader_epoch, self._validated_epoch = None, NO_EPOCH, NO_EPOCH
+
     def on_topic_id(self, topic_id: str) -> None:
         """Record the topic's id as metadata has it; another one means that it was created again.
 
         The position jumps to 0, because all that the new topic holds was written after the start.
         """
         if topic_id and self.topic_id and topic_id != self.topic_id:
-            # The epochs of the new topic begin at 0, which would look like a stale leader.
-            self.leader, self.leader_epoch, self._validated_epoch = None, NO_EPOCH, NO_EPOCH
+            self.forget_leader()
             if self.position.offset is None:
                 self.position = PartitionPosition(0)
             self._jump(0, NO_EPOCH, GapReason.RECREATED)
@@ -558,9 +565,12 @@ class PartitionReader:
     def _on_divergence(self, end: int, now: float) -> None:
         """Find where the log went back to, as the position is beyond the end of the leader's log.
 
-        Without an epoch the end of the log is the only answer; with one, the epochs are exact.
+        Without an epoch the end of the log is the only answer; with one, the epochs are exact. An
+        epoch that is still to come is of an earlier topic, where there is no topic id to tell.
         """
-        if self.position.epoch == NO_EPOCH:
+        if not self.topic_id and NO_EPOCH != self.leader_epoch < self.position.epoch:
+            self._jump(0, NO_EPOCH, GapReason.RECREATED)
+        elif self.position.epoch == NO_EPOCH:
             self._jump(end, NO_EPOCH, GapReason.TRUNCATED)
         else:
             self.state = ReaderState.VALIDATING

@@ -5,7 +5,8 @@ time share one request. Brokers learn of changes at different times, so an answe
 what is known. Two things are therefore not believed at once: a leader of a lower epoch
 (`metadata_changes`), and a single broker that says that a topic is gone or has another id, as one
 that was deleted and created again has. Ids have no order, so an answer does not show whether its id
-is the later one. See `_Claim` for when it is believed.
+is the later one. Where brokers have no topic ids (before Kafka 2.8), a topic that was created again
+shows by its lower epochs only. See `_Claim` for when all this is believed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from gateway.kafka.protocol.requests import BrokerMetadata, MetadataResponse, To
 
 from .brokers import Brokers
 from .connections import Connections
-from .metadata_changes import LeaderChange, TopicChange, compare_topics
+from .metadata_changes import LeaderChange, TopicChange, compare_topics, is_any_epoch_lower
 from .outages import CLUSTER_LABEL, Outages, format_broker_label
 from .shared_tasks import start_shared_task, wait_for_shared
 from .topic_names import TopicNames
@@ -51,19 +52,21 @@ ChangeListener = Callable[[TopicChange], None]
 
 @dataclass(slots=True)
 class _Claim:
-    """What brokers say of a topic against what is known of it: that it is gone, or has another id.
+    """What brokers say of a topic against what is known of it: that it is gone, or is another one.
 
     It is dropped as soon as a broker says something else, so while it lasts all answers are the
     same. It is believed when two different brokers have said so, or the only one of the cluster.
-    Where others cannot be asked, and for the id of a topic that was replaced, which brokers that
-    lag behind may still name, it is believed after a while.
+    Where others cannot be asked, it is believed after a while. So is what several brokers that lag
+    behind may say: the id of a topic that was replaced, and lower epochs of one without an id.
 
     Attributes:
-        topic_id: The other id; None for a topic that is gone.
+        is_missing: The topic is gone.
+        topic_id: The other id; None for a topic that is gone, or without ids.
         since: Loop time of the first answer.
         brokers: Those that say so; ids below 0 are bootstrap servers.
     """
 
+    is_missing: bool
     topic_id: UUID | None
     since: float
     brokers: set[int] = field(default_factory=set)
@@ -166,7 +169,7 @@ class Metadata:
         return watched.metadata if watched is not None else None
 
     def is_doubtful(self, name: str) -> bool:
-        """Return whether a broker has said that a watched topic is gone or has another id.
+        """Return whether a broker has said that a watched topic is gone or is another one.
 
         Others are asked then; `_Claim` says when it is believed.
         """
@@ -562,39 +565,59 @@ class Metadata:
         if is_missing and watched.is_missing:
             watched.claim = None
             return  # listeners know already
-        is_other = None not in (answer.topic_id, known.topic_id) and (
-            answer.topic_id != known.topic_id
-        )
-        if (is_missing or is_other) and not self._is_believed(watched, answer, node):
-            self._wake.set()  # ask another broker soon
-            return
-        watched.claim = None
-        if is_missing:
-            change = TopicChange(
-                known._replace(error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, partitions={}),
-                is_deleted=True,
-            )
+        has_ids = None not in (answer.topic_id, known.topic_id)
+        is_other = has_ids and answer.topic_id != known.topic_id
+        has_lower_epochs = not has_ids and is_any_epoch_lower(known, answer)
+        if not (is_missing or is_other or has_lower_epochs):
+            watched.claim = None
+        elif self._is_believed(watched, answer, node, is_certain=not has_lower_epochs):
+            watched.claim = None
+            if is_missing or has_lower_epochs:  # in the latter case it was, and is there again
+                self._set_missing(watched)
         else:
-            change = compare_topics(known, answer)
+            self._wake.set()  # ask another broker soon
+            if not has_lower_epochs:
+                return
+        if is_missing:
+            return
+        known = watched.metadata
+        change = compare_topics(known, answer)
         if change.is_recreated and known.topic_id is not None and answer.topic_id is not None:
             watched.retired_ids.add(known.topic_id)
             watched.retired_ids.discard(answer.topic_id)
         watched.metadata = change.topic
         self._notify_listeners(change)
 
-    def _is_believed(self, watched: _WatchedTopic, answer: TopicMetadata, node: int) -> bool:
-        """Return whether it is believed by now that a topic is gone, or was replaced."""
-        is_retired = answer.topic_id in watched.retired_ids
-        if watched.is_missing and not is_retired:
+    def _set_missing(self, watched: _WatchedTopic) -> None:
+        watched.metadata = watched.metadata._replace(
+            error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, partitions={}
+        )
+        self._notify_listeners(TopicChange(watched.metadata, is_deleted=True))
+
+    def _is_believed(
+        self, watched: _WatchedTopic, answer: TopicMetadata, node: int, *, is_certain: bool
+    ) -> bool:
+        """Return whether it is believed by now that a topic is gone, or was replaced.
+
+        Args:
+            watched: The topic.
+            answer: What a broker says of it.
+            node: The broker.
+            is_certain: Two brokers do not say so if they only lag behind.
+        """
+        is_certain = is_certain and answer.topic_id not in watched.retired_ids
+        if watched.is_missing and is_certain:
             return True  # the topic of the known id is gone, so this is a later one
         now = asyncio.get_running_loop().time()
-        topic_id = None if answer.error in UNKNOWN_TOPIC_ERRORS else answer.topic_id
-        if watched.claim is None or watched.claim.topic_id != topic_id:
-            watched.claim = _Claim(topic_id, now)
-        watched.claim.brokers.add(node)
-        if now - watched.claim.since >= self._claim_period:
+        is_missing = answer.error in UNKNOWN_TOPIC_ERRORS
+        topic_id = None if is_missing else answer.topic_id
+        claim = watched.claim
+        if claim is None or (claim.is_missing, claim.topic_id) != (is_missing, topic_id):
+            claim = watched.claim = _Claim(is_missing, topic_id, now)
+        claim.brokers.add(node)
+        if now - claim.since >= self._claim_period:
             return True
-        return not is_retired and self._are_enough(watched.claim.brokers)
+        return is_certain and self._are_enough(claim.brokers)
 
     def _notify_listeners(self, change: TopicChange) -> None:
         if not change:

@@ -59,6 +59,21 @@ class TopicChange:
         )
 
 
+def is_any_epoch_lower(known: TopicMetadata, answer: TopicMetadata) -> bool:
+    """Return whether the leader epoch of a partition is lower in an answer than the known one.
+
+    The broker lags behind (KIP-320), or the topic was created again: epochs then begin at 0.
+    """
+    return any(
+        index in known.partitions and _is_older(known.partitions[index], after)
+        for index, after in answer.partitions.items()
+    )
+
+
+def _is_older(before: PartitionMetadata, after: PartitionMetadata) -> bool:
+    return 0 <= after.leader_epoch < before.leader_epoch
+
+
 def compare_topics(known: TopicMetadata, answer: TopicMetadata) -> TopicChange:
     """Compare an answer about a topic with what is known of it.
 
@@ -76,7 +91,7 @@ def compare_topics(known: TopicMetadata, answer: TopicMetadata) -> TopicChange:
             is_denied=known.error != ErrorCode.TOPIC_AUTHORIZATION_FAILED,
         )
     restored = known.error != 0
-    # Brokers before Kafka 2.8 send no topic ids, and a recreated topic cannot be noticed.
+    # Brokers before Kafka 2.8 send no topic ids: `Metadata` has the topic deleted first.
     if known.topic_id is not None and answer.topic_id not in (None, known.topic_id):
         return TopicChange(
             answer._replace(error=0),
@@ -92,7 +107,7 @@ def compare_topics(known: TopicMetadata, answer: TopicMetadata) -> TopicChange:
         before = known.partitions.get(index)
         if before is None:
             added.append(index)
-        elif 0 <= after.leader_epoch < before.leader_epoch:
+        elif _is_older(before, after):
             continue  # the broker that answered knows less than we do (KIP-320)
         elif after[:2] != before[:2]:  # leader and leader epoch
             leader_changes[index] = LeaderChange(before, after)

@@ -349,7 +349,7 @@ class Fetcher:
             # Without a leader nothing is asked for. The next metadata that has the topic, or grants
             # it, brings the leader back.
             self.release(partition_fetch)
-            reader.on_leader_change(None, reader.leader_epoch, now)
+            reader.forget_leader()
             cause = Cause.DENIED if is_denied else Cause.UNKNOWN_TOPIC
             self.deliver_entries(partition_fetch, reader.on_error(cause, now))
             return

@@ -271,6 +271,23 @@ def test_a_topic_created_anew_is_read_from_its_first_record_and_told():
     assert read.lineage == 1
 
 
+def test_a_topic_without_an_id_that_was_created_again_is_read_from_its_first_record():
+    """The epochs of the new topic are lower, which looked like a stale leader: nothing was read
+    until they had reached those of the former topic."""
+    read = PartitionReader(
+        TP, OffsetStart(10, 7), OutOfRangePolicy.EARLIEST, Backoff(1.0, lambda: 0.5)
+    )
+    read.on_leader_change(1, 7, BORN)
+    read.on_fetch(build_fetched(next=10, epoch=7), BORN)
+    read.forget_leader()
+    assert read.next_command(BORN) is None
+    read.on_leader_change(2, 0, BORN)
+    answer_out_of_range(read, 0, 3)  # the log is below the position, and ends below it
+    assert read.next_command(BORN) == FetchCommand(0)
+    told = read.on_fetch(build_fetched(record(0, 0), next=1, epoch=0), BORN)
+    assert gap(10, 0, GapReason.RECREATED, NO_EPOCH) in told
+
+
 # no progress
 
 

@@ -431,6 +431,44 @@ async def test_a_leader_of_a_topic_that_was_replaced_is_not_taken_over():
     await metadata.close()
 
 
+async def test_a_topic_without_an_id_that_was_created_again_gets_its_leaders_after_a_while():
+    """Brokers before Kafka 2.8 have no topic ids. Lower epochs were never believed, so the topic
+    had no leader that could be read until its epochs reached those of the former one."""
+    kafka = FakeConnections(
+        b1=build_topic_answer(leader=1, epoch=9, topic_id=None),
+        b2=build_topic_answer(leader=1, epoch=9, topic_id=None),
+    )
+    metadata, changes = running_metadata(kafka, claim_period=0.5)
+    await metadata.refresh("learn of the brokers")
+    kafka.answers[1] = kafka.answers[2] = build_topic_answer(leader=2, topic_id=None)
+    began = asyncio.get_running_loop().time()
+    await refresh_until(metadata, lambda: len(changes) > 1)
+    assert asyncio.get_running_loop().time() - began >= 0.5
+    assert metadata.leader_for_partition(TopicPartition("orders", 0)) == (2, 0)
+    assert [(c.is_deleted, c.is_restored, c.added) for c in changes[1:]] == [
+        (True, False, ()), (False, True, (0,)),
+    ]  # fmt: skip
+    await metadata.close()
+
+
+async def test_brokers_that_lag_behind_an_election_do_not_bring_back_the_leader_before():
+    """Several may lag behind at the same time, so that two of them say so proves nothing."""
+    behind = build_topic_answer(leader=1, epoch=4, topic_id=None)
+    ahead = build_topic_answer(leader=2, epoch=5, topic_id=None)
+    kafka = FakeConnections(b1=ahead, b2=behind, b3=behind)
+    metadata, changes = running_metadata(kafka)
+    await metadata.refresh("learn of the brokers")
+    kafka.answers[1] = behind
+    for _ in range(4):
+        await metadata.refresh("all brokers are asked")
+    assert {1, 2} <= set(kafka.list_asked_nodes()) and metadata.is_doubtful("orders")
+    kafka.answers = dict.fromkeys(kafka.answers, ahead)
+    await metadata.refresh("they have caught up")
+    assert metadata.leader_for_partition(TopicPartition("orders", 0)) == (2, 5)
+    assert len(changes) == 1 and not metadata.is_doubtful("orders")
+    await metadata.close()
+
+
 async def test_deletion_is_told_when_two_brokers_say_so():
     kafka = FakeConnections(b1=build_topic_answer(), b2=build_topic_answer())
     metadata, changes = running_metadata(kafka)

@@ -119,6 +119,16 @@ class ScriptedCluster:
         for listener in self._listeners:
             listener(TopicChange(self.topic_answer, is_recreated=True))
 
+    def delete_topic(self) -> None:
+        self.topic_answer = TopicMetadata("orders", None, 3, {})
+        for listener in self._listeners:
+            listener(TopicChange(self.topic_answer, is_deleted=True))
+
+    def restore_topic(self, *partitions: PartitionMetadata) -> None:
+        self.topic_answer = TopicMetadata("orders", None, 0, dict(enumerate(partitions)))
+        for listener in self._listeners:
+            listener(TopicChange(self.topic_answer, is_restored=True))
+
     async def fetch(
         self,
         node: int,
@@ -511,6 +521,18 @@ async def test_a_partition_whose_receiver_fails_loses_nothing_and_holds_up_no_ot
         await wait_until(lambda: 0 in scene.list_partitions(Record), "it is read")
         offsets_read = [e.offset for e in scene.entries if type(e) is Record and e.tp == tp(0)]
         assert offsets_read == [0]
+
+
+async def test_a_topic_without_an_id_is_read_on_after_it_was_deleted_and_created_again():
+    """The leader epochs of the new topic are below those of the former one, so its leaders counted
+    as out of date, and nothing was read."""
+    async with running_fetcher(1) as scene:
+        scene.kafka.move_leader(0, partition(NODE, 9))
+        scene.kafka.delete_topic()
+        assert scene.readers[0].leader is None
+        scene.kafka.restore_topic(partition(OTHER, 0))
+        asked = await scene.kafka.wait_for_fetch(OTHER)
+        assert asked.wants[tp(0)].leader_epoch == 0
 
 
 async def test_a_lookup_that_fails_unexpectedly_is_repeated():
