@@ -24,8 +24,7 @@ class TopicMark(NamedTuple):
 
     Attributes:
         topic_id: The id of the topic.
-        cluster_id: The id of its cluster; None if brokers send none, and in the marks of earlier
-            gateways.
+        cluster_id: The id of its cluster; None if brokers send none.
     """
 
     topic_id: UUID
