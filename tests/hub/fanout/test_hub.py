@@ -392,28 +392,3 @@ async def test_a_position_of_a_topic_that_was_created_again_is_not_called_trunca
         client = await subscribe_client(hub, start=StreamStart(token))
         told = json.loads((await read_until(client, "gap"))[-1].data)
         assert (told["reason"], told["from"], told["to"]) == gap
-
-
-async def test_a_client_that_comes_from_a_gateway_which_knows_the_new_topic_gets_no_gap():
-    """Of several brokers, one says at first that the topic has another id, which is not believed
-    yet. The client was told that the topic was created again, and got all of it once more."""
-    with EmbeddedKafka({"orders": 1}, nodes=3) as kafka:
-        config = Settings.model_validate(build_config(kafka.bootstrap, ["orders"]))
-        async with open_cluster(kafka.bootstrap, "orders", metadata_max_age=3600.0) as cluster:
-            hub = Hub(cluster, config)
-            await hub.start()
-            kafka.delete_topic("orders")
-            kafka.create_topic("orders", 1)
-            await produce_records(kafka.bootstrap, "orders", [b"1", b"2"])
-            async with open_cluster(kafka.bootstrap, "orders") as other:
-                topic = other.get_topic("orders")
-            assert topic is not None and cluster.get_topic("orders") != topic
-            places = [TopicPositions("orders", str(topic.topic_id), [1], [0])]
-            text = TokenWriter(cluster.cluster_id or "", places).to_text()
-            token = parse_token(seal_token(text, digest_text("v")).decode())
-            client = await subscribe_client(hub, start=StreamStart(token))
-            events = await read_until(client, "message")
-            assert events[-1].data == "2"
-            assert "gap" not in [event.event_type for event in events]
-            client.close()
-            await hub.close()
