@@ -118,6 +118,22 @@ def select_counters(samples: Mapping[str, Iterable[Any]]) -> dict[str, list[Any]
     }
 
 
+def reset_counters(samples: Mapping[str, Iterable[Any]]) -> dict[str, Iterable[Any]]:
+    """Return the samples with 0 as the value of every counter and histogram.
+
+    Args:
+        samples: Samples as `to_json` returns them.
+    """
+    return {
+        name: values
+        if name not in _BY_NAME or _BY_NAME[name].kind is MetricKind.GAUGE
+        else [
+            [labels, [0] * len(value) if isinstance(value, list) else 0] for labels, value in values
+        ]
+        for name, values in samples.items()
+    }
+
+
 def _merge_values(merge: MergeMode, one: Value, other: Value) -> Value:
     if isinstance(one, list):
         return [mine + its for mine, its in zip(one, other, strict=True)]

@@ -6,9 +6,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -28,7 +27,12 @@ from gateway.web.http import problems
 from gateway.web.routing.connection_counts import LimitKind
 from gateway.web.routing.limits import Limits
 from gateway.web.workers.bus import Bus, SupervisorUnavailable
-from gateway.web.workers.counter_history import ProcessSamples, build_report
+from gateway.web.workers.counter_history import (
+    ProcessSamples,
+    WorkerTotals,
+    build_report,
+    merge_answers,
+)
 
 log = logging.getLogger(__name__)
 
@@ -104,34 +108,41 @@ class Metrics:
         """Return the metrics of all workers that answer in time, and how many did not."""
         responses = await self._bus.request(BUS_TOPIC, timeout_s=BUS_TIMEOUT_S)
         samples = MetricSamples()
-        for _, worker_samples in responses.by_worker.values():
-            samples.merge(worker_samples)
-            await asyncio.sleep(0)  # merging takes long: let the event loop serve clients meanwhile
+        totals = await self._add_supervisor_series(samples, build_report(responses.by_worker))
+        for _ in merge_answers(responses.by_worker, totals, samples):
+            await asyncio.sleep(0)  # let the event loop serve clients meanwhile
         samples.add(catalog.WORKERS, len(responses.by_worker))
         samples.add(catalog.WORKERS_MISSING, len(responses.missing))
-        await self._add_shared_series(samples, build_report(responses.by_worker))
+        await self._add_zeros(samples)
         return samples
 
-    async def _add_shared_series(
+    async def _add_supervisor_series(
         self, samples: MetricSamples, report: Sequence[Any] | None = None
-    ) -> None:
-        """Add what no worker counts: the supervisor's metrics, and the series that are still 0.
+    ) -> WorkerTotals:
+        """Add what only the supervisor counts, and return what it knows of the workers' counters.
 
         Args:
             samples: The samples.
             report: What the scrape has of which processes, for the supervisor; None for the samples
                 of this worker alone.
+
+        Returns:
+            What `CounterHistory.update` returns for the report.
         """
-        if self._bus.worker_count > 1:
-            # A supervisor that is away, or busy, costs its own series only.
-            with suppress(SupervisorUnavailable):
-                samples.merge(
-                    await self._bus.call_supervisor(
-                        SUPERVISOR_TOPIC, report, timeout_s=BUS_TIMEOUT_S
-                    )
-                )
-        else:
+        if self._bus.worker_count == 1:
             samples.add(catalog.WORKER_RESTARTS, 0, self._bus.worker)
+            return ()
+        try:
+            series, totals = await self._bus.call_supervisor(
+                SUPERVISOR_TOPIC, report, timeout_s=BUS_TIMEOUT_S
+            )
+        except SupervisorUnavailable:
+            return ()  # a supervisor that is away, or busy, costs only what it knows
+        samples.merge(series)
+        return cast(WorkerTotals, totals)
+
+    async def _add_zeros(self, samples: MetricSamples) -> None:
+        """Add the series that are still 0."""
         for _ in add_zero_series(self._hubs, samples):
             await asyncio.sleep(0)
         samples.add_zeros(catalog.REFUSED_CONNECTIONS, REFUSING_LIMITS)
@@ -139,7 +150,7 @@ class Metrics:
         samples.add_zeros(catalog.LOG_LINES, LOG_LEVELS)
 
     def _handle_query(self, worker: int, data: Any) -> ProcessSamples:
-        return ProcessSamples(self._started_at, self.collect_own().to_json())
+        return ProcessSamples(self._started_at, time.monotonic(), self.collect_own().to_json())
 
     async def scrape(self, request: Request) -> Response:
         """Answer a scrape in the requested format; the event loop goes on between its chunks."""
@@ -181,7 +192,8 @@ class Metrics:
                 await asyncio.sleep(interval_s)
                 samples = self.collect_own()
                 if self._bus.worker == 1:
-                    await self._add_shared_series(samples)
+                    await self._add_supervisor_series(samples)
+                    await self._add_zeros(samples)
                 if not await run_in_thread(partial(exporter.send, samples), "metrics"):
                     log.warning("the metrics of this interval did not arrive at %s", exporter.url)
         finally:

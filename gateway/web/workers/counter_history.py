@@ -4,21 +4,27 @@ A scrape adds up the workers that answer. If one is late, or crashed and counts 
 sums of counters would be lower than before. Prometheus takes that for a restart of the whole
 gateway, and the value after it for what happened since.
 
-An answer says when its process was started, because it may arrive when the worker has another one:
-what a process has counted is added once, and for good as soon as the next one has answered.
+An answer says which process it is of and when its samples were collected, because scrapes overtake
+each other: of each worker the latest answer counts, and what its former processes have counted is
+added once. Sums are built worker by worker in the order of their numbers, since the sum of the same
+floats in another order can be lower in its last digit.
 
-Owned by the supervisor, which outlives the workers.
+The supervisor owns the history, because it outlives the workers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from gateway.telemetry.samples import MetricSamples, select_counters
+from gateway.telemetry.samples import MetricSamples, reset_counters, select_counters
 
-CounterReport: TypeAlias = Iterable[tuple[int, float, Mapping[str, Iterable[Any]]]]
-"""The number of a worker, when its process was started, and its counters; as JSON, arrays."""
+CounterReport: TypeAlias = Iterable[tuple[int, float, float, Mapping[str, Iterable[Any]]]]
+"""The number of a worker, and the fields of a `ProcessSamples` with only its counters; as JSON,
+arrays."""
+
+WorkerTotals: TypeAlias = Iterable[tuple[int, Mapping[str, Iterable[Any]]]]
+"""The number of a worker, and the counters of all its processes; as JSON, arrays."""
 
 
 class ProcessSamples(NamedTuple):
@@ -27,55 +33,87 @@ class ProcessSamples(NamedTuple):
     Attributes:
         started_at: When the process was started, in seconds of `time.monotonic`, which is one
             clock for all processes of a host.
+        collected_at: When the samples were collected, in seconds of the same clock.
         samples: Its samples, as `MetricSamples.to_json` returns them.
     """
 
     started_at: float
+    collected_at: float
     samples: Mapping[str, Iterable[Any]]
 
 
 class CounterHistory:
     """The counters of the workers of a gateway, as of the last scrape that they answered.
 
-    Between calls, `_last` has the counters of the last process that has answered of each worker,
-    whether it still runs or not, and `_ended` the sums of those before.
+    Between calls, `_last` has the latest answer of each worker, whether that process still runs or
+    not, and `_ended` the sums of the worker's processes before it.
     """
 
     def __init__(self) -> None:
         """Know of no worker yet."""
         self._last: dict[int, ProcessSamples] = {}
-        self._ended = MetricSamples()
+        self._ended: dict[int, MetricSamples] = {}
 
-    def update(self, report: CounterReport, samples: MetricSamples) -> None:
-        """Remember the counters of a scrape, and add what it lacks.
+    def update(self, report: CounterReport) -> WorkerTotals:
+        """Remember the counters of a scrape, and return what takes their place in its sums.
 
         Args:
             report: What the scrape has, by `build_report`.
-            samples: Where the counters of workers that did not answer, and of processes that ended,
-                are added.
+
+        Returns:
+            The totals of the workers whose answer is not all that they have counted: it is missing,
+            or older than one of another scrape, or the worker had another process before.
         """
-        answered: set[int] = set()
-        for worker, started_at, counters in report:
+        complete: set[int] = set()
+        for worker, started_at, collected_at, counters in report:
+            current = ProcessSamples(started_at, collected_at, counters)
             last = self._last.get(worker)
-            if last is not None and started_at < last.started_at:
-                continue  # another scrape was faster, and has heard of the next process already
-            if last is not None and started_at > last.started_at:
-                self._ended.merge(last.samples)
-            self._last[worker] = ProcessSamples(started_at, counters)
-            answered.add(worker)
-        samples.merge(self._ended.to_json())
-        for worker, last in self._last.items():
-            if worker not in answered:
-                samples.merge(last.samples)
+            if last is not None and current[:2] < last[:2]:
+                continue  # another scrape was faster, and has a later answer
+            if last is not None and current.started_at > last.started_at:
+                self._ended.setdefault(worker, MetricSamples()).merge(last.samples)
+            self._last[worker] = current
+            if worker not in self._ended:
+                complete.add(worker)
+        return [(worker, self._add_up(worker)) for worker in self._last if worker not in complete]
+
+    def _add_up(self, worker: int) -> dict[str, list[Any]]:
+        """Return the counters of all processes of a worker."""
+        total = MetricSamples()
+        if worker in self._ended:
+            total.merge(self._ended[worker].to_json())
+        total.merge(self._last[worker].samples)
+        return total.to_json()
 
 
-def build_report(answers: Mapping[int, ProcessSamples]) -> list[Any]:
+def build_report(answers: Mapping[int, Sequence[Any]]) -> list[Any]:
     """Return what a scrape has of which processes, as JSON of a `CounterReport`.
 
     Args:
-        answers: What the workers answered, by their numbers.
+        answers: The `ProcessSamples` of the workers, by their numbers; as JSON, arrays.
     """
     return [
-        [worker, started_at, select_counters(samples)]
-        for worker, (started_at, samples) in answers.items()
+        [worker, started_at, collected_at, select_counters(samples)]
+        for worker, (started_at, collected_at, samples) in answers.items()
     ]
+
+
+def merge_answers(
+    answers: Mapping[int, Sequence[Any]], totals: WorkerTotals, samples: MetricSamples
+) -> Iterator[None]:
+    """Add what the workers have, one worker after the other; yield after each, as it takes long.
+
+    Args:
+        answers: The `ProcessSamples` of the workers, by their numbers; as JSON, arrays.
+        totals: What `CounterHistory.update` returned for the report of these answers.
+        samples: Where all is added.
+    """
+    totals_by_worker = dict(totals)
+    for worker in sorted(answers.keys() | totals_by_worker.keys()):
+        total = totals_by_worker.get(worker)
+        if worker in answers:
+            _, _, answer = answers[worker]
+            samples.merge(answer if total is None else reset_counters(answer))
+        if total is not None:
+            samples.merge(total)
+        yield

@@ -336,14 +336,12 @@ class Supervisor:
         return self._reload_number
 
     def _handle_metrics_query(self, worker: int, data: Any) -> Any:
-        """Return what only the supervisor counts, for a scrape of a worker."""
+        """Return what only the supervisor counts, and the totals that a worker's scrape lacks."""
         samples = MetricSamples()
-        if data is not None:
-            self._counter_history.update(data, samples)
         self._reload_counts.collect_metrics(samples)
         for each in self._workers:
             samples.add(catalog.WORKER_RESTARTS, each.restarts, each.number)
-        return samples.to_json()
+        return samples.to_json(), () if data is None else self._counter_history.update(data)
 
     def _handle_file_settings(self, worker: int, data: Any) -> configuration.FileSettings:
         """Return what the file says now, for the console."""
