@@ -70,6 +70,7 @@ REPLICATION_TIMEOUT_SHARE = 0.8  # of the request timeout: the broker gives up f
 REFRESH_ACTIONS = frozenset(
     {RecoveryAction.REFRESH, RecoveryAction.RECONNECT, RecoveryAction.WATCH_METADATA}
 )
+NO_FAILURE = "its broker is busy"  # why records wait after the broker has answered
 # For a batch that the broker does not mention in its answer.
 _NO_RESULT = AppendResult(ErrorCode.UNKNOWN_SERVER_ERROR, -1)
 
@@ -92,7 +93,7 @@ class _PartitionQueue:
     outbox: Outbox[PendingRecord] = field(default_factory=Outbox)
     is_busy: bool = False
     retry_at: float = 0.0
-    failure: str = "its broker is busy"
+    failure: str = NO_FAILURE
 
 
 class Producer:
@@ -450,9 +451,13 @@ class Producer:
             offset: The offset of the first one, if they were written; -1 if unknown.
         """
         self._progress_made.set()
+        if outcome.status in (WriteStatus.WRITTEN, WriteStatus.REJECTED):
+            # The broker has answered: what failed before delays no later record, and is not why
+            # one waits.
+            queue.backoff.reset()
+            queue.failure = NO_FAILURE
         match outcome.status:
             case WriteStatus.WRITTEN:
-                queue.backoff.reset()
                 self._count_written(queue.tp.topic, outcome.items)
                 self._finish_records(
                     queue,

@@ -217,6 +217,24 @@ async def test_what_cannot_be_sent_in_time_is_not_written_and_kafka_that_is_back
         assert [record.value for record in await read_log(kafkas, T)] == [b"next"]
 
 
+@pytest.mark.parametrize("codes", [(), (ErrorCode.INVALID_RECORD,)], ids=["written", "refused"])
+async def test_a_record_is_not_told_of_an_outage_that_ended(embedded, codes):
+    """Once a partition had failed, every later record that waited too long was told that reason,
+    whatever had been written in between."""
+    embedded.create_topic("t", 2)
+    async with running_producer(embedded.bootstrap, "t") as (kafkas, producer):
+        embedded.fail(ApiKey.PRODUCE, ErrorCode.NOT_ENOUGH_REPLICAS, *codes)
+        await asyncio.wait([producer.send(T, None, b"0", timeout_s=LONG)])
+        sent = kafkas.request_counts["Produce"]
+        embedded.delay(1, 1.0)
+        other = producer.send(TopicPartition("t", 1), None, b"1", timeout_s=LONG)
+        await wait_until(lambda: kafkas.request_counts["Produce"] > sent)
+        with pytest.raises(BrokerUnavailable, match="t-0 was not written to: its broker is busy"):
+            await producer.send(T, None, b"2", timeout_s=0.1)
+        embedded.delay(1, 0.0)
+        assert await other == 0
+
+
 async def test_no_more_waits_than_memory_allows(one):
     async with running_producer(one.bootstrap, "t", max_batch_bytes=3000) as (_, producer):
         one.down(1)
