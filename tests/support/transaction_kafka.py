@@ -5,6 +5,7 @@ A mock, because a real coordinator cannot be told how to answer a request to com
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -45,6 +46,7 @@ class TransactionKafka:
     cluster: What a producer needs of a `Cluster`. commits: How many requests to commit came.
     keeps_connection: Whether its connections are open after an answer.
     failure: What every request raises; None for none.
+    silent: The type of requests that have no answer at all; None for none.
     watched: The topics that are watched by `watching`, as often as they are.
     """
 
@@ -54,6 +56,7 @@ class TransactionKafka:
         self.append_codes: list[int] = []
         self.commits = 0
         self.failure: KafkaError | None = None
+        self.silent: type | None = None
         self.watched: list[str] = []
         self._answers = list(answers)
         self._connection = SimpleNamespace(is_open=keeps_connection)
@@ -78,6 +81,8 @@ class TransactionKafka:
     async def send_on(self, connection: object, request: Any) -> Any:
         if self.failure is not None:
             raise self.failure
+        if self.silent is not None and isinstance(request, self.silent):
+            await asyncio.get_running_loop().create_future()
         match request:
             case InitProducerIdRequest():
                 return InitProducerIdResponse(0, 0, ProducerIdAndEpoch(7, 0))

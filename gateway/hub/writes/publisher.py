@@ -99,6 +99,8 @@ class Publisher:
     async def close(self) -> None:
         """Write what was handed over, within some seconds; what remains fails."""
         await self.producer.close()
+        # Every record that the producer had has its result. The tasks that wait for those run now.
+        await asyncio.sleep(0)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

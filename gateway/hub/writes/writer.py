@@ -270,10 +270,12 @@ async def _await_result(task: asyncio.Task[Produced], deadline: float) -> Produc
     done, _ = await asyncio.wait({task}, timeout=max(0.0, timeout_s) + RESULT_GRACE_S)
     if done:
         if task.cancelled():
-            raise BrokerUnavailable("the gateway closed before Kafka answered", timeout=True)
+            # `Publisher.close` cancels only what has not come to the producer.
+            raise BrokerUnavailable("nothing was written: the gateway closed", retry_after=1.0)
         return task.result()
     raise BrokerUnavailable(
-        "Kafka has not said yet whether the record was written; repeat it with its idempotency key",
+        "Kafka has not said yet whether the record was written; without an idempotency key, a "
+        "repeat may write it twice",
         timeout=True,
         retry_after=1.0,
     )

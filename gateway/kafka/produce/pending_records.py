@@ -179,7 +179,8 @@ def build_refused_error(tp: TopicPartition, code: int) -> KafkaError:
 def build_in_doubt_error(tp: TopicPartition, reason: str) -> BrokerUnavailable:
     """Return the exception for a record of which nobody knows whether it was written."""
     return BrokerUnavailable(
-        f"{tp} may have been written to, or not: {reason}; repeat it with its idempotency key",
+        f"{tp} may have been written to, or not: {reason}; without an idempotency key, a repeat "
+        "may write it twice",
         timeout=True,
         retry_after=1.0,
     )

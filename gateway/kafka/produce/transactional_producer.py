@@ -88,6 +88,9 @@ class TransactionalProducer:
 
     Attributes:
         id: The transactional id.
+        may_be_committed: Whether Kafka may have committed the transaction of the last `commit`,
+            where that failed or was cancelled: its end was sent, and no answer says that it was
+            refused.
     """
 
     def __init__(self, cluster: Cluster, id: str, *, timeout: float = 30.0) -> None:
@@ -99,6 +102,7 @@ class TransactionalProducer:
             timeout: Seconds after which Kafka aborts a transaction that was not ended.
         """
         self.id = id
+        self.may_be_committed = False
         self._cluster = cluster
         self._timeout = timeout
         self._coordinator_node: int | None = None
@@ -167,7 +171,7 @@ class TransactionalProducer:
         """
         if self._producer is None:
             raise KafkaError(f"the transactional id {self.id} is not started")
-        self._was_in_doubt = False
+        self._was_in_doubt = self.may_be_committed = False
         try:
             written = await self._write_records(self._producer, records, group, offsets or {})
             if build_followups is not None:
@@ -201,10 +205,10 @@ class TransactionalProducer:
         request = EndTxnRequest(TransactionalIdentity(self.id, producer), True)
         try:
             await self._send_to_coordinator(request, lambda response: response.error)
-        except Fenced:
-            raise  # the caller looks at what the other producer has done
-        except KafkaError as exc:
-            if not self._may_be_done:
+        except BaseException as exc:  # also if it is cancelled
+            # Fenced: the caller looks at what the other producer has done.
+            self.may_be_committed = self._may_be_done or isinstance(exc, Fenced)
+            if not self._may_be_done or not isinstance(exc, KafkaError) or isinstance(exc, Fenced):
                 raise
             raise BrokerUnavailable(
                 f"transaction {self.id}: Kafka does not say whether it is committed: {exc}",
@@ -399,8 +403,7 @@ class TransactionalProducer:
                 await self._refresh_metadata(reason)
             if loop.time() + delay > deadline:
                 raise BrokerUnavailable(
-                    f"transaction {self.id}: {operation} is not done in time: {reason}",
-                    timeout=True,
+                    f"transaction {self.id}: {operation} is not done in time: {reason}"
                 )
             await asyncio.sleep(delay)
 

@@ -314,13 +314,20 @@ class IdempotencyStore:
         They decide whose the key is. An answer that is read decides it, too: it may have been there
         for long while a transaction that a killed replica left open holds up the claims. If the
         topic was replaced meanwhile, the claim may be in either topic, and nothing is waited for.
+
+        Raises:
+            KafkaError: As `Producer.send`, but without `timeout`: only the claim may be in Kafka.
         """
         tp, layout = self._get_partitions(key)[0], self._layout
         attempt.claim = self._context.producer.send(
             tp, key + owner.encode(), digest, timeout_s=self._timeout_s
         )
         # Shielded: a claim that Kafka gets must be released, so `_withdraw` waits for it.
-        offset = await asyncio.shield(attempt.claim)
+        try:
+            offset = await asyncio.shield(attempt.claim)
+        except BrokerUnavailable as exc:
+            problem = f"it is not written, as its key could not be claimed: {exc}"
+            raise BrokerUnavailable(problem, retry_after=1.0) from exc
         await self._wait_read({tp: offset + 1}, layout, unless_done=key)
 
     async def _withdraw(self, key: bytes, attempt: _Attempt) -> None:

@@ -131,7 +131,7 @@ def build_response(body: dict[str, Any]) -> Response:
         detail = str(first["error"])
     elif any(record["errorCode"] == DOUBTFUL for record in offsets):
         detail = "Kafka did not answer in time, and some records may have been written"
-        detail = f"{detail}; `offsets` says which; repeat them with their Idempotency-Key"
+        detail = f"{detail}; `offsets` says which, and what to do"
     else:
         detail = "Kafka did not take the records; try again"
     headers = {"Retry-After": f"{DEFAULT_RETRY_AFTER_S:g}"} if status == UNWRITTEN else {}

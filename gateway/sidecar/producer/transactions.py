@@ -97,12 +97,20 @@ class TransactionPool:
         try:
             async with asyncio.timeout(timeout_s):
                 producer = await self.acquire()
-        except (KafkaError, TimeoutError) as exc:
-            return [to_kafka_error(exc)] * len(encoded.items)
+        except TimeoutError:
+            return [_build_timeout_error(may_be_committed=False)] * len(encoded.items)
+        except KafkaError as exc:
+            return [exc] * len(encoded.items)
         try:
             async with asyncio.timeout(timeout_s):
                 offsets = await producer.commit(encoded.items)
-        except (KafkaError, TimeoutError) as exc:
+        except (Fenced, TimeoutError):
+            # Nobody else uses these ids, so it was Kafka that fenced the producer: to end the
+            # transaction, which took too long.
+            self.abort_in_background(producer)
+            failure = _build_timeout_error(may_be_committed=producer.may_be_committed)
+            return [failure] * len(encoded.items)
+        except KafkaError as exc:
             self.abort_in_background(producer)
             return build_failures(encoded.items, exc)
         self.release(producer)
@@ -134,23 +142,22 @@ def build_dependent_failures(encoded: EncodedRecords) -> list[int | KafkaError]:
     return [NotWritten(reason)] * len(encoded.items)
 
 
-def build_failures(items: Sequence[ProducerRecord], exc: Exception) -> list[int | KafkaError]:
+def build_failures(items: Sequence[ProducerRecord], exc: KafkaError) -> list[int | KafkaError]:
     """Return the outcome of each item of a transaction that failed."""
     if isinstance(exc, PartitionFailed):
         refused = TopicPartition(exc.topic, exc.partition)
         # Records of other partitions failed only because they share the transaction.
         other = NotWritten(f"it is not written, as {refused} refuses others; correct those")
         return [exc if item.tp == refused else other for item in items]
-    return [to_kafka_error(exc)] * len(items)
+    return [exc] * len(items)
 
 
-def to_kafka_error(exc: Exception) -> KafkaError:
-    """Return an error of Kafka as it is, and a timeout as an error that leaves the outcome open.
-
-    `Fenced` is a timeout, too: nobody else uses these ids, so it was Kafka that ended the
-    transaction.
-    """
-    if isinstance(exc, KafkaError) and not isinstance(exc, Fenced):
-        return exc
+def _build_timeout_error(*, may_be_committed: bool) -> BrokerUnavailable:
+    """Return the error of a transaction that took too long; it is in doubt if its end was sent."""
     problem = "the transaction did not finish in time"
-    return BrokerUnavailable(problem, timeout=True, retry_after=1.0)
+    advice = (
+        "it may be written, and without an Idempotency-Key a repeat may write it twice"
+        if may_be_committed
+        else "it is not written; try again"
+    )
+    return BrokerUnavailable(f"{problem}; {advice}", timeout=may_be_committed, retry_after=1.0)

@@ -235,6 +235,7 @@ async def test_a_commit_that_may_be_done_is_not_refused_by_what_comes_next(
     with pytest.raises(BrokerUnavailable, match="Kafka does not say whether") as told:
         await writer.commit([build_write("t", b"a")])
     assert told.value.timeout
+    assert writer.may_be_committed
     assert (kafka.commits, writer.is_started) == (2, False)
 
 
@@ -266,6 +267,20 @@ async def test_a_commit_that_is_refused_at_once_is_not_in_doubt() -> None:
         await writer.commit([build_write("t", b"a")])
     assert writer.is_started
     await writer.commit([build_write("t", b"b")])
+
+
+async def test_a_transaction_whose_records_have_no_leader_is_not_in_doubt() -> None:
+    """It was told as perhaps committed, although its end was never sent."""
+
+    def find_no_leader(tp: TopicPartition) -> tuple[int, int]:
+        raise BrokerUnavailable(f"{tp} has no leader", retry_after=3600.0)  # beyond all retries
+
+    kafka = TransactionKafka()
+    kafka.cluster.leader_for_partition = find_no_leader
+    writer = await start_writer(kafka)
+    with pytest.raises(BrokerUnavailable, match="t-0 has no leader") as told:
+        await writer.commit([build_write("t", b"a")])
+    assert (told.value.timeout, writer.may_be_committed, kafka.commits) == (False, False, 0)
 
 
 async def test_a_commit_whose_answer_was_lost_is_repeated() -> None:

@@ -20,7 +20,7 @@ from gateway.config.sections.sidecar import Idempotency, Producer
 from gateway.core.delivery.claims import Claim, ClaimResult
 from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
-from gateway.errors import AuthenticationFailed, BrokerUnavailable, PartitionFailed
+from gateway.errors import AuthenticationFailed, BrokerUnavailable, KafkaError, PartitionFailed
 from gateway.kafka.client.cluster import Cluster, ClusterSettings
 from gateway.kafka.client.offsets import LATEST, OffsetAndTimestamp
 from gateway.kafka.client.outages import Outages
@@ -95,6 +95,7 @@ class UnreadLedger:
 
     def __init__(self, timeout: str = "5s") -> None:
         self.kafka = TransactionKafka()
+        self.claim_failure: KafkaError | None = None  # of the claims that are written
         found = SimpleNamespace(
             name="keys", error=0, topic_id=None, partitions=dict.fromkeys(range(2))
         )
@@ -117,8 +118,11 @@ class UnreadLedger:
         self, tp: TopicPartition, key: bytes, value: bytes, *, timeout_s: float
     ) -> asyncio.Future[int]:
         """Take a claim, which is read at once."""
-        self.add_claim(key[16:].decode(), key[:16], expires_in_s=60.0)
         written: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        if self.claim_failure is not None:
+            written.set_exception(self.claim_failure)
+            return written
+        self.add_claim(key[16:].decode(), key[:16], expires_in_s=60.0)
         written.set_result(-1)
         return written
 
@@ -181,6 +185,15 @@ async def test_a_request_that_another_works_on_may_be_done_by_it():
         with pytest.raises(BrokerUnavailable, match="it may have been done") as told:
             await ledger.store.run_once("k", DIGEST, do_nothing)
         assert told.value.timeout
+
+
+async def test_a_request_whose_claim_is_in_doubt_is_not_written():
+    """It was told that its records may have been written, as its claim may have been."""
+    async with running_unread_ledger() as ledger:
+        ledger.claim_failure = BrokerUnavailable("keys-0 may have been written to", timeout=True)
+        with pytest.raises(BrokerUnavailable, match="not written, as its key could not") as told:
+            await ledger.store.run_once("k", DIGEST, do_nothing)
+        assert not told.value.timeout
 
 
 async def test_a_request_whose_owner_cannot_be_fenced_may_be_done_by_it():
