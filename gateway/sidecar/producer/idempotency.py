@@ -158,8 +158,7 @@ class IdempotencyStore:
                     if response is not None:
                         return response
         except TimeoutError:
-            failure = next(iter(self._failures.values()), None)
-            reason = str(failure) if failure else "another request with this key has not finished"
+            reason = self._describe_delay(key, attempt)
             if attempt.may_be_written or self.claims.get_first_claim(key) is not None:
                 raise _build_in_doubt_error(f"it may have been done: {reason}") from None
             problem = f"{reason}; try again with the same Idempotency-Key"
@@ -179,6 +178,17 @@ class IdempotencyStore:
                     self._transaction_pool.release(attempt.transactions)
                 else:
                     self._transaction_pool.run_in_background(self._withdraw(key, attempt))
+
+    def _describe_delay(self, key: bytes, attempt: _Attempt) -> str:
+        """Return why a request is not done in time."""
+        if attempt.is_interrupted:
+            return "its own transaction has not finished"
+        if (failure := next(iter(self._failures.values()), None)) is not None:
+            return str(failure)
+        first, own = self.claims.get_first_claim(key), attempt.transactions
+        if first is not None and (own is None or first.owner != own.id):
+            return "another request with this key has not finished"
+        return "Kafka did not answer in time"
 
     async def _attempt(
         self, key: bytes, digest: bytes, produce: ProduceCallback, attempt: _Attempt
@@ -265,6 +275,9 @@ class IdempotencyStore:
 
         try:
             body, offsets = await produce(transactions, build_result)
+        except asyncio.CancelledError:
+            attempt.is_interrupted = True
+            raise
         except Fenced:
             return None  # another request took the claim over: wait for its answer
         except (PartitionFailed, AccessDenied):  # refused, so nothing is written
@@ -673,12 +686,14 @@ class _Attempt:
             when the id went back to the pool or must not be used again.
         claim: The future offset of its latest claim.
         may_be_written: Whether this request may have written the records; only Kafka knows.
+        is_interrupted: Whether the time was over while its transaction was written.
     """
 
     def __init__(self) -> None:
         self.transactions: TransactionalProducer | None = None
         self.claim: asyncio.Future[int] | None = None
         self.may_be_written = False
+        self.is_interrupted = False
 
     def finish(self, transactions: TransactionalProducer) -> None:
         """Note that the outcome of the work under an id is known."""

@@ -30,6 +30,7 @@ from gateway.kafka.produce.transactional_producer import (
     TransactionalProducer,
     WrittenOffsets,
 )
+from gateway.kafka.protocol.transaction_messages import EndTxnRequest
 from gateway.sidecar.context import Context
 from gateway.sidecar.producer.idempotency import IdempotencyStore, ProduceCallback
 from gateway.sidecar.producer.transactions import TransactionPool
@@ -184,6 +185,21 @@ async def test_a_request_that_another_works_on_may_be_done_by_it():
         ledger.add_claim("another", expires_in_s=60.0)
         with pytest.raises(BrokerUnavailable, match="it may have been done") as told:
             await ledger.store.run_once("k", DIGEST, do_nothing)
+        assert told.value.timeout
+
+
+async def test_a_request_whose_own_transaction_hangs_is_not_told_of_another_request():
+    """It was told that another request with its key had not finished, and there was none."""
+    async with running_unread_ledger("100ms") as ledger:
+
+        async def commit_to_silence(
+            by: TransactionalProducer, result: Callable[[bytes], ProducerRecord]
+        ) -> tuple[bytes, WrittenOffsets]:
+            ledger.kafka.silent = EndTxnRequest
+            return b"x", await by.commit(build_followups=lambda _: [])
+
+        with pytest.raises(BrokerUnavailable, match="done: its own transaction has not") as told:
+            await ledger.store.run_once("k", DIGEST, commit_to_silence)
         assert told.value.timeout
 
 
