@@ -8,14 +8,17 @@ request). The silent one counts as failed, so it comes after those that failed e
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from typing import Any, TypeVar
 
 from gateway.errors import BrokerUnavailable, KafkaError
 from gateway.kafka.protocol.requests import BrokerMetadata, MetadataRequest, MetadataResponse
 from gateway.telemetry.log_context import create_detached_task
 
 from .connections import ConnectionRole, Connections
+
+T = TypeVar("T")
 
 _NO_NODES: frozenset[int] = frozenset()
 
@@ -52,7 +55,7 @@ class Brokers:
         self._failed_at: dict[int, float] = {}  # loop time of the last failure of known brokers
         # The node that each request under way was sent to. Requests that lost against a hedge stay
         # here until they are done.
-        self._in_flight: dict[asyncio.Task[MetadataResponse], int] = {}
+        self._in_flight: dict[asyncio.Task[Any], int] = {}
         connections.update_addresses(dict(zip(self._bootstrap, bootstrap, strict=True)))
 
     async def fetch_metadata(
@@ -85,7 +88,7 @@ class Brokers:
             # One more broker per turn: after a failure at once, after silence as a hedge.
             if candidates:
                 node = candidates.pop(0)
-                requests[self._start_request(node, topics)] = node
+                requests[self._start(node, self._send_request(node, topics))] = node
             # With nobody left to ask, only the timeouts of the requests end the wait.
             hedge_delay = self._hedge_delay if candidates else None
             done, silent = await asyncio.wait(
@@ -108,15 +111,15 @@ class Brokers:
         """Ask each known broker that has failed and owes no answer whether it is back.
 
         A broker that nothing else is asked of for now, since it leads no partition in use, would
-        count as failed until it does.
+        count as failed until it does. One that others use is left to them.
         """
         asked = set(self._in_flight.values())
         for node in self.by_node:
             if node not in asked and self.get_failure(node) is not None:
-                self._start_request(node, ())
+                self._start(node, self._connections.probe(node, MetadataRequest(())))
 
     def get_failure(self, node: int) -> KafkaError | None:
-        """Return the last failure of a broker; None if it was not tried or has answered since."""
+        """Return how a broker fails; None if it was not tried or works again in all roles."""
         return self._connections.get_failure(node)
 
     async def close(self) -> None:
@@ -133,15 +136,13 @@ class Brokers:
         )
         return [node for node in (*known, *self._bootstrap) if node not in exclude]
 
-    def _start_request(
-        self, node: int, topics: Sequence[str] | None
-    ) -> asyncio.Task[MetadataResponse]:
-        """Send a request in a task that goes on when nobody waits for it any more.
+    def _start(self, node: int, request: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run a request to a broker in a task that goes on when nobody waits for it any more.
 
         Only its timeout closes the connection to a frozen broker; a request that was cancelled
         because another broker answered first would leave that connection open.
         """
-        task = create_detached_task(self._send_request(node, topics))
+        task = create_detached_task(request)
         self._in_flight[task] = node
         task.add_done_callback(self._on_done)
         return task
@@ -154,7 +155,7 @@ class Brokers:
             raise BrokerUnavailable("the broker knows no brokers yet: it is starting")
         return response
 
-    def _on_done(self, task: asyncio.Task[MetadataResponse]) -> None:
+    def _on_done(self, task: asyncio.Task[Any]) -> None:
         node = self._in_flight.pop(task)
         if _get_error(task) is not None:
             self._mark_failed([node])
@@ -175,7 +176,7 @@ class Brokers:
         )
 
 
-def _get_error(task: asyncio.Task[MetadataResponse]) -> BaseException | None:
+def _get_error(task: asyncio.Task[Any]) -> BaseException | None:
     """Return why a request failed, None if it did not. Only `Brokers.close` cancels a request."""
     if task.cancelled():
         return BrokerUnavailable("the connections to Kafka are closed")

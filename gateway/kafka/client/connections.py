@@ -6,9 +6,9 @@ writes have a connection each. aiokafka's connection brings TCP, TLS, SASL and t
 answers. aiokafka's client is not used: it connects to all brokers under one lock, so that a frozen
 broker would hold up the others.
 
-A failure of one broker starts a backoff, and requests fail at once while it lasts. A connection
-whose broker does not answer in time is closed, since Kafka's later answers would come behind the
-missing one.
+A failure starts a backoff (see `broker_node`), and requests fail at once while it lasts. A
+connection whose broker does not answer in time is closed, since Kafka's later answers would come
+behind the missing one.
 """
 
 from __future__ import annotations
@@ -17,26 +17,21 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from enum import StrEnum
 from math import inf
 from time import perf_counter
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gateway.core.log.recovery import Backoff, Cause
-from gateway.errors import AuthenticationFailed, BrokerTooOld, BrokerUnavailable, KafkaError
+from gateway.errors import BrokerTooOld, BrokerUnavailable, KafkaError
 from gateway.kafka.protocol.requests import KafkaRequest
 from gateway.telemetry.counts import TOO_OLD_CAUSE, BrokerRequestCounts
 
-from .failures import (
-    CONNECTION_ERRORS,
-    FailedAttempt,
-    cause_from_exception,
-    describe_failure,
-    is_unexpected,
-)
+from .broker_node import BrokerConnection as BrokerConnection
+from .broker_node import BrokerNode, combine_failures, describe_node, public_node_id
+from .broker_node import ConnectionRole as ConnectionRole
+from .failures import CONNECTION_ERRORS, cause_from_exception, is_unexpected
 from .security import Credentials, KafkaConnection
 from .shared_tasks import start_shared_task, wait_for_shared
 
@@ -50,85 +45,7 @@ R = TypeVar("R")
 SPARE_IDLE_TIMEOUT_S = 30.0  # after this an unused spare connection is closed
 IDLE_CHECK_INTERVAL_S = 0.1  # between two checks whether a replaced connection is idle
 CONNECT_HEDGE_DELAY_S = 0.5  # without an answer to a SYN, until a second attempt is made beside it
-MAX_LISTED_BROKERS = 5  # how many addresses an error lists
 _NO_TIMEOUT_MS = 86_400_000  # aiokafka's own timeout leaves the connection open; ours closes it
-
-
-class ConnectionRole(StrEnum):
-    """What a connection is used for. Requests of one role wait only for each other."""
-
-    TAIL = "tail"
-    FRESH = "fresh"  # partitions that were added while the tail's fetch was waiting for records
-    CONTROL = "control"
-    CATCHUP = "catchup"
-    PRODUCE = "produce"
-    GROUP = "group"  # heartbeats and commits of all members that the broker coordinates
-    SPARE = "spare"  # one of several, lent for a request that the broker may hold back
-
-
-@dataclass(slots=True, eq=False)
-class BrokerConnection:
-    """One connection to a broker, created and owned by `Connections`.
-
-    When the broker has closed it, as idle or at the end of its session, the next request goes to
-    another one, so holders of a BrokerConnection need not notice that. Only of a spare, `conn` and
-    `broker` are replaced.
-
-    Attributes:
-        node: The broker; below 0 for a bootstrap server.
-        role: What it is used for.
-        broker: The broker at the address that it was opened to, which may have moved since.
-        conn: The connection of aiokafka that carries the requests.
-        throttled_until: Loop time until which the broker throttles the gateway: it answers late
-            without being ill.
-        renew_at: Loop time from which it is to be replaced, since its SASL session ends soon.
-        is_used: Whether `conn` has carried an answer.
-        lock: Held while `conn` is replaced.
-    """
-
-    node: int
-    role: ConnectionRole
-    broker: _BrokerNode
-    conn: KafkaConnection
-    throttled_until: float = 0.0
-    renew_at: float = inf
-    is_used: bool = False
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    @property
-    def versions(self) -> Mapping[int, tuple[int, int]]:
-        """Return the lowest and highest version that the broker speaks, by API key."""
-        versions: Mapping[int, tuple[int, int]] = self.conn._versions
-        return versions
-
-    @property
-    def is_open(self) -> bool:
-        """Return whether its TCP connection is open."""
-        return bool(self.conn.connected())
-
-    def should_replace(self, now: float) -> bool:
-        """Return whether its session ends so soon that no request should be begun on it."""
-        return now >= self.renew_at
-
-
-@dataclass(slots=True)
-class _BrokerNode:
-    """What is known of one broker at one address. A broker that moves gets a new one."""
-
-    address: tuple[str, int]
-    backoff: Backoff
-    failed_at: float = -1.0  # loop time of the last failure that counted for the backoff
-    retry_at: float | None = None  # loop time; not None from a failure until the next answer
-    failure: KafkaError | None = None  # the last one; None as soon as it has answered
-    failure_reason: str = ""  # its text without the name of the broker
-    has_answered: bool = False
-    # By role, but for SPARE: of these there may be several, either unused or lent.
-    connections: dict[ConnectionRole, BrokerConnection] = field(default_factory=dict)
-    connecting: dict[ConnectionRole, asyncio.Task[BrokerConnection]] = field(default_factory=dict)
-    spares: list[BrokerConnection] = field(default_factory=list)
-    lent_spares: set[BrokerConnection] = field(default_factory=set)
-    # Replaced, but not all of their requests are answered yet: when to look at them again.
-    draining: dict[BrokerConnection, asyncio.TimerHandle] = field(default_factory=dict)
 
 
 def _create_backoff() -> Backoff:
@@ -164,7 +81,8 @@ class Connections:
             credentials: The security of connections; by default neither TLS nor SASL.
             request_timeout: Seconds until a request without an answer closes its connection.
             idle_timeout: Seconds after which an unused connection is closed.
-            create_backoff: Returns the delays between attempts, for one broker.
+            create_backoff: Returns the delays between attempts: those to connect to one broker, or
+                those of one role there.
         """
         self.request_timeout = request_timeout
         self.request_counts: Counter[str] = Counter()
@@ -174,7 +92,7 @@ class Connections:
         self._credentials = credentials or Credentials()
         self._idle_timeout = idle_timeout
         self._create_backoff = create_backoff
-        self._nodes: dict[int, _BrokerNode] = {}
+        self._nodes: dict[int, BrokerNode] = {}
         self._listeners: list[Callable[[int], None]] = []
         self._closed = False
 
@@ -190,11 +108,13 @@ class Connections:
             known = self._nodes.get(node)
             if known is None or known.address != address:
                 if known is not None:
-                    self._close_node(known)
-                self._nodes[node] = _BrokerNode(address, self._create_backoff())
+                    known.close()
+                self._nodes[node] = BrokerNode(node, address, self._create_backoff)
 
     def add_listener(self, listener: Callable[[int], None]) -> Callable[[], None]:
-        """Call a listener with the id of each broker that answers again after a failure.
+        """Call a listener with the id of each broker where a failure has ended.
+
+        That is, it can be connected to again, or it answers the requests of a role again.
 
         Args:
             listener: Called in the event loop.
@@ -205,19 +125,21 @@ class Connections:
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
-    def get_retry_time(self, node: int) -> float | None:
-        """Return the loop time before which a broker is not connected to; None for no backoff."""
+    def get_retry_time(self, node: int, role: ConnectionRole) -> float | None:
+        """Return the loop time before which a role does not connect; None for no backoff."""
         known = self._nodes.get(node)
-        return known.retry_at if known is not None else None
+        return known.get_retry_time(role) if known is not None else None
 
     def get_failure(self, node: int) -> KafkaError | None:
-        """Return the last failure of a broker; None if it was not tried or has answered since."""
+        """Return how a broker fails; None if it was not tried or works again in all roles."""
         known = self._nodes.get(node)
-        return known.failure if known is not None else None
+        failure = known.failure if known is not None else None
+        return failure.error if failure is not None else None
 
     def describe_broker(self, node: int) -> str:
         """Return how errors name a broker, such as `broker 1 at localhost:9092`."""
-        return _describe_node(node, self._nodes.get(node))
+        known = self._nodes.get(node)
+        return known.name if known is not None else describe_node(node)
 
     def combine_failures(self, nodes: Iterable[int]) -> KafkaError | None:
         """Return one error for the failures of several brokers; None if none of them fails.
@@ -229,41 +151,28 @@ class Connections:
         Args:
             nodes: The brokers; those that were not tried, or have answered since, are left out.
         """
-        # By address: known brokers come before bootstrap servers.
-        failing: dict[tuple[str, int], int] = {}
-        for node in sorted(nodes, key=lambda node: node < 0):
-            if self.get_failure(node) is not None:
-                failing.setdefault(self._nodes[node].address, node)
-        if not failing:
-            return None
-        brokers = [self._nodes[node] for node in failing.values()]
-        refusals = [each for each in brokers if isinstance(each.failure, AuthenticationFailed)]
-        nodes_by_reason: dict[str, list[int]] = {each.failure_reason: [] for each in refusals}
-        for node in failing.values():
-            nodes_by_reason.setdefault(self._nodes[node].failure_reason, []).append(node)
-        text = "; ".join(
-            f"{self._describe_brokers(same)} {reason}" for reason, same in nodes_by_reason.items()
-        )
-        retry_at = min(each.retry_at or 0.0 for each in brokers)
-        delay = max(0.0, retry_at - asyncio.get_running_loop().time())
-        if refusals:
-            return AuthenticationFailed(text, retry_after=delay)
-        failures = [each.failure for each in brokers]
-        return BrokerUnavailable(
-            text,
-            node=_public_node_id(*failing.values()) if len(failing) == 1 else None,
-            timeout=any(isinstance(each, BrokerUnavailable) and each.timeout for each in failures),
-            retry_after=delay,
-        )
+        return combine_failures(self._nodes[node] for node in nodes if node in self._nodes)
 
-    def _describe_brokers(self, nodes: Sequence[int]) -> str:
-        if len(nodes) == 1:
-            return self.describe_broker(nodes[0])
-        addresses = [_format_address(self._nodes[node].address) for node in nodes]
-        more = len(addresses) - MAX_LISTED_BROKERS
-        listed = ", ".join(addresses[:MAX_LISTED_BROKERS])
-        kind = "bootstrap servers" if all(node < 0 for node in nodes) else "brokers"
-        return f"each of the {kind} {listed}{f' and {more} more' if more > 0 else ''}"
+    async def probe(self, node: int, request: KafkaRequest[Any]) -> None:
+        """Find out whether a broker that failed is back, unless others use it and will notice.
+
+        The request goes over a new connection, since an old one says nothing about logins. The
+        answer also ends the failures of roles that nobody uses any more.
+
+        Args:
+            node: The broker.
+            request: A request that any broker answers.
+
+        Raises:
+            KafkaError: It is not back, as `send` raises.
+        """
+        if not self._get_node(node).needs_probe():
+            return
+        connection = await self.connect(node, ConnectionRole.PROBE)
+        try:
+            await self.send_on(connection, request)
+        finally:
+            connection.conn.close()
 
     async def send(
         self,
@@ -329,9 +238,9 @@ class Connections:
                 if remaining <= 0:  # others use the new connection: a timeout would close it
                     self.request_stats.failures[request.NAME, Cause.TIMEOUT] += 1
                     raise BrokerUnavailable(
-                        f"{self.describe_broker(connection.node)} closed its connection, and the "
-                        "time of the request was over before there was another one",
-                        node=_public_node_id(connection.node), timeout=True,
+                        f"{connection.broker.name} closed its connection, and the time of the "
+                        "request was over before there was another one",
+                        node=public_node_id(connection.broker.node), timeout=True,
                     ) from exc  # fmt: skip
                 response = await _run_within(remaining, lambda: connection.conn.send(request))
         except BrokerTooOld:
@@ -342,10 +251,9 @@ class Connections:
             connection.conn.close()
             self.request_stats.failures[request.NAME, cause_from_exception(exc)] += 1
             self._trace(connection, request.NAME, began, exc)
-            failure = self._on_failure(
-                connection.node, connection.broker, exc, sent_at, is_connected=True
-            )
-            raise failure from exc
+            raise connection.broker.record_failure(
+                connection.role, exc, sent_at, self._credentials.options, is_connected=True
+            ) from exc
         self.request_stats.observe_response(request.NAME, perf_counter() - began)
         self._trace(connection, request.NAME, began)
         self._on_success(connection, getattr(response, "throttle_ms", 0))
@@ -362,12 +270,12 @@ class Connections:
         Raises what `connect` raises.
         """
         if connection.role is not ConnectionRole.SPARE:
-            return await self.connect(connection.node, connection.role)
+            return await self.connect(connection.broker.node, connection.role)
         async with connection.lock:
             if connection.conn is not closed:
                 return connection  # another request has replaced it
-            broker = self._get_node(connection.node)
-            conn = await self._connect_once(connection.node, connection.role, broker)
+            broker = self._get_node(connection.broker.node)
+            conn = await self._connect_once(connection.role, broker)
             connection.broker.lent_spares.discard(connection)
             connection.broker = broker
             broker.lent_spares.add(connection)
@@ -410,7 +318,7 @@ class Connections:
         if self.tracing is not None:
             seconds = perf_counter() - began
             self.tracing.record_kafka_request(
-                api, connection.node, connection.role, seconds, failure
+                api, connection.broker.node, connection.role, seconds, failure
             )
 
     async def connect(self, node: int, role: ConnectionRole) -> BrokerConnection:
@@ -437,14 +345,14 @@ class Connections:
             self._close_when_idle(broker.connections.pop(role))
         attempt = broker.connecting.get(role)
         if attempt is None:
-            self._raise_if_backing_off(node, broker)
-            attempt = start_shared_task(self._open_connection(node, role, broker))
+            broker.raise_if_backing_off(role)
+            attempt = start_shared_task(self._open_connection(role, broker))
             broker.connecting[role] = attempt
             attempt.add_done_callback(lambda _: broker.connecting.pop(role, None))
         return await wait_for_shared(
-            attempt,  # which `_close_node` cancels
-            f"{self.describe_broker(node)} moved or the gateway is closing",
-            node=_public_node_id(node),
+            attempt,  # which `BrokerNode.close` cancels
+            f"{broker.name} moved or the gateway is closing",
+            node=public_node_id(node),
         )
 
     @asynccontextmanager
@@ -460,7 +368,7 @@ class Connections:
         Raises:
             KafkaError: It cannot be connected to, as `connect` raises.
         """
-        spare = await self._take_spare(node, self._get_node(node))
+        spare = await self._take_spare(self._get_node(node))
         try:
             yield spare
         except BaseException:
@@ -468,12 +376,12 @@ class Connections:
             spare.conn.close()
             raise
         spare.broker.lent_spares.discard(spare)
-        if self._nodes.get(node) is spare.broker and not self._closed and spare.is_open:
+        if spare.is_open and not spare.broker.is_closed:
             spare.broker.spares.append(spare)
         else:
             spare.conn.close()
 
-    async def _take_spare(self, node: int, broker: _BrokerNode) -> BrokerConnection:
+    async def _take_spare(self, broker: BrokerNode) -> BrokerConnection:
         while broker.spares:
             # The one used last: the others become idle and are closed by aiokafka.
             spare = broker.spares.pop()
@@ -481,8 +389,8 @@ class Connections:
                 break
             spare.conn.close()
         else:
-            self._raise_if_backing_off(node, broker)
-            spare = await self._open_connection(node, ConnectionRole.SPARE, broker)
+            broker.raise_if_backing_off(ConnectionRole.SPARE)
+            spare = await self._open_connection(ConnectionRole.SPARE, broker)
         broker.lent_spares.add(spare)
         return spare
 
@@ -491,60 +399,39 @@ class Connections:
         self._closed = True
         closing: list[Awaitable[object]] = []
         for broker in self._nodes.values():
-            closing += self._close_node(broker)
+            closing += broker.close()
         self._nodes.clear()
         self._credentials.close()
         if closing:
             tasks = [asyncio.ensure_future(awaitable) for awaitable in closing]
             await asyncio.wait(tasks, timeout=1.0)
 
-    def _get_node(self, node: int) -> _BrokerNode:
+    def _get_node(self, node: int) -> BrokerNode:
         if self._closed:
             raise BrokerUnavailable(
-                "the connections to Kafka are closed", node=_public_node_id(node)
+                "the connections to Kafka are closed", node=public_node_id(node)
             )
         broker = self._nodes.get(node)
         if broker is None:
             raise BrokerUnavailable(
                 f"broker {node} is not in the cluster's metadata; refresh it",
-                node=_public_node_id(node),
+                node=public_node_id(node),
             )
         return broker
 
-    def _raise_if_backing_off(self, node: int, broker: _BrokerNode) -> None:
-        delay = (broker.retry_at or 0.0) - asyncio.get_running_loop().time()
-        if delay <= 0:
-            return
-        message = (
-            f"{broker.failure or self.describe_broker(node)}; it is tried again in {delay:.2f}s"
-        )
-        # `failures.unwrap_error` finds the failure that began the backoff by the `from`.
-        if isinstance(broker.failure, AuthenticationFailed):
-            raise AuthenticationFailed(message, retry_after=delay) from broker.failure
-        # Not `timeout`, whatever failed before: this request was never sent.
-        raise BrokerUnavailable(
-            message, node=_public_node_id(node), retry_after=delay
-        ) from broker.failure
-
-    async def _open_connection(
-        self, node: int, role: ConnectionRole, broker: _BrokerNode
-    ) -> BrokerConnection:
-        conn = await self._connect_once(node, role, broker)
-        connection = BrokerConnection(
-            node, role, broker, conn, renew_at=self._compute_renewal(conn)
-        )
+    async def _open_connection(self, role: ConnectionRole, broker: BrokerNode) -> BrokerConnection:
+        conn = await self._connect_once(role, broker)
+        connection = BrokerConnection(role, broker, conn, renew_at=self._compute_renewal(conn))
         if role is not ConnectionRole.SPARE:
             broker.connections[role] = connection
         self.request_stats.connects[role] += 1
         return connection
 
-    async def _connect_once(
-        self, node: int, role: ConnectionRole, broker: _BrokerNode
-    ) -> KafkaConnection:
-        """Connect to a broker. Whatever goes wrong is recorded as a failure of the broker.
+    async def _connect_once(self, role: ConnectionRole, broker: BrokerNode) -> KafkaConnection:
+        """Connect to a broker, and record the failure or success.
 
-        That goes for errors that nobody expects, too: without a backoff they would be repeated at
-        once, and callers only expect a KafkaError.
+        An error that nobody expects is a failure of the broker, too: without a backoff it would be
+        repeated at once, and callers only expect a KafkaError.
 
         Raises:
             KafkaError: As `connect`.
@@ -557,15 +444,19 @@ class Connections:
                 self.request_timeout, lambda: self._connect_hedged(broker.address, idle)
             )
         except Exception as exc:
-            last = broker.failure.__cause__ if broker.failure is not None else None
+            last = broker.connects.error.__cause__ if broker.connects.error is not None else None
             if is_unexpected(exc) and type(exc) is not type(last):  # not at each attempt
-                log.exception("connecting to %s failed unexpectedly", _describe_node(node, broker))
+                log.exception("connecting to %s failed unexpectedly", broker.name)
             self.request_stats.connect_failures[cause_from_exception(exc)] += 1
-            raise self._on_failure(node, broker, exc, started_at) from exc
+            raise broker.record_failure(
+                role, exc, started_at, self._credentials.options, is_connected=False
+            ) from exc
         # While this waited, everything may have been closed, or the broker may have moved.
-        if self._closed or self._nodes.get(node) is not broker:
+        if broker.is_closed:
             conn.close()
-            raise BrokerUnavailable(f"broker {node} moved", node=_public_node_id(node))
+            raise BrokerUnavailable(f"broker {broker.node} moved", node=public_node_id(broker.node))
+        if broker.connects.end():
+            self._notify_listeners(broker)
         return conn
 
     def _get_idle_timeout(self, role: ConnectionRole) -> float:
@@ -621,84 +512,17 @@ class Connections:
             **self._credentials(),
         )
 
-    def _on_failure(
-        self,
-        node: int,
-        broker: _BrokerNode,
-        exc: BaseException,
-        started: float,
-        *,
-        is_connected: bool = False,
-    ) -> KafkaError:
-        """Record a failure of a broker and return the error to raise.
-
-        A request that began before the last failure does not lengthen the backoff: all requests
-        under way on a connection fail together when it is lost, which is one failure.
-
-        Args:
-            node: The id of the broker.
-            broker: The broker. If it moved meanwhile, its new address has not failed.
-            exc: What the connection raised.
-            started: Loop time at which the request or connect began.
-            is_connected: Whether the connection had been opened before.
-        """
-        cause = cause_from_exception(exc)
-        now = asyncio.get_running_loop().time()
-        if started > broker.failed_at:
-            broker.failed_at, broker.retry_at = now, now + broker.backoff.next_delay(cause)
-        is_current = self._nodes.get(node) is broker
-        delay = max(0.0, (broker.retry_at or 0.0) - now) if is_current else 0.0
-        attempt = FailedAttempt(
-            host=broker.address[0],
-            is_bootstrap=node < 0,
-            has_answered=broker.has_answered,
-            is_connected=is_connected,
-        )
-        reason = describe_failure(exc, attempt, self._credentials.options)
-        failure = _build_error(_describe_node(node, broker), reason, node, cause, delay)
-        if broker.retry_at is not None:
-            broker.failure, broker.failure_reason = failure, reason
-        return failure
-
     def _on_success(self, connection: BrokerConnection, throttle_ms: int) -> None:
         connection.is_used = True
-        broker = connection.broker
-        broker.has_answered = True
-        if broker.retry_at is not None:
-            # Its traceback keeps the request that failed, such as the records of a produce.
-            broker.retry_at = broker.failure = None
-            broker.backoff.reset()
-            for listener in tuple(self._listeners):
-                listener(connection.node)
+        if connection.broker.record_answer(connection.role):
+            self._notify_listeners(connection.broker)
         if throttle_ms > 0:
             self.request_stats.throttled_seconds += throttle_ms / 1000
             connection.throttled_until = asyncio.get_running_loop().time() + throttle_ms / 1000
 
-    @staticmethod
-    def _close_node(broker: _BrokerNode) -> list[Awaitable[object]]:
-        """Close all connections of a broker, and return what to await for their end.
-
-        Borrowers of spares keep them: their requests fail.
-        """
-        closing: list[Awaitable[object]] = []
-        for attempt in broker.connecting.values():
-            attempt.cancel()
-            closing.append(attempt)
-        for connection in (
-            *broker.connections.values(),
-            *broker.spares,
-            *broker.lent_spares,
-            *broker.draining,
-        ):
-            closed = connection.conn.close()
-            if closed is not None:
-                closing.append(closed)
-        for timer in broker.draining.values():
-            timer.cancel()
-        broker.connections.clear()
-        broker.spares.clear()
-        broker.draining.clear()
-        return closing
+    def _notify_listeners(self, broker: BrokerNode) -> None:
+        for listener in tuple(self._listeners):
+            listener(broker.node)
 
 
 def _is_closed(conn: KafkaConnection, failure: BaseException) -> bool:
@@ -710,38 +534,3 @@ async def _run_within(timeout: float, start: Callable[[], Awaitable[R]]) -> R:
     """Await the result of `start` for at most `timeout` seconds, or raise TimeoutError."""
     async with asyncio.timeout(timeout):
         return await start()
-
-
-def _build_error(name: str, reason: str, node: int, cause: Cause, delay: float) -> KafkaError:
-    """Return the error of a broker that failed.
-
-    Args:
-        name: How the broker is named.
-        reason: What `describe_failure` returned.
-        node: The broker.
-        cause: The kind of the failure.
-        delay: Seconds until it is tried again.
-    """
-    if cause is Cause.AUTHENTICATION:
-        return AuthenticationFailed(f"{name} {reason}", retry_after=delay)
-    return BrokerUnavailable(
-        f"{name} {reason}",
-        node=_public_node_id(node),
-        timeout=cause is Cause.TIMEOUT,
-        retry_after=delay,
-    )
-
-
-def _describe_node(node: int, broker: _BrokerNode | None) -> str:
-    at = f" at {_format_address(broker.address)}" if broker else ""
-    return f"broker {node}{at}" if node >= 0 else f"the bootstrap server{at}"
-
-
-def _format_address(address: tuple[str, int]) -> str:
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _public_node_id(node: int) -> int | None:
-    """Return the id that errors carry: None for a bootstrap server."""
-    return node if node >= 0 else None

@@ -477,9 +477,11 @@ class Fetcher:
         self.wake_loops()
 
     def _get_broker_delay(self, partition_fetch: PartitionFetch) -> float | None:
-        """Return for how many seconds the leader's backoff lasts; None if there is none."""
+        """Return for how many seconds lookups at the leader back off; None if they do not."""
         leader = partition_fetch.reader.leader
-        retry_at = self.cluster.connections.get_retry_time(leader) if leader is not None else None
+        if leader is None:
+            return None
+        retry_at = self.cluster.connections.get_retry_time(leader, ConnectionRole.CONTROL)
         return None if retry_at is None or retry_at <= self.now() else retry_at - self.now()
 
     def _mark_in_flight(self, tps: Iterable[TopicPartition]) -> object:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import struct
 import weakref
@@ -16,7 +17,8 @@ from support.waiting import wait_until
 
 from gateway.config.sections.security import Security
 from gateway.core.log.recovery import Backoff
-from gateway.errors import BrokerUnavailable, KafkaError
+from gateway.errors import AuthenticationFailed, BrokerUnavailable, KafkaError
+from gateway.kafka.client.broker_node import UNUSED_AFTER_S
 from gateway.kafka.client.connections import ConnectionRole, Connections
 from gateway.kafka.client.security import Credentials, KafkaConnection, create_credentials
 from gateway.kafka.protocol.requests import KafkaRequest, VersionRange
@@ -55,7 +57,7 @@ def open_connections(broker: FakeBroker, **options: object) -> Connections:
 async def send_again(connections: Connections) -> None:
     """Send as soon as the backoff of the broker allows it, until it has none."""
     async with asyncio.timeout(10):
-        while (at := connections.get_retry_time(1)) is not None:
+        while (at := connections.get_retry_time(1, ConnectionRole.CONTROL)) is not None:
             await asyncio.sleep(max(0.0, at - asyncio.get_running_loop().time()))
             assert await connections.send(1, ConnectionRole.CONTROL, EchoRequest()) == b"hello"
 
@@ -227,11 +229,11 @@ async def test_a_lost_connection_is_unavailable_and_made_anew_after_its_delay():
         with pytest.raises(BrokerUnavailable) as failed:
             await waiting
         assert not failed.value.timeout
-        assert kafka.get_retry_time(1) is not None
+        assert kafka.get_retry_time(1, ConnectionRole.CONTROL) is not None
         broker.handle_request = echo_body
 
         await send_again(kafka)
-        assert kafka.get_retry_time(1) is None
+        assert kafka.get_retry_time(1, ConnectionRole.CONTROL) is None
         await kafka.close()
 
 
@@ -324,7 +326,7 @@ async def test_failures_of_one_outage_count_once():
         broker.close_connections()
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(isinstance(result, BrokerUnavailable) for result in results)
-        assert made[0].attempts == 1
+        assert sum(each.attempts for each in made) == 1
         await kafka.close()
 
 
@@ -368,6 +370,108 @@ async def test_an_error_that_nobody_expects_of_a_connect_is_a_failure_of_its_bro
         await kafka.close()
 
 
+async def test_a_refused_login_is_not_repeated_because_an_older_connection_answers():
+    """Each answer on the tail's connection ended the backoff, so that refused logins were repeated
+    eight times a second in place of once in 5 to 60 s; and the broker counted as back."""
+    credentials = FailingCredentials()
+    async with FakeBroker(echo_body) as broker:
+        kafka = open_connections(broker, credentials=credentials)
+        recovered: list[int] = []
+        kafka.add_listener(recovered.append)
+        await kafka.send(1, ConnectionRole.TAIL, EchoRequest())
+        credentials.error = AuthenticationFailed("the password has expired")
+        for _ in range(3):
+            with pytest.raises(AuthenticationFailed):
+                await kafka.send(1, ConnectionRole.CATCHUP, EchoRequest())
+            await kafka.send(1, ConnectionRole.TAIL, EchoRequest())
+        assert kafka.request_stats.connect_failures.total() == 1
+        assert isinstance(kafka.get_failure(1), AuthenticationFailed)
+        assert recovered == []
+        await kafka.close()
+
+
+async def test_a_login_that_is_accepted_again_ends_the_wait_of_all_roles():
+    credentials = FailingCredentials()
+    async with FakeBroker(echo_body) as broker:
+        kafka = open_connections(broker, credentials=credentials)
+        recovered: list[int] = []
+        kafka.add_listener(recovered.append)
+        await kafka.send(1, ConnectionRole.CONTROL, EchoRequest())
+        credentials.error = BrokerUnavailable("no token")
+        with pytest.raises(BrokerUnavailable):
+            await kafka.send(1, ConnectionRole.CATCHUP, EchoRequest())
+        credentials.error = None
+        async with asyncio.timeout(5):
+            while kafka.get_failure(1) is not None:  # by a new connection of another role
+                with contextlib.suppress(BrokerUnavailable):
+                    await kafka.probe(1, EchoRequest())
+                await asyncio.sleep(0.01)
+        assert recovered == [1]
+        assert kafka.get_retry_time(1, ConnectionRole.CATCHUP) is None
+        await wait_until(lambda: broker.connection_count == 1)  # that of the probe is closed
+        await kafka.close()
+
+
+async def hang_fetches(asked: BrokerRequest) -> bytes | None:
+    return await (never_answer if asked.body == b"fetch" else echo_body)(asked)
+
+
+async def test_a_broker_whose_fetches_hang_is_not_back_because_it_answers_other_requests():
+    """It was logged as away and back every few seconds, as its metadata answers ended the failure
+    of its fetches, and the delays of its partitions."""
+    async with FakeBroker(hang_fetches) as broker:
+        kafka = open_connections(broker, request_timeout=0.5)
+        recovered: list[int] = []
+        kafka.add_listener(recovered.append)
+        with pytest.raises(BrokerUnavailable):
+            await kafka.send(1, ConnectionRole.TAIL, EchoRequest(b"fetch"))
+        failure = kafka.get_failure(1)
+        await kafka.send(1, ConnectionRole.CONTROL, EchoRequest())
+        await kafka.probe(1, EchoRequest())
+        assert kafka.get_failure(1) is failure is not None
+        assert recovered == []
+        retry_at = kafka.get_retry_time(1, ConnectionRole.TAIL)
+        assert retry_at is not None
+        await wait_until(lambda: asyncio.get_running_loop().time() > retry_at)
+        broker.handle_request = echo_body
+        await kafka.send(1, ConnectionRole.TAIL, EchoRequest(b"fetch"))
+        assert kafka.get_failure(1) is None
+        assert recovered == [1]
+        await kafka.close()
+
+
+async def test_a_role_that_nobody_uses_any_more_does_not_fail_for_ever():
+    async with FakeBroker(hang_fetches) as broker:
+        kafka = open_connections(broker, request_timeout=0.5)
+        with pytest.raises(BrokerUnavailable):
+            await kafka.send(1, ConnectionRole.TAIL, EchoRequest(b"fetch"))
+        async with asyncio.timeout(10):
+            while kafka.get_failure(1) is not None:
+                await kafka.probe(1, EchoRequest())
+                await asyncio.sleep(0.05)
+        assert kafka.get_retry_time(1, ConnectionRole.TAIL) is None
+        await kafka.close()
+
+
+async def test_a_role_that_waits_for_an_answer_is_not_taken_for_one_that_nobody_uses():
+    async with FakeBroker(hang_fetches) as broker:
+        kafka = open_connections(broker, request_timeout=0.5)
+        with pytest.raises(BrokerUnavailable):
+            await kafka.send(1, ConnectionRole.TAIL, EchoRequest(b"fetch"))
+        failure, retry_at = kafka.get_failure(1), kafka.get_retry_time(1, ConnectionRole.TAIL)
+        assert retry_at is not None
+        await wait_until(lambda: asyncio.get_running_loop().time() > retry_at)
+        waiting = asyncio.create_task(
+            kafka.send(1, ConnectionRole.TAIL, EchoRequest(b"fetch"), timeout=60.0)
+        )
+        unused_at = retry_at + UNUSED_AFTER_S
+        await wait_until(lambda: asyncio.get_running_loop().time() > unused_at)
+        await kafka.probe(1, EchoRequest())
+        assert kafka.get_failure(1) is failure is not None
+        waiting.cancel()
+        await kafka.close()
+
+
 class SlowIssuerCredentials(Credentials):
     """Credentials whose token takes its time."""
 
@@ -403,7 +507,7 @@ async def test_a_spare_connection_that_cannot_be_opened_again_is_a_failure_of_it
                 credentials.error = error
                 await kafka.send_on(spare, EchoRequest())
         assert kafka.get_failure(1) is not None
-        assert kafka.get_retry_time(1) is not None
+        assert kafka.get_retry_time(1, ConnectionRole.CONTROL) is not None
         await kafka.close()
 
 
@@ -428,7 +532,10 @@ async def test_a_broker_that_moved_has_not_failed_at_its_new_address():
         with pytest.raises(BrokerUnavailable, match=f"127.0.0.1:{old.address[1]}") as failed:
             await waiting
         assert failed.value.retry_after == 0.0
-        assert (kafka.get_failure(1), kafka.get_retry_time(1)) == (None, None)
+        assert (kafka.get_failure(1), kafka.get_retry_time(1, ConnectionRole.CONTROL)) == (
+            None,
+            None,
+        )
         await kafka.close()
 
 
@@ -648,7 +755,7 @@ async def test_a_request_that_finds_its_connection_closed_is_sent_once_more():
         kafka = open_connections(broker)
         assert await kafka.send(1, ConnectionRole.CONTROL, EchoRequest()) == b"first"
         assert await kafka.send(1, ConnectionRole.CONTROL, EchoRequest()) == b"second"
-        assert (broker.accepted_count, kafka.get_retry_time(1)) == (2, None)
+        assert (broker.accepted_count, kafka.get_retry_time(1, ConnectionRole.CONTROL)) == (2, None)
         assert not kafka.request_stats.failures
         await kafka.close()
 

@@ -689,6 +689,9 @@ class RememberingConnections(FakeConnections):
         self.failures.pop(node, None)
         return response
 
+    async def probe(self, node: int, request: MetadataRequest) -> None:
+        await self.send(node, ConnectionRole.PROBE, request)
+
     def get_failure(self, node: int) -> KafkaError | None:
         return self.failures.get(node)
 

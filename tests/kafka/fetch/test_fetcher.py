@@ -72,7 +72,7 @@ class ScriptedCluster:
     def __init__(self, partitions: int) -> None:
         self._recovery_listeners: list[Callable[[int], None]] = []
         self.connections = SimpleNamespace(
-            get_retry_time=lambda node: None, add_listener=self._listen_to_recoveries
+            get_retry_time=lambda node, role: None, add_listener=self._listen_to_recoveries
         )
         self.outages = Outages(lambda: 0.0)
         self.metadata = self
