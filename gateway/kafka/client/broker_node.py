@@ -16,12 +16,16 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
+from typing import TypeVar
 
 from gateway.core.log.recovery import Backoff, Cause
 from gateway.errors import AuthenticationFailed, BrokerUnavailable, KafkaError
+from gateway.kafka.protocol.requests import KafkaRequest
 
 from .failures import FailedAttempt, SecurityOptions, cause_from_exception, describe_failure
 from .security import KafkaConnection
+
+R = TypeVar("R")
 
 MAX_LISTED_BROKERS = 5  # how many addresses an error lists
 # From the end of a role's backoff until the role counts as unused. Whoever waits for a broker tries
@@ -59,6 +63,7 @@ class BrokerConnection:
         renew_at: Loop time from which it is to be replaced, since its SASL session ends soon.
         is_used: Whether `conn` has carried an answer.
         lock: Held while `conn` is replaced.
+        timeouts: Of each request under way, its timeout and how many seconds it may take.
     """
 
     role: ConnectionRole
@@ -68,6 +73,7 @@ class BrokerConnection:
     renew_at: float = inf
     is_used: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    timeouts: dict[asyncio.Timeout, float] = field(default_factory=dict)
 
     @property
     def versions(self) -> Mapping[int, tuple[int, int]]:
@@ -83,6 +89,47 @@ class BrokerConnection:
     def should_replace(self, now: float) -> bool:
         """Return whether its session ends so soon that no request should be begun on it."""
         return now >= self.renew_at
+
+    def get_deadline(self, sent_at: float, seconds: float) -> float:
+        """Return the loop time until which a request may take.
+
+        A broker reads nothing from a connection that it throttles (KIP-219), so the time of what
+        it has not read yet begins afterwards.
+
+        Args:
+            sent_at: Loop time at which it was sent.
+            seconds: How long it may take where the broker does not throttle.
+        """
+        return max(sent_at, self.throttled_until) + seconds
+
+    async def send(self, request: KafkaRequest[R], sent_at: float, seconds: float) -> R:
+        """Send a request and return the answer.
+
+        Args:
+            request: The request.
+            sent_at: Loop time from which its time counts.
+            seconds: How long it may take; what the broker throttles meanwhile comes on top.
+
+        Raises:
+            TimeoutError: There was no answer in time.
+            CONNECTION_ERRORS: The connection is lost, or the answer is malformed.
+            BrokerTooOld: The broker is too old for the request.
+        """
+        async with asyncio.timeout_at(self.get_deadline(sent_at, seconds)) as timeout:
+            self.timeouts[timeout] = seconds
+            try:
+                response: R = await self.conn.send(request)
+            finally:
+                del self.timeouts[timeout]
+        return response
+
+    def throttle(self, seconds: float) -> None:
+        """Note that the broker throttles the connection, and give requests under way more time."""
+        now = asyncio.get_running_loop().time()
+        self.throttled_until = max(self.throttled_until, now + seconds)
+        for timeout, allowed in self.timeouts.items():
+            if not timeout.expired():
+                timeout.reschedule(self.get_deadline(now, allowed))
 
 
 @dataclass(slots=True)

@@ -220,29 +220,30 @@ class Connections:
         self.request_counts[request.NAME] += 1
         # Loop time decides about backoffs; the clock of metrics and traces is perf_counter.
         sent_at, began = asyncio.get_running_loop().time(), perf_counter()
-        # A throttled broker answers late without being ill (KIP-219).
-        wait = (timeout or self.request_timeout) + max(0.0, connection.throttled_until - sent_at)
+        seconds = timeout or self.request_timeout
         try:
             # Other requests may replace `connection.conn` while this one waits.
             conn, is_used = connection.conn, connection.is_used
             try:
-                response: R = await _run_within(wait, lambda: conn.send(request))
+                response = await connection.send(request, sent_at, seconds)
             except CONNECTION_ERRORS as exc:
                 # One that never carried an answer was not closed as idle: the broker is ill.
                 if not is_used or not _is_closed(conn, exc):
                     raise
                 # A broker closes a connection that is idle or whose session is over. What is sent
                 # at that moment was not read, so it is sent again on another one.
+                deadline = connection.get_deadline(sent_at, seconds)
                 connection = await self._reopen(connection, conn)
-                remaining = sent_at + wait - asyncio.get_running_loop().time()
-                if remaining <= 0:  # others use the new connection: a timeout would close it
+                if (
+                    asyncio.get_running_loop().time() >= deadline
+                ):  # others use the new connection: a timeout would close it
                     self.request_stats.failures[request.NAME, Cause.TIMEOUT] += 1
                     raise BrokerUnavailable(
                         f"{connection.broker.name} closed its connection, and the time of the "
                         "request was over before there was another one",
                         node=public_node_id(connection.broker.node), timeout=True,
                     ) from exc  # fmt: skip
-                response = await _run_within(remaining, lambda: connection.conn.send(request))
+                response = await connection.send(request, deadline - seconds, seconds)
         except BrokerTooOld:
             self.request_stats.failures[request.NAME, TOO_OLD_CAUSE] += 1
             raise
@@ -440,9 +441,8 @@ class Connections:
         idle = self._get_idle_timeout(role)
         try:
             await self._credentials.load_token()
-            conn = await _run_within(
-                self.request_timeout, lambda: self._connect_hedged(broker.address, idle)
-            )
+            async with asyncio.timeout(self.request_timeout):
+                conn = await self._connect_hedged(broker.address, idle)
         except Exception as exc:
             last = broker.connects.error.__cause__ if broker.connects.error is not None else None
             if is_unexpected(exc) and type(exc) is not type(last):  # not at each attempt
@@ -518,7 +518,7 @@ class Connections:
             self._notify_listeners(connection.broker)
         if throttle_ms > 0:
             self.request_stats.throttled_seconds += throttle_ms / 1000
-            connection.throttled_until = asyncio.get_running_loop().time() + throttle_ms / 1000
+            connection.throttle(throttle_ms / 1000)
 
     def _notify_listeners(self, broker: BrokerNode) -> None:
         for listener in tuple(self._listeners):
@@ -528,9 +528,3 @@ class Connections:
 def _is_closed(conn: KafkaConnection, failure: BaseException) -> bool:
     """Return whether a request failed because the broker has closed its connection."""
     return cause_from_exception(failure) is Cause.CONNECTION and not conn.connected()
-
-
-async def _run_within(timeout: float, start: Callable[[], Awaitable[R]]) -> R:
-    """Await the result of `start` for at most `timeout` seconds, or raise TimeoutError."""
-    async with asyncio.timeout(timeout):
-        return await start()

@@ -692,6 +692,37 @@ async def test_a_throttled_broker_has_that_much_longer_to_answer():
         await kafka.close()
 
 
+async def test_requests_beside_the_throttled_one_have_that_much_longer_too():
+    """KIP-219: the broker reads what is under way on the connection after the throttle. Their time
+    had been counted from the beginning, so they failed, and the connection was closed."""
+
+    @dataclass
+    class ThrottledResponse:
+        throttle_ms: int = 60_000
+
+    @dataclass
+    class ThrottledRequest(EchoRequest):
+        def decode(self, version: int, data: bytes, pos: int) -> ThrottledResponse:  # type: ignore[override]
+            return ThrottledResponse()
+
+    async def mute_after_first(asked: BrokerRequest) -> bytes | None:
+        if len(broker.requests) == 2:
+            await asyncio.sleep(1.5)
+        return asked.body
+
+    async with FakeBroker(mute_after_first) as broker:
+        kafka = open_connections(broker, request_timeout=0.5)
+        await kafka.connect(1, ConnectionRole.GROUP)
+        _, *answers = await asyncio.gather(
+            kafka.send(1, ConnectionRole.GROUP, ThrottledRequest()),
+            kafka.send(1, ConnectionRole.GROUP, EchoRequest(b"one")),
+            kafka.send(1, ConnectionRole.GROUP, EchoRequest(b"other")),
+        )
+        assert answers == [b"one", b"other"]
+        assert (kafka.get_failure(1), broker.accepted_count) == (None, 1)
+        await kafka.close()
+
+
 async def test_closing_ends_connections_attempts_and_tasks():
     before = asyncio.all_tasks()
     async with FakeBroker(echo_body) as broker, FakeBroker(is_mute=True) as frozen:
