@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 VERIFY_INTERVAL_S = 0.05  # seconds from one attempt to verify a position to the next
+# Seconds for which the leader epoch of a log stays below that of a position, until the position
+# counts as one of an earlier topic, where brokers send no topic ids.
+LATER_EPOCH_PERIOD_S = 5.0
 
 
 class Backfill:
@@ -241,16 +244,18 @@ class Backfill:
         if position.offset is None and position.epoch != RETIRED_EPOCH:
             await self._resolve_start(tp, position, reader.lineage)
             return
-        while not reader.can_validate(
-            NO_EPOCH if position.epoch == RETIRED_EPOCH else position.epoch
-        ):
+        is_retired, waited_s = position.epoch == RETIRED_EPOCH, 0.0
+        while not reader.can_validate(NO_EPOCH if is_retired else position.epoch):
             await asyncio.sleep(VERIFY_INTERVAL_S)
             if self._shared_tail.tail.topic_ids != topic_ids:  # `retire_recreated` sees to it first
                 return
+            if not topic_ids[tp.topic] and reader.can_validate(NO_EPOCH):
+                waited_s += VERIFY_INTERVAL_S
+                is_retired = waited_s >= LATER_EPOCH_PERIOD_S
         # As of before the question: if the log goes back meanwhile, the answer must not count as
         # one about the new log.
         lineage, epoch, offset = reader.lineage, reader.leader_epoch, position.offset or 0
-        if position.epoch == RETIRED_EPOCH:  # all of the new topic is new to the client
+        if is_retired:  # all of the new topic is new to the client
             first = await self._limit_start(tp, 0)
             pending = position.offset is None
             gap = None if pending else Gap(tp, offset, first, NO_EPOCH, GapReason.RECREATED)

@@ -76,16 +76,23 @@ class DeadLetterQueue:
             KafkaError: Kafka cannot be asked.
         """
         metadata = self._cluster.get_topic(self.topic)
-        numbers = metadata.partitions if metadata else ()
-        tps = [TopicPartition(self.topic, number) for number in numbers]
+        if metadata is None:
+            return {}
+        tps = [TopicPartition(self.topic, number) for number in metadata.partitions]
         logs = await fetch_log_bounds(self._cluster, tps)
-        committed = await self._commits.committed(tps)
+        committed = await self._commits.committed_with_topics(tps)
         ranges = {}
         for tp, log in logs.items():
-            offset = committed[tp].offset if tp in committed else log.start
-            if offset > log.stop:  # of a topic of the same name that was deleted
-                offset = log.start
-            ranges[tp] = range(max(offset, log.start), log.stop)
+            start = log.start
+            if tp in committed:
+                (offset, _, _), topic_id = committed[tp]
+                is_same_topic = None in (topic_id, metadata.topic_id) or (
+                    topic_id == metadata.topic_id
+                )
+                # Otherwise it is of a topic of the same name that was deleted.
+                if is_same_topic and offset <= log.stop:
+                    start = max(offset, log.start)
+            ranges[tp] = range(start, log.stop)
         return {tp: offsets for tp, offsets in sorted(ranges.items()) if offsets}
 
     async def iter_dead_letters(
