@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -97,6 +98,22 @@ async def test_what_is_processed_is_done_with_and_what_fails_goes_behind_the_oth
     ]
     assert sorted(json.loads(item.value())["n"] for item in back) == [3, 6]
     assert all(item.headers()[:2] == [("h", b"1"), ("h", None)] for item in back)
+
+
+async def test_dead_letters_of_a_topic_that_was_created_again_are_not_passed_over(setting):
+    """What is committed was of the former topic, and is not above the end of the new one."""
+    setting.write_sealed(range(4))
+    assert (await setting.request_redelivery())["processed"] == 4
+    topic = f"{setting.topic}.dlq"
+    await asyncio.to_thread(setting.kafka.admin.delete_topic, topic)
+    setting.kafka.create_topic(topic, 2)
+    setting.write_sealed(range(10, 14))
+
+    async with asyncio.timeout(60):  # for a moment metadata is of the former topic
+        while len(setting.list_delivered()) < 8:
+            await setting.http.get(REACTIVE_PATH)
+
+    assert sorted(setting.list_delivered()) == [0, 1, 2, 3, 10, 11, 12, 13]
 
 
 async def test_at_the_last_retry_what_fails_is_passed_over_and_stays_in_its_topic(setting):

@@ -34,9 +34,11 @@ from gateway.hub.fanout import hub as hubs
 from gateway.hub.fanout.client import Client, ClientOptions
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.view import View
+from gateway.hub.reads import backfill
 from gateway.hub.reads.position_resolver import StreamStart
 from gateway.hub.wires.sse import SseWire
 from gateway.kafka.embedded import EmbeddedKafka
+from gateway.kafka.protocol.requests import MetadataRequest, VersionRange
 
 ALL = View(("orders",), Filters(), "value", "error")
 LIVE_START = StreamStart()
@@ -392,3 +394,24 @@ async def test_a_position_of_a_topic_that_was_created_again_is_not_called_trunca
         client = await subscribe_client(hub, start=StreamStart(token))
         told = json.loads((await read_until(client, "gap"))[-1].data)
         assert (told["reason"], told["from"], told["to"]) == gap
+
+
+async def test_a_position_of_an_earlier_topic_without_an_id_is_not_waited_for(
+    embedded: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
+):
+    """Brokers before Kafka 2.8 have no topic ids. The epochs of the topic that was created again
+    are lower than that of the position, and the client waited until one had reached it."""
+    monkeypatch.setattr(MetadataRequest, "VERSIONS", VersionRange(8, 9, 9))
+    monkeypatch.setattr(backfill, "LATER_EPOCH_PERIOD_S", 0.2)
+    embedded.create_topic("orders", 1)
+    await produce_records(embedded.bootstrap, "orders", [b"1"])
+    async with running_hub(embedded) as hub:
+        await subscribe_client(hub)
+        topic = hub.cluster.get_topic("orders")
+        assert topic is not None and topic.topic_id is None
+        places = [TopicPositions("orders", "", [39], [7])]
+        text = TokenWriter(hub.cluster.cluster_id or "", places).to_text()
+        token = parse_token(seal_token(text, digest_text("v")).decode())
+        client = await subscribe_client(hub, start=StreamStart(token))
+        told = json.loads((await read_until(client, "gap"))[-1].data)
+        assert (told["reason"], told["from"], told["to"]) == ("recreated", 39, 0)
