@@ -139,6 +139,10 @@ class KeyTable:
     def apply(self, entries: Iterable[Entry]) -> bool:
         """Apply the entries that follow.
 
+        Args:
+            entries: None of them is a gap of `skipped` records, which would be missing here for
+                good.
+
         Returns:
             False if the log went back. The table must then be built from the start, because it does
             not know what a record that is gone had replaced.
@@ -146,6 +150,7 @@ class KeyTable:
         for entry in entries:
             if type(entry) is Gap and entry.reason in REWIND_REASONS:
                 return False
+            assert type(entry) is not Gap or entry.reason is not GapReason.SKIPPED, entry
             self.position = PartitionPosition(entry.next_offset, entry.epoch, self.position.lineage)
             self._snapshot = None
             if type(entry) is Record:

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 from gateway.config import Topic
 from gateway.core.log.partition_reader import OffsetStart, PartitionReader, Start
 from gateway.core.log.position import PartitionPosition
-from gateway.core.log.record import Entry, Fault, Gap, Ready, TopicPartition
+from gateway.core.log.record import Entry, Fault, Gap, GapReason, Ready, TopicPartition
 from gateway.hub.wires.transform import Transformer
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.connections import ConnectionRole
@@ -49,6 +49,11 @@ class _ReadRequest(NamedTuple):
     result: asyncio.Future[Sequence[Entry]]
 
 
+# A gap of these reasons says the same of every offset in it. The other ones are true only for the
+# position that they were found for: `skipped` also spans records that Kafka still has.
+_SHARED_GAP_REASONS = frozenset({GapReason.RETENTION, GapReason.CORRUPT})
+
+
 class _CachedRead(NamedTuple):
     """Hold what was read of a partition.
 
@@ -63,15 +68,21 @@ class _CachedRead(NamedTuple):
     entries: Sequence[Entry]
 
     def find_entries(self, offset: int) -> Sequence[Entry]:
-        """Return the entries from an offset on; empty if it does not cover the offset."""
+        """Return the entries from an offset on; empty if it does not cover the offset.
+
+        The offset may be another one than was asked for.
+        """
         entries = self.entries
         if not entries or not entries[0].offset <= offset < entries[-1].next_offset:
             return ()
         following = entries[bisect_right(entries, offset, key=lambda entry: entry.next_offset) :]
         first = following[0]
-        # A gap may span the offset: only the part after it concerns this client.
-        if type(first) is Gap and first.offset < offset:
-            return [first._replace(offset=offset), *following[1:]]
+        if type(first) is Gap:
+            if first.reason not in _SHARED_GAP_REASONS:
+                return ()
+            # A gap may span the offset: only the part after it concerns this client.
+            if first.offset < offset:
+                return [first._replace(offset=offset), *following[1:]]
         return following
 
 

@@ -277,16 +277,28 @@ class Tables:
         return True
 
     async def _read_from(self, tp: TopicPartition, position: PartitionPosition) -> Sequence[Entry]:
-        """Return some entries from a position on: at least one, unless the log goes back."""
+        """Return some entries from a position on: at least one, unless the log goes back.
+
+        With `offsetOutOfRange: latest`, reads skip to the end of the log when the records at their
+        position are gone. A table goes on at the first record instead: what others skipped belongs
+        to it.
+        """
         partition_log = self._shared_reads.by_partition[tp].log
         assert position.offset is not None
         if partition_log.covers(position):
-            entries = list(islice(partition_log.iter_entries(position.offset), MAX_ENTRIES_AT_ONCE))
+            following = takewhile(_is_read, partition_log.iter_entries(position.offset))
+            entries = list(islice(following, MAX_ENTRIES_AT_ONCE))
             if entries:
                 await asyncio.sleep(0)
                 return entries
         read = await self._backfill_reader.read(tp, position)
         valid = list(takewhile(partition_log.matches_lineage, read))
+        if valid and not _is_read(valid[0]):
+            start = await self._backfill_reader.resolve_start(tp, TimestampStart(EARLIEST))
+            first = start.offset or 0
+            if first > position.offset:
+                return [Gap(tp, position.offset, first, start.epoch, GapReason.RETENTION)]
+            valid = []  # Kafka has the position again, or the log went back
         if not valid:  # the shared read is about to find out that the log went back
             await asyncio.sleep(RETRY_DELAY_S)
         return valid
@@ -323,6 +335,11 @@ class Tables:
                     "several times over; raise %s",
                     contents, topic, bound, format_size(max_bytes), remedy,
                 )  # fmt: skip
+
+
+def _is_read(entry: Entry) -> bool:
+    """Return whether an entry is one that a table can take as it is: no gap of skipped records."""
+    return type(entry) is not Gap or entry.reason is not GapReason.SKIPPED
 
 
 def _is_shown(entry: Entry) -> bool:

@@ -88,6 +88,20 @@ async def test_an_answer_is_not_for_who_is_at_another_log(orders: EmbeddedKafka)
         assert [asked[TP] for asked in fetches] == [2, 4]
 
 
+async def test_what_one_client_skipped_is_not_skipped_for_others(orders: EmbeddedKafka):
+    """With `offsetOutOfRange: latest`, the gap of a client whose offset was gone went to all whose
+    offset it spanned, though Kafka had their records."""
+    orders.delete_records("orders", {0: 4})
+    async with running_archive(orders, offsetOutOfRange="latest") as (made, _):
+        positions = [PartitionPosition(at, 0) for at in (2, 2, 6)]
+        *stale, current = await asyncio.gather(*(made.read(TP, each) for each in positions))
+        for answer in stale:
+            gap = next(iter(answer))
+            assert gap == Gap(TP, 2, 10, gap.epoch, GapReason.SKIPPED)
+        assert get_offsets(current) == list(range(6, 10))
+        assert get_offsets(await made.read(TP, PartitionPosition(5, 0))) == list(range(5, 10))
+
+
 async def test_other_places_are_read_one_after_the_other_and_each_gets_its_own(
     orders: EmbeddedKafka,
 ):

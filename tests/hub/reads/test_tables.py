@@ -13,7 +13,7 @@ from gateway.core.channel.filters import Filter, Filters
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.partition_reader import EARLIEST, TimestampStart
 from gateway.core.log.position import PartitionPosition
-from gateway.core.log.record import Entry, Record, Skip, TopicPartition
+from gateway.core.log.record import Entry, Gap, GapReason, Record, Skip, TopicPartition
 from gateway.hub.reads import tables as module
 from gateway.hub.reads.tables import Tables, TableSpilled
 
@@ -44,6 +44,8 @@ class FakePartition:
         assert place.offset is not None
         self.read_offsets.append(place.offset)
         await asyncio.sleep(0)
+        if place.offset < self.log_start:  # as of `offsetOutOfRange: latest`
+            return [Gap(A, place.offset, len(self.records), 0, GapReason.SKIPPED)]
         return list(self.records[place.offset : place.offset + 3])
 
     async def resolve_start(self, tp: TopicPartition, start: TimestampStart) -> PartitionPosition:
@@ -119,6 +121,28 @@ async def test_one_larger_than_its_cache_is_read_window_by_window(
     del last[b"k1"]
     assert found == sorted(last.values())
     assert windows > 1
+
+
+@pytest.mark.parametrize("cache", ["64MiB", "1KiB"])
+async def test_a_table_has_what_reads_skipped(kafka: FakePartition, cache: str):
+    """With `offsetOutOfRange: latest`, a table whose next record was gone was empty up to the end
+    of the log as of then, for as long as it was kept."""
+    kafka.log.open(0, 0)
+    for n in range(8):
+        kafka.write_record(f"k{n}", "x" * 200)
+    kafka.log.append(Gap(A, 0, 6, 0, GapReason.SKIPPED), 0.0)  # the shared read skipped, too
+    made = build_tables(kafka, cache)
+    if cache == "1KiB":
+        assert await made.get_snapshot(A, 8) is None
+    kafka.log_start = 3
+    if cache == "1KiB":  # it is spilled
+        entries = await made.read_window(A, PartitionPosition(0), 8)
+    else:
+        await made.get_snapshot(A, 3)
+        snapshot = await made.get_snapshot(A, 8)
+        assert snapshot is not None
+        entries = list(snapshot.entries)
+    assert [entry.offset for entry in entries] == [3, 4, 5, 6, 7]
 
 
 async def test_what_nobody_looks_at_is_let_go(kafka: FakePartition):
