@@ -12,12 +12,20 @@ import asyncio
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from gateway.config import Topic
 from gateway.core.log.partition_reader import OffsetStart, PartitionReader, Start
 from gateway.core.log.position import PartitionPosition
-from gateway.core.log.record import Entry, Fault, Gap, GapReason, Ready, TopicPartition
+from gateway.core.log.record import (
+    REWIND_REASONS,
+    Entry,
+    Fault,
+    Gap,
+    GapReason,
+    Ready,
+    TopicPartition,
+)
 from gateway.hub.wires.transform import Transformer
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.connections import ConnectionRole
@@ -31,8 +39,21 @@ MAX_WAIT_S = 0.1  # seconds that a broker may hold a fetch back; what is asked f
 CACHE_TTL_S = 2.0
 
 
-_Version: TypeAlias = tuple[int, tuple[int, int] | None, Topic]
-"""The lineage of a log, its leader and leader epoch, and the settings of the topic."""
+class _Version(NamedTuple):
+    """Identify the log that an answer is of: clients share it only if theirs is the same.
+
+    Attributes:
+        lineage: The lineage of the log.
+        leader: Its leader and leader epoch; None if it has no leader.
+        topic_id: The id of the topic; empty if it is unknown. A topic that is created again begins
+            with the same epochs, and its logs here with the same lineage if it was not read.
+        topic: The settings of the topic.
+    """
+
+    lineage: int
+    leader: tuple[int, int] | None
+    topic_id: str
+    topic: Topic
 
 
 class _ReadRequest(NamedTuple):
@@ -84,6 +105,20 @@ class _CachedRead(NamedTuple):
             if first.offset < offset:
                 return [first._replace(offset=offset), *following[1:]]
         return following
+
+
+def _select_shared(entries: Sequence[Entry]) -> Sequence[Entry]:
+    """Return what others may have of an answer: what precedes a gap that goes back.
+
+    What follows is of the log's next lineage, and only who gets the gap knows that. Readers return
+    gaps of that kind before all records.
+    """
+    for index, entry in enumerate(entries):
+        if type(entry) is not Gap:
+            break
+        if entry.reason in REWIND_REASONS:
+            return entries[:index]
+    return entries
 
 
 class BackfillReader:
@@ -150,9 +185,11 @@ class BackfillReader:
         assert position.offset is not None
         await self._may_read.wait()
         # As of before the read: if the leader changes meanwhile, the answer is of no use to others.
-        version = (
+        metadata = self._cluster.get_topic(tp.topic)
+        version = _Version(
             position.lineage,
             self._cluster.leader_for_partition(tp),
+            "" if metadata is None else str(metadata.topic_id or ""),
             self._get_topic_settings(tp.topic),
         )
         cached = self._cache.get(tp)
@@ -193,8 +230,10 @@ class BackfillReader:
             self._queues.pop(tp, None)
             self._readers.pop(tp, None)
             return
-        topic = self._get_topic_settings(tp.topic)
+        topic, version = self._get_topic_settings(tp.topic), queue[0].version
         reader = self._readers[tp] = create_reader(tp, queue[0].start, topic)
+        if version is not None:  # if the topic was created again since, the client gets that gap
+            reader.on_topic_id(version.topic_id)
         self.fetcher.add_partition(reader, read_committed=topic.isolation == "read_committed")
 
     def _on_entries(self, reader: PartitionReader, entries: Sequence[Entry]) -> None:
@@ -216,9 +255,9 @@ class BackfillReader:
         if version is None:
             self._resolve_requests(reader.tp, wanted, None)
         else:
-            if transforms := version[2].transforms:
+            if transforms := version.topic.transforms:
                 wanted = list(map(Transformer(transforms), wanted))
-            cached = _CachedRead(version, asyncio.get_running_loop().time(), wanted)
+            cached = _CachedRead(version, asyncio.get_running_loop().time(), _select_shared(wanted))
             self._cache[reader.tp] = cached
             self._resolve_requests(reader.tp, wanted, cached)
         self._start_next(reader.tp)

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from support.records import RecordToSend, produce_records
 from support.topic_reads import open_cluster
+from support.waiting import wait_until
 
 from gateway.config import Topic
-from gateway.core.log.partition_reader import EARLIEST, TimestampStart
+from gateway.core.log.partition_reader import (
+    EARLIEST,
+    FetchResult,
+    PartitionReader,
+    TimestampStart,
+)
 from gateway.core.log.position import PartitionPosition
 from gateway.core.log.record import Entry, Gap, GapReason, Record, TopicPartition
 from gateway.hub.reads.backfill_reader import BackfillReader
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.kafka.fetch.fetch import FetchedPartition
+from gateway.kafka.fetch.fetcher import Deliver
 
 TP = TopicPartition("orders", 0)
 Fetches = list[dict[TopicPartition, int]]
@@ -56,7 +65,49 @@ async def running_archive(
             await made.close()
 
 
-def get_offsets(entries: list[Entry]) -> list[int]:
+class HeldFetcher:
+    """A fetcher whose answers are the test's. It has what readers are read now, by partition."""
+
+    def __init__(self, cluster: object, deliver: Deliver, **options: object) -> None:
+        self.deliver = deliver
+        self.readers: dict[TopicPartition, PartitionReader] = {}
+
+    def add_partition(self, reader: PartitionReader, *, read_committed: bool) -> None:
+        self.readers[reader.tp] = reader
+
+    def remove_partition(self, tp: TopicPartition) -> None:
+        self.readers.pop(tp, None)
+
+    async def close(self) -> None:
+        self.readers.clear()
+
+    def answer_fetch(self, records: list[Record]) -> None:
+        """Answer the fetch that is under way with all of a log."""
+        reader, end = self.readers[TP], len(records)
+        found = records[reader.position.offset :]
+        self.deliver(reader, reader.on_fetch(FetchResult(found, end, 0, end, end, 0), 0.0))
+
+
+@pytest.fixture
+async def held(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[BackfillReader, Any]]:
+    """A reader whose fetcher is held, and its cluster."""
+    monkeypatch.setattr("gateway.hub.reads.backfill_reader.Fetcher", HeldFetcher)
+    settings = Topic.model_validate({"name": "orders"})
+    cluster: Any = SimpleNamespace(
+        leader_for_partition=lambda tp: (1, 0),
+        get_topic=lambda name: SimpleNamespace(topic_id=cluster.topic_id),
+        topic_id="old",
+    )
+    made = BackfillReader(cluster, lambda name: settings)
+    yield made, cluster
+    await made.close()
+
+
+def build_records(count: int) -> list[Record]:
+    return [Record(TP, offset, 0, 0, b"k", b"v" * 60) for offset in range(count)]
+
+
+def get_offsets(entries: Iterable[Entry]) -> list[int]:
     return [entry.offset for entry in entries if isinstance(entry, Record)]
 
 
@@ -100,6 +151,31 @@ async def test_what_one_client_skipped_is_not_skipped_for_others(orders: Embedde
             assert gap == Gap(TP, 2, 10, gap.epoch, GapReason.SKIPPED)
         assert get_offsets(current) == list(range(6, 10))
         assert get_offsets(await made.read(TP, PartitionPosition(5, 0))) == list(range(5, 10))
+
+
+async def test_records_of_a_recreated_topic_come_only_after_its_gap(
+    held: tuple[BackfillReader, Any],
+):
+    """The answer to another client, which had the gap, was given without it: the new topic's
+    records passed for those of the old one, and came again behind the gap."""
+    made, cluster = held
+    fetcher: Any = made.fetcher
+    first, second = (
+        asyncio.create_task(made.read(TP, PartitionPosition(at, 0))) for at in (100, 110)
+    )
+    await asyncio.sleep(0)
+    cluster.topic_id = "new"
+    for reading, offset in ((first, 100), (second, 110)):
+        await wait_until(lambda: fetcher.readers)
+        fetcher.readers[TP].on_topic_id("new")
+        fetcher.answer_fetch(build_records(150))
+        gap, *records = await reading
+        assert gap == Gap(TP, offset, 0, gap.epoch, GapReason.RECREATED)
+        assert get_offsets(records) == list(range(150))
+    # Nor is the answer kept for others.
+    third = asyncio.create_task(made.read(TP, PartitionPosition(120, 0)))
+    await wait_until(lambda: fetcher.readers)
+    third.cancel()
 
 
 async def test_other_places_are_read_one_after_the_other_and_each_gets_its_own(
