@@ -429,7 +429,7 @@ async def test_it_lives_through_its_coordinators_end(kafka3, group):
         await produce_records(kafka3.bootstrap, name, build_numbered(60, 6))
         await wait_until(lambda: len(one.records) == 60, timeout_s=LONG)
         link = await made.coordinators.connect(group)
-        await asyncio.to_thread(kafka3.local_kafka.get_node(link.node).kill)
+        await asyncio.to_thread(kafka3.local_kafka.get_node(link.broker.node).kill)
         await produce_records(
             kafka3.bootstrap, name, build_numbered(60, 6), request_timeout_ms=5000
         )
