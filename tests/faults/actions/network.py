@@ -39,6 +39,14 @@ def _choose_broker(world: World, fault: PlannedFault) -> BrokerProxy:
     return Random(fault.choice).choice(list(world.broker_proxy.brokers))
 
 
+async def _wait_for_connections(proxies: Iterable[TcpProxy]) -> None:
+    """Wait until clients are connected: another fault may have ended all of them just now."""
+    proxies = list(proxies)
+    await wait_for_effect(
+        lambda: any(each.connection_count for each in proxies), "no client is connected"
+    )
+
+
 async def _wait_for_silence(proxies: Iterable[TcpProxy]) -> None:
     """Wait until nothing is delivered any more. AssertionError if something is after that."""
     proxies = list(proxies)
@@ -200,6 +208,7 @@ async def cut_clients(world: World, fault: PlannedFault) -> AsyncIterator[str]:
 @asynccontextmanager
 async def stall_clients(world: World, fault: PlannedFault) -> AsyncIterator[str]:
     """Have the clients behind a proxy stop reading."""
+    await _wait_for_connections(world.client_proxies)
     for proxy in world.client_proxies:
         proxy.stall()
     try:
@@ -215,6 +224,7 @@ async def stall_clients(world: World, fault: PlannedFault) -> AsyncIterator[str]
 async def hide_gateways(world: World, fault: PlannedFault) -> AsyncIterator[str]:
     """Drop every packet between a gateway and its clients behind a proxy."""
     proxy = world.client_proxies[fault.choice % len(world.client_proxies)]
+    await _wait_for_connections([proxy])
     await proxy.hide()
     try:
         await _wait_for_silence([proxy])
