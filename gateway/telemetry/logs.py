@@ -8,6 +8,7 @@ formatters, so it holds for every logger, those of libraries included.
 
 from __future__ import annotations
 
+import codecs
 import json
 import logging
 import re
@@ -21,6 +22,9 @@ from typing import Any, Literal, TextIO
 
 from .log_context import get_log_context
 from .redaction import redact_text
+
+# Python loads a codec at its first use, when there may be no free descriptor for that.
+codecs.lookup("unicode_escape")
 
 LEVELS = ("debug", "info", "warning", "error")
 # Packages that log in a process that serves. A name covers the packages within it.

@@ -11,6 +11,7 @@ import pytest
 from starlette.responses import JSONResponse
 from support.app_server import running_app
 from support.gateways import GatewayProcess, build_config, create_http_client, running_gateway
+from support.issuer import AUDIENCE, ISSUER_NAME, TokenIssuer, get_private_key
 
 from gateway.kafka.embedded import EmbeddedKafka
 
@@ -56,3 +57,25 @@ async def test_the_first_guarded_request_without_a_free_descriptor_gets_503_and_
                 accepted = await http.get(UNTIL_NOW, headers=HEADERS)
                 assert accepted.status_code == 200
                 assert "Traceback" not in gateway.log
+
+
+@pytest.mark.parametrize("algorithm", ["RS256", "ES256", "EdDSA"])
+async def test_the_first_token_is_verified_without_a_free_descriptor(algorithm: str) -> None:
+    """It got 500: what verifies a signature by ES256 was imported by the first token."""
+    issuer = TokenIssuer(algorithm)
+    forged = issuer.issue_token(key=get_private_key(algorithm, 1))
+    with EmbeddedKafka(topics={"orders": 1}) as kafka:
+        route = {"when": [{"path": "/orders"}], "guarded": {"login": []}}
+        guard = {"type": "jwt", "issuer": ISSUER_NAME, "audience": AUDIENCE, "keys": issuer.jwks}
+        config = build_config(
+            kafka.bootstrap,
+            ["orders"],
+            [route | {"with": {"topic": "orders"}}],
+            guards={"login": guard},
+        )
+        async with running_gateway(config) as gateway, create_http_client(gateway) as http:
+            assert (await http.get("/health/live")).status_code == 200  # it is connected
+            async with no_free_descriptor(gateway):
+                refused = await http.get("/orders", headers={"Authorization": f"Bearer {forged}"})
+            assert refused.status_code == 401
+            assert "Traceback" not in gateway.log

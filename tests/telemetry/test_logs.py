@@ -232,3 +232,15 @@ def test_an_error_that_nobody_caught_is_an_object(tmp_path: Path):
     warned, divided, last = [json.loads(line) for line in ended.stderr.splitlines()]
     assert "a warning of Python" in warned["message"] and "ZeroDivisionError" in divided["error"]
     assert "at the end" in last["error"] and last["level"] == "critical"
+
+
+def test_a_line_is_escaped_without_a_free_descriptor():
+    """The codec was loaded by the first line that needed it, and that line was lost."""
+    script = (
+        "import resource\n"
+        "from gateway.telemetry.logs import escape_line\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\n"
+        "print(escape_line('\\x1b[2J'))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("\\x1b[2J\n", "")

@@ -22,6 +22,9 @@ from hashlib import sha256
 from typing import Any
 
 import jwt
+
+# Verifying would import it at the first token, when there may be no free descriptor for that.
+from cryptography.hazmat.backends.openssl import backend as _backend  # noqa: F401
 from jwt import exceptions as jwt_errors
 
 from gateway.config import Jwt
