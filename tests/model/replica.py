@@ -17,6 +17,7 @@ from gateway.core.channel.chunk import ChannelEvent
 from gateway.core.channel.dispatcher import ChannelDispatcher
 from gateway.core.channel.filters import Filter, Filters
 from gateway.core.channel.ring_budget import RingBudget
+from gateway.core.client.read_answer import ReadAnswer
 from gateway.core.client.subscription import Subscription
 from gateway.core.client.terms import SubscriptionTerms
 from gateway.core.log.partition_log import PartitionLog
@@ -394,7 +395,7 @@ class Replica:
         def on_entries(entries: Sequence[Entry]) -> None:
             found = [e for e in entries if not isinstance(e, Ready | Fault)]
             if found and self.private_jobs.pop((sub, tp), None) and sub.private_reader is not None:
-                sub.private_reader.feed(tp, place, found)
+                sub.private_reader.feed(tp, place, ReadAnswer(found).get_run())
 
         assert place.offset is not None
         self._add_private(sub, tp, OffsetStart(place.offset, place.epoch), on_entries)

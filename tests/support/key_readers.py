@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
 
 from support.per_event_encoder import PerEventEncoder
 
 from gateway.core.channel.channel import Channel
 from gateway.core.channel.dispatcher import ChannelDispatcher
 from gateway.core.channel.filters import Filters
+from gateway.core.client.read_answer import ReadAnswer
 from gateway.core.client.snapshot import Snapshot
 from gateway.core.client.subscription import Subscription
 from gateway.core.client.terms import DEFAULT_TERMS, SubscriptionTerms
@@ -156,4 +156,6 @@ class KeyedPartition:
             if snapshot is not None and snapshot.needs_data(tp):
                 reader.set_snapshot_end(tp, self.log.next_offset or 0)  # type: ignore[union-attr]
                 continue
-            reader.feed(tp, position, islice(following, 3))  # type: ignore[union-attr]
+            if following:
+                run = ReadAnswer(following[:3]).get_run()
+                reader.feed(tp, position, run)  # type: ignore[union-attr]

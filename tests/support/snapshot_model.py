@@ -16,6 +16,7 @@ from gateway.core.channel.channel import Channel
 from gateway.core.channel.dispatcher import ChannelDispatcher
 from gateway.core.channel.filters import Filters
 from gateway.core.channel.ring_budget import RingBudget
+from gateway.core.client.read_answer import ReadAnswer
 from gateway.core.client.slow_client_policy import SlowClientPolicy
 from gateway.core.client.snapshot import Snapshot
 from gateway.core.client.snapshot_blocks import SnapshotBlock, SnapshotBlocks
@@ -222,9 +223,9 @@ class SnapshotClient:
             assert place.offset is not None
             snapshot = sub.snapshot
             if snapshot is None or not snapshot.needs_data(tp):
-                reader.feed(
-                    tp, place, self.topic.written_records[tp][place.offset : place.offset + 2]
-                )
+                found = self.topic.written_records[tp][place.offset : place.offset + 2]
+                if found:
+                    reader.feed(tp, place, ReadAnswer(found).get_run())
             elif not snapshot.is_fresh(tp):
                 reader.set_snapshot_end(tp, len(self.topic.written_records[tp]))
             else:

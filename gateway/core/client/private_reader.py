@@ -11,7 +11,7 @@ A client that follows its channel in all partitions has no private reader: it co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from gateway.core.log.position import (
     NO_EPOCH,
@@ -25,6 +25,7 @@ from gateway.core.log.record import Entry, Gap, GapReason, TopicPartition
 from .catch_up import CatchUp, build_truncation_gap
 from .end_reason import EndReason
 from .private_positions import FastForwardPartitions, PrivatePositions
+from .read_answer import EntryRun, ReadAnswer
 from .read_buffer import ReadBuffer
 from .shared_cursor import SharedCursor
 from .slow_client_policy import SlowClientPolicy
@@ -84,6 +85,16 @@ class PrivateReader:
     def buffered_bytes(self) -> int:
         """Return how many bytes of records were read for the client and not sent yet."""
         return self._buffer.bytes
+
+    @property
+    def own_bytes(self) -> int:
+        """Return how many of the bytes are held for this client alone."""
+        return self._buffer.own_bytes
+
+    @property
+    def answers(self) -> Iterator[ReadAnswer]:
+        """Return the answers that hold the other bytes, which other clients may share."""
+        return self._buffer.answers
 
     @property
     def is_done(self) -> bool:
@@ -198,12 +209,10 @@ class PrivateReader:
             if tp not in with_gap and needs_backfill(tp, position)
         ]
 
-    def feed(
-        self, tp: TopicPartition, position: PartitionPosition, entries: Iterable[Entry]
-    ) -> None:
+    def feed(self, tp: TopicPartition, position: PartitionPosition, run: EntryRun) -> None:
         """Take entries from Kafka; nothing if the client has moved on in the meantime."""
         if self.positions.get(tp) == position:
-            self._buffer.feed(tp, entries)
+            self._buffer.feed(tp, run)
 
     def feed_snapshot(
         self,

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import takewhile
 from math import inf
-from typing import TypeVar
 
 from gateway.core.channel.conflation import KeyWindow, LatestOffsets, buffered_size
 from gateway.core.channel.filters import get_lookup_keys
@@ -19,29 +17,29 @@ from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.position import PartitionPosition
 from gateway.core.log.record import Entry, TopicPartition
 
+from .read_answer import EntryRun, ReadAnswer
 from .shared_cursor import SharedCursor
 from .snapshot_blocks import SnapshotBlock
 
 MAX_BUFFER_BYTES = 1 << 18  # bytes that are held for a client before no more is read from Kafka
 MAX_WINDOW_BYTES = 1 << 20  # bytes of records that are gathered at most before they are sent
 
-P = TypeVar("P", bound=Entry | SnapshotBlock)
-
 
 class ReadBuffer:
     """What was read for one client and not sent yet, owned by its `PrivateReader`.
 
-    Iterators take what they yield: what was taken is gone. Invariant between calls: what is held of
+    Iterators take what they yield: what was taken is gone, except that an answer from Kafka stays
+    as long as one of the clients that it serves needs it. Invariant between calls: what is held of
     a partition begins where the client stands in it, since `drop` is called whenever the position
     jumps.
     """
 
     __slots__ = (
         "_backfilled",
-        "_bytes",
         "_cursor",
         "_keys",
         "_latest_offsets",
+        "_piece_bytes",
         "_snapshot_pieces",
         "_windows",
     )
@@ -49,16 +47,26 @@ class ReadBuffer:
     def __init__(self, cursor: SharedCursor) -> None:
         self._cursor = cursor
         self._keys = get_lookup_keys(cursor.channel.accepts)
-        self._backfilled: dict[TopicPartition, deque[Entry]] = {}
+        self._backfilled: dict[TopicPartition, EntryRun] = {}
         self._snapshot_pieces: dict[TopicPartition, deque[Entry | SnapshotBlock]] = {}  # of tables
         self._windows: dict[TopicPartition, KeyWindow] = {}
         self._latest_offsets: dict[TopicPartition, LatestOffsets] = {}
-        self._bytes = 0  # of what was fed, without windows
+        self._piece_bytes = 0  # of `_snapshot_pieces`
 
     @property
     def bytes(self) -> int:
         """Return how many bytes of records are held."""
-        return self._bytes + sum(window.bytes for window in self._windows.values())
+        return self.own_bytes + sum(run.bytes for run in self._backfilled.values())
+
+    @property
+    def own_bytes(self) -> int:
+        """Return how many bytes of records are held that no other client shares."""
+        return self._piece_bytes + sum(window.bytes for window in self._windows.values())
+
+    @property
+    def answers(self) -> Iterator[ReadAnswer]:
+        """Return the answers from Kafka that are held, which other clients may share."""
+        return (run.answer for run in self._backfilled.values())
 
     @property
     def is_full(self) -> bool:
@@ -67,34 +75,28 @@ class ReadBuffer:
 
     def has_pieces(self, tp: TopicPartition) -> bool:
         """Return whether something of a partition is held that came from Kafka or a table."""
-        return bool(self._backfilled.get(tp) or self._snapshot_pieces.get(tp))
+        return tp in self._backfilled or bool(self._snapshot_pieces.get(tp))
 
     def is_gathering(self, tp: TopicPartition) -> bool:
         """Return whether a window of a partition is being gathered or sent."""
         window = self._windows.get(tp)
         return window is not None and not window.is_drained
 
-    def feed(self, tp: TopicPartition, entries: Iterable[Entry]) -> None:
-        """Take entries from Kafka, unless some of the partition are held already.
-
-        A private read may see that the log went back before the shared read does, which alone
-        decides about lineages. So entries that are not of the log's lineage are left out. They are
-        read again when the client has come to the next lineage.
-        """
-        if not self._backfilled.get(tp):
-            log = self._cursor.channel.tail.logs[tp]
-            self._backfilled[tp] = self._count_pieces(takewhile(log.matches_lineage, entries))
+    def feed(self, tp: TopicPartition, run: EntryRun) -> None:
+        """Take entries from Kafka, unless some of the partition are held already."""
+        self._backfilled.setdefault(tp, run)
 
     def feed_snapshot(self, tp: TopicPartition, pieces: Iterable[Entry | SnapshotBlock]) -> None:
         """Take pieces of a partition's table, unless some are held already."""
         if not self._snapshot_pieces.get(tp):
-            self._snapshot_pieces[tp] = self._count_pieces(pieces)
+            kept = self._snapshot_pieces[tp] = deque(pieces)
+            self._piece_bytes += sum(map(buffered_size, kept))
 
     def drop(self, tp: TopicPartition) -> None:
         """Drop all that is held of a partition, as the client does not go on with it."""
         self.drop_backfilled(tp)
         for piece in self._snapshot_pieces.pop(tp, ()):
-            self._bytes -= buffered_size(piece)
+            self._piece_bytes -= buffered_size(piece)
         self._windows.pop(tp, None)
         self._latest_offsets.pop(tp, None)
         if self._cursor.snapshot is not None:
@@ -102,8 +104,7 @@ class ReadBuffer:
 
     def drop_backfilled(self, tp: TopicPartition) -> None:
         """Drop what came from Kafka of a partition."""
-        for entry in self._backfilled.pop(tp, ()):
-            self._bytes -= buffered_size(entry)
+        self._backfilled.pop(tp, None)
 
     def drop_all_backfilled(self) -> None:
         """Drop all that came from Kafka."""
@@ -116,6 +117,10 @@ class ReadBuffer:
         self, tp: TopicPartition, log: PartitionLog, position: PartitionPosition
     ) -> Iterator[Entry]:
         """Yield what follows a position, from the log or, if that does not cover it, from Kafka.
+
+        A private read may see that the log went back before the shared read does, which alone
+        decides about lineages. So entries that are not of the log's lineage are left out. They are
+        read again when the client has come to the next lineage.
 
         The iterator ends where the tail stands, because the partition joins there. If the stream
         has an end of its own, it never joins, and everything is yielded.
@@ -132,11 +137,18 @@ class ReadBuffer:
                     return
                 records_by_source["cache"] += 1
                 yield entry
-        while fed := self._backfilled.get(tp):
-            if not is_bounded and fed[0].next_offset > (end.offset or 0):
+        while (run := self._backfilled.get(tp)) is not None:
+            entry = run.first
+            if not log.matches_lineage(entry):
+                self.drop_backfilled(tp)
                 return
-            entry = fed.popleft()
-            self._bytes -= buffered_size(entry)
+            if not is_bounded and entry.next_offset > (end.offset or 0):
+                return
+            rest = run.get_rest()
+            if rest is None:
+                del self._backfilled[tp]
+            else:
+                self._backfilled[tp] = rest
             records_by_source["kafka"] += 1
             yield entry
 
@@ -166,7 +178,7 @@ class ReadBuffer:
         """Yield what was read of the partition's table."""
         while pieces := self._snapshot_pieces.get(tp):
             piece = pieces.popleft()
-            self._bytes -= buffered_size(piece)
+            self._piece_bytes -= buffered_size(piece)
             self._cursor.traffic.catch_up_records["table"] += (
                 piece.records if type(piece) is SnapshotBlock else 1
             )
@@ -191,8 +203,3 @@ class ReadBuffer:
             latest = self._latest_offsets[tp] = self._cursor.channel.get_latest_offsets(tp)
         latest.scan(log, offset, self._cursor.channel.tail.position[tp].offset)
         return latest
-
-    def _count_pieces(self, pieces: Iterable[P]) -> deque[P]:
-        kept = deque(pieces)
-        self._bytes += sum(map(buffered_size, kept))
-        return kept

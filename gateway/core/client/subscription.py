@@ -9,7 +9,7 @@ Sans-I/O: `take` returns the bytes that can be sent now. What must come from Kaf
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from gateway.core.channel.byte_counts import ByteCounts, ByteSum, CountedBytes
@@ -19,6 +19,7 @@ from gateway.core.log.record import TopicPartition
 from gateway.telemetry.traffic import StreamCounts
 
 from .private_reader import PrivateReader
+from .read_answer import ReadAnswer
 from .shared_cursor import UNREPORTED_TRAFFIC, SharedCursor
 from .terms import DEFAULT_TERMS, SubscriptionTerms
 
@@ -246,6 +247,16 @@ class Subscription(SharedCursor):
     def buffered_bytes(self) -> int:
         """Return how many bytes of records were read for the client and not sent yet."""
         return self.private_reader.buffered_bytes if self.private_reader is not None else 0
+
+    @property
+    def own_bytes(self) -> int:
+        """Return how many of these bytes are held for this client alone."""
+        return self.private_reader.own_bytes if self.private_reader is not None else 0
+
+    @property
+    def answers(self) -> Iterable[ReadAnswer]:
+        """Return the answers that hold the other bytes, which other clients may share."""
+        return self.private_reader.answers if self.private_reader is not None else ()
 
     def fall_behind(
         self, position: Position, notices: Sequence[bytes] = (), *, is_slow: bool = True

@@ -48,6 +48,12 @@ class TailUpdate(NamedTuple):
     token_text: bytes
 
 
+class SharedAnswer(Protocol):
+    """What was read once for one or more clients, such as a `ReadAnswer`."""
+
+    bytes: int
+
+
 class TailReader(Protocol):
     """A client that reads some partitions privately, up to where the tail stands."""
 
@@ -56,8 +62,12 @@ class TailReader(Protocol):
         """The partitions that it reads privately, and where it stands in each."""
 
     @property
-    def buffered_bytes(self) -> int:
-        """How many bytes of records were read for it and not sent yet."""
+    def own_bytes(self) -> int:
+        """How many bytes of records were read for it alone and not sent yet."""
+
+    @property
+    def answers(self) -> Iterable[SharedAnswer]:
+        """What was read for it besides and not sent yet, which other clients may share."""
 
     def wake(self) -> None:
         """Take note that the tail moved in partitions that it reads privately."""

@@ -715,11 +715,19 @@ class Hub:
         return self.settings.memory // BACKLOG_MEMORY_DIVISOR
 
     def _measure_backlog(self) -> int:
-        """Return the bytes of records that were read for clients and not taken yet."""
-        readers = (
+        """Return the bytes of records that were read for clients and not taken yet.
+
+        What several clients share counts once, and until the last of them has taken it all.
+        """
+        readers = [
             reader for shared_tail in self._tails.values() for reader in shared_tail.tail.readers
+        ]
+        answers = {answer for reader in readers for answer in reader.answers}
+        return (
+            self.shared_catch_ups.size
+            + sum(reader.own_bytes for reader in readers)
+            + sum(answer.bytes for answer in answers)
         )
-        return self.shared_catch_ups.size + sum(reader.buffered_bytes for reader in readers)
 
     def _set_ring_limit(self) -> None:
         self.rings.limit = self.settings.memory // RINGS_MEMORY_DIVISOR // len(self.process_hubs)

@@ -193,10 +193,10 @@ class Backfill:
         if snapshot is not None and snapshot.needs_data(tp):
             await self._read_snapshot(tp, position)
             return
-        entries = await self._services.backfill_reader.read(tp, position)
+        run = await self._services.backfill_reader.read(tp, position)
         # Meanwhile the client may have got to the tail by itself, from the log.
         if self._subscription.private_reader is not None:
-            self._subscription.private_reader.feed(tp, position, entries)
+            self._subscription.private_reader.feed(tp, position, run)
 
     async def _read_snapshot(self, tp: TopicPartition, position: PartitionPosition) -> None:
         """Read what is missing for the client's snapshot."""

@@ -4,17 +4,24 @@ A partition has one read at a time, and a broker one fetch, however many clients
 goes to all whose offset it covers, and the connection of the live tail is not used. Where n clients
 come back from n offsets that one answer can cover, about ln(n) reads serve them all. A read that
 meets an offset out of range recovers as the shared read would.
+
+An answer is handed out in slices, between which the event loop runs: it may have 100,000 entries,
+and 1,000 clients may wait for it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_right
-from collections import Counter, deque
+import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import dropwhile
+from time import perf_counter
 from typing import NamedTuple
 
+from gateway.background_tasks import BackgroundTasks
 from gateway.config import Topic
+from gateway.core.client.read_answer import EntryRun, ReadAnswer
 from gateway.core.log.partition_reader import OffsetStart, PartitionReader, Start
 from gateway.core.log.position import PartitionPosition
 from gateway.core.log.record import (
@@ -22,7 +29,6 @@ from gateway.core.log.record import (
     Entry,
     Fault,
     Gap,
-    GapReason,
     Ready,
     TopicPartition,
 )
@@ -34,9 +40,15 @@ from gateway.kafka.fetch.topic_model import TopicModel, get_no_model
 
 from .shared_reads import create_reader
 
+log = logging.getLogger(__name__)
+
 MAX_WAIT_S = 0.1  # seconds that a broker may hold a fetch back; what is asked for is there already
 # Seconds for which an answer is kept for other clients that return from about the same place.
 CACHE_TTL_S = 2.0
+SLICE_S = 0.002  # seconds of work on an answer before other tasks get a turn
+ENTRIES_PER_CLOCK_CHECK = 512  # entries from one look at the clock to the next: 0.1 ms
+# Clients that are answered before other tasks get a turn; what each then does takes 20 us or more.
+REQUESTS_PER_SLICE = 64
 
 
 class _Version(NamedTuple):
@@ -67,12 +79,7 @@ class _ReadRequest(NamedTuple):
 
     start: Start
     version: _Version | None
-    result: asyncio.Future[Sequence[Entry]]
-
-
-# A gap of these reasons says the same of every offset in it. The other ones are true only for the
-# position that they were found for: `skipped` also spans records that Kafka still has.
-_SHARED_GAP_REASONS = frozenset({GapReason.RETENTION, GapReason.CORRUPT})
+    result: asyncio.Future[EntryRun]
 
 
 class _CachedRead(NamedTuple):
@@ -81,51 +88,34 @@ class _CachedRead(NamedTuple):
     Attributes:
         version: Of the log before it was read: others use it only while theirs is the same.
         read_at: When it was read, by the loop's clock.
-        entries: What was read, with the topic's transforms applied.
+        answer: What was read, with the topic's transforms applied, as far as others may have it.
     """
 
     version: _Version
     read_at: float
-    entries: Sequence[Entry]
-
-    def find_entries(self, offset: int) -> Sequence[Entry]:
-        """Return the entries from an offset on; empty if it does not cover the offset.
-
-        The offset may be another one than was asked for.
-        """
-        entries = self.entries
-        if not entries or not entries[0].offset <= offset < entries[-1].next_offset:
-            return ()
-        following = entries[bisect_right(entries, offset, key=lambda entry: entry.next_offset) :]
-        first = following[0]
-        if type(first) is Gap:
-            if first.reason not in _SHARED_GAP_REASONS:
-                return ()
-            # A gap may span the offset: only the part after it concerns this client.
-            if first.offset < offset:
-                return [first._replace(offset=offset), *following[1:]]
-        return following
+    answer: ReadAnswer
 
 
-def _select_shared(entries: Sequence[Entry]) -> Sequence[Entry]:
+def _select_shared(answer: ReadAnswer) -> ReadAnswer:
     """Return what others may have of an answer: what precedes a gap that goes back.
 
     What follows is of the log's next lineage, and only who gets the gap knows that. Readers return
     gaps of that kind before all records.
     """
-    for index, entry in enumerate(entries):
+    for index, entry in enumerate(answer.entries):
         if type(entry) is not Gap:
             break
         if entry.reason in REWIND_REASONS:
-            return entries[:index]
-    return entries
+            return ReadAnswer(answer.entries[:index])
+    return answer
 
 
 class BackfillReader:
     """Read from Kafka for single clients, one read per partition at a time.
 
-    `Hub` creates and closes it. Requests for a partition are queued; the first one in a queue is
-    being read, and its answer also goes to the others that asked for the same start.
+    `Hub` creates and closes it. Requests for a partition are queued. Between calls, a partition is
+    in `_readers` as long as it has a queue: the first request is being read, or an answer is being
+    handed out.
 
     Args:
         cluster: The cluster to read from.
@@ -155,17 +145,23 @@ class BackfillReader:
             max_wait=MAX_WAIT_S,
             get_topic_model=get_topic_model,
         )
-        self._queues: dict[TopicPartition, deque[_ReadRequest]] = {}
-        self._readers: dict[TopicPartition, PartitionReader] = {}
+        self._queues: dict[TopicPartition, dict[asyncio.Future[EntryRun], _ReadRequest]] = {}
+        # None while an answer is being handed out.
+        self._readers: dict[TopicPartition, PartitionReader | None] = {}
+        self._tasks = BackgroundTasks(log)
         self._may_read = asyncio.Event()
         self._may_read.set()
 
     async def close(self) -> None:
         """Stop fetching, and cancel those who wait."""
+        # At once, so that nothing more is begun or answered while the tasks end.
+        self._tasks.cancel()
+        queues, self._queues = self._queues, {}
+        for queue in queues.values():
+            for result in queue:
+                result.cancel()
         await self.fetcher.close()
-        for queue in self._queues.values():
-            for request in queue:
-                request.result.cancel()
+        await self._tasks.close()
 
     def limit_reads(self, is_full: bool) -> None:
         """Hold reads back while clients have read too much that they did not take yet.
@@ -180,8 +176,8 @@ class BackfillReader:
         else:
             self._may_read.set()
 
-    async def read(self, tp: TopicPartition, position: PartitionPosition) -> Sequence[Entry]:
-        """Return some entries from a position on: at least one. It waits as long as Kafka takes."""
+    async def read(self, tp: TopicPartition, position: PartitionPosition) -> EntryRun:
+        """Return some entries from a position on. It waits as long as Kafka takes."""
         assert position.offset is not None
         await self._may_read.wait()
         # As of before the read: if the leader changes meanwhile, the answer is of no use to others.
@@ -196,10 +192,10 @@ class BackfillReader:
         if (
             cached is not None
             and cached.version == version
-            and (cached_entries := cached.find_entries(position.offset))
+            and (run := cached.answer.find_run(position.offset)) is not None
         ):
             self.read_counts[tp.topic, "held"] += 1
-            return cached_entries
+            return run
         return await self._request_read(tp, OffsetStart(position.offset, position.epoch), version)
 
     async def resolve_start(self, tp: TopicPartition, start: Start) -> PartitionPosition:
@@ -209,12 +205,11 @@ class BackfillReader:
 
     async def _request_read(
         self, tp: TopicPartition, start: Start, version: _Version | None
-    ) -> Sequence[Entry]:
+    ) -> EntryRun:
         """Queue a read and return its answer."""
-        future: asyncio.Future[Sequence[Entry]] = asyncio.get_running_loop().create_future()
-        queue = self._queues.setdefault(tp, deque())
-        queue.append(_ReadRequest(start, version, future))
-        if len(queue) == 1:  # else the partition is being read: it is this one's turn later
+        future: asyncio.Future[EntryRun] = asyncio.get_running_loop().create_future()
+        self._queues.setdefault(tp, {})[future] = _ReadRequest(start, version, future)
+        if tp not in self._readers:  # else it is this one's turn later
             self._start_next(tp)
         try:
             return await future
@@ -230,72 +225,104 @@ class BackfillReader:
             self._queues.pop(tp, None)
             self._readers.pop(tp, None)
             return
-        topic, version = self._get_topic_settings(tp.topic), queue[0].version
-        reader = self._readers[tp] = create_reader(tp, queue[0].start, topic)
-        if version is not None:  # if the topic was created again since, the client gets that gap
-            reader.on_topic_id(version.topic_id)
+        topic, first = self._get_topic_settings(tp.topic), next(iter(queue.values()))
+        reader = self._readers[tp] = create_reader(tp, first.start, topic)
+        if first.version is not None:
+            # If the topic was created again since, the client gets the gap of that.
+            reader.on_topic_id(first.version.topic_id)
         self.fetcher.add_partition(reader, read_committed=topic.isolation == "read_committed")
 
     def _on_entries(self, reader: PartitionReader, entries: Sequence[Entry]) -> None:
         queue = self._queues.get(reader.tp)
         if not queue or self._readers.get(reader.tp) is not reader:
             return
-        version = queue[0].version
-        wanted: list[Entry]
+        first = next(iter(queue.values()))
         # A read at an offset wants records and gaps; any other start wants to know its offset. A
-        # `Fault` answers nothing: who waits here waits as long as Kafka takes.
-        if version is not None:
-            wanted = [entry for entry in entries if not isinstance(entry, Ready | Fault)]
+        # `Fault` answers nothing: who waits here waits as long as Kafka takes. Readers return what
+        # is neither record nor gap before the others.
+        if first.version is not None:
+            wanted = list(dropwhile(lambda entry: isinstance(entry, Ready | Fault), entries))
         else:
             wanted = [entry for entry in entries if isinstance(entry, Ready)]
         if not wanted:
             return
         # One answer is enough: what follows is read when somebody asks for it.
         self.fetcher.remove_partition(reader.tp)
-        if version is None:
-            self._resolve_requests(reader.tp, wanted, None)
-        else:
-            if transforms := version.topic.transforms:
-                wanted = list(map(Transformer(transforms), wanted))
-            cached = _CachedRead(version, asyncio.get_running_loop().time(), _select_shared(wanted))
-            self._cache[reader.tp] = cached
-            self._resolve_requests(reader.tp, wanted, cached)
-        self._start_next(reader.tp)
+        self._readers[reader.tp] = None
+        self.read_counts[reader.tp.topic, "kafka"] += 1
+        self._tasks.start(
+            self._hand_out(reader.tp, first, wanted), f"answering reads of {reader.tp}"
+        )
 
-    def _resolve_requests(
-        self, tp: TopicPartition, entries: Sequence[Entry], cached: _CachedRead | None
+    async def _hand_out(
+        self, tp: TopicPartition, first: _ReadRequest, entries: Sequence[Entry]
     ) -> None:
-        """Hand an answer to the first in the queue, and to all others that it serves.
+        """Hand out an answer, and then begin the next read.
 
         Args:
             tp: The partition.
-            entries: What was read for the first.
-            cached: The same as others get it if they read; None if it is where a start is.
+            first: The request that was read for.
+            entries: The answer.
         """
-        queue = self._queues[tp]
-        first, waiting = queue[0], deque[_ReadRequest]()
-        for request in queue:
-            answer: Sequence[Entry] = ()
-            if request.start == first.start and request.version == first.version:
-                answer = entries
-            elif cached is not None and request.version == cached.version:
-                assert isinstance(request.start, OffsetStart)
-                answer = cached.find_entries(request.start.offset)
-            if not answer:
-                waiting.append(request)
-                continue
-            self.read_counts[tp.topic, "kafka" if request is first else "joined"] += 1
-            if not request.result.done():
-                request.result.set_result(answer)
-        self._queues[tp] = waiting
+        try:
+            await self._answer_requests(tp, first, entries)
+        except Exception as error:  # nobody expects one; its client must not wait for ever
+            if self._queues[tp].pop(first.result, None) is None or first.result.done():
+                raise
+            first.result.set_exception(error)
+        finally:
+            self._start_next(tp)
 
-    def _cancel_request(self, tp: TopicPartition, result: asyncio.Future[Sequence[Entry]]) -> None:
+    async def _answer_requests(
+        self, tp: TopicPartition, first: _ReadRequest, entries: Sequence[Entry]
+    ) -> None:
+        """Give an answer to the request that was read for, and to all others that it serves.
+
+        Requests may be made and cancelled meanwhile; what it does not serve is read afterwards.
+        """
+        answer = await self._build_answer(first.version, entries)
+        shared = _select_shared(answer)
+        if first.version is not None:
+            now = asyncio.get_running_loop().time()
+            self._cache[tp] = _CachedRead(first.version, now, shared)
+        whole, queue = answer.get_run(), self._queues[tp]
+        for count, request in enumerate(list(queue.values())):
+            if count % REQUESTS_PER_SLICE == REQUESTS_PER_SLICE - 1:
+                await asyncio.sleep(0)
+            run: EntryRun | None = None
+            if request.version == first.version:
+                if request.start == first.start:
+                    run = whole
+                elif isinstance(request.start, OffsetStart):
+                    run = shared.find_run(request.start.offset)
+            # It may be cancelled by now, and leaves the queue by itself.
+            if run is None or request.result.done():
+                continue
+            del queue[request.result]
+            if request is not first:
+                self.read_counts[tp.topic, "joined"] += 1
+            request.result.set_result(run)
+
+    async def _build_answer(self, version: _Version | None, entries: Sequence[Entry]) -> ReadAnswer:
+        """Return entries as an answer, with the topic's transforms applied."""
+        transforms = () if version is None else version.topic.transforms
+        transformer = Transformer(transforms) if transforms else None
+        answer, slice_end = ReadAnswer(), perf_counter() + SLICE_S
+        for index in range(0, len(entries), ENTRIES_PER_CLOCK_CHECK):
+            part = entries[index : index + ENTRIES_PER_CLOCK_CHECK]
+            answer.extend(part if transformer is None else map(transformer, part))
+            if perf_counter() > slice_end:
+                await asyncio.sleep(0)
+                slice_end = perf_counter() + SLICE_S
+        return answer
+
+    def _cancel_request(self, tp: TopicPartition, result: asyncio.Future[EntryRun]) -> None:
         """Forget a request that is cancelled; if it was being read, begin the next one."""
         queue = self._queues.get(tp)
         if not queue:
             return
-        first = queue[0]
-        self._queues[tp] = deque(request for request in queue if request.result is not result)
-        if first.result is result:
+        is_first = result is next(iter(queue))
+        queue.pop(result, None)
+        if is_first and self._readers[tp] is not None:
             self.fetcher.remove_partition(tp)
             self._start_next(tp)

@@ -392,13 +392,13 @@ class Dictionaries:
         offset = max(0, end - RECORDS_PER_PARTITION)
         while offset < end:
             position = PartitionPosition(offset, NO_EPOCH, tail.logs[tp].lineage)
-            entries = await self._services.backfill_reader.read(tp, position)
-            for entry in entries:
+            run = await self._services.backfill_reader.read(tp, position)
+            for entry in run:
                 if type(entry) is Record and entry.offset < end:
                     yield entry
-            if entries[-1].next_offset <= offset:
+            if run.next_offset <= offset:
                 raise TokenForeign("the log of the dictionary went back")
-            offset = entries[-1].next_offset
+            offset = run.next_offset
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

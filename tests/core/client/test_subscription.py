@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from gateway.core.channel.dispatcher import ChannelDispatcher
 from gateway.core.channel.filters import Filters
 from gateway.core.channel.ring_budget import RingBudget
 from gateway.core.client.private_reader import PrivateReader
+from gateway.core.client.read_answer import EntryRun, ReadAnswer
 from gateway.core.client.slow_client_policy import SlowClientPolicy
 from gateway.core.client.subscription import Subscription
 from gateway.core.client.terms import SubscriptionTerms
@@ -86,6 +88,10 @@ def record(tp: TopicPartition, offset: int, epoch: int = 0) -> Record:
     return Record(tp, offset, epoch, 0, None, b"v" * 20)
 
 
+def build_run(entries: Sequence[Entry]) -> EntryRun:
+    return ReadAnswer(entries).get_run()
+
+
 def take_lines(sub: Subscription, budget: int = 1 << 20) -> list[str]:
     return sub.take(budget, 0.0).decode().splitlines()
 
@@ -149,9 +155,9 @@ def test_what_no_log_holds_comes_from_kafka_and_a_late_answer_does_not():
     gateway.append_records(A, 0, 1, 2)
     sub = gateway.subscribe((A, PartitionPosition(0)))
     assert get_reader(sub).list_backfills() == [(A, PartitionPosition(0))]
-    get_reader(sub).feed(A, PartitionPosition(0), [record(A, 0), record(A, 1)])
+    get_reader(sub).feed(A, PartitionPosition(0), build_run([record(A, 0), record(A, 1)]))
     assert take_lines(sub) == ["record 0 0 -> 1 0", "record 0 1 -> 2 0", "record 0 2 -> 3 0"]
-    sub.ensure_private_reader().feed(A, PartitionPosition(0), [record(A, 0)])
+    sub.ensure_private_reader().feed(A, PartitionPosition(0), build_run([record(A, 0)]))
     assert take_lines(sub) == []
 
 
@@ -192,7 +198,7 @@ def test_what_was_read_for_a_place_before_a_skip_is_not_sent_after_it():
     sub = gateway.subscribe(slow_policy=SlowClientPolicy.SKIP)
     gateway.append_records(A, *range(8))
     for tp, place in get_reader(sub).list_backfills():
-        get_reader(sub).feed(tp, place, [record(A, 0), record(A, 1)])
+        get_reader(sub).feed(tp, place, build_run([record(A, 0), record(A, 1)]))
     assert take_lines(sub) == ["gap 0 0 -> 8 0"]
 
 
@@ -218,7 +224,7 @@ def test_what_a_private_read_saw_of_a_log_that_went_back_waits_for_the_shared_re
     gateway = TailFixture(cache=1)
     gateway.append_records(A, 0, 1, 2)
     sub = gateway.subscribe((A, PartitionPosition(0)))
-    get_reader(sub).feed(A, PartitionPosition(0), [record(A, 0), record(A, 1, epoch=2)])
+    get_reader(sub).feed(A, PartitionPosition(0), build_run([record(A, 0), record(A, 1, epoch=2)]))
     assert take_lines(sub) == ["record 0 0 -> 1 0"]
     assert get_reader(sub).list_backfills() == [(A, PartitionPosition(1, 0))]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from support.topic_reads import open_cluster
 from support.waiting import wait_until
 
 from gateway.config import Topic
+from gateway.core.client.read_answer import EntryRun
 from gateway.core.log.partition_reader import (
     EARLIEST,
     FetchResult,
@@ -253,3 +255,74 @@ async def test_records_are_transformed_as_those_of_the_tail_are(embedded: Embedd
         (record,) = await made.read(TP, PartitionPosition(0, 0))
         assert isinstance(record, Record)
         assert record.key == b"7"
+
+
+async def test_one_answer_for_many_clients_does_not_block_the_loop(
+    held: tuple[BackfillReader, Any],
+):
+    """When 500 clients waited for an answer of 10,000 records, nothing else ran for a second."""
+    made, _ = held
+    fetcher: Any = made.fetcher
+    clients = [
+        asyncio.create_task(made.read(TP, PartitionPosition(offset, 0))) for offset in range(500)
+    ]
+    await asyncio.sleep(0)
+    fetcher.answer_fetch(build_records(20_000))
+    answered = [0]
+    while not all(client.done() for client in clients):
+        await asyncio.sleep(0)
+        answered.append(sum(client.done() for client in clients))
+    grown = [after - before for before, after in pairwise(answered)]
+    assert max(grown) <= 64
+    runs = [client.result() for client in clients]
+    assert {run.answer for run in runs} == {runs[0].answer}
+    assert [run.first.offset for run in runs] == list(range(500))
+    assert made.read_counts == {("orders", "kafka"): 1, ("orders", "joined"): 499}
+
+
+async def test_who_comes_and_goes_while_an_answer_is_handed_out_holds_up_nobody(
+    held: tuple[BackfillReader, Any],
+):
+    made, cluster = held
+    fetcher: Any = made.fetcher
+
+    def start_read(offset: int) -> asyncio.Task[EntryRun]:
+        return asyncio.create_task(made.read(TP, PartitionPosition(offset, 0)))
+
+    clients = [start_read(1) for _ in range(300)]
+    before = start_read(0)  # the answer does not reach back to it
+    await asyncio.sleep(0)
+    fetcher.answer_fetch(build_records(10))
+    await clients[0]
+    leaving, staying = clients[200:250], [*clients[:200], *clients[250:]]
+    assert not any(client.done() for client in leaving)
+    for client in leaving:
+        client.cancel()
+    covered = start_read(5)
+    await asyncio.sleep(0)
+    cluster.topic_id = "new"  # the topic was created again, and is opened again
+    other = start_read(5)
+    await asyncio.wait([*clients, covered])
+    assert all(client.cancelled() for client in leaving)
+    assert all(client.result().first.offset == 1 for client in staying)
+    for reading, offset in ((before, 0), (other, 5)):
+        await wait_until(lambda: fetcher.readers)
+        assert not reading.done() and fetcher.readers[TP].position.offset == offset
+        fetcher.answer_fetch(build_records(10))
+        assert (await reading).first.offset == offset
+    assert not fetcher.readers
+
+
+async def test_closing_ends_those_who_wait_while_an_answer_is_handed_out(
+    held: tuple[BackfillReader, Any],
+):
+    made, _ = held
+    fetcher: Any = made.fetcher
+    clients = [asyncio.create_task(made.read(TP, PartitionPosition(0, 0))) for _ in range(200)]
+    await asyncio.sleep(0)
+    fetcher.answer_fetch(build_records(10))
+    await clients[0]
+    await made.close()
+    await asyncio.wait(clients)
+    assert not clients[0].cancelled() and clients[-1].cancelled()
+    assert not fetcher.readers
