@@ -234,9 +234,8 @@ class Connections:
                 # at that moment was not read, so it is sent again on another one.
                 deadline = connection.get_deadline(sent_at, seconds)
                 connection = await self._reopen(connection, conn)
-                if (
-                    asyncio.get_running_loop().time() >= deadline
-                ):  # others use the new connection: a timeout would close it
+                # Others use the new connection, and a timeout would close it.
+                if asyncio.get_running_loop().time() >= deadline:
                     self.request_stats.failures[request.NAME, Cause.TIMEOUT] += 1
                     raise BrokerUnavailable(
                         f"{connection.broker.name} closed its connection, and the time of the "
