@@ -3,7 +3,8 @@
 Connecting fails apart from requests, and the requests of each role fail apart from those of others:
 a broker may refuse new logins while it answers on older connections, or answer metadata and no
 fetch because its disk hangs. Each of these therefore has its own backoff, which only its own
-success ends. Connecting concerns all roles, so all of them wait for its backoff.
+success ends. Connecting concerns all roles, so all of them wait for its backoff, and a connection
+to a broker that could not be connected to ends the failures of all.
 
 A failure of a role that is not used any more would last for ever. An answer to a probe (see
 `Connections.probe`) ends it.
@@ -296,6 +297,18 @@ class BrokerNode:
         if record.retry_at is not None:
             record.error, record.reason = error, reason
         return error
+
+    def record_connect(self) -> bool:
+        """Record that it was connected to, and return whether that ends a failure.
+
+        Requests that failed before it could not be connected to failed by the same outage, so their
+        roles need not wait either, nor count as failing until each of them has an answer.
+        """
+        if not self.connects.end():
+            return False
+        for record in self.requests.values():
+            record.end()
+        return True
 
     def record_answer(self, role: ConnectionRole) -> bool:
         """Record an answer to a request of a role, and return whether it ends a failure."""

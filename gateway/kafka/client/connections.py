@@ -454,7 +454,7 @@ class Connections:
         if broker.is_closed:
             conn.close()
             raise BrokerUnavailable(f"broker {broker.node} moved", node=public_node_id(broker.node))
-        if broker.connects.end():
+        if broker.record_connect():
             self._notify_listeners(broker)
         return conn
 

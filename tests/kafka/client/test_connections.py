@@ -416,6 +416,27 @@ async def hang_fetches(asked: BrokerRequest) -> bytes | None:
     return await (never_answer if asked.body == b"fetch" else echo_body)(asked)
 
 
+async def test_a_broker_that_can_be_connected_to_again_fails_in_no_role():
+    """Its fetches had failed by the same outage: when that of all Kafka was over, the log had one
+    of the broker besides."""
+    credentials = FailingCredentials()
+    async with FakeBroker(hang_fetches) as broker:
+        kafka = open_connections(broker, credentials=credentials, request_timeout=0.5)
+        with pytest.raises(BrokerUnavailable):
+            await kafka.send(1, ConnectionRole.TAIL, EchoRequest(b"fetch"))
+        credentials.error = BrokerUnavailable("no token")
+        with pytest.raises(BrokerUnavailable):
+            await kafka.connect(1, ConnectionRole.CONTROL)
+        credentials.error = None
+        async with asyncio.timeout(5):
+            while kafka.get_failure(1) is not None:
+                with contextlib.suppress(BrokerUnavailable):
+                    await kafka.connect(1, ConnectionRole.CONTROL)
+                await asyncio.sleep(0.01)
+        assert kafka.get_retry_time(1, ConnectionRole.TAIL) is None
+        await kafka.close()
+
+
 async def test_a_broker_whose_fetches_hang_is_not_back_because_it_answers_other_requests():
     """It was logged as away and back every few seconds, as its metadata answers ended the failure
     of its fetches, and the delays of its partitions."""

@@ -49,10 +49,10 @@ async def test_a_broker_understands_each_version_and_is_understood(kafka, topic,
         link.conn._versions = {**link.versions, kind.API_KEY: (version, version)}
 
         async def send_request(request):
-            return await made.connections.send(link.node, ConnectionRole.GROUP, request)
+            return await made.connections.send(link.broker.node, ConnectionRole.GROUP, request)
 
         found = await send_request(FindCoordinatorRequest(group))
-        assert (found.error, found.node) == (0, link.node)
+        assert (found.error, found.node) == (0, link.broker.node)
         offsets = {one: OffsetAndMetadata(7, 0, "note")}
         commit = OffsetCommitRequest(group, offsets, NO_MEMBER, {name: known.topic_id})
         assert (await send_request(commit)).errors == {one: 0}
