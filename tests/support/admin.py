@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from confluent_kafka import (
@@ -26,8 +26,10 @@ from confluent_kafka.admin import (
     ScramMechanism,
     UserScramCredentialUpsertion,
 )
+from support.waiting import block_until
 
 REQUEST_TIMEOUT_S = 30.0
+POLL_INTERVAL_S = 0.02  # seconds between two questions to Kafka
 # The leader has changed since the client last asked who it is.
 MOVED_ERRORS = ("FENCED_LEADER_EPOCH", "NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE")
 
@@ -58,7 +60,12 @@ class KafkaAdmin:
             placed = {"replication_factor": replication}
         new = NewTopic(name, num_partitions=partitions, config=dict(configs or {}), **placed)
         _wait_for_futures(self.client.create_topics([new], request_timeout=REQUEST_TIMEOUT_S))
-        self._wait_until(lambda: len(self.get_leaders(name)) == partitions, f"leaders of {name}")
+        block_until(
+            lambda: len(self.get_leaders(name)) == partitions,
+            f"leaders of {name}",
+            REQUEST_TIMEOUT_S,
+            POLL_INTERVAL_S,
+        )
 
     def set_password(self, user: str, password: str) -> None:
         """For SCRAM-SHA-512, also of a user who is new."""
@@ -72,8 +79,11 @@ class KafkaAdmin:
         """Returns when the topic has `partitions` of them, all with a leader."""
         new = NewPartitions(name, partitions)
         _wait_for_futures(self.client.create_partitions([new], request_timeout=REQUEST_TIMEOUT_S))
-        self._wait_until(
-            lambda: len(self.get_leaders(name)) == partitions, f"new partitions of {name}"
+        block_until(
+            lambda: len(self.get_leaders(name)) == partitions,
+            f"new partitions of {name}",
+            REQUEST_TIMEOUT_S,
+            POLL_INTERVAL_S,
         )
 
     def delete_topic(self, name: str) -> None:
@@ -83,7 +93,12 @@ class KafkaAdmin:
         except KafkaException as error:
             if error.args[0].name() != "UNKNOWN_TOPIC_OR_PART":
                 raise
-        self._wait_until(lambda: not self.topic_exists(name), f"the end of {name}")
+        block_until(
+            lambda: not self.topic_exists(name),
+            f"the end of {name}",
+            REQUEST_TIMEOUT_S,
+            POLL_INTERVAL_S,
+        )
 
     def topic_exists(self, name: str) -> bool:
         return name in self._list_topics()
@@ -137,7 +152,7 @@ class KafkaAdmin:
 
     def wait_in_sync(self, timeout: float = 60.0) -> None:
         """Until every partition has a leader and all its replicas are in sync."""
-        self._wait_until(self._is_in_sync, "all replicas in sync", timeout)
+        block_until(self._is_in_sync, "all replicas in sync", timeout, POLL_INTERVAL_S)
 
     def _is_in_sync(self) -> bool:
         partitions = [
@@ -174,15 +189,6 @@ class KafkaAdmin:
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"{name}-{partition}: no offset, and no error")
             self._list_topics()  # asks for the leaders
-
-    def _wait_until(
-        self, is_met: Callable[[], bool], description: str, timeout: float = REQUEST_TIMEOUT_S
-    ) -> None:
-        deadline = time.monotonic() + timeout
-        while not is_met():
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{description}: not within {timeout:.0f} s")
-            time.sleep(0.02)
 
 
 def _wait_for_futures(futures: Mapping[Any, Any]) -> None:

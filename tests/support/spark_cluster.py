@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import time
 import urllib.request
 import venv
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ import pyspark
 from support.ports import find_free_port
 from support.requirements import require_tools
 from support.spark_jvm import LEAN_JVM_OPTIONS
+from support.waiting import block_until
 
 START_TIMEOUT_S = 120.0  # s
 
@@ -51,15 +51,16 @@ class SparkCluster:
         self._status_url = f"http://127.0.0.1:{page}/json/"
         master = "org.apache.spark.deploy.master.Master"
         self._start_node("master", master, "--port", self._master_port, "--webui-port", page)
-        _wait_until(self._fetch_state, "the master")
+        block_until(self._fetch_state, "the master", START_TIMEOUT_S)
         for each in range(self.worker_count):
             work = self.directory / f"worker-{each}"
             how = ("--cores", 1, "--memory", "2g", "--port", 0, "--webui-port", 0)
             kind = "org.apache.spark.deploy.worker.Worker"
             self._start_node(work.name, kind, *how, "--work-dir", work, self.url)
-        _wait_until(
+        block_until(
             lambda: (self._fetch_state() or {}).get("aliveworkers") == self.worker_count,
             "the workers",
+            START_TIMEOUT_S,
         )
 
     def close(self) -> None:
@@ -134,10 +135,3 @@ def create_node_python(directory: Path) -> None:
     )
     assert said.stdout == "None\n", said
     assert sys.executable != str(directory / "bin" / "python")
-
-
-def _wait_until(is_met: Any, description: str) -> None:
-    until = time.monotonic() + START_TIMEOUT_S
-    while not is_met():
-        assert time.monotonic() < until, f"{description}: not within {START_TIMEOUT_S:g} s"
-        time.sleep(0.1)

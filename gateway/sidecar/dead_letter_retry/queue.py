@@ -86,11 +86,9 @@ class DeadLetterQueue:
             start = log.start
             if tp in committed:
                 (offset, _, _), topic_id = committed[tp]
-                is_same_topic = None in (topic_id, metadata.topic_id) or (
-                    topic_id == metadata.topic_id
-                )
+                known_ids = {topic_id, metadata.topic_id} - {None}
                 # Otherwise it is of a topic of the same name that was deleted.
-                if is_same_topic and offset <= log.stop:
+                if len(known_ids) < 2 and offset <= log.stop:
                     start = max(offset, log.start)
             ranges[tp] = range(start, log.stop)
         return {tp: offsets for tp, offsets in sorted(ranges.items()) if offsets}
