@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import certifi
 import pytest
@@ -19,13 +21,22 @@ pytest_plugins = [
     "support.redis",
     "support.secure_kafka",
     "support.worker_groups",
+    "support.tiers",  # the last is called first: it leaves out tests, and the others are grouped
     "support.spark",
 ]
 
-# On a busy machine an example may take seconds (200 ms are allowed by default): no fault of it.
-HYPOTHESIS_OPTIONS = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("patient", settings(), **HYPOTHESIS_OPTIONS)
-settings.load_profile("patient")
+# By day the same examples each time, so that no change is refused for what another one did; by
+# night random ones, ten times as many. On a busy machine an example may take seconds (200 ms are
+# allowed by default): no fault of it.
+HYPOTHESIS_OPTIONS: Mapping[str, Any] = {
+    "deadline": None,
+    "suppress_health_check": [HealthCheck.too_slow],
+}
+settings.register_profile(
+    "day", max_examples=50, derandomize=True, database=None, **HYPOTHESIS_OPTIONS
+)
+settings.register_profile("night", max_examples=1000, print_blob=True, **HYPOTHESIS_OPTIONS)
+settings.load_profile(os.environ.get("GATEWAY_HYPOTHESIS_PROFILE", "day"))
 
 
 def pytest_configure() -> None:

@@ -31,7 +31,6 @@ from support.jobs import JOB_TIMEOUT_S
 from support.pipelines import JobHistory, OutputTopic, kill_while_writing
 from support.spark import NO_PYTHON_WORKER
 from support.waiting import block_until
-from support.worker_groups import SPARK_GROUP_PREFIX
 
 from gateway.config import loads
 from gateway.config.sections.pipelines import Pipelines
@@ -47,7 +46,7 @@ DEFAULT = range(1, 4)
 """The seeds that run by default."""
 FIRST = int(os.environ.get("GATEWAY_ORDERS_SEED", DEFAULT.start))
 SEEDS = [
-    pytest.param(seed, marks=pytest.mark.xdist_group(f"{SPARK_GROUP_PREFIX}orders_{seed}"))
+    pytest.param(seed, marks=pytest.mark.xdist_group(f"spark_orders_{seed}"))
     for seed in range(FIRST, FIRST + int(os.environ.get("GATEWAY_ORDERS", len(DEFAULT))))
 ]
 """Each takes minutes, so each may go to a worker of its own."""

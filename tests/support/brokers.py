@@ -3,6 +3,9 @@
 The choice, in order: bootstrap servers in GATEWAY_TEST_KAFKA, a Docker engine that answers, a
 local real broker. All are plain processes, so the fixtures are sync and serve every event loop.
 A test that needs what the choice lacks (killing nodes) is skipped, with CI=true it fails.
+
+With `--tier` one broker serves all workers: the process that starts them starts it, too, and tells
+them by that variable.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -88,10 +91,38 @@ class KafkaCluster:
             self.admin.delete_topic(self._topics.pop())
 
 
+KAFKA_VARIABLE = "GATEWAY_TEST_KAFKA"
+# Of a Kafka in KAFKA_VARIABLE: set if retention and compaction act within two seconds there.
+FAST_RETENTION_VARIABLE = "GATEWAY_TEST_KAFKA_FAST_RETENTION"
+
+_shared_kafka = ExitStack()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Start the broker that all workers share, unless there is no Java for it."""
+    config = session.config
+    is_worker = hasattr(config, "workerinput")
+    is_wanted = config.getoption("tier") and not config.getoption("collectonly")
+    if is_worker or not is_wanted or os.environ.get(KAFKA_VARIABLE):
+        return
+    try:
+        kafka = _shared_kafka.enter_context(_create_local_kafka())
+    except LocalBrokerError:
+        return  # a test that needs it says so
+    os.environ[KAFKA_VARIABLE] = ",".join(kafka.bootstrap)
+    os.environ[FAST_RETENTION_VARIABLE] = "1"
+    _shared_kafka.callback(os.environ.pop, KAFKA_VARIABLE)
+
+
+def pytest_unconfigure() -> None:
+    _shared_kafka.close()
+
+
 @pytest.fixture(scope="session")
 def session_kafka() -> Iterator[KafkaCluster]:
-    if servers := os.environ.get("GATEWAY_TEST_KAFKA"):
-        yield KafkaCluster(servers.split(","))
+    if servers := os.environ.get(KAFKA_VARIABLE):
+        is_fast = bool(os.environ.get(FAST_RETENTION_VARIABLE))
+        yield KafkaCluster(servers.split(","), has_fast_retention=is_fast)
     elif is_docker_available():
         yield from _run_container()
     else:
@@ -121,8 +152,8 @@ def retention_kafka(kafka: KafkaCluster) -> KafkaCluster:
 
 @pytest.fixture(scope="session")
 def session_kafka3() -> Iterator[KafkaCluster]:
-    if os.environ.get("GATEWAY_TEST_KAFKA"):
-        skip_or_fail("GATEWAY_TEST_KAFKA names a Kafka whose nodes are not ours to kill")
+    if os.environ.get(KAFKA_VARIABLE) and not os.environ.get(FAST_RETENTION_VARIABLE):
+        skip_or_fail(f"{KAFKA_VARIABLE} names a Kafka whose nodes are not ours to kill")
     kafka = RackedKafka(
         3, properties=TEST_PROPERTIES | NEAREST_REPLICA_PROPERTIES, fast_failover=True
     )
@@ -195,8 +226,12 @@ def _run_container() -> Iterator[KafkaCluster]:
 
 
 def _run_local() -> Iterator[KafkaCluster]:
-    with running_kafka(LocalKafka(properties=TEST_PROPERTIES, fast_retention=True)) as kafka:
+    with running_kafka(_create_local_kafka()) as kafka:
         yield KafkaCluster(kafka.bootstrap, kafka, has_fast_retention=True)
+
+
+def _create_local_kafka() -> LocalKafka:
+    return LocalKafka(properties=TEST_PROPERTIES, fast_retention=True)
 
 
 class RackedKafka(LocalKafka):

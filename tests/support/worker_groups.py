@@ -1,63 +1,95 @@
 """Which worker a test goes to, where several share the work (`--dist loadgroup`).
 
-A module's tests go to one worker, so that what it starts for all of them is started once. Tests of
-a session's broker go to few, too: Kafka takes 250 MB, 2 s of CPU to start, and 2 to 5 % of a core
-while it idles, so it ends with the last test of its group. So does Spark, a JVM of 1 GB and 8 s. No
-group should take more than a sixth of the whole, so those that would are in parts (`PARTS`).
-Without that option this changes nothing.
+A module's tests go to one worker, so that what it starts for all of them is started once. So do
+those of three brokers, of secured ones, and of Spark, a JVM of 1 GB and 8 s, which has two groups:
+one for each core. The groups that take longest start first, by `tests/durations.json`, which
+`--record-durations` writes; without that option nothing here changes what a test does.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support.tiers import SPARK_FIXTURE, choose_tier
 
-BROKER_FIXTURES = ("session_kafka", "session_kafka3", "session_secured")
-SPARK_FIXTURE = "session_spark"
-SPARK_AND_BROKER = "spark_and_broker"
-SPARK_PROCESSES = "spark_processes"  # of its own each, and a broker
-KAFKA_E2E = "kafka_e2e"
-# Of the groups that take longest, the modules that are a group of their own: a group's name and
-# how their paths begin.
-PARTS = {
-    SPARK_AND_BROKER: ("spark_exactly_once", "tests/pipeline/exactly_once/"),
-    KAFKA_E2E: ("kafka_e2e_sidecar", "tests/e2e/test_sidecar_"),
-    "session_kafka": ("session_kafka_sidecar", "tests/sidecar/"),
-}
-SPARK_GROUP_PREFIX = "spark_"
-# In the order of their start: each takes minutes, and starts what it needs of Kafka and Spark. What
-# a test groups itself (`xdist_group`) starts before them.
-LONG_GROUPS = (
-    *(SPARK_AND_BROKER, "spark_exactly_once", "kafka_e2e_sidecar", KAFKA_E2E, SPARK_PROCESSES),
-    *(SPARK_FIXTURE, "session_kafka", "session_kafka_sidecar", "session_kafka3"),
-    "session_secured",
-)
+DURATIONS_PATH = Path(__file__).parent.parent / "durations.json"
+SHARED_FIXTURES = ("session_kafka3", "session_secured", SPARK_FIXTURE)
+SPARK_GROUPS = 2
 # For a test that needs Spark. Where the machine did ten things for each core, one took 11 minutes.
 SPARK_TEST_TIMEOUT_S = 1800.0
-E2E_PATH = "tests/e2e/"
-LONG_TEST_PATHS = (E2E_PATH, "tests/model/")
+DEFAULT_MODULE_SECONDS = 1.0  # of one that is not in DURATIONS_PATH yet
 
 _running_fixtures: dict[str, Callable[[], None]] = {}  # what ends each that is shared and runs
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--record-durations",
+        action="store_true",
+        help=f"write what each module took into {DURATIONS_PATH.name}",
+    )
+
+
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """Four more than cores: many tests wait for most of their time. Each worker takes 0.6 GB."""
-    return (os.cpu_count() or 1) + 4
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One more than cores, for tests that wait. Those of a real Kafka and of tools wait longest."""
+    cores = os.cpu_count() or 1
+    tiers = set(config.getoption("tier") or ())
+    return cores + (1 if tiers <= {"test", "spark"} else 3)
 
 
 @pytest.hookimpl(tryfirst=True)  # before the groups become a part of the names
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=estimate_start)
+    seconds = read_durations()
+    spark_groups = share_modules(
+        {_get_module(item) for item in items if SPARK_FIXTURE in _get_fixtures(item)}, seconds
+    )
+    totals: dict[str, float] = defaultdict(float)
+    groups: dict[pytest.Item, str] = {}
     for item in items:
-        if not get_named_group(item):
-            item.add_marker(pytest.mark.xdist_group(choose_group(item)))
-        if needs_spark(item) and item.get_closest_marker("timeout") is None:
+        mark = item.get_closest_marker("xdist_group")
+        group = str(mark.args[0]) if mark else choose_group(item, spark_groups)
+        if not mark:
+            item.add_marker(pytest.mark.xdist_group(group))
+        if choose_tier(item) == "spark" and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SPARK_TEST_TIMEOUT_S))
+        groups[item] = group
+    for module, group in {(_get_module(item), group) for item, group in groups.items()}:
+        totals[group] += seconds.get(module, DEFAULT_MODULE_SECONDS)
+    items.sort(key=lambda item: (-totals[groups[item]], groups[item]))
+
+
+def choose_group(item: pytest.Item, spark_groups: Mapping[str, str]) -> str:
+    fixtures = _get_fixtures(item)
+    if SPARK_FIXTURE in fixtures:
+        return spark_groups[_get_module(item)]
+    return next((each for each in SHARED_FIXTURES if each in fixtures), _get_module(item))
+
+
+def share_modules(modules: set[str], seconds: Mapping[str, float]) -> dict[str, str]:
+    """Share modules out among the sessions of Spark, so that all take about as long."""
+    loads = dict.fromkeys((f"{SPARK_FIXTURE}_{number}" for number in range(SPARK_GROUPS)), 0.0)
+    shared = {}
+    for module in sorted(modules, key=lambda each: (-seconds.get(each, 0.0), each)):
+        group = min(loads, key=lambda each: loads[each])
+        loads[group] += seconds.get(module, DEFAULT_MODULE_SECONDS)
+        shared[module] = group
+    return shared
+
+
+def read_durations() -> dict[str, float]:
+    """Seconds of each module, as they were recorded last."""
+    if not DURATIONS_PATH.exists():
+        return {}
+    recorded = json.loads(DURATIONS_PATH.read_text())
+    return {module: row["seconds"] for module, row in recorded.items()}
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -70,66 +102,78 @@ def pytest_xdist_node_collection_finished(node: Any, ids: Sequence[str]) -> None
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: Any) -> None:
-    if fixturedef.argname in (*BROKER_FIXTURES, SPARK_FIXTURE):
+    if fixturedef.argname in SHARED_FIXTURES:
         _running_fixtures[fixturedef.argname] = partial(fixturedef.finish, request)
 
 
 @pytest.hookimpl(trylast=True)  # after the fixtures that use them
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Brokers and Spark end with their group. Without groups they end with the session.
-
-    So does the broker of Spark's jobs: clients of theirs outlive them, and each would say again and
-    again that it is gone.
-    """
+    """End what a group shares with its last test. Without groups it ends with the session."""
     if nextitem is None or not _has_group(item.nodeid):
         return
-    group = _get_group(item.nodeid)
-    if group != _get_group(nextitem.nodeid):
-        if group.startswith(SPARK_GROUP_PREFIX):
-            _running_fixtures.pop("session_kafka", None)
+    if _get_group(item.nodeid) != _get_group(nextitem.nodeid):
         while _running_fixtures:
             _running_fixtures.popitem()[1]()
 
 
-def estimate_start(item: pytest.Item) -> int:
-    """Sort key: the groups that take longest begin, and what is begun last is short."""
-    if get_named_group(item):
-        return -1
-    group = choose_group(item)
-    if group in LONG_GROUPS:
-        return LONG_GROUPS.index(group)
-    return len(LONG_GROUPS) + (not item.nodeid.startswith(LONG_TEST_PATHS))
+# -- durations ---------------------------------------------------------------------
 
 
-def get_named_group(item: pytest.Item) -> str | None:
-    """The group that the test itself names."""
-    mark = item.get_closest_marker("xdist_group")
-    return None if mark is None else str(mark.args[0])
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Note the CPU seconds of the test, those of the processes it waited for included."""
+    before = _read_cpu_seconds()
+    try:
+        return (yield)
+    finally:
+        item.config.stash.setdefault(CPU_SECONDS, defaultdict(float))[_get_module(item)] += (
+            _read_cpu_seconds() - before
+        )
 
 
-def choose_group(item: pytest.Item) -> str:
-    group = _choose_whole_group(item)
-    part, path = PARTS.get(group, ("", ""))
-    return part if part and item.nodeid.startswith(path) else group
+CPU_SECONDS = pytest.StashKey[dict[str, float]]()
 
 
-def _choose_whole_group(item: pytest.Item) -> str:
-    needed: list[str] = getattr(item, "fixturenames", [])
-    module = item.nodeid.partition("::")[0]
-    broker = next((each for each in BROKER_FIXTURES if each in needed), None)
-    if SPARK_FIXTURE in needed:
-        return SPARK_AND_BROKER if broker else SPARK_FIXTURE
-    if broker == "session_kafka" and needs_spark(item):
-        return SPARK_PROCESSES
-    if broker == "session_kafka" and module.startswith(E2E_PATH):
-        return KAFKA_E2E
-    return broker or module
+def _read_cpu_seconds() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
-def needs_spark(item: pytest.Item) -> bool:
-    """Also as a process of its own."""
-    marked = any("java17" in mark.args for mark in item.iter_markers("needs"))
-    return marked or SPARK_FIXTURE in getattr(item, "fixturenames", [])
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["cpu_seconds"] = dict(session.config.stash.get(CPU_SECONDS, {}))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    totals = node.config.stash.setdefault(CPU_SECONDS, defaultdict(float))
+    for module, seconds in getattr(node, "workeroutput", {}).get("cpu_seconds", {}).items():
+        totals[module] += seconds
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Write what each module took, beside what is known of those that did not run."""
+    if not config.getoption("record_durations"):
+        return
+    recorded = json.loads(DURATIONS_PATH.read_text()) if DURATIONS_PATH.exists() else {}
+    rows: dict[str, dict[str, float]] = {}
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                row = rows.setdefault(
+                    report.nodeid.partition("::")[0], {"tests": 0, "seconds": 0.0}
+                )
+                row["tests"] += report.when == "call"
+                row["seconds"] += report.duration
+    for module, row in rows.items():
+        cpu = config.stash.get(CPU_SECONDS, {}).get(module, 0.0)
+        recorded[module] = {**row, "seconds": round(row["seconds"], 1), "cpu": round(cpu, 1)}
+    lines = (f"{json.dumps(module)}: {json.dumps(recorded[module])}" for module in sorted(recorded))
+    DURATIONS_PATH.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+# -- names -------------------------------------------------------------------------
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -137,6 +181,14 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Names as one may ask for them: without the group, which has done its service."""
     if _has_group(report.nodeid) and "PYTEST_XDIST_WORKER" not in os.environ:
         report.nodeid = report.nodeid[: report.nodeid.rfind("@")]
+
+
+def _get_module(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
+
+
+def _get_fixtures(item: pytest.Item) -> Sequence[str]:
+    return getattr(item, "fixturenames", ())
 
 
 def _get_group(name: str) -> str:

@@ -1,0 +1,127 @@
+"""Which tests run, and when: `make test` runs one tier, `make test-all` those up to `clients`.
+
+A test's tier follows from its fixtures and its marker `needs`; nobody lists tests. Two markers
+overrule that: `smoke` brings a test of the real program or of a real Kafka into the first tier,
+which has no other process; `night` puts one that takes long, or that measures, where nobody waits.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from typing import Any
+
+import pytest
+from support.brokers import KAFKA_VARIABLE
+
+TIERS = ("test", "kafka", "spark", "clients", "night")
+BROKER_FIXTURES = frozenset({"session_kafka", "session_kafka3", "session_secured"})
+SPARK_FIXTURE = "session_spark"
+KAFKA_PIECES = frozenset({"kafka", "process"})
+
+# What Python announces when a process is started, and what `support.gateways` announces.
+PROCESS_EVENTS = frozenset(
+    {"subprocess.Popen", "os.posix_spawn", "os.system", "os.exec", "gateway.tests.process"}
+)
+
+_guarded_test: str | None = None
+_has_audit_hook = False
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--tier",
+        action="append",
+        choices=TIERS,
+        help="run only the tests of this tier, which may be given several times; default: all",
+    )
+
+
+def choose_tier(item: pytest.Item) -> str:
+    fixtures = frozenset(getattr(item, "fixturenames", ()))
+    pieces = {piece for mark in item.iter_markers("needs") for piece in mark.args}
+    if item.get_closest_marker("night"):
+        return "night"
+    if item.get_closest_marker("smoke"):
+        return "test"
+    if SPARK_FIXTURE in fixtures or "java17" in pieces:
+        return "spark"
+    if pieces - KAFKA_PIECES:
+        return "clients"
+    if pieces or fixtures & BROKER_FIXTURES:
+        return "kafka"
+    return "test"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests of the tiers that were asked for, and count the others."""
+    wanted = config.getoption("tier")
+    if not wanted:
+        return
+    kept, left_out = [], Counter[str]()
+    for item in items:
+        tier = choose_tier(item)
+        if tier in wanted and _can_run(item):
+            kept.append(item)
+        else:
+            left_out[tier if tier not in wanted else "kafka"] += 1
+    items[:] = kept
+    config.stash[LEFT_OUT] = left_out
+
+
+def _can_run(item: pytest.Item) -> bool:
+    """Without a Java the first tier leaves out its tests of a real Kafka; no other tier does."""
+    needs_kafka = BROKER_FIXTURES & frozenset(getattr(item, "fixturenames", ()))
+    return not (needs_kafka and item.get_closest_marker("smoke")) or KAFKA_VARIABLE in os.environ
+
+
+LEFT_OUT = pytest.StashKey[Counter[str]]()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tell the process that writes the summary what this worker left out."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None and LEFT_OUT in session.config.stash:
+        output["left_out"] = dict(session.config.stash[LEFT_OUT])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    if left_out := getattr(node, "workeroutput", {}).get("left_out"):
+        node.config.stash[LEFT_OUT] = Counter(left_out)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    left_out = config.stash.get(LEFT_OUT, None)
+    if left_out:
+        parts = [f"{left_out[tier]} (make test-{tier})" for tier in TIERS if tier in left_out]
+        terminalreporter.write_line(
+            f"not run: {', '.join(parts)}; make test-all runs all but the last"
+        )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Any:
+    """Fail a test of the first tier that starts a process without saying so."""
+    global _guarded_test, _has_audit_hook
+    if not _has_audit_hook and item.config.getoption("tier") == ["test"]:
+        _has_audit_hook = True
+        sys.addaudithook(_refuse_process)
+    _guarded_test = None if item.get_closest_marker("smoke") else item.nodeid
+    try:
+        return (yield)
+    finally:
+        _guarded_test = None
+
+
+def _refuse_process(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in PROCESS_EVENTS and _guarded_test and os.getpid() == _pid:
+        pytest.fail(
+            f'{_guarded_test} starts a process ({event}): mark it `needs("process")`, or `smoke`',
+            pytrace=False,
+        )
+
+
+_pid = os.getpid()
