@@ -20,8 +20,8 @@ pytest_plugins = [
     "support.reference_stream",
     "support.redis",
     "support.secure_kafka",
+    "support.tiers",
     "support.worker_groups",
-    "support.tiers",  # the last is called first: it leaves out tests, and the others are grouped
     "support.spark",
 ]
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 from support.browser import running_browser
-from support.gateways import running_gateway
+from support.gateways import running_gateway_process
 from support.records import RecordToSend, produce_records
 from support.sse import SseEvent, parse_stream
 from typer.testing import CliRunner
@@ -568,7 +568,10 @@ async def test_the_page_that_keeps_a_table_does_so_over_a_restart(embedded: Embe
         window.table = () => python(sorted());
     """
     show = "const show = (table) => { window.shown = table.size; };"
-    async with running_gateway({**raw, "listen": {"port": 0}}) as gateway, running_browser() as tab:
+    async with (
+        running_gateway_process({**raw, "listen": {"port": 0}}) as gateway,
+        running_browser() as tab,
+    ):
         await tab.open_url(f"{gateway.base_url}/health/live")
         await tab.run_script(show + script + hands)
         await tab.wait_for_script("return window.shown === 2")

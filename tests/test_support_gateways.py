@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 from ruamel.yaml import YAML
-from support.gateways import build_config, build_route, running_gateway
+from support.gateways import build_config, build_route, running_gateway_process
 from support.waiting import wait_until
 
 from gateway.kafka.embedded import EmbeddedKafka
@@ -75,7 +75,7 @@ async def served_config(base_url: str) -> Mapping[str, Any]:
 async def test_it_is_ready_on_a_port_of_the_os_and_ended_with_the_block(
     stand_in: list[str],
 ) -> None:
-    async with running_gateway(config(), command=stand_in) as gateway:
+    async with running_gateway_process(config(), command=stand_in) as gateway:
         assert gateway.port > 0
         told = await served_config(gateway.base_url)
         assert told["kafka"]["servers"] == ["127.0.0.1:9092"]
@@ -87,7 +87,7 @@ async def test_it_is_ready_on_a_port_of_the_os_and_ended_with_the_block(
 
 
 async def test_it_starts_again_on_its_port_after_a_kill_and_a_stop(stand_in: list[str]) -> None:
-    async with running_gateway(config(), command=stand_in) as gateway:
+    async with running_gateway_process(config(), command=stand_in) as gateway:
         url, pid = gateway.base_url, gateway.pid
         await gateway.kill()
         assert not gateway.is_alive
@@ -99,7 +99,7 @@ async def test_it_starts_again_on_its_port_after_a_kill_and_a_stop(stand_in: lis
 
 
 async def test_a_changed_configuration_keeps_the_port(stand_in: list[str]) -> None:
-    async with running_gateway(config(), command=stand_in) as gateway:
+    async with running_gateway_process(config(), command=stand_in) as gateway:
         gateway.write_config(config(guards={"jwt0": {"type": "jwt"}}))
         gateway.send_signal(signal.SIGHUP)
         await wait_until(lambda: "reloaded" in gateway.log, "a reload")
@@ -110,19 +110,19 @@ async def test_a_changed_configuration_keeps_the_port(stand_in: list[str]) -> No
 
 async def test_one_that_dies_says_why(stand_in: list[str]) -> None:
     with pytest.raises(AssertionError, match=r"status 1(.|\n)*unknown key"):
-        async with running_gateway(config(mood="dies"), command=stand_in):
+        async with running_gateway_process(config(mood="dies"), command=stand_in):
             pass
 
 
 async def test_one_that_never_is_ready_says_what_it_waits_for(stand_in: list[str]) -> None:
-    unready = running_gateway(config(mood="unready"), command=stand_in, ready=False)
+    unready = running_gateway_process(config(mood="unready"), command=stand_in, ready=False)
     async with unready as gateway:
         with pytest.raises(AssertionError, match="503 brokers: none"):
             await gateway.wait_until_ready(timeout_s=0.2)
 
 
 async def test_one_that_does_not_stop_is_killed_and_told(stand_in: list[str]) -> None:
-    async with running_gateway(config(mood="deaf"), command=stand_in) as gateway:
+    async with running_gateway_process(config(mood="deaf"), command=stand_in) as gateway:
         with pytest.raises(AssertionError, match="not within"):
             await gateway.stop(timeout_s=0.2)
         assert not gateway.is_alive
@@ -150,12 +150,14 @@ def test_routes_given_are_the_routes() -> None:
 
 
 async def test_yaml_will_do_as_a_configuration(stand_in: list[str]) -> None:
-    async with running_gateway("listen: {port: 0}\nname: text", command=stand_in) as gateway:
+    async with running_gateway_process(
+        "listen: {port: 0}\nname: text", command=stand_in
+    ) as gateway:
         assert (await served_config(gateway.base_url))["name"] == "text"
 
 
 async def test_a_fork_ends_as_a_process_does(embedded: EmbeddedKafka) -> None:
-    async with running_gateway(build_config(embedded.bootstrap, ["orders"])) as gateway:
+    async with running_gateway_process(build_config(embedded.bootstrap, ["orders"])) as gateway:
         first = psutil.Process(gateway.pid)
         assert first.ppid() != os.getpid()
         await gateway.kill()
@@ -168,12 +170,14 @@ async def test_a_fork_ends_as_a_process_does(embedded: EmbeddedKafka) -> None:
 
 async def test_a_fork_that_dies_says_why() -> None:
     with pytest.raises(AssertionError, match=r"status 78(.|\n)*unknown key 'mood'"):
-        async with running_gateway(config(mood="dies")):
+        async with running_gateway_process(config(mood="dies")):
             pass
 
 
 async def test_a_fork_has_the_environment_that_is_given(embedded: EmbeddedKafka) -> None:
     made = build_config(embedded.bootstrap, ["orders"], name="${env.GATEWAY_TEST_NAME}")
-    async with running_gateway(made, environment={"GATEWAY_TEST_NAME": "of-the-test"}) as gateway:
+    async with running_gateway_process(
+        made, environment={"GATEWAY_TEST_NAME": "of-the-test"}
+    ) as gateway:
         assert gateway.is_alive
     assert "GATEWAY_TEST_NAME" not in os.environ

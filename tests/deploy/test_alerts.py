@@ -13,7 +13,7 @@ from confluent_kafka import Producer
 from support.backend import running_backend
 from support.brokers import KafkaCluster
 from support.clients.raw import RawClient
-from support.gateways import GatewayProcess, build_config, build_route, running_gateway
+from support.gateways import GatewayProcess, build_config, build_route, running_gateway_process
 from support.oracle import StreamOracle
 from support.prometheus import PrometheusServer, running_prometheus
 from support.reactive import ReactiveWorld, build_settings
@@ -47,7 +47,7 @@ async def watched(
     prometheus: PrometheusServer, config: Mapping[str, Any]
 ) -> AsyncIterator[tuple[GatewayProcess, str]]:
     """A gateway that is scraped, and the name of its instance."""
-    async with running_gateway(config) as gateway:
+    async with running_gateway_process(config) as gateway:
         with prometheus.scraping("gateway", gateway.base_url) as instance:
             await prometheus.wait_until_scraped(instance)
             yield gateway, instance

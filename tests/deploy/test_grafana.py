@@ -18,7 +18,7 @@ import httpx
 import pytest
 from support.brokers import embedded_kafka
 from support.clients.raw import RawClient
-from support.gateways import build_config, build_route, running_gateway
+from support.gateways import build_config, build_route, running_gateway_process
 from support.multiplex import MultiplexClient
 from support.oracle import StreamOracle
 from support.prometheus import PrometheusServer, running_prometheus
@@ -211,7 +211,7 @@ async def test_each_panel_of_the_gateway_has_data_under_load(
     ]
     topics = ["orders", {"name": "stock", "value": {"model": "int", "onInvalid": "skip"}}]
     config = build_config(kafka.bootstrap, topics, routes, guards={"login": guard})
-    async with running_gateway(config) as gateway, under_load(gateway.base_url, kafka):
+    async with running_gateway_process(config) as gateway, under_load(gateway.base_url, kafka):
         with prometheus.scraping("gateway", gateway.base_url) as instance:
             await wait_until_shown(prometheus, instance, "gateway")
 
@@ -222,7 +222,7 @@ async def test_each_panel_of_the_sidecar_has_data(
 ):
     config = build_config(kafka.bootstrap, ["orders"], [], sidecar=SIDECAR)
     async with (
-        running_gateway(config, ready=False) as gateway,
+        running_gateway_process(config, ready=False) as gateway,
         httpx.AsyncClient(base_url=gateway.base_url, trust_env=False) as http,
     ):
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from aiokafka import AIOKafkaProducer
 from support.clients.secure import SecureEventSource
-from support.gateways import build_config, running_gateway
+from support.gateways import build_config, running_gateway_process
 from support.proxies import ALL_PROXIES, Proxy, running_proxy
 from support.waiting import wait_until
 from websockets import Origin
@@ -40,7 +40,9 @@ async def test_an_event_arrives_before_the_next_is_produced(
     event back would wait for ever here."""
     embedded.create_topic("orders", 1)
     async with (
-        running_gateway(build_config(embedded.bootstrap, ["orders"], listen=TRUSTING)) as gateway,
+        running_gateway_process(
+            build_config(embedded.bootstrap, ["orders"], listen=TRUSTING)
+        ) as gateway,
         running_proxy(kind, tmp_path / "proxy", gateway.port) as proxy,
         AIOKafkaProducer(bootstrap_servers=embedded.bootstrap) as producer,
         proxy.create_http_client(http2=http2) as http,
@@ -64,7 +66,9 @@ async def test_a_stream_resumes_across_a_reload_of_the_proxy_and_a_restart_of_th
 ):
     embedded.create_topic("orders", 2)
     async with (
-        running_gateway(build_config(embedded.bootstrap, ["orders"], listen=TRUSTING)) as gateway,
+        running_gateway_process(
+            build_config(embedded.bootstrap, ["orders"], listen=TRUSTING)
+        ) as gateway,
         running_proxy(kind, tmp_path / "proxy", gateway.port) as proxy,
         AIOKafkaProducer(bootstrap_servers=embedded.bootstrap) as producer,
         proxy.create_http_client() as http,
@@ -92,7 +96,7 @@ async def test_while_no_gateway_is_there_an_event_source_is_told_to_come_back(
 ):
     """A 502 or 503 would end it for good; a program gets one."""
     async with (
-        running_gateway(build_config(embedded.bootstrap)) as gateway,
+        running_gateway_process(build_config(embedded.bootstrap)) as gateway,
         running_proxy(
             kind, tmp_path / "proxy", gateway.port, changes=SHORT_WAITS.get(kind.NAME)
         ) as proxy,
@@ -116,7 +120,9 @@ async def test_after_all_gateways_were_away_each_stream_is_let_through_at_once(
     embedded.create_topic("orders", 1)
     config = build_config(embedded.bootstrap, ["orders"], listen=TRUSTING)
     async with AsyncExitStack() as stack:
-        gateways = [await stack.enter_async_context(running_gateway(config)) for _ in range(2)]
+        gateways = [
+            await stack.enter_async_context(running_gateway_process(config)) for _ in range(2)
+        ]
         ports = [gateway.port for gateway in gateways]
         changes = SHORT_WAITS.get(kind.NAME)
         running = running_proxy(kind, tmp_path / "proxy", *ports, changes=changes)
@@ -148,7 +154,9 @@ async def test_the_id_of_2000_partitions_comes_through(
 ):
     embedded.create_topic("orders", 2000)
     async with (
-        running_gateway(build_config(embedded.bootstrap, ["orders"], listen=TRUSTING)) as gateway,
+        running_gateway_process(
+            build_config(embedded.bootstrap, ["orders"], listen=TRUSTING)
+        ) as gateway,
         running_proxy(kind, tmp_path / "proxy", gateway.port) as proxy,
         proxy.create_http_client(http2=http2) as http,
     ):
@@ -178,7 +186,9 @@ async def test_a_page_of_the_proxys_own_origin_has_a_websocket(
     """Its Origin has the port that the browser knows; a Host without one was another site."""
     embedded.create_topic("orders", 1)
     async with (
-        running_gateway(build_config(embedded.bootstrap, ["orders"], listen=TRUSTING)) as gateway,
+        running_gateway_process(
+            build_config(embedded.bootstrap, ["orders"], listen=TRUSTING)
+        ) as gateway,
         running_proxy(kind, tmp_path / "proxy", gateway.port) as proxy,
         connect(
             f"wss://localhost:{proxy.port}/events/orders",
@@ -203,7 +213,9 @@ async def test_limits_are_by_the_clients_own_addresses(
         return proxy.create_http_client(local_address=address)
 
     async with (
-        running_gateway(build_config(embedded.bootstrap, ["orders"], listen=listen)) as gateway,
+        running_gateway_process(
+            build_config(embedded.bootstrap, ["orders"], listen=listen)
+        ) as gateway,
         running_proxy(kind, tmp_path / "proxy", gateway.port) as proxy,
         ask_from("127.0.0.2") as http,
         ask_from("127.0.0.3") as other_http,

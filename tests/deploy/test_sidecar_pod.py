@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
-from support.gateways import running_gateway
+from support.gateways import running_gateway_process
 
 from gateway.config import Settings, iter_warnings, loads
 from gateway.kafka.embedded import EmbeddedKafka
@@ -63,7 +63,7 @@ async def test_its_probes_pass_while_the_sidecar_runs_and_fail_when_it_is_gone(
     port = str(config["listen"]["port"])
     config["listen"]["port"] = 0
     command = [sys.executable, "-m", "gateway", SIDECAR["args"][0], "-c"]
-    async with running_gateway(config, command=command) as gateway:
+    async with running_gateway_process(config, command=command) as gateway:
 
         async def passes(probe: str) -> bool:
             python, *arguments = SIDECAR[probe]["exec"]["command"]

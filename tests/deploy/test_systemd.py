@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 from ruamel.yaml import YAML
-from support.gateways import GATEWAY, build_config, running_gateway
+from support.gateways import GATEWAY, build_config, running_gateway_process
 from support.ports import find_free_port
 from support.waiting import wait_until
 
@@ -130,7 +130,7 @@ async def test_a_client_that_comes_during_a_restart_waits_and_is_served(
         port = int(held.getsockname()[1])
         command = ("bash", "-c", ACTIVATE % held.fileno(), *GATEWAY, "run", "-c")
         async with (
-            running_gateway(
+            running_gateway_process(
                 config, command=command, is_forked=False, pass_fds=[held.fileno()]
             ) as gateway,
             httpx.AsyncClient(trust_env=False, timeout=120) as client,

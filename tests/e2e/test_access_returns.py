@@ -18,7 +18,7 @@ from confluent_kafka.admin import (
 from support.admin import KafkaAdmin
 from support.brokers import running_kafka
 from support.clients.raw import RawClient
-from support.gateways import GatewayProcess, build_config, running_gateway
+from support.gateways import GatewayProcess, build_config, running_gateway_process
 from support.oracle import StreamOracle
 from support.secure_kafka import grant_access, revoke_access
 from support.waiting import wait_until
@@ -107,7 +107,7 @@ async def refuse_for_a_while(
     """Let a client read, let Kafka refuse and allow again, and see all partitions come back."""
     async with (
         StreamOracle(",".join(kafka.bootstrap)) as oracle,
-        running_gateway(config(kafka)) as gateway,
+        running_gateway_process(config(kafka)) as gateway,
         RawClient(f"{gateway.base_url}/events/orders") as client,
     ):
         await client.wait_for_events(1)

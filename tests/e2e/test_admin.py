@@ -21,7 +21,7 @@ from support.brokers import embedded_kafka
 from support.certificates import CertificateAuthority
 from support.clients.raw import RawClient
 from support.clients.wires import CLIENT_BY_WIRE, WireName, client_for_wire
-from support.gateways import GatewayProcess, build_config, running_gateway
+from support.gateways import GatewayProcess, build_config, running_gateway_process
 from support.multiplex import MultiplexClient
 from support.oracle import StreamOracle
 from support.records import produce_records
@@ -72,7 +72,7 @@ def config_of(kafka: EmbeddedKafka, **admin: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def running(config: Mapping[str, Any], workers: int) -> AsyncIterator[GatewayProcess]:
-    started = running_gateway(config) if workers == 1 else running_workers(config, workers)
+    started = running_gateway_process(config) if workers == 1 else running_workers(config, workers)
     async with started as gateway:
         yield gateway
 
@@ -367,7 +367,7 @@ async def test_from_other_machines_it_is_reached_by_tls_and_known_certificates_a
         guards={"machines": {"type": "x509"}},
         admin={"host": "0.0.0.0", "port": 0, "guarded": {"machines": []}},
     )
-    async with running_gateway(config, ready=False) as gateway:
+    async with running_gateway_process(config, ready=False) as gateway:
         await wait_until(lambda: "startup complete" in gateway.log, gateway.read_log_tail, WITHIN)
         port = gateway.log.partition("admin on https://0.0.0.0:")[2].split()[0]
         for certificate, status in ((None, 401), (eve, 200)):

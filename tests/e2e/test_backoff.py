@@ -20,7 +20,7 @@ from support import secure_kafka
 from support.admin import KafkaAdmin
 from support.brokers import TEST_PROPERTIES, KafkaCluster, running_kafka
 from support.continuous_writer import ContinuousWriter, TimedClient
-from support.gateways import build_config, running_gateway
+from support.gateways import build_config, running_gateway_process
 from support.kafka_proxy import ApiKey, ErrorInjection, KafkaProxy
 from support.oracle import StreamOracle
 from support.waiting import wait_until
@@ -68,7 +68,7 @@ async def test_a_broker_that_is_away_is_not_hammered_and_soon_read_again(broker,
     async with (
         KafkaProxy.wrap_cluster(broker.bootstrap_servers) as proxy,
         StreamOracle(broker.bootstrap_servers) as oracle,
-        running_gateway(build_config(proxy.bootstrap, [name])) as gateway,
+        running_gateway_process(build_config(proxy.bootstrap, [name])) as gateway,
         ContinuousWriter(
             broker.bootstrap_servers, oracle, name, range(PARTITIONS), max_unacked=400
         ) as flow,
@@ -170,7 +170,7 @@ async def test_whatever_error_kafka_answers_the_stream_recovers_without_a_loop(b
     async with (
         KafkaProxy.wrap_cluster(broker.bootstrap_servers) as proxy,
         StreamOracle(broker.bootstrap_servers) as oracle,
-        running_gateway(build_config(proxy.bootstrap, names)) as gateway,
+        running_gateway_process(build_config(proxy.bootstrap, names)) as gateway,
         asyncio.TaskGroup() as both,
     ):
         for name, api in zip(names, (ApiKey.LIST_OFFSETS, ApiKey.FETCH), strict=True):
@@ -284,7 +284,7 @@ async def test_a_denied_topic_is_told_so_and_harms_no_other(broker):
     servers = broker.bootstrap_servers
     async with (
         by_sasl(broker) as proxy,
-        running_gateway(as_carol(proxy, names)) as gateway,
+        running_gateway_process(as_carol(proxy, names)) as gateway,
         StreamOracle(servers) as oracle,
         ContinuousWriter(servers, oracle, "orders", range(2)) as flow,
         ContinuousWriter(servers, oracle, "revoked", range(2)) as revoked,
@@ -340,7 +340,7 @@ async def test_wrong_credentials_are_told_to_clients_and_by_health(broker):
     await asyncio.to_thread(admin.create_topic, "paid", 2)
     async with (
         by_sasl(broker) as proxy,
-        running_gateway(as_carol(proxy, ["paid"], "not it"), ready=False) as gateway,
+        running_gateway_process(as_carol(proxy, ["paid"], "not it"), ready=False) as gateway,
         httpx.AsyncClient(base_url=gateway.base_url, trust_env=False, timeout=30) as http,
     ):
         deadline = time.monotonic() + 60

@@ -18,7 +18,7 @@ import pytest
 from support.brokers import KafkaCluster
 from support.clients.wires import WireName, client_for_wire, every_wire
 from support.continuous_writer import ContinuousWriter, TimedClient
-from support.gateways import GatewayProcess, build_config, running_gateway
+from support.gateways import GatewayProcess, build_config, running_gateway_process
 from support.kafka_proxy import ApiKey, KafkaProxy
 from support.oracle import AckedRecord, StreamOracle, parse_events
 from support.waiting import wait_until
@@ -115,8 +115,8 @@ async def test_a_hidden_leader_is_pending_and_its_records_come_once_it_shows(
     async with scene(kafka3) as s:
         await s.proxy[NODE].hide()
         async with (
-            running_gateway(s.config()) as gateway,
-            running_gateway(s.config()) as second,
+            running_gateway_process(s.config()) as gateway,
+            running_gateway_process(s.config()) as second,
             client_for_wire(wire, TimedClient)(s.url(gateway)) as client,
         ):
             began = time.monotonic()
@@ -150,7 +150,7 @@ async def test_a_hidden_leader_is_pending_and_its_records_come_once_it_shows(
 async def test_pages_do_not_wait_for_a_hidden_leader_and_miss_nothing_of_it(kafka3):
     async with scene(kafka3) as s:
         await s.proxy[NODE].hide()
-        async with running_gateway(s.config()) as gateway:
+        async with running_gateway_process(s.config()) as gateway:
             pages = Pages(gateway.base_url, f"/records/{s.topic}?wait={PAGE_WAIT:.0f}s")
             async with pages.http:
                 ends = {tp: len(s.flow.acked_at[tp]) for tp in s.out}
@@ -199,7 +199,7 @@ class Pages:
 
 async def test_a_start_in_the_past_does_not_wait_for_a_hidden_leader_either(kafka3):
     """It took partitionReadyTimeout, and replayed what the hidden partition had from offset 0."""
-    async with scene(kafka3) as s, running_gateway(s.config()) as gateway:
+    async with scene(kafka3) as s, running_gateway_process(s.config()) as gateway:
         await s.proxy[NODE].hide()
         began = time.monotonic()
         async with (
@@ -240,8 +240,8 @@ async def test_a_leaderless_partition_starts_where_it_ended_at_the_connect(kafka
         await leaders(kafka3, s.topic, lambda led: len(led) == len(s.others))
         s.flow.resume_all()
         async with (
-            running_gateway(s.config()) as gateway,
-            running_gateway(s.config()) as second,
+            running_gateway_process(s.config()) as gateway,
+            running_gateway_process(s.config()) as second,
             TimedClient(s.url(gateway)) as client,
         ):
             await wait_until(lambda: client.has_received(s.others), client.describe_state, 30)
@@ -277,7 +277,10 @@ async def test_when_no_partition_is_ready_the_stream_begins_at_the_timeout(kafka
     """A gateway that knows the topic begins; one that knows nothing says that Kafka is away."""
     async with scene(kafka3) as s:
         config = s.config(partitionReadyTimeout="1s")
-        async with running_gateway(config) as gateway, running_gateway(config) as cold:
+        async with (
+            running_gateway_process(config) as gateway,
+            running_gateway_process(config) as cold,
+        ):
             async with TimedClient(s.url(gateway)) as before:
                 await wait_until(
                     lambda: before.has_received(s.flow.partitions), before.describe_state, 30
@@ -330,7 +333,7 @@ async def test_one_broker_of_three_is_missed_by_its_own_partitions_alone(kafka3,
     ]
     async with (
         scene(kafka3, assignment) as s,
-        running_gateway(s.config()) as gateway,
+        running_gateway_process(s.config()) as gateway,
         TimedClient(s.url(gateway)) as client,
         TimedClient(s.url(gateway)) as late,
     ):
@@ -366,7 +369,7 @@ async def test_a_topic_new_to_a_warm_gateway_does_not_wait_for_fetches_under_way
     async with (
         KafkaProxy.wrap_cluster(kafka3.bootstrap_servers) as proxy,
         StreamOracle(kafka3.bootstrap_servers) as oracle,
-        running_gateway(build_config(proxy.bootstrap, [idle, *cold])) as gateway,
+        running_gateway_process(build_config(proxy.bootstrap, [idle, *cold])) as gateway,
         TimedClient(f"{gateway.base_url}/records/{idle}") as waiting,
     ):
         await wait_until(lambda: waiting.get_event_data("begin"), waiting.describe_state, 30)
@@ -402,7 +405,7 @@ async def test_new_partitions_are_read_and_a_topic_made_anew_goes_on_from_its_st
     every = [TopicPartition(topic, number) for number in range(5)]
     async with (
         StreamOracle(kafka3.bootstrap_servers) as oracle,
-        running_gateway(build_config(kafka3.bootstrap_servers, [topic])) as gateway,
+        running_gateway_process(build_config(kafka3.bootstrap_servers, [topic])) as gateway,
         TimedClient(f"{gateway.base_url}/records/{topic}") as client,
     ):
         await wait_until(lambda: client.get_event_data("begin"), client.describe_state, 30)

@@ -23,7 +23,7 @@ from confluent_kafka.admin import AclOperation
 from support.admin import KafkaAdmin
 from support.brokers import running_kafka
 from support.certificates import CertificateAuthority
-from support.gateways import GatewayProcess, build_config, running_gateway
+from support.gateways import GatewayProcess, build_config, running_gateway_process
 from support.secure_kafka import PASSWORDS_BY_USER, grant_access
 from support.waiting import wait_until
 from support.workers import running_workers
@@ -114,7 +114,7 @@ async def check(setup: Setup) -> None:
     kafka = {"security": setup.security} if setup.security else {}
     config = build_config(setup.servers, [setup.topic], kafka=kafka)
     async with (
-        running_gateway(config, ready=False) as gateway,
+        running_gateway_process(config, ready=False) as gateway,
         httpx.AsyncClient(base_url=gateway.base_url, trust_env=False, timeout=300) as http,
     ):
         asking = asyncio.create_task(_ask(http, setup.topic))

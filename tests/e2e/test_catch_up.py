@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 import httpx
 import pytest
 from support.clients.raw import RawClient
-from support.gateways import GatewayProcess, build_config, build_route, running_gateway
+from support.gateways import GatewayProcess, build_config, build_route, running_gateway_process
 from support.kafka_proxy import KafkaProxy
 from support.records import RecordToSend, produce_records
 from support.waiting import wait_until
@@ -54,7 +54,7 @@ async def test_who_comes_back_together_gets_everything_once_and_kafka_is_read_fo
     name = topic(PARTITIONS)
     async with KafkaProxy.wrap_cluster(kafka.bootstrap_servers) as proxy, AsyncExitStack() as stack:
         config = build_config(proxy.bootstrap, [name], [build_route(name, "value")])
-        gateway = await stack.enter_async_context(running_gateway(config))
+        gateway = await stack.enter_async_context(running_gateway_process(config))
         await produce_records(kafka.bootstrap, name, numbered(range(BEFORE)))
         token = await position(gateway, name)
         await produce_records(kafka.bootstrap, name, numbered(range(BEFORE, BEFORE + MISSED)))
@@ -95,7 +95,7 @@ async def test_records_that_come_together_go_out_in_a_few_chunks_to_every_client
     config = build_config(
         ",".join(embedded.bootstrap), ["orders"], [build_route("orders", "value")]
     )
-    async with running_gateway(config) as gateway, AsyncExitStack() as stack:
+    async with running_gateway_process(config) as gateway, AsyncExitStack() as stack:
         streams = [await _stream(stack, gateway) for _ in range(3)]
         await produce_records(embedded.bootstrap, "orders", numbered(range(MISSED)))
         for reader in streams:

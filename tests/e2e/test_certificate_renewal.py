@@ -16,7 +16,7 @@ from cryptography import x509
 from prometheus_client.parser import text_string_to_metric_families as parsed
 from support.brokers import embedded_kafka
 from support.certificates import CertificateAuthority
-from support.gateways import GatewayProcess, build_config, running_gateway
+from support.gateways import GatewayProcess, build_config, running_gateway_process
 from support.multiplex import MultiplexClient
 from support.oracle import StreamOracle
 from support.waiting import wait_until
@@ -112,7 +112,7 @@ async def test_those_who_come_get_the_new_one_and_streams_go_on(
 ):
     authority = CertificateAuthority(tmp_path)
     path = put(authority.issue_certificate("old", valid_days=10), tmp_path / "server.pem")
-    running: Callable[..., Any] = running_gateway
+    running: Callable[..., Any] = running_gateway_process
     options: dict[str, Any] = {"ready": False}
     if workers > 1:
         running, options["worker_count"] = running_workers, workers
@@ -140,7 +140,7 @@ async def test_one_that_cannot_be_used_is_refused_with_a_line_and_the_old_one_st
     authority = CertificateAuthority(tmp_path)
     old, new = authority.issue_certificate("old"), authority.issue_certificate("new")
     path, key = put(old, tmp_path / "server.pem"), put(old, tmp_path / "server-key.pem")
-    async with running_gateway(config(kafka, path, key), ready=False) as gateway:
+    async with running_gateway_process(config(kafka, path, key), ready=False) as gateway:
         async with Streams(gateway, authority) as streams:
             path.write_bytes(b"-----BEGIN CERTIFICATE-----\nnonsense\n")
             refused = "the one before stays"
@@ -165,7 +165,7 @@ async def test_a_gateway_whose_certificate_is_of_another_key_says_so_and_does_no
     wrong = config(kafka, authority.issue_certificate("one"), authority.issue_certificate("other"))
     wrong["listen"]["workers"] = workers
     with pytest.raises(AssertionError) as ended:
-        async with running_gateway(wrong, ready=False):
+        async with running_gateway_process(wrong, ready=False):
             pass
     said = str(ended.value)
     assert "listen.tls" in said and "one.pem" in said and "other.pem" in said

@@ -38,7 +38,7 @@ from support.claims import (
 )
 from support.clients.raw import RawClient
 from support.clients.wires import CLIENT_BY_WIRE, WireName
-from support.gateways import GatewayProcess, build_config, running_gateway
+from support.gateways import GatewayProcess, build_config, running_gateway_process
 from support.issuer import AUDIENCE, ISSUER_NAME, TokenIssuer
 from support.multiplex import MultiplexClient
 from support.waiting import wait_until
@@ -467,7 +467,7 @@ async def world(seed: int, kafka: EmbeddedKafka) -> AsyncIterator[World]:
     async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap, linger_ms=0) as producer:
         made = World(seed, kafka, producer)
         await made.write(HISTORY)
-        async with running_gateway(made.config) as made.gateway:
+        async with running_gateway_process(made.config) as made.gateway:
             try:
                 yield made
             finally:

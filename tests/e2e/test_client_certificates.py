@@ -12,7 +12,7 @@ import httpx
 import pytest
 from support.brokers import embedded_kafka
 from support.certificates import CertificateAuthority
-from support.gateways import GatewayProcess, build_config, running_gateway
+from support.gateways import GatewayProcess, build_config, running_gateway_process
 from support.stream_attempts import WIRE_NAMES, AttemptOptions, attempt_stream
 from websockets.exceptions import InvalidHandshake
 
@@ -40,7 +40,7 @@ async def guarded(
     guards = {"machines": {"type": "x509", **guard}}
     config = build_config(kafka.bootstrap, ["orders"], routes, guards=guards, listen=listen)
     tls = "tls" in listen
-    async with running_gateway(config, ready=not tls) as gateway:
+    async with running_gateway_process(config, ready=not tls) as gateway:
         yield gateway
 
 

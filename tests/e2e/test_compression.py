@@ -22,7 +22,7 @@ from support.clients.client import ReceivedEvent, SseClient
 from support.clients.curl import CurlClient
 from support.clients.httpx_sse import HttpxSseClient
 from support.clients.node_sse import FetchEventSourceClient
-from support.gateways import GatewayProcess, build_config, running_gateway
+from support.gateways import GatewayProcess, build_config, running_gateway_process
 from support.head_recorder import HeadRecorder
 from support.oracle import StreamOracle, parse_events
 from support.raw_http import RawConnection
@@ -169,7 +169,7 @@ async def test_some_that_resume_and_one_that_stalls_get_all_and_a_right_end(kafk
     kafka.create_topic(name, PARTITIONS)
     config = build_config(kafka.bootstrap, [name])
     async with AsyncExitStack() as stack:
-        gateway = await stack.enter_async_context(running_gateway(config))
+        gateway = await stack.enter_async_context(running_gateway_process(config))
         slow = await stack.enter_async_context(TcpProxy(receive_buffer=32_768))
         slow.set_target("127.0.0.1", gateway.port)
         http = await stack.enter_async_context(

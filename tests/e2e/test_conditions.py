@@ -12,7 +12,12 @@ from typing import Any
 import httpx
 import pytest
 from support.brokers import embedded_kafka
-from support.gateways import GatewayProcess, build_config, create_http_client, running_gateway
+from support.gateways import (
+    GatewayProcess,
+    build_config,
+    create_http_client,
+    running_gateway_process,
+)
 from support.multiplex import MultiplexClient
 from support.topic_gateway import run_gateway_sync
 from support.workers import running_workers
@@ -196,7 +201,7 @@ async def test_it_compares_with_what_its_route_shows(kafka: EmbeddedKafka):
     """The latest record of the key was compared with, whether or not the client may see it: with
     the tag that it was given it could never write, and `*` told that there was one."""
     config = build_config(kafka.bootstrap, ["docs"], routes(eu=True))
-    async with running_gateway(config) as gateway, create_http_client(gateway) as http:
+    async with running_gateway_process(config) as gateway, create_http_client(gateway) as http:
 
         async def put(region: str, path: str = "/items/shown", **headers: str) -> int:
             return (await http.put(path, json={"region": region}, headers=headers)).status_code

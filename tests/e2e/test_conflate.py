@@ -7,7 +7,7 @@ from functools import partial
 from support.clients.fast_reconnect import FastReconnectClient
 from support.clients.raw import RawClient
 from support.clients.wires import WireName, client_for_wire, every_wire
-from support.gateways import build_config, running_gateway
+from support.gateways import build_config, running_gateway_process
 from support.latest_values import (
     build_known_table,
     build_written_table,
@@ -33,7 +33,9 @@ async def test_a_slow_client_gets_the_latest_of_each_key_and_every_record_withou
     embedded.create_topic("prices", PARTITIONS)
     target = {"topic": "prices", "format": "envelope", "slowClient": "conflate"}
     routes = [{"when": [{"path": "/prices"}], "with": target}]
-    async with running_gateway(build_config(embedded.bootstrap, ["prices"], routes)) as gateway:
+    async with running_gateway_process(
+        build_config(embedded.bootstrap, ["prices"], routes)
+    ) as gateway:
         url = f"{gateway.base_url}/prices"
         slow, quick = (
             client_for_wire(wire, FastReconnectClient)(url, receive_buffer=16_384),

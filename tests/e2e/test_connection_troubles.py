@@ -18,7 +18,7 @@ from support.browser import running_browser, running_firefox
 from support.certificates import CertificateAuthority
 from support.clients.js_module import ModuleClient
 from support.clients.module_pages import ModulePages, serve_pages
-from support.gateways import GatewayProcess, build_config, build_route, running_gateway
+from support.gateways import GatewayProcess, build_config, build_route, running_gateway_process
 from support.tcp_proxy import ProxyConnection, TcpProxy
 from support.waiting import wait_until
 
@@ -36,7 +36,7 @@ in_node = pytest.mark.needs("node", "npm")
 async def gateway(embedded: EmbeddedKafka) -> AsyncIterator[GatewayProcess]:
     """A gateway whose `access-control` is the default: pages of its own origin only."""
     embedded.create_topic(TOPIC, 1)
-    async with running_gateway(build_config(embedded.bootstrap, [TOPIC])) as it:
+    async with running_gateway_process(build_config(embedded.bootstrap, [TOPIC])) as it:
         yield it
 
 
@@ -153,7 +153,9 @@ async def test_a_stream_that_only_writes_is_told_and_its_write_succeeds_later(
     """Its promise was pending for ever, without a word."""
     embedded.create_topic(TOPIC, 1)
     routes = [build_route(TOPIC, "value", produce=True)]
-    async with running_gateway(build_config(embedded.bootstrap, [TOPIC], routes)) as gateway:
+    async with running_gateway_process(
+        build_config(embedded.bootstrap, [TOPIC], routes)
+    ) as gateway:
         client = ModuleClient(f"{gateway.base_url}{PATH}", {"transport": "websocket"})
         client.proxy = ClosedPort()
         async with client:
@@ -229,7 +231,7 @@ async def test_a_dead_address_is_told_and_so_is_its_recovery(embedded: EmbeddedK
     embedded.create_topic(TOPIC, 1)
     config = build_config(embedded.bootstrap, [TOPIC], listen=OPEN)
     async with (
-        running_gateway(config) as gateway,
+        running_gateway_process(config) as gateway,
         ClosedPort("127.0.0.1", gateway.port) as proxy,
         serve_pages(f"http://{proxy.address}") as pages,
         running_browser() as tab,
@@ -248,7 +250,7 @@ async def test_a_proxy_that_buffers_is_told(transport: str, embedded: EmbeddedKa
     embedded.create_topic(TOPIC, 1)
     config = build_config(embedded.bootstrap, [TOPIC], listen=OPEN)
     async with (
-        running_gateway(config) as gateway,
+        running_gateway_process(config) as gateway,
         BufferingProxy("127.0.0.1", gateway.port) as proxy,
         serve_pages(f"http://{proxy.address}") as pages,
         running_browser() as tab,
@@ -267,7 +269,7 @@ async def test_a_certificate_that_is_not_trusted_is_hinted_at(
     certificate = CertificateAuthority(tmp_path).issue_certificate("gateway")
     listen = {"tls": {"certificate": str(certificate), "key": str(certificate)}, **OPEN}
     async with (
-        running_gateway(
+        running_gateway_process(
             build_config(embedded.bootstrap, [TOPIC], listen=listen), ready=False
         ) as it,
         serve_pages(f"https://127.0.0.1:{it.port}") as pages,

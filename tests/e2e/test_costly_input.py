@@ -18,7 +18,7 @@ import pytest
 from confluent_kafka import Producer
 from support.brokers import embedded_kafka
 from support.clients.raw import RawClient
-from support.gateways import GatewayProcess, build_config, build_route, running_gateway
+from support.gateways import GatewayProcess, build_config, build_route, running_gateway_process
 from support.raw_http import RawConnection, RawResponse, build_request
 from support.raw_websocket import (
     DEFLATE_HEADER,
@@ -224,7 +224,7 @@ async def test_a_batch_of_some_kilobytes_does_not_take_hundreds_of_megabytes(kaf
     """A batch of 15 KB took 653 MB at its peak, and 0.8 s in which nobody was served."""
     config = build_config(kafka.bootstrap, ["bombs"], memory="64MiB")
     async with (
-        running_gateway(config) as gateway,
+        running_gateway_process(config) as gateway,
         httpx.AsyncClient(trust_env=False) as http,
         RawClient(f"{gateway.base_url}/events/bombs") as client,
     ):

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from support.app_server import running_app
 from support.brokers import embedded_kafka
 from support.browser import running_browser
-from support.gateways import GatewayProcess, build_config, running_gateway
+from support.gateways import GatewayProcess, build_config, running_gateway_process
 from support.multiplex import MultiplexClient
 from support.stream_attempts import AttemptOptions, attempt_stream
 from support.topic_gateway import run_gateway_sync
@@ -158,7 +158,7 @@ async def test_a_browser_reads_what_its_page_may_and_nothing_else(kafka: Embedde
             for path, each in {"/mine": origin, "/theirs": SHOP}.items()
         ]
         config = build_config(kafka.bootstrap, ["orders"], routes)
-        async with running_gateway(config) as gateway, running_browser() as tab:
+        async with running_gateway_process(config) as gateway, running_browser() as tab:
             await tab.open_url(origin)
             await tab.run_script(LOOK, gateway.base_url)
             await tab.wait_for_script("return Object.keys(window.seen).length === 5")

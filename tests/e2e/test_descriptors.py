@@ -10,7 +10,12 @@ import psutil
 import pytest
 from starlette.responses import JSONResponse
 from support.app_server import running_app
-from support.gateways import GatewayProcess, build_config, create_http_client, running_gateway
+from support.gateways import (
+    GatewayProcess,
+    build_config,
+    create_http_client,
+    running_gateway_process,
+)
 from support.issuer import AUDIENCE, ISSUER_NAME, TokenIssuer, get_private_key
 
 from gateway.kafka.embedded import EmbeddedKafka
@@ -48,7 +53,10 @@ async def test_the_first_guarded_request_without_a_free_descriptor_gets_503_and_
             }
             guards = {"shop": {"type": "http", "url": url, "cache": "1s"}}
             config = build_config(kafka.bootstrap, ["orders"], [route], guards=guards)
-            async with running_gateway(config) as gateway, create_http_client(gateway) as http:
+            async with (
+                running_gateway_process(config) as gateway,
+                create_http_client(gateway) as http,
+            ):
                 assert (await http.get("/health/live")).status_code == 200  # it is connected
                 async with no_free_descriptor(gateway):
                     refused = await http.get(UNTIL_NOW, headers=HEADERS)
@@ -73,7 +81,7 @@ async def test_the_first_token_is_verified_without_a_free_descriptor(algorithm: 
             [route | {"with": {"topic": "orders"}}],
             guards={"login": guard},
         )
-        async with running_gateway(config) as gateway, create_http_client(gateway) as http:
+        async with running_gateway_process(config) as gateway, create_http_client(gateway) as http:
             assert (await http.get("/health/live")).status_code == 200  # it is connected
             async with no_free_descriptor(gateway):
                 refused = await http.get("/orders", headers={"Authorization": f"Bearer {forged}"})

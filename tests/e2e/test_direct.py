@@ -25,7 +25,7 @@ from support.brokers import embedded_kafka
 from support.certificates import CertificateAuthority
 from support.clients.ndjson import NdjsonClient
 from support.clients.raw import RawClient
-from support.gateways import GatewayProcess, build_config, running_gateway
+from support.gateways import GatewayProcess, build_config, running_gateway_process
 from support.in_process_gateway import running_in_process_gateway
 from support.raw_http import RawConnection, build_request
 from support.records import RecordToSend, produce_records
@@ -193,7 +193,7 @@ async def test_a_gateway_that_ends_ends_its_answers_whole(
     pem = str(authority.issue_certificate("web"))
     listen = {"tls": {"certificate": pem, "key": pem}} if tls else {}
     config = build_topic_config(",".join(kafka.bootstrap), names, listen=listen)
-    async with running_gateway(config, ready=False) as gateway:
+    async with running_gateway_process(config, ready=False) as gateway:
         with RawConnection(gateway.port) as events, RawConnection(gateway.port) as lines:
             for wire, accept in ((events, EVENTS), (lines, LINES)):
                 if tls:

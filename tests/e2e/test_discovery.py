@@ -14,7 +14,7 @@ import httpx
 import pytest
 from support.asyncapi import check_payload, find_faults, get_messages
 from support.browser import ENTER, TAB, Browser, running_browser
-from support.gateways import GatewayProcess, build_config, running_gateway
+from support.gateways import GatewayProcess, build_config, running_gateway_process
 from support.records import RecordToSend, produce_records
 from support.sse import SseEvent, SseParser, parse_stream
 from websockets.asyncio.client import ClientConnection, connect
@@ -63,7 +63,7 @@ JSON = {"value": {"model": "json"}}
 async def shop() -> AsyncIterator[tuple[EmbeddedKafka, GatewayProcess]]:
     with EmbeddedKafka(topics={"orders": 2, "json": 1}, fetch_version=11) as kafka:
         await produce_records(kafka.bootstrap, "json", [RECORDS[0]])
-        async with running_gateway(config(kafka)) as gateway:
+        async with running_gateway_process(config(kafka)) as gateway:
             yield kafka, gateway
 
 
@@ -316,7 +316,9 @@ async def test_many_streams_are_searched_and_few_of_them_are_open_at_once(tab: B
     """A browser has six connections to a server of HTTP/1.1; the page leaves some to others."""
     routes = [{"when": [{"path": f"/many/{n}"}], "with": {"topic": "orders"}} for n in range(9)]
     with EmbeddedKafka(topics={"orders": 1}) as kafka:
-        async with running_gateway(build_config(kafka.bootstrap, ["orders"], routes)) as gateway:
+        async with running_gateway_process(
+            build_config(kafka.bootstrap, ["orders"], routes)
+        ) as gateway:
             await tab.open_url(f"{gateway.base_url}/")
             copy = "document.querySelector('.copy')"
             await tab.run_script(f"{copy}.click()")

@@ -26,7 +26,7 @@ from support.doctor import (
     get_first_cause,
     wait_for_metric,
 )
-from support.gateways import GATEWAY, GatewayProcess, build_config, running_gateway
+from support.gateways import GATEWAY, GatewayProcess, build_config, running_gateway_process
 from support.oracle import StreamOracle
 from support.waiting import wait_until
 from support.workers import find_workers, running_workers
@@ -49,7 +49,7 @@ def build_doctor_config(
 async def running(
     kafka: EmbeddedKafka | str, routes: Any = None, **sections: Any
 ) -> AsyncIterator[GatewayProcess]:
-    async with running_gateway(build_doctor_config(kafka, routes, **sections)) as gateway:
+    async with running_gateway_process(build_doctor_config(kafka, routes, **sections)) as gateway:
         yield gateway
 
 
@@ -371,7 +371,7 @@ async def test_with_tls_the_certificate_is_the_one_of_the_configuration(
         listen={"tls": {"certificate": str(own), "key": str(own)}},
         guards={"users": {"type": "inline", "users": {"eve": {"token": "t"}}, "exposed": True}},
     ) | {"admin": {"host": "0.0.0.0", "port": 0, "guarded": {"users": []}}}
-    async with running_gateway(config, ready=False) as gateway:
+    async with running_gateway_process(config, ready=False) as gateway:
         await wait_until(lambda: "startup complete" in gateway.log, gateway.read_log_tail, WITHIN)
         port = int(get_admin_url(gateway).rpartition(":")[2])
         file = tmp_path / "gateway.yaml"

@@ -9,7 +9,7 @@ from support.admin_api import ADMIN_SECTION
 from support.brokers import KafkaCluster
 from support.clients.raw import RawClient
 from support.doctor import describe, diagnose_gateway, get_first, get_first_cause, wait_for_metric
-from support.gateways import build_config, running_gateway
+from support.gateways import build_config, running_gateway_process
 from support.kafka_proxy import KafkaProxy
 from support.oracle import StreamOracle
 from support.tcp_proxy import TcpProxy
@@ -23,7 +23,7 @@ async def test_an_open_transaction_is_named_first(
     name = topic(partitions=2)
     config = build_config(kafka.bootstrap, [name], admin=ADMIN_SECTION)
     async with (
-        running_gateway(config) as gateway,
+        running_gateway_process(config) as gateway,
         RawClient(f"{gateway.base_url}/events/{name}") as client,
     ):
         await client.wait_for_events(1, WITHIN)
@@ -53,7 +53,7 @@ async def test_a_quota_of_kafka_is_named_first(
         )
         config = build_config(proxy.bootstrap, [name], admin=ADMIN_SECTION)
         async with (
-            running_gateway(config) as gateway,
+            running_gateway_process(config) as gateway,
             RawClient(f"{gateway.base_url}/events/{name}") as client,
         ):
             await client.wait_for_events(1, WITHIN)
@@ -78,7 +78,7 @@ async def test_a_back_end_that_is_away_is_named_first(
         }
         sidecar = {"reactive": {"groups": [group]}}
         config = build_config(kafka.bootstrap, [name], admin=ADMIN_SECTION, sidecar=sidecar)
-        async with running_gateway(config) as gateway:
+        async with running_gateway_process(config) as gateway:
             await wait_for_metric(gateway, 'verdict="away"')
             diagnosis = await diagnose_gateway(gateway)
             assert get_first(diagnosis) == "backend-away", describe(diagnosis)

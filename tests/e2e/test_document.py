@@ -11,7 +11,12 @@ from typing import Any
 import httpx
 import pytest
 from support.brokers import embedded_kafka
-from support.gateways import GatewayProcess, build_config, create_http_client, running_gateway
+from support.gateways import (
+    GatewayProcess,
+    build_config,
+    create_http_client,
+    running_gateway_process,
+)
 from support.scrape import fetch_metrics
 from support.topic_gateway import run_gateway_sync
 from support.workers import running_workers
@@ -231,7 +236,7 @@ async def test_while_kafka_is_away_a_client_is_asked_to_come_back():
         config = build_config(
             kafka.bootstrap, ["orders"], [document("/orders"), written("/orders")]
         )
-        async with running_gateway(config) as gateway, create_http_client(gateway) as http:
+        async with running_gateway_process(config) as gateway, create_http_client(gateway) as http:
             await put(http, "/orders/1", {"n": 1})
             kafka.down(1)
             answer = await http.get("/orders/1")

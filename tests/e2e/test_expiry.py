@@ -14,7 +14,7 @@ import pytest
 from support.brokers import embedded_kafka
 from support.clients.raw import RawClient
 from support.clients.wires import CLIENT_BY_WIRE, WireName, client_for_wire
-from support.gateways import GatewayProcess, build_config, running_gateway
+from support.gateways import GatewayProcess, build_config, running_gateway_process
 from support.issuer import AUDIENCE, ISSUER_NAME, TokenIssuer
 from support.multiplex import MultiplexClient
 from support.oracle import StreamOracle
@@ -283,7 +283,7 @@ async def test_a_token_that_is_not_good_for_all_streams_of_a_socket_changes_none
 async def test_any_worker_renews(kafka: EmbeddedKafka, oracle: StreamOracle):
     config = config_of(kafka) | {}
     config["listen"] |= {"workers": 3}
-    async with running_gateway(config) as gateway, contextlib.AsyncExitStack() as stack:
+    async with running_gateway_process(config) as gateway, contextlib.AsyncExitStack() as stack:
         url = f"{gateway.base_url}/mine"
         clients = [
             await stack.enter_async_context(RawClient(url, headers=bearer(exp=time.time() + 600)))

@@ -12,7 +12,12 @@ import httpx
 import pytest
 from support.brokers import embedded_kafka
 from support.clients.js_module import ModuleClient
-from support.gateways import GatewayProcess, build_config, create_http_client, running_gateway
+from support.gateways import (
+    GatewayProcess,
+    build_config,
+    create_http_client,
+    running_gateway_process,
+)
 from support.multiplex import MultiplexClient
 from support.oracle import StreamOracle
 from support.sse import SseParser
@@ -34,7 +39,9 @@ Told = list[tuple[str, dict[str, Any]]]
 async def running(kafka: EmbeddedKafka, *arguments: str) -> AsyncIterator[GatewayProcess]:
     async with (
         StreamOracle(",".join(kafka.bootstrap)) as oracle,
-        running_gateway(build_config(kafka.bootstrap, ["orders"]), arguments=arguments) as gateway,
+        running_gateway_process(
+            build_config(kafka.bootstrap, ["orders"]), arguments=arguments
+        ) as gateway,
     ):
         await oracle.produce_records("orders", 1)
         yield gateway

@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from support.app_server import running_app
 from support.brokers import embedded_kafka
-from support.gateways import GatewayProcess, build_config, running_gateway
+from support.gateways import GatewayProcess, build_config, running_gateway_process
 from support.issuer import (
     AUDIENCE,
     ISSUER_NAME,
@@ -146,7 +146,7 @@ async def gateway(kafka: EmbeddedKafka) -> AsyncIterator[GatewayProcess]:
         }  # fmt: skip
         config = build_config(kafka.bootstrap, ["orders"], routes, guards=guards, listen=listen)
         debug = [each for room in ("web", "hub") for each in ("--debug", room)]
-        async with running_gateway(config, arguments=debug) as running:
+        async with running_gateway_process(config, arguments=debug) as running:
             yield running
 
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from support.brokers import KafkaCluster
 from support.clients.raw import RawClient
-from support.gateways import GatewayProcess, build_config, build_route, running_gateway
+from support.gateways import GatewayProcess, build_config, build_route, running_gateway_process
 from support.kafka_proxy import KafkaProxy
 from support.oracle import StreamOracle
 from support.waiting import wait_until
@@ -54,7 +54,7 @@ async def test_it_is_ready_while_kafka_is_there_and_its_topics_are_warm(kafka: K
     async with KafkaProxy.wrap_cluster(kafka.bootstrap_servers) as network:
         await network[1].refuse()
         config = build_config(network.bootstrap, [name], kafka={"bootstrap": [name]})
-        async with running_gateway(config, ready=False) as gateway:
+        async with running_gateway_process(config, ready=False) as gateway:
             assert (await ask(gateway, "/health/live")).json() == {"status": "live"}
             await readiness(gateway, 503, "no broker was reached")
             program = await ask(gateway, f"/events/{name}")
@@ -85,7 +85,10 @@ async def test_told_to_end_it_says_so_to_every_stream_and_ends(
     config = build_config(
         kafka.bootstrap_servers, [name], listen={"drainTimeout": "5m"}
     )  # which nobody needs
-    async with StreamOracle(kafka.bootstrap_servers) as oracle, running_gateway(config) as gateway:
+    async with (
+        StreamOracle(kafka.bootstrap_servers) as oracle,
+        running_gateway_process(config) as gateway,
+    ):
         clients = [RawClient(f"{gateway.base_url}/records/{name}", retry=0.05) for _ in range(20)]
         try:
             await asyncio.gather(*(client.__aenter__() for client in clients))
@@ -127,7 +130,10 @@ async def test_a_client_that_reads_nothing_does_not_hold_up_the_end(
     config = build_config(
         kafka.bootstrap_servers, [name], [build_route(name, "value")], listen=listen
     )
-    async with StreamOracle(kafka.bootstrap_servers) as oracle, running_gateway(config) as gateway:
+    async with (
+        StreamOracle(kafka.bootstrap_servers) as oracle,
+        running_gateway_process(config) as gateway,
+    ):
         url = f"{gateway.base_url}/events/{name}"
         async with RawClient(url, receive_buffer=4096) as deaf, RawClient(url) as other:
             await deaf.wait_for_events(1)
@@ -142,10 +148,10 @@ async def test_a_client_that_reads_nothing_does_not_hold_up_the_end(
 
 async def test_a_port_in_use_is_told_in_one_line(kafka: KafkaCluster):
     config = build_config(kafka.bootstrap_servers, ["any"])
-    async with running_gateway(config, ready=False) as first:
+    async with running_gateway_process(config, ready=False) as first:
         taken = {**config, "listen": {"port": first.port}}
         with pytest.raises(AssertionError, match=r"status 1(.|\n)*cannot listen on") as told:
-            async with running_gateway(taken, ready=False):
+            async with running_gateway_process(taken, ready=False):
                 pass
         assert "Traceback" not in str(told.value)
         await wait_until(lambda: first.is_alive)

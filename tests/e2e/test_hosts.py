@@ -9,7 +9,12 @@ from typing import Any
 import httpx
 import pytest
 from support.brokers import embedded_kafka
-from support.gateways import GatewayProcess, build_config, create_http_client, running_gateway
+from support.gateways import (
+    GatewayProcess,
+    build_config,
+    create_http_client,
+    running_gateway_process,
+)
 from support.multiplex import MultiplexClient
 from websockets.exceptions import InvalidStatus
 
@@ -30,7 +35,7 @@ async def gateway_on(kafka: EmbeddedKafka, **listen: Any) -> AsyncIterator[Gatew
     users = {"ada": {"token": "token-of-ada"}}
     guards = {"dev": {"type": "inline", "users": users, "exposed": True}}
     config = build_config(kafka.bootstrap, ["orders"], routes, guards=guards, listen=listen)
-    async with running_gateway(config) as gateway:
+    async with running_gateway_process(config) as gateway:
         yield gateway
 
 

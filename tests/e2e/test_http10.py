@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pytest
 from support.admin_api import ADMIN_SECTION, list_streams, open_admin_api
 from support.brokers import embedded_kafka
-from support.gateways import GatewayProcess, build_config, running_gateway
+from support.gateways import GatewayProcess, build_config, running_gateway_process
 from support.raw_http import RawConnection
 from support.records import produce_records
 from support.topic_gateway import run_gateway_sync
@@ -152,7 +152,7 @@ async def test_a_connection_without_requests_is_closed_after_the_time_that_is_co
     """It was after 5 s, sooner than most proxies close theirs, so that they met closed ones."""
     assert Listen().keep_alive_timeout > 60, "the idle timeout of AWS's load balancers"
     config = build_config(kafka.bootstrap, ["orders"], listen={"keepAliveTimeout": "1s"})
-    async with running_gateway(config) as gateway:
+    async with running_gateway_process(config) as gateway:
         request = b"GET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
         said = await talk(gateway, request * 2, to_the_end, half=False)
     assert said.count(b"HTTP/1.1 200 OK") == 2

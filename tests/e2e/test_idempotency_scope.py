@@ -8,7 +8,12 @@ from typing import Any
 import httpx
 import pytest
 from support.brokers import embedded_kafka
-from support.gateways import GatewayProcess, build_config, create_http_client, running_gateway
+from support.gateways import (
+    GatewayProcess,
+    build_config,
+    create_http_client,
+    running_gateway_process,
+)
 from support.multiplex import MultiplexClient
 from support.topic_gateway import run_gateway_sync
 from support.workers import running_workers
@@ -121,6 +126,6 @@ async def test_the_same_client_repeats_at_any_worker_and_replica(kafka: Embedded
                     assert answer.status_code == (201 if n == 0 else 200), answer.text
                     offsets.add((who, answer.json()["partition"], answer.json()["offset"]))
         assert len(offsets) == 2
-    async with running_gateway(config) as another, create_http_client(another) as http:
+    async with running_gateway_process(config) as another, create_http_client(another) as http:
         for who in ("of-ada", "of-eve"):
             assert (await vote(http, "workers", who)).status_code == 200

@@ -10,7 +10,12 @@ from contextlib import AsyncExitStack
 import httpx
 from support.clients.client import ReceivedEvent
 from support.clients.raw import RawClient
-from support.gateways import GatewayProcess, build_config, create_http_client, running_gateway
+from support.gateways import (
+    GatewayProcess,
+    build_config,
+    create_http_client,
+    running_gateway_process,
+)
 from support.records import RecordToSend, produce_records
 from support.sse import parse_stream
 from support.waiting import wait_until
@@ -56,7 +61,7 @@ async def test_history_goes_by_the_transforms_of_the_new_configuration(embedded:
     embedded.create_topic("orders")
     await produce_records(embedded.bootstrap, "orders", [RECORD])
     async with (
-        running_gateway(keyed(embedded, "owner")) as gateway,
+        running_gateway_process(keyed(embedded, "owner")) as gateway,
         create_http_client(gateway) as http,
     ):
         assert [await history(http, who) for who in ("ada", "bob")] == [[VALUE], []]
@@ -67,7 +72,10 @@ async def test_history_goes_by_the_transforms_of_the_new_configuration(embedded:
 async def test_live_records_go_by_the_transforms_of_the_new_configuration(embedded: EmbeddedKafka):
     """The transforms that a topic was first read with were applied until the process ended."""
     embedded.create_topic("orders")
-    async with running_gateway(keyed(embedded, "owner")) as gateway, AsyncExitStack() as stack:
+    async with (
+        running_gateway_process(keyed(embedded, "owner")) as gateway,
+        AsyncExitStack() as stack,
+    ):
         clients = [RawClient(f"{gateway.base_url}/own/{who}") for who in ("ada", "bob")]
         for client in clients:
             await stack.enter_async_context(client)

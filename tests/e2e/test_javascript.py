@@ -23,7 +23,7 @@ from support.browser import Browser, running_browser, running_firefox
 from support.clients.client import ReceivedEvent
 from support.clients.js_module import ModuleClient
 from support.clients.module_pages import ModulePages, serve_pages
-from support.gateways import GatewayProcess, build_config, build_route, running_gateway
+from support.gateways import GatewayProcess, build_config, build_route, running_gateway_process
 from support.oracle import StreamOracle, read_records
 from support.received import parse_events
 from support.tcp_proxy import ProxyConnection, TcpProxy
@@ -59,7 +59,7 @@ async def gateway(embedded: EmbeddedKafka, oracle: StreamOracle) -> AsyncIterato
         build_route(TOPIC, "value", produce=True),
         build_route(TOPIC, "envelope", clientFilters=True),
     ]
-    async with running_gateway(
+    async with running_gateway_process(
         build_config(embedded.bootstrap, [TOPIC], routes, listen=OPEN)
     ) as it:
         yield it
@@ -397,7 +397,7 @@ async def test_an_event_source_is_renewed_with_what_its_browser_sends(
             "forward": {"headers": ["accept"]}, "timeout": "30s", "cache": "0s",
         }  # fmt: skip
         config = build_config(embedded.bootstrap, [TOPIC], [route], guards={"app": guard})
-        async with running_gateway(config) as gateway:
+        async with running_gateway_process(config) as gateway:
             options = {"transport": "eventsource"}
             async with ModuleClient(f"{gateway.base_url}/mine", options) as client:
                 await client.wait_for_events(

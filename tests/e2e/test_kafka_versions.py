@@ -15,7 +15,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from support.admin import KafkaAdmin
 from support.clients.raw import RawClient
-from support.gateways import build_config, build_route, create_http_client, running_gateway
+from support.gateways import build_config, build_route, create_http_client, running_gateway_process
 from support.group_members import running_member
 from support.instances import ConsumerInstance
 from support.old_kafka import OldKafka
@@ -62,7 +62,7 @@ async def test_each_committed_record_comes_once_also_when_the_broker_is_killed(k
     topic = "orders"
     kafka.create_topic(topic, PARTITIONS)
     config = build_config(kafka.bootstrap, [topic], [build_route(topic, "envelope")])
-    async with running_gateway(config) as gateway, StreamOracle(kafka.bootstrap) as oracle:
+    async with running_gateway_process(config) as gateway, StreamOracle(kafka.bootstrap) as oracle:
         url = f"{gateway.base_url}/records/{topic}?from=earliest"
         async with RawClient(url) as client:
             await oracle.produce_records(topic, 50)
@@ -82,7 +82,7 @@ async def test_a_request_that_is_repeated_writes_its_record_once(kafka: OldKafka
     produce = {"capability": "produce", "topic": "votes"}
     routes = [{"when": [{"path": "/votes"}], "with": produce}]
     async with (
-        running_gateway(build_config(kafka.bootstrap, ["votes"], routes)) as gateway,
+        running_gateway_process(build_config(kafka.bootstrap, ["votes"], routes)) as gateway,
         create_http_client(gateway) as http,
     ):
         headers = {"Idempotency-Key": "one"}
@@ -170,7 +170,7 @@ async def test_what_each_producer_compresses_with_each_codec_is_read(kafka: OldK
     config = build_config(kafka.bootstrap, ["codecs"], [build_route("codecs", "envelope")])
     expected = list[str]()
     async with (
-        running_gateway(config) as gateway,
+        running_gateway_process(config) as gateway,
         RawClient(f"{gateway.base_url}/records/codecs?from=earliest") as client,
     ):
         for codec in CODECS:

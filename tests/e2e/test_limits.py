@@ -20,7 +20,7 @@ from support.brokers import embedded_kafka
 from support.browser import running_browser
 from support.clients.js_module import ModuleClient
 from support.clients.raw import RawClient
-from support.gateways import GatewayProcess, build_config, running_gateway
+from support.gateways import GatewayProcess, build_config, running_gateway_process
 from support.in_process_gateway import running_in_process_gateway
 from support.multiplex import MultiplexClient
 from support.oracle import read_records
@@ -151,7 +151,7 @@ async def test_what_counts_and_until_when(kafka: EmbeddedKafka):
 
 async def test_a_header_of_the_client_is_not_believed_unless_it_is_said(kafka: EmbeddedKafka):
     async with (
-        running_gateway(config(kafka, forwarded=False, perAddress=1)) as gateway,
+        running_gateway_process(config(kafka, forwarded=False, perAddress=1)) as gateway,
         stream(gateway.base_url, **build_client_headers("192.0.2.1")),
     ):
         await check_refused(gateway, PATH, 429, **build_client_headers("192.0.2.2"))
@@ -162,7 +162,9 @@ async def test_records_under_way_are_answered_before_a_draining_gateway_closes(
 ):
     """And what comes later is refused, to be repeated elsewhere."""
     routes = [{"when": [{"path": "/orders"}], "with": {"topic": "orders", "produce": True}}]
-    async with running_gateway(build_config(kafka.bootstrap, ["orders"], routes)) as gateway:
+    async with running_gateway_process(
+        build_config(kafka.bootstrap, ["orders"], routes)
+    ) as gateway:
         async with (
             MultiplexClient(gateway.base_url) as both,
             MultiplexClient(gateway.base_url, "/orders") as own,
@@ -193,7 +195,9 @@ async def test_the_javascript_module_repeats_at_the_next_gateway_what_a_draining
 ):
     """Its page waits for the answer, and need not know."""
     routes = [{"when": [{"path": PATH}], "with": {"topic": "orders", "produce": True}}]
-    async with running_gateway(build_config(kafka.bootstrap, ["orders"], routes)) as gateway:
+    async with running_gateway_process(
+        build_config(kafka.bootstrap, ["orders"], routes)
+    ) as gateway:
         url = gateway.base_url + PATH
         async with ModuleClient(url, {"transport": "websocket"}) as page:
             await page.wait_until_live()
@@ -229,7 +233,10 @@ PAGE = """
 
 @pytest.mark.needs("chromium")
 async def test_a_browser_is_told_that_the_gateway_is_busy_and_comes_back(kafka: EmbeddedKafka):
-    async with running_gateway(config(kafka, connections=1)) as gateway, running_browser() as tab:
+    async with (
+        running_gateway_process(config(kafka, connections=1)) as gateway,
+        running_browser() as tab,
+    ):
         async with stream(gateway.base_url):
             await tab.open_url(f"{gateway.base_url}/health/live")
             await tab.run_script(PAGE, PATH)

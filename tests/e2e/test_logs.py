@@ -15,7 +15,7 @@ import httpx
 import pytest
 from support.brokers import embedded_kafka
 from support.clients.raw import RawClient
-from support.gateways import GATEWAY, GatewayProcess, build_config, running_gateway
+from support.gateways import GATEWAY, GatewayProcess, build_config, running_gateway_process
 from support.waiting import wait_until
 from support.workers import running_workers
 
@@ -37,7 +37,7 @@ def config(kafka: EmbeddedKafka, **logs: Any) -> dict[str, Any]:
 
 async def test_every_line_is_an_object_that_says_what_it_is_about(kafka: EmbeddedKafka):
     levels = {"web": "debug", "hub": "debug", "kafka": "debug"}
-    async with running_gateway(config(kafka, format="json", levels=levels)) as gateway:
+    async with running_gateway_process(config(kafka, format="json", levels=levels)) as gateway:
         url = f"{gateway.base_url}/events/orders?token=s3cret&jwt={JWT}&from=live"
         headers = {"Authorization": f"Bearer {JWT}", "Cookie": "session=s3cret"}
         async with RawClient(url, headers=headers) as client:
@@ -68,7 +68,7 @@ def _only(lines: list[dict[str, Any]], start: str) -> dict[str, Any]:
 
 async def test_the_console_has_the_phrases_that_operators_look_for(kafka: EmbeddedKafka):
     asked = config(kafka, level="warning")
-    async with running_gateway(asked, arguments=["--debug", "kafka"]) as gateway:
+    async with running_gateway_process(asked, arguments=["--debug", "kafka"]) as gateway:
         async with RawClient(f"{gateway.base_url}/events/orders") as client:
             await client.wait_for_events(1, WITHIN)
             kafka.down(1)
@@ -101,7 +101,7 @@ async def test_a_path_forges_no_line(kafka: EmbeddedKafka):
     routes = [{"when": [{"path": "/own/{id}"}], "with": {"topic": "orders"}}]
     made = build_config(kafka.bootstrap, ["orders"], routes)
     forged = "2026-11-22 10:00:00,000 INFO gateway.web.admin: admin: revoke"
-    async with running_gateway(made, arguments=["--debug", "web"]) as gateway:
+    async with running_gateway_process(made, arguments=["--debug", "web"]) as gateway:
         async with httpx.AsyncClient(trust_env=False, timeout=WITHIN) as http:
             for odd in ("%0a", "%0d", "%1b[2J", "%e2%80%a8", "%c2%85", "%e2%80%ae"):
                 path = f"/own/a{odd}{forged.replace(' ', '%20')}?until=latest"

@@ -11,7 +11,12 @@ import pytest
 from confluent_kafka import Producer
 from support.brokers import embedded_kafka
 from support.clients.raw import RawClient
-from support.gateways import GatewayProcess, build_config, create_http_client, running_gateway
+from support.gateways import (
+    GatewayProcess,
+    build_config,
+    create_http_client,
+    running_gateway_process,
+)
 from support.multiplex import MultiplexClient
 from support.scrape import fetch_metrics
 from support.waiting import wait_until
@@ -41,7 +46,7 @@ async def serving(kafka: EmbeddedKafka, **more: Any) -> AsyncIterator[GatewayPro
     ]
     topics = ["orders", "others"] if "other" in more else ["orders"]
     config = build_config(kafka.bootstrap, topics, routes, memory=f"{MEMORY}MiB")
-    async with running_gateway(config) as gateway:
+    async with running_gateway_process(config) as gateway:
         yield gateway
 
 

@@ -16,7 +16,7 @@ import httpx
 from support.brokers import embedded_kafka
 from support.clients.ndjson import NdjsonClient
 from support.clients.raw import RawClient
-from support.gateways import GatewayProcess, build_config, build_route, running_gateway
+from support.gateways import GatewayProcess, build_config, build_route, running_gateway_process
 from support.multiplex import MultiplexClient
 from support.oracle import StreamOracle
 from support.otlp import running_collector
@@ -55,7 +55,10 @@ def records(client: Any) -> int:
 async def test_deliveries_are_those_that_clients_got_by_route_and_wire(kafka: EmbeddedKafka):
     config = build_config(kafka.bootstrap, ["orders"])
     events, lines = "/events/orders", "/records/orders"
-    async with running_gateway(config) as gateway, StreamOracle(kafka.bootstrap[0]) as oracle:
+    async with (
+        running_gateway_process(config) as gateway,
+        StreamOracle(kafka.bootstrap[0]) as oracle,
+    ):
         async with AsyncExitStack() as stack:
             url = gateway.base_url
             sse: list[Any] = [RawClient(url + events) for _ in range(3)]
@@ -110,7 +113,7 @@ async def test_bytes_are_those_of_the_streams_and_the_path_is_as_configured(kafk
     path = "/admin/figures"
     config = build_config(kafka.bootstrap, ["stock"], telemetry={"metrics": {"prometheus": path}})
     async with (
-        running_gateway(config) as running,
+        running_gateway_process(config) as running,
         StreamOracle(kafka.bootstrap[0]) as oracle,
         RawClient(running.base_url + "/events/stock") as client,
     ):
@@ -135,7 +138,7 @@ async def test_a_gap_is_told_with_its_records_and_to_how_many_clients(kafka: Emb
     and go."""
     config = build_config(kafka.bootstrap, ["stock"])
     async with (
-        running_gateway(config, arguments=["--debug", "kafka"]) as gateway,
+        running_gateway_process(config, arguments=["--debug", "kafka"]) as gateway,
         StreamOracle(kafka.bootstrap[0]) as oracle,
         RawClient(gateway.base_url + "/events/stock") as one,
         RawClient(gateway.base_url + "/events/stock") as other,
@@ -174,7 +177,7 @@ def _gaps(told: list[Any]) -> list[dict[str, Any]]:
 async def test_a_broker_that_is_away_is_seen_and_its_return(kafka: EmbeddedKafka):
     config = build_config(kafka.bootstrap, ["stock"])
     async with (
-        running_gateway(config, arguments=["--debug", "kafka"]) as gateway,
+        running_gateway_process(config, arguments=["--debug", "kafka"]) as gateway,
         RawClient(gateway.base_url + "/events/stock") as client,
     ):
         await client.wait_for_events(1, WITHIN)
@@ -205,7 +208,10 @@ async def test_a_slow_client_is_seen_with_its_distance_and_what_was_done_about_i
 ):
     routes = [build_route("stock", "value", slowClient="skip")]
     config = build_config(kafka.bootstrap, ["stock"], routes)
-    async with running_gateway(config) as gateway, StreamOracle(kafka.bootstrap[0]) as oracle:
+    async with (
+        running_gateway_process(config) as gateway,
+        StreamOracle(kafka.bootstrap[0]) as oracle,
+    ):
         url = gateway.base_url + "/events/stock"
         async with RawClient(url, receive_buffer=4096) as slow, RawClient(url) as fast:
             await asyncio.gather(slow.wait_for_events(1, WITHIN), fast.wait_for_events(1, WITHIN))
@@ -238,7 +244,7 @@ async def test_what_is_refused_and_what_is_written_is_counted(kafka: EmbeddedKaf
     routes = [{"when": [{"path": "/stock"}], "with": {"topic": "stock", "produce": True}}]
     listen = {"limits": {"connections": 1}}
     config = build_config(kafka.bootstrap, ["stock"], routes, listen=listen)
-    async with running_gateway(config) as running:
+    async with running_gateway_process(config) as running:
         url = running.base_url + "/stock"
         async with (
             MultiplexClient(running.base_url, "/stock") as socket,
@@ -303,7 +309,7 @@ async def test_figures_are_sent_by_otlp_too(kafka: EmbeddedKafka):
         telemetry["metrics"]["prometheus"] = None
         config = build_config(kafka.bootstrap, ["stock"], telemetry=telemetry)
         async with (
-            running_gateway(config) as running,
+            running_gateway_process(config) as running,
             RawClient(running.base_url + "/events/stock") as client,
         ):
             await client.wait_for_events(1, WITHIN)

@@ -9,7 +9,7 @@ import pytest
 from ruamel.yaml import YAML
 from support.brokers import embedded_kafka
 from support.clients.raw import RawClient
-from support.gateways import GatewayProcess, create_http_client, running_gateway
+from support.gateways import GatewayProcess, create_http_client, running_gateway_process
 from support.migrations import SOURCES, migrate_file
 from support.records import RecordToSend, produce_records
 from support.service import running_service
@@ -31,7 +31,7 @@ async def running_migrated(name: str, kafka: EmbeddedKafka) -> AsyncIterator[Gat
     config["listen"] |= {"host": "127.0.0.1", "port": 0}
     config.get("telemetry", {}).get("metrics", {}).pop("otlp", None)  # nobody listens there
     environment = {"KAFKA_BOOTSTRAP_SERVER": kafka.bootstrap[0]}
-    async with running_gateway(config, environment=environment) as gateway:
+    async with running_gateway_process(config, environment=environment) as gateway:
         yield gateway
 
 

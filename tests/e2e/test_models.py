@@ -21,7 +21,7 @@ from support.gateways import (
     build_config,
     build_route,
     create_http_client,
-    running_gateway,
+    running_gateway_process,
 )
 from support.records import RecordToSend, produce_records
 from support.registry import FakeRegistry
@@ -89,7 +89,7 @@ async def streaming(
 ) -> AsyncIterator[GatewayProcess]:
     catalogs = {"registry0": {"type": "schema-registry", "url": url, "timeout": "30s"}}
     config = build_config(broker.bootstrap, topics, routes, catalogs=catalogs)
-    async with running_gateway(config) as gateway:
+    async with running_gateway_process(config) as gateway:
         yield gateway
 
 

@@ -17,7 +17,7 @@ import pytest
 from support.brokers import embedded_kafka
 from support.clients.fast_reconnect import FastReconnectClient
 from support.clients.wires import client_for_wire
-from support.gateways import GatewayProcess, build_config, running_gateway
+from support.gateways import GatewayProcess, build_config, running_gateway_process
 from support.raw_http import RawConnection, build_request
 from support.records import RecordToSend, produce_records
 from support.topic_gateway import topic_fixture, topic_gateway_fixture
@@ -286,7 +286,7 @@ async def test_long_polls_get_every_record_once_while_it_is_written_and_the_gate
         await gateway.restart(ready=False)
 
     got, pages, cuts = list[int](), 0, 0
-    async with running_gateway(config) as gateway, client_of(gateway) as http:
+    async with running_gateway_process(config) as gateway, client_of(gateway) as http:
         answer = await http.get("/events/orders?until=100&wait=0")
         follow = answer.links["next"]["url"].replace("wait=0", "wait=20s")
         others = asyncio.gather(write(), kill(gateway))
@@ -314,7 +314,7 @@ async def test_a_gateway_that_drains_answers_those_who_wait_with_where_to_go_on(
 ):
     embedded.create_topic("orders", 3)
     config = build_config(embedded.bootstrap, ["orders"])
-    async with running_gateway(config) as gateway, client_of(gateway) as http:
+    async with running_gateway_process(config) as gateway, client_of(gateway) as http:
         await http.get("/events/orders?wait=0")
         files = gateway.open_file_count
         waiting = asyncio.create_task(http.get("/events/orders?wait=5m"))
@@ -332,7 +332,7 @@ async def test_a_gateway_that_drains_answers_those_who_wait_with_where_to_go_on(
 async def test_without_kafka_a_page_is_a_503_that_says_when_to_come_back():
     topic = {"name": "orders", "partitionReadyTimeout": "500ms"}
     config = build_config("127.0.0.1:1", [topic])
-    async with running_gateway(config, ready=False) as gateway, client_of(gateway) as http:
+    async with running_gateway_process(config, ready=False) as gateway, client_of(gateway) as http:
         for query in ("?wait=0", "?wait=5m", ""):
             answer = await http.get(f"/events/orders{query}")
             assert answer.status_code == 503

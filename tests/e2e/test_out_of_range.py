@@ -22,7 +22,7 @@ from support.brokers import KafkaCluster
 from support.clients.fast_reconnect import FastReconnectClient
 from support.clients.wires import WireName, client_for_wire
 from support.elections import UNCLEAN_CONFIGS, elect_follower, kill_follower
-from support.gateways import build_config, build_route, running_gateway
+from support.gateways import build_config, build_route, running_gateway_process
 from support.kafka_proxy import ApiKey, KafkaProxy, SeenRequest
 from support.oracle import AckedRecord, StreamOracle, parse_events
 from support.received import GapEvent, ReceivedRecord, parse_gaps
@@ -163,7 +163,7 @@ async def test_deleted_records_are_one_gap_for_live_and_late_clients(
         proxy = await stack.enter_async_context(KafkaProxy.wrap_cluster(kafka.bootstrap_servers))
         held = Held(kafka, proxy, oracle)
         gateway = await stack.enter_async_context(
-            running_gateway(build_config(proxy.bootstrap, [made]))
+            running_gateway_process(build_config(proxy.bootstrap, [made]))
         )
         url = url_of.format(gateway.base_url, name)
         live, late = (
@@ -219,7 +219,7 @@ async def test_a_hundred_advances_in_a_row_are_a_gap_each_and_leak_nothing(
         proxy = await stack.enter_async_context(KafkaProxy.wrap_cluster(kafka.bootstrap_servers))
         held = Held(kafka, proxy, oracle)
         gateway = await stack.enter_async_context(
-            running_gateway(build_config(proxy.bootstrap, [made]), command=command)
+            running_gateway_process(build_config(proxy.bootstrap, [made]), command=command)
         )
         live = FastReconnectClient(f"{gateway.base_url}/records/{name}")
         await stack.enter_async_context(listening(live))
@@ -266,7 +266,7 @@ async def test_chasing_a_log_start_that_moves_is_one_gap(
         proxy = await stack.enter_async_context(KafkaProxy.wrap_cluster(kafka.bootstrap_servers))
         held = Held(kafka, proxy, oracle)
         gateway = await stack.enter_async_context(
-            running_gateway(
+            running_gateway_process(
                 build_config(proxy.bootstrap, [{"name": name, "cache": {"bytes": "1B"}}])
             )
         )
@@ -310,7 +310,7 @@ async def test_many_clients_are_told_alike_and_nobody_of_what_the_leader_does_no
         proxy = await stack.enter_async_context(KafkaProxy.wrap_cluster(kafka.bootstrap_servers))
         held = Held(kafka, proxy, oracle)
         gateway = await stack.enter_async_context(
-            running_gateway(build_config(proxy.bootstrap, [made], routes))
+            running_gateway_process(build_config(proxy.bootstrap, [made], routes))
         )
         riders = [FastReconnectClient(f"{gateway.base_url}/records/{name}") for _ in range(20)]
         keyed = FastReconnectClient(f"{gateway.base_url}/keyed")
@@ -347,7 +347,7 @@ async def test_a_client_that_stopped_reading_is_told_what_went_meanwhile(
     async with AsyncExitStack() as stack:
         oracle = await stack.enter_async_context(StreamOracle(kafka.bootstrap_servers))
         gateway = await stack.enter_async_context(
-            running_gateway(build_config(kafka.bootstrap_servers, [made]))
+            running_gateway_process(build_config(kafka.bootstrap_servers, [made]))
         )
         url = f"{gateway.base_url}/records/{name}"
         slow, other = FastReconnectClient(url, receive_buffer=8192), FastReconnectClient(url)
@@ -382,7 +382,7 @@ async def test_real_retention_is_told_to_live_late_and_slow_clients(
         proxy = await stack.enter_async_context(KafkaProxy.wrap_cluster(kafka.bootstrap_servers))
         made = {"name": name, "cache": {"bytes": "1B"}}
         gateway = await stack.enter_async_context(
-            running_gateway(build_config(proxy.bootstrap, [made]))
+            running_gateway_process(build_config(proxy.bootstrap, [made]))
         )
         url = f"{gateway.base_url}/records/{name}"
         live, late = FastReconnectClient(url), FastReconnectClient(url)
@@ -439,7 +439,7 @@ async def three_clients(
     """One that rides on, one that comes back to its gateway and one that goes to another; and
     what lets the two come back. They are away when this gives them."""
     config = build_config(kafka.bootstrap_servers, [topic])
-    async with running_gateway(config) as here, running_gateway(config) as there:
+    async with running_gateway_process(config) as here, running_gateway_process(config) as there:
         url = f"{here.base_url}/records/{topic}"
         riding, back, moved = clients = (
             FastReconnectClient(url),

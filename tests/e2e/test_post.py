@@ -11,7 +11,12 @@ from typing import Any
 import httpx
 import pytest
 from support.brokers import embedded_kafka
-from support.gateways import GatewayProcess, build_config, create_http_client, running_gateway
+from support.gateways import (
+    GatewayProcess,
+    build_config,
+    create_http_client,
+    running_gateway_process,
+)
 from support.topic_gateway import run_gateway_sync
 from support.workers import running_workers
 from websockets.asyncio.client import connect
@@ -273,7 +278,7 @@ async def test_a_path_that_only_takes_records_is_no_stream(shop: GatewayProcess)
 async def test_while_kafka_is_away_a_client_is_asked_to_come_back():
     with EmbeddedKafka(topics={"orders": 1}) as kafka:
         config = build_config(kafka.bootstrap, ["orders"], [command("/orders")])
-        async with running_gateway(config) as gateway, create_http_client(gateway) as http:
+        async with running_gateway_process(config) as gateway, create_http_client(gateway) as http:
             assert (await http.post("/orders", content=b"1")).status_code == 201
             kafka.down(1)
             answer = await http.post("/orders", content=b"2")

@@ -20,7 +20,7 @@ from support.admin_api import ADMIN_SECTION, open_admin_api
 from support.brokers import embedded_kafka
 from support.clients.raw import RawClient
 from support.clients.wires import WireName, client_for_wire, every_wire
-from support.gateways import GATEWAY, GatewayProcess, build_config, running_gateway
+from support.gateways import GATEWAY, GatewayProcess, build_config, running_gateway_process
 from support.issuer import AUDIENCE, ISSUER_NAME, TokenIssuer
 from support.oracle import StreamOracle
 from support.waiting import wait_until
@@ -81,7 +81,7 @@ async def test_each_stream_goes_on_as_its_route_says_by_now(
     new = config_of(
         kafka, at("/same"), at("/changed", filters=only), at("/other", "stock"), at("/new")
     )
-    async with running_gateway(old) as gateway, AsyncExitStack() as stack:
+    async with running_gateway_process(old) as gateway, AsyncExitStack() as stack:
         same, changed, other, gone = [
             await stack.enter_async_context(
                 client_for_wire(wire, RawClient)(f"{gateway.base_url}/{path}")
@@ -128,7 +128,7 @@ async def test_what_is_wrong_is_said_and_all_stays_as_it_was(
 ):
     good = config_of(kafka, at("/same"))
     async with (
-        running_gateway(good) as gateway,
+        running_gateway_process(good) as gateway,
         RawClient(f"{gateway.base_url}/same") as client,
     ):
         await begun(client)
@@ -147,7 +147,7 @@ async def test_what_is_wrong_is_said_and_all_stays_as_it_was(
 
 
 async def test_what_needs_a_restart_is_named_and_stays(kafka: EmbeddedKafka):
-    async with running_gateway(config_of(kafka, at("/same"))) as gateway:
+    async with running_gateway_process(config_of(kafka, at("/same"))) as gateway:
         other = config_of(kafka, at("/same"), listen={"limits": {"connections": 1}})
         other["kafka"] |= {"clientId": "x"}
         said = await reload(gateway, other | {"name": "other"})
@@ -166,7 +166,7 @@ async def test_a_topic_that_is_read_otherwise_is_told_so_from_there_on(
         topics=[{"name": "orders", "transforms": transforms}, "stock"],
     )  # fmt: skip
     async with (
-        running_gateway(old) as gateway,
+        running_gateway_process(old) as gateway,
         client_for_wire(wire, RawClient)(f"{gateway.base_url}/same") as client,
         client_for_wire(wire, RawClient)(f"{gateway.base_url}/stock") as stock,
     ):
@@ -200,7 +200,7 @@ async def test_who_may_not_be_here_any_more_is_told_so_and_others_stay(
     )
     changed = {**guards, "other": {**guard, "leeway": "1m"}}
     async with (
-        running_gateway(config_of(kafka, *old, guards=guards)) as gateway,
+        running_gateway_process(config_of(kafka, *old, guards=guards)) as gateway,
         AsyncExitStack() as stack,
     ):
         clients = {
@@ -236,7 +236,7 @@ async def test_a_key_that_is_added_ends_no_stream_and_one_that_is_removed_does(
         return config_of(kafka, at("/kept", guarded={"login": []}), guards={"login": guard})
 
     async with (
-        running_gateway(config()) as gateway,
+        running_gateway_process(config()) as gateway,
         RawClient(f"{gateway.base_url}/kept", headers=headers) as client,
     ):
         await begun(client)
@@ -257,7 +257,7 @@ async def test_all_workers_take_it_over_also_one_that_is_started_later(
     listen = {"workers": 3}
     old = config_of(kafka, at("/records"), listen=listen)
     new = config_of(kafka, at("/records", filters=[{"key": "b"}]), listen=listen)
-    async with running_gateway(old) as gateway, AsyncExitStack() as stack:
+    async with running_gateway_process(old) as gateway, AsyncExitStack() as stack:
         clients = [
             await stack.enter_async_context(RawClient(f"{gateway.base_url}/records"))
             for _ in range(9)
@@ -346,7 +346,7 @@ async def test_a_thousand_streams_lose_and_repeat_nothing_over_twenty_reloads(
         )  # fmt: skip
 
     due: set[tuple[int, int]] = set()
-    async with running_gateway(config(0)) as gateway:
+    async with running_gateway_process(config(0)) as gateway:
         port = gateway.port
         lights = [(path, Light()) for path in PATHS for _ in range(EACH_ROUTE)]
         tasks = [asyncio.create_task(light.read(port, path)) for path, light in lights]
@@ -396,7 +396,7 @@ async def test_the_command_checks_first_and_then_tells_the_process(
 ):
     pid = tmp_path / "gateway.pid"
     config = config_of(kafka, at("/same"))
-    async with running_gateway(config, arguments=["--pid-file", str(pid)]) as gateway:
+    async with running_gateway_process(config, arguments=["--pid-file", str(pid)]) as gateway:
         assert int(pid.read_text()) == gateway.pid
         ask = ["-c", str(gateway.config_path), "--pid-file", str(pid)]
         told = await asyncio.to_thread(command, *ask)
@@ -441,7 +441,7 @@ async def test_a_dry_run_says_what_a_reload_then_does_and_changes_nothing(
 
     old = build(at("/same"), at("/changed"), at("/gone"))
     new = build(at("/same"), at("/changed", filters=[{"key": "b"}]), at("/new"), name="other")
-    async with running_gateway(old) as gateway, AsyncExitStack() as stack:
+    async with running_gateway_process(old) as gateway, AsyncExitStack() as stack:
         clients = [
             await stack.enter_async_context(RawClient(f"{gateway.base_url}/{path}"))
             for path in ("same", "changed", "changed", "gone")
@@ -485,7 +485,7 @@ async def test_a_dry_run_says_what_a_reload_then_does_and_changes_nothing(
 
 async def test_a_dry_run_of_a_wrong_file_says_what_is_wrong(kafka: EmbeddedKafka):
     good = config_of(kafka, at("/same"), admin=ADMIN_SECTION)
-    async with running_gateway(good) as gateway, open_admin_api(gateway) as http:
+    async with running_gateway_process(good) as gateway, open_admin_api(gateway) as http:
         gateway.write_config(config_of(kafka, at("/same", fromat="value"), admin=ADMIN_SECTION))
         answer = await http.post("/reload?dryRun=true")
         assert answer.status_code == 422 and "format" in answer.json()["problems"][0]

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 from support.brokers import KafkaCluster
-from support.gateways import GatewayProcess, build_config, running_gateway
+from support.gateways import GatewayProcess, build_config, running_gateway_process
 from support.service import running_service
 from support.waiting import wait_until
 from support.workers import running_workers
@@ -55,6 +55,6 @@ async def test_any_worker_knows_a_reply_also_one_that_was_not_there(
             await service.answer_held()
             answers = await asyncio.gather(*(asked(gateway, location) for _ in range(24)))
             assert set(answers) == {(200, "the result")}
-        async with running_gateway(config(kafka, requests, replies)) as another:
+        async with running_gateway_process(config(kafka, requests, replies)) as another:
             assert await asked(another, location) == (200, "the result")
         assert len(service.requests) == 1

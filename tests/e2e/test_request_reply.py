@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from support.app_server import running_app
 from support.brokers import embedded_kafka
-from support.gateways import GatewayProcess, build_config, running_gateway
+from support.gateways import GatewayProcess, build_config, running_gateway_process
 from support.scrape import fetch_metrics
 from support.service import CORRELATION_ID_HEADER, REPLY_TO_HEADER, ReplyService, running_service
 from support.waiting import wait_until
@@ -82,7 +82,7 @@ async def service(kafka: EmbeddedKafka) -> AsyncIterator[ReplyService]:
 @pytest_asyncio.fixture(**of_module)
 async def gateway(kafka: EmbeddedKafka, service: ReplyService) -> AsyncIterator[GatewayProcess]:
     config = build_config(kafka.bootstrap, TOPICS, ROUTES, guards=GUARDS)
-    async with running_gateway(config) as running:
+    async with running_gateway_process(config) as running:
         yield running
 
 
@@ -297,7 +297,7 @@ async def test_a_gateway_that_ends_tells_those_who_wait_to_come_back(
 ):
     config = build_config(kafka.bootstrap, TOPICS, ROUTES, guards=GUARDS)
     key = {"Idempotency-Key": "over the end"}
-    async with running_gateway(config) as gateway:
+    async with running_gateway_process(config) as gateway:
         async with browsing(gateway) as http:
             asked = asyncio.create_task(http.post("/ask/1", content=HOLD, headers=key))
             await wait_until(lambda: service.held_requests, "the request", WITHIN)

@@ -23,7 +23,7 @@ from support.brokers import KafkaCluster
 from support.clients.fast_reconnect import FastReconnectClient, cut_at_random
 from support.clients.raw import RawClient
 from support.clients.wires import WireName, client_for_wire
-from support.gateways import GatewayProcess, build_config, build_route, running_gateway
+from support.gateways import GatewayProcess, build_config, build_route, running_gateway_process
 from support.kafka_proxy import KafkaProxy
 from support.oracle import AckedRecord, StreamOracle, parse_events
 from support.received import ReceivedRecord, parse_envelope
@@ -162,7 +162,9 @@ async def test_cut_at_any_byte_killed_and_moved_to_another_gateway_nothing_is_lo
             broker.set_delay(0.2)  # the second gateway hears everything later
         gateways = [
             await stack.enter_async_context(
-                running_gateway(build_config(servers, [settings(name, cache)], routes(name)))
+                running_gateway_process(
+                    build_config(servers, [settings(name, cache)], routes(name))
+                )
             )
             for servers in (kafka.bootstrap_servers, proxy.bootstrap)
         ]
@@ -192,7 +194,10 @@ async def test_fifty_clients_resume_at_once_what_only_kafka_still_has(
     random = Random(3)
     name = topic(partitions=12)
     config = build_config(kafka.bootstrap_servers, [settings(name, cache="1B")], routes(name))
-    async with StreamOracle(kafka.bootstrap_servers) as oracle, running_gateway(config) as gateway:
+    async with (
+        StreamOracle(kafka.bootstrap_servers) as oracle,
+        running_gateway_process(config) as gateway,
+    ):
         url = f"{gateway.base_url}/records/{name}"
         async with listening(FastReconnectClient(url)) as (first,):
             for commit in (True, False, True):
@@ -231,7 +236,10 @@ async def test_a_position_kept_over_a_filter_a_format_and_a_topic_that_came_or_w
     one, two = topic(partitions=12), topic(partitions=3)
     both = {"when": [{"path": "/both"}], "with": {"topics": [one, two], "format": "envelope"}}
     made = build_config(kafka.bootstrap_servers, [one, two], [*routes(one), both])
-    async with StreamOracle(kafka.bootstrap_servers) as oracle, running_gateway(made) as gateway:
+    async with (
+        StreamOracle(kafka.bootstrap_servers) as oracle,
+        running_gateway_process(made) as gateway,
+    ):
         base = gateway.base_url
         async with listening(FastReconnectClient(f"{base}/records/{one}")) as (client,):
             await oracle.produce_records(one, 100)
@@ -286,7 +294,10 @@ async def test_starts_and_ends_are_what_the_query_says(
         for word in ("none", "1h")
     )
     made = build_config(kafka.bootstrap_servers, [name], [*routes(name), none, hour])
-    async with StreamOracle(kafka.bootstrap_servers) as oracle, running_gateway(made) as gateway:
+    async with (
+        StreamOracle(kafka.bootstrap_servers) as oracle,
+        running_gateway_process(made) as gateway,
+    ):
         old = [
             await oracle.produce_records(name, 5, partition=p, timestamp=now - 7200_000)
             for p in (0, 1)
@@ -354,7 +365,10 @@ async def test_after_a_restart_kafka_tells_how_far_back_a_token_goes(
     made = build_config(
         kafka.bootstrap_servers, [name], [*routes(name), public], tokens={"resume": "30m"}
     )
-    async with StreamOracle(kafka.bootstrap_servers) as oracle, running_gateway(made) as gateway:
+    async with (
+        StreamOracle(kafka.bootstrap_servers) as oracle,
+        running_gateway_process(made) as gateway,
+    ):
         url = f"{gateway.base_url}/public"
         async with listening(FastReconnectClient(url)) as (client,):
             before = client.last_event_id
@@ -387,7 +401,10 @@ async def test_a_token_that_cannot_be_used_is_never_silently_replayed(
 ) -> None:
     name, other = topic(partitions=12), topic(partitions=1)
     made = build_config(kafka.bootstrap_servers, [name, other])
-    async with StreamOracle(kafka.bootstrap_servers) as oracle, running_gateway(made) as gateway:
+    async with (
+        StreamOracle(kafka.bootstrap_servers) as oracle,
+        running_gateway_process(made) as gateway,
+    ):
         async with listening(
             FastReconnectClient(f"{gateway.base_url}/records/{name}"),
             FastReconnectClient(f"{gateway.base_url}/events/{other}"),
@@ -451,7 +468,10 @@ async def test_tokens_of_few_and_many_partitions_resume_exactly(
     name = await asyncio.to_thread(topic, partitions=partitions)
     config = build_config(kafka.bootstrap_servers, [settings(name)], routes(name))
     start = zero(name, partitions)
-    async with StreamOracle(kafka.bootstrap_servers) as oracle, running_gateway(config) as gateway:
+    async with (
+        StreamOracle(kafka.bootstrap_servers) as oracle,
+        running_gateway_process(config) as gateway,
+    ):
         began = time.monotonic()
         async with listening(FastReconnectClient(f"{gateway.base_url}/records/{name}")) as (
             client,

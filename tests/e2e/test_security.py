@@ -30,7 +30,7 @@ from support.brokers import KafkaCluster, running_kafka
 from support.certificates import CertificateAuthority
 from support.clients.client import ReceivedEvent
 from support.clients.raw import RawClient
-from support.gateways import build_config, running_gateway
+from support.gateways import build_config, running_gateway_process
 from support.kafka_proxy import ApiKey, KafkaProxy
 from support.oracle import StreamOracle
 from support.secure_kafka import PASSWORDS_BY_USER, build_unsecured_jwt, grant_access
@@ -68,7 +68,7 @@ async def reads(kafka: LocalKafka, listener: str, **security: Any) -> None:
     """A gateway with these credentials streams what is written, live and from before."""
     async with (
         StreamOracle(",".join(kafka.bootstrap)) as oracle,
-        running_gateway(configured(kafka, listener, **security)) as gateway,
+        running_gateway_process(configured(kafka, listener, **security)) as gateway,
         RawClient(f"{gateway.base_url}/records/{TOPIC}") as client,
     ):
         await client.wait_for_events(1)
@@ -117,7 +117,10 @@ async def test_who_may_not_read_is_told(secured: LocalKafka):
 
 
 async def denied(config: Mapping[str, Any]) -> None:
-    async with running_gateway(config) as gateway, httpx.AsyncClient(trust_env=False) as http:
+    async with (
+        running_gateway_process(config) as gateway,
+        httpx.AsyncClient(trust_env=False) as http,
+    ):
         answer = await http.get(f"{gateway.base_url}/events/{TOPIC}")
         assert answer.status_code == 403, answer.text
         assert answer.json()["topic"] == TOPIC
@@ -160,7 +163,7 @@ async def _outlive_sessions(local: LocalKafka, sasl: Mapping[str, str]) -> None:
         servers, secured = ",".join(kafka.get_addresses("SASL")), {"security": {"sasl": sasl}}
         config = build_config(servers, ["sessions"], routes, kafka=secured)
         async with (
-            running_gateway(config) as gateway,
+            running_gateway_process(config) as gateway,
             RawClient(f"{gateway.base_url}/read") as client,
             httpx.AsyncClient(base_url=gateway.base_url, trust_env=False) as http,
         ):
@@ -191,7 +194,7 @@ async def test_a_password_is_rotated_without_a_reconnect_of_clients(tmp_path: Pa
         admin.set_password("eve", "first")
         async with (
             StreamOracle(",".join(kafka.bootstrap)) as oracle,
-            running_gateway(configured(kafka, "SASL", sasl=sasl)) as gateway,
+            running_gateway_process(configured(kafka, "SASL", sasl=sasl)) as gateway,
             RawClient(f"{gateway.base_url}/records/{TOPIC}") as client,
             httpx.AsyncClient(base_url=gateway.base_url, trust_env=False) as http,
         ):
@@ -216,7 +219,7 @@ async def test_a_wrong_password_is_a_reason_not_to_be_ready(secured: LocalKafka)
     sasl = {"mechanism": "plain", "username": "carol", "password": "guessed"}
     config = configured(secured, "SASL", sasl=sasl)
     async with (
-        running_gateway(config, ready=False) as gateway,
+        running_gateway_process(config, ready=False) as gateway,
         httpx.AsyncClient(base_url=gateway.base_url, trust_env=False) as http,
     ):
         told = ""
@@ -269,7 +272,7 @@ async def test_it_speaks_https_itself_and_ends_in_order(
     )
     async with (
         StreamOracle(kafka.bootstrap_servers) as oracle,
-        running_gateway(config, ready=False) as gateway,
+        running_gateway_process(config, ready=False) as gateway,
         httpx.AsyncClient(
             verify=authority.create_client_context(), trust_env=False, timeout=30
         ) as http,
@@ -294,7 +297,7 @@ async def test_every_codec_of_the_producers_is_read(kafka: KafkaCluster):
     async with KafkaProxy.wrap_cluster(kafka.bootstrap_servers) as network:
         config = build_config(network.bootstrap, [name], name="codecs")
         async with (
-            running_gateway(config) as gateway,
+            running_gateway_process(config) as gateway,
             RawClient(f"{gateway.base_url}/records/{name}") as client,
         ):
             await client.wait_for_events(1)
@@ -324,7 +327,7 @@ async def test_a_gateway_in_a_rack_reads_from_the_replica_in_it(kafka3: KafkaClu
     ):
         config = build_config(network.bootstrap, [name], kafka={"rack": "rack-3"})
         async with (
-            running_gateway(config) as gateway,
+            running_gateway_process(config) as gateway,
             RawClient(f"{gateway.base_url}/records/{name}") as client,
         ):
             await client.wait_for_events(1)
@@ -354,7 +357,7 @@ async def test_a_replica_in_the_rack_that_stands_still_dies_and_returns_costs_no
     start = {TopicPartition(name, number): 0 for number in (0, 1)}
     async with (
         StreamOracle(kafka3.bootstrap_servers) as oracle,
-        running_gateway(config) as gateway,
+        running_gateway_process(config) as gateway,
         RawClient(f"{gateway.base_url}/records/{name}") as client,
     ):
         await client.wait_for_events(1)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 from aiokafka import AIOKafkaProducer
 from support.browser import Browser, running_browser
-from support.gateways import build_config, build_route, running_gateway
+from support.gateways import build_config, build_route, running_gateway_process
 from support.proxies import ALL_PROXIES, Nginx, Proxy, running_proxy
 from support.tcp_proxy import TcpProxy
 from support.waiting import wait_until
@@ -103,7 +103,7 @@ async def shared_connection(
     listen = {"forwarded": ["127.0.0.1"]}
     config = build_config(embedded.bootstrap, ["orders", "large"], routes, listen=listen)
     async with (
-        running_gateway(config) as gateway,
+        running_gateway_process(config) as gateway,
         running_proxy(kind, folder / "proxy", gateway.port) as proxy,
         TcpProxy("127.0.0.1", proxy.port) as network,
         running_browser("--ignore-certificate-errors", records_responses=True) as tab,

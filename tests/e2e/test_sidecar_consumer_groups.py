@@ -10,7 +10,7 @@ from collections import Counter
 
 import httpx
 import psutil
-from support.gateways import build_config, create_http_client, running_gateway
+from support.gateways import build_config, create_http_client, running_gateway_process
 from support.instances import ConsumerInstance, generate_group
 from support.sidecars import running_sidecar, wait_until_ready
 
@@ -98,7 +98,7 @@ async def test_a_thousand_instances_that_are_left_are_ended_and_their_memory_is_
             await asyncio.gather(*(one(number) for number in range(start, start + 20)))
 
     async with (
-        running_gateway(config, command=SIDECAR) as gateway,
+        running_gateway_process(config, command=SIDECAR) as gateway,
         create_http_client(gateway) as http,
     ):
         process = psutil.Process(gateway.pid)

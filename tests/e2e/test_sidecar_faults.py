@@ -20,7 +20,12 @@ import httpx
 import pytest
 from support.backend import running_backend
 from support.brokers import KafkaCluster
-from support.gateways import GatewayProcess, build_config, create_http_client, running_gateway
+from support.gateways import (
+    GatewayProcess,
+    build_config,
+    create_http_client,
+    running_gateway_process,
+)
 from support.reactive import ReactiveWorld, build_settings, get_numbers
 
 SECONDS = float(os.environ.get("GATEWAY_REACTIVE_FAULTS", "20"))
@@ -206,7 +211,7 @@ async def test_everything_fails_at_random_and_nothing_is_lost_or_overtaken(
     world.backend.set_orders(fail=POISON)
     async with AsyncExitStack() as stack:
         sidecars = [
-            await stack.enter_async_context(running_gateway(config, command=COMMAND))
+            await stack.enter_async_context(running_gateway_process(config, command=COMMAND))
             for _ in range(2)
         ]
         faults = Faults(world, group["group"], sidecars)

@@ -19,7 +19,12 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from support.certificates import CertificateAuthority
 from support.dead_letters import read_committed
-from support.gateways import GatewayProcess, build_config, create_http_client, running_gateway
+from support.gateways import (
+    GatewayProcess,
+    build_config,
+    create_http_client,
+    running_gateway_process,
+)
 from support.kafka_proxy import ApiKey, KafkaProxy, SeenRequest
 from support.requirements import require_tools
 from support.sidecars import running_sidecar
@@ -79,7 +84,9 @@ async def test_the_seeds_own_commands_write_what_they_say(kafka, tmp_path, forma
     (tmp_path / "values.yml").write_text(VALUES)
     over = ["--values", str(tmp_path / "values.yml")] if formats == "binary-string" else []
     kafka.create_topic("test6", 1)
-    async with running_gateway(made, command=COMMAND, arguments=over, ready=False) as gateway:
+    async with running_gateway_process(
+        made, command=COMMAND, arguments=over, ready=False
+    ) as gateway:
         assert gateway.host == "https://127.0.0.1"
         await ready_at(gateway)
         line = SEED[formats] + f" --connect-to localhost:8443:127.0.0.1:{gateway.port} -sS"
@@ -103,8 +110,8 @@ async def ready_at(gateway: GatewayProcess) -> None:
 async def test_a_request_that_comes_again_is_written_once_at_any_replica(kafka, topic):
     name, made = topic(), config(kafka.bootstrap_servers)
     async with (
-        running_gateway(made, command=COMMAND) as one,
-        running_gateway(made, command=COMMAND) as other,
+        running_gateway_process(made, command=COMMAND) as one,
+        running_gateway_process(made, command=COMMAND) as other,
     ):
         key = "the-key-1"
         twins = [post(each, name, "a", "b", key=key) for each in (one, other, one, other)]
@@ -131,11 +138,11 @@ async def test_a_replica_killed_in_the_middle_leaves_nothing_and_another_writes_
     made = config(kafka.bootstrap_servers, timeout="2s")
     async with (
         KafkaProxy.wrap_cluster(kafka.bootstrap_servers) as proxy,
-        running_gateway(made, command=COMMAND) as good,
+        running_gateway_process(made, command=COMMAND) as good,
     ):
         assert (await post(good, name, "warm", key="warm")).status_code == 200
         behind = {**made, "kafka": {**made["kafka"], "servers": proxy.bootstrap.split(",")}}
-        async with running_gateway(behind, command=COMMAND) as bad:
+        async with running_gateway_process(behind, command=COMMAND) as bad:
             assert (await post(bad, name, "also", key="also")).status_code == 200
             proxy.on_request = open_for_ever
             doomed = asyncio.create_task(post(bad, name, "a", "b", key="k"))
@@ -272,10 +279,10 @@ async def test_an_owner_that_is_slow_and_alive_is_taken_over_from_and_tells_what
     name, made = topic(), config(kafka.bootstrap_servers, timeout="3s")
     async with (
         KafkaProxy.wrap_cluster(kafka.bootstrap_servers) as proxy,
-        running_gateway(made, command=COMMAND) as good,
+        running_gateway_process(made, command=COMMAND) as good,
     ):
         behind = {**made, "kafka": {**made["kafka"], "servers": proxy.bootstrap.split(",")}}
-        async with running_gateway(behind, command=COMMAND) as slow:
+        async with running_gateway_process(behind, command=COMMAND) as slow:
             assert (await post(slow, name, "warm", key="warm")).status_code == 200
             proxy.on_request = open_for_ever
             late = asyncio.create_task(post(slow, name, "a", "b", key="k"))
@@ -321,7 +328,7 @@ def uncommitted(kafka: Any, topic: str) -> list[Any]:
 
 async def test_a_transactional_batch_is_there_whole_or_not_at_all(kafka, topic):
     name = topic(configs={"max.message.bytes": "2000"})
-    async with running_gateway(config(kafka.bootstrap_servers), command=COMMAND) as gateway:
+    async with running_gateway_process(config(kafka.bootstrap_servers), command=COMMAND) as gateway:
         fine = await post(gateway, name, "a", "b", transactional=True)
         assert (fine.status_code, len(fine.json()["offsets"])) == (200, 2)
         large = await post(gateway, name, "c", "x" * 5000, transactional=True)
@@ -336,7 +343,7 @@ async def test_a_transactional_batch_is_there_whole_or_not_at_all(kafka, topic):
 
 async def test_a_key_whose_records_were_refused_may_be_used_again(kafka, topic):
     name = topic(configs={"max.message.bytes": "2000"})
-    async with running_gateway(config(kafka.bootstrap_servers), command=COMMAND) as gateway:
+    async with running_gateway_process(config(kafka.bootstrap_servers), command=COMMAND) as gateway:
         refused = await post(gateway, name, "x" * 5000, key="k")
         assert refused.status_code == 413
         assert (await post(gateway, name, "small", key="k")).status_code == 200
@@ -397,7 +404,7 @@ async def test_an_answer_is_given_again_before_it_is_read(kafka, topic):
 
 async def test_told_to_end_it_answers_what_it_took_on(kafka, topic):
     name = topic()
-    async with running_gateway(config(kafka.bootstrap_servers), command=COMMAND) as gateway:
+    async with running_gateway_process(config(kafka.bootstrap_servers), command=COMMAND) as gateway:
         asked = [asyncio.create_task(post(gateway, name, f"{n}")) for n in range(20)]
         await asked[0]
         assert await gateway.stop() == 0

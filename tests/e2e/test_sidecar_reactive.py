@@ -18,7 +18,12 @@ import httpx
 import pytest
 from support.backend import running_backend
 from support.brokers import KafkaCluster
-from support.gateways import GatewayProcess, build_config, create_http_client, running_gateway
+from support.gateways import (
+    GatewayProcess,
+    build_config,
+    create_http_client,
+    running_gateway_process,
+)
 from support.reactive import ReactiveWorld, build_settings, get_numbers
 from support.sidecars import running_sidecar
 from support.waiting import wait_until
@@ -44,7 +49,7 @@ async def sidecar(world: ReactiveWorld, group: dict[str, Any]) -> AsyncIterator[
     config = build_config(
         world.kafka.bootstrap_servers, [], [], sidecar={"reactive": {"groups": group}}
     )
-    async with running_gateway(config, command=SIDECAR) as process:
+    async with running_gateway_process(config, command=SIDECAR) as process:
         yield process
 
 

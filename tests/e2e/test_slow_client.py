@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from support.brokers import KafkaCluster
 from support.clients.fast_reconnect import FastReconnectClient
 from support.clients.wires import WireName, client_for_wire, every_wire
-from support.gateways import GatewayProcess, build_config, running_gateway
+from support.gateways import GatewayProcess, build_config, running_gateway_process
 from support.oracle import Position, StreamOracle
 from support.received import GapEvent, parse_gaps
 from support.waiting import wait_until
@@ -159,7 +159,7 @@ async def test_clients_that_stop_reading_for_a_while_harm_nobody_and_lose_nothin
     start = {TopicPartition(name, p): 0 for p in range(PARTITIONS)}
     async with AsyncExitStack() as stack:
         oracle = await stack.enter_async_context(StreamOracle(kafka.bootstrap_servers))
-        gateway = await stack.enter_async_context(running_gateway(config))
+        gateway = await stack.enter_async_context(running_gateway_process(config))
         base = gateway.base_url
         others = await stack.enter_async_context(readers(f"{base}/catchUp", OTHERS))
         slow = {
@@ -240,7 +240,7 @@ async def test_a_client_that_never_reads_is_cut_at_last_and_the_others_go_on(
     command = (sys.executable, "-c", IMPATIENT, "run", "-c")
     async with AsyncExitStack() as stack:
         oracle = await stack.enter_async_context(StreamOracle(kafka.bootstrap_servers))
-        gateway = await stack.enter_async_context(running_gateway(config, command=command))
+        gateway = await stack.enter_async_context(running_gateway_process(config, command=command))
         url = f"{gateway.base_url}/catchUp"
         others = await stack.enter_async_context(readers(url, 5))
         before = gateway.connection_count

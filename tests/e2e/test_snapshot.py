@@ -14,7 +14,7 @@ from support.brokers import KafkaCluster
 from support.clients.fast_reconnect import FastReconnectClient
 from support.clients.raw import RawClient
 from support.clients.wires import WireName, client_for_wire, every_wire
-from support.gateways import GatewayProcess, build_config, running_gateway
+from support.gateways import GatewayProcess, build_config, running_gateway_process
 from support.latest_values import (
     build_known_table,
     build_written_table,
@@ -60,7 +60,7 @@ async def serving(
     names = [each if isinstance(each, str) else each["name"] for each in topics]
     target = {"topics": names, "format": "envelope", "mode": "snapshot", **options}
     routes = [{"when": [{"path": "/table"}], "with": target}]
-    async with running_gateway(build_config(servers, topics, routes)) as gateway:
+    async with running_gateway_process(build_config(servers, topics, routes)) as gateway:
         yield gateway
 
 
@@ -291,7 +291,9 @@ async def test_many_filtered_views_share_one_read_of_the_topic(embedded: Embedde
             },
         }
     ]  # fmt: skip
-    async with running_gateway(build_config(embedded.bootstrap, ["prices"], routes)) as gateway:
+    async with running_gateway_process(
+        build_config(embedded.bootstrap, ["prices"], routes)
+    ) as gateway:
 
         async def shown(owner: str) -> None:
             async with RawClient(f"{gateway.base_url}/table/{owner}") as client:

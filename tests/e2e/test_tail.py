@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from support.app_server import running_app
 from support.brokers import embedded_kafka
 from support.certificates import CertificateAuthority
-from support.gateways import GatewayProcess, build_config, running_gateway
+from support.gateways import GatewayProcess, build_config, running_gateway_process
 from support.oracle import StreamOracle
 from support.received import GapEvent
 from support.records import RecordToSend, produce_records
@@ -97,7 +97,7 @@ async def test_what_comes_over_cuts_and_a_killed_gateway_is_every_record_once(
     wire: Wire, kafka: EmbeddedKafka, servers: str, topic: str, oracle: StreamOracle
 ):
     """Cut within a record, and later killed while records are written."""
-    async with running_gateway(configuration(servers)) as gateway, TcpProxy() as network:
+    async with running_gateway_process(configuration(servers)) as gateway, TcpProxy() as network:
         network.set_target("127.0.0.1", gateway.port)
         url = wire(f"http://{network.address}", f"/records/{topic}")
         async with running_tail(url, "--from", "earliest") as it:
@@ -468,7 +468,7 @@ async def test_a_certificate_is_checked_unless_told_otherwise(
     signed = str(authority.issue_certificate("gateway"))
     config = configuration(servers)
     config["listen"] = {**config["listen"], "tls": {"certificate": signed, "key": signed}}
-    async with running_gateway(config, ready=False) as gateway:
+    async with running_gateway_process(config, ready=False) as gateway:
         for address in (gateway.base_url, gateway.base_url.replace("https", "wss")):
             url = f"{address}/records/{topic}?from=earliest&until=1"
             async with (

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as parsed
 from support.brokers import embedded_kafka
 from support.certificates import CertificateAuthority
-from support.gateways import GatewayProcess, build_config, running_gateway
+from support.gateways import GatewayProcess, build_config, running_gateway_process
 from support.unfinished_handshakes import build_client_hello, count_open, open_unfinished_clients
 from support.waiting import wait_until
 from support.workers import running_workers
@@ -74,7 +74,7 @@ async def test_a_flood_of_one_address_is_held_to_its_bound(kafka: EmbeddedKafka,
     """All of them were held, with 57 to 95 KB each, for a minute."""
     authority = CertificateAuthority(tmp_path)
     made = config(kafka, authority, connections=50, perAddress=20)
-    async with running_gateway(made, ready=False) as gateway:
+    async with running_gateway_process(made, ready=False) as gateway:
         assert (await get(gateway, authority, "/health/live")).status_code == 200
         before = gateway.memory_bytes
         async with open_unfinished_clients(gateway.port, FLOOD, ATTACKER) as clients:
@@ -102,7 +102,7 @@ async def test_a_slow_handshake_is_closed_and_a_stream_beside_it_goes_on(
     authority = CertificateAuthority(tmp_path)
     made = config(kafka, authority, perAddress=5)
     async with (
-        running_gateway(made, ready=False) as gateway,
+        running_gateway_process(made, ready=False) as gateway,
         open_unfinished_clients(gateway.port, 1, data=b"") as (slow,),
     ):
         for byte in build_client_hello():
@@ -119,7 +119,7 @@ async def test_a_slow_handshake_is_closed_and_a_stream_beside_it_goes_on(
 async def test_what_is_no_tls_is_closed(kafka: EmbeddedKafka, tmp_path: Path, data: bytes):
     authority = CertificateAuthority(tmp_path)
     async with (
-        running_gateway(config(kafka, authority), ready=False) as gateway,
+        running_gateway_process(config(kafka, authority), ready=False) as gateway,
         open_unfinished_clients(gateway.port, 5, data=data) as clients,
     ):
         async with asyncio.timeout(WITHIN):

@@ -6,7 +6,7 @@ import asyncio
 import uuid
 
 import httpx
-from support.gateways import build_config, create_http_client, running_gateway
+from support.gateways import build_config, create_http_client, running_gateway_process
 from support.records import produce_records
 from support.sse import parse_stream
 
@@ -37,7 +37,7 @@ async def test_a_pattern_leaves_out_what_is_not_there_and_finds_it_when_it_comes
 
     config = build_config(kafka.bootstrap, [absent], [route])
     try:
-        async with running_gateway(config) as gateway, create_http_client(gateway) as http:
+        async with running_gateway_process(config) as gateway, create_http_client(gateway) as http:
             await until_read(http, one, other)
             await asyncio.to_thread(kafka.admin.delete_topic, other)
             await until_read(http, one)

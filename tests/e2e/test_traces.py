@@ -15,7 +15,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from support.brokers import embedded_kafka
 from support.clients.raw import RawClient
-from support.gateways import GatewayProcess, build_config, running_gateway
+from support.gateways import GatewayProcess, build_config, running_gateway_process
 from support.multiplex import MultiplexClient
 from support.otlp import OtlpCollector, running_collector
 from support.waiting import wait_until
@@ -47,7 +47,9 @@ async def traced(
 ) -> AsyncIterator[GatewayProcess]:
     telemetry = {"traces": {"otlp": back.url, "sample": "100%", **traces}}
     config = build_config(kafka.bootstrap, ["orders"], ROUTES, telemetry=telemetry)
-    async with running_gateway(config, environment={"OTEL_BSP_SCHEDULE_DELAY": "200"}) as running:
+    async with running_gateway_process(
+        config, environment={"OTEL_BSP_SCHEDULE_DELAY": "200"}
+    ) as running:
         yield running
 
 

@@ -14,7 +14,7 @@ import pytest
 from support.brokers import embedded_kafka
 from support.certificates import CertificateAuthority
 from support.clients.raw import RawClient
-from support.gateways import GatewayProcess, build_config, running_gateway
+from support.gateways import GatewayProcess, build_config, running_gateway_process
 from support.multiplex import MultiplexClient
 from support.raw_http import RawConnection, build_request
 from support.records import produce_records
@@ -39,7 +39,7 @@ kafka = embedded_kafka({"orders": 1})
 @asynccontextmanager
 async def running_fallback(config: Mapping[str, Any]) -> AsyncIterator[GatewayProcess]:
     tls = "tls" in config["listen"]
-    async with running_gateway(config, command=COMMAND, ready=not tls) as gateway:
+    async with running_gateway_process(config, command=COMMAND, ready=not tls) as gateway:
         yield gateway
         assert "Traceback" not in gateway.log
 
@@ -149,5 +149,5 @@ async def test_a_reload_adds_no_guard_of_certificates_that_nobody_could_read(
 
 async def test_a_known_one_costs_no_line_in_the_log(kafka: EmbeddedKafka):
     """sse-starlette replaces a method of uvicorn's server: it took our own for an unknown one."""
-    async with running_gateway(build_config(kafka.bootstrap, ["orders"])) as gateway:
+    async with running_gateway_process(build_config(kafka.bootstrap, ["orders"])) as gateway:
         assert WARNING not in gateway.log

@@ -13,7 +13,7 @@ import pytest
 from starlette.responses import JSONResponse
 from support.app_server import running_app
 from support.brokers import embedded_kafka
-from support.gateways import build_config, running_gateway
+from support.gateways import build_config, running_gateway_process
 from support.raw_websocket import (
     DEFLATE_HEADER,
     OPCODE_TEXT,
@@ -78,7 +78,7 @@ async def test_messages_that_wait_for_a_slow_guard_take_little_memory(
         guards = {"app": {"type": "http", "url": app, "timeout": "60s"}}
         listen = {"websocket": {"compression": True}}
         config = build_config(kafka.bootstrap, ["orders"], routes, guards=guards, listen=listen)
-        async with running_gateway(config) as gateway:
+        async with running_gateway_process(config) as gateway:
             port = int(gateway.base_url.rpartition(":")[2])
             before = gateway.memory_bytes
             # an astral character: each of the others takes four bytes then

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.bad_messages import BadMessage, iter_bad_messages
 from support.brokers import embedded_kafka
-from support.gateways import GatewayProcess, build_config, build_route, running_gateway
+from support.gateways import GatewayProcess, build_config, build_route, running_gateway_process
 from support.multiplex import MultiplexClient
 from support.oracle import StreamOracle
 from support.raw_websocket import DEFLATE_HEADER, OPCODE_TEXT, RawWebSocket, ServerFrame
@@ -196,7 +196,9 @@ def frames(socket: RawWebSocket, count: int) -> list[ServerFrame]:
 
 async def test_without_kafka_a_route_closes_its_socket_and_a_session_goes_on():
     topic = {"name": "orders", "partitionReadyTimeout": "500ms"}
-    async with running_gateway(build_config("127.0.0.1:1", [topic]), ready=False) as gateway:
+    async with running_gateway_process(
+        build_config("127.0.0.1:1", [topic]), ready=False
+    ) as gateway:
         async with MultiplexClient(gateway.base_url, "/records/orders") as own:
             assert await own.wait_closed() == 1013
             assert [each["type"] for each in own.messages] == ["error"]
@@ -214,7 +216,9 @@ async def test_a_stream_that_ends_closes_the_socket_of_its_own_path_only(
 ):
     await oracle.produce_records("orders", 1)
     brief = build_route("orders", "envelope", maxLifetime="1s")
-    async with running_gateway(build_config(kafka.bootstrap, ["orders"], [brief])) as gateway:
+    async with running_gateway_process(
+        build_config(kafka.bootstrap, ["orders"], [brief])
+    ) as gateway:
         path = "/records/orders"
         async with (
             MultiplexClient(gateway.base_url, path) as own,

@@ -27,7 +27,7 @@ from support.clients.websocket_clients import (
     WebsocketsClient,
     WebsocketsMultiplexClient,
 )
-from support.gateways import GatewayProcess, build_config, running_gateway
+from support.gateways import GatewayProcess, build_config, running_gateway_process
 from support.head_recorder import HeadRecorder
 from support.oracle import AckedRecord, StreamOracle
 from support.received import parse_events
@@ -84,7 +84,7 @@ def kafka() -> Iterator[EmbeddedKafka]:
 async def gateways(kafka: EmbeddedKafka) -> AsyncIterator[Sequence[GatewayProcess]]:
     """Two, alike."""
     config = build_config(kafka.bootstrap, [*TOPICS, "many"], listen=OPEN)
-    async with running_gateway(config) as one, running_gateway(config) as other:
+    async with running_gateway_process(config) as one, running_gateway_process(config) as other:
         yield one, other
 
 

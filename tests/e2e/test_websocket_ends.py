@@ -11,7 +11,7 @@ from typing import Any
 
 from support.brokers import embedded_kafka
 from support.clients.websocket import WebSocketClient
-from support.gateways import build_config, build_route, running_gateway
+from support.gateways import build_config, build_route, running_gateway_process
 from support.in_process_gateway import running_in_process_gateway
 from support.leaks import collect_resources
 from support.multiplex import MESSAGE_TIMEOUT_S, MultiplexClient
@@ -64,8 +64,8 @@ async def test_a_drain_ends_every_stream_with_its_position_and_they_go_on_elsewh
     """Also those that are being changed at that moment, and beside one that never reads."""
     await oracle.produce_records("large", 300, fields={"pad": "x" * 10_000})
     async with (
-        running_gateway(config(kafka)) as gateway,
-        running_gateway(config(kafka)) as other,
+        running_gateway_process(config(kafka)) as gateway,
+        running_gateway_process(config(kafka)) as other,
         AsyncExitStack() as stack,
     ):
         await blocked(stack, gateway.base_url, 5)

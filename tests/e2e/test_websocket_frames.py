@@ -16,7 +16,7 @@ from support.bad_frames import (
     TRUNCATED_FRAMES,
 )
 from support.brokers import embedded_kafka
-from support.gateways import GatewayProcess, build_config, running_gateway
+from support.gateways import GatewayProcess, build_config, running_gateway_process
 from support.raw_http import build_request
 from support.raw_websocket import (
     DEFLATE_HEADER,
@@ -168,7 +168,7 @@ def test_no_token_of_a_query_is_logged(gateway: GatewayProcess):
 
 
 async def test_a_gateway_that_ends_closes_every_socket_with_1012(kafka: EmbeddedKafka):
-    async with running_gateway(build_config(kafka.bootstrap, TOPICS)) as gateway:
+    async with running_gateway_process(build_config(kafka.bootstrap, TOPICS)) as gateway:
         with (
             RawWebSocket.open_socket(gateway.port) as idle,
             RawWebSocket.open_socket(gateway.port, "/events/orders") as own,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support.brokers import KafkaCluster
-from support.gateways import GatewayProcess, build_config, running_gateway
+from support.gateways import GatewayProcess, build_config, running_gateway_process
 from support.tcp_proxy import TcpProxy
 from support.topic_gateway import run_gateway_sync
 from support.waiting import wait_until
@@ -216,8 +216,8 @@ async def test_what_was_cut_before_its_answer_and_repeated_is_in_kafka_once(
     random = Random(4)
     sockets = 0
     async with (
-        running_gateway(config) as first,
-        running_gateway(config) as second,
+        running_gateway_process(config) as first,
+        running_gateway_process(config) as second,
         TcpProxy() as proxy,
     ):
         for n in range(40):
@@ -240,7 +240,9 @@ async def test_a_client_that_went_away_finds_its_record_when_it_repeats_it(
     name = topic(partitions=1)
     routes = [{"when": [{"path": "/write"}], "with": {"topic": name, "produce": True}}]
     message = produce("1", path="/write", idempotencyKey="k")
-    async with running_gateway(build_config(kafka.bootstrap_servers, [name], routes)) as gateway:
+    async with running_gateway_process(
+        build_config(kafka.bootstrap_servers, [name], routes)
+    ) as gateway:
         async with TcpProxy(*_at(gateway)) as proxy, socket(proxy.address) as ws:
             proxy.set_delay(0.5)  # its answer is on the way when the cut comes
             await ws.send(json.dumps(message))

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 from support.brokers import embedded_kafka
 from support.clients.raw import RawClient
-from support.gateways import GatewayProcess, build_config, running_gateway
+from support.gateways import GatewayProcess, build_config, running_gateway_process
 from support.oracle import StreamOracle, read_records
 from support.received import parse_events
 from support.tasks import running_task
@@ -167,7 +167,7 @@ async def test_what_ends_each_worker_at_its_start_ends_it_at_once(
     ends = "import os, sys\nif 'gateway.web.workers.worker' in sys.orig_argv: os._exit(3)\n"
     (tmp_path / "sitecustomize.py").write_text(ends)
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    async with running_gateway(
+    async with running_gateway_process(
         config(kafka, workers=3), ready=False, environment={"PYTHONPATH": path}
     ) as gateway:
         await wait_until(lambda: not gateway.is_alive, "the end", WITHIN)

@@ -16,7 +16,7 @@ from support.admission import (
     fetch_response,
 )
 from support.brokers import embedded_kafka
-from support.gateways import GatewayProcess, build_config, running_gateway
+from support.gateways import GatewayProcess, build_config, running_gateway_process
 from support.waiting import wait_until
 
 from bench.client_pool import ClientPool
@@ -44,7 +44,7 @@ async def running_limited_gateway(kafka: EmbeddedKafka) -> AsyncIterator[Gateway
         memory=f"{MEMORY_MIB}MiB",
         listen={"forwarded": ["127.0.0.1"], "limits": {"connections": CLIENTS}},
     )
-    async with running_gateway(config) as gateway:
+    async with running_gateway_process(config) as gateway:
         yield gateway
 
 

@@ -6,7 +6,7 @@ import sys
 import httpx
 import pytest
 from support.brokers import embedded_kafka
-from support.gateways import build_config, running_gateway
+from support.gateways import build_config, running_gateway_process
 from support.sidecars import running_sidecar, wait_until_ready
 from support.waiting import wait_until
 
@@ -152,7 +152,7 @@ async def test_with_a_guard_only_the_scope_admin_is_admitted(kafka):
 
 async def test_shutdown_ends_the_sidecar_in_order(kafka):
     config = build_config(kafka.bootstrap, [], [], sidecar={"admin": {}})
-    async with running_gateway(config, command=COMMAND) as gateway:
+    async with running_gateway_process(config, command=COMMAND) as gateway:
         async with httpx.AsyncClient(base_url=gateway.base_url, trust_env=False) as http:
             assert (await http.get("/adm/shutdown")).status_code == 405
             answer = await http.delete("/adm/shutdown")

@@ -18,7 +18,12 @@ from confluent_kafka import Producer
 from support.backend import running_backend
 from support.brokers import KafkaCluster
 from support.dead_letters import get_header, read_committed
-from support.gateways import GatewayProcess, build_config, create_http_client, running_gateway
+from support.gateways import (
+    GatewayProcess,
+    build_config,
+    create_http_client,
+    running_gateway_process,
+)
 from support.kafka_proxy import ApiKey, KafkaProxy
 from support.sidecars import running_sidecar, wait_until_ready
 from support.waiting import wait_until
@@ -209,8 +214,8 @@ async def two(kafka: KafkaCluster, section: dict[str, Any]):
     """Two sidecars, as processes."""
     config = build_config(kafka.bootstrap_servers, [], [], sidecar={"replay": section})
     async with (
-        running_gateway(config, command=SIDECAR) as one,
-        running_gateway(config, command=SIDECAR) as other,
+        running_gateway_process(config, command=SIDECAR) as one,
+        running_gateway_process(config, command=SIDECAR) as other,
     ):
         yield one, other
 
@@ -347,8 +352,8 @@ async def test_a_back_end_misses_none_when_the_owner_is_killed(kafka, section):
         sections = {"replay": section, "reactive": {"groups": reactive}}
         config = build_config(kafka.bootstrap_servers, [], [], sidecar=sections)
         async with (
-            running_gateway(config, command=SIDECAR) as one,
-            running_gateway(config, command=SIDECAR) as other,
+            running_gateway_process(config, command=SIDECAR) as one,
+            running_gateway_process(config, command=SIDECAR) as other,
         ):
             async with create_http_client(one) as http:
                 id = (await start_replay(http, {"topic": source, "destination": "backend"}))["id"]

@@ -1,11 +1,13 @@
-"""The real gateway as a process, to be watched, killed and started again on its port.
+"""The real gateway, in a thread of the test's process or as a process of its own.
 
-config = config_for(kafka.servers, ["orders"])
+config = build_config(kafka.bootstrap, ["orders"])
 async with running_gateway(config) as gateway:
     async with RawClient(f"{gateway.base_url}/records/orders") as client:
         ...
-        await gateway.kill()
-        await gateway.restart()
+
+The thread has all that clients see, from the socket on. `running_gateway_process` starts what an
+operator starts, to be watched, signalled, killed and started again on its port: such a test is
+marked `needs("process")`.
 """
 
 from __future__ import annotations
@@ -15,10 +17,13 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -29,6 +34,13 @@ import psutil
 from ruamel.yaml import YAML
 from support.fork_server import ForkedCommand
 from support.waiting import wait_until
+
+from gateway.cli.sidecar_factory import create_sidecar
+from gateway.config import Settings, loads
+from gateway.web.admin.listener import bind_admin_socket
+from gateway.web.app.app import create_app
+from gateway.web.app.server import Server, create_server
+from gateway.web.workers.sockets import bind, format_url
 
 GATEWAY = (sys.executable, "-m", "gateway")
 RUN_COMMAND = (*GATEWAY, "run", "-c")
@@ -80,7 +92,25 @@ def build_route(topic: str, format: str, **options: Any) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def running_gateway(
+async def running_gateway(config: Config | str, **options: Any) -> AsyncIterator[GatewayThread]:
+    """A gateway with this configuration (a mapping, or YAML) in a thread, ended with the block.
+
+    options: of `GatewayThread`.
+    """
+    gateway = GatewayThread(_parse_config(config), **options)
+    try:
+        await gateway.start()
+        yield gateway
+    finally:
+        await gateway.stop()
+
+
+def _parse_config(config: Config | str) -> Config:
+    return YAML(typ="safe").load(config) if isinstance(config, str) else config
+
+
+@asynccontextmanager
+async def running_gateway_process(
     config: Config | str,
     *,
     arguments: Sequence[str] = (),
@@ -98,7 +128,7 @@ async def running_gateway(
              unless is_forked is false or Python has environment variables of its own.
     pass_fds: file descriptors that a command of its own inherits.
     """
-    parsed = YAML(typ="safe").load(config) if isinstance(config, str) else config
+    parsed = _parse_config(config)
     with tempfile.TemporaryDirectory(prefix="gateway-") as directory:
         gateway = GatewayProcess(
             parsed,
@@ -120,9 +150,96 @@ async def running_gateway(
             await gateway.kill()
 
 
-def create_http_client(gateway: GatewayProcess, **options: Any) -> httpx.AsyncClient:
+def create_http_client(
+    gateway: GatewayThread | GatewayProcess, **options: Any
+) -> httpx.AsyncClient:
     """An HTTP client of it, to be entered. options: further ones of httpx's."""
     return httpx.AsyncClient(base_url=gateway.base_url, trust_env=False, timeout=60.0, **options)
+
+
+async def wait_until_ready(
+    base_url: str, timeout_s: float = START_TIMEOUT_S, check: Callable[[], None] = lambda: None
+) -> None:
+    """Until /health/ready says 200; TimeoutError with its reason. check: called before each try."""
+    deadline = time.monotonic() + timeout_s
+    async with httpx.AsyncClient(base_url=base_url, trust_env=False, verify=False) as http:
+        while True:
+            check()
+            try:
+                answer = await http.get("/health/ready", timeout=5)
+                if answer.status_code == 200:
+                    return
+                last = f"{answer.status_code} {answer.text}"
+            except httpx.HTTPError as error:
+                last = repr(error)
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not ready: /health/ready says {last}")
+            await asyncio.sleep(0.02)
+
+
+class GatewayThread:
+    """The gateway with an event loop of its own, in a thread of this process.
+
+    ready: wait for /health/ready; else only until it listens.
+    environment: over the test's own.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        ready: bool = True,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.config = config
+        self.base_url = ""
+        self._ready = ready
+        self._environment = {**os.environ, **(environment or {})}
+        self._server: Server | None = None
+
+    @property
+    def port(self) -> int:
+        return urlsplit(self.base_url).port or 0
+
+    async def start(self) -> None:
+        """ConfigError or GatewayError if it cannot be started, AssertionError if it ends."""
+        settings = self._load_settings()
+        app = create_app(settings, co_hosted_app_factory=create_sidecar)
+        app.admin.reload_coordinator.load = self._load_settings
+        listening = bind(settings.listen.host, settings.listen.port)
+        admin = bind_admin_socket(settings, None)
+        self._server = server = create_server(app, settings, listening, admin)
+        self._thread = threading.Thread(
+            target=self._serve, args=(server, listening), name="gateway", daemon=True
+        )
+        self._thread.start()
+        self.base_url = format_url(listening, tls=settings.listen.tls is not None)
+        await wait_until(
+            lambda: server.started or not self._thread.is_alive(), "listening", START_TIMEOUT_S
+        )
+        assert server.started, "the gateway ended at its start"
+        if self._ready:
+            await wait_until_ready(self.base_url)
+
+    @staticmethod
+    def _serve(server: Server, listening: socket.socket) -> None:
+        with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+            runner.run(server.serve([listening]))
+
+    async def stop(self) -> None:
+        """Cut what is left of the streams."""
+        if self._server is None:
+            return
+        self._server.config.timeout_graceful_shutdown = 0
+        self._server.should_exit = True
+        await wait_until(lambda: not self._thread.is_alive(), "the end", STOP_TIMEOUT_S)
+
+    def _load_settings(self) -> Settings:
+        listen = {"host": "127.0.0.1", **self.config.get("listen", {})}
+        if self.port:
+            listen["port"] = self.port
+        text = json.dumps({**self.config, "listen": listen})
+        return loads(text, name="test", environ=self._environment)
 
 
 class GatewayProcess:
@@ -227,23 +344,10 @@ class GatewayProcess:
 
     async def wait_until_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Until /health/ready says 200; its reason stands in the error if it does not."""
-        async with httpx.AsyncClient(base_url=self.base_url, trust_env=False) as http:
-            last = "nothing"
-            deadline = asyncio.get_running_loop().time() + timeout_s
-            while True:
-                self._require_alive()
-                try:
-                    answer = await http.get("/health/ready", timeout=5)
-                    if answer.status_code == 200:
-                        return
-                    last = f"{answer.status_code} {answer.text}"
-                except httpx.HTTPError as error:
-                    last = repr(error)
-                if asyncio.get_running_loop().time() > deadline:
-                    raise AssertionError(
-                        f"not ready: /health/ready says {last}\n{self.read_log_tail()}"
-                    )
-                await asyncio.sleep(0.02)
+        try:
+            await wait_until_ready(self.base_url, timeout_s, self._require_alive)
+        except TimeoutError as late:
+            raise AssertionError(f"{late}\n{self.read_log_tail()}") from None
 
     async def kill(self) -> None:
         """SIGKILL, as the kernel does to one out of memory."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -54,21 +55,26 @@ def choose_tier(item: pytest.Item) -> str:
     return "test"
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)  # before the others are grouped
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, None, None]:
     """Keep the tests of the tiers that were asked for, and count the others."""
-    wanted = config.getoption("tier")
-    if not wanted:
-        return
-    kept, left_out = [], Counter[str]()
+    if wanted := config.getoption("tier"):
+        _leave_out_others(config, items, wanted)
+    return (yield)
+
+
+def _leave_out_others(config: pytest.Config, items: list[pytest.Item], wanted: list[str]) -> None:
+    kept, left_out = [], []
     for item in items:
-        tier = choose_tier(item)
-        if tier in wanted and _can_run(item):
-            kept.append(item)
-        else:
-            left_out[tier if tier not in wanted else "kafka"] += 1
+        is_wanted = choose_tier(item) in wanted and _can_run(item)
+        (kept if is_wanted else left_out).append(item)
     items[:] = kept
-    config.stash[LEFT_OUT] = left_out
+    config.hook.pytest_deselected(items=left_out)
+    tiers = Counter(map(choose_tier, left_out))
+    tiers["kafka"] += sum(tiers.pop(tier) for tier in wanted if tier in tiers)  # without a Java
+    config.stash[LEFT_OUT] = +tiers
 
 
 def _can_run(item: pytest.Item) -> bool:

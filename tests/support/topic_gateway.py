@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support.brokers import KafkaCluster
-from support.gateways import GatewayProcess, build_config, running_gateway
+from support.gateways import GatewayProcess, build_config, running_gateway_process
 
 from gateway.kafka.embedded import EmbeddedKafka
 
@@ -92,9 +92,9 @@ def build_topic_config(
 
 @contextmanager
 def run_gateway_sync(config: Mapping[str, Any], **options: Any) -> Iterator[GatewayProcess]:
-    """A gateway for fixtures that serve every event loop. options: of `running_gateway`."""
+    """A gateway for fixtures that serve every event loop. options: of `running_gateway_process`."""
     with asyncio.Runner() as runner:
-        context = running_gateway(config, **options)
+        context = running_gateway_process(config, **options)
         gateway = runner.run(context.__aenter__())
         try:
             yield gateway

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import psutil
-from support.gateways import GatewayProcess, running_gateway
+from support.gateways import GatewayProcess, running_gateway_process
 from support.waiting import wait_until
 
 WORKER_TIMEOUT_S = 60.0
@@ -17,10 +17,10 @@ WORKER_TIMEOUT_S = 60.0
 async def running_workers(
     config: Mapping[str, Any], worker_count: int = 3, **options: Any
 ) -> AsyncIterator[GatewayProcess]:
-    """As `running_gateway`; all workers take connections, and are gone at the end."""
+    """As `running_gateway_process`; all workers take connections, and are gone at the end."""
     started: set[psutil.Process] = set()
     try:
-        async with running_gateway(
+        async with running_gateway_process(
             config, arguments=["--workers", str(worker_count)], **options
         ) as gateway:
             await wait_for_workers(gateway, worker_count)

@@ -165,7 +165,25 @@ def run_server(
     listening_socket: socket.socket,
     admin_socket: socket.socket | None = None,
 ) -> None:
-    """Serve in this process until SIGTERM or SIGINT.
+    """Serve in this process until SIGTERM or SIGINT; the arguments are those of `create_server`.
+
+    Raises:
+        GatewayError: The certificate cannot be used.
+    """
+    server = create_server(app, settings, listening_socket, admin_socket)
+    runner = asyncio.Runner(loop_factory=server.config.get_loop_factory())
+    tune_garbage_collector()
+    with runner, contextlib.suppress(KeyboardInterrupt):
+        runner.run(server.serve([listening_socket]))
+
+
+def create_server(
+    app: Application,
+    settings: Settings,
+    listening_socket: socket.socket,
+    admin_socket: socket.socket | None = None,
+) -> Server:
+    """Create a server whose `serve([listening_socket])` runs the application.
 
     Args:
         app: The application.
@@ -202,10 +220,7 @@ def run_server(
     configure_socket(listening_socket)
     server = Server(config, tls_listener)
     server.hubs = app.gateway.hubs
-    runner = asyncio.Runner(loop_factory=config.get_loop_factory())
-    tune_garbage_collector()
-    with runner, contextlib.suppress(KeyboardInterrupt):
-        runner.run(server.serve([listening_socket]))
+    return server
 
 
 def _build_websocket_protocol(drain_timeout: float) -> type[WebSocketProtocol]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 import pytest_asyncio
-from support.gateways import GatewayProcess, build_config, running_gateway
+from support.gateways import GatewayProcess, build_config, running_gateway_process
 from support.proxies import ALL_PROXIES, HaProxy, Nginx, Proxy, running_proxy
 from typer.testing import CliRunner
 
@@ -94,7 +94,7 @@ async def gateway() -> AsyncIterator[GatewayProcess]:
     with EmbeddedKafka() as kafka:
         kafka.create_topic("orders", 1)
         config = build_config(kafka.bootstrap, ["orders"], listen={"forwarded": ["127.0.0.1"]})
-        async with running_gateway(config) as gateway:
+        async with running_gateway_process(config) as gateway:
             yield gateway
 
 

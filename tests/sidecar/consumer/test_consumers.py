@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 from support.brokers import embedded_kafka
-from support.gateways import build_config, create_http_client, running_gateway
+from support.gateways import build_config, create_http_client, running_gateway_process
 from support.instances import ConsumerInstance
 from support.sidecars import running_sidecar, wait_until_ready
 
@@ -84,7 +84,7 @@ async def test_a_long_poll_ends_with_the_sidecar(kafka):
     config = build_config(kafka.bootstrap, [], [], sidecar={"consumer": {}})
     command = (sys.executable, "-m", "gateway", "sidecar", "-c")
     async with (
-        running_gateway(config, command=command) as gateway,
+        running_gateway_process(config, command=command) as gateway,
         create_http_client(gateway) as http,
     ):
         instance = await ConsumerInstance.create_instance(http, autoCommitEnable="false")

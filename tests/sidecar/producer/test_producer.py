@@ -12,7 +12,7 @@ import httpx
 import pytest
 from support.brokers import embedded_kafka
 from support.dead_letters import read_committed
-from support.gateways import build_config, create_http_client, running_gateway
+from support.gateways import build_config, create_http_client, running_gateway_process
 from support.ndjson_request import build_chunk, open_ndjson_request, read_json_line
 from support.sidecars import running_sidecar, wait_until_ready
 from support.waiting import wait_until
@@ -422,7 +422,7 @@ async def test_a_sidecar_that_ends_says_after_which_line_to_go_on(kafka, name):
     """What was taken is written and told; who reads nothing of that does not hold it up."""
     config = build_config(kafka.bootstrap, [], [], sidecar={"producer": {"streamed": 100}})
     async with (
-        running_gateway({**config, "listen": {"drainTimeout": "3s"}}) as gateway,
+        running_gateway_process({**config, "listen": {"drainTimeout": "3s"}}) as gateway,
         create_http_client(gateway) as http,
         open_ndjson_request(http, name) as (reader, writer),
         open_ndjson_request(http, name) as (_, stuck),
