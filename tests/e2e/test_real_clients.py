@@ -21,7 +21,7 @@ from support.clients.raw import RawClient
 from support.gateways import GatewayProcess
 from support.oracle import StreamOracle, parse_events
 from support.requirements import is_installed
-from support.topic_gateway import TopicNames, build_topic_config, run_gateway_sync
+from support.topic_gateway import TopicNames, build_topic_config, run_gateway_process_sync
 from support.waiting import wait_until
 
 from gateway.core.log.record import TopicPartition
@@ -38,7 +38,7 @@ CROSS_ORIGIN = {"access-control": {"policy": "cross-origin"}}
 @pytest.fixture(scope="module")
 def gateway(session_kafka: KafkaCluster, names: TopicNames) -> Iterator[GatewayProcess]:
     """Chromium's page is of another origin than the proxies."""
-    with run_gateway_sync(
+    with run_gateway_process_sync(
         build_topic_config(session_kafka.bootstrap_servers, names, listen=CROSS_ORIGIN)
     ) as gateway:
         yield gateway

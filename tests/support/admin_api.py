@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
-from support.gateways import GatewayProcess
+from support.gateways import GatewayProcess, GatewayThread
 
 ADMIN_SECTION = {"host": "127.0.0.1", "port": 0}
-_ADMIN_PATTERN = re.compile(r"admin on (https?://\S+)")
 
 
 @asynccontextmanager
 async def open_admin_api(
-    gateway: GatewayProcess, headers: Mapping[str, str] | None = None
+    gateway: GatewayProcess | GatewayThread, headers: Mapping[str, str] | None = None
 ) -> AsyncIterator[httpx.AsyncClient]:
     """Of a gateway that runs with `admin`."""
-    said = _ADMIN_PATTERN.findall(gateway.log)
-    assert said, f"it says of no port for operators: {gateway.read_log_tail()}"
+    assert gateway.admin_url, "it has no port for operators"
     async with httpx.AsyncClient(
-        base_url=said[-1], headers=headers, timeout=60, trust_env=False
+        base_url=gateway.admin_url, headers=headers, timeout=60, trust_env=False
     ) as http:
         yield http
 

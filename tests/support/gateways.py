@@ -23,10 +23,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
@@ -38,7 +38,7 @@ from support.waiting import wait_until
 from gateway.cli.sidecar_factory import create_sidecar
 from gateway.config import Settings, loads
 from gateway.web.admin.listener import bind_admin_socket
-from gateway.web.app.app import create_app
+from gateway.web.app.app import Application, create_app
 from gateway.web.app.server import Server, create_server
 from gateway.web.workers.sockets import bind, format_url
 
@@ -48,8 +48,10 @@ START_TIMEOUT_S = 120.0  # s; on a busy machine it took more than 30
 STOP_TIMEOUT_S = 120.0  # s; longer than any drain a test configures
 
 _LISTENING_PATTERN = re.compile(r"listening on (https?://\S+?):(\d+)")
+_ADMIN_PATTERN = re.compile(r"admin on (https?://\S+)")
 
 Config = Mapping[str, Any]
+Result = TypeVar("Result")
 
 
 def build_config(
@@ -193,6 +195,8 @@ class GatewayThread:
     ) -> None:
         self.config = config
         self.base_url = ""
+        self.admin_url = ""
+        self.app: Application
         self._ready = ready
         self._environment = {**os.environ, **(environment or {})}
         self._server: Server | None = None
@@ -201,10 +205,16 @@ class GatewayThread:
     def port(self) -> int:
         return urlsplit(self.base_url).port or 0
 
+    @property
+    def connection_count(self) -> int:
+        """Connections that came in and are open."""
+        assert self._server is not None
+        return len(self._server.server_state.connections)
+
     async def start(self) -> None:
         """ConfigError or GatewayError if it cannot be started, AssertionError if it ends."""
         settings = self._load_settings()
-        app = create_app(settings, co_hosted_app_factory=create_sidecar)
+        self.app = app = create_app(settings, co_hosted_app_factory=create_sidecar)
         app.admin.reload_coordinator.load = self._load_settings
         listening = bind(settings.listen.host, settings.listen.port)
         admin = bind_admin_socket(settings, None)
@@ -213,7 +223,9 @@ class GatewayThread:
             target=self._serve, args=(server, listening), name="gateway", daemon=True
         )
         self._thread.start()
-        self.base_url = format_url(listening, tls=settings.listen.tls is not None)
+        has_tls = settings.listen.tls is not None
+        self.base_url = format_url(listening, tls=has_tls)
+        self.admin_url = "" if admin is None else format_url(admin, tls=has_tls)
         await wait_until(
             lambda: server.started or not self._thread.is_alive(), "listening", START_TIMEOUT_S
         )
@@ -221,10 +233,26 @@ class GatewayThread:
         if self._ready:
             await wait_until_ready(self.base_url)
 
-    @staticmethod
-    def _serve(server: Server, listening: socket.socket) -> None:
+    def _serve(self, server: Server, listening: socket.socket) -> None:
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+            self._loop = runner.get_loop()
             runner.run(server.serve([listening]))
+
+    async def reload(self, config: Config) -> dict[str, Any]:
+        """Apply another configuration, and return what became of routes and streams.
+
+        ReloadRefused if it cannot be served: nothing has changed, not even `config`.
+        """
+        before, self.config = self.config, config
+        try:
+            return await self.run(self.app.admin.reload_coordinator())
+        except BaseException:
+            self.config = before
+            raise
+
+    async def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        """Run it in the event loop of the gateway, where its objects may be used."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
 
     async def stop(self) -> None:
         """Cut what is left of the streams."""
@@ -272,6 +300,11 @@ class GatewayProcess:
     @property
     def base_url(self) -> str:
         return f"{self.host}:{self.port}"
+
+    @property
+    def admin_url(self) -> str:
+        said = _ADMIN_PATTERN.findall(self.log)
+        return said[-1] if said else ""
 
     @property
     def config(self) -> Config:
@@ -331,6 +364,7 @@ class GatewayProcess:
     async def start(self, *, ready: bool = True) -> None:
         """AssertionError with the end of the log if it ends or is too late."""
         assert not self.is_alive, "this gateway is running already"
+        sys.audit("gateway.tests.process")
         before = len(self.log)
         with self.log_path.open("ab") as log:
             self._process = self._spawn(log)

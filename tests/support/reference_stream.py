@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from support.gateways import GatewayProcess
+from support.gateways import GatewayProcess, GatewayThread
 from support.raw_http import RawConnection, build_request, send_request
 from support.sse import SseParser
 from support.waiting import WAIT_TIMEOUT_S
@@ -110,7 +110,9 @@ class ReferenceStream:
 
 
 @pytest.fixture(scope="module")
-def calm(kafka: EmbeddedKafka, gateway: GatewayProcess) -> Iterator[ReferenceStream]:
+def calm(
+    kafka: EmbeddedKafka, gateway: GatewayThread | GatewayProcess
+) -> Iterator[ReferenceStream]:
     """A stream of another client, open all the time."""
     listening = ReferenceStream(
         ",".join(kafka.bootstrap), gateway.port, "calm", REFERENCE_TOPICS["calm"]
@@ -122,14 +124,18 @@ def calm(kafka: EmbeddedKafka, gateway: GatewayProcess) -> Iterator[ReferenceStr
 
 
 @pytest.fixture
-def unharmed(gateway: GatewayProcess, calm: ReferenceStream) -> Iterator[None]:
-    """After every case: the same process, in good health, quiet, and the other stream whole."""
-    pid, logged = gateway.pid, len(gateway.log)
+def unharmed(
+    gateway: GatewayThread | GatewayProcess,
+    calm: ReferenceStream,
+    caplog: pytest.LogCaptureFixture,
+) -> Iterator[None]:
+    """After every case: the same gateway, in good health, quiet, and the other stream whole."""
+    process = gateway if isinstance(gateway, GatewayProcess) else None
+    pid, logged = (process.pid, len(process.log)) if process else (0, 0)
     yield
-    assert gateway.is_alive and gateway.pid == pid, gateway.read_log_tail()
-    assert (
-        send_request(gateway.port, build_request("/health/live", b"Connection: close")).status
-        == 200
-    )
-    assert "Traceback" not in gateway.log[logged:], gateway.read_log_tail()
+    if process:
+        assert process.pid == pid, process.read_log_tail()
+    request = build_request("/health/live", b"Connection: close")
+    assert send_request(gateway.port, request).status == 200
+    assert "Traceback" not in (process.log[logged:] if process else caplog.text)
     calm.check_unharmed()

@@ -6,15 +6,23 @@ import asyncio
 import itertools
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from support.brokers import KafkaCluster
-from support.gateways import GatewayProcess, build_config, running_gateway_process
+from support.gateways import (
+    GatewayProcess,
+    GatewayThread,
+    build_config,
+    running_gateway,
+    running_gateway_process,
+)
 
 from gateway.kafka.embedded import EmbeddedKafka
+
+Entered = TypeVar("Entered")
 
 TOPIC_TEMPLATE = "${params.topic}"
 
@@ -57,7 +65,7 @@ def topic_gateway_fixture() -> Any:
     """A fixture: the gateway of a module, before the module's own `kafka`."""
 
     @pytest.fixture(scope="module")
-    def gateway(kafka: EmbeddedKafka, names: TopicNames) -> Iterator[GatewayProcess]:
+    def gateway(kafka: EmbeddedKafka, names: TopicNames) -> Iterator[GatewayThread]:
         with run_gateway_sync(build_topic_config(",".join(kafka.bootstrap), names)) as gateway:
             yield gateway
 
@@ -90,13 +98,25 @@ def build_topic_config(
     return build_config(bootstrap, names.names, routes=made, **sections)
 
 
+def run_gateway_sync(
+    config: Mapping[str, Any], **options: Any
+) -> AbstractContextManager[GatewayThread]:
+    """A gateway for fixtures that serve every event loop. options: of `running_gateway`."""
+    return _enter_sync(running_gateway(config, **options))
+
+
+def run_gateway_process_sync(
+    config: Mapping[str, Any], **options: Any
+) -> AbstractContextManager[GatewayProcess]:
+    """As `run_gateway_sync`. options: of `running_gateway_process`."""
+    return _enter_sync(running_gateway_process(config, **options))
+
+
 @contextmanager
-def run_gateway_sync(config: Mapping[str, Any], **options: Any) -> Iterator[GatewayProcess]:
-    """A gateway for fixtures that serve every event loop. options: of `running_gateway_process`."""
+def _enter_sync(context: AbstractAsyncContextManager[Entered]) -> Iterator[Entered]:
     with asyncio.Runner() as runner:
-        context = running_gateway_process(config, **options)
-        gateway = runner.run(context.__aenter__())
+        entered = runner.run(context.__aenter__())
         try:
-            yield gateway
+            yield entered
         finally:
             runner.run(context.__aexit__(None, None, None))

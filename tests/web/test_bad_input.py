@@ -19,7 +19,7 @@ from support.gateways import GatewayProcess, build_config
 from support.raw_http import RawConnection, RawResponse, build_request, send_request
 from support.reference_stream import REFERENCE_TOPICS, ReferenceStream
 from support.sse import SseEvent, SseParser
-from support.topic_gateway import run_gateway_sync
+from support.topic_gateway import run_gateway_process_sync
 from support.waiting import WAIT_TIMEOUT_S
 
 from gateway.core.token.resume_token import TokenWriter, TopicPositions, encode_varint, seal_token
@@ -42,7 +42,7 @@ def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayProcess]:
         {"when": [{"path": "/any/{topic}"}], "with": {"topic": "${params.topic}"}},
         {"when": [{"path": "/cloud/odd"}], "with": {"topic": "odd", "format": "cloudevents"}},
     ]
-    with run_gateway_sync(config) as gateway:
+    with run_gateway_process_sync(config) as gateway:
         yield gateway
 
 
