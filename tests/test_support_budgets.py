@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from support.budgets import MAX_LINEAR_GROWTH, Budget, measure_growth, measure_peak_memory
 
+pytestmark = pytest.mark.night  # as all that measures
+
 
 def test_linear_work_grows_less_than_the_bound() -> None:
     assert (
