@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from support.admin_api import ADMIN_SECTION, open_admin_api
-from support.gateways import GatewayProcess, build_config, build_route, running_gateway
+from support.gateways import GatewayProcess, build_config, build_route, running_gateway_process
 from support.playwright_page import open_page
 from support.records import RecordToSend, produce_records
 
@@ -112,7 +112,7 @@ async def _open_console(
     )
     request = f"GET /events/{names[0]} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
     async with AsyncExitStack() as stack:
-        gateway = await stack.enter_async_context(running_gateway(config))
+        gateway = await stack.enter_async_context(running_gateway_process(config))
         pool = await stack.enter_async_context(ClientPool())
         await pool.open_clients(gateway.port, size.clients, lambda _: request, LIVE_EVENT)
         admin = await stack.enter_async_context(open_admin_api(gateway))

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
-from support.gateways import GatewayProcess, build_config, build_route, running_gateway
+from support.gateways import GatewayProcess, build_config, build_route, running_gateway_process
 
 CPU_TICK_S = 0.01  # s; CPU time is counted in these
 
@@ -17,7 +17,7 @@ async def running_bench_gateway(
     servers: str, *topics: str, wait_until_ready: bool = True
 ) -> AsyncIterator[GatewayProcess]:
     routes = [build_route(topic, "value") for topic in topics]
-    async with running_gateway(
+    async with running_gateway_process(
         build_config(servers, topics, routes), ready=wait_until_ready
     ) as gateway:
         yield gateway

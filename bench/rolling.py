@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support.clients.secure import SecureEventSource, SecureStream, SecureWebSocket
-from support.gateways import GatewayProcess, build_config, running_gateway
+from support.gateways import GatewayProcess, build_config, running_gateway_process
 from support.proxies import HaProxy, Nginx, Proxy, running_proxy
 from support.scrape import fetch_metrics
 from support.waiting import wait_until
@@ -110,7 +110,8 @@ async def run_rolling_restart(
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rolling-")))
         replicas = [
-            await stack.enter_async_context(running_gateway(config)) for _ in range(REPLICA_COUNT)
+            await stack.enter_async_context(running_gateway_process(config))
+            for _ in range(REPLICA_COUNT)
         ]
         ports = [replica.port for replica in replicas]
         proxy = await stack.enter_async_context(running_proxy(kind, folder / "proxy", *ports))

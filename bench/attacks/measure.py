@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from support.gateways import GatewayProcess, running_gateway
+from support.gateways import GatewayProcess, running_gateway_process
 from support.waiting import wait_until
 
 from ..exact_client import ExactClient, connect_clients
@@ -167,7 +167,7 @@ async def measure_attack(
         command = pin_command(sys.executable, WATCHED_PATH, str(report), "run", "-c")
         async with running_backend() as backend:
             config = build_configuration(how, kafka.bootstrap_servers, topics, backend)
-            async with running_gateway(
+            async with running_gateway_process(
                 config, command=command, environment=build_environment(checkout)
             ) as gateway:
                 span = await _run_attack(kafka, gateway, attack, topics, size, found)

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx
-from support.gateways import build_config, running_gateway
+from support.gateways import build_config, running_gateway_process
 from support.zstd import build_dictionary_headers
 
 from ..feed import KafkaFeed, Wire
@@ -67,7 +67,7 @@ class GatewayPeer:
         topic = kafka.create_topic(shape.partitions)
         config = _build_configuration(shape.servers or kafka.bootstrap_servers, topic, shape)
         command = pin_command(*(shape.command or GATEWAY_COMMAND), "run", "-c")
-        async with running_gateway(
+        async with running_gateway_process(
             config, command=command, environment=build_environment(self.checkout)
         ) as gateway:
             feed = KafkaFeed(

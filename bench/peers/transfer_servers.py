@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import orjson
-from support.gateways import build_config, create_http_client, running_gateway
+from support.gateways import build_config, create_http_client, running_gateway_process
 
 from .. import orders
 from ..http_client import build_get, build_post
@@ -114,7 +114,7 @@ async def running_sidecar(
     section = {"producer": {}, "consumer": consumer}
     config = build_config(task.servers, [], [], sidecar=section)
     async with (
-        running_gateway(config, command=pin_command(*SIDECAR_COMMAND)) as gateway,
+        running_gateway_process(config, command=pin_command(*SIDECAR_COMMAND)) as gateway,
         create_http_client(gateway) as http,
         open_clients(gateway.port, task.client_count) as clients,
     ):
