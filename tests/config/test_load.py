@@ -4,7 +4,7 @@ import contextlib
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import gateway.config
@@ -30,13 +30,11 @@ def settings_or_problems(text: str) -> None:
 
 
 @given(st.text() | st.lists(st.sampled_from(PIECES), max_size=40).map("".join))
-@settings(max_examples=300, deadline=None)
 def test_any_text_is_settings_or_a_config_error(text: str):
     settings_or_problems(text)
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
 def test_a_damaged_file_is_settings_or_a_config_error(data: st.DataObject):
     """A piece of the example cut out, repeated, or replaced by something else."""
     start = data.draw(st.integers(0, len(ORDERS)))
@@ -55,7 +53,6 @@ def test_a_damaged_file_is_settings_or_a_config_error(data: st.DataObject):
     ), inner, max_size=6),
     max_leaves=40,
 ))  # fmt: skip
-@settings(max_examples=300, deadline=None)
 def test_any_value_in_any_place_is_refused_by_pydantic_and_by_nothing_else(values: object):
     with contextlib.suppress(ValueError):  # ValidationError is one
         Settings.model_validate({"kafka": values, "routes": values, "guards": values})

@@ -7,14 +7,13 @@ from base64 import b64encode
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config.types.formats import SERIALIZATION_FORMATS
 from gateway.errors import FormatError
 from gateway.formats.codec import Codecs, SerializationFormat
 
-MANY = settings(max_examples=1_000, deadline=None)
 JSON = st.recursive(
     st.booleans()
     | st.integers(-(2**63), 2**64 - 1)
@@ -35,7 +34,6 @@ def round_trip(format: SerializationFormat, value: Any) -> tuple[bytes | None, A
     return data, codecs.decode_cached(format, "orders", False, data)
 
 
-@MANY
 @given(st.binary())
 def test_binary_is_the_bytes_that_base64_says(data: bytes):
     assert round_trip(SerializationFormat.BINARY, b64encode(data).decode()) == (
@@ -44,13 +42,11 @@ def test_binary_is_the_bytes_that_base64_says(data: bytes):
     )
 
 
-@MANY
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_text_is_its_utf_8(text: str):
     assert round_trip(SerializationFormat.STRING, text) == (text.encode(), text)
 
 
-@MANY
 @given(JSON)
 def test_json_is_what_another_parser_reads(value: Any):
     data, back = round_trip(SerializationFormat.JSON, value)

@@ -6,13 +6,12 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import FormatError
 from gateway.formats.protobuf import ProtobufCodec, read_indexes
 
-MANY = settings(max_examples=1_000, deadline=None)
 SCHEMA = """
 syntax = "proto3";
 package shop;
@@ -70,7 +69,6 @@ def schema() -> ProtobufCodec:
     return ProtobufCodec(SCHEMA, USED)
 
 
-@MANY
 @given(value=VALUES)
 def test_what_is_written_is_shown_again(schema: ProtobufCodec, value: Any):
     written = schema.encode(value)

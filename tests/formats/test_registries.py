@@ -52,7 +52,7 @@ def real() -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(params=["own", "apicurio"])
+@pytest.fixture(params=["own", pytest.param("apicurio", marks=pytest.mark.needs("maven"))])
 async def url(request: pytest.FixtureRequest) -> AsyncIterator[str]:
     if request.param == "apicurio":
         yield request.getfixturevalue("real")

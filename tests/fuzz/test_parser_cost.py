@@ -61,6 +61,8 @@ from gateway.web.websocket.messages import parse_message
 from gateway.web.websocket.request import parse_target
 from gateway.wire.message_reader import MessageReader, ProtocolError
 
+pytestmark = pytest.mark.night
+
 KiB, MiB = 1 << 10, 1 << 20
 HEAD = 64 * KiB  # of a request
 PATH = 16 * KiB  # in a message

@@ -38,6 +38,7 @@ from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.view import View
 from gateway.kafka.embedded import EmbeddedKafka
 
+DAY_EXAMPLES = 3
 EXAMPLES = 12
 SEED = 1  # of those that always run
 SECONDS = float(os.environ.get("GATEWAY_ISOLATION_SECONDS", "0"))
@@ -353,6 +354,11 @@ def run_scenarios(kafka: EmbeddedKafka, number: int, examples: int) -> None:
 
 
 def test_each_client_is_sent_what_is_its_own(kafka: EmbeddedKafka):
+    run_scenarios(kafka, SEED, DAY_EXAMPLES)
+
+
+@pytest.mark.night
+def test_so_it_is_in_more_scenarios(kafka: EmbeddedKafka):
     run_scenarios(kafka, SEED, EXAMPLES)
 
 
@@ -398,6 +404,7 @@ def what_the_index_finds_is_not_asked_for_the_rest(patch: pytest.MonkeyPatch) ->
     patch.setattr(Filter, "index_terms", whole)
 
 
+@pytest.mark.night
 @pytest.mark.parametrize(
     "plant",
     [

@@ -17,11 +17,11 @@ RUNS_PER_SEED = 40  # from one seed
 STEPS_PER_RUN = 200  # of one run
 
 
-def run_seed(number: int, *, shrink: bool = True) -> int:
+def run_seed(number: int, *, runs: int = RUNS_PER_SEED, shrink: bool = True) -> int:
     """Run the machine from a seed and count its steps. Raises what is found, shrunk."""
     before = Machine.steps
     chosen = settings(
-        max_examples=RUNS_PER_SEED,
+        max_examples=runs,
         stateful_step_count=STEPS_PER_RUN,
         database=None,
         deadline=None,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import subprocess
 import tarfile
 import tempfile
@@ -17,8 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 from support.ports import find_free_port
+from support.requirements import skip_or_fail
 
 ARTIFACT_COORDINATES = "io.apicurio:apicurio-registry-app:2.6.13.Final:tar.gz:all"
 COPY_GOAL = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy"
@@ -27,17 +26,14 @@ START_TIMEOUT_S = 120.0  # s
 
 @contextmanager
 def running_apicurio() -> Iterator[str]:
-    """Its base URL; skipped with the reason where it cannot be had."""
-    java = shutil.which("java")
-    if java is None:
-        pytest.skip("Apicurio needs a Java 17: none is installed")
+    """Its base URL. It needs a Java 17, and Maven brings one."""
     room = _ensure_fetched()
     port = find_free_port()
     runner = next(room.glob("*-runner.jar"))
     options = [f"-Dquarkus.http.port={port}", "-Dquarkus.http.host=127.0.0.1"]
     with tempfile.TemporaryFile("a+b") as log:
         process = subprocess.Popen(
-            [java, "-Xmx512m", "-XX:TieredStopAtLevel=1", *options, "-jar", str(runner)],
+            ["java", "-Xmx512m", "-XX:TieredStopAtLevel=1", *options, "-jar", str(runner)],
             cwd=room, stdout=log, stderr=subprocess.STDOUT,
         )  # fmt: skip
         try:
@@ -81,12 +77,9 @@ def _ensure_fetched() -> Path:
 
 
 def _fetch_archive(staging: Path) -> None:
-    mvn = shutil.which("mvn")
-    if mvn is None:
-        pytest.skip("Apicurio is fetched with mvn: it is not installed")
     done = subprocess.run(
         [
-            mvn,
+            "mvn",
             "-q",
             "-B",
             COPY_GOAL,
@@ -101,6 +94,6 @@ def _fetch_archive(staging: Path) -> None:
     archive = next(staging.glob("*.tar.gz"), None)
     if archive is None:
         last = (done.stdout + done.stderr).strip().splitlines()[-1:]
-        pytest.skip(f"Apicurio cannot be fetched: {' '.join(last)}")
+        skip_or_fail(f"Apicurio cannot be fetched: {' '.join(last)}")
     with tarfile.open(archive) as packed:
         packed.extractall(staging / "app", filter="data")

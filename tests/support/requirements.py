@@ -117,6 +117,7 @@ TOOLS = {
         _has_command("kustomize", "kubectl"),
         "go install sigs.k8s.io/kustomize/kustomize/v5@v5.0.3, or install kubectl 1.21 or newer",
     ),
+    "maven": Tool(_has_command("mvn"), _build_apt_command("maven")),
     "nginx": Tool(_has_command("nginx", "/usr/sbin/nginx"), _build_apt_command("nginx-light")),
     "node": Tool(_has_command("node"), _build_apt_command("nodejs")),
     "npm": Tool(_has_command("npm"), _build_apt_command("npm")),

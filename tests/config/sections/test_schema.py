@@ -10,7 +10,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
@@ -150,7 +150,6 @@ VALIDATOR = jsonschema.Draft202012Validator(build_json_schema())
 
 @pytest.mark.parametrize("option", OPTIONS)
 @given(text=SCALARS)
-@settings(deadline=None, max_examples=60)
 def test_loading_and_the_schema_agree_about_unquoted_scalars(option: str, text: str):
     """The loader read .nan, .inf and numbers of 31 digits as text, which the schema refused."""
     value = read_core_schema(text)

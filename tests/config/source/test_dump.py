@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config import Settings, dumps, loads
@@ -119,7 +119,6 @@ def configurations(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(configurations())
-@settings(deadline=None, max_examples=60)
 def test_dumped_settings_load_as_equal_ones_and_hold_no_secret(raw: dict[str, Any]):
     settings = Settings.model_validate(raw)
     text = dumps(settings)

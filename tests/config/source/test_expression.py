@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config.source.expression import (
@@ -44,7 +44,6 @@ def test_what_is_no_expression_says_what_to_write(text: str, hint: str):
 
 
 @given(st.text())
-@settings(deadline=None)
 def test_an_escaped_text_is_one_literal(text: str):
     assert "".join(map(str, parse_expressions(escape(text)))) == text
     assert not any(isinstance(part, Expression) for part in parse_expressions(escape(text)))
@@ -57,7 +56,6 @@ PARTS = st.lists(
 
 
 @given(PARTS)
-@settings(deadline=None)
 def test_shown_parts_are_split_into_the_same(parts: list[str | Expression]):
     assert parse_expressions(format_parts(parts)) == merge_literals(parts)
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config.source.nodes import (
@@ -55,7 +55,6 @@ PIECES = ["a: ", "- ", "\n  ", "\n", "{", "}", "[", "]", "&a ", "*a", "? ", "'",
 
 
 @given(st.text() | st.text(MARKS) | st.lists(st.sampled_from(PIECES)).map("".join))
-@settings(deadline=None)
 def test_any_text_is_a_node_or_malformed(text: str):
     try:
         compose(text)

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config import loads
@@ -25,7 +25,6 @@ def test_a_variable_its_default_and_none():
 
 
 @given(st.text())
-@settings(deadline=None)
 def test_what_is_put_in_is_never_put_in_again(value: str):
     for nasty in (value, "${env.A}" + value, "${params.x}" + value):
         made = substitute("<${env.A}>", environ={"A": nasty}, base=HERE)

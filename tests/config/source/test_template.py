@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config import Template
@@ -35,7 +35,6 @@ TEXTS = st.text() | st.text("a${}.") | st.sampled_from(["${params.x}", "${"])
 
 
 @given(TEXTS, TEXTS)
-@settings(deadline=None)
 def test_what_a_client_sends_is_text_and_never_a_template(before: str, sent: str):
     """Also where it looks like one, or could close or open one with its neighbours."""
     template = Template(parts=(before, Placeholder("params", "x", "", "params.x"), "}"))
@@ -45,7 +44,6 @@ def test_what_a_client_sends_is_text_and_never_a_template(before: str, sent: str
 
 
 @given(st.lists(st.text("ab$ {}'") | NAMES.map(lambda n: f"${{params.{n}}}")))
-@settings(deadline=None)
 def test_a_template_is_written_as_it_is_read(pieces: list[str]):
     try:
         template = Template.parse("".join(pieces))
@@ -55,7 +53,6 @@ def test_a_template_is_written_as_it_is_read(pieces: list[str]):
 
 
 @given(st.text())
-@settings(deadline=None)
 def test_any_text_is_a_template_or_a_value_error(text: str):
     for given_text in (text, "${" + text, "${params." + text + "}", "${guarded['" + text + "'].x}"):
         try:

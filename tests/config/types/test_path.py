@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config import PathPattern
@@ -60,7 +60,6 @@ def test_patterns_that_match_the_same_have_one_shape():
 
 
 @given(PATTERN, PATTERN, st.lists(PATHS, min_size=1))
-@settings(deadline=None)
 def test_a_pattern_that_covers_another_matches_all_its_paths(
     one: str, other: str, paths: list[str]
 ):

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config.types.units import (
@@ -65,20 +65,17 @@ def test_what_is_no_size_says_what_to_write(text: str, hint: str):
 
 
 @given(st.integers(0, MAX_DURATION_S * 1_000_000))
-@settings(deadline=None)
 def test_a_shown_duration_reads_as_the_same(micros: int):
     seconds = micros / 1_000_000
     assert parse_duration(format_duration(seconds)) == seconds
 
 
 @given(st.integers(0, MAX_SIZE_BYTES))
-@settings(deadline=None)
 def test_a_shown_size_reads_as_the_same(count: int):
     assert parse_size(format_size(count)) == count
 
 
 @given(st.text(max_size=20))
-@settings(deadline=None)
 def test_any_text_is_a_quantity_or_a_value_error(text: str):
     for read in (parse_duration, parse_size):
         try:

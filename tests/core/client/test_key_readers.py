@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.key_readers import TP, KeyedPartition, build_index, scan_keys
 
@@ -83,7 +83,6 @@ def apply_step(partition: KeyedPartition, step: tuple[str, Any], *, has_index: b
             partition.reconnect()
 
 
-@settings(deadline=None)
 @given(st.sampled_from(FILTERS), TERMS, st.booleans(), st.lists(STEPS, max_size=40))
 def test_a_reader_gets_the_same_with_an_index_as_without(
     filters: Filters, terms: SubscriptionTerms, has_snapshot: bool, steps: list[tuple[str, Any]]

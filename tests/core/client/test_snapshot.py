@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.snapshot_model import KEYS, PARTITIONS, KeyedTopic, SnapshotClient
 from support.snapshot_model import list_keyless as keyless_of
@@ -138,7 +138,6 @@ scripts = st.lists(
     st.sampled_from([1, 1 << 20]),
     st.sampled_from([1, 900]),
 )
-@settings(max_examples=300, deadline=None)
 def test_whoever_begins_with_a_snapshot_knows_the_topic_after_any_history(
     before: Sequence[tuple[Any, ...]],
     after: Sequence[tuple[Any, ...]],
@@ -170,7 +169,6 @@ def test_whoever_begins_with_a_snapshot_knows_the_topic_after_any_history(
 
 
 @given(scripts, scripts)
-@settings(deadline=None)
 def test_at_its_end_a_client_knows_the_topic_as_of_its_id(
     before: Sequence[tuple[Any, ...]], meanwhile: Sequence[tuple[Any, ...]]
 ):

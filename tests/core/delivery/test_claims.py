@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.core.delivery.claims import CLAIM_SLACK_S, Claim, ClaimResult, Claims
@@ -296,7 +296,6 @@ LATE += [(1, "take_over"), (1, "finish"), (0, "finish")]
 UNREAD = [(0, "claim"), (1, "claim"), (0, "work"), (1, "work"), (0, "finish"), (1, "finish")]
 
 
-@settings(max_examples=500)
 @example(LATE)
 @example(UNREAD)
 @given(st.lists(st.tuples(st.integers(0, 1), ACTIONS), max_size=60))

@@ -3,7 +3,7 @@ from __future__ import annotations
 from uuid import UUID
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.classic_group import (
     ClassicGroupCoordinator,
@@ -543,7 +543,6 @@ class GroupStory:
         raise AssertionError("the group does not settle")
 
 
-@settings(max_examples=300, deadline=None)
 @given(story=STORY, static=st.booleans(), partitions=st.integers(0, 7))
 def test_whatever_happens_no_two_read_the_same_and_in_the_end_all_is_read(
     story, static: bool, partitions: int

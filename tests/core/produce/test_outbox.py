@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.error_code import ErrorCode
@@ -243,7 +243,6 @@ FAULTS: dict[str, Callable[[PartitionLog, int, int, Sequence[int]], int | None]]
 }
 
 
-@settings(max_examples=300)
 @given(
     st.lists(st.sampled_from(["put", "put", *FAULTS, "withdraw", "wait"]), min_size=20, max_size=80)
 )

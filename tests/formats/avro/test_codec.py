@@ -10,7 +10,7 @@ from typing import Any
 
 import fastavro
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.avro_model import (
     AvroModel,
@@ -25,7 +25,6 @@ from support.budgets import measure_peak_memory
 from gateway.errors import FormatError
 from gateway.formats.avro.codec import AvroCodec
 
-MANY = settings(max_examples=1_000, deadline=None)
 NAMES = list(string.ascii_lowercase)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
@@ -112,7 +111,6 @@ def distinct(pair: Pair) -> Pair:
 PAIRS = st.recursive(leaves(), nests, max_leaves=5).map(distinct)
 
 
-@MANY
 @given(st.data())
 def test_what_is_written_is_shown_again_and_fastavro_reads_it(data: st.DataObject):
     schema, values = data.draw(PAIRS)
@@ -645,7 +643,6 @@ def test_a_value_that_is_too_deep_is_refused():
             avro.decode(b"\2" * depth + b"\0")
 
 
-@MANY
 @given(schemas_with_values())
 def test_any_value_is_refused_or_written_as_the_specification_has_it(case: tuple[Any, list[Any]]):
     """Values without some of their fields were written with other defaults or none, and some

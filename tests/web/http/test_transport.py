@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import pytest
 import uvicorn
 import uvloop
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.bad_requests import BAD_REQUESTS, CHUNKED_HEADER, KIB, build_post
 from support.certificates import CertificateAuthority
@@ -634,7 +634,6 @@ def get_answers(pieces: list[bytes]) -> bytes:
     return asyncio.run(run_connection())
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(st.sampled_from(PIECES) | st.binary(max_size=9), max_size=6), st.data())
 def test_any_bytes_get_the_same_answers_however_they_are_cut(pieces, data):
     sent = b"".join(pieces)
