@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from ruamel.yaml import YAML
 from support.gateways import running_gateway_process
 
@@ -54,6 +55,7 @@ def test_the_back_end_is_called_where_its_container_listens_and_has_time_to_answ
         assert SIDECAR[probe]["timeoutSeconds"] >= 2
 
 
+@pytest.mark.needs("process")
 async def test_its_probes_pass_while_the_sidecar_runs_and_fail_when_it_is_gone(
     embedded: EmbeddedKafka,
 ):

@@ -119,6 +119,7 @@ async def test_systemds_own_program_starts_the_gateway_with_the_first_client(
         assert await process.wait() == 0, (tmp_path / "log").read_text()
 
 
+@pytest.mark.needs("process")
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_a_client_that_comes_during_a_restart_waits_and_is_served(
     embedded: EmbeddedKafka, tmp_path: Path, workers: int

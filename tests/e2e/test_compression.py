@@ -9,8 +9,6 @@ import asyncio
 import gzip
 import re
 import secrets
-import shutil
-import subprocess
 import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
@@ -22,7 +20,7 @@ from support.clients.client import ReceivedEvent, SseClient
 from support.clients.curl import CurlClient
 from support.clients.httpx_sse import HttpxSseClient
 from support.clients.node_sse import FetchEventSourceClient
-from support.gateways import GatewayProcess, build_config, running_gateway_process
+from support.gateways import GatewayThread, build_config, running_gateway
 from support.head_recorder import HeadRecorder
 from support.oracle import StreamOracle, parse_events
 from support.raw_http import RawConnection
@@ -48,7 +46,7 @@ topic = topic_fixture()
 
 
 @pytest.fixture
-async def http(gateway: GatewayProcess) -> AsyncIterator[httpx.AsyncClient]:
+async def http(gateway: GatewayThread) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(
         base_url=gateway.base_url, headers=GZIP, trust_env=False, timeout=WITHIN
     ) as http:
@@ -116,21 +114,16 @@ async def test_what_went_wrong_is_told_plainly(http: httpx.AsyncClient, topic: T
 async def test_a_stream_that_ends_is_a_right_file_of_gzip(
     kafka: EmbeddedKafka, http: httpx.AsyncClient, topic: Topic, kind: str
 ):
-    """As Python and gunzip check it: lengths and CRC, and nothing behind."""
+    """Lengths and CRC are right, and there is nothing behind."""
     name = topic(PARTITIONS)
     await produce_records(kafka.bootstrap, name, orders(200, "x" * 50))
     async with http.stream("GET", f"/value/{name}{WHOLE}", headers={"Accept": kind}) as answer:
         body = await raw(answer)
-    text = gzip.decompress(body)
+    decoder = zlib.decompressobj(31)
+    text = decoder.decompress(body)
+    assert decoder.eof and decoder.unused_data == b""
     assert sorted(numbers(text)) == list(range(200))
     assert len(body) < len(text) / 2
-    if shutil.which("gunzip"):
-        checked = await asyncio.to_thread(gunzip_tests, body)
-        assert (checked.returncode, checked.stderr) == (0, b"")
-
-
-def gunzip_tests(body: bytes) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(["gunzip", "-t"], input=body, capture_output=True, timeout=WITHIN)
 
 
 async def test_a_page_is_compressed_whole_where_that_is_worthwhile(
@@ -169,7 +162,7 @@ async def test_some_that_resume_and_one_that_stalls_get_all_and_a_right_end(kafk
     kafka.create_topic(name, PARTITIONS)
     config = build_config(kafka.bootstrap, [name])
     async with AsyncExitStack() as stack:
-        gateway = await stack.enter_async_context(running_gateway_process(config))
+        gateway = await stack.enter_async_context(running_gateway(config))
         slow = await stack.enter_async_context(TcpProxy(receive_buffer=32_768))
         slow.set_target("127.0.0.1", gateway.port)
         http = await stack.enter_async_context(
@@ -204,7 +197,7 @@ async def test_some_that_resume_and_one_that_stalls_get_all_and_a_right_end(kafk
         await stalled.has(range(written))
         for reader in readers[2:]:
             await reader.has(range(120, written))
-        await asyncio.gather(gateway.stop(), *(reader.ended() for reader in readers))
+        await asyncio.gather(gateway.drain(), *(reader.ended() for reader in readers))
         for reader in readers:
             text = gzip.decompress(bytes(reader.body))
             assert text == bytes(reader.text)
@@ -259,7 +252,7 @@ class Reader:
 
 
 async def test_those_who_came_at_different_times_are_sent_the_same_blocks(
-    kafka: EmbeddedKafka, gateway: GatewayProcess, topic: Topic
+    kafka: EmbeddedKafka, gateway: GatewayThread, topic: Topic
 ):
     name = topic()
     with RawConnection(gateway.port) as early, RawConnection(gateway.port) as late:
@@ -300,7 +293,7 @@ class CompressedCurl(CurlClient):
     ],
 )
 async def test_programs_inflate_as_they_read_and_find_a_right_end(
-    kind: type[SseClient], kafka: EmbeddedKafka, gateway: GatewayProcess, topic: Topic
+    kind: type[SseClient], kafka: EmbeddedKafka, gateway: GatewayThread, topic: Topic
 ):
     name = topic(PARTITIONS)
     await is_exact(kind(f"{gateway.base_url}/records/{name}"), kafka, name)

@@ -168,6 +168,7 @@ async def test_its_curl_lines_work_as_printed_and_its_port_is_its_own():
         assert await running.send_signal(signal.SIGINT) == 0
 
 
+@pytest.mark.needs("process")
 async def test_its_configuration_checks_and_runs(tmp_path: Path):
     status, text = await output("demo", "--print-config")
     assert status == 0

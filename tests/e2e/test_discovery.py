@@ -14,7 +14,7 @@ import httpx
 import pytest
 from support.asyncapi import check_payload, find_faults, get_messages
 from support.browser import ENTER, TAB, Browser, running_browser
-from support.gateways import GatewayProcess, build_config, running_gateway_process
+from support.gateways import GatewayThread, build_config, running_gateway
 from support.records import RecordToSend, produce_records
 from support.sse import SseEvent, SseParser, parse_stream
 from websockets.asyncio.client import ClientConnection, connect
@@ -60,15 +60,15 @@ JSON = {"value": {"model": "json"}}
 
 
 @asynccontextmanager
-async def shop() -> AsyncIterator[tuple[EmbeddedKafka, GatewayProcess]]:
+async def shop() -> AsyncIterator[tuple[EmbeddedKafka, GatewayThread]]:
     with EmbeddedKafka(topics={"orders": 2, "json": 1}, fetch_version=11) as kafka:
         await produce_records(kafka.bootstrap, "json", [RECORDS[0]])
-        async with running_gateway_process(config(kafka)) as gateway:
+        async with running_gateway(config(kafka)) as gateway:
             yield kafka, gateway
 
 
 @asynccontextmanager
-async def asking(gateway: GatewayProcess) -> AsyncIterator[httpx.AsyncClient]:
+async def asking(gateway: GatewayThread) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(
         base_url=gateway.base_url, trust_env=False, timeout=WITHIN
     ) as http:
@@ -316,9 +316,7 @@ async def test_many_streams_are_searched_and_few_of_them_are_open_at_once(tab: B
     """A browser has six connections to a server of HTTP/1.1; the page leaves some to others."""
     routes = [{"when": [{"path": f"/many/{n}"}], "with": {"topic": "orders"}} for n in range(9)]
     with EmbeddedKafka(topics={"orders": 1}) as kafka:
-        async with running_gateway_process(
-            build_config(kafka.bootstrap, ["orders"], routes)
-        ) as gateway:
+        async with running_gateway(build_config(kafka.bootstrap, ["orders"], routes)) as gateway:
             await tab.open_url(f"{gateway.base_url}/")
             copy = "document.querySelector('.copy')"
             await tab.run_script(f"{copy}.click()")

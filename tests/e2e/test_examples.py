@@ -172,12 +172,14 @@ def usage(script: str) -> str:
     return str(line)
 
 
+@pytest.mark.needs("process")
 async def test_the_consumer_that_is_killed_goes_on_where_it_was(place: Path, running: DemoProcess):
     line = usage("consumer.py").replace("SERVERS", running.bootstrap_servers)
     line = line.replace("FILE-FOR-THE-POSITION", "consumer.position")
     await are_all(await in_two_runs(line, place), running)
 
 
+@pytest.mark.needs("process")
 async def test_lines_by_http_alone_go_on_where_they_were(place: Path, running: DemoProcess):
     line = usage("lines.py").replace("URL", f"{running.url}/events/orders")
     line = line.replace("FILE-FOR-THE-POSITION", "lines.position")

@@ -14,19 +14,20 @@ from support.brokers import embedded_kafka
 from support.clients.js_module import ModuleClient
 from support.gateways import (
     GatewayProcess,
+    GatewayThread,
     build_config,
     create_http_client,
-    running_gateway_process,
+    running_gateway,
 )
 from support.multiplex import MultiplexClient
-from support.oracle import StreamOracle
+from support.records import produce_records
+from support.scrape import fetch_metrics
 from support.sse import SseParser
 from support.tasks import running_task
-from support.waiting import wait_until
+from support.waiting import WAIT_TIMEOUT_S, wait_until
 
 from gateway.kafka.embedded import EmbeddedKafka
 
-WITHIN = 60.0
 PARTITIONS = 300
 PATH = "/events/orders"
 
@@ -36,19 +37,23 @@ Told = list[tuple[str, dict[str, Any]]]
 
 
 @asynccontextmanager
-async def running(kafka: EmbeddedKafka, *arguments: str) -> AsyncIterator[GatewayProcess]:
-    async with (
-        StreamOracle(",".join(kafka.bootstrap)) as oracle,
-        running_gateway_process(
-            build_config(kafka.bootstrap, ["orders"]), arguments=arguments
-        ) as gateway,
-    ):
-        await oracle.produce_records("orders", 1)
+async def running(kafka: EmbeddedKafka) -> AsyncIterator[GatewayThread]:
+    await produce_records(kafka.bootstrap, "orders", [b"{}"])
+    async with running_gateway(build_config(kafka.bootstrap, ["orders"])) as gateway:
         yield gateway
 
 
+async def outage(kafka: EmbeddedKafka, gateway: GatewayThread | GatewayProcess) -> None:
+    """The broker is back once the gateway knows that it was away."""
+    kafka.down(1)
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
+        while (await fetch_metrics(gateway.base_url)).sum_series("gateway_partition_ready"):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    kafka.up(1)
+
+
 @asynccontextmanager
-async def reading(gateway: GatewayProcess, query: str, accept: str) -> AsyncIterator[Told]:
+async def reading(gateway: GatewayThread, query: str, accept: str) -> AsyncIterator[Told]:
     """Control events of a stream over HTTP, as they come."""
     told: Told = []
 
@@ -68,12 +73,12 @@ async def reading(gateway: GatewayProcess, query: str, accept: str) -> AsyncIter
                     told.extend((name[1:], data) for name, data in json.loads(line).items())
 
     async with create_http_client(gateway) as http, running_task(read(http)):
-        await wait_until(lambda: any(name == "begin" for name, _ in told), "begin", WITHIN)
+        await wait_until(lambda: any(name == "begin" for name, _ in told), "begin")
         yield told
 
 
 @asynccontextmanager
-async def listening(gateway: GatewayProcess, path: str) -> AsyncIterator[Callable[[], Told]]:
+async def listening(gateway: GatewayThread, path: str) -> AsyncIterator[Callable[[], Told]]:
     """Control events of a subscription of a socket."""
     async with MultiplexClient(gateway.base_url) as socket:
         await socket.subscribe("a", path)
@@ -104,9 +109,7 @@ async def test_a_broker_that_is_back_is_few_events_on_every_wire(kafka: Embedded
         every: list[Callable[[], Told]] = [lambda: sse, lambda: lines, said]
         before = [(ready_events(each()), len(ready_partitions(each()))) for each in every]
         plainly = ready_events(plain)
-        kafka.down(1)
-        await asyncio.sleep(0.5)
-        kafka.up(1)
+        await outage(kafka, gateway)
 
         def are_back() -> bool:
             news = [
@@ -115,7 +118,7 @@ async def test_a_broker_that_is_back_is_few_events_on_every_wire(kafka: Embedded
             ]
             return min(*news, ready_events(plain) - plainly) >= PARTITIONS
 
-        await wait_until(are_back, lambda: str([len(each()) for each in every]), WITHIN)
+        await wait_until(are_back, lambda: str([len(each()) for each in every]))
         for each, (events, _) in zip(every, before, strict=True):
             assert set(ready_partitions(each())) == set(range(PARTITIONS))
             assert ready_events(each()) - events <= PARTITIONS // 10
@@ -124,17 +127,19 @@ async def test_a_broker_that_is_back_is_few_events_on_every_wire(kafka: Embedded
 
 @pytest.mark.needs("node", "npm")
 @pytest.mark.parametrize("transport", ["websocket", "eventsource"])
-async def test_the_javascript_module_tells_each_partition(kafka: EmbeddedKafka, transport: str):
+async def test_the_javascript_module_tells_each_partition(
+    kafka: EmbeddedKafka, transport: str, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("DEBUG", "gateway.web")
     options = {"transport": transport, "readiness": True}
+    config = build_config(kafka.bootstrap, ["orders"])
     async with (
-        running(kafka, "--debug", "web") as gateway,
+        running_gateway(config) as gateway,
         ModuleClient(gateway.base_url + PATH, options) as client,
     ):
         await client.wait_until_live()
-        assert f"{PATH}?grouped=true" in gateway.log
-        kafka.down(1)
-        await asyncio.sleep(0.5)
-        kafka.up(1)
+        assert f"{PATH}?grouped=true" in caplog.text
+        await outage(kafka, gateway)
 
         def heard() -> list[dict[str, Any]]:
             return [json.loads(each["data"]) for each in client.events if each["event"] == "ready"]
@@ -142,7 +147,6 @@ async def test_the_javascript_module_tells_each_partition(kafka: EmbeddedKafka, 
         await wait_until(
             lambda: {each["partition"] for each in heard()} == set(range(PARTITIONS)),
             client.describe_state,
-            WITHIN,
         )
         assert all(
             each.keys() == {"topic", "partition", "offset", "resolved"}

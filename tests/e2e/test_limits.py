@@ -20,16 +20,15 @@ from support.brokers import embedded_kafka
 from support.browser import running_browser
 from support.clients.js_module import ModuleClient
 from support.clients.raw import RawClient
-from support.gateways import GatewayProcess, build_config, running_gateway_process
+from support.gateways import GatewayThread, build_config, running_gateway
 from support.in_process_gateway import running_in_process_gateway
 from support.multiplex import MultiplexClient
 from support.oracle import read_records
-from support.waiting import wait_until
+from support.waiting import WAIT_TIMEOUT_S, wait_until
 from support.workers import count_connections, find_workers, running_workers, wait_for_workers
 
 from gateway.kafka.embedded import EmbeddedKafka
 
-WITHIN = 60.0
 PATH = "/events/orders"
 LINES = {"Accept": "application/x-ndjson"}
 
@@ -41,6 +40,8 @@ def config(kafka: EmbeddedKafka, forwarded: bool = True, **limits: int) -> dict[
     return build_config(kafka.bootstrap, ["orders"], listen=listen)
 
 
+@pytest.mark.needs("process")
+@pytest.mark.needs("process")
 async def test_the_limits_are_those_of_all_workers_together(kafka: EmbeddedKafka):
     made = config(kafka, connections=30, perAddress=20)
     async with running_workers(made) as gateway, AsyncExitStack() as stack:
@@ -71,12 +72,12 @@ async def test_the_limits_are_those_of_all_workers_together(kafka: EmbeddedKafka
         for client in held[:15]:
             await client.stop()
         left = [client for client in many if client not in held[:15]]
-        await wait_until(
-            lambda: len(check_admitted(left)) == 20, "they come back by themselves", WITHIN
-        )
+        await wait_until(lambda: len(check_admitted(left)) == 20, "they come back by themselves")
         assert await gateway.stop() == 0
 
 
+@pytest.mark.needs("process")
+@pytest.mark.needs("process")
 async def test_what_a_killed_worker_had_is_free(kafka: EmbeddedKafka):
     made = config(kafka, connections=12)
     async with running_workers(made) as gateway, AsyncExitStack() as stack:
@@ -87,15 +88,15 @@ async def test_what_a_killed_worker_had_is_free(kafka: EmbeddedKafka):
         number, had = max(count_connections(gateway).items(), key=lambda each: each[1])
         find_workers(gateway)[number].kill()
         await wait_until(
-            lambda: sum(client.open_count for client in every) >= 12 + had, "they are back", WITHIN
+            lambda: sum(client.open_count for client in every) >= 12 + had, "they are back"
         )
         await wait_for_workers(gateway, start_count=4)
         while not await busy(gateway):  # until all are back, one more may come
-            await wait_until(lambda: len(check_admitted(every)) == 12, "all are served", WITHIN)
+            await wait_until(lambda: len(check_admitted(every)) == 12, "all are served")
         await check_refused(gateway, PATH, 503)
 
 
-async def busy(gateway: GatewayProcess) -> bool:
+async def busy(gateway: GatewayThread) -> bool:
     async with stream(gateway.base_url, **BROWSER_HEADERS) as client:
         return client.events[0]["event"] == "end"
 
@@ -103,7 +104,7 @@ async def busy(gateway: GatewayProcess) -> bool:
 @asynccontextmanager
 async def stream(url: str, **headers: str) -> AsyncIterator[RawClient]:
     async with RawClient(url + PATH, headers=headers) as client:
-        await client.wait_for_events(1, WITHIN)
+        await client.wait_for_events(1)
         yield client
 
 
@@ -116,11 +117,10 @@ async def test_what_counts_and_until_when(kafka: EmbeddedKafka):
             await wait_until(
                 lambda: limits.connection_count == 0,
                 lambda: f"{limits.connection_count} are counted",
-                WITHIN,
             )
 
-        async with httpx.AsyncClient(trust_env=False, timeout=WITHIN, base_url=url) as http:
-            async with asyncio.timeout(WITHIN):
+        async with httpx.AsyncClient(trust_env=False, timeout=WAIT_TIMEOUT_S, base_url=url) as http:
+            async with asyncio.timeout(WAIT_TIMEOUT_S):
                 while (await http.get("/health/ready")).status_code != 200:  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
             for _ in range(3):  # more than may be at once
@@ -151,7 +151,7 @@ async def test_what_counts_and_until_when(kafka: EmbeddedKafka):
 
 async def test_a_header_of_the_client_is_not_believed_unless_it_is_said(kafka: EmbeddedKafka):
     async with (
-        running_gateway_process(config(kafka, forwarded=False, perAddress=1)) as gateway,
+        running_gateway(config(kafka, forwarded=False, perAddress=1)) as gateway,
         stream(gateway.base_url, **build_client_headers("192.0.2.1")),
     ):
         await check_refused(gateway, PATH, 429, **build_client_headers("192.0.2.2"))
@@ -162,9 +162,7 @@ async def test_records_under_way_are_answered_before_a_draining_gateway_closes(
 ):
     """And what comes later is refused, to be repeated elsewhere."""
     routes = [{"when": [{"path": "/orders"}], "with": {"topic": "orders", "produce": True}}]
-    async with running_gateway_process(
-        build_config(kafka.bootstrap, ["orders"], routes)
-    ) as gateway:
+    async with running_gateway(build_config(kafka.bootstrap, ["orders"], routes)) as gateway:
         async with (
             MultiplexClient(gateway.base_url) as both,
             MultiplexClient(gateway.base_url, "/orders") as own,
@@ -177,7 +175,7 @@ async def test_records_under_way_are_answered_before_a_draining_gateway_closes(
             for socket in (both, own):
                 await socket.send_message("produce", id="slow", path="/orders", value="slow")
                 await socket.wait_for_pong()
-            stopping = asyncio.create_task(gateway.stop())
+            draining = asyncio.create_task(gateway.drain())
             await own.wait_for_message(None, "end")
             await both.send_message("produce", id="late", path="/orders", value="late")
             for socket in (both, own):
@@ -186,7 +184,7 @@ async def test_records_under_way_are_answered_before_a_draining_gateway_closes(
             late = both.get_messages("late")
             assert [each["code"] for each in late] == ["draining"]
         kafka.delay(1, 0)
-        assert await stopping == 0
+        await draining
 
 
 @pytest.mark.needs("node", "npm")
@@ -195,21 +193,17 @@ async def test_the_javascript_module_repeats_at_the_next_gateway_what_a_draining
 ):
     """Its page waits for the answer, and need not know."""
     routes = [{"when": [{"path": PATH}], "with": {"topic": "orders", "produce": True}}]
-    async with running_gateway_process(
-        build_config(kafka.bootstrap, ["orders"], routes)
-    ) as gateway:
+    async with running_gateway(build_config(kafka.bootstrap, ["orders"], routes)) as gateway:
         url = gateway.base_url + PATH
         async with ModuleClient(url, {"transport": "websocket"}) as page:
             await page.wait_until_live()
             kafka.delay(1, 1.0)
             page.call_method("produce", {"key": "first", "value": "first"})
             await wait_until(lambda: page.proxy.bytes_to_target > 0)
-            stopping = asyncio.create_task(gateway.stop())
-            await wait_until(
-                lambda: ("reconnecting", "drain") in page.states, page.describe_state, WITHIN
-            )
+            draining = asyncio.create_task(gateway.drain())
+            await wait_until(lambda: ("reconnecting", "drain") in page.states, page.describe_state)
             page.call_method("produce", {"key": "late", "value": "late"})
-            assert await stopping == 0
+            await draining
             kafka.delay(1, 0)
             await gateway.start()
             for name in ("first", "late"):
@@ -234,7 +228,7 @@ PAGE = """
 @pytest.mark.needs("chromium")
 async def test_a_browser_is_told_that_the_gateway_is_busy_and_comes_back(kafka: EmbeddedKafka):
     async with (
-        running_gateway_process(config(kafka, connections=1)) as gateway,
+        running_gateway(config(kafka, connections=1)) as gateway,
         running_browser() as tab,
     ):
         async with stream(gateway.base_url):

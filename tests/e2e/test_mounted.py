@@ -343,6 +343,7 @@ app.mount("/kafka", kafka)
 """
 
 
+@pytest.mark.needs("process")
 async def test_a_server_that_is_told_to_end_does_not_wait_for_streams(
     orders: EmbeddedKafka, tmp_path: Path
 ):
