@@ -13,7 +13,7 @@ import re
 import sys
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -54,7 +54,6 @@ class SourceCounts:
     fragment_count: int = 0
     comment_count: int = 0
     test_line_count: int = 0
-    imports_by_module: dict[str, set[str]] = field(default_factory=dict)
 
     def iter_rows(self) -> Iterator[tuple[str, str]]:
         """Yield what is printed: a label, and the count as text."""
@@ -86,25 +85,29 @@ class SourceCounts:
 def count_source(root: Path) -> SourceCounts:
     """Count everything in the checkout at `root`."""
     counts = SourceCounts()
-    paths = sorted((root / "gateway").rglob("*.py"))
-    names = {_get_module_name(root, path) for path in paths}
     folders: dict[Path, int] = {}
-    for path in paths:
+    for path in sorted((root / "gateway").rglob("*.py")):
         text = path.read_text("utf-8")
         tree = ast.parse(text)
         counts.module_count += 1
         counts.line_count += text.count("\n")
         counts.comment_count += _count_comments(text)
         folders[path.parent] = folders.get(path.parent, 0) + (path.stem != "__init__")
-        counts.imports_by_module[_get_module_name(root, path)] = set(
-            _iter_imports(tree, _get_module_name(root, path), path, names)
-        )
         _count_names(tree, counts)
     counts.largest_folder_modules = max(folders.values(), default=0)
-    counts.circle_count = len(list(find_circles(counts.imports_by_module)))
+    counts.circle_count = len(list(find_circles(read_imports(root))))
     tests = (root / "tests").rglob("*.py")
     counts.test_line_count = sum(path.read_text("utf-8").count("\n") for path in tests)
     return counts
+
+
+def read_imports(root: Path) -> dict[str, set[str]]:
+    """Return the modules of the package that each of them imports, also for type checkers."""
+    modules = {_get_module_name(root, path): path for path in (root / "gateway").rglob("*.py")}
+    return {
+        module: set(_iter_imports(ast.parse(path.read_text("utf-8")), module, path, set(modules)))
+        for module, path in sorted(modules.items())
+    }
 
 
 def find_circles(edges: Mapping[str, Iterable[str]]) -> Iterator[set[str]]:

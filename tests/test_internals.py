@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-from support.used_names import list_imports
 
 from gateway.internals import Internals, find_missing
 
@@ -43,11 +42,3 @@ def test_nothing_is_missing_where_names_and_parameters_agree():
 )
 def test_what_is_missing_is_named(used, missing):
     assert find_missing([used]) == [missing]
-
-
-def test_nothing_is_imported_that_libraries_mark_as_private():
-    """What comes from undocumented modules without an underscore is in lists of `Internals`."""
-    libraries = {"aiokafka", "anyio", "asyncio", "httptools", "starlette", "uvicorn", "uvloop"}
-    imported = list_imports(libraries | {"websockets"})
-    assert imported
-    assert [name for name in imported if "._" in name] == []

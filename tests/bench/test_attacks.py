@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from bench.attacks import __main__ as program
 from bench.attacks import report
 from bench.attacks.catalog import ATTACKS
 from bench.attacks.measure import AttackResult, Size, measure_attack
@@ -28,6 +24,7 @@ def mock() -> Iterator[MockKafka]:
         yield MockKafka(embedded)
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("name", ATTACKS)
 async def test_an_attack_runs_and_gives_its_figures(mock: MockKafka, name: str):
     found = await measure_attack(mock, (name, ATTACKS[name]), ROOT, TINY)
@@ -78,29 +75,3 @@ def test_a_page_has_a_line_for_each_attack_and_gateway():
     page = report.render_markdown(FACTS, runs)
     for name in ("before", "after"):
         assert f"| paths-long | {name} | 1.5 | 1 | 1 |" in page
-
-
-def test_checkouts_are_attacked_in_turns_and_what_was_found_is_kept(monkeypatch, tmp_path: Path):
-    came: list[str] = []
-
-    def attack_once(_: object, name: str, checkout: Path) -> AttackResult:
-        came.append(checkout.name)
-        return AttackResult(idle=[0.001], attacked=[0.002], begin=1, memory=(1, 1, 1))
-
-    monkeypatch.setattr(program, "attack_once", attack_once)
-    monkeypatch.setattr(program, "real_kafka", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(program.machine, "pin_process", lambda: None)
-    checkouts = {"a": Path("a"), "b": Path("b")}
-    program.attack_all(["paths-long"], checkouts, 2, FACTS, tmp_path)
-    assert came == ["a", "b", "a", "b"]
-    kept = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
-    assert [line["gateway"] for line in kept] == came
-    assert "| paths-long | b |" in (tmp_path / "table.md").read_text()
-
-
-def test_a_folder_without_a_gateway_is_refused(tmp_path: Path):
-    app = program.typer.Typer()
-    app.command()(program.main)
-    said = CliRunner().invoke(app, ["--dry", "--gateway", str(tmp_path)])
-    assert said.exit_code == 2
-    assert "no checkout" in " ".join(said.output.replace("│", "").split())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
@@ -47,7 +46,7 @@ async def client_of(crowd: ClientPool) -> tuple[CountingClient, Transport]:
     return client, transport
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 50, 1000])
+@pytest.mark.parametrize("size", [1, 7, 1000])
 async def test_pings_are_answered_with_their_payload_wherever_they_are(size: int):
     """Pongs were empty, and those beside other data were not sent: the gateway closed clients that
     were idle for 40 s, and a run waited for what they could not get any more. size: of a read."""
@@ -58,32 +57,6 @@ async def test_pings_are_answered_with_their_payload_wherever_they_are(size: int
         client.data_received(data[at : at + size])
     assert set(transport.pongs()) == {PAYLOAD} and len(transport.pongs()) == 4
     assert client.opening_bytes is None
-
-
-async def test_what_still_comes_is_waited_for_however_slow_it_is():
-    """The wait was for 60 s in all, also while records came."""
-    crowd, loop = ClientPool(), asyncio.get_running_loop()
-    client, _ = await client_of(crowd)
-    client.data_received(HEAD + BEGIN)
-    for n in range(1, 6):
-        loop.call_later(0.2 * n, client.data_received, RECORD)
-    assert await crowd.wait_for_records(5, silence_s=0.5)
-    assert not await crowd.wait_for_records(6, silence_s=0.05)
-
-
-async def test_a_wait_may_have_a_bound_in_all():
-    crowd = ClientPool()
-    client, _ = await client_of(crowd)
-    client.data_received(HEAD + BEGIN)
-    coming = asyncio.create_task(_come(client))
-    assert not await crowd.wait_for_records(1_000_000, 0.1)
-    coming.cancel()
-
-
-async def _come(client: Any) -> None:
-    while True:
-        client.data_received(RECORD)
-        await asyncio.sleep(0.005)
 
 
 async def test_nothing_is_waited_for_once_a_connection_ended():

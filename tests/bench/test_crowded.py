@@ -16,6 +16,7 @@ kafka = embedded_kafka({"crowd": 1})
 PHASES = ["open", "records", "idle", "scrape", "list", "drain", "return"]
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("own_keys", [False, True])
 async def test_each_count_of_clients_is_measured(kafka: EmbeddedKafka, own_keys: bool):
     options = {

@@ -45,6 +45,7 @@ def test_more_of_a_rate_is_better_and_less_of_anything_else(what: str, ratio: fl
     assert paired.is_within_loss(what, ratio) is kept
 
 
+@pytest.mark.night
 async def test_the_gateway_of_a_checkout_is_the_one_that_runs(tmp_path: Path):
     """The folder that the bench was started in has a gateway, too, and must not come first."""
     package = tmp_path / "gateway"

@@ -1,13 +1,6 @@
-"""The measurements of jobs can be asked for, and their figures stand beside goals. None is run:
-that is `python -m bench.pipeline --small`, with Spark."""
+"""The figures of jobs stand beside goals. None is measured here: that takes Spark."""
 
 from __future__ import annotations
-
-import inspect
-from importlib import import_module
-from types import SimpleNamespace
-
-import pytest
 
 from bench import results
 from bench.figure import Figure
@@ -15,12 +8,6 @@ from bench.pipeline import __main__ as bench
 from bench.pipeline import goals
 
 MACHINE = {"date": "2026-03-01T12:00:00+00:00", "cores": 2}
-
-
-@pytest.mark.parametrize("name", bench.MEASUREMENTS)
-def test_every_measurement_takes_the_size_of_a_smoke_run(name):
-    module = import_module(f"bench.pipeline.{name}")
-    inspect.signature(module.measure).bind(module.SMALL)
 
 
 def test_every_goal_is_of_a_measurement():
@@ -49,26 +36,3 @@ def test_the_table_says_beside_a_figure_whether_its_goal_is_met():
 def test_a_goal_without_its_figure_is_told():
     assert [*goals.find_missing("join", [Figure("one key", 1.0, "s")])] == ["join "]
     assert not [*goals.find_missing("join", [Figure("join left, warm", 1.0, "records/s")])]
-
-
-def test_a_measurement_that_fails_is_told_and_the_others_are_kept(monkeypatch, capsys, tmp_path):
-    def measure(size=None):
-        return [Figure("records", 7.0, "records", 1)]
-
-    def fails(size=None):
-        raise RuntimeError("no Kafka today")
-
-    found = {"join": SimpleNamespace(measure=fails), "sessions": SimpleNamespace(measure=measure)}
-    monkeypatch.setattr(bench, "import_module", lambda name: found[name.rpartition(".")[2]])
-    monkeypatch.setattr(bench, "_versions", dict)
-    monkeypatch.setattr(bench.engine, "stop_jvm", lambda: None)
-    kept = []
-    monkeypatch.setattr(
-        bench.results, "save_figures", lambda *args, **_: kept.append(args) or tmp_path
-    )
-    assert bench.main(["--only", "join", "--only", "sessions"]) == 1
-    told = capsys.readouterr()
-    assert "| sessions | records | 7 | records | 1 |" in told.out
-    assert "no Kafka today" in told.err
-    ((_, measured),) = kept
-    assert list(measured) == ["sessions"]

@@ -16,6 +16,7 @@ from bench.replacement_result import Replacement, read_result
 DOCS = Path(__file__).parents[2] / "docs"
 
 
+@pytest.mark.night
 @pytest.mark.parametrize(
     "case",
     [

@@ -15,6 +15,7 @@ from gateway.hub.wires.end_retry import END_RETRY_RANGE_S
 from gateway.kafka.embedded import EmbeddedKafka
 
 
+@pytest.mark.night
 @pytest.mark.parametrize(
     "kind",
     [pytest.param(kind, id=name, marks=pytest.mark.needs(name)) for name, kind in PROXIES.items()],

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import importlib.util
 from io import StringIO
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from bench import __main__ as program
 from bench import catalog, goals, plots, report
@@ -57,17 +55,6 @@ def test_a_line_cut_off_with_the_machine_is_measured_again(run: Run, tmp_path: P
     assert list(again.cells) == [("lat", "raw-sse")]
     again.add_cell("lat", "gateway-sse", cell(90.0))
     assert Run.load(run.folder).cells == again.cells
-
-
-def test_when_the_time_is_up_the_rest_is_left(run: Run, monkeypatch, capsys):
-    kafka = contextlib.nullcontext(None)
-    monkeypatch.setattr(program, "real_kafka", lambda nodes: kafka)
-    monkeypatch.setattr(program.machine, "pin_process", lambda: None)
-    monkeypatch.setattr(program.signal, "signal", lambda *_: None)
-    cells = [("sat", peer) for peer in catalog.PEERS[:1]]
-    assert program.measure_cells(run, cells, deadline=0.0)
-    assert not run.finished
-    assert "the time is up" in capsys.readouterr().err
 
 
 def test_a_finished_run_and_one_of_other_works_are_left_alone(run: Run, tmp_path: Path):
@@ -135,11 +122,7 @@ def test_goals_are_judged_of_what_was_measured(run: Run):
     assert "## Goals" in report.render_markdown(run)
 
 
-def test_a_peer_that_is_absent_is_named(run: Run):
-    run.absent = {"centrifugo-ws": "the binary centrifugo on the path"}
-    assert "centrifugo-ws: absent, it needs the binary" in report.render_markdown(run)
-
-
+@pytest.mark.night
 def test_plots_are_drawn_of_what_there_is(run: Run, tmp_path: Path):
     if importlib.util.find_spec("matplotlib") is None:
         pytest.skip("matplotlib is not installed: pip install -e '.[bench]'")
@@ -153,26 +136,6 @@ def test_plots_are_drawn_of_what_there_is(run: Run, tmp_path: Path):
     made = plots.draw_plots(run, tmp_path)
     assert [path.name for path in made] == ["rates.png", "clients.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in made)
-
-
-def test_a_word_names_a_peer_or_all_of_a_kind():
-    names = [peer.name for peer in catalog.PEERS]
-    assert program.select_names(["gateway"], names, "peer") == ["gateway-sse", "gateway-ws"]
-    assert program.select_names(["raw-ws"], names, "peer") == ["raw-ws"]
-    assert program.select_names(None, names, "peer") == names
-
-
-def test_help_teaches_and_a_wrong_name_is_told_with_the_right_ones():
-    import typer
-
-    app = typer.Typer()
-    app.command()(program.main)
-    said = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "120", "NO_COLOR": "1"})
-    assert said.exit_code == 0
-    assert "make bench WORK=lat PEER=gateway" in said.output
-    wrong = CliRunner().invoke(app, ["--work", "lot"], env={"COLUMNS": "200", "NO_COLOR": "1"})
-    assert wrong.exit_code == 2
-    assert "there is no work 'lot'" in wrong.output
 
 
 async def test_a_mark_that_is_cut_in_two_is_counted_once():
