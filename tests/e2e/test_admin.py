@@ -8,10 +8,11 @@ import os
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -21,7 +22,13 @@ from support.brokers import embedded_kafka
 from support.certificates import CertificateAuthority
 from support.clients.raw import RawClient
 from support.clients.wires import CLIENT_BY_WIRE, WireName, client_for_wire
-from support.gateways import GatewayProcess, build_config, running_gateway_process
+from support.gateways import (
+    GatewayProcess,
+    GatewayThread,
+    build_config,
+    running_gateway,
+    running_gateway_process,
+)
 from support.multiplex import MultiplexClient
 from support.oracle import StreamOracle
 from support.records import produce_records
@@ -33,6 +40,7 @@ from gateway.core.token.resume_token import parse_token
 from gateway.kafka.embedded import EmbeddedKafka
 
 kafka = embedded_kafka({"orders": 3, "stock": 3})
+AnyGateway = GatewayThread | GatewayProcess
 
 WITHIN = 60.0
 LINES = {"Accept": "application/x-ndjson"}
@@ -41,9 +49,20 @@ USERS = {
     "bob": {"token": "token-of-bob", "roles": ["read"]},
     "eve": {"token": "token-of-eve", "roles": ["read", "operate"]},
 }
-every_number_of_workers = pytest.mark.parametrize("workers", [1, 3])
+THREE = pytest.param(3, marks=pytest.mark.needs("process"))
+WITH_WORKERS = [
+    pytest.param(3, wire, marks=pytest.mark.needs("process")) for wire in ("sse", "websocket")
+]
+every_number_of_workers = pytest.mark.parametrize("workers", [1, THREE])
 each_wire_with_some_workers = pytest.mark.parametrize(
-    ("wire", "workers"), [("sse", 3), ("ndjson", 1), ("websocket", 3)]
+    ("wire", "workers"),
+    [
+        *(
+            pytest.param(wire, 3, marks=pytest.mark.needs("process"))
+            for wire in ("sse", "websocket")
+        ),
+        *((wire, 1) for wire in ("sse", "ndjson", "websocket")),
+    ],
 )
 
 
@@ -71,14 +90,17 @@ def config_of(kafka: EmbeddedKafka, **admin: Any) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def running(config: Mapping[str, Any], workers: int) -> AsyncIterator[GatewayProcess]:
-    started = running_gateway_process(config) if workers == 1 else running_workers(config, workers)
-    async with started as gateway:
-        yield gateway
+async def running(config: Mapping[str, Any], workers: int) -> AsyncIterator[AnyGateway]:
+    if workers == 1:
+        async with running_gateway(config) as gateway:
+            yield gateway
+    else:
+        async with running_workers(config, workers) as process:
+            yield process
 
 
 @contextmanager
-def running_for_module(kafka: EmbeddedKafka, workers: int) -> Iterator[GatewayProcess]:
+def running_for_module(kafka: EmbeddedKafka, workers: int) -> Iterator[AnyGateway]:
     with asyncio.Runner() as runner:
         started = running(config_of(kafka), workers)
         gateway = runner.run(started.__aenter__())
@@ -89,13 +111,13 @@ def running_for_module(kafka: EmbeddedKafka, workers: int) -> Iterator[GatewayPr
 
 
 @pytest.fixture(scope="module")
-def gateway_of_1(kafka: EmbeddedKafka) -> Iterator[GatewayProcess]:
+def gateway_of_1(kafka: EmbeddedKafka) -> Iterator[AnyGateway]:
     with running_for_module(kafka, 1) as gateway:
         yield gateway
 
 
 @pytest.fixture(scope="module")
-def gateway_of_3(kafka: EmbeddedKafka) -> Iterator[GatewayProcess]:
+def gateway_of_3(kafka: EmbeddedKafka) -> Iterator[AnyGateway]:
     with running_for_module(kafka, 3) as gateway:
         yield gateway
 
@@ -107,13 +129,13 @@ def workers() -> int:
 
 
 @pytest.fixture
-def shared_gateway(request: pytest.FixtureRequest, workers: int) -> GatewayProcess:
-    gateway: GatewayProcess = request.getfixturevalue(f"gateway_of_{workers}")
+def shared_gateway(request: pytest.FixtureRequest, workers: int) -> AnyGateway:
+    gateway: AnyGateway = request.getfixturevalue(f"gateway_of_{workers}")
     return gateway
 
 
 @pytest_asyncio.fixture
-async def gateway(shared_gateway: GatewayProcess) -> AsyncIterator[GatewayProcess]:
+async def gateway(shared_gateway: AnyGateway) -> AsyncIterator[AnyGateway]:
     """Shared by the module; what operators forbade is allowed again after the test, and its streams
     are gone."""
     yield shared_gateway
@@ -127,6 +149,13 @@ async def gateway(shared_gateway: GatewayProcess) -> AsyncIterator[GatewayProces
         async with asyncio.timeout(WITHIN):
             while await list_streams(http):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+def read_log(caplog: pytest.LogCaptureFixture) -> Callable[[AnyGateway], str]:
+    """What a gateway logged, one in a thread only since the test began."""
+    caplog.set_level("INFO")
+    return lambda gateway: gateway.log if isinstance(gateway, GatewayProcess) else caplog.text
 
 
 def named(client: RawClient, name: str) -> list[dict[str, Any]]:
@@ -151,7 +180,7 @@ async def ended(client: RawClient, reason: str) -> None:
 
 async def connected(
     stack: AsyncExitStack,
-    gateway: GatewayProcess,
+    gateway: AnyGateway,
     wire: WireName,
     path: str,
     name: str | None = None,
@@ -167,7 +196,7 @@ async def connected(
 
 
 @asynccontextmanager
-async def client_of(gateway: GatewayProcess) -> AsyncIterator[httpx.AsyncClient]:
+async def client_of(gateway: AnyGateway) -> AsyncIterator[httpx.AsyncClient]:
     """On a connection for each request, so that each worker has some."""
     async with httpx.AsyncClient(
         base_url=gateway.base_url,
@@ -186,7 +215,7 @@ async def routes_of(http: httpx.AsyncClient) -> dict[str, dict[str, Any]]:
 
 @every_number_of_workers
 async def test_every_stream_is_listed_whatever_its_wire_and_its_worker(
-    gateway: GatewayProcess, workers: int
+    gateway: AnyGateway, workers: int
 ):
     async with AsyncExitStack() as stack:
         for wire in CLIENT_BY_WIRE:
@@ -226,7 +255,7 @@ def counted_off(streams: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 async def test_what_holds_up_a_stream_is_told_until_it_is_over(
-    kafka: EmbeddedKafka, gateway: GatewayProcess
+    kafka: EmbeddedKafka, gateway: AnyGateway
 ):
     async with AsyncExitStack() as stack:
         await connected(stack, gateway, "sse", "/open/1")
@@ -287,9 +316,9 @@ async def error_listed(http: httpx.AsyncClient, *, held_up: bool) -> Any:
 
 @each_wire_with_some_workers
 async def test_streams_are_ended_by_id_and_by_who_has_them_and_no_others(
-    gateway: GatewayProcess, wire: WireName, workers: int
+    gateway: AnyGateway, wire: WireName, workers: int, read_log: Callable[[AnyGateway], str]
 ):
-    before = len(gateway.log)
+    before = len(read_log(gateway))
     async with AsyncExitStack() as stack:
         ada = [await connected(stack, gateway, wire, "/kept", "ada") for _ in range(3)]
         bob = [await connected(stack, gateway, wire, "/kept", "bob") for _ in range(2)]
@@ -305,10 +334,12 @@ async def test_streams_are_ended_by_id_and_by_who_has_them_and_no_others(
         again = await http.delete(f"/streams/{first['id']}")
         assert again.status_code == 404
         assert again.headers["content-type"] == "application/problem+json"
-        assert "admin: disconnect identity='ada' guard='users' ended=3" in gateway.log[before:]
+        assert (
+            "admin: disconnect identity='ada' guard='users' ended=3" in read_log(gateway)[before:]
+        )
 
 
-async def test_streams_are_ended_by_any_path_of_their_route(gateway: GatewayProcess):
+async def test_streams_are_ended_by_any_path_of_their_route(gateway: AnyGateway):
     """A path of a route that was not its first one selected no stream."""
     async with AsyncExitStack() as stack:
         paths = ["/kept", "/v2/kept"]
@@ -322,7 +353,7 @@ async def test_streams_are_ended_by_any_path_of_their_route(gateway: GatewayProc
             await ended(client, "disconnected")
 
 
-async def test_what_is_misspelt_ends_nothing(gateway: GatewayProcess):
+async def test_what_is_misspelt_ends_nothing(gateway: AnyGateway):
     async with AsyncExitStack() as stack:
         client = await connected(stack, gateway, "sse", "/open/1")
         http = await stack.enter_async_context(open_admin_api(gateway))
@@ -340,7 +371,7 @@ async def test_what_is_misspelt_ends_nothing(gateway: GatewayProcess):
 
 @every_number_of_workers
 async def test_where_it_is_guarded_only_who_has_the_role_is_answered(
-    kafka: EmbeddedKafka, workers: int
+    kafka: EmbeddedKafka, workers: int, read_log: Callable[[AnyGateway], str]
 ):
     config = config_of(kafka, guarded={"users": ["operate"]})
     async with running(config, workers) as gateway, open_admin_api(gateway) as http:
@@ -351,7 +382,7 @@ async def test_where_it_is_guarded_only_who_has_the_role_is_answered(
         assert (await http.delete("/streams?identity=ada")).status_code == 401
         answer = await http.delete("/streams?identity=ada", headers=bearer("eve"))
         assert answer.json() == {"ended": 0, "missing": []}
-        assert "by=users:eve" in gateway.log and "token-of-eve" not in gateway.log
+        assert "by=users:eve" in read_log(gateway) and "token-of-eve" not in read_log(gateway)
 
 
 async def test_from_other_machines_it_is_reached_by_tls_and_known_certificates_are_let_in(
@@ -367,9 +398,8 @@ async def test_from_other_machines_it_is_reached_by_tls_and_known_certificates_a
         guards={"machines": {"type": "x509"}},
         admin={"host": "0.0.0.0", "port": 0, "guarded": {"machines": []}},
     )
-    async with running_gateway_process(config, ready=False) as gateway:
-        await wait_until(lambda: "startup complete" in gateway.log, gateway.read_log_tail, WITHIN)
-        port = gateway.log.partition("admin on https://0.0.0.0:")[2].split()[0]
+    async with running_gateway(config) as gateway:
+        port = urlsplit(gateway.admin_url).port
         for certificate, status in ((None, 401), (eve, 200)):
             trusting = authority.create_client_context(certificate)
             async with httpx.AsyncClient(verify=trusting, trust_env=False) as http:
@@ -378,7 +408,7 @@ async def test_from_other_machines_it_is_reached_by_tls_and_known_certificates_a
 
 
 async def test_a_page_in_a_browser_is_not_answered_nor_who_comes_by_another_name(
-    gateway: GatewayProcess,
+    gateway: AnyGateway,
 ):
     async with open_admin_api(gateway) as http:
         assert (await http.get("/streams")).status_code == 200
@@ -389,7 +419,7 @@ async def test_a_page_in_a_browser_is_not_answered_nor_who_comes_by_another_name
             assert (await http.get("/streams", headers={"Host": host})).status_code == 403
 
 
-async def test_clients_do_not_come_to_it_where_they_come_in(gateway: GatewayProcess):
+async def test_clients_do_not_come_to_it_where_they_come_in(gateway: AnyGateway):
     async with (
         httpx.AsyncClient(base_url=gateway.base_url, timeout=WITHIN, trust_env=False) as http,
     ):
@@ -400,10 +430,11 @@ async def test_clients_do_not_come_to_it_where_they_come_in(gateway: GatewayProc
 async def test_without_a_word_of_it_there_is_no_such_port(kafka: EmbeddedKafka):
     config = {name: part for name, part in config_of(kafka).items() if name != "admin"}
     async with running(config, 1) as gateway:
-        assert "admin on" not in gateway.log
+        assert not gateway.admin_url
 
 
-async def test_a_thousand_streams_are_listed_while_others_have_their_turn(gateway: GatewayProcess):
+@pytest.mark.night
+async def test_a_thousand_streams_are_listed_while_others_have_their_turn(gateway: AnyGateway):
     async with AsyncExitStack() as stack:
         (host, port) = gateway.base_url.removeprefix("http://").split(":")
         for n in range(1000):
@@ -425,7 +456,7 @@ async def test_a_thousand_streams_are_listed_while_others_have_their_turn(gatewa
 
 @each_wire_with_some_workers
 async def test_who_is_revoked_has_no_stream_and_gets_none_until_that_is_lifted(
-    gateway: GatewayProcess, wire: WireName, workers: int
+    gateway: AnyGateway, wire: WireName, workers: int
 ):
     async with AsyncExitStack() as stack:
         ada = [await connected(stack, gateway, wire, "/kept", "ada") for _ in range(3)]
@@ -451,7 +482,7 @@ async def test_who_is_revoked_has_no_stream_and_gets_none_until_that_is_lifted(
         assert len(named(bob, "begin")) == 1 and reasons(bob) == []
 
 
-async def test_a_revocation_holds_for_all_guards_and_until_its_time(gateway: GatewayProcess):
+async def test_a_revocation_holds_for_all_guards_and_until_its_time(gateway: AnyGateway):
     async with (
         open_admin_api(gateway) as http,
         client_of(gateway) as client,
@@ -472,7 +503,7 @@ async def test_a_revocation_holds_for_all_guards_and_until_its_time(gateway: Gat
         assert await status() == 200
 
 
-async def test_a_revocation_that_is_none_is_refused_with_what_to_say(gateway: GatewayProcess):
+async def test_a_revocation_that_is_none_is_refused_with_what_to_say(gateway: AnyGateway):
     bodies = (
         "", "[]", "{}", '{"identity": ""}', '{"identity": 7}', '{"identity": "a", "gaurd": "x"}',
         '{"identity": "a", "until": "soon"}', '{"identity": "a", "until": "2030-01-01T00:00:00"}',
@@ -486,7 +517,7 @@ async def test_a_revocation_that_is_none_is_refused_with_what_to_say(gateway: Ga
 
 
 async def test_a_page_that_is_waited_for_is_not_shown_to_who_was_revoked_meanwhile(
-    gateway: GatewayProcess, oracle: StreamOracle
+    gateway: AnyGateway, oracle: StreamOracle
 ):
     async with (
         open_admin_api(gateway) as http,
@@ -512,9 +543,13 @@ async def test_a_page_that_is_waited_for_is_not_shown_to_who_was_revoked_meanwhi
 
 @each_wire_with_some_workers
 async def test_clients_of_a_paused_route_end_and_come_back_when_it_goes_on(
-    gateway: GatewayProcess, oracle: StreamOracle, wire: WireName, workers: int
+    gateway: AnyGateway,
+    oracle: StreamOracle,
+    wire: WireName,
+    workers: int,
+    read_log: Callable[[AnyGateway], str],
 ):
-    before = len(gateway.log)
+    before = len(read_log(gateway))
     async with AsyncExitStack() as stack:
         some = [await connected(stack, gateway, wire, f"/open/{n}") for n in range(3)]
         kept = await connected(stack, gateway, wire, "/kept", "ada")
@@ -543,9 +578,10 @@ async def test_clients_of_a_paused_route_end_and_come_back_when_it_goes_on(
         assert named(kept, "end") == [] and len(named(kept, "begin")) == 1
         assert (await http.post("/routes/open/{id}/resume")).status_code == 404
         assert (await http.post("/routes/opne/{id}/pause")).status_code == 404
-        assert "admin: pause route='/open/{id}' ended=3 by=anyone" in gateway.log[before:]
+        assert "admin: pause route='/open/{id}' ended=3 by=anyone" in read_log(gateway)[before:]
 
 
+@pytest.mark.needs("process")
 async def test_what_is_forbidden_holds_in_a_worker_that_is_started_later_and_after_a_reload(
     kafka: EmbeddedKafka,
 ):
@@ -577,7 +613,9 @@ def without_open(kafka: EmbeddedKafka) -> dict[str, Any]:
 
 
 @every_number_of_workers
-async def test_a_reload_says_what_came_of_it_in_all_workers(kafka: EmbeddedKafka, workers: int):
+async def test_a_reload_says_what_came_of_it_in_all_workers(
+    kafka: EmbeddedKafka, workers: int, read_log: Callable[[AnyGateway], str]
+):
     async with running(config_of(kafka), workers) as gateway, AsyncExitStack() as stack:
         some = [await connected(stack, gateway, "sse", f"/open/{n}") for n in range(4)]
         for _ in range(2):
@@ -590,17 +628,21 @@ async def test_a_reload_says_what_came_of_it_in_all_workers(kafka: EmbeddedKafka
         assert told["missing"] == [] and "name" in told["kept"]
         for client in some:
             await ended(client, "route-removed")
-        gateway.config_path.write_text("kafka: {servers: [a:9092]}\nroutse: []\nadmin: {port: x}\n")
+        gateway.write_config(
+            {"kafka": {"servers": ["a:9092"]}, "routse": [], "admin": {"port": "x"}}
+        )
         refused = await http.post("/reload")
         assert refused.status_code == 422
         assert refused.headers["content-type"] == "application/problem+json"
         assert len(refused.json()["problems"]) == 2 and "routes" in refused.json()["problems"][0]
         assert set(await routes_of(http)) == {"/kept"}
-        assert "admin: reload problems=" in gateway.log
+        assert "admin: reload problems=" in read_log(gateway)
 
 
+@pytest.mark.needs("process")
 async def test_the_command_says_what_came_of_it(kafka: EmbeddedKafka):
-    async with running(config_of(kafka, guarded={"users": ["operate"]}), 1) as gateway:
+    config = config_of(kafka, guarded={"users": ["operate"]})
+    async with running_gateway_process(config) as gateway:
 
         async def reload(url: str, token: str) -> tuple[int, str]:
             process = await asyncio.create_subprocess_exec(
@@ -627,8 +669,8 @@ async def test_the_command_says_what_came_of_it(kafka: EmbeddedKafka):
         assert status == 1 and "no gateway answers at http://127.0.0.1:1" in said
 
 
-@every_number_of_workers
-async def test_what_is_logged_is_changed_in_all_workers(gateway: GatewayProcess, workers: int):
+@pytest.mark.parametrize("workers", [THREE])
+async def test_what_is_logged_is_changed_in_all_workers(gateway: AnyGateway, workers: int):
     async with open_admin_api(gateway) as http:
         assert (await http.get("/levels")).json()["level"] == "info"
         for body in (
@@ -664,7 +706,7 @@ async def test_it_has_the_figures_also_where_clients_may_not_have_them(kafka: Em
 
 
 async def test_of_a_socket_of_many_streams_only_those_end_that_are_meant(
-    gateway: GatewayProcess, oracle: StreamOracle
+    gateway: AnyGateway, oracle: StreamOracle
 ):
     async with AsyncExitStack() as stack:
         http = await stack.enter_async_context(open_admin_api(gateway))

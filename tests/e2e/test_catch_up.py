@@ -17,6 +17,8 @@ from support.waiting import wait_until
 
 from gateway.kafka.embedded import EmbeddedKafka
 
+pytestmark = pytest.mark.needs("process")
+
 CLIENTS = 30
 BEFORE, MISSED, LATER = 30, 900, 30
 PARTITIONS = 3

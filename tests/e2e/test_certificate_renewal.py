@@ -25,6 +25,8 @@ from support.workers import running_workers
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.web.http.certificate import read_validity
 
+pytestmark = pytest.mark.needs("process")
+
 WITHIN = 60.0
 PATH = "/records/orders"
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -38,7 +37,7 @@ from support.claims import (
 )
 from support.clients.raw import RawClient
 from support.clients.wires import CLIENT_BY_WIRE, WireName
-from support.gateways import GatewayProcess, build_config, running_gateway_process
+from support.gateways import GatewayThread, build_config, running_gateway
 from support.issuer import AUDIENCE, ISSUER_NAME, TokenIssuer
 from support.multiplex import MultiplexClient
 from support.waiting import wait_until
@@ -53,7 +52,6 @@ SEEDS = [int(CHOSEN)] if CHOSEN else [1, 2, 3]
 CLIENTS, STEPS, HISTORY, BATCH = 14, 60, 300, 12
 PAD = 400  # characters: a history is sent in several turns, and changes come between them
 CALM = 0.6  # how often all that is due is waited for before anything changes
-RELOADED = "configuration reloaded"
 DENIED, REMOVED = "access-changed", "route-removed"
 
 kafka = embedded_kafka({topic: PARTITIONS for topic in TOPICS}, scope="function")
@@ -148,7 +146,7 @@ class Session(ABC):
     """A connection, with its token and streams. renewal: where a new token is taken."""
 
     def __init__(
-        self, gateway: GatewayProcess, claims: TokenClaims, streams: Sequence[Stream]
+        self, gateway: GatewayThread, claims: TokenClaims, streams: Sequence[Stream]
     ) -> None:
         self.gateway = gateway
         self.claims = claims
@@ -325,7 +323,7 @@ class World:
         self.sessions: list[Session] = []
         self.ended: list[Session] = []
         self.ways = {path: ClaimRoute.generate(draw, path) for path in PATHS}
-        self.gateway: GatewayProcess
+        self.gateway: GatewayThread
         self._producer = producer
         self._written = 0
 
@@ -428,10 +426,7 @@ class World:
                 if not stream.over and stream.path not in self.ways:
                     stream.ends = REMOVED
             session.become(session.targets(session.claims, self.ways))
-        before = self.gateway.log.count(RELOADED)
-        self.gateway.write_config(self.config)
-        self.gateway.send_signal(signal.SIGHUP)
-        await wait_until(lambda: self.gateway.log.count(RELOADED) > before, "the reload", WITHIN)
+        await self.gateway.reload(self.config)
         for session in self.sessions:
             await session.told()
 
@@ -467,7 +462,7 @@ async def world(seed: int, kafka: EmbeddedKafka) -> AsyncIterator[World]:
     async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap, linger_ms=0) as producer:
         made = World(seed, kafka, producer)
         await made.write(HISTORY)
-        async with running_gateway_process(made.config) as made.gateway:
+        async with running_gateway(made.config) as made.gateway:
             try:
                 yield made
             finally:

@@ -27,9 +27,11 @@ from support.raw_websocket import (
     build_frame,
     deflate_payload,
 )
-from support.topic_gateway import run_gateway_sync
+from support.topic_gateway import run_gateway_process_sync
 
 from gateway.kafka.embedded import EmbeddedKafka
+
+pytestmark = pytest.mark.night
 
 TIMES = 3
 RATIO = 8.0
@@ -48,7 +50,9 @@ def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayProcess]:
         {"when": [{"path": "/open"}], "with": {"topic": "orders", "clientFilters": True}},
     ]
     listen = {"forwarded": ["127.0.0.1"], "websocket": {"compression": True}}
-    with run_gateway_sync(build_config(kafka.bootstrap, TOPICS, routes, listen=listen)) as gateway:
+    with run_gateway_process_sync(
+        build_config(kafka.bootstrap, TOPICS, routes, listen=listen)
+    ) as gateway:
         yield gateway
 
 

@@ -20,7 +20,10 @@ from support.issuer import AUDIENCE, ISSUER_NAME, TokenIssuer, get_private_key
 
 from gateway.kafka.embedded import EmbeddedKafka
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs prlimit(2)")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="needs prlimit(2)"),
+    pytest.mark.needs("process"),
+]
 
 HEADERS = {"Authorization": "Bearer ada"}
 UNTIL_NOW = "/orders?until=latest&from=earliest"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import signal
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ import httpx
 import pytest
 from aiokafka import AIOKafkaProducer
 from support.browser import running_browser
-from support.gateways import GatewayProcess, build_config, build_route, running_gateway_process
+from support.gateways import GatewayThread, build_config, build_route, running_gateway
 from support.moved_ids import move_id
 from support.tasks import running_task
 from support.waiting import wait_until
@@ -67,7 +66,7 @@ def configure(kafka: EmbeddedKafka, **options: Any) -> dict[str, Any]:
     return build_config(kafka.bootstrap, ["orders"], [route])
 
 
-def browse(gateway: GatewayProcess, **headers: str) -> httpx.AsyncClient:
+def browse(gateway: GatewayThread, **headers: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(
         base_url=gateway.base_url, headers=headers, trust_env=False, timeout=WITHIN
     )
@@ -75,7 +74,7 @@ def browse(gateway: GatewayProcess, **headers: str) -> httpx.AsyncClient:
 
 @asynccontextmanager
 async def serving(config: dict[str, Any]) -> AsyncIterator[httpx.AsyncClient]:
-    async with running_gateway_process(config) as gateway, browse(gateway) as http:
+    async with running_gateway(config) as gateway, browse(gateway) as http:
         yield http
 
 
@@ -306,14 +305,10 @@ async def test_a_topic_without_records_has_one_that_is_soon_replaced(embedded: E
 async def test_a_reload_that_hides_fields_ends_the_use_of_dictionaries_that_hold_them(
     kafka: EmbeddedKafka,
 ):
-    async with running_gateway_process(configure(kafka)) as gateway, browse(gateway) as http:
+    async with running_gateway(configure(kafka)) as gateway, browse(gateway) as http:
         dictionary = await load(http)
         assert b"ada" in dictionary.content
-        gateway.write_config(configure(kafka, fields=["/order"]))
-        gateway.send_signal(signal.SIGHUP)
-        await wait_until(
-            lambda: gateway.log.count("configuration reloaded"), gateway.read_log_tail, WITHIN
-        )
+        await gateway.reload(configure(kafka, fields=["/order"]))
         body = await read(http, dictionary)
         assert body.coding == "gzip" and b"ada" not in body.text
         assert b"ada" not in (await load(http)).content
@@ -322,7 +317,7 @@ async def test_a_reload_that_hides_fields_ends_the_use_of_dictionaries_that_hold
 @pytest.mark.needs("chromium")
 async def test_a_browser_loads_the_dictionary_and_its_event_source_uses_it(kafka: EmbeddedKafka):
     """An EventSource of a page that has nothing but a link to the dictionary."""
-    async with running_gateway_process(configure(kafka)) as gateway:
+    async with running_gateway(configure(kafka)) as gateway:
         origin_of_page = gateway.base_url
         page = f"""<!doctype html><link rel="compression-dictionary"
             href="{origin_of_page}/events/orders?dictionary" crossorigin>"""

@@ -21,7 +21,6 @@ from support.clients.raw import RawClient
 from support.doctor import (
     describe,
     diagnose_gateway,
-    get_admin_url,
     get_first,
     get_first_cause,
     wait_for_metric,
@@ -33,9 +32,12 @@ from support.workers import find_workers, running_workers
 
 from gateway.kafka.embedded import EmbeddedKafka
 
+pytestmark = pytest.mark.needs("process")
+
 kafka = embedded_kafka({"orders": 3}, scope="function")
 
 WITHIN = 60.0
+LOADED = {"loop-lag"}  # what a busy machine does to a gateway in good health
 
 
 def build_doctor_config(
@@ -77,13 +79,13 @@ def run_doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 async def test_an_idle_gateway_is_healthy(kafka: EmbeddedKafka):
     async with running(kafka) as gateway:
-        assert describe(await diagnose_gateway(gateway)) == {}
+        assert describe(await diagnose_gateway(gateway)).keys() <= LOADED
 
 
 async def test_a_gateway_under_load_is_healthy(kafka: EmbeddedKafka, oracle: StreamOracle):
     async with running(kafka) as gateway, following(gateway), following(gateway):
         diagnosis = await diagnose_gateway(gateway, produce_forever(oracle))
-        assert describe(diagnosis) == {}
+        assert describe(diagnosis).keys() <= LOADED
         assert diagnosis.clients == 2 and diagnosis.deliveries_per_second > 0
 
 
@@ -105,7 +107,7 @@ async def test_a_gateway_with_many_clients_is_healthy(kafka: EmbeddedKafka, orac
                 while sum(await count_streams(http)) < 150:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
         writing = produce_forever(oracle, 4, key=b"2")
-        assert describe(await diagnose_gateway(gateway, writing)) == {}
+        assert describe(await diagnose_gateway(gateway, writing)).keys() <= LOADED
 
 
 async def count_streams(http: httpx.AsyncClient) -> list[int]:
@@ -168,7 +170,7 @@ async def test_records_that_kafka_deleted_are_named_first(
         assert get_first(diagnosis) == "gaps", describe(diagnosis)
         assert "retention" in str(get_first_cause(diagnosis).evidence)
         later = await diagnose_gateway(gateway)
-        assert describe(later) == {} and "records in gaps: " in str(later.past)
+        assert describe(later).keys() <= LOADED and "records in gaps: " in str(later.past)
 
 
 # what was done to the gateway
@@ -318,7 +320,7 @@ async def test_a_worker_that_was_killed_is_named_first(kafka: EmbeddedKafka):
 
 async def test_the_command_prints_findings_and_ends_with_1(kafka: EmbeddedKafka):
     async with running(kafka) as gateway, open_admin_api(gateway) as http:
-        url = get_admin_url(gateway)
+        url = gateway.admin_url
         healthy = await asyncio.to_thread(run_doctor, url, "--interval", "1s")
         assert healthy.returncode == 0 and "healthy" in healthy.stdout, healthy
         await http.post("/routes/events/orders/pause")
@@ -345,7 +347,7 @@ async def test_the_command_takes_the_address_from_the_configuration(
     kafka: EmbeddedKafka, closed_port: int, tmp_path: Any
 ):
     async with running(kafka) as gateway:
-        port = int(get_admin_url(gateway).rpartition(":")[2])
+        port = int(gateway.admin_url.rpartition(":")[2])
         file = tmp_path / "gateway.yaml"
         config: Mapping[str, Any] = build_doctor_config(kafka)
         file.write_text(json.dumps({**config, "admin": {"port": port}}))
@@ -373,7 +375,7 @@ async def test_with_tls_the_certificate_is_the_one_of_the_configuration(
     ) | {"admin": {"host": "0.0.0.0", "port": 0, "guarded": {"users": []}}}
     async with running_gateway_process(config, ready=False) as gateway:
         await wait_until(lambda: "startup complete" in gateway.log, gateway.read_log_tail, WITHIN)
-        port = int(get_admin_url(gateway).rpartition(":")[2])
+        port = int(gateway.admin_url.rpartition(":")[2])
         file = tmp_path / "gateway.yaml"
         for certificate, status, said in ((own, 0, "no cause"), (stranger, 1, "CERTIFICATE")):
             tls = {"certificate": str(certificate), "key": str(certificate)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
@@ -11,10 +10,9 @@ import httpx
 from support.clients.client import ReceivedEvent
 from support.clients.raw import RawClient
 from support.gateways import (
-    GatewayProcess,
     build_config,
     create_http_client,
-    running_gateway_process,
+    running_gateway,
 )
 from support.records import RecordToSend, produce_records
 from support.sse import parse_stream
@@ -22,7 +20,6 @@ from support.waiting import wait_until
 
 from gateway.kafka.embedded import EmbeddedKafka
 
-RELOADED = "configuration reloaded"
 VALUE = {"owner": "ada", "tenant": "bob", "secret": 1}
 RECORD = RecordToSend(json.dumps(VALUE).encode())
 
@@ -41,13 +38,6 @@ def named(events: Sequence[ReceivedEvent], name: str) -> list[object]:
     return [json.loads(each["data"]) for each in events if each["event"] == name]
 
 
-async def reload(gateway: GatewayProcess, config: dict[str, object]) -> None:
-    before = gateway.log.count(RELOADED)
-    gateway.write_config(config)
-    gateway.send_signal(signal.SIGHUP)
-    await wait_until(lambda: gateway.log.count(RELOADED) > before, gateway.read_log_tail)
-
-
 def keyed(kafka: EmbeddedKafka, field: str) -> dict[str, object]:
     """Records are theirs whom a field of the value names."""
     topic = {"name": "orders", "transforms": [{"extract-key": f"${{message.value.{field}}}"}]}
@@ -61,11 +51,11 @@ async def test_history_goes_by_the_transforms_of_the_new_configuration(embedded:
     embedded.create_topic("orders")
     await produce_records(embedded.bootstrap, "orders", [RECORD])
     async with (
-        running_gateway_process(keyed(embedded, "owner")) as gateway,
+        running_gateway(keyed(embedded, "owner")) as gateway,
         create_http_client(gateway) as http,
     ):
         assert [await history(http, who) for who in ("ada", "bob")] == [[VALUE], []]
-        await reload(gateway, keyed(embedded, "tenant"))
+        await gateway.reload(keyed(embedded, "tenant"))
         assert [await history(http, who) for who in ("ada", "bob")] == [[], [VALUE]]
 
 
@@ -73,14 +63,14 @@ async def test_live_records_go_by_the_transforms_of_the_new_configuration(embedd
     """The transforms that a topic was first read with were applied until the process ended."""
     embedded.create_topic("orders")
     async with (
-        running_gateway_process(keyed(embedded, "owner")) as gateway,
+        running_gateway(keyed(embedded, "owner")) as gateway,
         AsyncExitStack() as stack,
     ):
         clients = [RawClient(f"{gateway.base_url}/own/{who}") for who in ("ada", "bob")]
         for client in clients:
             await stack.enter_async_context(client)
             await client.wait_for_events(1)
-        await reload(gateway, keyed(embedded, "tenant"))
+        await gateway.reload(keyed(embedded, "tenant"))
         for client in clients:
             await client.wait_for_events(lambda events: len(named(events, "begin")) == 2)
         await produce_records(embedded.bootstrap, "orders", [RECORD])

@@ -7,6 +7,7 @@ import asyncio
 from contextlib import AsyncExitStack
 from typing import Any
 
+import pytest
 from support.admission import (
     RESPONSE_TIMEOUT_S,
     build_client_headers,
@@ -24,6 +25,8 @@ from support.scrape import fetch_metrics
 from support.workers import running_workers
 
 from gateway.kafka.embedded import EmbeddedKafka
+
+pytestmark = pytest.mark.needs("process")
 
 GUARDED, OPEN = "/events/orders", "/open"
 LINES = {"Accept": "application/x-ndjson"}

@@ -21,6 +21,8 @@ from support.workers import running_workers
 
 from gateway.kafka.embedded import EmbeddedKafka
 
+pytestmark = pytest.mark.needs("process")
+
 WITHIN = 60.0
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhZGEifQ.Sfl-KxwRJSMeKKF2QT4"
 

@@ -23,6 +23,8 @@ from support.waiting import wait_until
 
 from gateway.kafka.embedded import EmbeddedKafka
 
+pytestmark = pytest.mark.night
+
 MIB = 1 << 20
 MEMORY = 16
 SLACK = 48  # MiB: connections, what each is being written, and what the allocator keeps

@@ -15,7 +15,7 @@ from confluent_kafka import Producer
 from support.brokers import KafkaCluster
 from support.clients.fast_reconnect import FastReconnectClient, cut_at_random
 from support.clients.raw import RawClient
-from support.gateways import build_config, running_gateway_process
+from support.gateways import build_config, running_gateway
 from support.kafka_proxy import ApiKey, KafkaProxy, SeenRequest
 from support.oracle import AckedRecord, StreamOracle, parse_events
 from support.waiting import wait_until
@@ -93,7 +93,7 @@ async def test_each_client_gets_all_of_its_own_records_and_no_other_whatever_is_
     random = Random(7)
     config = build_config(embedded.bootstrap, ["orders"], own_routes("orders"))
     async with (
-        running_gateway_process(config) as gateway,
+        running_gateway(config) as gateway,
         StreamOracle(",".join(embedded.bootstrap)) as oracle,
         AsyncExitStack() as stack,
     ):
@@ -175,7 +175,7 @@ async def test_who_asks_for_a_key_has_only_its_partition_read_until_their_number
         await write("history")
         assert {acked.tp.partition for acked in oracle.list_acked() if is_mine(acked)} == {mine}
         async with (
-            running_gateway_process(
+            running_gateway(
                 build_config(proxy.bootstrap, [settings], own_routes(topic))
             ) as gateway,
             FastReconnectClient(f"{gateway.base_url}/key/{WHO[4]}?from=earliest") as client,

@@ -20,7 +20,13 @@ from support.admin_api import ADMIN_SECTION, open_admin_api
 from support.brokers import embedded_kafka
 from support.clients.raw import RawClient
 from support.clients.wires import WireName, client_for_wire, every_wire
-from support.gateways import GATEWAY, GatewayProcess, build_config, running_gateway_process
+from support.gateways import (
+    GATEWAY,
+    GatewayProcess,
+    build_config,
+    running_gateway,
+    running_gateway_process,
+)
 from support.issuer import AUDIENCE, ISSUER_NAME, TokenIssuer
 from support.oracle import StreamOracle
 from support.waiting import wait_until
@@ -49,17 +55,6 @@ def at(path: str, topic: str = "orders", **options: Any) -> dict[str, Any]:
     return {"when": [{"path": path}], **guarded, "with": target}
 
 
-async def reload(gateway: GatewayProcess, config: Mapping[str, Any], *, workers: int = 1) -> str:
-    """Once all of its processes have taken it over; the line that the last one said."""
-    before = gateway.log.count(RELOADED)
-    gateway.write_config(config)
-    kill(gateway.pid, signal.SIGHUP)
-    await wait_until(
-        lambda: gateway.log.count(RELOADED) >= before + workers, gateway.read_log_tail, WITHIN
-    )
-    return gateway.log.rpartition(RELOADED)[2].splitlines()[0]
-
-
 def named(client: RawClient, name: str) -> list[dict[str, Any]]:
     return [json.loads(each["data"]) for each in client.events if each["event"] == name]
 
@@ -81,7 +76,7 @@ async def test_each_stream_goes_on_as_its_route_says_by_now(
     new = config_of(
         kafka, at("/same"), at("/changed", filters=only), at("/other", "stock"), at("/new")
     )
-    async with running_gateway_process(old) as gateway, AsyncExitStack() as stack:
+    async with running_gateway(old) as gateway, AsyncExitStack() as stack:
         same, changed, other, gone = [
             await stack.enter_async_context(
                 client_for_wire(wire, RawClient)(f"{gateway.base_url}/{path}")
@@ -94,9 +89,9 @@ async def test_each_stream_goes_on_as_its_route_says_by_now(
         for client in (same, changed, other, gone):
             await client.wait_for_events(lambda _, client=client: keys(client) == ["a"] * 3)
 
-        said = await reload(gateway, new)
-        assert "1 same, 2 changed, 1 added, 1 removed" in said
-        assert "1 untouched" in said and "2 moved" in said and "1 ended (route-removed)" in said
+        said = await gateway.reload(new)
+        assert said["routes"] == {"same": 1, "changed": 2, "added": 1, "removed": 1}
+        assert said["streams"] == {"untouched": 1, "moved": 2, "ended (route-removed)": 1}
 
         await begun(changed, 2)
         await begun(other, 2)
@@ -123,6 +118,7 @@ async def test_each_stream_goes_on_as_its_route_says_by_now(
             assert "/new" in listed and "/gone" not in listed
 
 
+@pytest.mark.needs("process")
 async def test_what_is_wrong_is_said_and_all_stays_as_it_was(
     kafka: EmbeddedKafka, oracle: StreamOracle
 ):
@@ -133,26 +129,36 @@ async def test_what_is_wrong_is_said_and_all_stays_as_it_was(
     ):
         await begun(client)
         gateway.write_config(config_of(kafka, at("/same", fromat="value")))
-        kill(gateway.pid, signal.SIGHUP)
+        gateway.send_signal(signal.SIGHUP)
         await wait_until(lambda: REFUSED in gateway.log, gateway.read_log_tail, WITHIN)
         assert "format" in gateway.log.rpartition(REFUSED)[2]
         gateway.config_path.unlink()
-        kill(gateway.pid, signal.SIGHUP)
+        gateway.send_signal(signal.SIGHUP)
         await wait_until(lambda: gateway.log.count(REFUSED) == 2, gateway.read_log_tail, WITHIN)
         await oracle.produce_records("orders", 1, key=b"a")
         await client.wait_for_events(lambda _: keys(client) == ["a"])
-        said = await reload(gateway, good)
+        said = await hang_up(gateway, good)
         assert "1 same" in said and "1 untouched" in said
         assert len(named(client, "begin")) == 1
 
 
+async def hang_up(gateway: GatewayProcess, config: Mapping[str, Any], workers: int = 1) -> str:
+    """Once all of its processes have taken it over; the line that the last one said."""
+    before = gateway.log.count(RELOADED)
+    gateway.write_config(config)
+    gateway.send_signal(signal.SIGHUP)
+    await wait_until(
+        lambda: gateway.log.count(RELOADED) >= before + workers, gateway.read_log_tail, WITHIN
+    )
+    return gateway.log.rpartition(RELOADED)[2].splitlines()[0]
+
+
 async def test_what_needs_a_restart_is_named_and_stays(kafka: EmbeddedKafka):
-    async with running_gateway_process(config_of(kafka, at("/same"))) as gateway:
+    async with running_gateway(config_of(kafka, at("/same"))) as gateway:
         other = config_of(kafka, at("/same"), listen={"limits": {"connections": 1}})
         other["kafka"] |= {"clientId": "x"}
-        said = await reload(gateway, other | {"name": "other"})
-        told = said.rpartition("until a restart as before: ")[2].split(", ")
-        assert {"name", "listen.limits", "kafka.clientId"} <= set(told)
+        said = await gateway.reload(other | {"name": "other"})
+        assert {"name", "listen.limits", "kafka.clientId"} <= set(said["kept"])
 
 
 @every_wire
@@ -166,7 +172,7 @@ async def test_a_topic_that_is_read_otherwise_is_told_so_from_there_on(
         topics=[{"name": "orders", "transforms": transforms}, "stock"],
     )  # fmt: skip
     async with (
-        running_gateway_process(old) as gateway,
+        running_gateway(old) as gateway,
         client_for_wire(wire, RawClient)(f"{gateway.base_url}/same") as client,
         client_for_wire(wire, RawClient)(f"{gateway.base_url}/stock") as stock,
     ):
@@ -174,7 +180,7 @@ async def test_a_topic_that_is_read_otherwise_is_told_so_from_there_on(
         await begun(stock)
         await oracle.produce_records("orders", 4)
         await client.wait_for_events(lambda _: len(keys(client)) == 4)
-        await reload(gateway, new)
+        await gateway.reload(new)
         await oracle.produce_records("orders", 4)
         await client.wait_for_events(lambda _: len(keys(client)) == 8)
         headers = [record["headers"] for record in named(client, "message")]
@@ -200,7 +206,7 @@ async def test_who_may_not_be_here_any_more_is_told_so_and_others_stay(
     )
     changed = {**guards, "other": {**guard, "leeway": "1m"}}
     async with (
-        running_gateway_process(config_of(kafka, *old, guards=guards)) as gateway,
+        running_gateway(config_of(kafka, *old, guards=guards)) as gateway,
         AsyncExitStack() as stack,
     ):
         clients = {
@@ -211,8 +217,8 @@ async def test_who_may_not_be_here_any_more_is_told_so_and_others_stay(
         }
         for client in clients.values():
             await begun(client)
-        said = await reload(gateway, config_of(kafka, *new, guards=changed))
-        assert "2 untouched" in said and "2 ended (access-changed)" in said
+        said = await gateway.reload(config_of(kafka, *new, guards=changed))
+        assert said["streams"] == {"untouched": 2, "ended (access-changed)": 2}
         for path in ("role", "guard"):
             client = clients[path]
             await client.wait_for_events(lambda _, client=client: named(client, "end"))
@@ -236,21 +242,23 @@ async def test_a_key_that_is_added_ends_no_stream_and_one_that_is_removed_does(
         return config_of(kafka, at("/kept", guarded={"login": []}), guards={"login": guard})
 
     async with (
-        running_gateway_process(config()) as gateway,
+        running_gateway(config()) as gateway,
         RawClient(f"{gateway.base_url}/kept", headers=headers) as client,
     ):
         await begun(client)
         issuer.rotate_key("k1", keep_old=True)
-        assert "1 untouched" in await reload(gateway, config())
+        assert (await gateway.reload(config()))["streams"] == {"untouched": 1}
         newer = {"Authorization": f"Bearer {issuer.issue_token()}"}
         async with RawClient(f"{gateway.base_url}/kept", headers=newer) as other:
             await begun(other)
             issuer.rotate_key("k1")
-            assert "2 ended (access-changed)" in await reload(gateway, config())
+            said = await gateway.reload(config())
+            assert said["streams"] == {"ended (access-changed)": 2}
             await other.wait_for_events(lambda _: len(named(other, "begin")) == 2)
         await client.wait_for_events(lambda _: named(client, "end"))
 
 
+@pytest.mark.needs("process")
 async def test_all_workers_take_it_over_also_one_that_is_started_later(
     kafka: EmbeddedKafka, oracle: StreamOracle
 ):
@@ -264,7 +272,7 @@ async def test_all_workers_take_it_over_also_one_that_is_started_later(
         ]
         for client in clients:
             await begun(client)
-        await reload(gateway, new, workers=3)
+        await hang_up(gateway, new, workers=3)
         for client in clients:
             await begun(client, 2)
         started = gateway.log.count("Application startup complete")
@@ -320,6 +328,7 @@ class Light:
         return [(int(p or again), int(at or there)) for p, at, again, there in found]
 
 
+@pytest.mark.night
 async def test_a_thousand_streams_lose_and_repeat_nothing_over_twenty_reloads(
     kafka: EmbeddedKafka, oracle: StreamOracle
 ):
@@ -346,7 +355,7 @@ async def test_a_thousand_streams_lose_and_repeat_nothing_over_twenty_reloads(
         )  # fmt: skip
 
     due: set[tuple[int, int]] = set()
-    async with running_gateway_process(config(0)) as gateway:
+    async with running_gateway(config(0)) as gateway:
         port = gateway.port
         lights = [(path, Light()) for path in PATHS for _ in range(EACH_ROUTE)]
         tasks = [asyncio.create_task(light.read(port, path)) for path, light in lights]
@@ -361,7 +370,7 @@ async def test_a_thousand_streams_lose_and_repeat_nothing_over_twenty_reloads(
                     lambda: removed[-1].begins, "the begin of one that is to go", WITHIN
                 )
                 producing = asyncio.create_task(oracle.produce_records("orders", EACH, key=b"a"))
-                await reload(gateway, config(turn))
+                await gateway.reload(config(turn))
                 if turn == UNTIL:
                     same = [light for path, light in lights if path == "/same"]
                     assert [light.begins for light in same] == [1] * EACH_ROUTE
@@ -391,6 +400,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(run, capture_output=True, text=True, timeout=WITHIN)
 
 
+@pytest.mark.needs("process")
 async def test_the_command_checks_first_and_then_tells_the_process(
     kafka: EmbeddedKafka, tmp_path: Path
 ):
@@ -415,6 +425,7 @@ async def test_the_command_checks_first_and_then_tells_the_process(
     assert neither.returncode == 2
 
 
+@pytest.mark.needs("process")
 @pytest.mark.parametrize("text", ["", "many\n", "-7\n"])
 async def test_a_file_that_holds_no_process_id_is_named(
     kafka: EmbeddedKafka, tmp_path: Path, text: str
@@ -431,6 +442,7 @@ async def test_a_file_that_holds_no_process_id_is_named(
 # what a reload would change
 
 
+@pytest.mark.needs("process")
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_a_dry_run_says_what_a_reload_then_does_and_changes_nothing(
     kafka: EmbeddedKafka, oracle: StreamOracle, workers: int
@@ -483,13 +495,16 @@ async def test_a_dry_run_says_what_a_reload_then_does_and_changes_nothing(
             assert "changed: /changed; added: /new; removed: /gone" in line
 
 
-async def test_a_dry_run_of_a_wrong_file_says_what_is_wrong(kafka: EmbeddedKafka):
+async def test_a_dry_run_of_a_wrong_file_says_what_is_wrong(
+    kafka: EmbeddedKafka, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("INFO")
     good = config_of(kafka, at("/same"), admin=ADMIN_SECTION)
-    async with running_gateway_process(good) as gateway, open_admin_api(gateway) as http:
+    async with running_gateway(good) as gateway, open_admin_api(gateway) as http:
         gateway.write_config(config_of(kafka, at("/same", fromat="value"), admin=ADMIN_SECTION))
         answer = await http.post("/reload?dryRun=true")
         assert answer.status_code == 422 and "format" in answer.json()["problems"][0]
         for query in ("dryrun=true", "dryRun=yes"):
             answer = await http.post(f"/reload?{query}")
             assert answer.status_code == 400 and "?dryRun=true" in answer.json()["detail"]
-        assert RELOADED not in gateway.log and REFUSED not in gateway.log
+        assert RELOADED not in caplog.text and REFUSED not in caplog.text

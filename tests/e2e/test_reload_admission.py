@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
@@ -17,7 +16,7 @@ from starlette.responses import JSONResponse
 from support.app_server import running_app
 from support.brokers import embedded_kafka
 from support.clients.raw import RawClient
-from support.gateways import GatewayProcess, build_config, create_http_client
+from support.gateways import GatewayThread, build_config, create_http_client
 from support.multiplex import MultiplexClient
 from support.records import RecordToSend, produce_records
 from support.topic_gateway import run_gateway_sync
@@ -28,7 +27,6 @@ from gateway.kafka.embedded import EmbeddedKafka
 kafka = embedded_kafka({"orders": 1, "secret": 1})
 
 WITHIN = 60.0
-RELOADED = "configuration reloaded"
 Reload = Callable[[], Awaitable[None]]
 COOKIE = {"cookie": "sid=1"}
 
@@ -72,34 +70,27 @@ def configuration(kafka: EmbeddedKafka, door: str, *, after: bool) -> dict[str, 
 
 
 @pytest.fixture(scope="module")
-def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayProcess]:
+def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayThread]:
     with run_gateway_sync(configuration(kafka, "http://127.0.0.1:9", after=False)) as gateway:
         yield gateway
 
 
 @pytest_asyncio.fixture
-async def reload(kafka: EmbeddedKafka, gateway: GatewayProcess) -> AsyncIterator[Reload]:
+async def reload(kafka: EmbeddedKafka, gateway: GatewayThread) -> AsyncIterator[Reload]:
     """What takes over the other configuration while a guard is being asked."""
     door = Door()
     async with running_app(door) as url:
-        await take_over(gateway, configuration(kafka, url, after=False))
+        await gateway.reload(configuration(kafka, url, after=False))
 
         async def reload() -> None:
             await wait_until(lambda: door.asked, "the guard", WITHIN)
-            await take_over(gateway, configuration(kafka, url, after=True))
+            await gateway.reload(configuration(kafka, url, after=True))
             door.open.set()
 
         yield reload
 
 
-async def take_over(gateway: GatewayProcess, config: Mapping[str, Any]) -> None:
-    before = gateway.log.count(RELOADED)
-    gateway.write_config(config)
-    gateway.send_signal(signal.SIGHUP)
-    await wait_until(lambda: gateway.log.count(RELOADED) > before, gateway.read_log_tail, WITHIN)
-
-
-def sitting(gateway: GatewayProcess, path: str = "/ws") -> MultiplexClient:
+def sitting(gateway: GatewayThread, path: str = "/ws") -> MultiplexClient:
     """A socket that the guard is asked for, by its cookie."""
     return MultiplexClient(gateway.base_url, path, additional_headers=COOKIE)
 
@@ -109,7 +100,7 @@ def said(socket: MultiplexClient, id: str) -> Mapping[str, Any] | None:
 
 
 async def test_a_change_is_admitted_again(
-    kafka: EmbeddedKafka, gateway: GatewayProcess, reload: Reload
+    kafka: EmbeddedKafka, gateway: GatewayThread, reload: Reload
 ):
     """Granted by the guards of the old route, the stream was moved to the new one: whoever asked
     in time was shown what the new one asks another role for."""
@@ -125,7 +116,7 @@ async def test_a_change_is_admitted_again(
         assert not any(each.get("changed") for each in socket.messages)
 
 
-async def test_a_subscription_is_admitted_again(gateway: GatewayProcess, reload: Reload):
+async def test_a_subscription_is_admitted_again(gateway: GatewayThread, reload: Reload):
     """It was shown what the old route had, and no reload told it to end: it was not among the
     streams yet."""
     async with sitting(gateway) as socket:
@@ -138,7 +129,7 @@ async def test_a_subscription_is_admitted_again(gateway: GatewayProcess, reload:
 
 @pytest.mark.parametrize("accept", ["text/event-stream", "application/x-ndjson"])
 async def test_a_stream_over_http_is_admitted_again(
-    gateway: GatewayProcess, reload: Reload, accept: str
+    gateway: GatewayThread, reload: Reload, accept: str
 ):
     """As a subscription."""
     async with create_http_client(gateway) as http:
@@ -153,7 +144,7 @@ async def test_a_stream_over_http_is_admitted_again(
         assert await asking == 403
 
 
-async def test_a_socket_of_a_route_is_admitted_again(gateway: GatewayProcess, reload: Reload):
+async def test_a_socket_of_a_route_is_admitted_again(gateway: GatewayThread, reload: Reload):
     """As a subscription."""
 
     async def opened() -> bool:
@@ -168,7 +159,7 @@ async def test_a_socket_of_a_route_is_admitted_again(gateway: GatewayProcess, re
     assert not await asking
 
 
-async def test_what_is_written_is_admitted_again(gateway: GatewayProcess, reload: Reload):
+async def test_what_is_written_is_admitted_again(gateway: GatewayThread, reload: Reload):
     """By HTTP and by WebSocket it went where the old route wrote, by its guards."""
     async with create_http_client(gateway) as http:
         async with sitting(gateway) as socket:
@@ -186,7 +177,7 @@ async def test_what_is_written_is_admitted_again(gateway: GatewayProcess, reload
 
 
 async def test_a_body_that_comes_behind_the_reload_is_not_written_by_what_was_before(
-    gateway: GatewayProcess, reload: Reload
+    gateway: GatewayThread, reload: Reload
 ):
     """Its client was admitted with the head of the request, and could take its time."""
     came = asyncio.Event()

@@ -27,6 +27,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as Protocol
 Protocol._launch_asgi_task = Protocol._start_asgi_task
 del Protocol._start_asgi_task
 from gateway.cli import main
+
+pytestmark = pytest.mark.needs("process")
 main()
 """
 COMMAND = (sys.executable, "-c", RENAMED, "run", "-c")

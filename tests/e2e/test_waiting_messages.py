@@ -25,6 +25,8 @@ from support.waiting import wait_until
 
 from gateway.kafka.embedded import EmbeddedKafka
 
+pytestmark = pytest.mark.night
+
 kafka = embedded_kafka({"orders": 1})
 
 MIB = 1024 * 1024

@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 
 import httpx
+import pytest
 from support.brokers import embedded_kafka
 from support.clients.raw import RawClient
 from support.gateways import GatewayProcess, build_config, running_gateway_process
@@ -32,6 +33,8 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
 from gateway.core.log.record import TopicPartition
 from gateway.kafka.embedded import EmbeddedKafka
+
+pytestmark = pytest.mark.needs("process")
 
 WITHIN = 60.0
 CLIENTS = 40

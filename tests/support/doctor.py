@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable
 
 from support.admin_api import open_admin_api
@@ -15,14 +14,6 @@ from gateway.cli.doctor.collection import observe_gateway
 from gateway.cli.doctor.diagnosis import GatewayDiagnosis, diagnose
 from gateway.telemetry.diagnosed_cause import DiagnosedCause
 
-_ADMIN_PATTERN = re.compile(r"admin on (https?://\S+)")
-
-
-def get_admin_url(gateway: GatewayProcess) -> str:
-    found = _ADMIN_PATTERN.findall(gateway.log)
-    assert found, f"it says of no port for operators: {gateway.read_log_tail()}"
-    return str(found[-1])
-
 
 async def diagnose_gateway(
     gateway: GatewayProcess, *meanwhile: Awaitable[object], interval_s: float = 2.0
@@ -30,7 +21,7 @@ async def diagnose_gateway(
     """What the doctor says. meanwhile: done while it observes; cancelled if it takes longer."""
     tasks = [asyncio.ensure_future(each) for each in meanwhile]
     try:
-        observed = await observe_gateway(AdminAddress(get_admin_url(gateway)), interval_s)
+        observed = await observe_gateway(AdminAddress(gateway.admin_url), interval_s)
     finally:
         for task in tasks:
             task.cancel()

@@ -214,6 +214,7 @@ class GatewayThread:
     async def start(self) -> None:
         """ConfigError or GatewayError if it cannot be started, AssertionError if it ends."""
         settings = self._load_settings()
+        assert settings.listen.workers == 1, "workers are processes"
         self.app = app = create_app(settings, co_hosted_app_factory=create_sidecar)
         app.admin.reload_coordinator.load = self._load_settings
         listening = bind(settings.listen.host, settings.listen.port)
@@ -238,12 +239,17 @@ class GatewayThread:
             self._loop = runner.get_loop()
             runner.run(server.serve([listening]))
 
+    def write_config(self, config: Config) -> None:
+        """The configuration of the next start or reload; the port stays."""
+        self.config = config
+
     async def reload(self, config: Config) -> dict[str, Any]:
         """Apply another configuration, and return what became of routes and streams.
 
         ReloadRefused if it cannot be served: nothing has changed, not even `config`.
         """
-        before, self.config = self.config, config
+        before = self.config
+        self.write_config(config)
         try:
             return await self.run(self.app.admin.reload_coordinator())
         except BaseException:
@@ -254,12 +260,25 @@ class GatewayThread:
         """Run it in the event loop of the gateway, where its objects may be used."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
 
+    async def drain(self) -> None:
+        """End as after SIGTERM: streams have the drain timeout to come to their end."""
+        assert self._server is not None
+        self._loop.call_soon_threadsafe(self._server.handle_exit, signal.SIGTERM, None)
+        await self._wait_until_ended()
+
     async def stop(self) -> None:
-        """Cut what is left of the streams."""
+        """Cut what is left of the streams. `start` begins anew, on the same port."""
         if self._server is None:
             return
         self._server.config.timeout_graceful_shutdown = 0
         self._server.should_exit = True
+        await self._wait_until_ended()
+
+    async def restart(self) -> None:
+        await self.stop()
+        await self.start()
+
+    async def _wait_until_ended(self) -> None:
         await wait_until(lambda: not self._thread.is_alive(), "the end", STOP_TIMEOUT_S)
 
     def _load_settings(self) -> Settings:
