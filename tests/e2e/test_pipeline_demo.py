@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -14,10 +12,11 @@ import psutil
 import pytest
 from support.browser import running_browser
 from support.demo import DemoProcess, running_demo
+from typer.testing import CliRunner
+
+from gateway.cli import app
 
 WITHIN = 900.0  # s; Spark gives a Python worker 10 s, and a job waits up to 60 s to try again
-
-pytestmark = pytest.mark.needs("java17", "chromium")
 
 
 @asynccontextmanager
@@ -40,6 +39,7 @@ async def shop(place: Path, *options: str) -> AsyncIterator[DemoProcess]:
                 await running.send_signal(signal.SIGKILL)
 
 
+@pytest.mark.needs("java17", "chromium")
 @pytest.mark.timeout(3 * WITHIN)
 async def test_the_shop_comes_to_the_page_and_leaves_nothing_behind(tmp_path: Path):
     async with (
@@ -70,13 +70,10 @@ async def test_the_shop_comes_to_the_page_and_leaves_nothing_behind(tmp_path: Pa
 
 
 def test_its_configuration_is_one_to_start_from(tmp_path: Path):
-    gateway = (sys.executable, "-m", "gateway")
-    printed = subprocess.run([*gateway, "pipeline", "demo", "--print-config"], capture_output=True)
+    printed = CliRunner().invoke(app, ["pipeline", "demo", "--print-config"])
     file = tmp_path / "pipeline.yaml"
-    file.write_bytes(printed.stdout)
-    checked = subprocess.run([*gateway, "check", str(file)], capture_output=True, text=True)
-    assert (printed.returncode, checked.returncode) == (0, 0), checked.stderr
-    listed = subprocess.run(
-        [*gateway, "pipeline", "list", "-c", str(file)], capture_output=True, text=True
-    )
+    file.write_text(printed.stdout)
+    checked = CliRunner().invoke(app, ["check", str(file)])
+    assert (printed.exit_code, checked.exit_code) == (0, 0), checked.stderr
+    listed = CliRunner().invoke(app, ["pipeline", "list", "-c", str(file)])
     assert all(job in listed.stdout for job in ("visits", "settled", "known", "users"))

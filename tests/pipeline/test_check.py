@@ -126,6 +126,7 @@ def test_jobs_are_listed_with_how_far_they_are(written, tmp_path):
     ]
 
 
+@pytest.mark.needs("process")
 def test_without_java_nothing_but_running_is_lost(written, tmp_path):
     """`list` and `check` import neither pyspark nor pyarrow; `run` says what to install."""
     path = written()

@@ -17,6 +17,8 @@ from support.dead_letters import read_committed
 from support.pipeline_process import running_pipeline, write_config
 from support.waiting import block_until
 
+pytestmark = pytest.mark.night
+
 RATE = 1_000  # records/s
 FOLLOWING = 2  # batches that may begin after the signal
 

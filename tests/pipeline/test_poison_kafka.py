@@ -1,6 +1,7 @@
 """Bad records from Kafka to Kafka: no job ends, all good ones are rows, all bad ones are told once.
 
-GATEWAY_POISON=1000 generates so many records for each kind of job, with another seed each time.
+By night for each kind of job. GATEWAY_POISON=1000 generates so many records for each, with another
+seed each time.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ def job(kind: str, read: dict[str, Any], users: str) -> dict[str, Any]:
 
 
 @pytest.mark.needs("java17")
-@pytest.mark.parametrize("kind", KEPT)
+@pytest.mark.parametrize(
+    "kind", ["query", *(pytest.param(kind, marks=pytest.mark.night) for kind in [*KEPT][1:])]
+)
 def test_good_records_are_rows_bad_ones_dead_letters_and_no_job_ends(
     kafka: KafkaCluster, spark: Any, tmp_path: Path, kind: str
 ):

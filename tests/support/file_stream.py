@@ -6,11 +6,12 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
 from support.spark import NO_PYTHON_WORKER
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 Row = Mapping[str, Any]
 
@@ -64,6 +65,8 @@ class FileStream:
         return [row for n, rows in sorted(self._batches.items()) if n > before for row in rows]
 
     def _process_all(self) -> None:
+        from pyspark.errors import StreamingQueryException
+
         while True:
             try:
                 return self._query.processAllAvailable()

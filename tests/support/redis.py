@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 from support.requirements import require_tools
 from support.waiting import WAIT_TIMEOUT_S
 
@@ -46,6 +45,8 @@ class RedisServer:
         return f"unix://{self.directory / 'redis.sock'}"
 
     def create_client(self) -> Any:
+        import redis  # the first tier has none
+
         return redis.Redis.from_url(self.url)
 
     def start(self) -> None:
@@ -78,6 +79,8 @@ class RedisServer:
             self._process.wait()
 
     def _is_ready(self) -> bool:
+        import redis
+
         try:
             with self.create_client() as client:
                 return bool(client.ping())

@@ -113,6 +113,7 @@ def frames(told: Events) -> bytes:
     return b"".join(bytes(cramjam.zstd.compress(line)) for line in lines)
 
 
+@pytest.mark.night
 class TestEventLog:
     def test_has_times_of_tasks_beside_progress(self, tmp_path: Path):
         log = tmp_path / "app-1"

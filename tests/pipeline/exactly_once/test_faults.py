@@ -1,6 +1,6 @@
 """What befalls a transaction while it is open: its broker dies or freezes, or it takes too long.
 
-Of minutes, so by `make kills` only; the rules are tested by `test_writer_plan`, on the ledger by
+Of minutes; the rules are tested by `test_writer_plan`, on the ledger by
 `test_ledger`.
 """
 
@@ -29,8 +29,8 @@ from gateway.pipeline.exactly_once import ExactlyOnceOutput
 
 pytestmark = [
     pytest.mark.needs("java17"),
+    pytest.mark.night,
     pytest.mark.timeout(0),
-    pytest.mark.skipif("GATEWAY_KILLS" not in os.environ, reason="takes minutes: `make kills`"),
 ]
 ROWS = 400_000
 

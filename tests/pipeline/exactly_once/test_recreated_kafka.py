@@ -25,6 +25,8 @@ from gateway.pipeline.state import recovery
 from gateway.pipeline.state.files import open_files
 from gateway.pipeline.tables.redis import RedisConfig, RedisTable
 
+pytestmark = pytest.mark.night
+
 BEYOND = 2**60
 ANY_TIME = {"message.timestamp.after.max.ms": str(2**63 - 1), "retention.ms": "-1"}
 TELLING = {"exactly-once": True, "at-least-once": False, "at-least-once, told": True}

@@ -20,6 +20,8 @@ from gateway.pipeline.state.files import LocalFiles
 from gateway.pipeline.topics import TopicDescription
 from gateway.pipeline.unreadable.offsets import is_rewound
 
+pytestmark = pytest.mark.night
+
 SOURCES = Sources(("eu", "us"), ("eu", "us"))
 OLD = {"eu": TopicDescription("orders", "A", 2), "us": TopicDescription("orders", "B", 1)}
 NEW = OLD | {"us": TopicDescription("orders", "C", 2)}

@@ -126,6 +126,7 @@ def test_two_clusters_with_a_topic_of_one_name_are_told_apart(
     assert told == [(b"eu", b"eu")] * 2 + [(b"us", b"us")] * 2
 
 
+@pytest.mark.night
 @pytest.mark.needs("java17")
 def test_a_topic_that_was_made_anew_is_told_and_read_from_its_begin(
     kafka: KafkaCluster, spark: Any, tmp_path: Path

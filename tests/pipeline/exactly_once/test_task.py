@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pyarrow as pa
+import pytest
 from support.brokers import KafkaCluster
 from support.pipelines import OutputTopic
 
@@ -12,8 +12,11 @@ from gateway.pipeline.exactly_once.task import WriteTask
 from gateway.pipeline.exactly_once.writer_plan import WriterPlan
 
 
+@pytest.mark.needs("java17")
 def test_a_key_of_any_bytes_is_written_as_it_is(kafka: KafkaCluster):
     """A text of Spark's may be no UTF-8, such as a key cast to a string: it ended the job."""
+    import pyarrow as pa
+
     topic = kafka.create_unique_topic(partitions=1)
     ledger = open_ledger(topic, 1, 30.0, {"bootstrap.servers": kafka.bootstrap_servers})
     keys = pa.array([b"\xff\xfe", "ä".encode(), None], pa.binary()).view(pa.string())
@@ -33,9 +36,12 @@ def test_a_key_of_any_bytes_is_written_as_it_is(kafka: KafkaCluster):
         output.close()
 
 
+@pytest.mark.needs("java17")
 def test_a_task_that_spark_repeats_in_the_same_process_writes_its_rows_once(kafka: KafkaCluster):
     """The process had the writer's last producer, so it did not ask the ledger, and committed the
     rows again. Spark repeats a task whose result it has lost."""
+    import pyarrow as pa
+
     topic = kafka.create_unique_topic(partitions=1)
     ledger = open_ledger(topic, 1, 30.0, {"bootstrap.servers": kafka.bootstrap_servers})
     rows = [pa.RecordBatch.from_pydict({"key": ["k"], "value": ["v"]})]

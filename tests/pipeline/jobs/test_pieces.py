@@ -6,13 +6,14 @@ import math
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
 
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.session_windows import Event, Session, compute_sessions
 
-from gateway.pipeline.jobs.pieces import (
+pa = pytest.importorskip("pyarrow")
+
+from gateway.pipeline.jobs.pieces import (  # noqa: E402 - it imports pyarrow
     MAX_WATERMARK_US,
     SessionRules,
     SessionUpdate,
@@ -21,6 +22,7 @@ from gateway.pipeline.jobs.pieces import (
     update_sessions,
 )
 
+pytestmark = pytest.mark.needs("java17")  # what Spark runs, and the same set-up
 GAP = 10
 
 

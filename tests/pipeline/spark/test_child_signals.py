@@ -9,6 +9,8 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from gateway.pipeline.spark.child_signals import ignore_sigterm_in_children
 
 CHILD = "import signal; print(signal.getsignal(signal.SIGTERM) == signal.SIG_IGN)"
@@ -19,6 +21,7 @@ def is_ignored_by_child() -> bool:
     return output.strip() == b"True"
 
 
+@pytest.mark.needs("process")
 def test_processes_that_are_started_in_the_context_ignore_sigterm():
     """Spark's JVM ended by the signal to the group, and the driver failed in a call of py4j."""
     with ignore_sigterm_in_children():
@@ -26,6 +29,7 @@ def test_processes_that_are_started_in_the_context_ignore_sigterm():
     assert not is_ignored_by_child()
 
 
+@pytest.mark.needs("process")
 def test_a_thread_that_is_not_the_main_one_starts_such_processes_too():
     def start_child() -> bool:
         with ignore_sigterm_in_children():

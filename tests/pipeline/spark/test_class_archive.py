@@ -21,6 +21,8 @@ from gateway.pipeline.spark import java
 from gateway.pipeline.spark.class_archive import build_archive_options, find_class_archive
 from gateway.pipeline.spark.session import build_session_conf
 
+pytestmark = pytest.mark.night
+
 JARS = [Path("/one.jar"), Path("/two.jar")]
 
 

@@ -38,11 +38,12 @@ def test_the_connector_is_of_the_version_of_the_wheel():
 
 def test_without_java_it_is_said_what_to_install(monkeypatch):
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setattr(java.shutil, "which", lambda name: None)
+    monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(PipelineError, match=r"needs Java 17, and there is none; install .*apt-get"):
         java.find_java()
 
 
+@pytest.mark.needs("process")
 def test_an_older_java_is_named_with_its_version(monkeypatch, tmp_path):
     executable(tmp_path / "bin" / "java", 'openjdk version "11.0.2" 2019-01-15')
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
@@ -50,6 +51,7 @@ def test_an_older_java_is_named_with_its_version(monkeypatch, tmp_path):
         java.find_java()
 
 
+@pytest.mark.needs("process")
 def test_a_java_home_without_java_is_told(monkeypatch, tmp_path):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(PipelineError, match="does not run"):

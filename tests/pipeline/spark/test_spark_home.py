@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyspark
 import pytest
 
 from gateway.config.sections.job import Spark
 from gateway.pipeline.spark.spark_home import link_spark_home, spark_home_for_workers
 
-WHEEL = Path(pyspark.__file__).parent
+pytestmark = pytest.mark.needs("java17")
 
 
 @pytest.fixture(autouse=True)
@@ -27,9 +26,12 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_a_home_has_the_parts_of_the_wheel_but_not_its_archive():
+    import pyspark
+
+    wheel = Path(pyspark.__file__).parent
     home = link_spark_home()
-    assert (home / "bin" / "spark-submit").samefile(WHEEL / "bin" / "spark-submit")
-    assert (home / "jars").samefile(WHEEL / "jars")
+    assert (home / "bin" / "spark-submit").samefile(wheel / "bin" / "spark-submit")
+    assert (home / "jars").samefile(wheel / "jars")
     assert not (home / "python").exists()
     assert link_spark_home() == home  # links that exist are kept
 
@@ -74,6 +76,8 @@ def test_without_a_writable_cache_spark_has_its_own_home(
 
 
 def test_workers_import_pyspark_from_the_wheel(spark: Any):
+    import pyspark
+
     def find_pyspark(rows: Iterator[Any]) -> Iterator[str]:
         import pyspark
 

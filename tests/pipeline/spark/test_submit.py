@@ -7,6 +7,8 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
+
 from gateway.config.sections.job import Spark
 from gateway.pipeline.spark.submit import build_command, build_environment, run_command
 
@@ -23,6 +25,7 @@ def after(found, option):
     return found[found.index(option) + 1]
 
 
+@pytest.mark.needs("java17")
 def test_it_has_master_memory_jars_package_and_settings_and_ends_with_what_to_run():
     found = line(master="spark://host:7077", memory="2GiB", conf={"spark.x": "a b"})
     assert found[0].endswith("/bin/spark-submit")
@@ -35,6 +38,7 @@ def test_it_has_master_memory_jars_package_and_settings_and_ends_with_what_to_ru
     assert found[-4:] == ["/driver.py", "all", "-c", "/gateway.yaml"]
 
 
+@pytest.mark.needs("java17")
 def test_what_has_an_option_of_its_own_is_not_said_twice():
     settings = [each for each in line() if each.startswith(("spark.master", "spark.jars"))]
     assert settings == []
@@ -47,8 +51,8 @@ def test_nodes_have_the_python_that_is_named_and_the_driver_has_ours():
     assert build_environment({}, master="local[2]")["SPARK_LOCAL_IP"] == "127.0.0.1"
 
 
-def test_its_exit_code_is_that_of_spark_submit(monkeypatch):
-    monkeypatch.setattr("gateway.pipeline.spark.java.find_java", lambda: None)
+@pytest.mark.needs("java17")
+def test_its_exit_code_is_that_of_spark_submit():
     assert run_command([sys.executable, "-c", "raise SystemExit(3)"], master="local") == 3
     killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     assert run_command([sys.executable, "-c", killed], master="local") == 128 + signal.SIGKILL
@@ -69,8 +73,8 @@ sys.exit(subprocess.call([sys.executable, "-c", *sys.argv[1:]]))
 """
 
 
-def test_a_signal_is_for_the_driver_and_spark_submit_ends_as_it_does(monkeypatch):
-    monkeypatch.setattr("gateway.pipeline.spark.java.find_java", lambda: None)
+@pytest.mark.needs("java17")
+def test_a_signal_is_for_the_driver_and_spark_submit_ends_as_it_does():
     line = [sys.executable, "-c", SUBMIT, DRIVER, str(os.getpid())]
     before = signal.getsignal(signal.SIGTERM)
     assert run_command(line, master="local") == 7

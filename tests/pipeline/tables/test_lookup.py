@@ -6,14 +6,13 @@ from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from support.redis import RedisServer
 
 from gateway.errors import PipelineError
 from gateway.pipeline.tables import lookup
 from gateway.pipeline.tables.lookup import LookupConfig, LookupTable
-from gateway.pipeline.tables.redis import RedisConfig, RedisUnavailable, decode_texts
+from gateway.pipeline.tables.redis import RedisConfig, RedisTable, RedisUnavailable, decode_texts
 
 
 class Clock:
@@ -66,10 +65,13 @@ def fallback(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     yield module
 
 
+@pytest.mark.needs("redis", "java17")
 def test_rows_come_back_in_the_order_of_their_keys(redis_server: RedisServer):
     with redis_server.create_client() as client:
         client.mset({f"t:{key}": f'"{key}"' for key in "abcde"})
     of = looked(redis_server.url)
+    import pyarrow as pa
+
     keys = pa.array(["e", "a", None, "x", "a", "b"])
     counted: list[Any] = []
     found = lookup.look_up_keys(of, keys, counted.append)
@@ -84,14 +86,14 @@ def test_rows_come_back_in_the_order_of_their_keys(redis_server: RedisServer):
     assert (counted[1].hits, counted[1].answered_keys) == (4, 0)
 
 
+@pytest.mark.needs("redis", "java17")
 def test_a_changed_row_is_seen_once_the_old_one_is_too_old(redis_server: RedisServer):
     clock = Clock()
     of = looked(redis_server.url)
-    looking = LookupTable(of, clock=clock)
+    asked: list[float] = []
+    looking = LookupTable(of, create_redis=lambda at: StampedRedis(at, clock, asked), clock=clock)
     with redis_server.create_client() as client:
         client.set("t:a", "1")
-        asked: list[float] = []
-        looking._redis.fetch_values = _stamped(looking._redis.fetch_values, clock, asked)  # type: ignore[method-assign]
         assert looking.get_values(["a"]) == [b"1"]
         client.set("t:a", "2")
         clock.now += 5.0
@@ -101,17 +103,20 @@ def test_a_changed_row_is_seen_once_the_old_one_is_too_old(redis_server: RedisSe
     assert len(asked) == 2
 
 
-def _stamped(values: Any, clock: Clock, asked: list[float]) -> Any:
+class StampedRedis(RedisTable):
     """With the test's time in place of the machine's."""
 
-    def stamped(keys: Sequence[str]) -> Iterator[tuple[Sequence[str], list[Any], float]]:
-        for chunk, found, _ in values(keys):
-            asked.append(clock())
-            yield chunk, found, clock()
+    def __init__(self, config: RedisConfig, clock: Clock, asked: list[float]) -> None:
+        super().__init__(config)
+        self.clock, self.asked = clock, asked
 
-    return stamped
+    def fetch_values(self, keys: Sequence[str]) -> Iterator[tuple[Sequence[str], list[Any], float]]:
+        for chunk, found, _ in super().fetch_values(keys):
+            self.asked.append(self.clock())
+            yield chunk, found, self.clock()
 
 
+@pytest.mark.needs("redis", "java17")
 def test_no_row_is_older_than_its_bound_while_a_writer_goes_on(redis_server: RedisServer):
     """With the clock of the machine: a value that is used was written, at the earliest, as the
     last before the bound (or the request, which is later)."""
@@ -177,6 +182,7 @@ def test_an_idle_connection_that_was_closed_is_no_line_of_the_log(
     assert not caplog.records
 
 
+@pytest.mark.needs("redis", "java17")
 def test_redis_that_comes_back_is_found(redis_server: RedisServer):
     looking = LookupTable(looked(redis_server.url, staleness=0.0))
     with redis_server.create_client() as client:
@@ -213,8 +219,11 @@ def test_a_fallback_that_is_not_there_is_told():
         table(looked(fallback="users_of_nobody:find"), Stored(Clock(), {}))
 
 
+@pytest.mark.needs("java17")
 def test_a_fallback_is_not_asked_for_keys_that_are_no_text(fallback: ModuleType):
     """It is the user's, and would fail as it writes such a key: no record may end a job."""
+    import pyarrow as pa
+
     asked: list[str] = []
     fallback.find = lambda keys: asked.extend(keys) or {}  # type: ignore[attr-defined]
     (key,) = decode_texts(pa.array([b"\xff"]))

@@ -14,6 +14,8 @@ from gateway.config.types.fields import Secret
 from gateway.errors import PipelineError
 from gateway.pipeline.tables.redis import RedisConfig, RedisTable, RedisUnavailable
 
+pytestmark = pytest.mark.needs("redis", "java17")  # the set-up of `gateway[pipeline]`
+
 
 def found(redis: RedisTable, *keys: str) -> dict[str, bytes | None]:
     return {

@@ -21,6 +21,8 @@ from gateway.pipeline.unreadable.records import (
     read_run,
 )
 
+pytestmark = pytest.mark.night
+
 ANY_TIME = {"message.timestamp.after.max.ms": str(2**63 - 1), "retention.ms": "-1"}
 BEYOND = MAX_TIMESTAMP_MS + 1
 

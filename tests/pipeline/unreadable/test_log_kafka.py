@@ -9,6 +9,8 @@ from support.record_sets import BatchRecord
 
 from gateway.pipeline.unreadable.records import find_next_unreadable, read_run
 
+pytestmark = pytest.mark.night
+
 ANY_TIME = {"message.timestamp.after.max.ms": str(2**63 - 1), "retention.ms": "-1"}
 BEYOND = 2**60
 

@@ -17,6 +17,8 @@ from gateway.pipeline.unreadable.offsets import (
     find_unfinished_batch,
 )
 
+pytestmark = pytest.mark.night
+
 ONE = Sources(("t",), ("t",))
 INITIAL = b'\0v1\n{"orders":{"0":5,"1":7}}'
 

@@ -20,6 +20,8 @@ from gateway.pipeline.topics import TopicDescription
 from gateway.pipeline.unreadable.offsets import UnfinishedBatch, find_unfinished_batch
 from gateway.pipeline.unreadable.skip import InputSource, skip_records
 
+pytestmark = pytest.mark.night
+
 ANY_TIME = {"message.timestamp.after.max.ms": str(2**63 - 1), "retention.ms": "-1"}
 BEYOND = 2**60
 

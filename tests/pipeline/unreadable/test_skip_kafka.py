@@ -22,6 +22,8 @@ from gateway.pipeline.state.backup import create_backup, restore_backup
 from gateway.pipeline.state.files import LocalFiles
 from gateway.pipeline.tables.redis import RedisConfig, RedisTable
 
+pytestmark = pytest.mark.night
+
 ANY_TIME = {"message.timestamp.after.max.ms": str(2**63 - 1), "retention.ms": "-1"}
 BEYOND = 2**60
 AT = 1_700_000_000_000

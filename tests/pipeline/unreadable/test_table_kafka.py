@@ -12,6 +12,8 @@ from support.brokers import KafkaCluster
 
 from gateway.pipeline.unreadable.table import TopicReader
 
+pytestmark = pytest.mark.night
+
 ANY_TIME = {"message.timestamp.after.max.ms": str(2**63 - 1), "retention.ms": "-1"}
 BEYOND = 2**60
 
