@@ -1,74 +1,82 @@
 # `make` lists what there is. Every target does the set-up it needs; a set-up that is up to
 # date costs nothing.
 
-PYTHON ?= python3
-VENV   := .venv
-BIN    := $(VENV)/bin
-READY  := $(VENV)/.ready
-SHOW   := $(VENV)/.demo
-KAFKA  := $(VENV)/.kafka
-PLOTS  := $(VENV)/.plots
-PIP    := $(BIN)/python -m pip --disable-pip-version-check
+PYTHON  ?= python3
+VENV    := .venv
+BIN     := $(VENV)/bin
+READY   := $(VENV)/.ready
+TESTING := $(VENV)/.testing
+SHOW    := $(VENV)/.demo
+KAFKA   := $(VENV)/.kafka
+PIP     := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := $(PYTHON) deploy/install.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-pipeline test lint types layers collected format docs js manifests image dist bench figures model isolation faults soak fuzz groups reactive kills lock clean
+.PHONY: help setup demo demo-pipeline test test-kafka test-spark test-clients test-all test-night durations check lint types layers format docs js manifests image dist bench figures model isolation faults soak fuzz groups reactive kills planted lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) $(KAFKA) ## a .venv with all dependencies, and a local Kafka for the tests
 
-$(BIN)/python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
-	  echo "make: '$(PYTHON)' is not Python 3.11 or newer; install one (Debian: apt-get install python3 python3-venv)"; \
-	  echo "      or name another: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; } >&2
-	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
-	  echo "make: '$(PYTHON) -m venv' failed; on Debian: apt-get install python3-venv" >&2; exit 1; }
+$(READY): pyproject.toml requirements.lock deploy/install.py
+	@$(INSTALL) requirements.lock --size "1.2 GB, several minutes"
+	@touch $@ $(TESTING) $(SHOW)
 
-# The lock's checksums are verified; the package itself is installed editable, with the build
-# backend from the lock.
-$(READY): pyproject.toml requirements.lock | $(BIN)/python
-	$(PIP) install --quiet --require-hashes -r requirements.lock
-	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+# Versions are those of requirements.lock, so that the rest can be installed into the same .venv later.
+$(TESTING): pyproject.toml requirements-test.lock deploy/install.py
+	@$(INSTALL) requirements-test.lock --size "110 MB, half a minute or more"
 	@touch $@ $(SHOW)
 
-# A third of the packages, and a tenth of their size: no Spark, no Java, no tools. The versions are
-# those of requirements.lock, so that the rest can be installed into the same .venv later.
-$(SHOW): pyproject.toml requirements-demo.lock | $(BIN)/python
-	$(PIP) install --quiet --require-hashes -r requirements-demo.lock
-	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+$(SHOW): pyproject.toml requirements-demo.lock deploy/install.py
+	@$(INSTALL) requirements-demo.lock --size "30 MB, about 15 seconds"
 	@touch $@
 
 # Soft: the demo needs no Kafka, and a test that does says itself what is missing.
-$(KAFKA): $(READY)
-	@if $(BIN)/gateway broker --prefetch; then touch $@; \
+$(KAFKA): | $(TESTING)
+	@command -v java >/dev/null || [ -f $(READY) ] || exit 0; \
+	if $(BIN)/gateway broker --prefetch; then touch $@; \
 	else echo "make: no local Kafka yet; the tests that need one will say so" >&2; fi
 
-# Soft: without them the bench has its table and no pictures.
-$(PLOTS): $(READY)
-	@if $(PIP) install --quiet --no-build-isolation --editable '.[bench]'; then touch $@; \
-	else echo "make: no matplotlib; the bench draws no pictures" >&2; fi
-
+demo: export PYTHONDONTWRITEBYTECODE :=
 demo: $(SHOW) ## what the demo needs, then the demo in a browser: http://127.0.0.1:8080; PORT=9000 for another
-	$(BIN)/gateway demo $(if $(PORT),--port $(PORT)) $(ARGS)
+	@$(BIN)/gateway demo $(if $(PORT),--port $(PORT)) $(ARGS)
 
 demo-pipeline: setup ## a shop, Spark jobs over it, live in a browser; PORT=9000; needs Java 17
 	@$(BIN)/gateway pipeline prefetch
 	$(BIN)/gateway pipeline demo $(if $(PORT),--port $(PORT)) $(ARGS)
 
-# Modules are shared out, the long ones first; how is told in tests/support/worker_groups.py. Python
-# may keep what it compiled: each command that a test starts takes 0.6 s of CPU instead of 0.75.
-test: export PYTHONDONTWRITEBYTECODE :=
+# Python may keep what it compiled: each command that a test starts takes 0.6 s of CPU instead of 0.75.
+export PYTHONDONTWRITEBYTECODE :=
+PYTEST := $(BIN)/python -m pytest
 SHARED := -n auto --dist loadgroup --no-loadscope-reorder
-test: setup ## everything CI runs; ARGS="-k name" for some of it
-	@$(MAKE) --no-print-directory -j2 --output-sync types lint layers $(if $(ARGS),,collected)
-	$(BIN)/python -m pytest $(or $(ARGS),$(SHARED))
+test: $(TESTING) $(KAFKA) ## what needs Python alone, in minutes; ARGS="-k name" for some of it
+	$(PYTEST) --tier test $(or $(ARGS),$(SHARED))
 
-# pytest rewrites the assertions of each module that it imports, and keeps the result. Without this,
-# every worker would do so for all modules at once: 35 s of CPU each instead of 13.
-collected: $(READY)
-	@$(BIN)/python -m pytest --collect-only -q -p no:cacheprovider > $(VENV)/.collected \
-	|| { cat $(VENV)/.collected; exit 1; }
+test-kafka: setup ## real brokers, and the program as a process
+	$(PYTEST) --tier kafka $(or $(ARGS),$(SHARED))
+
+test-spark: setup ## Spark jobs; needs Java 17
+	$(PYTEST) --tier spark $(or $(ARGS),$(SHARED))
+
+test-clients: setup ## browsers, clients in other languages, proxies, deploy, executed pages
+	$(PYTEST) --tier clients $(or $(ARGS),$(SHARED))
+
+test-all: test ## everything CI runs; a test whose program is missing says what installs it
+	@$(MAKE) --no-print-directory setup
+	@$(MAKE) --no-print-directory -j2 --output-sync check
+	$(PYTEST) --tier kafka --tier spark --tier clients $(SHARED)
+
+test-night: setup ## budgets of time and memory, random properties, seeds of faults, a soak: some hours
+	$(PYTEST) --tier night
+	GATEWAY_HYPOTHESIS_PROFILE=night $(PYTEST) --tier test $(SHARED)
+	$(MAKE) --no-print-directory faults SEEDS=$(or $(SEEDS),1-20)
+	$(MAKE) --no-print-directory soak MINUTES=$(or $(MINUTES),30)
+
+durations: setup ## write what each module of tests takes into tests/durations.json
+	$(PYTEST) --tier test --tier kafka --tier spark --tier clients $(SHARED) --record-durations
+
+check: lint types layers ## ruff, mypy, import-linter
 
 lint: $(READY) ## ruff
 	$(BIN)/ruff check .
@@ -104,7 +112,7 @@ image: setup ## build the image by buildah over a Debian, and run it read-only
 dist: $(READY) ## build sdist, wheel, npm tarball and the context of an image into dist/
 	$(BIN)/python deploy/build_dist.py
 
-bench: setup $(PLOTS) ## beside its peers, at most 20 minutes; WORK="lat sat" PEER="raw gateway" ARGS=--help
+bench: setup ## beside its peers, at most 20 minutes; WORK="lat sat" PEER="raw gateway" ARGS=--help
 	$(BIN)/python -m bench $(foreach each,$(WORK),--work $(each)) $(foreach each,$(PEER),--peer $(each)) $(ARGS)
 
 figures: setup ## measure; results are kept in bench/results
@@ -150,12 +158,13 @@ kills: setup ## a job whose process tree is killed; RECORDS=200000 KILLS=5 JOB=q
 COMPILE = CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/pip-compile --quiet --generate-hashes \
 	  --strip-extras --unsafe-package kafka-gateway --no-emit-index-url --no-emit-find-links \
 	  --no-emit-trusted-host pyproject.toml
-PARTS := requirements-demo.lock deploy/requirements.lock
+PARTS := requirements-demo.lock requirements-test.lock deploy/requirements.lock
 lock: $(READY) ## write requirements.lock and its parts anew from pyproject.toml; ARGS=--upgrade for newer versions
 	$(PIP) install --quiet pip-tools
 	$(COMPILE) --extra dev --output-file requirements.lock $(ARGS)
 	for part in $(PARTS); do cp requirements.lock $$part; done
-	$(COMPILE) --extra demo --build-deps-for editable --output-file requirements-demo.lock
+	$(COMPILE) --extra demo --output-file requirements-demo.lock
+	$(COMPILE) --extra test --output-file requirements-test.lock
 	$(COMPILE) $(patsubst %,--extra %,avro ksqldb otel protobuf server) --output-file deploy/requirements.lock
 	sed -i.old '/^# WARNING/,$$d' requirements.lock $(PARTS)
 	rm -f *.lock.old deploy/*.lock.old
