@@ -115,6 +115,7 @@ class ProgressReporter:
         jobs: Sequence[Job],
         client_config: Mapping[str, Any] | None = None,
         task_interval_s: float = TASK_INTERVAL_S,
+        task_reader: TaskMetricsReader | None = None,
     ) -> None:
         """Start the thread.
 
@@ -124,6 +125,7 @@ class ProgressReporter:
             client_config: The settings of librdkafka for the cluster of `progress.topic`, or None
                 to send no records.
             task_interval_s: The time between two reads of the tasks of a job, in seconds.
+            task_reader: Reads them; by default one of the first session that is watched.
         """
         self.metrics = ProgressMetrics()
         self.port: int | None = None
@@ -133,7 +135,7 @@ class ProgressReporter:
         self._progress_files: dict[str, progress_file.ProgressFile] = {}
         self._recent_batches: dict[str, list[BatchProgress]] = {}
         self._jobs_with_invalid: set[str] = set()  # whose latest batch with input had some
-        self._task_reader: TaskMetricsReader | None = None
+        self._task_reader = task_reader
         self._task_interval_s = task_interval_s
         self._tasks_read_at: dict[str, float] = {}
         self._producer = _create_producer(section, client_config, self.metrics)
@@ -306,6 +308,7 @@ def report_progress(
     jobs: Sequence[Job],
     client_config: Mapping[str, Any] | None = None,
     task_interval_s: float = TASK_INTERVAL_S,
+    task_reader: TaskMetricsReader | None = None,
 ) -> Iterator[ProgressReporter]:
     """Report the progress of jobs while the context is entered.
 
@@ -314,13 +317,14 @@ def report_progress(
         jobs: The jobs that run.
         client_config: The settings of librdkafka for the cluster of `progress.topic`.
         task_interval_s: The time between two reads of the tasks of a job, in seconds.
+        task_reader: Reads them; by default one of the first session that is watched.
 
     Raises:
         PipelineError: The port `progress.listen` cannot be used.
     """
     logging.getLogger("py4j").setLevel(logging.WARNING)  # it logs each call as INFO
     with ExitStack() as stack:
-        reporter = ProgressReporter(section, jobs, client_config, task_interval_s)
+        reporter = ProgressReporter(section, jobs, client_config, task_interval_s, task_reader)
         stack.callback(reporter.close)
         if section.progress.listen is not None:
             host, port = section.progress.host, section.progress.listen

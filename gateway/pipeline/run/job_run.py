@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -51,6 +51,7 @@ class JobRun:
         retire: Callable[[Any], None] = query.retire_query,
         is_waiting: Callable[[Any], bool] = query.is_waiting,
         is_idle: Callable[[Any], bool] = query.is_idle,
+        list_causes: Callable[[Any], Sequence[ExceptionCause]] = failures.list_query_causes,
     ) -> None:
         """Prepare the run; the first `poll` starts the query.
 
@@ -64,6 +65,7 @@ class JobRun:
             retire: As `query.retire_query`.
             is_waiting: As `query.is_waiting`.
             is_idle: As `query.is_idle`.
+            list_causes: As `failures.list_query_causes`.
         """
         self.job = job
         self.failure_reason: str | None = None
@@ -78,6 +80,7 @@ class JobRun:
         self._have_inputs_changed = have_inputs_changed
         self._on_waiting = on_waiting
         self._retire, self._is_query_waiting, self._is_query_idle = retire, is_waiting, is_idle
+        self._list_causes = list_causes
         self._query: Any = None
         self._retry_at = self._started_at = clock()
         self._retry_delay_s = INITIAL_RETRY_DELAY_S
@@ -96,7 +99,7 @@ class JobRun:
             if self._clock() >= self._retry_at:
                 self._try_start()
         elif not self._query.isActive:
-            causes = failures.list_query_causes(self._query)
+            causes = self._list_causes(self._query)
             self._query = None
             unreadable = failures.find_unreadable(causes)
             # The checkpoints of real-time mode are minutes apart: skipping would repeat all rows

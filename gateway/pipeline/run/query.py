@@ -229,7 +229,7 @@ def retires_itself(job: Job) -> bool:
         return True
     to = get_output(job)
     assert to is not None
-    return to.guarantee == "exactly-once" or _has_side_outputs(job)
+    return to.guarantee == "exactly-once" or has_side_outputs(job)
 
 
 def is_waiting(query: Any) -> bool:
@@ -411,7 +411,7 @@ def _create_batch_function(
     kafka = find_cluster(settings.clusters, output.kafka)
     is_exactly_once = output.guarantee == "exactly-once"
     append = _create_append_function(build_sink_options(output, kafka))
-    if not (is_exactly_once or _has_side_outputs(job)):
+    if not (is_exactly_once or has_side_outputs(job)):
         rewound_inputs.log_gaps(job.name)
         return append
     side_outputs = _create_side_outputs(
@@ -473,7 +473,7 @@ def _create_append_function(options: Mapping[str, str]) -> BatchFunction:
     return append_rows
 
 
-def _has_side_outputs(job: Job) -> bool:
+def has_side_outputs(job: Job) -> bool:
     """Return whether a job with `at-least-once` has side outputs.
 
     They need a call of Python in each batch, so they must be enabled by an option.
@@ -554,7 +554,7 @@ def _skip_unreadable(
         if (
             to is not None
             and is_enabled
-            and (to.guarantee == "exactly-once" or _has_side_outputs(job))
+            and (to.guarantee == "exactly-once" or has_side_outputs(job))
         ):
             dead_letters = DeadLetterWriter(
                 job_checkpoint.query_id, to, find_cluster(settings.clusters, to.kafka)

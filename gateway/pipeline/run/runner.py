@@ -321,17 +321,20 @@ def _warn_of_few_cores(spark: SparkSession, settings: Settings, jobs: Sequence[J
         log.warning("%s: %d, and there are %d; set spark.master", problem, needed, cores)
 
 
-def poll_runs(runs: Sequence[JobRun], stop_event: threading.Event) -> None:
+def poll_runs(
+    runs: Sequence[JobRun], stop_event: threading.Event, interval_s: float = POLL_INTERVAL_S
+) -> None:
     """Poll the runs until all are done, or the event is set.
 
     Args:
         runs: The runs of the jobs.
         stop_event: Ends the wait at once.
+        interval_s: The time between two polls, in seconds.
     """
     while not stop_event.is_set() and not all(run.is_done for run in runs):
         for run in runs:
             run.poll()
-        stop_event.wait(POLL_INTERVAL_S)
+        stop_event.wait(interval_s)
 
 
 def stop_runs(runs: Sequence[JobRun], timeout_s: float = STOP_TIMEOUT_S) -> None:

@@ -6,6 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.brokers import KafkaCluster
+from support.pipelines import OutputTopic
+from support.waiting import block_until
 
 from gateway.errors import PipelineError
 from gateway.pipeline.exactly_once.ledger import (
@@ -85,13 +87,17 @@ def test_a_plan_is_found_beside_entries(ledger: Ledger):
     assert ledger.read_plan("q") == WriterPlan(3, 2)
 
 
-def test_an_entry_behind_a_siblings_open_transaction_is_waited_for(ledger: Ledger):
+def test_an_entry_behind_a_siblings_open_transaction_is_waited_for(
+    kafka: KafkaCluster, ledger: Ledger
+):
     """Reading to the last stable offset at hand says that nothing is there, and its rows would be
     written twice."""
     sibling, own = writer(ledger, MIN_WRITER_PARTITIONS), writer(ledger, 0)
     sibling.begin()
     put(ledger, sibling, MIN_WRITER_PARTITIONS, 5)
-    sibling._producer.flush(30)
+    entries = OutputTopic(kafka.bootstrap, ledger.topic, ledger.writer_partition(0) + 1)
+    block_until(entries.has_open_transaction, "the sibling's entry")
+    entries.close()
     commit(ledger, own, 0, 5)
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(ledger.read_plan_and_entry, "q", 0)

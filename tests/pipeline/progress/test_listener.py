@@ -124,8 +124,9 @@ def test_tasks_are_looked_at_once_in_a_while(tmp_path: Path):
         def read_batch(self, run_id: str, batch: int) -> None:
             asked.append((run_id, batch))
 
-    with report_progress(Pipelines(checkpoints=str(tmp_path)), (), task_interval_s=3600) as told:
-        told._task_reader = Tasks()  # type: ignore[assignment]
+    tasks: Any = Tasks()
+    section = Pipelines(checkpoints=str(tmp_path))
+    with report_progress(section, (), task_interval_s=3600, task_reader=tasks) as told:
         for batch in range(4):
             for job in ("a", "b"):
                 told.on_query_progress(

@@ -10,7 +10,6 @@ import pytest
 
 from gateway.config.sections.pipelines import Sessions
 from gateway.errors import CheckpointRefused, PipelineUnavailable
-from gateway.pipeline.run import failures, runner
 from gateway.pipeline.run.failures import ExceptionCause, UnreadableOffset
 from gateway.pipeline.run.job_run import STEADY_AFTER_S, JobRun
 from gateway.pipeline.run.runner import poll_runs, stop_on_signals, stop_runs
@@ -64,8 +63,7 @@ class World:
 
 
 @pytest.fixture
-def world(monkeypatch):
-    monkeypatch.setattr(failures, "list_query_causes", lambda query: query.chain)
+def world():
     return World()
 
 
@@ -80,6 +78,7 @@ def made(world, job=JOB, **more):
 
     waits = lambda query: query.busy <= 0  # noqa: E731
     hooks = {"retire": retire, "is_waiting": waits, "is_idle": Query.is_idle}
+    hooks["list_causes"] = lambda query: query.chain
     return JobRun(job, world.start, lambda: world.now, **hooks, **more)
 
 
@@ -212,12 +211,11 @@ def test_a_batch_under_way_is_waited_for_and_not_for_ever(world, run):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_heard_between_two_looks_at_the_jobs(world, monkeypatch, number):
-    monkeypatch.setattr(runner, "POLL_INTERVAL_S", 1e6)  # s
+def test_a_signal_is_heard_between_two_looks_at_the_jobs(world, number):
     job = JobRun(JOB, world.start)
     with stop_on_signals() as told:
         threading.Timer(0.1, os.kill, (os.getpid(), number)).start()
-        poll_runs([job], told)
+        poll_runs([job], told, interval_s=1e6)
     assert world.queries
     assert not job.is_done
 

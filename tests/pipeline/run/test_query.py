@@ -29,13 +29,13 @@ def job(trigger: str, **more: Any) -> Any:
     "written", [{"late": "topic"}, {"onInvalid": "dead-letter"}, {"onDataLoss": "gap"}]
 )
 def test_a_job_at_least_once_tells_what_is_beside_its_rows_where_that_is_written(written: Any):
-    assert query._has_side_outputs(job("1s", **written))
+    assert query.has_side_outputs(job("1s", **written))
 
 
 def test_else_it_does_not_nor_in_real_time_mode():
-    assert not query._has_side_outputs(job("1s"))
-    assert not query._has_side_outputs(job("1s", onInvalid="fail", late="skip"))
-    assert not query._has_side_outputs(job("realtime", late="topic"))
+    assert not query.has_side_outputs(job("1s"))
+    assert not query.has_side_outputs(job("1s", onInvalid="fail", late="skip"))
+    assert not query.has_side_outputs(job("realtime", late="topic"))
 
 
 @pytest.mark.needs("java17")
