@@ -13,7 +13,7 @@ import httpx
 import pytest
 from support.admin_api import ADMIN_SECTION, open_admin_api
 from support.brokers import embedded_kafka
-from support.gateways import GatewayProcess, build_config
+from support.gateways import GatewayThread, build_config
 from support.in_process_gateway import running_in_process_gateway
 from support.multiplex import MultiplexClient
 from support.topic_gateway import run_gateway_sync
@@ -41,7 +41,7 @@ def config_of(kafka: EmbeddedKafka, **listen: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayProcess]:
+def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayThread]:
     shops = {"policy": "cross-origin", "allow": {"origins": [SHOP]}}
     limits = {"rate": "1/m", "burst": BURST}
     listen = {"forwarded": True, "limits": limits, "access-control": shops}
@@ -56,7 +56,7 @@ def of(address: str, token: str | None = None) -> dict[str, str]:
 
 
 async def statuses(
-    gateway: GatewayProcess, method: str, path: str, headers: dict[str, str]
+    gateway: GatewayThread, method: str, path: str, headers: dict[str, str]
 ) -> list[int]:
     async with httpx.AsyncClient(base_url=gateway.base_url, trust_env=False, timeout=60) as http:
         return [
@@ -65,7 +65,7 @@ async def statuses(
         ]
 
 
-async def test_each_request_counts_whatever_it_asks_for(gateway: GatewayProcess):
+async def test_each_request_counts_whatever_it_asks_for(gateway: GatewayThread):
     """Renewals of tokens, OPTIONS and preflights were not counted: 100 of 100 were answered."""
     preflight = {"Origin": SHOP, "Access-Control-Request-Method": "GET"}
     for n, (method, path, headers, status) in enumerate(
@@ -81,7 +81,7 @@ async def test_each_request_counts_whatever_it_asks_for(gateway: GatewayProcess)
         assert got == [status] * BURST + [429] * 10, (method, path)
 
 
-async def test_pages_health_and_unknown_paths_do_not_count(gateway: GatewayProcess):
+async def test_pages_health_and_unknown_paths_do_not_count(gateway: GatewayThread):
     for path, status in (("/", 200), ("/health/live", 200), ("/nowhere", 404)):
         assert set(await statuses(gateway, "GET", path, of("192.0.2.10"))) == {status}
 
@@ -107,7 +107,7 @@ def tried(socket: MultiplexClient) -> int:
     return sum(each.get("code") == "unauthorized" for each in socket.messages)
 
 
-async def test_nobody_guesses_tokens_on_sockets(gateway: GatewayProcess):
+async def test_nobody_guesses_tokens_on_sockets(gateway: GatewayThread):
     """A socket could try 3,000 tokens in a second, since messages counted as nothing."""
     sockets = [await guess(gateway.base_url, "192.0.2.11", 1500) for _ in range(3)]
     assert {socket.close_code for socket in sockets} <= {1008, 1013}
@@ -123,7 +123,7 @@ async def test_a_socket_that_tells_one_wrong_token_after_the_other_is_closed(kaf
     assert (socket.close_code, tried(socket)) == (1008, 16)
 
 
-async def test_a_produce_with_a_wrong_token_is_an_attempt(gateway: GatewayProcess):
+async def test_a_produce_with_a_wrong_token_is_an_attempt(gateway: GatewayThread):
     """A record asks guards as a subscription does; it counted as nothing either."""
     async with MultiplexClient(gateway.base_url, additional_headers=of("192.0.2.13")) as socket:
         for n in range(1000):
@@ -136,7 +136,7 @@ async def test_a_produce_with_a_wrong_token_is_an_attempt(gateway: GatewayProces
         assert sum(each.get("code") == "unauthorized" for each in socket.messages) <= BURST
 
 
-async def test_a_page_may_open_all_its_streams_and_renew_its_token(gateway: GatewayProcess):
+async def test_a_page_may_open_all_its_streams_and_renew_its_token(gateway: GatewayThread):
     headers = of("192.0.2.14", "token-of-ada")
     async with MultiplexClient(gateway.base_url, additional_headers=headers) as socket:
         for n in range(100):
@@ -148,7 +148,7 @@ async def test_a_page_may_open_all_its_streams_and_renew_its_token(gateway: Gate
             await socket.wait_for_message(None, "renewed", n)
 
 
-async def test_one_who_asks_beyond_the_rate_is_told_when_to_come_back(gateway: GatewayProcess):
+async def test_one_who_asks_beyond_the_rate_is_told_when_to_come_back(gateway: GatewayThread):
     headers = of("192.0.2.15", "token-of-ada")
     async with MultiplexClient(gateway.base_url, additional_headers=headers) as socket:
         await socket.subscribe("a", PATH)
@@ -163,7 +163,7 @@ async def test_one_who_asks_beyond_the_rate_is_told_when_to_come_back(gateway: G
         assert all(isinstance(each["retryAfter"], int) for each in errors), json.dumps(errors[:1])
 
 
-async def test_operators_are_counted_apart_from_clients(gateway: GatewayProcess):
+async def test_operators_are_counted_apart_from_clients(gateway: GatewayThread):
     """The port of operators let anybody try tokens as often as they liked."""
     clients: Any = await statuses(gateway, "GET", PATH, of("127.0.0.1", "wrong"))
     assert clients[-1] == 429

@@ -14,7 +14,7 @@ from support.app_server import running_app
 from support.brokers import embedded_kafka
 from support.browser import Browser, running_browser
 from support.demo import running_demo
-from support.gateways import GatewayProcess, build_config
+from support.gateways import GatewayThread, build_config
 from support.raw_http import RawConnection, build_request
 from support.records import produce_records
 from support.topic_gateway import run_gateway_sync
@@ -30,7 +30,7 @@ kafka = embedded_kafka({"orders": 1})
 
 
 @pytest.fixture(scope="module")
-def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayProcess]:
+def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayThread]:
     listen = {"access-control": {"policy": "cross-origin"}}
     with run_gateway_sync(build_config(kafka.bootstrap, ["orders"], listen=listen)) as gateway:
         yield gateway
@@ -61,7 +61,7 @@ async def tab() -> AsyncIterator[Browser]:
     ],
 )
 async def test_no_answer_is_taken_for_something_else(
-    gateway: GatewayProcess, path: str, headers: dict[str, str], status: int, policy: str | None
+    gateway: GatewayThread, path: str, headers: dict[str, str], status: int, policy: str | None
 ):
     async with httpx.AsyncClient(trust_env=False, timeout=WITHIN) as http:
         answer = await http.get(gateway.base_url + path, headers=headers)
@@ -81,7 +81,7 @@ async def test_no_answer_is_taken_for_something_else(
         assert "origin" in told["vary"].lower(), "for pages of other sites it is another answer"
 
 
-async def test_a_refusal_below_the_application_is_not_guessed_at_either(gateway: GatewayProcess):
+async def test_a_refusal_below_the_application_is_not_guessed_at_either(gateway: GatewayThread):
     with RawConnection(gateway.port) as wire:
         wire.send_bytes(build_request("/" + 70_000 * "a"))
         answer = wire.read_last_response()
@@ -121,7 +121,7 @@ async def withstands(tab: Browser) -> None:
 
 @pytest.mark.needs("chromium")
 async def test_the_list_of_streams_works_without_a_word_on_the_console(
-    gateway: GatewayProcess, kafka: EmbeddedKafka, tab: Browser
+    gateway: GatewayThread, kafka: EmbeddedKafka, tab: Browser
 ):
     await produce_records(kafka.bootstrap, "orders", [b'{"order": 1}'])
     await tab.open_url(f"{gateway.base_url}/?token=secret")
@@ -159,7 +159,7 @@ FRAMED = """
 
 @pytest.mark.needs("chromium")
 async def test_no_page_of_another_site_shows_ours_within_itself_or_sees_whence_it_is_asked(
-    gateway: GatewayProcess, tab: Browser
+    gateway: GatewayThread, tab: Browser
 ):
     seen: list[Any] = []
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 from typing import Any
 
 import pytest
 from support.brokers import embedded_kafka
-from support.gateways import GatewayProcess, build_config, create_http_client
+from support.gateways import GatewayThread, build_config, create_http_client
 from support.multiplex import MultiplexClient
 from support.topic_gateway import run_gateway_sync
 
@@ -85,12 +85,12 @@ def configuration(bootstrap: list[str]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayProcess]:
+def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayThread]:
     with run_gateway_sync(configuration(kafka.bootstrap)) as running:
         yield running
 
 
-async def shown(gateway: GatewayProcess, path: str) -> list[dict[str, Any]]:
+async def shown(gateway: GatewayThread, path: str) -> list[dict[str, Any]]:
     """All records of a route, as they are now."""
     async with create_http_client(gateway) as http:
         lines = {"Accept": "application/x-ndjson"}
@@ -103,14 +103,24 @@ async def shown(gateway: GatewayProcess, path: str) -> list[dict[str, Any]]:
 
 async def written(socket: MultiplexClient, path: str, **record: Any) -> str:
     """How a record is answered: `produced`, or the code of the error."""
-    id = f"w{len(socket.messages)}"
-    await socket.send_message("produce", id=id, path=path, **record)
-    await socket.wait_until(lambda: any(each.get("id") == id for each in socket.messages))
-    answer = next(each for each in socket.messages if each.get("id") == id)
-    return str(answer["type"] if answer["type"] == "produced" else answer["code"])
+    (answer,) = await all_written(socket, path, [record])
+    return answer
 
 
-async def test_a_header_that_a_transform_sets_is_not_its_clients(gateway: GatewayProcess):
+async def all_written(
+    socket: MultiplexClient, path: str, records: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """How each record is answered, all of which are sent at once."""
+    known = len(socket.messages)
+    for n, record in enumerate(records):
+        await socket.send_message("produce", id=f"{n}", path=path, **record)
+    await socket.wait_until(lambda: len(socket.messages) == known + len(records))
+    answers = {each["id"]: each for each in socket.messages[known:]}
+    by_number = [answers[f"{n}"] for n in range(len(records))]
+    return [str(each["type"] if each["type"] == "produced" else each["code"]) for each in by_number]
+
+
+async def test_a_header_that_a_transform_sets_is_not_its_clients(gateway: GatewayThread):
     """The filters of a route looked at a record before its topic's transforms, and any header of a
     name was enough: a client of /eu wrote records that /us showed, and its own were refused."""
     async with MultiplexClient(gateway.base_url) as eve:
@@ -127,7 +137,7 @@ async def test_a_header_that_a_transform_sets_is_not_its_clients(gateway: Gatewa
     assert own[1]["headers"] == [["x", "1"], ["region", "eu"]]
 
 
-async def test_a_key_that_is_taken_from_the_value_is_looked_at(gateway: GatewayProcess):
+async def test_a_key_that_is_taken_from_the_value_is_looked_at(gateway: GatewayThread):
     """The key as it was sent was looked at, and streams show another."""
     async with MultiplexClient(gateway.base_url) as ada:
         foreign = {"key": "ada", "value": {"owner": "bob"}}
@@ -137,7 +147,7 @@ async def test_a_key_that_is_taken_from_the_value_is_looked_at(gateway: GatewayP
     assert [each["key"] for each in await shown(gateway, "/of/ada")] == ["ada"]
 
 
-async def test_over_http_it_is_the_same(gateway: GatewayProcess):
+async def test_over_http_it_is_the_same(gateway: GatewayThread):
     """An override of the route, here of its path, stood in for the header of the transform."""
     async with create_http_client(gateway) as http:
         assert (await http.post("/posted/asia", json={"region": "mars"})).status_code == 403
@@ -145,7 +155,7 @@ async def test_over_http_it_is_the_same(gateway: GatewayProcess):
 
 
 async def test_what_may_be_written_is_what_is_shown_whatever_transforms_and_filters(
-    gateway: GatewayProcess,
+    gateway: GatewayThread,
 ):
     """Of random views each record is written twice: by the view, which may refuse it, and by a
     route that lets everything through to a topic alike. The view of that one is the oracle."""
@@ -153,17 +163,16 @@ async def test_what_may_be_written_is_what_is_shown_whatever_transforms_and_filt
     refused = 0
     async with MultiplexClient(gateway.base_url) as socket:
         for n in range(VIEWS):
-            let: list[int] = []
+            records = []
             for number in range(RECORDS):
                 some = random.sample(NAMES, random.randint(0, 3))
                 value: Any = {name: random.choice(WORDS) for name in some} | {"number": number}
                 headers = {name: random.choice(WORDS) for name in NAMES if random.random() < 0.4}
-                record = {"key": random.choice(WORDS), "value": value, "headers": headers}
-                if random.random() < 0.1:
-                    record["key"] = None
-                assert await written(socket, f"/any/{n}", **record) == "produced"
-                if await written(socket, f"/l/{n}", **record) == "produced":
-                    let.append(number)
+                key = random.choice([None, *WORDS])
+                records.append({"key": key, "value": value, "headers": headers})
+            assert set(await all_written(socket, f"/any/{n}", records)) == {"produced"}
+            answers = await all_written(socket, f"/l/{n}", records)
+            let = [number for number, answer in enumerate(answers) if answer == "produced"]
             refused += RECORDS - len(let)
             mine, oracle = await shown(gateway, f"/l/{n}"), await shown(gateway, f"/r/{n}")
             assert [each["value"]["number"] for each in mine] == let

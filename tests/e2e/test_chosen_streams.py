@@ -11,7 +11,7 @@ import httpx
 import pytest
 import websockets
 from support.clients.raw import RawClient
-from support.gateways import GatewayProcess, build_config
+from support.gateways import GatewayThread, build_config
 from support.records import RecordToSend, produce_records
 from support.sse import SseEvent, parse_stream
 from support.topic_gateway import run_gateway_sync
@@ -51,7 +51,7 @@ def broker() -> Iterator[EmbeddedKafka]:
 
 
 @pytest.fixture(scope="module")
-def gateway(broker: EmbeddedKafka) -> Iterator[GatewayProcess]:
+def gateway(broker: EmbeddedKafka) -> Iterator[GatewayThread]:
     async def fill() -> None:
         await produce_records(broker.bootstrap, "orders", RECORDS)
         for name in ("stock", "pay-eu", "pay-us", "hr-pay"):
@@ -66,13 +66,13 @@ def gateway(broker: EmbeddedKafka) -> Iterator[GatewayProcess]:
         yield gateway
 
 
-async def get(gateway: GatewayProcess, path: str, **query: Any) -> httpx.Response:
+async def get(gateway: GatewayThread, path: str, **query: Any) -> httpx.Response:
     asked = {"from": "earliest", "until": "latest", **query}
     async with httpx.AsyncClient(base_url=gateway.base_url, trust_env=False, timeout=60) as http:
         return await http.get(path, params=asked)
 
 
-async def events(gateway: GatewayProcess, path: str, **query: Any) -> list[SseEvent]:
+async def events(gateway: GatewayThread, path: str, **query: Any) -> list[SseEvent]:
     answer = await get(gateway, path, **query)
     assert answer.status_code == 200, answer.text
     return parse_stream(answer.content)
@@ -82,17 +82,17 @@ def records(found: Sequence[SseEvent]) -> list[SseEvent]:
     return [event for event in found if event.event_type in ("message", "delete")]
 
 
-async def told(gateway: GatewayProcess, path: str, **query: Any) -> list[tuple[str, int]]:
+async def told(gateway: GatewayThread, path: str, **query: Any) -> list[tuple[str, int]]:
     """Topic and offset of every record, tombstones too."""
     found = [each.parse_json() for each in records(await events(gateway, path, **query))]
     return sorted((each["topic"], each["offset"]) for each in found)
 
 
-async def offsets(gateway: GatewayProcess, path: str, **query: Any) -> list[int]:
+async def offsets(gateway: GatewayThread, path: str, **query: Any) -> list[int]:
     return [offset for _, offset in await told(gateway, path, **query)]
 
 
-async def problem(gateway: GatewayProcess, path: str, **query: Any) -> Mapping[str, Any]:
+async def problem(gateway: GatewayThread, path: str, **query: Any) -> Mapping[str, Any]:
     answer = await get(gateway, path, **query)
     assert answer.headers["content-type"] == "application/problem+json", answer.text
     told: Mapping[str, Any] = answer.json()
@@ -103,14 +103,14 @@ async def problem(gateway: GatewayProcess, path: str, **query: Any) -> Mapping[s
 # Topics
 
 
-async def test_a_list_is_one_stream_of_all_its_topics(gateway: GatewayProcess):
+async def test_a_list_is_one_stream_of_all_its_topics(gateway: GatewayThread):
     found = await told(gateway, "/any/pay-us,pay-eu")
     assert found == [("pay-eu", 0), ("pay-us", 0)]
     begin = (await events(gateway, "/any/orders,pay-eu"))[0].parse_json()
     assert sorted(begin["topics"]) == ["orders", "pay-eu"]
 
 
-async def test_a_pattern_is_a_stream_of_all_that_it_may_mean(gateway: GatewayProcess):
+async def test_a_pattern_is_a_stream_of_all_that_it_may_mean(gateway: GatewayThread):
     assert await told(gateway, "/any/pay-*") == [("pay-eu", 0), ("pay-us", 0)]
     assert {topic for topic, _ in await told(gateway, "/any/*")} == {"orders", "pay-eu", "pay-us"}
     assert await told(gateway, "/any/*-eu,pay-us") == [("pay-eu", 0), ("pay-us", 0)]
@@ -119,12 +119,12 @@ async def test_a_pattern_is_a_stream_of_all_that_it_may_mean(gateway: GatewayPro
 @pytest.mark.parametrize("path", ["/any/hr-pay", "/any/stock", "/any/orders,hr-pay", "/any/hr-*",
                                   "/any/__consumer_offsets", "/any/pay-none", "/any/orders,",
                                   "/one/pay-eu", "/one/orders,stock", "/one/o*"])  # fmt: skip
-async def test_what_is_not_opened_is_not_there(gateway: GatewayProcess, path: str):
+async def test_what_is_not_opened_is_not_there(gateway: GatewayThread, path: str):
     assert (await problem(gateway, path))["status"] == 404
 
 
 async def test_a_topic_made_meanwhile_is_there_by_its_name_at_once(
-    gateway: GatewayProcess, broker: EmbeddedKafka
+    gateway: GatewayThread, broker: EmbeddedKafka
 ):
     await get(gateway, "/new/*")
     broker.create_topic("new-asia")
@@ -133,7 +133,7 @@ async def test_a_topic_made_meanwhile_is_there_by_its_name_at_once(
 
 
 async def test_a_pattern_hears_live_what_its_topics_get(
-    gateway: GatewayProcess, broker: EmbeddedKafka
+    gateway: GatewayThread, broker: EmbeddedKafka
 ):
     def messages(events: Sequence[Mapping[str, Any]]) -> list[str]:
         return sorted(each["data"] for each in events if each["event"] == "message")
@@ -151,7 +151,7 @@ async def test_a_pattern_hears_live_what_its_topics_get(
 # Filters
 
 
-async def test_conditions_of_the_file_filter(gateway: GatewayProcess):
+async def test_conditions_of_the_file_filter(gateway: GatewayThread):
     assert await offsets(gateway, "/some", min="5") == [0, 1, 3]
     assert await offsets(gateway, "/some", min="15.5") == [1, 3]
     assert await offsets(gateway, "/some", min="15.51") == [3]
@@ -178,12 +178,12 @@ async def test_conditions_of_the_file_filter(gateway: GatewayProcess):
     ],
 )  # fmt: skip
 async def test_a_filter_of_the_query_narrows(
-    gateway: GatewayProcess, filters: list[str], found: list[int]
+    gateway: GatewayThread, filters: list[str], found: list[int]
 ):
     assert await offsets(gateway, "/free", filter=filters) == found
 
 
-async def test_a_filter_is_refused_where_the_route_leaves_no_choice(gateway: GatewayProcess):
+async def test_a_filter_is_refused_where_the_route_leaves_no_choice(gateway: GatewayThread):
     choices = {"clientFilters": {"filter": "key=a"}, "clientFields": {"fields": "/a"}}
     for option, query in choices.items():
         refusal = await problem(gateway, "/one/orders", **query)
@@ -191,7 +191,7 @@ async def test_a_filter_is_refused_where_the_route_leaves_no_choice(gateway: Gat
         assert option in refusal["detail"]
 
 
-async def test_what_is_no_filter_is_told_what_to_write(gateway: GatewayProcess):
+async def test_what_is_no_filter_is_told_what_to_write(gateway: GatewayThread):
     refusal = await problem(gateway, "/free", filter="amount>10")
     assert refusal["status"] == 400
     assert "/amount>=10" in refusal["detail"]
@@ -200,7 +200,7 @@ async def test_what_is_no_filter_is_told_what_to_write(gateway: GatewayProcess):
 # Fields
 
 
-async def test_only_the_fields_that_a_route_shows_leave_the_house(gateway: GatewayProcess):
+async def test_only_the_fields_that_a_route_shows_leave_the_house(gateway: GatewayThread):
     answer = await get(gateway, "/shown")
     assert b"4711" not in answer.content and b"region" not in answer.content
     found = records(parse_stream(answer.content))
@@ -214,7 +214,7 @@ async def test_only_the_fields_that_a_route_shows_leave_the_house(gateway: Gatew
     assert found[-1].event_type == "delete"
 
 
-async def test_a_client_asks_for_less(gateway: GatewayProcess):
+async def test_a_client_asks_for_less(gateway: GatewayThread):
     found = [each.raw_data for each in records(await events(gateway, "/shown", fields="/email"))]
     assert found[:4] == [b"{}", b'{"email":"a@b"}', b"{}", b"null"]
     whole = [
@@ -229,7 +229,7 @@ async def test_a_client_asks_for_less(gateway: GatewayProcess):
     "query", [{"filter": "/card^=4"}, {"filter": "!/card"}, {"fields": "/card"}]
 )
 async def test_what_is_hidden_is_not_told_by_asking_about_it(
-    gateway: GatewayProcess, query: dict[str, str]
+    gateway: GatewayThread, query: dict[str, str]
 ):
     refusal = await problem(gateway, "/shown", **query)
     assert refusal["status"] == 403
@@ -239,7 +239,7 @@ async def test_what_is_hidden_is_not_told_by_asking_about_it(
 # On a WebSocket
 
 
-async def test_a_message_chooses_as_a_query_does(gateway: GatewayProcess):
+async def test_a_message_chooses_as_a_query_does(gateway: GatewayThread):
     """Also what a query cannot say: an integer of more than 64 bits, a name with a comma."""
     exact = {"value": {"/amount": {"gt": 18446744073709551616}}}
     url = f"ws://127.0.0.1:{gateway.port}/ws"
@@ -276,7 +276,7 @@ async def test_a_message_chooses_as_a_query_does(gateway: GatewayProcess):
 # Resuming
 
 
-async def test_a_token_goes_on_under_another_choice_and_says_so(gateway: GatewayProcess):
+async def test_a_token_goes_on_under_another_choice_and_says_so(gateway: GatewayThread):
     """The offsets are the topic's: what the other filter lets through after them, and no more."""
     some = await events(gateway, "/free", filter="key^=ada-", until="1")
     (first,) = [event for event in some if event.event_type == "message"]
@@ -294,7 +294,7 @@ async def test_a_token_goes_on_under_another_choice_and_says_so(gateway: Gateway
         assert [each.parse_json()["offset"] for each in records(found)] == expected, query
 
 
-async def test_a_token_goes_on_with_more_topics_than_it_knows(gateway: GatewayProcess):
+async def test_a_token_goes_on_with_more_topics_than_it_knows(gateway: GatewayThread):
     """What it knows goes on where it stood, what is new to it is heard live."""
     token = (await events(gateway, "/any/pay-us", until="1"))[-1].last_event_id
     assert await told(gateway, "/any/pay-*", lastEventId=token) == []

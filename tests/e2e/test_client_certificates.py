@@ -12,7 +12,7 @@ import httpx
 import pytest
 from support.brokers import embedded_kafka
 from support.certificates import CertificateAuthority
-from support.gateways import GatewayProcess, build_config, running_gateway_process
+from support.gateways import GatewayThread, build_config, running_gateway
 from support.stream_attempts import WIRE_NAMES, AttemptOptions, attempt_stream
 from websockets.exceptions import InvalidHandshake
 
@@ -32,7 +32,7 @@ def stranger(tmp_path: Path) -> CertificateAuthority:
 @asynccontextmanager
 async def guarded(
     kafka: EmbeddedKafka, guard: dict[str, Any], **listen: Any
-) -> AsyncIterator[GatewayProcess]:
+) -> AsyncIterator[GatewayThread]:
     routes: Any = [
         {"when": [{"path": PATH}], "guarded": {"machines": []}, "with": {"topic": "orders"}},
         {"when": [{"path": "/events/open"}], "with": {"topic": "orders"}},
@@ -40,7 +40,7 @@ async def guarded(
     guards = {"machines": {"type": "x509", **guard}}
     config = build_config(kafka.bootstrap, ["orders"], routes, guards=guards, listen=listen)
     tls = "tls" in listen
-    async with running_gateway_process(config, ready=not tls) as gateway:
+    async with running_gateway(config, ready=not tls) as gateway:
         yield gateway
 
 

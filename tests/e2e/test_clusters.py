@@ -16,8 +16,11 @@ import pytest
 from ruamel.yaml import YAML
 from support.clients.client import ReceivedEvent
 from support.clients.raw import RawClient
-from support.gateways import GatewayProcess as Process
-from support.gateways import build_config, running_gateway_process
+from support.gateways import (
+    build_config,
+    running_gateway,
+    running_gateway_process,
+)
 from support.in_process_gateway import running_in_process_gateway
 from support.multiplex import MultiplexClient
 from support.oracle import StreamOracle
@@ -111,7 +114,7 @@ async def test_one_that_is_away_holds_up_nobody_of_the_other(
 ):
     """It takes nobody from it either, once both were there: it stays ready, and says why not."""
     async with (
-        running_gateway_process(config(kafkas)) as gateway,
+        running_gateway(config(kafkas)) as gateway,
         httpx.AsyncClient(base_url=gateway.base_url, trust_env=False, timeout=30) as http,
         RawClient(f"{gateway.base_url}/eu/orders") as eu,
         RawClient(f"{gateway.base_url}/us/orders") as us,
@@ -235,7 +238,7 @@ async def test_figures_of_a_cluster_have_its_name_and_those_of_one_alone_none(
     kafkas: dict[str, EmbeddedKafka], oracles: dict[str, StreamOracle]
 ):
     async with (
-        running_gateway_process(config(kafkas)) as gateway,
+        running_gateway(config(kafkas)) as gateway,
         RawClient(f"{gateway.base_url}/eu/orders") as client,
     ):
         await client.wait_for_events(1)
@@ -247,17 +250,17 @@ async def test_figures_of_a_cluster_have_its_name_and_those_of_one_alone_none(
         assert scrape["gateway_clients", {"route": "/eu/orders", "wire": "sse"}] == 1
         assert scrape["gateway_memory_limit_bytes", {}] == 1024**3
     alone = build_config(kafkas["eu"].bootstrap, ["orders"], kafka={"bootstrap": ["orders"]})
-    async with running_gateway_process(alone) as gateway:
+    async with running_gateway(alone) as gateway:
         scrape = await fetch_metrics(gateway)
         assert scrape["gateway_kafka_reachable", {}] == 1
         assert scrape["gateway_partition_ready", {"topic": "orders", "partition": 0}] == 1
 
 
+@pytest.mark.needs("process")
 async def test_workers_serve_both_and_all_streams_end_when_it_ends(
     kafkas: dict[str, EmbeddedKafka], oracles: dict[str, StreamOracle]
 ):
     async with running_gateway_process(config(kafkas), arguments=("--workers", "2")) as gateway:
-        assert isinstance(gateway, Process)
         async with AsyncExitStack() as stack:
             clients: list[tuple[str, RawClient]] = []
             for name in NAMES * 3:

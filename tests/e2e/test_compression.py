@@ -231,7 +231,7 @@ class Reader:
     async def has(self, expected: range) -> None:
         """So many, and each of them once."""
         count = len(expected)
-        await wait_until(lambda: self.text.count(b'"order":') >= count, self._state, WITHIN)
+        await wait_until(lambda: self.text.count(b'"order":') >= count, self._state, interval_s=0.1)
         assert sorted(numbers(bytes(self.text))) == list(expected)
 
     async def ended(self) -> None:

@@ -15,7 +15,7 @@ from support.app_server import running_app
 from support.brokers import KafkaCluster
 from support.browser import Browser, running_browser
 from support.clients.client import ReceivedEvent
-from support.gateways import build_config, running_gateway_process
+from support.gateways import build_config, running_gateway
 from support.oracle import StreamOracle
 from support.tcp_proxy import ProxyConnection, TcpProxy
 
@@ -107,7 +107,7 @@ async def test_a_long_id_comes_back_from_another_site_and_loses_nothing(
     access = config(kafka, name, policy="cross-origin", allow=allowed)
     async with (
         StreamOracle(kafka.bootstrap_servers) as oracle,
-        running_gateway_process(access) as gateway,
+        running_gateway(access) as gateway,
     ):
         site.way.set_target("127.0.0.1", gateway.port)
         await site.listen(f"/records/{name}", credentials=True)
@@ -140,7 +140,7 @@ async def test_a_page_of_another_site_is_refused_unless_it_is_allowed(
     access: Mapping[str, Any], kafka: KafkaCluster, topic: Topic, site: Site
 ):
     name = topic()
-    async with running_gateway_process(config(kafka, name, **access)) as gateway:
+    async with running_gateway(config(kafka, name, **access)) as gateway:
         site.way.set_target("127.0.0.1", gateway.port)
         await site.listen(f"/events/{name}")
         await site.state("refused")
@@ -161,7 +161,7 @@ async def test_a_page_of_any_site_is_served_where_all_are_allowed(
     access = config(kafka, name, policy="cross-origin", expose={"headers": ["retry-after"]})
     async with (
         StreamOracle(kafka.bootstrap_servers) as oracle,
-        running_gateway_process(access) as gateway,
+        running_gateway(access) as gateway,
     ):
         site.way.set_target("127.0.0.1", gateway.port)
         await site.listen(f"/events/{name}")

@@ -9,7 +9,6 @@ import asyncio
 import itertools
 import json
 import re
-import signal
 import socket
 import struct
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from support.brokers import embedded_kafka
 from support.certificates import CertificateAuthority
 from support.clients.ndjson import NdjsonClient
 from support.clients.raw import RawClient
-from support.gateways import GatewayProcess, build_config, running_gateway_process
+from support.gateways import GatewayThread, build_config, running_gateway
 from support.in_process_gateway import running_in_process_gateway
 from support.raw_http import RawConnection, build_request
 from support.records import RecordToSend, produce_records
@@ -73,7 +72,7 @@ def is_live(wire: RawConnection) -> bool:
 
 @every_format
 async def test_a_connection_goes_on_behind_its_streams(
-    gateway: GatewayProcess, kafka: EmbeddedKafka, topic: Topic, accept: bytes
+    gateway: GatewayThread, kafka: EmbeddedKafka, topic: Topic, accept: bytes
 ):
     name = topic()
     await produce_records(kafka.bootstrap, name, numbered(20))
@@ -88,7 +87,7 @@ async def test_a_connection_goes_on_behind_its_streams(
 
 @every_format
 async def test_requests_behind_a_stream_are_answered_when_it_has_ended(
-    gateway: GatewayProcess, kafka: EmbeddedKafka, topic: Topic, accept: bytes
+    gateway: GatewayThread, kafka: EmbeddedKafka, topic: Topic, accept: bytes
 ):
     name = topic()
     await produce_records(kafka.bootstrap, name, numbered(5))
@@ -111,7 +110,7 @@ async def test_requests_behind_a_stream_are_answered_when_it_has_ended(
 
 @every_format
 async def test_requests_sent_along_with_a_stream_are_answered_as_well(
-    gateway: GatewayProcess, kafka: EmbeddedKafka, topic: Topic, accept: bytes
+    gateway: GatewayThread, kafka: EmbeddedKafka, topic: Topic, accept: bytes
 ):
     name = topic()
     await produce_records(kafka.bootstrap, name, numbered(5))
@@ -126,7 +125,7 @@ async def test_requests_sent_along_with_a_stream_are_answered_as_well(
 
 @every_format
 async def test_a_client_that_asks_for_it_is_hung_up_on_behind_a_stream(
-    gateway: GatewayProcess, kafka: EmbeddedKafka, topic: Topic, accept: bytes
+    gateway: GatewayThread, kafka: EmbeddedKafka, topic: Topic, accept: bytes
 ):
     name = topic()
     await produce_records(kafka.bootstrap, name, numbered(5))
@@ -193,7 +192,7 @@ async def test_a_gateway_that_ends_ends_its_answers_whole(
     pem = str(authority.issue_certificate("web"))
     listen = {"tls": {"certificate": pem, "key": pem}} if tls else {}
     config = build_topic_config(",".join(kafka.bootstrap), names, listen=listen)
-    async with running_gateway_process(config, ready=False) as gateway:
+    async with running_gateway(config, ready=False) as gateway:
         with RawConnection(gateway.port) as events, RawConnection(gateway.port) as lines:
             for wire, accept in ((events, EVENTS), (lines, LINES)):
                 if tls:
@@ -206,15 +205,16 @@ async def test_a_gateway_that_ends_ends_its_answers_whole(
                 got = b""
                 while len(numbers(got)) < 3:
                     got += wire.read_chunk()
-            gateway.send_signal(signal.SIGTERM)
+            draining = asyncio.create_task(gateway.drain())
+            await asyncio.sleep(0)  # it has begun; what follows blocks
             for wire in (events, lines):
                 assert b"drain" in rest(wire)
                 wire.read_close()
-        assert await gateway.stop() == 0
+            await draining
 
 
 async def test_no_byte_of_a_stream_reaches_another_while_clients_come_and_go(
-    gateway: GatewayProcess, kafka: EmbeddedKafka, topic: Topic
+    gateway: GatewayThread, kafka: EmbeddedKafka, topic: Topic
 ):
     """Two topics whose values differ; those who stay hear all of theirs, in order."""
     marks = {"left": topic(), "right": topic()}

@@ -12,10 +12,10 @@ import httpx
 import pytest
 from support.brokers import embedded_kafka
 from support.gateways import (
-    GatewayProcess,
+    GatewayThread,
     build_config,
     create_http_client,
-    running_gateway_process,
+    running_gateway,
 )
 from support.scrape import fetch_metrics
 from support.topic_gateway import run_gateway_sync
@@ -70,13 +70,13 @@ ROUTES = [
 
 
 @pytest.fixture(scope="module")
-def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayProcess]:
+def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayThread]:
     with run_gateway_sync(build_config(kafka.bootstrap, TOPICS, ROUTES, guards=GUARDS)) as running:
         yield running
 
 
 @pytest.fixture
-async def http(gateway: GatewayProcess) -> AsyncIterator[httpx.AsyncClient]:
+async def http(gateway: GatewayThread) -> AsyncIterator[httpx.AsyncClient]:
     async with create_http_client(gateway) as client:
         yield client
 
@@ -236,7 +236,7 @@ async def test_while_kafka_is_away_a_client_is_asked_to_come_back():
         config = build_config(
             kafka.bootstrap, ["orders"], [document("/orders"), written("/orders")]
         )
-        async with running_gateway_process(config) as gateway, create_http_client(gateway) as http:
+        async with running_gateway(config) as gateway, create_http_client(gateway) as http:
             await put(http, "/orders/1", {"n": 1})
             kafka.down(1)
             answer = await http.get("/orders/1")
@@ -251,6 +251,7 @@ async def test_while_kafka_is_away_a_client_is_asked_to_come_back():
             assert answer.json() == {"n": 1}
 
 
+@pytest.mark.needs("process")
 async def test_of_many_who_compare_and_write_at_three_workers_none_is_overwritten():
     """Each adds one to a number, as often as it takes; at the end it is how many they were."""
     random, writers = Random(3), 24
@@ -284,7 +285,7 @@ async def test_of_many_who_compare_and_write_at_three_workers_none_is_overwritte
 
 
 async def test_nothing_is_read_for_one_who_went_away(
-    gateway: GatewayProcess, http: httpx.AsyncClient
+    gateway: GatewayThread, http: httpx.AsyncClient
 ):
     async def reading() -> float:
         return (await fetch_metrics(gateway)).sum_series("gateway_clients", wire="program")

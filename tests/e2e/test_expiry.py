@@ -14,7 +14,7 @@ import pytest
 from support.brokers import embedded_kafka
 from support.clients.raw import RawClient
 from support.clients.wires import CLIENT_BY_WIRE, WireName, client_for_wire
-from support.gateways import GatewayProcess, build_config, running_gateway_process
+from support.gateways import GatewayThread, build_config, running_gateway_process
 from support.issuer import AUDIENCE, ISSUER_NAME, TokenIssuer
 from support.multiplex import MultiplexClient
 from support.oracle import StreamOracle
@@ -30,7 +30,7 @@ WITHIN = 60.0
 
 
 @pytest.fixture(scope="module")
-def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayProcess]:
+def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayThread]:
     with run_gateway_sync(config_of(kafka)) as running:
         yield running
 
@@ -62,17 +62,21 @@ def token(**claims: Any) -> str:
 
 
 @pytest.mark.parametrize("accept", ["text/event-stream", "application/x-ndjson"])
-async def test_a_stream_ends_with_its_token_and_says_so(gateway: GatewayProcess, accept: str):
-    over = time.time() + SOON
-    async with httpx.AsyncClient(timeout=WITHIN, headers=bearer(exp=over)) as http:
-        answer = await http.get(f"{gateway.base_url}/mine", headers={"Accept": accept})
+async def test_a_stream_ends_with_its_token_and_says_so(gateway: GatewayThread, accept: str):
+    async with httpx.AsyncClient(timeout=WITHIN) as http:
+        for seconds in (SOON, 5 * SOON, 20 * SOON):  # a busy machine may ask too late
+            over = time.time() + seconds
+            headers = {**bearer(exp=over), "Accept": accept}
+            answer = await http.get(f"{gateway.base_url}/mine", headers=headers)
+            if answer.status_code == 200:
+                break
     assert time.time() >= int(over)
     assert answer.status_code == 200
     assert "token-expired" in answer.text.strip().splitlines()[-1]
 
 
 async def test_a_token_that_never_ends_ends_nothing_and_one_that_is_over_lets_nobody_in(
-    gateway: GatewayProcess,
+    gateway: GatewayThread,
 ):
     async with httpx.AsyncClient(timeout=WITHIN) as http:
         came = await http.get(f"{gateway.base_url}/mine?until=latest", headers=bearer(exp=None))
@@ -81,7 +85,8 @@ async def test_a_token_that_never_ends_ends_nothing_and_one_that_is_over_lets_no
         assert late.status_code == 401
 
 
-async def test_a_socket_goes_on_with_a_new_token_and_ends_without_one(gateway: GatewayProcess):
+@pytest.mark.night
+async def test_a_socket_goes_on_with_a_new_token_and_ends_without_one(gateway: GatewayThread):
     headers = bearer(exp=time.time() + SOON)
     async with MultiplexClient(gateway.base_url, additional_headers=headers) as socket:
         await socket.subscribe("one", "/mine")
@@ -93,7 +98,7 @@ async def test_a_socket_goes_on_with_a_new_token_and_ends_without_one(gateway: G
         assert time.time() >= int(until)
 
 
-async def test_another_clients_token_renews_nothing(gateway: GatewayProcess):
+async def test_another_clients_token_renews_nothing(gateway: GatewayThread):
     async with MultiplexClient(gateway.base_url, additional_headers=bearer()) as socket:
         await socket.subscribe("one", "/mine")
         await socket.send_message("token", jwt=token(sub="eve"))
@@ -102,7 +107,7 @@ async def test_another_clients_token_renews_nothing(gateway: GatewayProcess):
 
 
 async def test_what_a_new_token_shows_comes_from_where_the_old_one_stood(
-    gateway: GatewayProcess, oracle: StreamOracle
+    gateway: GatewayThread, oracle: StreamOracle
 ):
     async with MultiplexClient(gateway.base_url, additional_headers=bearer()) as socket:
         await socket.subscribe("one", "/mine")
@@ -147,7 +152,7 @@ class Gunzipping(RawClient):
 HTTP = pytest.mark.parametrize("wire", ["sse", "ndjson"])
 
 
-async def renew(gateway: GatewayProcess, client: RawClient, at: int = 0, **claims: Any) -> int:
+async def renew(gateway: GatewayThread, client: RawClient, at: int = 0, **claims: Any) -> int:
     """Answer a challenge; the status of the answer."""
     await client.wait_for_events(lambda _: len(challenges(client)) > at)
     asked = challenges(client)[at]
@@ -169,9 +174,10 @@ def seen(client: RawClient) -> list[tuple[int, str]]:
     return [(record["offset"] - told[0]["offset"], record["key"]) for record in told]
 
 
+@pytest.mark.night
 @HTTP
 async def test_a_stream_goes_on_with_a_token_that_is_posted_and_ends_with_that_one(
-    gateway: GatewayProcess, oracle: StreamOracle, wire: WireName
+    gateway: GatewayThread, oracle: StreamOracle, wire: WireName
 ):
     first, then = time.time() + 2 * SOON, time.time() + 4 * SOON
     url = f"{gateway.base_url}/mine"
@@ -191,7 +197,7 @@ async def test_a_stream_goes_on_with_a_token_that_is_posted_and_ends_with_that_o
 @HTTP
 @pytest.mark.parametrize("gzip", [False, True])
 async def test_what_a_posted_token_shows_comes_on_the_same_stream_from_where_it_stood(
-    gateway: GatewayProcess, oracle: StreamOracle, wire: WireName, gzip: bool
+    gateway: GatewayThread, oracle: StreamOracle, wire: WireName, gzip: bool
 ):
     headers = bearer(exp=time.time() + 600) | ({"Accept-Encoding": "gzip"} if gzip else {})
     kind = type("one", (Gunzipping, CLIENT_BY_WIRE[wire]) if gzip else (CLIENT_BY_WIRE[wire],), {})
@@ -201,7 +207,7 @@ async def test_what_a_posted_token_shows_comes_on_the_same_stream_from_where_it_
         await oracle.produce_records("orders", 5, key=b"b")
         await client.wait_for_events(lambda _: len(seen(client)) == 5)
         # the challenge of a day before expiry is due at once
-        assert await renew(gateway, client, tenant="b", exp=time.time() + 3 * SOON) == 204
+        assert await renew(gateway, client, tenant="b", exp=time.time() + 600) == 204
         await client.wait_for_events(lambda _: len(begins(client)) == 2)
         told = begins(client)[1]
         assert told["changed"] is True and told["view"] == "changed"
@@ -212,6 +218,7 @@ async def test_what_a_posted_token_shows_comes_on_the_same_stream_from_where_it_
         assert {key for _, key in seen(client)[5:]} == {"b"}
         assert seen(client) == sorted(set(seen(client)))
         # and an end that strict readers of gzip take for whole
+        assert await renew(gateway, client, tenant="b", exp=time.time() + SOON) == 204
         await client.wait_for_events(
             lambda _: any(each["event"] == "end" for each in client.events)
         )
@@ -222,7 +229,7 @@ async def test_what_a_posted_token_shows_comes_on_the_same_stream_from_where_it_
 
 @HTTP
 async def test_who_posts_for_another_or_for_nothing_renews_nothing(
-    gateway: GatewayProcess, wire: WireName
+    gateway: GatewayThread, wire: WireName
 ):
     url = f"{gateway.base_url}/mine"
     async with client_for_wire(wire, RawClient)(
@@ -236,7 +243,7 @@ async def test_who_posts_for_another_or_for_nothing_renews_nothing(
         assert await renew(gateway, client) == 204
 
 
-async def test_a_socket_is_asked_for_a_token_once_for_all_its_streams(gateway: GatewayProcess):
+async def test_a_socket_is_asked_for_a_token_once_for_all_its_streams(gateway: GatewayThread):
     headers = bearer(exp=time.time() + 600)
     async with MultiplexClient(gateway.base_url, additional_headers=headers) as socket:
         for name in ("one", "two"):
@@ -252,7 +259,7 @@ async def test_a_socket_is_asked_for_a_token_once_for_all_its_streams(gateway: G
 
 @HTTP
 async def test_a_token_that_ends_no_later_is_not_asked_for_again(
-    gateway: GatewayProcess, oracle: StreamOracle, wire: WireName
+    gateway: GatewayThread, oracle: StreamOracle, wire: WireName
 ):
     until = int(time.time()) + 600
     url = f"{gateway.base_url}/mine"
@@ -266,7 +273,7 @@ async def test_a_token_that_ends_no_later_is_not_asked_for_again(
 
 
 async def test_a_token_that_is_not_good_for_all_streams_of_a_socket_changes_none(
-    gateway: GatewayProcess, oracle: StreamOracle
+    gateway: GatewayThread, oracle: StreamOracle
 ):
     async with MultiplexClient(gateway.base_url, additional_headers=bearer(shelf="s")) as socket:
         await socket.subscribe("one", "/mine")
@@ -280,6 +287,7 @@ async def test_a_token_that_is_not_good_for_all_streams_of_a_socket_changes_none
         await socket.subscribe("three", "/shelf")
 
 
+@pytest.mark.needs("process")
 async def test_any_worker_renews(kafka: EmbeddedKafka, oracle: StreamOracle):
     config = config_of(kafka) | {}
     config["listen"] |= {"workers": 3}

@@ -14,11 +14,11 @@ from support.clients.fast_reconnect import FastReconnectClient
 from support.clients.raw import RawClient
 from support.forged_tokens import MAX_TOKEN_PARTITIONS, forge_token
 from support.gateways import (
-    GatewayProcess,
+    GatewayThread,
     build_config,
     build_route,
     create_http_client,
-    running_gateway_process,
+    running_gateway,
 )
 from support.multiplex import MultiplexClient
 from support.records import produce_records
@@ -40,16 +40,14 @@ def config(kafka: EmbeddedKafka, **sections: Any) -> dict[str, Any]:
     return build_config(kafka.bootstrap, ["orders", "payments"], ROUTES, **sections)
 
 
-async def first_of(
-    gateway: GatewayProcess, path: str, last_event_id: str = ""
-) -> Mapping[str, Any]:
+async def first_of(gateway: GatewayThread, path: str, last_event_id: str = "") -> Mapping[str, Any]:
     """The first event that a browser is sent, with its id."""
     async with FastReconnectClient(gateway.base_url + path, last_event_id=last_event_id) as client:
         await client.wait_for_events(1)
         return client.events[0]
 
 
-async def refusal(gateway: GatewayProcess, path: str, last_event_id: str) -> tuple[int, str]:
+async def refusal(gateway: GatewayThread, path: str, last_event_id: str) -> tuple[int, str]:
     """How a program is answered that brings a token: the status, and the detail of a problem."""
     headers = {"Last-Event-ID": last_event_id, "Accept": "text/event-stream"}
     async with (
@@ -73,7 +71,7 @@ async def test_a_token_of_forty_thousand_partitions_is_refused_and_changes_nothi
 ):
     """The first client of a topic set decided how many partitions it had for everybody: other
     clients were told of 40,000, and their ids had 40,032 characters."""
-    async with running_gateway_process(config(kafka)) as gateway:
+    async with running_gateway(config(kafka)) as gateway:
         sent = (await first_of(gateway, "/events/orders"))["id"]
         made_up = forge_token(sent, {"orders": 40_000})
         status, detail = await refusal(gateway, "/both", made_up)
@@ -87,7 +85,7 @@ async def test_a_token_of_forty_thousand_partitions_is_refused_and_changes_nothi
 
 async def test_a_browser_with_such_a_token_is_told_and_then_served(kafka: EmbeddedKafka):
     """Any other status would end its EventSource for good."""
-    async with running_gateway_process(config(kafka)) as gateway:
+    async with running_gateway(config(kafka)) as gateway:
         sent = (await first_of(gateway, "/events/orders"))["id"]
         made_up = forge_token(sent, {"orders": 40_000})
         async with FastReconnectClient(f"{gateway.base_url}/both", last_event_id=made_up) as client:
@@ -103,7 +101,7 @@ async def test_partitions_that_metadata_may_not_know_yet_are_told_to_their_own_c
     kafka: EmbeddedKafka,
 ):
     """Those of a token that was believed were opened in the shared reads, for all."""
-    async with running_gateway_process(config(kafka)) as gateway:
+    async with running_gateway(config(kafka)) as gateway:
         sent = (await first_of(gateway, "/events/orders"))["id"]
         made_up = forge_token(sent, {"orders": 20})
         async with FastReconnectClient(f"{gateway.base_url}/both", last_event_id=made_up) as client:
@@ -127,7 +125,7 @@ async def test_the_longest_token_on_a_socket_gives_nobody_an_id_that_headers_can
 ):
     """The `lastEventId` of a message is longer than a header may be: an EventSource beside it was
     sent an id of 65,475 characters, and its reconnect was answered 431."""
-    async with running_gateway_process(config(kafka)) as gateway:
+    async with running_gateway(config(kafka)) as gateway:
         sent = (await first_of(gateway, "/events/orders"))["id"]
         made_up = forge_token(sent, {"orders": MAX_TOKEN_PARTITIONS})
         assert len(made_up) > 65_000
@@ -146,7 +144,7 @@ async def test_a_route_without_history_gives_none_to_a_token_of_another_route(
 ):
     """An id of a route that goes back, or one that was made up, was sent everything."""
     await produce_records(kafka.bootstrap, "orders", [b"old %d" % n for n in range(5)])
-    async with running_gateway_process(config(kafka)) as gateway:
+    async with running_gateway(config(kafka)) as gateway:
         wide = f"{gateway.base_url}/events/orders?from=earliest"
         async with FastReconnectClient(wide) as client:
             await client.wait_for_events(3)
@@ -179,7 +177,7 @@ async def test_a_stream_that_is_changed_to_a_route_without_history_takes_none_al
     """A client that took nothing of one route stood at its first record on the next."""
     await produce_records(kafka.bootstrap, "orders", [b"old %d" % n for n in range(5)])
     async with (
-        running_gateway_process(config(kafka)) as gateway,
+        running_gateway(config(kafka)) as gateway,
         MultiplexClient(gateway.base_url) as socket,
     ):
         await socket.subscribe("a", "/events/orders?from=earliest", credit=1)
@@ -192,7 +190,7 @@ async def test_a_stream_that_is_changed_to_a_route_without_history_takes_none_al
 async def test_a_client_that_was_cut_off_goes_on_exactly_where_history_is_none(
     kafka: EmbeddedKafka,
 ):
-    async with running_gateway_process(config(kafka)) as gateway:
+    async with running_gateway(config(kafka)) as gateway:
         async with FastReconnectClient(f"{gateway.base_url}/public") as client:
             await client.wait_for_events(1)
             await produce_records(kafka.bootstrap, "orders", [b"1", b"2"])
@@ -212,7 +210,7 @@ async def test_with_a_secret_a_token_that_was_made_up_is_refused_and_one_that_wa
 ):
     await produce_records(kafka.bootstrap, "orders", [b"old %d" % n for n in range(5)])
     signing = config(kafka, tokens={"secret": SECRET})
-    async with running_gateway_process(signing) as gateway:
+    async with running_gateway(signing) as gateway:
         sent = (await first_of(gateway, "/events/orders?from=earliest"))["id"]
         status, detail = await refusal(gateway, "/events/orders", forge_token(sent, {"orders": 1}))
         assert (status, "was not made by this gateway" in detail) == (400, True)
@@ -229,7 +227,7 @@ async def test_with_a_secret_a_route_takes_back_what_it_sent_however_old(kafka: 
     signing = config(kafka, tokens={"secret": SECRET})
     for secret, status in ((SECRET, 200), (None, 403)):
         settings = signing if secret else config(kafka)
-        async with running_gateway_process(settings) as gateway:
+        async with running_gateway(settings) as gateway:
             sent = (await first_of(gateway, "/public"))["id"]
             await produce_records(kafka.bootstrap, "orders", [b"missed"])
             await gateway.restart()
@@ -245,7 +243,7 @@ async def test_secrets_are_changed_one_after_the_other_and_taken_away(kafka: Emb
     turns = [([SECRET], ""), ([SECRET, OTHER], "M"), ([OTHER, SECRET], "M"), ([OTHER], "M")]
     for secrets, version in [*turns, ([], "M")]:
         sections = {"tokens": {"secret": secrets}} if secrets else {}
-        async with running_gateway_process(config(kafka, **sections)) as gateway:
+        async with running_gateway(config(kafka, **sections)) as gateway:
             begin = await first_of(gateway, "/events/orders", sent)
             assert sent[:1] == version
             assert "gap" not in begin["data"]
@@ -272,7 +270,7 @@ async def test_two_topics_whose_names_have_the_same_digest_keep_their_own_places
             kafka.bootstrap, name, [b"%d of %s" % (n, name.encode()) for n in range(count)]
         )
     both = {"when": [{"path": "/both"}], "with": {"topics": names}}
-    async with running_gateway_process(build_config(kafka.bootstrap, names, [both])) as gateway:
+    async with running_gateway(build_config(kafka.bootstrap, names, [both])) as gateway:
         async with FastReconnectClient(f"{gateway.base_url}/both?from=earliest") as client:
             await client.wait_for_events(lambda events: len(values(client)) == 4)
         at = client.last_event_id

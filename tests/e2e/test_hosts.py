@@ -10,10 +10,10 @@ import httpx
 import pytest
 from support.brokers import embedded_kafka
 from support.gateways import (
-    GatewayProcess,
+    GatewayThread,
     build_config,
     create_http_client,
-    running_gateway_process,
+    running_gateway,
 )
 from support.multiplex import MultiplexClient
 from websockets.exceptions import InvalidStatus
@@ -27,7 +27,7 @@ PATHS = ["/events/orders?until=latest", "/guarded", "/health/ready", "/", "/gate
 
 
 @asynccontextmanager
-async def gateway_on(kafka: EmbeddedKafka, **listen: Any) -> AsyncIterator[GatewayProcess]:
+async def gateway_on(kafka: EmbeddedKafka, **listen: Any) -> AsyncIterator[GatewayThread]:
     routes = [
         {"when": [{"path": "/events/orders"}], "with": {"topic": "orders"}},
         {"when": [{"path": "/guarded"}], "guarded": {"dev": []}, "with": {"topic": "orders"}},
@@ -35,7 +35,7 @@ async def gateway_on(kafka: EmbeddedKafka, **listen: Any) -> AsyncIterator[Gatew
     users = {"ada": {"token": "token-of-ada"}}
     guards = {"dev": {"type": "inline", "users": users, "exposed": True}}
     config = build_config(kafka.bootstrap, ["orders"], routes, guards=guards, listen=listen)
-    async with running_gateway_process(config) as gateway:
+    async with running_gateway(config) as gateway:
         yield gateway
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pytest
 from support.admin_api import ADMIN_SECTION, list_streams, open_admin_api
 from support.brokers import embedded_kafka
-from support.gateways import GatewayProcess, build_config, running_gateway_process
+from support.gateways import GatewayThread, build_config, running_gateway
 from support.raw_http import RawConnection
 from support.records import produce_records
 from support.topic_gateway import run_gateway_sync
@@ -25,7 +25,7 @@ LINES = b"Accept: application/x-ndjson\r\n"
 
 
 @pytest.fixture(scope="module")
-def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayProcess]:
+def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayThread]:
     routes: list[dict[str, Any]] = [
         {"when": [{"path": "/orders"}], "with": {"topic": "orders"}},
         {"when": [{"path": "/ask"}], "with": {
@@ -38,7 +38,7 @@ def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayProcess]:
 
 
 async def talk(
-    gateway: GatewayProcess, request: bytes, then: Callable[[RawConnection], T], *, half: bool
+    gateway: GatewayThread, request: bytes, then: Callable[[RawConnection], T], *, half: bool
 ) -> T:
     """half: end our side behind the request."""
     port = int(gateway.base_url.rpartition(":")[2])
@@ -63,7 +63,7 @@ def to_the_end(wire: RawConnection) -> bytes:
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("accept", [EVENTS, LINES])
 async def test_a_stream_of_http_1_0_ends_with_its_connection(
-    gateway: GatewayProcess, kafka: EmbeddedKafka, accept: bytes, half: bool
+    gateway: GatewayThread, kafka: EmbeddedKafka, accept: bytes, half: bool
 ):
     """It came in chunks that HTTP/1.0 does not know (RFC 9112 6.1), and with two headers
     `Connection` that contradicted one another; one who ended its side got nothing."""
@@ -80,7 +80,7 @@ async def test_a_stream_of_http_1_0_ends_with_its_connection(
 
 
 @pytest.mark.parametrize("half", [False, True])
-async def test_a_page_of_http_1_0_has_its_length(gateway: GatewayProcess, half: bool):
+async def test_a_page_of_http_1_0_has_its_length(gateway: GatewayThread, half: bool):
     request = b"GET /health/live HTTP/1.0\r\nExpect: 100-continue\r\n\r\n"
     said = await talk(gateway, request, to_the_end, half=half)
     head, _, body = said.partition(b"\r\n\r\n")
@@ -90,7 +90,7 @@ async def test_a_page_of_http_1_0_has_its_length(gateway: GatewayProcess, half: 
 
 @pytest.mark.parametrize("more", [b"", b"Connection: close\r\n"])
 async def test_one_who_ends_its_side_gets_its_stream_as_it_comes(
-    gateway: GatewayProcess, kafka: EmbeddedKafka, more: bytes
+    gateway: GatewayThread, kafka: EmbeddedKafka, more: bytes
 ):
     """The end of the client's side was taken for the end of the client."""
     request = b"GET /orders HTTP/1.1\r\nHost: localhost\r\n%b%b\r\n" % (EVENTS, more)
@@ -105,7 +105,7 @@ async def test_one_who_ends_its_side_gets_its_stream_as_it_comes(
 
 
 @pytest.mark.parametrize("path", [b"/health/live", b"/orders?until=latest", b"/nowhere"])
-async def test_one_who_ends_its_side_gets_what_it_asked_for(gateway: GatewayProcess, path: bytes):
+async def test_one_who_ends_its_side_gets_what_it_asked_for(gateway: GatewayThread, path: bytes):
     request = b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % path
     first, second, _ = await talk(
         gateway,
@@ -116,7 +116,7 @@ async def test_one_who_ends_its_side_gets_what_it_asked_for(gateway: GatewayProc
     assert first.status == second.status and second.status in (200, 404)
 
 
-async def test_one_who_ends_its_side_may_wait_for_a_reply(gateway: GatewayProcess):
+async def test_one_who_ends_its_side_may_wait_for_a_reply(gateway: GatewayThread):
     """Meanwhile it is told to go on waiting, which tells whether it is there."""
     request = b"POST /ask HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n\r\n1"
 
@@ -130,7 +130,7 @@ async def test_one_who_ends_its_side_may_wait_for_a_reply(gateway: GatewayProces
     assert last == 504 and waits
 
 
-async def test_one_who_is_gone_holds_nothing(gateway: GatewayProcess):
+async def test_one_who_is_gone_holds_nothing(gateway: GatewayThread):
     """That is found out by writing to it, long before the next heartbeat is due."""
     port = int(gateway.base_url.rpartition(":")[2])
     async with open_admin_api(gateway) as http:
@@ -152,7 +152,7 @@ async def test_a_connection_without_requests_is_closed_after_the_time_that_is_co
     """It was after 5 s, sooner than most proxies close theirs, so that they met closed ones."""
     assert Listen().keep_alive_timeout > 60, "the idle timeout of AWS's load balancers"
     config = build_config(kafka.bootstrap, ["orders"], listen={"keepAliveTimeout": "1s"})
-    async with running_gateway_process(config) as gateway:
+    async with running_gateway(config) as gateway:
         request = b"GET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
         said = await talk(gateway, request * 2, to_the_end, half=False)
     assert said.count(b"HTTP/1.1 200 OK") == 2

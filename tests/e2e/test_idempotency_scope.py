@@ -9,10 +9,10 @@ import httpx
 import pytest
 from support.brokers import embedded_kafka
 from support.gateways import (
-    GatewayProcess,
+    GatewayThread,
     build_config,
     create_http_client,
-    running_gateway_process,
+    running_gateway,
 )
 from support.multiplex import MultiplexClient
 from support.topic_gateway import run_gateway_sync
@@ -51,7 +51,7 @@ ROUTES = [
 
 
 @pytest.fixture(scope="module")
-def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayProcess]:
+def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayThread]:
     with run_gateway_sync(
         build_config(kafka.bootstrap, ["votes"], ROUTES, guards=GUARDS)
     ) as running:
@@ -67,7 +67,7 @@ async def vote(
     return await http.post("/votes" if who else "/open", content=body, headers=headers)
 
 
-async def test_equal_keys_of_two_clients_are_two(gateway: GatewayProcess):
+async def test_equal_keys_of_two_clients_are_two(gateway: GatewayThread):
     """The scope of a key was its route alone: the record of the second client was answered with 200
     and `repeated`, and never written; with another body it was refused, 422."""
     async with create_http_client(gateway) as http:
@@ -84,7 +84,7 @@ async def test_equal_keys_of_two_clients_are_two(gateway: GatewayProcess):
         assert (await vote(http, "2", "of-ada", "yes")).status_code == 201
 
 
-async def test_over_websocket_it_is_the_same(gateway: GatewayProcess):
+async def test_over_websocket_it_is_the_same(gateway: GatewayThread):
     """As over HTTP: 'repeated', of a record of somebody else."""
     told = []
     for who in ("of-ada", "of-eve", "of-eve"):
@@ -99,14 +99,14 @@ async def test_over_websocket_it_is_the_same(gateway: GatewayProcess):
     assert ["repeated" in each for each in told] == [False, False, True]
 
 
-async def test_clients_of_an_open_route_share_theirs(gateway: GatewayProcess):
+async def test_clients_of_an_open_route_share_theirs(gateway: GatewayThread):
     async with create_http_client(gateway) as one, create_http_client(gateway) as other:
         first, again = await vote(one, "open"), await vote(other, "open")
         assert (first.status_code, again.status_code) == (201, 200)
         assert again.json()["repeated"] is True
 
 
-async def test_who_it_was_does_not_stand_in_the_record(gateway: GatewayProcess):
+async def test_who_it_was_does_not_stand_in_the_record(gateway: GatewayThread):
     """Headers are shown to whoever reads the topic in an envelope."""
     async with create_http_client(gateway) as http:
         assert (await vote(http, "named", "of-ada")).status_code == 201
@@ -115,6 +115,7 @@ async def test_who_it_was_does_not_stand_in_the_record(gateway: GatewayProcess):
     assert '"named"' in text and "ada" not in text
 
 
+@pytest.mark.needs("process")
 async def test_the_same_client_repeats_at_any_worker_and_replica(kafka: EmbeddedKafka):
     config = build_config(kafka.bootstrap, ["votes"], ROUTES, guards=GUARDS)
     async with running_workers(config) as gateway:
@@ -126,6 +127,6 @@ async def test_the_same_client_repeats_at_any_worker_and_replica(kafka: Embedded
                     assert answer.status_code == (201 if n == 0 else 200), answer.text
                     offsets.add((who, answer.json()["partition"], answer.json()["offset"]))
         assert len(offsets) == 2
-    async with running_gateway_process(config) as another, create_http_client(another) as http:
+    async with running_gateway(config) as another, create_http_client(another) as http:
         for who in ("of-ada", "of-eve"):
             assert (await vote(http, "workers", who)).status_code == 200

@@ -12,7 +12,7 @@ from support.brokers import embedded_kafka
 from support.clients.fast_reconnect import FastReconnectClient
 from support.clients.raw import RawClient
 from support.clients.wires import WireName, client_for_wire, every_wire
-from support.gateways import GatewayProcess
+from support.gateways import GatewayThread
 from support.latest_values import build_known_table, build_written_table, parse_envelopes
 from support.records import RecordToSend, produce_records
 from support.topic_gateway import TopicNames, build_topic_config, run_gateway_sync, topic_fixture
@@ -36,7 +36,7 @@ ROUTES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def gateway(kafka: EmbeddedKafka, names: TopicNames) -> Iterator[GatewayProcess]:
+def gateway(kafka: EmbeddedKafka, names: TopicNames) -> Iterator[GatewayThread]:
     with run_gateway_sync(build_topic_config(",".join(kafka.bootstrap), names, ROUTES)) as gateway:
         yield gateway
 
@@ -67,7 +67,7 @@ def has_all(client: RawClient, sent: Sequence[RecordToSend]) -> Any:
 
 @every_wire
 async def test_a_flush_has_the_latest_of_each_key_and_all_without_one(
-    kafka: EmbeddedKafka, gateway: GatewayProcess, topic: Callable[..., str], wire: WireName
+    kafka: EmbeddedKafka, gateway: GatewayThread, topic: Callable[..., str], wire: WireName
 ):
     prices = topic(PARTITIONS)
     async with (
@@ -90,7 +90,7 @@ async def test_a_flush_has_the_latest_of_each_key_and_all_without_one(
 
 
 async def test_only_the_last_event_of_a_flush_has_an_id(
-    kafka: EmbeddedKafka, gateway: GatewayProcess, topic: Callable[..., str]
+    kafka: EmbeddedKafka, gateway: GatewayThread, topic: Callable[..., str]
 ):
     prices = topic(PARTITIONS)
     async with (
@@ -110,7 +110,7 @@ async def test_only_the_last_event_of_a_flush_has_an_id(
 
 @every_wire
 async def test_one_that_is_cut_anywhere_knows_the_latest_in_the_end(
-    kafka: EmbeddedKafka, gateway: GatewayProcess, topic: Callable[..., str], wire: WireName
+    kafka: EmbeddedKafka, gateway: GatewayThread, topic: Callable[..., str], wire: WireName
 ):
     prices = topic(PARTITIONS)
     random = Random(7)
@@ -138,7 +138,7 @@ async def test_one_that_is_cut_anywhere_knows_the_latest_in_the_end(
 
 async def test_clients_of_the_same_topic_with_and_without_an_interval_do_not_disturb_each_other(
     kafka: EmbeddedKafka,
-    gateway: GatewayProcess,
+    gateway: GatewayThread,
     topic: Callable[..., str],
 ):
     """A long interval holds nobody up: not who comes, and not who has none."""

@@ -20,7 +20,11 @@ from support.brokers import KafkaCluster
 from support.clients.raw import RawClient
 from support.clients.wires import WireName, client_for_wire, every_wire
 from support.digest_collisions import find_colliding_pairs, find_cross_collision
-from support.gateways import build_config, running_gateway_process
+from support.gateways import (
+    build_config,
+    running_gateway,
+    running_gateway_process,
+)
 from support.keyed_clients import KeyedClients, build_value
 from support.multiplex import MultiplexClient
 from support.records import RecordToSend, produce_records
@@ -77,7 +81,7 @@ async def test_two_clients_on_keys_of_their_own_are_each_sent_their_own_records(
     (names,) = find_colliding_pairs(own, 1)
     embedded.create_topic("orders")
     config = build_config(embedded.bootstrap, ["orders"], [route("/own/{who}", "${params.who}")])
-    async with running_gateway_process(config) as gateway, AsyncExitStack() as stack:
+    async with running_gateway(config) as gateway, AsyncExitStack() as stack:
         clients = []
         for name in names:
             client = client_for_wire(wire, RawClient)(f"{gateway.base_url}/own/{name}")
@@ -97,7 +101,7 @@ async def test_streams_of_one_socket_and_of_others_are_sent_their_own_under_any_
     embedded.create_topic("orders")
     config = build_config(embedded.bootstrap, ["orders"], [route("/own/{who}", "${params.who}")])
     async with (
-        running_gateway_process(config) as gateway,
+        running_gateway(config) as gateway,
         MultiplexClient(gateway.base_url) as one,
         MultiplexClient(gateway.base_url) as other,
     ):
@@ -125,7 +129,7 @@ async def test_a_filter_that_a_client_chose_does_not_lead_it_into_the_stream_of_
     config = build_config(embedded.bootstrap, ["orders"], routes, guards=guards)
     headers = {"Authorization": "Bearer of-the-victim"}
     async with (
-        running_gateway_process(config) as gateway,
+        running_gateway(config) as gateway,
         RawClient(f"{gateway.base_url}/mine", headers=headers) as own_client,
     ):
         await own_client.wait_for_events(1, WITHIN)
@@ -146,7 +150,7 @@ async def test_a_client_that_is_shown_some_fields_is_not_shown_others_by_another
     key = "${params.who}"
     routes = [route("/own/{who}", key), route("/some/{who}", key, fields=["/id"])]
     config = build_config(embedded.bootstrap, ["orders"], routes)
-    async with running_gateway_process(config) as gateway, AsyncExitStack() as stack:
+    async with running_gateway(config) as gateway, AsyncExitStack() as stack:
         expected = {f"/own/{whole}": secret_of(whole), f"/some/{masked}": {"id": 1}}
         clients = {}
         for path in sorted(expected, reverse=masked_first):
@@ -158,6 +162,7 @@ async def test_a_client_that_is_shown_some_fields_is_not_shown_others_by_another
             assert await heard(client, 3) == [expected[path]] * 3
 
 
+@pytest.mark.needs("process")
 @pytest.mark.timeout(WHOLE_LIMIT_S)
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_a_crowd_on_keys_of_their_own_whose_views_all_collide(

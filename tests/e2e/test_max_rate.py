@@ -14,8 +14,8 @@ import pytest
 from support.brokers import embedded_kafka
 from support.clients.fast_reconnect import FastReconnectClient
 from support.clients.raw import RawClient
-from support.clients.wires import WireName, client_for_wire, every_wire
-from support.gateways import GatewayProcess, build_config
+from support.clients.wires import WireName, client_for_wire
+from support.gateways import GatewayThread, build_config
 from support.latest_values import (
     build_known_table,
     build_written_table,
@@ -53,7 +53,7 @@ kafka = embedded_kafka(TOPICS)
 
 
 @pytest.fixture(scope="module")
-def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayProcess]:
+def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayThread]:
     with_: dict[str, dict[str, Any]] = {
         "orders": {"topic": "orders"},
         "orders-slow": {"topic": "orders", "maxRate": f"{RATE}/s"},
@@ -75,9 +75,12 @@ def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayProcess]:
         yield gateway
 
 
-@every_wire
+@pytest.mark.parametrize(
+    "wire",
+    ["sse", *(pytest.param(wire, marks=pytest.mark.night) for wire in ("ndjson", "websocket"))],
+)
 async def test_one_gets_all_of_it_and_no_faster_than_it_may(
-    gateway: GatewayProcess, oracle: StreamOracle, wire: WireName
+    gateway: GatewayThread, oracle: StreamOracle, wire: WireName
 ):
     count = 3 * RATE
     url, free = f"{gateway.base_url}/orders-slow", f"{gateway.base_url}/orders"
@@ -100,7 +103,7 @@ async def test_one_gets_all_of_it_and_no_faster_than_it_may(
 
 
 async def test_it_is_exact_over_cuts_at_any_byte_and_from_the_beginning(
-    gateway: GatewayProcess, oracle: StreamOracle
+    gateway: GatewayThread, oracle: StreamOracle
 ):
     random = Random(7)
     url = f"{gateway.base_url}/cut?from=earliest"
@@ -117,7 +120,7 @@ async def test_it_is_exact_over_cuts_at_any_byte_and_from_the_beginning(
         oracle.check_events(client.events)
 
 
-async def test_no_change_of_what_is_shown_gives_more(gateway: GatewayProcess, oracle: StreamOracle):
+async def test_no_change_of_what_is_shown_gives_more(gateway: GatewayThread, oracle: StreamOracle):
     async with MultiplexClient(gateway.base_url) as socket:
         await socket.subscribe("a", "/hourly", credit=100)
         await oracle.produce_records("hourly", 20)
@@ -136,7 +139,7 @@ async def test_no_change_of_what_is_shown_gives_more(gateway: GatewayProcess, or
 
 
 async def test_one_that_may_skip_is_told_what_it_did_not_get(
-    gateway: GatewayProcess, oracle: StreamOracle
+    gateway: GatewayThread, oracle: StreamOracle
 ):
     async with RawClient(f"{gateway.base_url}/large") as client:
         await client.wait_for_events(1, WITHIN)
@@ -150,7 +153,7 @@ async def test_one_that_may_skip_is_told_what_it_did_not_get(
 
 
 async def test_one_that_may_be_conflated_is_so_while_it_catches_up(
-    kafka: EmbeddedKafka, gateway: GatewayProcess
+    kafka: EmbeddedKafka, gateway: GatewayThread
 ):
     """It was sent each record of the past, and lagged further and further where more were written
     than its rate allows."""
@@ -164,7 +167,7 @@ async def test_one_that_may_be_conflated_is_so_while_it_catches_up(
         assert len(parse_envelopes(client.events)) < count / 3
 
 
-async def test_one_that_may_not_be_slow_is_ended(gateway: GatewayProcess, oracle: StreamOracle):
+async def test_one_that_may_not_be_slow_is_ended(gateway: GatewayThread, oracle: StreamOracle):
     async with MultiplexClient(gateway.base_url) as socket:
         await socket.subscribe("a", "/ended")
         for _ in range(2):
@@ -175,7 +178,7 @@ async def test_one_that_may_not_be_slow_is_ended(gateway: GatewayProcess, oracle
 
 
 async def test_one_may_get_the_latest_of_what_it_was_too_slow_for(
-    gateway: GatewayProcess, kafka: EmbeddedKafka
+    gateway: GatewayThread, kafka: EmbeddedKafka
 ):
     sent = [
         RecordToSend(b"%d " % n + b"x" * 10_000, f"k{n % 20}".encode(), n % 2)
@@ -193,9 +196,10 @@ async def test_one_may_get_the_latest_of_what_it_was_too_slow_for(
         assert not get_event_data(client.events, "gap")
 
 
+@pytest.mark.night  # each takes three seconds, as the rate says
 @pytest.mark.parametrize("path", ["snapshot", "interval"])
 async def test_tables_come_so_too_and_whole(
-    gateway: GatewayProcess, kafka: EmbeddedKafka, path: str
+    gateway: GatewayThread, kafka: EmbeddedKafka, path: str
 ):
     """A flush, or what was read for all, is cut where the rate is used up."""
     keys = [f"{path}-{n}" for n in range(50)]
@@ -234,7 +238,7 @@ def mine(table: dict[str, str], path: str) -> dict[str, str]:
 
 
 async def test_a_page_has_no_more_than_that_and_the_next_one_goes_on(
-    gateway: GatewayProcess, oracle: StreamOracle
+    gateway: GatewayThread, oracle: StreamOracle
 ):
     await oracle.produce_records("page", 20)
     lines: list[str] = []

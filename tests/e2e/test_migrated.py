@@ -9,7 +9,7 @@ import pytest
 from ruamel.yaml import YAML
 from support.brokers import embedded_kafka
 from support.clients.raw import RawClient
-from support.gateways import GatewayProcess, create_http_client, running_gateway_process
+from support.gateways import GatewayThread, create_http_client, running_gateway
 from support.migrations import SOURCES, migrate_file
 from support.records import RecordToSend, produce_records
 from support.service import running_service
@@ -25,13 +25,13 @@ kafka = embedded_kafka(
 
 
 @asynccontextmanager
-async def running_migrated(name: str, kafka: EmbeddedKafka) -> AsyncIterator[GatewayProcess]:
+async def running_migrated(name: str, kafka: EmbeddedKafka) -> AsyncIterator[GatewayThread]:
     """A gateway with the configuration that a source becomes, on a port of the OS."""
     config = YAML(typ="safe").load(migrate_file(SOURCES / name).text)
     config["listen"] |= {"host": "127.0.0.1", "port": 0}
     config.get("telemetry", {}).get("metrics", {}).pop("otlp", None)  # nobody listens there
     environment = {"KAFKA_BOOTSTRAP_SERVER": kafka.bootstrap[0]}
-    async with running_gateway_process(config, environment=environment) as gateway:
+    async with running_gateway(config, environment=environment) as gateway:
         yield gateway
 
 

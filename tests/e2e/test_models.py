@@ -17,11 +17,11 @@ from confluent_kafka.schema_registry import SchemaRegistryClient, topic_subject_
 from confluent_kafka.serialization import MessageField, SerializationContext
 from support.app_server import running_app
 from support.gateways import (
-    GatewayProcess,
+    GatewayThread,
     build_config,
     build_route,
     create_http_client,
-    running_gateway_process,
+    running_gateway,
 )
 from support.records import RecordToSend, produce_records
 from support.registry import FakeRegistry
@@ -86,14 +86,14 @@ async def streaming(
     url: str,
     *topics: dict[str, Any],
     routes: list[dict[str, Any]] | None = None,
-) -> AsyncIterator[GatewayProcess]:
+) -> AsyncIterator[GatewayThread]:
     catalogs = {"registry0": {"type": "schema-registry", "url": url, "timeout": "30s"}}
     config = build_config(broker.bootstrap, topics, routes, catalogs=catalogs)
-    async with running_gateway_process(config) as gateway:
+    async with running_gateway(config) as gateway:
         yield gateway
 
 
-async def events(gateway: GatewayProcess, path: str, **params: str) -> list[SseEvent]:
+async def events(gateway: GatewayThread, path: str, **params: str) -> list[SseEvent]:
     """Those between `begin` and `end`."""
     async with create_http_client(gateway) as http:
         asked = {"from": "earliest", "until": "latest", **params}

@@ -17,7 +17,13 @@ import pytest
 from support.brokers import embedded_kafka
 from support.clients.fast_reconnect import FastReconnectClient
 from support.clients.wires import client_for_wire
-from support.gateways import GatewayProcess, build_config, running_gateway_process
+from support.gateways import (
+    GatewayProcess,
+    GatewayThread,
+    build_config,
+    running_gateway,
+    running_gateway_process,
+)
 from support.raw_http import RawConnection, build_request
 from support.records import RecordToSend, produce_records
 from support.topic_gateway import topic_fixture, topic_gateway_fixture
@@ -38,12 +44,12 @@ topic = topic_fixture()
 
 
 @pytest.fixture
-async def http(gateway: GatewayProcess) -> AsyncIterator[httpx.AsyncClient]:
+async def http(gateway: GatewayThread) -> AsyncIterator[httpx.AsyncClient]:
     async with client_of(gateway) as http:
         yield http
 
 
-def client_of(gateway: GatewayProcess) -> httpx.AsyncClient:
+def client_of(gateway: GatewayThread) -> httpx.AsyncClient:
     return httpx.AsyncClient(
         base_url=gateway.base_url, headers=LINES, trust_env=False, timeout=WITHIN
     )
@@ -88,7 +94,7 @@ async def test_each_record_is_a_line_of_strict_json_in_every_format(
 
 
 async def test_the_head_is_that_of_a_stream_and_get_and_head_agree(
-    gateway: GatewayProcess, topic: Topic
+    gateway: GatewayThread, topic: Topic
 ):
     with RawConnection(gateway.port) as wire:
         for method in ("HEAD", "GET"):
@@ -160,7 +166,7 @@ async def test_an_end_that_is_not_the_clients_is_told_in_the_last_line_too(
 
 
 async def test_a_body_cut_at_any_byte_is_gone_on_with_behind_its_last_whole_line(
-    gateway: GatewayProcess, kafka: EmbeddedKafka, topic: Topic
+    gateway: GatewayThread, kafka: EmbeddedKafka, topic: Topic
 ):
     name = topic()
     await produce_records(kafka.bootstrap, name, numbered(4))
@@ -182,7 +188,7 @@ async def test_a_body_cut_at_any_byte_is_gone_on_with_behind_its_last_whole_line
 
 @pytest.mark.needs("curl")
 async def test_curl_and_jq_read_what_there_is(
-    gateway: GatewayProcess, kafka: EmbeddedKafka, topic: Topic
+    gateway: GatewayThread, kafka: EmbeddedKafka, topic: Topic
 ):
     """Without jq, Python's own tool reads the lines."""
     name = topic()
@@ -267,6 +273,7 @@ async def test_the_end_that_was_asked_for_has_no_next_page(
     assert (end["reason"], last.links) == ("until", {})
 
 
+@pytest.mark.needs("process")
 async def test_long_polls_get_every_record_once_while_it_is_written_and_the_gateway_killed(
     embedded: EmbeddedKafka,
 ):
@@ -314,15 +321,15 @@ async def test_a_gateway_that_drains_answers_those_who_wait_with_where_to_go_on(
 ):
     embedded.create_topic("orders", 3)
     config = build_config(embedded.bootstrap, ["orders"])
-    async with running_gateway_process(config) as gateway, client_of(gateway) as http:
+    async with running_gateway(config) as gateway, client_of(gateway) as http:
         await http.get("/events/orders?wait=0")
-        files = gateway.open_file_count
+        before = gateway.connection_count
         waiting = asyncio.create_task(http.get("/events/orders?wait=5m"))
         streaming = asyncio.create_task(http.get("/events/orders"))
-        await wait_until(lambda: gateway.open_file_count > files, "two connections")
+        await wait_until(lambda: gateway.connection_count > before, "two connections")
         for _ in range(5):  # who came before is being served when these are answered
             await http.get("/events/orders?wait=0")
-        assert await gateway.stop() == 0
+        await gateway.drain()
         for answer in (await waiting, await streaming):
             lines, end = read(answer)
             assert (lines, end["reason"]) == ([], "drain")
@@ -332,7 +339,7 @@ async def test_a_gateway_that_drains_answers_those_who_wait_with_where_to_go_on(
 async def test_without_kafka_a_page_is_a_503_that_says_when_to_come_back():
     topic = {"name": "orders", "partitionReadyTimeout": "500ms"}
     config = build_config("127.0.0.1:1", [topic])
-    async with running_gateway_process(config, ready=False) as gateway, client_of(gateway) as http:
+    async with running_gateway(config, ready=False) as gateway, client_of(gateway) as http:
         for query in ("?wait=0", "?wait=5m", ""):
             answer = await http.get(f"/events/orders{query}")
             assert answer.status_code == 503

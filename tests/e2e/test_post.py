@@ -12,10 +12,10 @@ import httpx
 import pytest
 from support.brokers import embedded_kafka
 from support.gateways import (
-    GatewayProcess,
+    GatewayThread,
     build_config,
     create_http_client,
-    running_gateway_process,
+    running_gateway,
 )
 from support.topic_gateway import run_gateway_sync
 from support.workers import running_workers
@@ -71,7 +71,7 @@ ROUTES = [
 
 
 @pytest.fixture(scope="module")
-def shop(kafka: EmbeddedKafka) -> Iterator[GatewayProcess]:
+def shop(kafka: EmbeddedKafka) -> Iterator[GatewayThread]:
     topics = ["orders", "stock", "gone", "lost"]
     config = build_config(kafka.bootstrap, topics, ROUTES, guards=GUARDS, listen=CORS)
     with run_gateway_sync(config) as gateway:
@@ -97,7 +97,7 @@ async def record_at(http: httpx.AsyncClient, answer: httpx.Response) -> dict[str
     return found
 
 
-async def test_a_body_is_one_record_and_the_answer_says_where(shop: GatewayProcess):
+async def test_a_body_is_one_record_and_the_answer_says_where(shop: GatewayThread):
     async with create_http_client(shop) as http:
         body = "ünïcode\r\n\0".encode()
         answer = await http.post("/orders", content=body, headers={"Content-Type": "text/x-a; b=c"})
@@ -111,7 +111,7 @@ async def test_a_body_is_one_record_and_the_answer_says_where(shop: GatewayProce
         assert (await record_at(http, empty))["value"] == ""
 
 
-async def test_key_and_headers_are_filled_in_by_the_route(shop: GatewayProcess):
+async def test_key_and_headers_are_filled_in_by_the_route(shop: GatewayThread):
     async with create_http_client(shop) as http:
         answer = await http.put("/orders/a%2Fb?by=me", content=b"1", headers={"from": "you"})
         assert answer.status_code == 201
@@ -121,7 +121,7 @@ async def test_key_and_headers_are_filled_in_by_the_route(shop: GatewayProcess):
         assert (missing.status_code, "'by'" in missing.json()["detail"]) == (400, True)
 
 
-async def test_a_delete_writes_a_tombstone(shop: GatewayProcess):
+async def test_a_delete_writes_a_tombstone(shop: GatewayThread):
     async with create_http_client(shop) as http:
         answer = await http.delete("/orders/gone")
         assert answer.status_code == 200
@@ -130,7 +130,7 @@ async def test_a_delete_writes_a_tombstone(shop: GatewayProcess):
         assert (await http.request("DELETE", "/orders/gone", content=b"x")).status_code == 400
 
 
-async def test_one_that_is_tried_again_is_one_record(shop: GatewayProcess):
+async def test_one_that_is_tried_again_is_one_record(shop: GatewayThread):
     async with create_http_client(shop) as http, create_http_client(shop) as other:
         tried = {"Idempotency-Key": "again", "Content-Type": "text/plain"}
         first = await http.post("/orders", content=b"1", headers=tried)
@@ -147,7 +147,7 @@ async def test_one_that_is_tried_again_is_one_record(shop: GatewayProcess):
         ).status_code == 400
 
 
-async def test_the_key_of_a_record_may_be_that_of_its_request(shop: GatewayProcess):
+async def test_the_key_of_a_record_may_be_that_of_its_request(shop: GatewayThread):
     async with create_http_client(shop) as http:
         answer = await http.post("/once", content=b"1", headers={"Idempotency-Key": "of-1"})
         assert (await record_at(http, answer))["key"] == "of-1"
@@ -155,7 +155,7 @@ async def test_the_key_of_a_record_may_be_that_of_its_request(shop: GatewayProce
         assert without.status_code == 400 and "Idempotency-Key" in without.json()["detail"]
 
 
-async def test_a_route_whose_records_may_be_lost_answers_at_once(shop: GatewayProcess):
+async def test_a_route_whose_records_may_be_lost_answers_at_once(shop: GatewayThread):
     async with create_http_client(shop) as http:
         answer = await http.post("/soon", content=b"soon")
         assert (answer.status_code, answer.json()) == (202, {"topic": "orders"})
@@ -166,7 +166,7 @@ async def test_a_route_whose_records_may_be_lost_answers_at_once(shop: GatewayPr
                 await asyncio.sleep(0.05)
 
 
-async def test_who_writes_a_part_of_a_topic_writes_that_part_only(shop: GatewayProcess):
+async def test_who_writes_a_part_of_a_topic_writes_that_part_only(shop: GatewayThread):
     async with create_http_client(shop) as http:
         assert (await http.post("/of/ada", content=b"1")).status_code == 201
         assert (await http.post("/eu", content=b"1", headers={"region": "eu"})).status_code == 403
@@ -180,7 +180,7 @@ async def test_who_writes_a_part_of_a_topic_writes_that_part_only(shop: GatewayP
         ("/once", "POST, OPTIONS"),
     ],
 )
-async def test_a_path_says_what_it_answers_to(shop: GatewayProcess, path: str, allow: str):
+async def test_a_path_says_what_it_answers_to(shop: GatewayThread, path: str, allow: str):
     async with create_http_client(shop) as http:
         asked = await http.options(path)
         assert (asked.status_code, asked.headers["allow"]) == (204, allow)
@@ -189,7 +189,7 @@ async def test_a_path_says_what_it_answers_to(shop: GatewayProcess, path: str, a
         assert allow in other.json()["detail"]
 
 
-async def test_what_cannot_be_written_is_told(shop: GatewayProcess):
+async def test_what_cannot_be_written_is_told(shop: GatewayThread):
     async with create_http_client(shop) as http:
         assert (await http.post("/nowhere")).status_code == 404
         assert (await http.get("/once")).status_code == 405
@@ -201,7 +201,7 @@ async def test_what_cannot_be_written_is_told(shop: GatewayProcess):
         assert (ifs.status_code, "If-Match" in ifs.json()["detail"]) == (400, True)
 
 
-async def test_a_body_that_is_too_large_is_refused_whether_or_not_it_says_so(shop: GatewayProcess):
+async def test_a_body_that_is_too_large_is_refused_whether_or_not_it_says_so(shop: GatewayThread):
     async def pieces() -> AsyncIterator[bytes]:
         for _ in range(66):
             yield bytes(1024)
@@ -231,7 +231,7 @@ ASKED: list[tuple[dict[str, str], int]] = [
 
 @pytest.mark.parametrize(("headers", "status"), ASKED)
 async def test_who_may_write_and_from_which_page(
-    shop: GatewayProcess, headers: dict[str, str], status: int
+    shop: GatewayThread, headers: dict[str, str], status: int
 ):
     async with create_http_client(shop) as http:
         answer = await http.post("/mine", content=b"1", headers=headers)
@@ -241,7 +241,7 @@ async def test_who_may_write_and_from_which_page(
             assert (found["key"], found["headers"]) == ("ada", [["x-who", "ada"]])
 
 
-async def test_the_same_page_may_write_with_its_cookie(shop: GatewayProcess):
+async def test_the_same_page_may_write_with_its_cookie(shop: GatewayThread):
     async with create_http_client(shop) as http:
         same = {"cookie": "sid=of-ada", "origin": shop.base_url}
         assert (await http.post("/mine", content=b"1", headers=same)).status_code == 201
@@ -259,7 +259,7 @@ SAID: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("message", "told"), SAID)
 async def test_over_websocket_a_route_fixes_what_it_fixes_over_http(
-    shop: GatewayProcess, message: dict[str, Any], told: str
+    shop: GatewayThread, message: dict[str, Any], told: str
 ):
     url = shop.base_url.replace("http", "ws", 1) + "/ws"
     async with connect(url, proxy=None) as ws, asyncio.timeout(WITHIN):
@@ -268,7 +268,7 @@ async def test_over_websocket_a_route_fixes_what_it_fixes_over_http(
         assert told in (answer["type"], answer.get("code")), answer
 
 
-async def test_a_path_that_only_takes_records_is_no_stream(shop: GatewayProcess):
+async def test_a_path_that_only_takes_records_is_no_stream(shop: GatewayThread):
     async with create_http_client(shop) as http:
         assert (await http.get("/once", headers={"Accept": "text/event-stream"})).status_code == 405
         streams = (await http.get("/")).json()["streams"]
@@ -278,7 +278,7 @@ async def test_a_path_that_only_takes_records_is_no_stream(shop: GatewayProcess)
 async def test_while_kafka_is_away_a_client_is_asked_to_come_back():
     with EmbeddedKafka(topics={"orders": 1}) as kafka:
         config = build_config(kafka.bootstrap, ["orders"], [command("/orders")])
-        async with running_gateway_process(config) as gateway, create_http_client(gateway) as http:
+        async with running_gateway(config) as gateway, create_http_client(gateway) as http:
             assert (await http.post("/orders", content=b"1")).status_code == 201
             kafka.down(1)
             answer = await http.post("/orders", content=b"2")
@@ -292,6 +292,7 @@ async def test_while_kafka_is_away_a_client_is_asked_to_come_back():
                     await asyncio.sleep(0.1)
 
 
+@pytest.mark.needs("process")
 async def test_tried_again_at_any_of_three_workers_it_is_one_record():
     with EmbeddedKafka(topics={"orders": 3}) as kafka:
         routes = [command("/orders"), route("/orders", format="envelope")]

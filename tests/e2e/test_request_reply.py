@@ -17,7 +17,12 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from support.app_server import running_app
 from support.brokers import embedded_kafka
-from support.gateways import GatewayProcess, build_config, running_gateway_process
+from support.gateways import (
+    GatewayProcess,
+    GatewayThread,
+    build_config,
+    running_gateway,
+)
 from support.scrape import fetch_metrics
 from support.service import CORRELATION_ID_HEADER, REPLY_TO_HEADER, ReplyService, running_service
 from support.waiting import wait_until
@@ -80,14 +85,14 @@ async def service(kafka: EmbeddedKafka) -> AsyncIterator[ReplyService]:
 
 
 @pytest_asyncio.fixture(**of_module)
-async def gateway(kafka: EmbeddedKafka, service: ReplyService) -> AsyncIterator[GatewayProcess]:
+async def gateway(kafka: EmbeddedKafka, service: ReplyService) -> AsyncIterator[GatewayThread]:
     config = build_config(kafka.bootstrap, TOPICS, ROUTES, guards=GUARDS)
-    async with running_gateway_process(config) as running:
+    async with running_gateway(config) as running:
         yield running
 
 
 @asynccontextmanager
-async def browsing(gateway: GatewayProcess, **headers: str) -> AsyncIterator[httpx.AsyncClient]:
+async def browsing(gateway: GatewayThread, **headers: str) -> AsyncIterator[httpx.AsyncClient]:
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(
         base_url=gateway.base_url, trust_env=False, timeout=WITHIN, limits=limits, headers=headers
@@ -95,7 +100,7 @@ async def browsing(gateway: GatewayProcess, **headers: str) -> AsyncIterator[htt
         yield http
 
 
-async def outcomes(gateway: GatewayProcess) -> dict[str, float]:
+async def outcomes(gateway: GatewayThread) -> dict[str, float]:
     scrape = await fetch_metrics(gateway)
     words = ("answered", "timeout", "left", "late")
     return {
@@ -104,7 +109,7 @@ async def outcomes(gateway: GatewayProcess) -> dict[str, float]:
     }
 
 
-async def grown(gateway: GatewayProcess, before: dict[str, float], **by: float) -> None:
+async def grown(gateway: GatewayThread, before: dict[str, float], **by: float) -> None:
     """Until so many more are counted; nothing else is."""
     wanted = {word: count + by.get(word, 0.0) for word, count in before.items()}
     async with asyncio.timeout(WITHIN):
@@ -122,7 +127,7 @@ def saying(body: str, **headers: str) -> bytes:
     ).encode()
 
 
-async def test_a_request_is_answered_with_its_reply(gateway: GatewayProcess, service: ReplyService):
+async def test_a_request_is_answered_with_its_reply(gateway: GatewayThread, service: ReplyService):
     async with browsing(gateway) as http:
         body = saying("<p>", content_type="text/html", status="404", x_one="1", connection="close",
                       set_cookie="a=b", transfer_encoding="x", zilla_secret="s")  # fmt: skip
@@ -150,7 +155,7 @@ async def test_a_request_is_answered_with_its_reply(gateway: GatewayProcess, ser
     ("body", "status"),
     [(saying("", status="204"), 204), (saying("no"), 200), (saying("", status="99"), 502)],
 )
-async def test_the_status_is_that_of_the_reply(gateway: GatewayProcess, body: bytes, status: int):
+async def test_the_status_is_that_of_the_reply(gateway: GatewayThread, body: bytes, status: int):
     async with browsing(gateway) as http:
         answer = await http.post("/ask", content=body)
         assert answer.status_code == status
@@ -158,7 +163,7 @@ async def test_the_status_is_that_of_the_reply(gateway: GatewayProcess, body: by
 
 
 async def test_one_without_a_reply_ends_in_time_and_a_late_reply_is_dropped_and_counted(
-    gateway: GatewayProcess, service: ReplyService
+    gateway: GatewayThread, service: ReplyService
 ):
     before = await outcomes(gateway)
     async with browsing(gateway) as http:
@@ -172,9 +177,7 @@ async def test_one_without_a_reply_ends_in_time_and_a_late_reply_is_dropped_and_
         assert (await http.post("/ask/1", content=SILENT, headers=waits)).status_code == 504
 
 
-async def test_one_whose_client_went_away_is_counted(
-    gateway: GatewayProcess, service: ReplyService
-):
+async def test_one_whose_client_went_away_is_counted(gateway: GatewayThread, service: ReplyService):
     before = await outcomes(gateway)
     async with browsing(gateway) as http:
         asked = asyncio.create_task(http.post("/ask/1", content=HOLD))
@@ -187,7 +190,7 @@ async def test_one_whose_client_went_away_is_counted(
 
 
 async def test_tried_again_it_is_asked_once_and_answered_all_the_same(
-    gateway: GatewayProcess, service: ReplyService
+    gateway: GatewayThread, service: ReplyService
 ):
     key = {"Idempotency-Key": "once"}
     async with browsing(gateway) as http, browsing(gateway) as other:
@@ -211,7 +214,7 @@ async def test_tried_again_it_is_asked_once_and_answered_all_the_same(
         assert len(service.requests) == seen
 
 
-async def test_a_reply_is_asked_for_later(gateway: GatewayProcess, service: ReplyService):
+async def test_a_reply_is_asked_for_later(gateway: GatewayThread, service: ReplyService):
     async with browsing(gateway) as http:
         answer = await http.post("/later/a%2Fb", content=HOLD, headers=ASYNC)
         assert (answer.status_code, answer.json()["topic"]) == (202, "requests")
@@ -231,7 +234,7 @@ async def test_a_reply_is_asked_for_later(gateway: GatewayProcess, service: Repl
         assert (await http.post(location)).status_code == 405
 
 
-async def test_nobody_is_told_the_reply_of_another(gateway: GatewayProcess):
+async def test_nobody_is_told_the_reply_of_another(gateway: GatewayThread):
     async with (
         browsing(gateway, authorization="Bearer of-ada") as ada,
         browsing(gateway, authorization="Bearer of-bob") as bob,
@@ -253,7 +256,7 @@ async def test_nobody_is_told_the_reply_of_another(gateway: GatewayProcess):
         assert (await bob.post("/mine/1", content=b"1", headers=same)).status_code == 200
 
 
-async def test_a_reply_is_of_a_route_too_and_its_guards(gateway: GatewayProcess):
+async def test_a_reply_is_of_a_route_too_and_its_guards(gateway: GatewayThread):
     """Whose a reply is was 64 bits of the identity alone: two routes with the topic of replies in
     common, and guards that both know an ada, told the one's reply to the other, which could guess
     the id from an Idempotency-Key."""
@@ -272,7 +275,7 @@ async def test_a_reply_is_of_a_route_too_and_its_guards(gateway: GatewayProcess)
 
 
 async def test_the_names_of_the_headers_are_the_routes(
-    gateway: GatewayProcess, service: ReplyService
+    gateway: GatewayThread, service: ReplyService
 ):
     async with browsing(gateway) as http:
         assert (await http.post("/named", content=SILENT)).status_code == 504
@@ -283,7 +286,7 @@ async def test_the_names_of_the_headers_are_the_routes(
         assert request.header("answer-to") == b"replies"
 
 
-async def test_a_route_with_replies_takes_nothing_over_websocket(gateway: GatewayProcess):
+async def test_a_route_with_replies_takes_nothing_over_websocket(gateway: GatewayThread):
     from websockets.asyncio.client import connect
 
     url = gateway.base_url.replace("http", "ws", 1) + "/ws"
@@ -297,15 +300,15 @@ async def test_a_gateway_that_ends_tells_those_who_wait_to_come_back(
 ):
     config = build_config(kafka.bootstrap, TOPICS, ROUTES, guards=GUARDS)
     key = {"Idempotency-Key": "over the end"}
-    async with running_gateway_process(config) as gateway:
+    async with running_gateway(config) as gateway:
         async with browsing(gateway) as http:
             asked = asyncio.create_task(http.post("/ask/1", content=HOLD, headers=key))
             await wait_until(lambda: service.held_requests, "the request", WITHIN)
-            ended = asyncio.create_task(gateway.stop())
+            draining = asyncio.create_task(gateway.drain())
             answer = await asked
             assert (answer.status_code, answer.json()["title"]) == (503, "Draining")
             assert int(answer.headers["retry-after"]) >= 1
-            assert await ended == 0
+            await draining
         await gateway.start()
         async with browsing(gateway) as http:
             asked = asyncio.create_task(http.post("/ask/1", content=HOLD, headers=key))
@@ -351,6 +354,7 @@ async def three(kafka: EmbeddedKafka, service: ReplyService) -> AsyncIterator[Ga
         yield running
 
 
+@pytest.mark.needs("process")
 async def test_a_thousand_at_once_each_hear_their_own_reply(
     three: GatewayProcess, service: ReplyService
 ):

@@ -14,7 +14,7 @@ from support.brokers import KafkaCluster
 from support.clients.fast_reconnect import FastReconnectClient
 from support.clients.raw import RawClient
 from support.clients.wires import WireName, client_for_wire, every_wire
-from support.gateways import GatewayProcess, build_config, running_gateway_process
+from support.gateways import GatewayThread, build_config, running_gateway
 from support.latest_values import (
     build_known_table,
     build_written_table,
@@ -56,11 +56,11 @@ LATER = [
 @asynccontextmanager
 async def serving(
     servers: str | Sequence[str], *topics: str | dict[str, Any], **options: Any
-) -> AsyncIterator[GatewayProcess]:
+) -> AsyncIterator[GatewayThread]:
     names = [each if isinstance(each, str) else each["name"] for each in topics]
     target = {"topics": names, "format": "envelope", "mode": "snapshot", **options}
     routes = [{"when": [{"path": "/table"}], "with": target}]
-    async with running_gateway_process(build_config(servers, topics, routes)) as gateway:
+    async with running_gateway(build_config(servers, topics, routes)) as gateway:
         yield gateway
 
 
@@ -143,7 +143,7 @@ async def test_one_that_is_cut_again_and_again_knows_it_all_in_the_end(
 
 
 async def test_a_table_larger_than_the_cache_is_read_from_kafka_and_each_key_comes_once(
-    embedded: EmbeddedKafka,
+    embedded: EmbeddedKafka, caplog: pytest.LogCaptureFixture
 ):
     embedded.create_topic("prices", PARTITIONS)
     pad = "x" * 1000
@@ -157,7 +157,7 @@ async def test_a_table_larger_than_the_cache_is_read_from_kafka_and_each_key_com
                 await ended(client)
                 assert build_known_table(client.events) == build_written_table(history)
                 assert len(parse_envelopes(client.events)) == len(build_written_table(history))
-        assert "raise cache.bytes of the topic" in gateway.log
+        assert "raise cache.bytes of the topic" in caplog.text
 
 
 async def test_many_who_come_at_once_share_one_read(embedded: EmbeddedKafka):
@@ -291,9 +291,7 @@ async def test_many_filtered_views_share_one_read_of_the_topic(embedded: Embedde
             },
         }
     ]  # fmt: skip
-    async with running_gateway_process(
-        build_config(embedded.bootstrap, ["prices"], routes)
-    ) as gateway:
+    async with running_gateway(build_config(embedded.bootstrap, ["prices"], routes)) as gateway:
 
         async def shown(owner: str) -> None:
             async with RawClient(f"{gateway.base_url}/table/{owner}") as client:
@@ -307,13 +305,13 @@ async def test_many_filtered_views_share_one_read_of_the_topic(embedded: Embedde
         assert await reads_of(gateway) == reads
 
 
-async def reads_of(gateway: GatewayProcess) -> float:
+async def reads_of(gateway: GatewayThread) -> float:
     """Records that came from Kafka, whoever read them."""
     return (await fetch_metrics(gateway)).sum_series("gateway_fetched_records_total")
 
 
 async def test_a_topic_that_kafka_has_compacted_is_whole_and_another_is_warned_of(
-    retention_kafka: KafkaCluster, topic: Callable[..., str]
+    retention_kafka: KafkaCluster, topic: Callable[..., str], caplog: pytest.LogCaptureFixture
 ):
     """With the holes of compaction among the offsets; none of them is a gap."""
     configs = {
@@ -341,9 +339,9 @@ async def test_a_topic_that_kafka_has_compacted_is_whole_and_another_is_warned_o
             assert len(parse_envelopes(client.events)) == len(build_written_table(history)) + 1
             assert not get_event_data(client.events, "gap")
         await wait_until(
-            lambda: f"{plain} has cleanup.policy=delete" in gateway.log, "the warning", WITHIN
+            lambda: f"{plain} has cleanup.policy=delete" in caplog.text, "the warning", WITHIN
         )
-        assert f"{compacted} has cleanup.policy" not in gateway.log
+        assert f"{compacted} has cleanup.policy" not in caplog.text
 
 
 async def test_a_partition_that_cannot_be_read_holds_up_no_other():

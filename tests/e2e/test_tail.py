@@ -23,7 +23,12 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from support.app_server import running_app
 from support.brokers import embedded_kafka
 from support.certificates import CertificateAuthority
-from support.gateways import GatewayProcess, build_config, running_gateway_process
+from support.gateways import (
+    GatewayThread,
+    build_config,
+    running_gateway,
+    running_gateway_process,
+)
 from support.oracle import StreamOracle
 from support.received import GapEvent
 from support.records import RecordToSend, produce_records
@@ -35,6 +40,8 @@ from support.waiting import wait_until
 from gateway.core.log.record import TopicPartition
 from gateway.core.token.resume_token import parse_token
 from gateway.kafka.embedded import EmbeddedKafka
+
+pytestmark = pytest.mark.needs("process")
 
 PARTITIONS = 3
 NAMES = TopicNames(40)
@@ -59,7 +66,7 @@ def servers(kafka: EmbeddedKafka) -> str:
 
 
 @pytest.fixture(scope="module")
-def gateway(servers: str) -> Iterator[GatewayProcess]:
+def gateway(servers: str) -> Iterator[GatewayThread]:
     with run_gateway_sync(configuration(servers)) as gateway:
         yield gateway
 
@@ -117,7 +124,7 @@ async def test_what_comes_over_cuts_and_a_killed_gateway_is_every_record_once(
 
 @every_wire
 async def test_a_position_in_a_file_is_gone_on_from_exactly(
-    wire: Wire, gateway: GatewayProcess, topic: str, oracle: StreamOracle, tmp_path: Path
+    wire: Wire, gateway: GatewayThread, topic: str, oracle: StreamOracle, tmp_path: Path
 ):
     """After a count within a batch, after SIGTERM, and once more from an end that stays."""
     url = wire(gateway.base_url, f"/records/{topic}")
@@ -141,7 +148,7 @@ async def test_a_position_in_a_file_is_gone_on_from_exactly(
 
 @every_wire
 async def test_an_interrupt_says_how_to_go_on(
-    wire: Wire, gateway: GatewayProcess, topic: str, oracle: StreamOracle
+    wire: Wire, gateway: GatewayThread, topic: str, oracle: StreamOracle
 ):
     url = wire(gateway.base_url, f"/records/{topic}")
     async with running_tail(url) as first:
@@ -181,7 +188,7 @@ async def test_topics_are_followed_without_a_gateway(
 
 @every_wire
 async def test_filters_and_fields_are_asked_of_the_gateway(
-    wire: Wire, gateway: GatewayProcess, servers: str, topic: str, oracle: StreamOracle
+    wire: Wire, gateway: GatewayThread, servers: str, topic: str, oracle: StreamOracle
 ):
     await oracle.produce_records(topic, 40)
     narrow = ["--filter", "key=key-3", "--filter", "/n>=10", "--filter", "/n<30"]
@@ -200,7 +207,7 @@ async def test_filters_and_fields_are_asked_of_the_gateway(
 
 
 async def test_where_to_end_may_stand_in_the_address(
-    gateway: GatewayProcess, topic: str, oracle: StreamOracle
+    gateway: GatewayThread, topic: str, oracle: StreamOracle
 ):
     await oracle.produce_records(topic, 10)
     url = f"{gateway.base_url}/events/{topic}?from=earliest"
@@ -213,7 +220,7 @@ async def test_where_to_end_may_stand_in_the_address(
 
 
 async def test_value_is_exact_to_the_byte_and_control_lines_are_elsewhere(
-    gateway: GatewayProcess, servers: str, topic: str
+    gateway: GatewayThread, servers: str, topic: str
 ):
     values = [b"\x1b[31m\x00\xff", b"", b"a\r\nb", "\u202eä".encode()]
     await produce_records([servers], topic, [RecordToSend(value, partition=0) for value in values])
@@ -225,7 +232,7 @@ async def test_value_is_exact_to_the_byte_and_control_lines_are_elsewhere(
 
 
 async def test_quietly_there_is_nothing_but_records(
-    gateway: GatewayProcess, topic: str, oracle: StreamOracle
+    gateway: GatewayThread, topic: str, oracle: StreamOracle
 ):
     await oracle.produce_records(topic, 3)
     url = f"{gateway.base_url}/records/{topic}?from=earliest"
@@ -239,7 +246,7 @@ async def test_quietly_there_is_nothing_but_records(
 
 @pytest.mark.parametrize("idle", [True, False])
 async def test_a_reader_that_has_enough_ends_it_quietly(
-    gateway: GatewayProcess, topic: str, oracle: StreamOracle, idle: bool
+    gateway: GatewayThread, topic: str, oracle: StreamOracle, idle: bool
 ):
     """`| head -n 2`, with more to come, and with nothing more."""
     await oracle.produce_records(topic, 2 if idle else 5000)
@@ -257,7 +264,7 @@ async def test_a_reader_that_has_enough_ends_it_quietly(
 
 
 async def test_a_reader_that_does_not_read_does_not_keep_it_from_ending(
-    gateway: GatewayProcess, topic: str, oracle: StreamOracle
+    gateway: GatewayThread, topic: str, oracle: StreamOracle
 ):
     await oracle.produce_records(topic, 5000)  # more than a pipe holds
     url = f"{gateway.base_url}/records/{topic}?from=earliest"
@@ -310,7 +317,7 @@ EVIL = "\x1b]0;owned\x07\x9b2J\u202e"
 
 
 async def test_a_terminal_gets_colours_and_no_commands(
-    gateway: GatewayProcess, servers: str, topic: str
+    gateway: GatewayThread, servers: str, topic: str
 ):
     value = json.dumps({"name": EVIL}, ensure_ascii=False).encode()
     await produce_records(
@@ -361,7 +368,7 @@ async def test_a_gap_is_told_and_only_strictly_a_failure(
 # What goes wrong
 
 
-async def test_a_path_that_is_none_is_answered_with_the_nearest(gateway: GatewayProcess):
+async def test_a_path_that_is_none_is_answered_with_the_nearest(gateway: GatewayThread):
     async with running_tail(f"{gateway.base_url}/recrods/{NAMES.names[0]}") as it:
         assert await it.wait_ended() == 1
     assert it.stderr.startswith("gateway: 404: ")
@@ -375,7 +382,7 @@ async def test_a_path_that_is_none_is_answered_with_the_nearest(gateway: Gateway
     [(["--from", "yesterday"], "?from=yesterday"), (["--filter", "/n>=x"], "filter")],
 )
 async def test_what_the_gateway_refuses_is_told_in_its_words(
-    wire: Wire, gateway: GatewayProcess, topic: str, options: list[str], said: str
+    wire: Wire, gateway: GatewayThread, topic: str, options: list[str], said: str
 ):
     async with running_tail(wire(gateway.base_url, f"/records/{topic}"), *options) as it:
         assert await it.wait_ended() == 1
@@ -468,7 +475,7 @@ async def test_a_certificate_is_checked_unless_told_otherwise(
     signed = str(authority.issue_certificate("gateway"))
     config = configuration(servers)
     config["listen"] = {**config["listen"], "tls": {"certificate": signed, "key": signed}}
-    async with running_gateway_process(config, ready=False) as gateway:
+    async with running_gateway(config, ready=False) as gateway:
         for address in (gateway.base_url, gateway.base_url.replace("https", "wss")):
             url = f"{address}/records/{topic}?from=earliest&until=1"
             async with (

@@ -12,7 +12,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as parsed
 from support.brokers import embedded_kafka
 from support.certificates import CertificateAuthority
-from support.gateways import GatewayProcess, build_config, running_gateway_process
+from support.gateways import (
+    GatewayProcess,
+    GatewayThread,
+    build_config,
+    running_gateway,
+    running_gateway_process,
+)
 from support.unfinished_handshakes import build_client_hello, count_open, open_unfinished_clients
 from support.waiting import wait_until
 from support.workers import running_workers
@@ -34,7 +40,10 @@ def config(kafka: EmbeddedKafka, authority: CertificateAuthority, **limits: int)
 
 
 async def get(
-    gateway: GatewayProcess, authority: CertificateAuthority, path: str, source: str = "127.0.0.1"
+    gateway: GatewayProcess | GatewayThread,
+    authority: CertificateAuthority,
+    path: str,
+    source: str = "127.0.0.1",
 ) -> httpx.Response:
     """Ask on a connection of its own."""
     transport = httpx.AsyncHTTPTransport(
@@ -44,7 +53,9 @@ async def get(
         return await http.get(gateway.base_url + path)
 
 
-async def figures(gateway: GatewayProcess, authority: CertificateAuthority) -> dict[str, float]:
+async def figures(
+    gateway: GatewayProcess | GatewayThread, authority: CertificateAuthority
+) -> dict[str, float]:
     """Return handshakes under way, and those that were refused by reason."""
     text = (await get(gateway, authority, "/metrics")).text
     found: dict[str, float] = {}
@@ -57,7 +68,7 @@ async def figures(gateway: GatewayProcess, authority: CertificateAuthority) -> d
 
 
 async def served_again(
-    gateway: GatewayProcess, authority: CertificateAuthority, source: str
+    gateway: GatewayProcess | GatewayThread, authority: CertificateAuthority, source: str
 ) -> float:
     """Return how many seconds it took until a new connection was served."""
     loop = asyncio.get_running_loop()
@@ -70,6 +81,7 @@ async def served_again(
     raise TimeoutError("no connection was served")
 
 
+@pytest.mark.night
 async def test_a_flood_of_one_address_is_held_to_its_bound(kafka: EmbeddedKafka, tmp_path: Path):
     """All of them were held, with 57 to 95 KB each, for a minute."""
     authority = CertificateAuthority(tmp_path)
@@ -102,7 +114,7 @@ async def test_a_slow_handshake_is_closed_and_a_stream_beside_it_goes_on(
     authority = CertificateAuthority(tmp_path)
     made = config(kafka, authority, perAddress=5)
     async with (
-        running_gateway_process(made, ready=False) as gateway,
+        running_gateway(made, ready=False) as gateway,
         open_unfinished_clients(gateway.port, 1, data=b"") as (slow,),
     ):
         for byte in build_client_hello():
@@ -119,7 +131,7 @@ async def test_a_slow_handshake_is_closed_and_a_stream_beside_it_goes_on(
 async def test_what_is_no_tls_is_closed(kafka: EmbeddedKafka, tmp_path: Path, data: bytes):
     authority = CertificateAuthority(tmp_path)
     async with (
-        running_gateway_process(config(kafka, authority), ready=False) as gateway,
+        running_gateway(config(kafka, authority), ready=False) as gateway,
         open_unfinished_clients(gateway.port, 5, data=data) as clients,
     ):
         async with asyncio.timeout(WITHIN):
@@ -127,6 +139,7 @@ async def test_what_is_no_tls_is_closed(kafka: EmbeddedKafka, tmp_path: Path, da
         assert (await figures(gateway, authority))["failed"] == 5
 
 
+@pytest.mark.needs("process")
 async def test_the_bound_is_that_of_all_workers(kafka: EmbeddedKafka, tmp_path: Path):
     authority = CertificateAuthority(tmp_path)
     made = config(kafka, authority, connections=50, perAddress=20)

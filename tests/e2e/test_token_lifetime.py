@@ -13,7 +13,7 @@ import pytest
 from support.admin_api import ADMIN_SECTION, list_streams, open_admin_api
 from support.brokers import embedded_kafka
 from support.clients.raw import RawClient
-from support.gateways import GatewayProcess, build_config
+from support.gateways import GatewayThread, build_config
 from support.issuer import TokenIssuer
 from support.multiplex import MultiplexClient
 from support.topic_gateway import run_gateway_sync
@@ -28,7 +28,7 @@ LIFETIME_S = 2
 
 
 @pytest.fixture(scope="module")
-def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayProcess]:
+def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayThread]:
     own = {"type": "jwt", "keys": ISSUER.jwks, "challenge": "0s"}
     guards = {
         "plain": own,
@@ -48,7 +48,7 @@ def bearer(**claims: Any) -> dict[str, str]:
     return {"Authorization": f"Bearer {ISSUER.issue_token(**claims)}"}
 
 
-async def test_an_end_that_no_calendar_has_spoils_nobodys_list(gateway: GatewayProcess):
+async def test_an_end_that_no_calendar_has_spoils_nobodys_list(gateway: GatewayThread):
     """One client whose token ended behind the year 9999 took the list of streams from all
     operators."""
     ends = [2**63 - 1, 10**300, 1.5e300, 253_402_300_800]
@@ -67,7 +67,7 @@ async def test_an_end_that_no_calendar_has_spoils_nobodys_list(gateway: GatewayP
             await client.__aexit__(None, None, None)
 
 
-async def test_the_stream_of_a_token_without_an_end_has_one(gateway: GatewayProcess):
+async def test_the_stream_of_a_token_without_an_end_has_one(gateway: GatewayThread):
     """Such a token was good for ever, and so was its stream."""
     began = time.time()
     async with httpx.AsyncClient(timeout=WITHIN, trust_env=False) as http:
@@ -91,7 +91,7 @@ async def test_the_stream_of_a_token_without_an_end_has_one(gateway: GatewayProc
     ],
 )
 async def test_who_is_let_in(
-    gateway: GatewayProcess, path: str, claims: dict[str, Any], status: int
+    gateway: GatewayThread, path: str, claims: dict[str, Any], status: int
 ):
     async with httpx.AsyncClient(timeout=WITHIN, trust_env=False) as http:
         url = f"{gateway.base_url}{path}?until=latest"

@@ -15,7 +15,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from support.brokers import embedded_kafka
 from support.clients.raw import RawClient
-from support.gateways import GatewayProcess, build_config, running_gateway_process
+from support.gateways import GatewayThread, build_config, running_gateway
 from support.multiplex import MultiplexClient
 from support.otlp import OtlpCollector, running_collector
 from support.waiting import wait_until
@@ -44,13 +44,13 @@ def back() -> Iterator[OtlpCollector]:
 @asynccontextmanager
 async def traced(
     kafka: EmbeddedKafka, back: OtlpCollector, **traces: Any
-) -> AsyncIterator[GatewayProcess]:
+) -> AsyncIterator[GatewayThread]:
     telemetry = {"traces": {"otlp": back.url, "sample": "100%", **traces}}
     config = build_config(kafka.bootstrap, ["orders"], ROUTES, telemetry=telemetry)
-    async with running_gateway_process(
-        config, environment={"OTEL_BSP_SCHEDULE_DELAY": "200"}
-    ) as running:
-        yield running
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")  # ms
+        async with running_gateway(config) as running:
+            yield running
 
 
 async def produce(kafka: EmbeddedKafka, key: str, *traceparents: str | None) -> None:
@@ -81,7 +81,7 @@ async def test_a_record_is_followed_from_its_producer_to_its_clients(
                 lambda: all(len(messages(each)) == 4 for each in clients), "all", WITHIN
             )
             await wait_until(lambda: _clients(back) >= 3, "the deliveries", WITHIN)
-        assert await running.stop() == 0
+        await running.drain()
     delivered = back.find_spans("deliver")
     assert _clients(back) == 3, "of one record, to those who have it, once each"
     assert {span.trace_id for span in delivered} == {TRACE}
@@ -107,7 +107,7 @@ async def test_a_request_is_a_span_until_its_answer_begins_and_shows_no_secret(
         async with httpx.AsyncClient(trust_env=False) as http:
             await http.get(running.base_url + "/none")
         await wait_until(lambda: _of_path(back, "/none"), "the other", WITHIN)
-        assert await running.stop() == 0
+        await running.drain()
     (span,) = back.find_spans("GET /of")
     assert (span.name, span.trace_id, span.parent_id) == ("GET /of/{key}", TRACE, SPAN)
     assert span.attributes == {
@@ -139,7 +139,7 @@ async def test_what_a_client_writes_is_followed_to_who_reads_it(
             await wait_until(lambda: messages(client), "the record", WITHIN)
             (message,) = messages(client)
             await wait_until(lambda: back.find_spans("deliver"), "its delivery", WITHIN)
-        assert await running.stop() == 0
+        await running.drain()
     (sent,) = back.find_spans("send")
     assert (sent.trace_id, sent.parent_id, sent.links) == (TRACE, SPAN, ((TRACE, SPAN),))
     written = parse(dict(message["headers"])["traceparent"].encode())
@@ -156,7 +156,7 @@ async def test_a_back_end_that_is_away_harms_nobody(kafka: EmbeddedKafka, back: 
             await client.wait_for_events(1, WITHIN)
             await produce(kafka, "ada", *[PARENT] * 50)
             await wait_until(lambda: len(messages(client)) == 50, "all", WITHIN)
-        assert await running.stop() == 0
+        await running.drain()
 
 
 OFF = """
@@ -177,6 +177,7 @@ print([name for name in sys.modules if name.startswith(("opentelemetry", "google
 """
 
 
+@pytest.mark.needs("process")
 def test_without_traces_opentelemetry_is_not_even_imported():
     done = subprocess.run([sys.executable, "-c", OFF], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support.brokers import embedded_kafka
 from support.clients.raw import RawClient
-from support.gateways import GatewayProcess, build_config
+from support.gateways import GatewayThread, build_config
 from support.multiplex import MESSAGE_TIMEOUT_S, MultiplexClient
 from support.oracle import AckedRecord, StreamOracle
 from support.received import parse_events
@@ -32,7 +32,7 @@ kafka = embedded_kafka(TOPICS)
 
 
 @pytest.fixture(scope="module")
-def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayProcess]:
+def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayThread]:
     routes = [
         {
             "when": [{"path": f"/{'+'.join(topics)}"}],
@@ -101,7 +101,7 @@ def views(socket: MultiplexClient, label: str) -> list[tuple[str, list[tuple[int
 
 
 async def test_a_filter_changed_under_load_loses_and_repeats_nothing_and_says_where_it_counts(
-    gateway: GatewayProcess, oracle: StreamOracle
+    gateway: GatewayThread, oracle: StreamOracle
 ):
     """Forty changes of an `in` list; every record of each view between its two positions."""
     random = Random(7)
@@ -139,7 +139,7 @@ async def test_a_filter_changed_under_load_loses_and_repeats_nothing_and_says_wh
 
 
 async def test_what_matches_both_filters_is_neither_lost_nor_repeated_and_others_do_not_notice(
-    gateway: GatewayProcess, oracle: StreamOracle
+    gateway: GatewayThread, oracle: StreamOracle
 ):
     async with (
         MultiplexClient(gateway.base_url) as socket,
@@ -174,7 +174,7 @@ async def test_what_matches_both_filters_is_neither_lost_nor_repeated_and_others
             oracle.check_events(each.get_events("same"))
 
 
-async def test_changes_in_quick_succession_add_up(gateway: GatewayProcess, oracle: StreamOracle):
+async def test_changes_in_quick_succession_add_up(gateway: GatewayThread, oracle: StreamOracle):
     """The second one spoke of the view before the first, and the new path was lost."""
     async with MultiplexClient(gateway.base_url) as socket:
         await socket.subscribe("a", "/orders", **of(KEYS[:1]))
@@ -203,7 +203,7 @@ async def test_changes_in_quick_succession_add_up(gateway: GatewayProcess, oracl
 
 
 async def test_a_change_to_another_topic_begins_there_and_to_one_more_keeps_its_place(
-    gateway: GatewayProcess, oracle: StreamOracle
+    gateway: GatewayThread, oracle: StreamOracle
 ):
     async with MultiplexClient(gateway.base_url) as socket:
         await socket.subscribe("a", "/orders", credit=1000)
@@ -244,7 +244,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 async def test_a_change_that_is_refused_leaves_the_stream_as_it_was(
-    gateway: GatewayProcess, oracle: StreamOracle
+    gateway: GatewayThread, oracle: StreamOracle
 ):
     async with MultiplexClient(gateway.base_url) as socket:
         await socket.subscribe("a", "/orders", **of(KEYS[:3]))
@@ -272,7 +272,7 @@ def of_keys(keys: Sequence[str]) -> Callable[[AckedRecord], bool]:
 
 
 async def test_a_stream_changed_or_ended_while_it_opens_does_so_once_it_has_begun(
-    gateway: GatewayProcess, oracle: StreamOracle
+    gateway: GatewayThread, oracle: StreamOracle
 ):
     async with MultiplexClient(gateway.base_url) as socket:
         for n in range(30):
@@ -318,7 +318,7 @@ def topics(n: int) -> list[str]:
 
 
 async def test_after_unsubscribe_another_stream_goes_on_from_the_position_on_either_wire(
-    gateway: GatewayProcess, oracle: StreamOracle
+    gateway: GatewayThread, oracle: StreamOracle
 ):
     """From `/ws` to `/ws`, to server-sent events, and back, while records are written."""
     async with MultiplexClient(gateway.base_url) as socket:
@@ -356,7 +356,7 @@ async def test_after_unsubscribe_another_stream_goes_on_from_the_position_on_eit
 
 
 async def test_long_positions_come_in_batches_and_repeat_no_more_than_since_the_last(
-    gateway: GatewayProcess, oracle: StreamOracle
+    gateway: GatewayThread, oracle: StreamOracle
 ):
     async with MultiplexClient(gateway.base_url) as socket:
         begin = await socket.subscribe("a", "/many")

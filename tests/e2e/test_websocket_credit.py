@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.brokers import embedded_kafka
-from support.gateways import GatewayProcess, build_config
+from support.gateways import GatewayThread, build_config
 from support.multiplex import MultiplexClient
 from support.oracle import StreamOracle
 from support.received import GapEvent, parse_events
@@ -26,7 +26,7 @@ kafka = embedded_kafka(TOPICS)
 
 
 @pytest.fixture(scope="module")
-def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayProcess]:
+def gateway(kafka: EmbeddedKafka) -> Iterator[GatewayThread]:
     chosen = {"format": "envelope", "clientFilters": True, "clientFields": True}
     targets: dict[str, dict[str, Any]] = {name: {"topic": name} for name in TOPICS}
     targets |= {"both": {"topics": ["orders", "stock"]}, "values": {"topic": "orders"}}
@@ -87,7 +87,7 @@ def longest_silence(socket: MultiplexClient, label: str) -> float:
 
 
 async def test_of_twenty_streams_on_one_socket_one_is_slow_by_credit_and_the_others_unaffected(
-    gateway: GatewayProcess, oracle: StreamOracle
+    gateway: GatewayThread, oracle: StreamOracle
 ):
     assert len(VIEWS) == 19
     async with (
@@ -146,7 +146,7 @@ def values(socket: MultiplexClient, label: str) -> list[Any]:
 
 @pytest.mark.parametrize("credit", [0, 3])
 async def test_one_that_falls_out_of_the_ring_gets_no_more_than_granted_and_at_last_everything(
-    gateway: GatewayProcess, oracle: StreamOracle, credit: int
+    gateway: GatewayThread, oracle: StreamOracle, credit: int
 ):
     """The log in memory does not hold it any more either: the rest comes from Kafka."""
     name = "one" if credit else "two"
@@ -175,7 +175,7 @@ async def test_one_that_falls_out_of_the_ring_gets_no_more_than_granted_and_at_l
 
 @pytest.mark.parametrize("credit", [0, 3])
 async def test_a_slow_one_that_may_skip_is_told_what_and_goes_on_live(
-    gateway: GatewayProcess, oracle: StreamOracle, credit: int
+    gateway: GatewayThread, oracle: StreamOracle, credit: int
 ):
     """Also one that has had a part of what was written at once."""
     async with MultiplexClient(gateway.base_url) as socket:
@@ -218,7 +218,7 @@ async def test_a_slow_one_that_may_skip_is_told_what_and_goes_on_live(
 
 
 async def test_streams_of_a_socket_that_is_read_slowly_share_it_fairly(
-    gateway: GatewayProcess, oracle: StreamOracle
+    gateway: GatewayThread, oracle: StreamOracle
 ):
     """When the first has got most of what it is due, the others have got much of theirs."""
     count = 200

@@ -12,7 +12,12 @@ from typing import Any
 
 import pytest
 from support.brokers import KafkaCluster
-from support.gateways import GatewayProcess, build_config, running_gateway_process
+from support.gateways import (
+    GatewayThread,
+    build_config,
+    running_gateway,
+    running_gateway_process,
+)
 from support.tcp_proxy import TcpProxy
 from support.topic_gateway import run_gateway_sync
 from support.waiting import wait_until
@@ -52,7 +57,7 @@ async def socket(address: str, path: str = "/ws") -> AsyncIterator[ClientConnect
         yield ws
 
 
-def address(gateway: GatewayProcess) -> str:
+def address(gateway: GatewayThread) -> str:
     return gateway.base_url.removeprefix("http://")
 
 
@@ -60,7 +65,7 @@ def address(gateway: GatewayProcess) -> str:
 
 
 @pytest.fixture(scope="module")
-def shop() -> Iterator[GatewayProcess]:
+def shop() -> Iterator[GatewayThread]:
     routes = [{"when": [{"path": path}], "with": made} for path, made in ROUTES]
     with (
         EmbeddedKafka(topics={"orders": 3, "stock": 1}) as kafka,
@@ -90,7 +95,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("path", "members", "code"), REFUSED)
 async def test_what_a_route_does_not_let_be_written_is_refused(
-    shop: GatewayProcess, path: str, members: dict[str, Any], code: str
+    shop: GatewayThread, path: str, members: dict[str, Any], code: str
 ):
     async with socket(address(shop), path) as ws:
         answer = await ask(ws, produce("1", **members))
@@ -113,7 +118,7 @@ WRITTEN: list[tuple[dict[str, Any], tuple[Any, Any]]] = [
 
 @pytest.mark.parametrize(("members", "content"), WRITTEN)
 async def test_key_and_value_arrive_as_they_were_written(
-    shop: GatewayProcess, members: dict[str, Any], content: tuple[Any, Any]
+    shop: GatewayThread, members: dict[str, Any], content: tuple[Any, Any]
 ):
     async with socket(address(shop), "/orders") as ws:
         produced = await ask(ws, produce("1", headers={"from": "test"}, **members))
@@ -129,7 +134,7 @@ async def test_key_and_value_arrive_as_they_were_written(
                     return
 
 
-async def test_one_who_writes_to_a_part_of_a_topic_may_write_there(shop: GatewayProcess):
+async def test_one_who_writes_to_a_part_of_a_topic_may_write_there(shop: GatewayThread):
     async with socket(address(shop)) as ws, socket(address(shop), "/of/ada") as own:
         assert (await ask(ws, produce("1", path="/of/ada", key="ada")))["type"] == "produced"
         assert (await ask(own, produce("2", key="ada")))["type"] == "produced"
@@ -138,7 +143,7 @@ async def test_one_who_writes_to_a_part_of_a_topic_may_write_there(shop: Gateway
         assert (await ask(ws, produce("4", topic="orders")))["topic"] == "orders"
 
 
-async def test_a_key_that_is_used_again_is_a_repeat_or_a_mistake(shop: GatewayProcess):
+async def test_a_key_that_is_used_again_is_a_repeat_or_a_mistake(shop: GatewayThread):
     first = produce("1", path="/orders", idempotencyKey="again", key="ada")
     async with socket(address(shop)) as ws, socket(address(shop)) as other:
         produced = await ask(ws, first)
@@ -148,7 +153,7 @@ async def test_a_key_that_is_used_again_is_a_repeat_or_a_mistake(shop: GatewayPr
         assert (mistake["type"], mistake["code"]) == ("error", "idempotency-key-reused")
 
 
-async def test_many_records_of_one_socket_keep_their_order(shop: GatewayProcess):
+async def test_many_records_of_one_socket_keep_their_order(shop: GatewayThread):
     async with socket(address(shop)) as ws, asyncio.timeout(WITHIN):
         for n in range(80):
             await ws.send(json.dumps(produce(str(n), path="/orders", key="same")))
@@ -184,7 +189,7 @@ def values(kafka: KafkaCluster, topic: str, partitions: int) -> list[str]:
 
 
 async def until_written(
-    proxy: TcpProxy, gateways: list[GatewayProcess], message: dict[str, Any], random: Random
+    proxy: TcpProxy, gateways: list[GatewayThread], message: dict[str, Any], random: Random
 ) -> int:
     """Send it over sockets that are cut before or after the answer, to any gateway, until one
     answers. How many sockets that took."""
@@ -206,6 +211,7 @@ async def until_written(
     raise AssertionError(f"never answered: {message}")
 
 
+@pytest.mark.needs("process")
 async def test_what_was_cut_before_its_answer_and_repeated_is_in_kafka_once(
     kafka: KafkaCluster, topic: Callable[..., str]
 ):
@@ -240,9 +246,7 @@ async def test_a_client_that_went_away_finds_its_record_when_it_repeats_it(
     name = topic(partitions=1)
     routes = [{"when": [{"path": "/write"}], "with": {"topic": name, "produce": True}}]
     message = produce("1", path="/write", idempotencyKey="k")
-    async with running_gateway_process(
-        build_config(kafka.bootstrap_servers, [name], routes)
-    ) as gateway:
+    async with running_gateway(build_config(kafka.bootstrap_servers, [name], routes)) as gateway:
         async with TcpProxy(*_at(gateway)) as proxy, socket(proxy.address) as ws:
             proxy.set_delay(0.5)  # its answer is on the way when the cut comes
             await ws.send(json.dumps(message))
@@ -256,6 +260,6 @@ async def test_a_client_that_went_away_finds_its_record_when_it_repeats_it(
     assert await asyncio.to_thread(values, kafka, name, 1) == ["1"]
 
 
-def _at(gateway: GatewayProcess) -> tuple[str, int]:
+def _at(gateway: GatewayThread) -> tuple[str, int]:
     host, _, port = address(gateway).rpartition(":")
     return host, int(port)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import re
 import signal
@@ -31,6 +32,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import psutil
+import pytest
 from ruamel.yaml import YAML
 from support.fork_server import ForkedCommand
 from support.waiting import wait_until
@@ -177,6 +179,17 @@ async def wait_until_ready(
             if time.monotonic() > deadline:
                 raise TimeoutError(f"not ready: /health/ready says {last}")
             await asyncio.sleep(0.02)
+
+
+def find_failures(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Errors that a gateway in a thread, its server or its event loop logged in this test."""
+    return [
+        caplog.handler.format(record)
+        for record in caplog.records
+        if record.name.partition(".")[0] in ("gateway", "uvicorn", "asyncio")
+        and (record.exc_info or record.levelno >= logging.ERROR)
+        and "timeout graceful shutdown exceeded" not in record.message  # `GatewayThread.stop`
+    ]
 
 
 class GatewayThread:

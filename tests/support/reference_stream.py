@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from support.gateways import GatewayProcess, GatewayThread
+from support.gateways import GatewayProcess, GatewayThread, find_failures
 from support.raw_http import RawConnection, build_request, send_request
 from support.sse import SseParser
 from support.waiting import WAIT_TIMEOUT_S
@@ -137,5 +137,6 @@ def unharmed(
         assert process.pid == pid, process.read_log_tail()
     request = build_request("/health/live", b"Connection: close")
     assert send_request(gateway.port, request).status == 200
-    assert "Traceback" not in (process.log[logged:] if process else caplog.text)
+    assert not find_failures(caplog)
+    assert not process or "Traceback" not in process.log[logged:], process.read_log_tail()
     calm.check_unharmed()
