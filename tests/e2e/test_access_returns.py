@@ -25,6 +25,8 @@ from support.waiting import wait_until
 
 from gateway.kafka.local import BrokerSecurity, LocalKafka
 
+pytestmark = [pytest.mark.needs("kafka"), pytest.mark.night]
+
 WITHIN = 90.0
 PARTITIONS = 12
 REFUSED_SECONDS = 12.0

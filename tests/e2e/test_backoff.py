@@ -29,6 +29,8 @@ from gateway.core.log.record import TopicPartition
 from gateway.core.log.recovery import CAUSE_BY_ERROR_CODE, RECOVERY_RULES, RecoveryAction
 from gateway.kafka.local import BrokerSecurity, LocalKafka
 
+pytestmark = pytest.mark.needs("kafka")
+
 PARTITIONS = 4
 MOST = 10  # requests a second, of one partition
 RECONNECT_MAX = 1.0  # s, as configured by default
@@ -61,6 +63,7 @@ def broker(module_broker: KafkaCluster) -> Iterator[KafkaCluster]:
 # -- a broker that is away -------------------------------------------------------------
 
 
+@pytest.mark.night
 @pytest.mark.parametrize(("how", "span"), [("killed", 4.0), ("hung up", 3.0), ("hidden", 4.0)])
 async def test_a_broker_that_is_away_is_not_hammered_and_soon_read_again(broker, how, span):
     """How soon: after the first moment that another client can read the partition."""
@@ -271,6 +274,7 @@ async def wait_until_granted(client: TimedClient) -> None:
         await client.reconnect()
 
 
+@pytest.mark.night
 async def test_a_denied_topic_is_told_so_and_harms_no_other(broker):
     """Also one that is denied while it streams; whatever is granted later comes by itself."""
     admin = broker.admin
@@ -335,6 +339,7 @@ async def test_a_denied_topic_is_told_so_and_harms_no_other(broker):
             assert reader.open_count == 1
 
 
+@pytest.mark.night
 async def test_wrong_credentials_are_told_to_clients_and_by_health(broker):
     admin = broker.admin
     await asyncio.to_thread(admin.create_topic, "paid", 2)

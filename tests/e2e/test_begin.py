@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 from support.brokers import KafkaCluster
-from support.clients.wires import WireName, client_for_wire, every_wire
+from support.clients.wires import WireName, client_for_wire
 from support.continuous_writer import ContinuousWriter, TimedClient
 from support.gateways import GatewayProcess, build_config, running_gateway_process
 from support.kafka_proxy import ApiKey, KafkaProxy
@@ -107,7 +107,10 @@ def told(name: str, **figures: float | Iterable[float]) -> None:
     print(f"\n{name}: " + ", ".join(f"{key} {shown(value)} s" for key, value in figures.items()))
 
 
-@every_wire
+@pytest.mark.parametrize(
+    "wire",
+    ["sse", *(pytest.param(wire, marks=pytest.mark.night) for wire in ("ndjson", "websocket"))],
+)
 async def test_a_hidden_leader_is_pending_and_its_records_come_once_it_shows(
     kafka3, wire: WireName
 ):
@@ -197,6 +200,7 @@ class Pages:
         return acked.offset >= self.firsts[acked.tp]
 
 
+@pytest.mark.night
 async def test_a_start_in_the_past_does_not_wait_for_a_hidden_leader_either(kafka3):
     """It took partitionReadyTimeout, and replayed what the hidden partition had from offset 0."""
     async with scene(kafka3) as s, running_gateway_process(s.config()) as gateway:
@@ -324,6 +328,7 @@ async def asked(url: str, headers: dict[str, str] | None = None) -> httpx.Respon
         return await http.get(url, headers=headers, timeout=30)
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 async def test_one_broker_of_three_is_missed_by_its_own_partitions_alone(kafka3, how):
     """The others' replicas are elsewhere: Kafka itself would make those wait for a dead one."""
@@ -359,6 +364,7 @@ async def test_one_broker_of_three_is_missed_by_its_own_partitions_alone(kafka3,
         s.oracle.check_events(late.list_record_events())
 
 
+@pytest.mark.night
 async def test_a_topic_new_to_a_warm_gateway_does_not_wait_for_fetches_under_way(kafka3):
     """Kafka holds those of an idle topic back for half a second."""
     placed = [[leader_of(number)] for number in range(PARTITIONS)]

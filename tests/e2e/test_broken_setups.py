@@ -1,6 +1,6 @@
 """What the log says where Kafka cannot be used: one warning that names the cause, and no flood.
 
-GATEWAY_SETUPS_SECONDS: for how long each set-up is watched (2). With `-s` the lines are printed.
+GATEWAY_SETUPS_SECONDS: for how long each set-up is watched (0.5). With `-s` the lines are printed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from support.workers import running_workers
 
 from gateway.kafka.local import BrokerSecurity, LocalKafka
 
-SECONDS = float(os.environ.get("GATEWAY_SETUPS_SECONDS", "2"))
+pytestmark = pytest.mark.needs("kafka")
+
+SECONDS = float(os.environ.get("GATEWAY_SETUPS_SECONDS", "0.5"))
 TOPIC = "orders"
 SASL = {"mechanism": "plain", "username": "carol", "password": "pw"}
 
@@ -161,6 +163,7 @@ async def test_nobody_listens():
     await check(Setup(closed_port(), "cause=connection"))
 
 
+@pytest.mark.night
 async def test_nobody_answers():
     async with silent() as server:
         await check(Setup(server, "cause=timeout"))
@@ -170,6 +173,7 @@ async def test_the_name_does_not_resolve():
     await check(Setup("broker.invalid:9092", "broker.invalid"))
 
 
+@pytest.mark.night
 async def test_a_broker_without_tls_is_asked_by_tls(
     guarded: LocalKafka, known: CertificateAuthority
 ):
@@ -177,16 +181,19 @@ async def test_a_broker_without_tls_is_asked_by_tls(
     await check(Setup(servers, "TLS", {"tls": {"ca": str(known.certificate_path)}}))
 
 
+@pytest.mark.night
 async def test_a_broker_with_tls_is_asked_without(guarded: LocalKafka):
     await check(Setup(",".join(guarded.get_addresses("TLS")), "TLS"))
 
 
+@pytest.mark.night
 async def test_the_authority_is_another_one(guarded: LocalKafka, directory: Path):
     other = CertificateAuthority(directory, "other")
     tls = {"ca": str(other.certificate_path)}
     await check(Setup(",".join(guarded.get_addresses("TLS")), "certificate", {"tls": tls}))
 
 
+@pytest.mark.night
 async def test_the_certificate_is_not_for_this_host(known: CertificateAuthority):
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(known.issue_certificate("elsewhere", hostname="kafka.example"))
@@ -195,29 +202,34 @@ async def test_the_certificate_is_not_for_this_host(known: CertificateAuthority)
         await check(Setup(server, "other names than 127.0.0.1", {"tls": tls}))
 
 
+@pytest.mark.night
 async def test_no_client_certificate_is_shown(guarded: LocalKafka, known: CertificateAuthority):
     tls = {"ca": str(known.certificate_path)}
     await check(Setup(",".join(guarded.get_addresses("TLS")), "certificate", {"tls": tls}))
 
 
+@pytest.mark.night
 async def test_the_client_certificate_has_expired(guarded: LocalKafka, known: CertificateAuthority):
     pem = str(known.issue_certificate("late", valid_days=-1))
     tls = {"ca": str(known.certificate_path), "certificate": pem, "key": pem}
     await check(Setup(",".join(guarded.get_addresses("TLS")), "may have expired", {"tls": tls}))
 
 
+@pytest.mark.night
 async def test_the_password_is_wrong(guarded: LocalKafka):
     sasl = SASL | {"password": "guessed"}
     servers = ",".join(guarded.get_addresses("SASL"))
     await check(Setup(servers, "refuses the login", {"sasl": sasl}, lines=2))
 
 
+@pytest.mark.night
 async def test_the_mechanism_is_not_offered(guarded: LocalKafka):
     sasl = SASL | {"mechanism": "scram-sha-512"}
     servers = ",".join(guarded.get_addresses("SASL"))
     await check(Setup(servers, "does not offer", {"sasl": sasl}))
 
 
+@pytest.mark.night
 async def test_a_broker_that_wants_a_password_is_given_none(guarded: LocalKafka):
     await check(Setup(",".join(guarded.get_addresses("SASL")), "kafka.security.sasl"))
 
@@ -227,11 +239,13 @@ async def test_the_topic_may_not_be_read(guarded: LocalKafka):
     await check(Setup(servers, "cause=access-denied", {"sasl": SASL}, lines=2, is_lost=False))
 
 
+@pytest.mark.night
 async def test_the_topic_is_not_there(guarded: LocalKafka):
     servers = ",".join(guarded.bootstrap)
     await check(Setup(servers, "absent", topic="absent", is_lost=False))
 
 
+@pytest.mark.night
 async def test_a_broker_stands_still():
     with running_kafka(LocalKafka()) as kafka:
         KafkaAdmin(kafka.bootstrap).create_topic(TOPIC, 3)
@@ -248,6 +262,7 @@ async def test_a_broker_stands_still():
             node.unfreeze()
 
 
+@pytest.mark.night
 async def test_partitions_have_no_leader():
     with running_kafka(LocalKafka(3)) as kafka:
         KafkaAdmin(kafka.bootstrap).create_topic(TOPIC, assignment=[[1], [2], [3]])

@@ -25,7 +25,6 @@ from gateway.kafka.local import LocalKafka
 
 PRINCIPAL = "User:carol"
 SASL = {"sasl": {"mechanism": "plain", "username": "carol", "password": "pw"}}
-REFUSED_SECONDS = 3.0
 WITHIN = 60.0
 
 
@@ -63,11 +62,11 @@ async def until_refused(http: httpx.AsyncClient, group: str, instance: ConsumerI
     assert (answer.status_code, answer.json()["code"]) == (409, "GROUP_FAILED"), answer.text
 
 
-@pytest.mark.parametrize("protocol", ["consumer", "classic"])
+@pytest.mark.parametrize("protocol", ["consumer", pytest.param("classic", marks=pytest.mark.night)])
 async def test_a_group_whose_right_is_taken_away_and_given_back_goes_on(
     session_secured: LocalKafka, protocol: str, caplog: pytest.LogCaptureFixture
 ):
-    """Three seconds without the right made it FAILED until the sidecar was started anew.
+    """A time without the right made it FAILED until the sidecar was started anew.
 
     What could not be committed without the right is committed within half a second of its return,
     which may be after the last record was processed.
@@ -98,7 +97,6 @@ async def test_a_group_whose_right_is_taken_away_and_given_back_goes_on(
                 forbid(admin, group)
             await until_refused(http, reactive["group"], instance)
             write(kafka, topic, range(3, 6))
-            await asyncio.sleep(REFUSED_SECONDS)
             for group in groups:
                 permit(admin, group)
 

@@ -193,6 +193,7 @@ async def test_a_route_with_an_hour_of_history_gives_no_more_of_it(
         assert told == [acked.offset for acked in young]
 
 
+@pytest.mark.smoke
 async def test_two_topics_come_in_one_stream_and_resume_together(
     gateway: GatewayProcess, topic: Topic, oracle: StreamOracle
 ):

@@ -22,6 +22,7 @@ from support.old_kafka import OldKafka
 from support.oracle import StreamOracle, parse_events
 from support.received import parse_envelope
 from support.records import RecordToSend, produce_records
+from support.requirements import require_tools
 from support.sidecars import running_sidecar, wait_until_ready
 from support.topic_reads import open_cluster
 from support.waiting import wait_until
@@ -29,15 +30,16 @@ from support.waiting import wait_until
 from gateway.core.log.record import TopicPartition
 from gateway.kafka.local import LocalKafka
 
-pytestmark = pytest.mark.needs("java17")
+pytestmark = pytest.mark.needs("kafka")
 
 PARTITIONS = 3
 WITHIN_S = 60.0
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
-@pytest.fixture(scope="module", params=["2.8.2", "3.9.1"])
+@pytest.fixture(scope="module", params=["2.8.2", pytest.param("3.9.1", marks=pytest.mark.night)])
 def kafka(request: pytest.FixtureRequest) -> Iterator[OldKafka]:
+    require_tools("java17")
     with OldKafka(request.param) as running:
         yield running
 
@@ -164,6 +166,7 @@ def produce_with_librdkafka(kafka: OldKafka, topic: str, values: Sequence[str], 
     assert producer.flush(WITHIN_S) == 0
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("kafka", ["2.8.2"], indirect=True)  # its jars have a producer in Java
 async def test_what_each_producer_compresses_with_each_codec_is_read(kafka: OldKafka):
     kafka.create_topic("codecs", PARTITIONS)

@@ -148,8 +148,8 @@ class Held:
     [
         ("sse", "earliest"),
         ("sse", "latest"),
-        ("sse", "fail"),
-        ("ndjson", "fail"),
+        pytest.param("sse", "fail", marks=pytest.mark.night),
+        pytest.param("ndjson", "fail", marks=pytest.mark.night),
         ("websocket", "fail"),
     ],
 )
@@ -208,6 +208,7 @@ async def test_deleted_records_are_one_gap_for_live_and_late_clients(
         assert asked <= len(held.errors) + 3 * late.open_count
 
 
+@pytest.mark.night
 async def test_a_hundred_advances_in_a_row_are_a_gap_each_and_leak_nothing(
     kafka: KafkaCluster, topic: Callable[..., str]
 ) -> None:

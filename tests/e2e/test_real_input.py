@@ -111,6 +111,7 @@ async def values(url: str) -> list[bytes]:
     return [event.raw_data for event in events[1:-1]]
 
 
+@pytest.mark.night
 async def test_one_partition_comes_out_in_order_to_the_byte(
     gateway: GatewayProcess, kafka: KafkaCluster, names: TopicNames, text: Text
 ):

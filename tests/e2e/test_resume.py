@@ -148,7 +148,12 @@ async def kill_now_and_then(gateway: GatewayProcess, random: Random, ends: float
 
 @pytest.mark.parametrize(
     ("wire", "seed", "cache"),
-    [("sse", 1, "64MiB"), ("sse", 2, "1B"), ("ndjson", 3, "1B"), ("websocket", 4, "1B")],
+    [
+        pytest.param("sse", 1, "64MiB", marks=pytest.mark.night),
+        ("sse", 2, "1B"),
+        pytest.param("ndjson", 3, "1B", marks=pytest.mark.night),
+        pytest.param("websocket", 4, "1B", marks=pytest.mark.night),
+    ],
 )
 async def test_cut_at_any_byte_killed_and_moved_to_another_gateway_nothing_is_lost_or_repeated(
     kafka: KafkaCluster, topic: Callable[..., str], wire: WireName, seed: int, cache: str
@@ -188,6 +193,7 @@ async def test_cut_at_any_byte_killed_and_moved_to_another_gateway_nothing_is_lo
         assert opened > 12, "hardly anything was cut"
 
 
+@pytest.mark.night
 async def test_fifty_clients_resume_at_once_what_only_kafka_still_has(
     kafka: KafkaCluster, topic: Callable[..., str]
 ) -> None:
@@ -459,7 +465,10 @@ def kept(events: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], 
     return stream, repeated
 
 
-@pytest.mark.parametrize("partitions", [1, 12, 75, 500])
+@pytest.mark.parametrize(
+    "partitions",
+    [pytest.param(1, marks=pytest.mark.night), 12, pytest.param(75, marks=pytest.mark.night), 500],
+)
 async def test_tokens_of_few_and_many_partitions_resume_exactly(
     kafka: KafkaCluster, topic: Callable[..., str], partitions: int
 ) -> None:

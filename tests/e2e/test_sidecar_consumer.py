@@ -208,6 +208,7 @@ async def test_a_partition_that_is_new_to_a_group_is_read_from_its_start(kafka, 
         assert get_offsets(await second.poll_until(5)) == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.smoke
 async def test_where_retention_was_faster_a_group_goes_on_at_the_first_record_there_is_and_says_so(
     kafka, topic, oracle, caplog
 ):

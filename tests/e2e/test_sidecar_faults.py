@@ -192,6 +192,7 @@ class Faults:
             await asyncio.sleep(0.5)
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("protocol", ["consumer", "classic"])
 async def test_everything_fails_at_random_and_nothing_is_lost_or_overtaken(
     world: ReactiveWorld, protocol: str, record_property: Any

@@ -71,6 +71,7 @@ def told(item: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     return (each["responses"] for name, each in item.items() if name != "parameters")
 
 
+@pytest.mark.needs("process")
 async def test_two_workers_count_together(kafka):
     config = build_config(
         kafka.bootstrap, [], [], sidecar={"producer": {}}, listen={"limits": {"rate": "5/h"}}

@@ -1,7 +1,7 @@
 """The sidecar and the back end that it calls, both processes, whatever becomes of either.
 
 GATEWAY_REACTIVE_RECORDS: how many go through it all (2,000); GATEWAY_REACTIVE_AWAY: seconds for
-which the back end is away (3). `make reactive` runs both for long.
+which the back end is away (1). `make reactive` runs both for long.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from support.sidecars import running_sidecar
 from support.waiting import wait_until
 
 RECORDS = int(os.environ.get("GATEWAY_REACTIVE_RECORDS", "2000"))
-AWAY = float(os.environ.get("GATEWAY_REACTIVE_AWAY", "3"))
+AWAY = float(os.environ.get("GATEWAY_REACTIVE_AWAY", "1"))
 SIDECAR = (sys.executable, "-m", "gateway", "sidecar", "-c")
-SESSION = {"groupProtocol": "classic", "sessionTimeout": "6s"}  # the shortest brokers take
+SESSION = {"groupProtocol": "classic", "sessionTimeout": "6s"}
 
 
 @pytest.fixture
@@ -174,12 +174,12 @@ async def test_a_sidecar_that_is_ended_finishes_its_batch_commits_and_leaves(wor
     assert world.count_repeated() == 0
 
 
-@pytest.mark.parametrize("protocol", ["consumer", "classic"])
+@pytest.mark.parametrize("protocol", ["consumer", pytest.param("classic", marks=pytest.mark.night)])
 async def test_a_member_that_was_thought_gone_commits_nothing_of_what_is_anothers(
     world: ReactiveWorld, protocol: str
 ):
     """Frozen for longer than its session, amid a batch."""
-    group = build_settings(world.backend, world.topic, **(SESSION | {"groupProtocol": protocol}))
+    group = build_settings(world.backend, world.topic, groupProtocol=protocol, sessionTimeout="3s")
     world.write_records(60)
     world.backend.set_orders(delay=1.0)
     async with sidecar(world, group) as frozen:
@@ -199,7 +199,7 @@ async def test_a_member_that_was_thought_gone_commits_nothing_of_what_is_another
     world.check_order()
 
 
-@pytest.mark.parametrize("protocol", ["consumer", "classic"])
+@pytest.mark.parametrize("protocol", ["consumer", pytest.param("classic", marks=pytest.mark.night)])
 async def test_members_come_and_go_under_load_and_no_record_is_lost_or_overtaken(
     world: ReactiveWorld, protocol: str
 ):

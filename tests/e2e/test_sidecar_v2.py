@@ -43,7 +43,7 @@ def assert_error(answer: httpx.Response, status: int, code: int) -> None:
     assert answer.headers["content-type"] == V2
 
 
-@pytest.mark.parametrize("trail", ["", "/"])
+@pytest.mark.parametrize("trail", [pytest.param("", marks=pytest.mark.smoke), "/"])
 async def test_a_client_writes_subscribes_polls_and_commits(http, topic, trail):
     name, place = topic(), {"partition": 0}
     records = [{"value": base64.b64encode(b"v%d" % n).decode()} for n in range(3)]

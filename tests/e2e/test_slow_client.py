@@ -18,9 +18,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
+import pytest
 from support.brokers import KafkaCluster
 from support.clients.fast_reconnect import FastReconnectClient
-from support.clients.wires import WireName, client_for_wire, every_wire
+from support.clients.wires import WireName, client_for_wire
 from support.gateways import GatewayProcess, build_config, running_gateway_process
 from support.oracle import Position, StreamOracle
 from support.received import GapEvent, parse_gaps
@@ -144,6 +145,7 @@ async def watch_memory(gateway: GatewayProcess, seen: list[int]) -> None:
         await asyncio.sleep(0.5)
 
 
+@pytest.mark.night
 async def test_clients_that_stop_reading_for_a_while_harm_nobody_and_lose_nothing(
     kafka: KafkaCluster, topic: Callable[..., str]
 ) -> None:
@@ -230,7 +232,10 @@ async def test_clients_that_stop_reading_for_a_while_harm_nobody_and_lose_nothin
         assert slow["disconnect"].open_count == 1 + len(ends)
 
 
-@every_wire
+@pytest.mark.parametrize(
+    "wire",
+    ["sse", *(pytest.param(wire, marks=pytest.mark.night) for wire in ("ndjson", "websocket"))],
+)
 async def test_a_client_that_never_reads_is_cut_at_last_and_the_others_go_on(
     kafka: KafkaCluster, topic: Callable[..., str], wire: WireName
 ) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+import pytest
 from confluent_kafka import Producer
 from support.admission import (
     build_client_headers,
@@ -84,6 +85,7 @@ async def come_again_and_again(gateway: GatewayProcess) -> None:
         assert not check_admitted(browsers)
 
 
+@pytest.mark.night
 async def test_the_refused_are_told_and_the_admitted_lose_nothing(kafka: EmbeddedKafka) -> None:
     async with running_limited_gateway(kafka) as gateway, ClientPool() as pool:
         await open_clients(pool, gateway, CLIENTS)
@@ -108,6 +110,7 @@ async def test_the_refused_are_told_and_the_admitted_lose_nothing(kafka: Embedde
         assert most_bytes - idle_bytes < (MEMORY_MIB + SLACK_MIB) * MIB
 
 
+@pytest.mark.night
 async def test_it_is_as_before_after_an_overload(kafka: EmbeddedKafka) -> None:
     async with running_limited_gateway(kafka) as gateway:
         async with ClientPool() as pool:

@@ -12,6 +12,7 @@ SEED = 1
 SECONDS = 15.0
 
 
+@pytest.mark.needs("kafka")
 @pytest.mark.timeout(900)
 async def test_clients_get_what_is_theirs_whatever_happens(
     capsys: pytest.CaptureFixture[str],

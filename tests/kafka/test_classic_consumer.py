@@ -78,6 +78,7 @@ def test_heartbeats_fit_into_the_session_where_nothing_is_said(session: float, i
     assert isinstance(made, ClassicMember) and made.heartbeat_interval == interval
 
 
+@pytest.mark.smoke
 async def test_three_share_a_topic_and_every_record_is_read_once(kafka, topic, group):
     name = topic(partitions=6)
     async with open_cluster(kafka.bootstrap, name) as made, AsyncExitStack() as blocks:
@@ -204,7 +205,9 @@ async def test_what_a_killed_member_had_goes_to_the_others_after_its_session(kaf
     async with (
         open_cluster(kafka.bootstrap, name) as made,
         running_member(made, group, [name], **CLASSIC) as left,
-        running_member_process(kafka.bootstrap_servers, group, name, "classic") as killed,
+        running_member_process(
+            kafka.bootstrap_servers, group, name, "classic", session_timeout=2.0
+        ) as killed,
     ):
         await wait_until_owned(killed, 2)
         await wait_until(lambda: len(left.owned_partitions) == 2, timeout_s=LONG)

@@ -162,6 +162,7 @@ def test_closing_twice_is_no_error_and_using_it_then_is():
         kafka.create_topic("late")
 
 
+@pytest.mark.needs("process")
 def test_without_librdkafka_the_error_says_what_to_install():
     code = (
         "import importlib.util, ctypes.util\n"

@@ -150,6 +150,7 @@ async def test_with_a_guard_only_the_scope_admin_is_admitted(kafka):
         await wait_until_ready(http)  # who asks for health is not asked
 
 
+@pytest.mark.needs("process")
 async def test_shutdown_ends_the_sidecar_in_order(kafka):
     config = build_config(kafka.bootstrap, [], [], sidecar={"admin": {}})
     async with running_gateway_process(config, command=COMMAND) as gateway:

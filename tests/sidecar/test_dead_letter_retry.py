@@ -72,6 +72,7 @@ async def setting(kafka: KafkaCluster) -> AsyncIterator[DeadLetterSetting]:
             yield found
 
 
+@pytest.mark.smoke
 async def test_what_is_processed_is_done_with_and_what_fails_goes_behind_the_others(setting):
     setting.write_sealed(range(1, 7))
     setting.backend.set_orders(fail=3)

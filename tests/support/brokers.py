@@ -32,6 +32,7 @@ from gateway.kafka.local.properties import FAST_RETENTION_PROPERTIES, SINGLE_NOD
 # Asking for an unknown topic must not create it: that is what tests ask about.
 TEST_PROPERTIES = {
     "auto.create.topics.enable": "false",
+    "group.min.session.timeout.ms": "1000",
     # Members of a group by KIP-848 have the broker's timeouts; its own are 45 s and 5 s.
     "group.consumer.min.session.timeout.ms": "1000",
     "group.consumer.session.timeout.ms": "6000",

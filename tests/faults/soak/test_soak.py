@@ -44,6 +44,7 @@ def build_result(megabytes: list[float], p50_ms: list[float]) -> SoakResult:
 FLAT = [100.0] * 60
 
 
+@pytest.mark.night
 @pytest.mark.timeout(300)
 async def test_nothing_is_left_of_clients_that_are_gone() -> None:
     lines: list[str] = []

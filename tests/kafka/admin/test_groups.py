@@ -65,6 +65,7 @@ async def test_groups_are_listed_and_described_with_who_owns_what(kafka, topic, 
         assert found.owned == {TopicPartition(name, 0), TopicPartition(name, 1)}
 
 
+@pytest.mark.smoke
 @BOTH
 async def test_lag_is_told_for_what_is_committed_and_what_is_owned(kafka, topic, group, protocol):
     name = topic(partitions=2)

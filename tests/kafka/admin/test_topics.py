@@ -15,6 +15,7 @@ from gateway.kafka.protocol.codec import FieldWriter
 from gateway.kafka.protocol.topic_messages import CreateTopicsRequest, CreateTopicsResponse
 
 
+@pytest.mark.smoke
 async def test_a_topic_is_made_once_with_its_partitions_and_configs(kafka: KafkaCluster) -> None:
     name = f"made-{uuid.uuid4().hex[:8]}"
     async with Cluster(ClusterSettings(servers=kafka.bootstrap)) as cluster:

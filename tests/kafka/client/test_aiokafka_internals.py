@@ -47,6 +47,7 @@ def test_all_that_is_used_of_the_bearer_login_is_checked_at_start():
     assert "_token_sent" in used and used - declared - connection == set()
 
 
+@pytest.mark.needs("process")
 @pytest.mark.parametrize("command", [["run"], ["check", "--cluster"]], ids=["run", "check"])
 def test_another_aiokafka_is_one_line_of_error(tmp_path: Path, command: list[str]):
     file = tmp_path / "gateway.yaml"

@@ -18,6 +18,8 @@ from gateway.kafka.client.security import create_credentials
 from gateway.kafka.local import BrokerSecurity, LocalKafka
 from gateway.kafka.protocol.requests import MetadataRequest
 
+pytestmark = pytest.mark.needs("kafka")
+
 LOGIN = {"mechanism": "scram-sha-256", "username": "carol", "password": "pw"}
 
 

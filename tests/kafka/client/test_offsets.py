@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from support.fake_broker import FakeBroker
 from support.records import RecordToSend, open_transaction, produce_records
 from support.topic_reads import open_cluster
@@ -18,6 +19,7 @@ from gateway.kafka.client.offsets import (
 )
 
 
+@pytest.mark.smoke
 async def test_ends_and_times_are_listed_for_each_partition(kafka, topic):
     name = topic(partitions=2, configs={"retention.ms": "-1"})  # they are old
     sent = [

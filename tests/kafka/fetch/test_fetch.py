@@ -26,6 +26,7 @@ def get_error_codes(answers: dict) -> list[int]:
     return [answer.error_code for answer in answers.values()]
 
 
+@pytest.mark.smoke
 async def test_every_partition_is_read_from_its_first_record_to_its_last(kafka, topic):
     name = topic(partitions=12)
     sent = [RecordToSend(b"%d" % number, b"k", number % 12) for number in range(600)]
@@ -46,6 +47,7 @@ async def test_what_a_producer_compressed_is_read(kafka, topic, codec):
         assert get_values(await read_entries(kafkas, TopicPartition(name, 0), 0, 200)) == sent
 
 
+@pytest.mark.smoke
 async def test_aborted_records_are_left_out_and_the_position_passes_them(kafka, topic):
     name = topic()
     await produce_records(kafka.bootstrap, name, [b"plain"])
@@ -75,6 +77,7 @@ async def test_an_open_transaction_shows_as_the_last_stable_offset(kafka, topic)
         await open_one.commit()
 
 
+@pytest.mark.smoke
 async def test_a_session_tells_news_only(kafka, topic):
     name = topic(partitions=3)
     await produce_records(kafka.bootstrap, name, [RecordToSend(b"a", partition=1)])
@@ -137,6 +140,7 @@ async def test_a_fetch_waits_for_records_and_not_longer(kafka, topic):
         assert time.monotonic() - began < 20
 
 
+@pytest.mark.smoke
 async def test_offsets_out_of_range_are_told_for_their_partition_alone(kafka, topic):
     name = topic(partitions=2)
     sent = [RecordToSend(b"%d" % number, partition=number % 2) for number in range(10)]
@@ -175,6 +179,7 @@ async def test_a_log_that_ends_before_our_epoch_did_diverges(kafka, topic):
         assert answer.diverging_epoch is None
 
 
+@pytest.mark.smoke
 async def test_a_topic_made_anew_is_an_error_and_not_other_records(kafka, topic):
     name = topic()
     await produce_records(kafka.bootstrap, name, [b"old"])

@@ -240,6 +240,7 @@ async def test_what_is_fetched_ahead_is_bounded_and_is_not_what_a_commit_means(k
 # without membership
 
 
+@pytest.mark.smoke
 async def test_offsets_are_committed_by_who_is_no_member_and_the_next_goes_on_there(
     kafka, topic, group
 ):
@@ -441,6 +442,7 @@ async def test_it_lives_through_its_coordinators_end(kafka3, group):
         assert not one.get_events("lost") and not one.get_events("revoked")
 
 
+@pytest.mark.smoke
 async def test_rebalances_are_counted_and_told_with_the_time_they_took(kafka, topic, group, caplog):
     caplog.set_level("INFO", "gateway.kafka.group.group_member")
     name = topic(partitions=2)

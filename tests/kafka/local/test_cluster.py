@@ -25,6 +25,8 @@ from gateway.errors import LocalBrokerError
 from gateway.kafka.local import LocalKafka, jars, java
 from gateway.kafka.local.node import ReservedPort
 
+pytestmark = pytest.mark.needs("kafka")
+
 
 @pytest.fixture(autouse=True)
 def installed():

@@ -363,6 +363,7 @@ async def test_a_record_too_large_is_refused_alone_and_the_partition_goes_on(kaf
         assert [record.value for record in await read_log(kafkas, tp)] == [b"a", b"b", b"c"]
 
 
+@pytest.mark.smoke
 async def test_a_batch_whose_answers_are_cut_off_is_written_once(kafka, topic):
     name = topic()
     tp = TopicPartition(name, 0)

@@ -51,6 +51,7 @@ def build_write(
     return ProducerRecord(TopicPartition(topic, partition), key, value, headers, now)
 
 
+@pytest.mark.smoke
 async def test_what_is_committed_is_there_with_its_offsets(
     kafka: KafkaCluster, cluster: Cluster
 ) -> None:
@@ -77,6 +78,7 @@ async def test_what_is_committed_is_there_with_its_offsets(
     assert committed[tp].offset == 7
 
 
+@pytest.mark.smoke
 async def test_who_had_the_id_before_writes_nothing_more(
     kafka: KafkaCluster, cluster: Cluster
 ) -> None:

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import httpx
+import pytest
 from support.brokers import embedded_kafka
 from support.gateways import build_config, create_http_client, running_gateway_process
 from support.instances import ConsumerInstance
@@ -80,6 +81,7 @@ async def test_while_kafka_is_unreachable_a_request_gets_a_retry_time(kafka):
         assert await check_unavailable(await http.get("/topics/t/partitions/0/records?offset=0"))
 
 
+@pytest.mark.needs("process")
 async def test_a_long_poll_ends_with_the_sidecar(kafka):
     config = build_config(kafka.bootstrap, [], [], sidecar={"consumer": {}})
     command = (sys.executable, "-m", "gateway", "sidecar", "-c")

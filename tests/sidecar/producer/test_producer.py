@@ -418,6 +418,7 @@ async def test_a_request_that_is_silent_too_long_ends_with_an_error(monkeypatch,
         assert b"0\r\n\r\n" in await reader.read()
 
 
+@pytest.mark.needs("process")
 async def test_a_sidecar_that_ends_says_after_which_line_to_go_on(kafka, name):
     """What was taken is written and told; who reads nothing of that does not hold it up."""
     config = build_config(kafka.bootstrap, [], [], sidecar={"producer": {"streamed": 100}})
