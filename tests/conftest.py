@@ -18,6 +18,7 @@ pytest_plugins = [
     "support.brokers",
     "support.topic_gateway",
     "support.reference_stream",
+    "support.playwright_page",
     "support.redis",
     "support.secure_kafka",
     "support.tiers",

@@ -26,6 +26,8 @@ kafka = embedded_kafka({"orders": 3, "stock": 40}, fetch_version=11)
 
 pytestmark = [
     pytest.mark.needs("chromium", "node", "npm"),
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.usefixtures("page_browser"),
     pytest.mark.parametrize("colors", ["light", "dark"]),
 ]
 

@@ -15,7 +15,11 @@ from gateway.kafka.embedded import EmbeddedKafka
 
 kafka = embedded_kafka({"orders": 3, "stock": 4})
 
-pytestmark = pytest.mark.needs("chromium")
+pytestmark = [
+    pytest.mark.needs("chromium"),
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.usefixtures("page_browser"),
+]
 
 SNAPSHOT = {"partitions": [], "incidents": [], "figures": {}}
 FIGURES = {"clients": 0, "websockets": 0, "behind": 0, "rss": 1, "memory": 1, "memoryLimit": 2}

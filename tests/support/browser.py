@@ -1,25 +1,29 @@
 """Chromium driven by chromedriver (W3C WebDriver): open pages, press keys, look at them.
 
-async with browser() as it:
-    await it.open("http://127.0.0.1:8080/")
-    await it.until("return document.querySelectorAll('tbody tr').length > 3")
+async with running_browser() as tab:
+    await tab.open_url("http://127.0.0.1:8080/")
+    await tab.wait_for_script("return document.querySelectorAll('tbody tr').length > 3")
 
-Firefox has no driver here: `firefox` shows pages, which tell a server of the test what they see.
+One is started for all tests of a process, and ended with it; a test that wants flags of its own has
+one of its own. Firefox has no driver here: `running_firefox` shows pages, which tell a server of
+the test what they see.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import base64
 import json
 import os
 import re
 import shutil
 import signal
+import subprocess
 import tempfile
-from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
+from asyncio.subprocess import DEVNULL, Process
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -38,40 +42,30 @@ _PORT_PATTERN = re.compile(rb"started successfully on port (\d+)")
 async def running_browser(
     *extra_flags: str, http3_address: str = "", records_responses: bool = False
 ) -> AsyncIterator[Browser]:
-    """A browser of its own with an empty profile, ended with the block.
+    """A browser with one empty tab, and without cookies and a cache. All tabs end with the block.
 
     extra_flags: after those of every browser.
     http3_address: host:port that it asks by HTTP/3 from the first request; it asks nobody else so.
     records_responses: `read_responses` has them.
     """
     require_tools("chromium")
-    async with AsyncExitStack() as stack:
-        profile = stack.enter_context(
-            tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True)
-        )
-        port = await stack.enter_async_context(_running_chromedriver())
-        http = await stack.enter_async_context(
-            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False)
-        )
-        binary = next(found for name in CHROMIUM_NAMES if (found := shutil.which(name)))
-        options = {
-            "binary": binary,
-            "args": [
-                *_list_flags(http3_address),
-                *extra_flags,
-                f"--user-data-dir={profile}/profile",
-            ],
-        }
-        logs = {"browser": "ALL"} | ({"performance": "ALL"} if records_responses else {})
-        always = {"goog:chromeOptions": options, "goog:loggingPrefs": logs}
-        wanted = {"capabilities": {"alwaysMatch": always}}
-        session = (await _read_response(http.post("/session", json=wanted)))["sessionId"]
-        http.base_url = http.base_url.join(f"/session/{session}/")
+    flags = [*_list_flags(http3_address), *extra_flags]
+    if http3_address or extra_flags or records_responses:
+        driver = await asyncio.to_thread(_Driver, flags, records_responses)
         try:
-            yield Browser(http)
+            async with driver.create_client() as http:
+                yield Browser(http)
         finally:
-            with suppress(httpx.HTTPError):
-                await http.delete("", timeout=5)
+            driver.kill()
+        return
+    driver = await asyncio.to_thread(_get_shared_driver)
+    try:
+        async with driver.create_client() as http:
+            yield Browser(http)
+            await Browser(http).reset()
+    except BaseException:
+        driver.kill()  # nobody knows what it is at
+        raise
 
 
 def _list_flags(http3_address: str) -> Sequence[str]:
@@ -121,6 +115,18 @@ class Browser:
     async def close_tab(self) -> None:
         """The one that is looked at; look at another one then."""
         await _read_response(self._http.delete("window"))
+
+    async def reset(self) -> None:
+        """Leave one empty tab, and nothing that pages have stored or said."""
+        tabs = await self.list_tabs()
+        empty = str((await self._post_command("window/new", type="tab"))["handle"])
+        for tab in tabs:
+            await self.switch_to_tab(tab)
+            await self.close_tab()
+        await self.switch_to_tab(empty)
+        await self._run_cdp_command("Network.clearBrowserCookies")
+        await self._run_cdp_command("Network.clearBrowserCache")
+        await self.read_console()
 
     async def run_script(self, script: str, *arguments: Any) -> Any:
         """What the body of a function returns, as JSON; `arguments` are its arguments."""
@@ -256,39 +262,84 @@ _FIREFOX_PREFERENCES: tuple[tuple[str, Any], ...] = (
 
 
 async def _read_response(pending_response: Any) -> Any:
-    answer = (await pending_response).json()["value"]
+    return _parse_response(await pending_response)
+
+
+def _parse_response(response: httpx.Response) -> Any:
+    answer = response.json()["value"]
     assert not (isinstance(answer, dict) and "error" in answer), answer["message"]
     return answer
 
 
-@asynccontextmanager
-async def _running_chromedriver() -> AsyncIterator[int]:
-    """Its port, chosen by itself; with all its children it is ended."""
-    process, port = await _start_chromedriver()
-    try:
-        yield port
-    finally:
+class _Driver:
+    """A chromedriver and its session, which is a browser with an empty profile.
+
+    Killed with all its children: chromedriver itself is asked for nothing, which takes seconds.
+    """
+
+    def __init__(self, flags: Sequence[str], records_responses: bool = False) -> None:
+        self._profile = tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True)
+        self._process, port = _start_chromedriver()
+        self._url = f"http://127.0.0.1:{port}"
+        binary = next(found for name in CHROMIUM_NAMES if (found := shutil.which(name)))
+        arguments = [*flags, f"--user-data-dir={self._profile.name}/profile"]
+        options = {"binary": binary, "args": arguments}
+        logs = {"browser": "ALL"} | ({"performance": "ALL"} if records_responses else {})
+        always = {"goog:chromeOptions": options, "goog:loggingPrefs": logs}
+        try:
+            with httpx.Client(timeout=WAIT_TIMEOUT_S, trust_env=False) as http:
+                wanted = {"capabilities": {"alwaysMatch": always}}
+                session = _parse_response(http.post(f"{self._url}/session", json=wanted))
+        except BaseException:
+            self.kill()
+            raise
+        self._url += f"/session/{session['sessionId']}/"
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def create_client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(base_url=self._url, timeout=WAIT_TIMEOUT_S, trust_env=False)
+
+    def kill(self) -> None:
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._profile.cleanup()
 
 
-async def _start_chromedriver() -> tuple[Process, int]:
+_shared_drivers: list[_Driver] = []  # at most one
+
+
+def _get_shared_driver() -> _Driver:
+    if not _shared_drivers:
+        atexit.register(_kill_shared_driver)
+    if not (_shared_drivers and _shared_drivers[0].is_alive):
+        _shared_drivers[:] = [_Driver(CHROMIUM_FLAGS)]
+    return _shared_drivers[0]
+
+
+def _kill_shared_driver() -> None:
+    for driver in _shared_drivers:
+        driver.kill()
+
+
+def _start_chromedriver() -> tuple[subprocess.Popen[bytes], int]:
     """It wants one port of two address families: somebody may have the other's."""
     said = b""
     for _ in range(5):
-        process = await asyncio.create_subprocess_exec(
-            *("chromedriver", "--port=0"),
-            stdin=DEVNULL,
-            stdout=PIPE,
-            stderr=STDOUT,
+        process = subprocess.Popen(
+            ("chromedriver", "--port=0"),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             start_new_session=True,
         )
         assert process.stdout is not None
-        async with asyncio.timeout(WAIT_TIMEOUT_S):
-            while line := await process.stdout.readline():
-                said += line
-                if found := _PORT_PATTERN.search(line):
-                    return process, int(found[1])
-        await process.wait()
+        for line in process.stdout:
+            said += line
+            if found := _PORT_PATTERN.search(line):
+                return process, int(found[1])
+        process.wait()
     raise AssertionError(f"chromedriver ended five times: {said.decode()}")

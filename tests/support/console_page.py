@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from support.admin_api import ADMIN_SECTION, open_admin_api
-from support.gateways import GatewayProcess, build_config, running_gateway_process
+from support.gateways import GatewayProcess, GatewayThread, build_config, running_gateway
 from support.playwright_page import open_page
 from support.workers import running_workers
 
@@ -42,9 +42,9 @@ def guarded_config_of(kafka: EmbeddedKafka, **admin: Any) -> dict[str, Any]:
 @asynccontextmanager
 async def open_console(
     config: dict[str, Any], workers: int = 1, fragment: str = "", **options: Any
-) -> AsyncIterator[tuple[Page, GatewayProcess]]:
+) -> AsyncIterator[tuple[Page, GatewayThread | GatewayProcess]]:
     """A page that shows a section of the console of a gateway; `options` are of `open_page`."""
-    started = running_gateway_process(config) if workers == 1 else running_workers(config, workers)
+    started = running_gateway(config) if workers == 1 else running_workers(config, workers)
     async with AsyncExitStack() as stack:
         gateway = await stack.enter_async_context(started)
         admin = await stack.enter_async_context(open_admin_api(gateway))
