@@ -10,6 +10,7 @@ import ast
 import json
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import gateway
@@ -210,6 +211,7 @@ def build_errors_page() -> str:
     return "".join(parts)
 
 
+@cache
 def find_problems() -> dict[str, set[int]]:
     """Return the titles of all problems, with the HTTP statuses that they are sent with."""
     found: dict[str, set[int]] = defaultdict(set)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
-import pytest
 from docgen.cli import iter_commands
 from docgen.configuration import load_examples
 from docgen.errors import PROBLEMS, SIDECAR_CODES, find_problems, find_sidecar_codes
 from docgen.pages import build_pages, find_outdated
 from docgen.schema import iter_sections, iter_values
-from support.doc_blocks import DOCS, list_pages, read_blocks
+from support.doc_blocks import DOCS, list_pages
 
 from gateway.config import build_json_schema
 from gateway.core.log.record import GapReason
@@ -94,9 +92,3 @@ def test_every_code_of_the_sidecar_is_explained():
 def test_the_ways_to_take_a_value_from_elsewhere_are_explained():
     for form in ("${env.NAME}", "${env.NAME:default}", "${file:PATH}"):
         assert f"`{form}`" in CONFIGURATION
-
-
-@pytest.mark.parametrize("page", list_pages(), ids=lambda page: page.stem)
-def test_titles_of_files_are_given_to_blocks_alone(page: Any):
-    for block in read_blocks(page):
-        assert not block.title or re.fullmatch(r"[\w./-]+", block.title), block.place

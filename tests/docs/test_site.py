@@ -58,6 +58,7 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.needs("docs")
 def test_the_site_is_built_without_a_link_that_leads_nowhere(copied: Path):
     done = build_site(copied)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -71,6 +72,7 @@ def test_the_site_is_built_without_a_link_that_leads_nowhere(copied: Path):
         assert not [url for url in loaded if "canonical" not in url], page
 
 
+@pytest.mark.needs("docs")
 @pytest.mark.parametrize("link", ["nowhere.md", "threat-model.md#nowhere"])
 def test_a_link_that_leads_nowhere_ends_the_build(link: str, tmp_path: Path):
     (tmp_path / "docs").mkdir()

@@ -7,6 +7,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -116,7 +117,7 @@ def parse_gateway_command(arguments: list[str], directory: Path) -> None:
     before = os.environ.get("GATEWAY_CONFIG")
     os.environ["GATEWAY_CONFIG"] = str(default)
     try:
-        command: Any = typer.main.get_command(app)
+        command = _get_command()
         context = command.make_context("gateway", _place(arguments, directory))
         while hasattr(command, "commands"):
             rest = [*context._protected_args, *context.args]
@@ -133,6 +134,11 @@ def parse_gateway_command(arguments: list[str], directory: Path) -> None:
             del os.environ["GATEWAY_CONFIG"]
         else:
             os.environ["GATEWAY_CONFIG"] = before
+
+
+@cache
+def _get_command() -> Any:
+    return typer.main.get_command(app)
 
 
 def _place(arguments: list[str], directory: Path) -> list[str]:

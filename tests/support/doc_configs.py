@@ -115,14 +115,22 @@ def load_config(
 
 
 def _write_certificates(config: dict[str, Any], directory: Path) -> None:
+    names = {
+        key: [name for name in _find_values(config, key) if _is_path(name)]
+        for key in ("certificate", "key", "ca", "trust", "tokenFile")
+    }
+    if not any(names.values()):
+        return
     authority = CertificateAuthority(directory)
     issued = authority.issue_certificate("gateway").read_text()
-    for key in ("certificate", "key", "ca", "trust", "tokenFile"):
-        for name in _find_values(config, key):
-            if isinstance(name, str) and _PATH.fullmatch(name):
-                trusted = key in ("ca", "trust")
-                text = authority.certificate_path.read_text() if trusted else issued
-                _write_file(directory / name.lstrip("/"), text)
+    for key, paths in names.items():
+        text = authority.certificate_path.read_text() if key in ("ca", "trust") else issued
+        for name in paths:
+            _write_file(directory / name.lstrip("/"), text)
+
+
+def _is_path(name: object) -> bool:
+    return isinstance(name, str) and _PATH.fullmatch(name) is not None
 
 
 def _move_absolute_paths(text: str, directory: Path) -> str:

