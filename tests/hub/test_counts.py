@@ -8,7 +8,14 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 from support.outlet import FakeOutlet
-from support.single_client import TP, create_client, drain_outlet, leave_audience, write_records
+from support.single_client import (
+    TP,
+    FakeHub,
+    create_client,
+    drain_outlet,
+    leave_audience,
+    write_records,
+)
 from support.waiting import wait_until
 
 from gateway.core.client.end_reason import EndReason
@@ -16,7 +23,6 @@ from gateway.core.client.slow_client_policy import SlowClientPolicy
 from gateway.core.client.subscription import Subscription
 from gateway.core.log.position import PartitionPosition
 from gateway.core.log.record import Gap, GapReason
-from gateway.hub.fanout import broadcaster as pump
 from gateway.hub.fanout.client import Client
 from gateway.hub.fanout.lag_scan import LagScan
 from gateway.telemetry.traffic import CATCHING_UP, NO_CREDIT, SLOW, StreamCounts
@@ -50,17 +56,15 @@ async def run_loop_turns(count: int = 6) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_records_and_bytes_are_those_that_were_given_whatever_happens(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-):
+async def test_records_and_bytes_are_those_that_were_given_whatever_happens(seed: int):
     """Rounds in slices, riders of two routes on one channel, some full and some drained, some
     falling out of the ring."""
-    monkeypatch.setattr(pump, "WRITES_PER_CLOCK_CHECK", 2)
     chance = random.Random(seed)
     routes = [StreamCounts("/a", "sse"), StreamCounts("/b", "sse")]
     outlets = [[FakeOutlet() for _ in range(5)] for _ in routes]
     ring = chance.choice([1 << 20, 2000])
-    first = attach_counted(outlets[0], routes[0], max_ring_bytes=ring)[0]
+    hub = FakeHub(writes_per_clock_check=2)
+    first = attach_counted(outlets[0], routes[0], max_ring_bytes=ring, hub=hub)[0]
     attach_counted(outlets[1], routes[1], first)
     value = 0
     for _ in range(120):

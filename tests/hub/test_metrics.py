@@ -77,7 +77,7 @@ async def test_gaps_of_the_shared_reads_are_counted_with_what_is_in_them(hub: Hu
         (20, 25, GapReason.RETENTION),
         (25, 5, GapReason.TRUNCATED),
     ):
-        hub.shared_reads._on_entries(feed.reader, [Gap(TP, start, end, 0, reason)])
+        hub.shared_reads.on_entries(feed.reader, [Gap(TP, start, end, 0, reason)])
     hub.shared_reads.flush()
     figures = collect_figures(hub)
     assert figures[catalog.GAPS] == {("orders", "retention"): 2, ("orders", "truncated"): 1}

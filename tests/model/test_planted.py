@@ -175,8 +175,8 @@ def find_bug(bug: PlantedBug, patch: pytest.MonkeyPatch, first_seed: int = 0) ->
     "bug, first_seed",  # that finds it, today
     [
         pytest.param(a_jump_of_offsets_is_told_as_a_gap, 0, id="a gap too many"),
-        pytest.param(it_joins_the_ride_one_record_early, 2, id="a record too few"),
-        pytest.param(a_token_is_believed_before_the_shared_read_knows_the_leader, 2, id="a token"),
+        pytest.param(a_live_start_takes_any_end_it_is_told, 0, id="a start too early"),
+        pytest.param(who_falls_goes_on_where_the_channel_stands, 1, id="records too few"),
     ],
 )
 def test_the_model_finds_a_bug_of_each_kind(

@@ -33,13 +33,23 @@ TP = TopicPartition("orders", 0)
 class FakeHub:
     name = ""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        pace: BatchPacing | None = None,
+        *,
+        max_take_bytes: int = 64 * 1024,
+        max_piece_bytes: int = 1 << 23,
+        **options: Any,
+    ) -> None:
+        """options: of `Broadcaster`."""
         self.shared_reads = self
         self.read_services = self
-        self.pace = BatchPacing()
-        self.broadcaster = Broadcaster(self.pace)
-        self.shared_catch_ups = SharedCatchUps(self.broadcaster, 1 << 27)
+        self.max_take_bytes = max_take_bytes
+        self.pace = pace or BatchPacing()
+        self.broadcaster = Broadcaster(self.pace, **options)
+        self.shared_catch_ups = SharedCatchUps(self.broadcaster, 1 << 27, max_piece_bytes)
         self.removed_clients: list[Client] = []
+        self.by_partition: dict[TopicPartition, Any] = {}
 
     def refresh_readiness(self, shared_tail: SharedTail) -> None: ...
 
@@ -56,6 +66,7 @@ def create_client(
     wire: Wire | None = None,
     *,
     sibling: Client | None = None,
+    hub: FakeHub | None = None,
     subscription: Subscription | None = None,
     max_ring_bytes: int = 1 << 20,
     slow_policy: SlowClientPolicy = SlowClientPolicy.CATCH_UP,
@@ -67,14 +78,14 @@ def create_client(
     traffic: StreamCounts = UNREPORTED_TRAFFIC,
     **options: Any,
 ) -> Client:
-    """ready: the partition can be read. sibling: another of the same hub, and the same channel but
-    for a subscription to another. options: of `ClientOptions`."""
+    """ready: the partition can be read. sibling: another of the same hub, whatever `hub` is, and
+    the same channel but for a subscription to another. options: of `ClientOptions`."""
     wire = wire or SseWire()
     if sibling is not None:
         hub, shared_tail = get_hub(sibling), sibling.source.shared_tail
         channel = sibling.subscription.channel
     else:
-        hub, shared_tail = FakeHub(), _create_tail(ready=ready)
+        hub, shared_tail = hub or FakeHub(), _create_tail(ready=ready)
         encoder = wire.create_encoder(create_format("value"))
         budget = RingBudget(max_ring_bytes=max_ring_bytes)
         channel = Channel(shared_tail.tail, b"view0", encoder, ring_budget=budget)

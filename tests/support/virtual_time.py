@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -37,3 +39,13 @@ def run_in_virtual_time(main: Coroutine[Any, Any, T]) -> T:
     """Return what `main` returns, run in a `VirtualLoop` of its own."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)
+
+
+def in_virtual_time(test: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    """Run a test in a `VirtualLoop` of its own. Its fixtures may not be asynchronous."""
+
+    @wraps(test)
+    def run_test(*args: P.args, **options: P.kwargs) -> T:
+        return run_in_virtual_time(test(*args, **options))
+
+    return run_test

@@ -102,6 +102,7 @@ def test_records_shrink():
     assert len(gzip.compress_block(records)) < len(records) / 2.5
 
 
+@pytest.mark.needs("process")
 @pytest.mark.skipif(shutil.which("gunzip") is None, reason="gunzip is not here")
 def test_gunzip_finds_nothing_wrong():
     pieces = [b"begin\n", b"a" * 70_000, b"", b"\0" * 3, json.dumps(list(range(2000))).encode()]

@@ -58,7 +58,7 @@ class Audience:
     """Hold the attached clients of one channel that are counted together, and write rounds to them.
 
     Clients of one channel may come by several routes that show the same; each route (and so each
-    `StreamCounts`) has audiences of its own, each of at most `MAX_AUDIENCE_CLIENTS`, linked by
+    `StreamCounts`) has audiences of its own, each of at most `max_audience_clients`, linked by
     `next_audience`. The `Broadcaster` creates audiences, of which the channel has the newest as its
     `listener`, and drops them with it.
 
@@ -121,7 +121,7 @@ class Audience:
 
     def can_take(self, traffic: StreamCounts) -> bool:
         """Return whether a client that is counted there may be attached."""
-        return self.traffic is traffic and len(self.clients) < MAX_AUDIENCE_CLIENTS
+        return self.traffic is traffic and len(self.clients) < self.broadcaster.max_audience_clients
 
     def add_client(self, client: Receiver) -> None:
         """Attach a client, which has all that was published."""
@@ -238,11 +238,22 @@ class Broadcaster:
     """Run the rounds of all channels of a hub, one after the other.
 
     `Hub` creates one at each start. At most one call of `_run_rounds` and one of `_run_pushes` is
-    scheduled in the loop at any time, and each ends after about `SLICE_S`.
+    scheduled in the loop at any time, and each ends after about `slice_s`.
     """
 
-    def __init__(self, pacing: BatchPacing, tracing: Tracing | None = None) -> None:
+    def __init__(
+        self,
+        pacing: BatchPacing,
+        tracing: Tracing | None = None,
+        *,
+        slice_s: float = SLICE_S,
+        writes_per_clock_check: int = WRITES_PER_CLOCK_CHECK,
+        max_audience_clients: int = MAX_AUDIENCE_CLIENTS,
+    ) -> None:
         self.tracing = tracing
+        self.max_audience_clients = max_audience_clients
+        self._slice_s = slice_s
+        self._writes_per_clock_check = writes_per_clock_check
         self._loop = asyncio.get_running_loop()
         self._pacing = pacing
         self._scheduled_audiences: deque[Audience] = deque()
@@ -272,7 +283,7 @@ class Broadcaster:
         channel.listener = None  # break the reference cycle with its audience
 
     def schedule_push(self, client: Receiver) -> None:
-        """Schedule `client.push`, so that pushes take at most about `SLICE_S` of a turn.
+        """Schedule `client.push`, so that pushes take at most about `slice_s` of a turn.
 
         When 600 clients woke in one turn of the loop, each took a millisecond and nothing else ran.
         """
@@ -282,7 +293,7 @@ class Broadcaster:
             self._loop.call_soon(self._run_pushes)
 
     def _run_pushes(self) -> None:
-        pushes, slice_end = self._pending_pushes, perf_counter() + SLICE_S
+        pushes, slice_end = self._pending_pushes, perf_counter() + self._slice_s
         try:
             while pushes:
                 client = pushes[0]  # still queued, so that a nested call schedules nothing
@@ -309,11 +320,11 @@ class Broadcaster:
         """Run one slice. Several small rounds share it; a large round takes several slices."""
         began = now = perf_counter()
         try:
-            while self._scheduled_audiences and now - began < SLICE_S:
+            while self._scheduled_audiences and now - began < self._slice_s:
                 audience = self._scheduled_audiences[0]
                 if self._round is None:
                     self._round = Round(audience, self._loop.time())
-                self._round.write_slice(WRITES_PER_CLOCK_CHECK)
+                self._round.write_slice(self._writes_per_clock_check)
                 if not self._round.remaining:
                     self._round.count_writes()
                     self._round = None

@@ -31,8 +31,6 @@ from .shared_tail import SharedTail
 from .state_log import LIVE, StateLog
 from .state_log import log as state_logger
 
-MAX_TAKE_BYTES = 64 * 1024  # bytes that are taken from a subscription at once
-
 
 class ClientPosition(NamedTuple):
     """Describe where a client stands.
@@ -195,7 +193,7 @@ class ClientSource:
         return data
 
     def take(self) -> bytes:
-        """Return about `MAX_TAKE_BYTES` that can be sent now; empty while there are none."""
+        """Return about `max_take_bytes` that can be sent now; empty while there are none."""
         subscription = self.subscription
         if subscription.end_reason is EndReason.TOKEN_EXPIRED:
             # Nothing more is sent after the expiry. A member of a shared catch-up has to get its
@@ -211,10 +209,11 @@ class ClientSource:
         # Ids name a topic as it is now: positions of an earlier one must be marked before.
         if self._backfill is not None:
             self._backfill.retire_recreated()
+        max_bytes = self._services.max_take_bytes
         if self.rate_limiter is None:
-            data = subscription.take(MAX_TAKE_BYTES, time.time())
+            data = subscription.take(max_bytes, time.time())
         else:
-            data = self.rate_limiter.take(subscription, MAX_TAKE_BYTES, self._wake)
+            data = self.rate_limiter.take(subscription, max_bytes, self._wake)
         subscription.traffic.bytes += len(data)
         self._start_backfill()  # what was taken made space for more, or moved a position
         return data

@@ -15,7 +15,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakValueDictionary
 
@@ -47,7 +47,7 @@ from gateway.hub.reads.snapshots import Snapshots
 from gateway.hub.reads.start_lookup import fetch_ends, resolve_starts
 from gateway.hub.reads.token_verifier import TokenVerifier
 from gateway.hub.reads.topic_opener import TopicOpener
-from gateway.hub.wires.end_retry import spread_end_retries
+from gateway.hub.wires.end_retry import end_retries
 from gateway.hub.wires.models import Models
 from gateway.hub.wires.sse import SseWire
 from gateway.hub.wires.wire import Wire
@@ -106,6 +106,26 @@ TailKey: TypeAlias = tuple[tuple[str, ...], float | None]
 """The topics of a tail, in the order of the view, and its interval in seconds."""
 
 
+@dataclass(frozen=True, slots=True)
+class HubLimits:
+    """Hold how long a hub keeps what nobody uses, and how large it lets ids become.
+
+    Attributes:
+        linger_s: Seconds for which a topic is read after its last client left.
+        sweep_interval_s: Seconds from one look for what is unused to the next.
+        long_id_chars: Characters beyond which ids are warned of.
+        later_epoch_timeout_s: As of `ReadServices`.
+    """
+
+    linger_s: float = LINGER_S
+    sweep_interval_s: float = SWEEP_INTERVAL_S
+    long_id_chars: int = LONG_ID_CHARS
+    later_epoch_timeout_s: float = 5.0
+
+
+DEFAULT_LIMITS = HubLimits()
+
+
 class Hub:
     """Serve all streams of one cluster.
 
@@ -114,11 +134,12 @@ class Hub:
     components that are annotated below without a value exist only while it is.
 
     A channel, a tail and a shared read live as long as somebody uses them: channels go with their
-    last follower, tails and topics `LINGER_S` after it.
+    last follower, tails and topics `linger_s` after it.
 
     Attributes:
         cluster: The connections and metadata of the cluster, which `Hubs` starts and closes.
         settings: The settings of the process; those of this cluster are `kafka`.
+        limits: How long what nobody uses is kept.
         name: The name of the cluster; empty where there is only one.
         process_hubs: All hubs of this process, which share the limit `memory`.
         clients: The clients that have subscribed and are not closed yet.
@@ -138,8 +159,10 @@ class Hub:
         settings: Settings,
         name: str = "",
         numbers: Iterator[int] | None = None,
+        limits: HubLimits = DEFAULT_LIMITS,
     ) -> None:
         self.cluster = cluster
+        self.limits = limits
         self.settings = settings
         self.name = name
         self.process_hubs: Sequence[Hub] = (self,)
@@ -227,6 +250,7 @@ class Hub:
             self.epoch_ends,
             self.token_verifier,
             self.snapshots,
+            later_epoch_timeout_s=self.limits.later_epoch_timeout_s,
         )
         self.documents = DocumentReader(self.read_services, self.key_partitions, self.keep_open)
         self.dictionaries = Dictionaries(
@@ -304,7 +328,7 @@ class Hub:
             # closing them meanwhile.
             hold = self.topics.hold(tuple(reopened))
             hold.__enter__()
-            asyncio.get_running_loop().call_later(LINGER_S, hold.__exit__)
+            asyncio.get_running_loop().call_later(self.limits.linger_s, hold.__exit__)
         return changed
 
     def create_writer(self) -> RecordWriter:
@@ -322,7 +346,7 @@ class Hub:
         loop for seconds.
         """
         self.draining = True
-        spread_end_retries(sum(len(hub.clients) for hub in self.process_hubs))
+        end_retries.spread(sum(len(hub.clients) for hub in self.process_hubs))
         self._end_clients(iter(self.clients), reason)
 
     def _end_clients(self, clients: Iterator[Client], reason: EndReason) -> None:
@@ -403,7 +427,7 @@ class Hub:
         return client
 
     def keep_open(self, view: View) -> SharedTail:
-        """Keep the topics of a view open for `LINGER_S` from now on, also without a client.
+        """Keep the topics of a view open for `linger_s` from now on, also without a client.
 
         The topics must be open already.
         """
@@ -559,13 +583,13 @@ class Hub:
     async def _sweep_forever(self) -> None:
         has_failed = False
         while True:
-            await asyncio.sleep(SWEEP_INTERVAL_S)
+            await asyncio.sleep(self.limits.sweep_interval_s)
             try:
                 has_more = True
                 while has_more:
                     has_more = self._remove_left_channels()
                     await asyncio.sleep(0)
-                self._sweep(asyncio.get_running_loop().time())
+                self.sweep(asyncio.get_running_loop().time())
                 has_failed = False
             except Exception:  # the bound of memory, and that anything is ever closed, depend on it
                 if not has_failed:
@@ -613,15 +637,24 @@ class Hub:
         self.behind, self._unsent_bytes = scan.behind, scan.unsent_bytes
         return loop.time() - now
 
-    def _sweep(self, now: float) -> None:
-        """Close what nobody uses any more, announce positions and bound memory."""
+    def sweep(self, now: float) -> None:
+        """Close what nobody uses any more, announce positions and bound memory.
+
+        Its own task calls it every `sweep_interval_s`.
+
+        Args:
+            now: The time by the loop's clock, in seconds.
+        """
         for key, shared_tail in list(self._tails.items()):
             topics = key[0]
             if not shared_tail.is_idle:
                 shared_tail.used_at = now
                 shared_tail.announce_positions(now)
                 self._warn_of_long_ids(topics, shared_tail.tail)
-            elif now - shared_tail.used_at > LINGER_S and not self.topics.held_topics & set(topics):
+            elif (
+                now - shared_tail.used_at > self.limits.linger_s
+                and not self.topics.held_topics & set(topics)
+            ):
                 self.shared_reads.detach_tail(shared_tail)
                 del self._tails[key]
         used = {name for topics, _ in self._tails for name in topics} | self.topics.required_topics
@@ -635,18 +668,18 @@ class Hub:
 
     def _remove_left_channels(self) -> bool:
         """Remove channels that nobody follows any more; return whether there may be more."""
-        for shared_tail in self._iter_tails():
+        for shared_tail in self.iter_tails():
             for channel in shared_tail.remove_left_channels(CHANNELS_PER_SLICE):
                 self.broadcaster.remove_channel(channel)
         self._replaced_tails = [each for each in self._replaced_tails if each.channels]
-        return any(shared_tail.has_left_channels for shared_tail in self._iter_tails())
+        return any(shared_tail.has_left_channels for shared_tail in self.iter_tails())
 
     def _warn_of_long_ids(self, topics: tuple[str, ...], tail: Tail) -> None:
         """Warn that proxies may refuse requests with ids of this length.
 
         It warns once per topic set, until no tail has it any more.
         """
-        if topics not in self._long_id_topics and len(tail.token_text) > LONG_ID_CHARS:
+        if topics not in self._long_id_topics and len(tail.token_text) > self.limits.long_id_chars:
             self._long_id_topics.add(topics)
             log.warning(
                 "ids of %s have %d characters; let proxies pass headers of 64 KB "
@@ -686,7 +719,7 @@ class Hub:
                 if source.subscription.private_reader is not None:
                     source.subscription.private_reader.discard_backfill()
             backlog = self._measure_backlog()
-        views = sum(shared_tail.view_bytes for shared_tail in self._iter_tails())
+        views = sum(shared_tail.view_bytes for shared_tail in self.iter_tails())
         self.memory = {
             "rings": self.rings.bytes,
             "tables": self.snapshots.tables.used_bytes,
@@ -732,13 +765,14 @@ class Hub:
     def _set_ring_limit(self) -> None:
         self.rings.limit = self.settings.memory // RINGS_MEMORY_DIVISOR // len(self.process_hubs)
 
-    def _iter_tails(self) -> Iterator[SharedTail]:
+    def iter_tails(self) -> Iterator[SharedTail]:
+        """Return the tails that are fed, and those that a reload replaced."""
         return itertools.chain(self._tails.values(), self._replaced_tails)
 
     def _iter_channels(self) -> Iterator[Channel]:
         return (
             channel
-            for shared_tail in self._iter_tails()
+            for shared_tail in self.iter_tails()
             for channel in shared_tail.channels.values()
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 REST_FACTOR = 16.0  # the rest after a flush or a slice, as a multiple of what it cost
 MAX_REST_S = 0.008  # seconds
@@ -18,6 +19,10 @@ class BatchPacing:
     `Hub` creates one at each start. `SharedReads` and the `Broadcaster` record in it what they do,
     and the fetcher awaits `pause` before it asks Kafka for more.
 
+    Args:
+        rest_factor: The rest after a flush or a slice, as a multiple of what it cost.
+        clock: Returns the seconds of any monotonic clock; None for the loop's.
+
     Attributes:
         is_single: The last flush applied a single entry.
         is_behind: Entries that were delivered wait for another flush.
@@ -26,10 +31,13 @@ class BatchPacing:
         pushes_done: How many of them have run.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, *, rest_factor: float = REST_FACTOR, clock: Callable[[], float] | None = None
+    ) -> None:
         self.is_single = self.is_behind = self.has_rounds = False
         self.pushes_scheduled = self.pushes_done = 0
-        self._now = asyncio.get_running_loop().time
+        self._rest_factor = rest_factor
+        self._now = clock or asyncio.get_running_loop().time
         self._rest_until = 0.0
 
     @property
@@ -58,4 +66,5 @@ class BatchPacing:
         if self.is_single:
             return
         now = self._now()
-        self._rest_until = min(now + MAX_REST_S, max(now, self._rest_until) + REST_FACTOR * seconds)
+        rest = self._rest_factor * seconds
+        self._rest_until = min(now + MAX_REST_S, max(now, self._rest_until) + rest)

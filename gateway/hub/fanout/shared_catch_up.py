@@ -6,7 +6,7 @@ creates a leader: a source without a client that reads privately as any other wo
 leader would write is kept in pieces, and all members are sent those. When the leader has caught up,
 the members attach to their channel at exactly that point.
 
-A member that is too slow (the pieces it needs are over `MAX_PIECE_BYTES`) goes on with a private
+A member that is too slow (the pieces it needs are over `max_piece_bytes`) goes on with a private
 reader of its own: after each piece the whole position is known.
 """
 
@@ -26,7 +26,7 @@ from .client_source import ClientPosition, ClientSource
 from .outlet import Outlet
 from .push_delivery import DeliveryOwner, PushDelivery
 
-MAX_PIECE_BYTES = 8 << 20  # bytes of pieces that are kept; a leader that is so far ahead waits
+MAX_PIECE_BYTES = 8 << 20
 JOIN_WINDOW_S = 1.0  # seconds after the last member joined for which others can still join
 STALLED_TIMEOUT_S = 0.5  # seconds that a leader waits for members that take nothing
 
@@ -350,14 +350,18 @@ class SharedCatchUps:
     Args:
         broadcaster: Schedules the reads of leaders.
         max_bytes: The bytes that all of them may keep; beyond it no new ones are created.
+        max_piece_bytes: The bytes that one of them keeps; a leader that is so far ahead waits.
 
     Attributes:
         size: The bytes that all of them keep.
     """
 
-    def __init__(self, broadcaster: Broadcaster, max_bytes: int) -> None:
+    def __init__(
+        self, broadcaster: Broadcaster, max_bytes: int, max_piece_bytes: int = MAX_PIECE_BYTES
+    ) -> None:
         self._broadcaster = broadcaster
         self._max_bytes = max_bytes
+        self._max_piece_bytes = max_piece_bytes
         self.size = 0
         self._keys: dict[SharedCatchUp, Hashable] = {}
         # A newer one of the same key is created when the older one can no longer be joined; the
@@ -365,6 +369,11 @@ class SharedCatchUps:
         self._newest_by_key: dict[Hashable, SharedCatchUp] = {}
         # When a client resumed from each position for the first time lately.
         self._seen_at: dict[Hashable, float] = {}
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether there is none, and no position is remembered."""
+        return not (self._keys or self._newest_by_key or self._seen_at)
 
     def join(self, source: ClientSource) -> SharedCatchUp | None:
         """Add a client to the shared catch-up of those that resume from the same position.
@@ -431,7 +440,7 @@ class SharedCatchUps:
             shared_catch_up.close()
 
     def _create(self, source: ClientSource) -> SharedCatchUp:
-        max_bytes = min(MAX_PIECE_BYTES, self._max_bytes)
+        max_bytes = min(self._max_piece_bytes, self._max_bytes)
         return SharedCatchUp(source.create_twin(), self._broadcaster, max_bytes, self._on_resize)
 
     def _on_resize(self, size: int) -> None:

@@ -26,9 +26,12 @@ class SteppedTail(SharedTail):
     Between calls, a timer is set if entries are held back.
     """
 
-    def __init__(self, tail: Tail, interval: float) -> None:
+    def __init__(
+        self, tail: Tail, interval: float, *, max_step_bytes: int = MAX_STEP_BYTES
+    ) -> None:
         super().__init__(tail)
         self._interval = interval
+        self._max_step_bytes = max_step_bytes
         self._loop = asyncio.get_running_loop()
         self._pending_entries: list[Entry] = []
         self._pending_bytes = 0
@@ -49,7 +52,7 @@ class SteppedTail(SharedTail):
             ready = ready or type(entry) is Ready
         if (
             ready
-            or self._pending_bytes >= MAX_STEP_BYTES
+            or self._pending_bytes >= self._max_step_bytes
             or self._loop.time() >= self._next_step_at
         ):
             self._publish_step()

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 VERIFY_INTERVAL_S = 0.05  # seconds from one attempt to verify a position to the next
-# Seconds for which the leader epoch of a log stays below that of a position, until the position
-# counts as one of an earlier topic, where brokers send no topic ids.
-LATER_EPOCH_PERIOD_S = 5.0
 
 
 class Backfill:
@@ -251,7 +248,7 @@ class Backfill:
                 return
             if not topic_ids[tp.topic] and reader.can_validate(NO_EPOCH):
                 waited_s += VERIFY_INTERVAL_S
-                is_retired = waited_s >= LATER_EPOCH_PERIOD_S
+                is_retired = waited_s >= self._services.later_epoch_timeout_s
         # As of before the question: if the log goes back meanwhile, the answer must not count as
         # one about the new log.
         lineage, epoch, offset = reader.lineage, reader.leader_epoch, position.offset or 0

@@ -22,7 +22,7 @@ MAX_PAGE_RECORDS = 1000
 MAX_PAGE_BYTES = 1 << 20
 # Seconds from the first line on that a page waits for partitions that have not answered yet.
 GATHER_TIMEOUT_S = 0.05
-SETTLE_TIMEOUT_S = 1.0  # seconds for the partitions to answer, also with `wait=0`
+SETTLE_TIMEOUT_S = 1.0
 # Seconds between looks at whether they have answered: the first, and the last after doublings.
 POLL_INTERVALS_S = (0.001, 0.016)
 
@@ -66,24 +66,36 @@ class _PageBuffer:
             self.first_line_at = asyncio.get_running_loop().time()
 
 
-async def read_page(client: Client, wire: NdjsonWire, wait: float) -> Page:
+async def read_page(
+    client: Client,
+    wire: NdjsonWire,
+    wait: float,
+    *,
+    max_bytes: int = MAX_PAGE_BYTES,
+    settle_timeout_s: float = SETTLE_TIMEOUT_S,
+) -> Page:
     """Return the next page of a client, whose credit is the length of the page in records.
 
     Args:
         client: A client that has not begun; it is ended, and the caller closes it.
         wire: The wire of the client.
-        wait: Seconds to wait for something to show. Whatever it is, partitions have a second to
+        wait: Seconds to wait for something to show. Whatever it is, partitions have time to
             answer, and BEGIN waits for the first of them as it does for a stream.
+        max_bytes: Bytes after which the page ends.
+        settle_timeout_s: Seconds for the partitions to answer, also if `wait` is 0.
 
     Raises:
         KafkaError: There is nothing to show, and no partition can be read.
     """
-    deadline = asyncio.get_running_loop().time() + wait
+    now = asyncio.get_running_loop().time
+    deadline = now() + wait
     await client.wait_until_ready()
     page, is_unreadable = _PageBuffer(wire), _is_unreadable(client.subscription)
     pull = client.pull()
     page.add(pull.begin())
-    await _fill_page(client, page, 0.0 if is_unreadable else deadline)
+    if is_unreadable:
+        deadline = 0.0
+    await _fill_page(client, page, deadline, max(deadline, now() + settle_timeout_s), max_bytes)
     if is_unreadable and page.first_line_at is None:
         raise KafkaError("no partition can be read for now; ask again")
     client.end(EndReason.WAIT)
@@ -94,17 +106,21 @@ async def read_page(client: Client, wire: NdjsonWire, wait: float) -> Page:
     )
 
 
-async def _fill_page(client: Client, page: _PageBuffer, deadline: float) -> None:
+async def _fill_page(
+    client: Client, page: _PageBuffer, deadline: float, last_due_at: float, max_bytes: int
+) -> None:
     """Read lines until the page is due.
 
     Args:
         client: The client, which has begun.
         page: Where the lines go.
         deadline: Until when to wait for something to show, by the loop's clock.
+        last_due_at: When the page without a line is due at the latest, by the loop's clock.
+        max_bytes: Bytes after which the page ends.
     """
     now, subscription = asyncio.get_running_loop().time, client.subscription
-    last_due_at, interval = max(deadline, now() + SETTLE_TIMEOUT_S), POLL_INTERVALS_S[0]
-    while page.size < MAX_PAGE_BYTES and subscription.credit and not subscription.end_reason:
+    interval = POLL_INTERVALS_S[0]
+    while page.size < max_bytes and subscription.credit and not subscription.end_reason:
         at, settled, has_lines = now(), _is_settled(subscription), page.first_line_at is not None
         due_at = (
             last_due_at if page.first_line_at is None else page.first_line_at + GATHER_TIMEOUT_S

@@ -30,6 +30,10 @@ class ReadServices:
         epoch_ends: Finds where leader epochs end, to verify positions.
         token_verifier: Verifies resume tokens, and bounds how far back they go.
         snapshots: The tables that snapshots are made of.
+        max_take_bytes: About how many bytes are taken from a subscription at once.
+        later_epoch_timeout_s: Seconds for which the leader epoch of a log stays below that of a
+            position, until the position counts as one of an earlier topic, where brokers send no
+            topic ids.
     """
 
     cluster: Cluster
@@ -39,3 +43,5 @@ class ReadServices:
     epoch_ends: EpochEnds
     token_verifier: TokenVerifier
     snapshots: Snapshots
+    max_take_bytes: int = 64 * 1024
+    later_epoch_timeout_s: float = 5.0

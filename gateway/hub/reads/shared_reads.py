@@ -5,7 +5,7 @@ partitions' logs, then to every tail that has them, then to the channels. No cli
 in between, which is what makes it exact to switch from a private read of the log to the shared
 chunks.
 
-A flush is limited to `MAX_FLUSH_S`, estimated from what earlier entries cost, so that many channels
+A flush is limited to `max_flush_s`, estimated from what earlier entries cost, so that many channels
 do not block the loop. The rest follows in the next turn.
 """
 
@@ -103,6 +103,7 @@ class SharedReads:
         pacing: How long what arrived waits for more; flushes record in it what they cost.
         get_topic_model: Returns what decodes the entries of a topic; None if nothing does.
         on_growth: Called after each flush with the bytes by which the logs grew.
+        max_flush_s: The seconds of one flush, as estimated from what earlier entries cost.
 
     Attributes:
         by_partition: The shared reads by partition.
@@ -117,16 +118,18 @@ class SharedReads:
         pacing: BatchPacing | None = None,
         get_topic_model: Callable[[str], TopicModel | None] = get_no_model,
         on_growth: Callable[[int], None] = lambda size: None,
+        max_flush_s: float = MAX_FLUSH_S,
     ) -> None:
         self.cluster = cluster
         self.by_partition: dict[TopicPartition, SharedRead] = {}
         self.by_topic: dict[str, list[SharedRead]] = {}
         self._pacing = pacing or BatchPacing()
         self.fetcher = Fetcher(
-            cluster, self._on_entries, pause=self._pacing.pause, get_topic_model=get_topic_model
+            cluster, self.on_entries, pause=self._pacing.pause, get_topic_model=get_topic_model
         )
         self._get_topic_settings = get_topic_settings
         self._on_growth = on_growth
+        self._max_flush_s = max_flush_s
         self._watched_topics: set[str] = set()  # by `watch_topic`
         self._tails: dict[str, set[SharedTail]] = {}
         # Topics that metadata does not know yet, with the time at which the first client came.
@@ -331,7 +334,7 @@ class SharedReads:
         client that begins would take the partition for pending, from a time on that is past
         already.
 
-        Of the other entries, as many are returned as fit into `MAX_FLUSH_S` by the estimate, and at
+        Of the other entries, as many are returned as fit into `max_flush_s` by the estimate, and at
         least one.
 
         Args:
@@ -340,7 +343,8 @@ class SharedReads:
         taken, pending = (
             self._take_control() if self._has_pending_control else ([], self._pending_entries)
         )
-        may_wait, remaining_s = only_control or bool(taken), 0.0 if only_control else MAX_FLUSH_S
+        may_wait = only_control or bool(taken)
+        remaining_s = 0.0 if only_control else self._max_flush_s
         remaining_s -= sum(len(entries) * self._estimate_cost(reader) for reader, entries in taken)
         # `may_wait`: this flush applies something already, so the next entry need not fit.
         for i, (reader, entries) in enumerate(pending):
@@ -405,7 +409,7 @@ class SharedReads:
                 self.fetcher.reads.count_gap(tp.topic, entry.reason, end - offset)
                 _log_partition(tp, "gap reason=%s from=%d to=%d", entry.reason, offset, end)
 
-    def _on_entries(self, reader: PartitionReader, entries: Sequence[Entry]) -> None:
+    def on_entries(self, reader: PartitionReader, entries: Sequence[Entry]) -> None:
         """Take what a reader delivered, and schedule a flush if none is."""
         transformer = self._transformers.get(reader.tp.topic)
         if not self._pending_entries:  # else a flush is scheduled already

@@ -80,6 +80,7 @@ class Tables:
         backfill_reader: BackfillReader,
         get_topic_settings: Callable[[str], Topic],
         get_limit: Callable[[], int] = lambda: sys.maxsize,
+        window_bytes: int = WINDOW_BYTES,
     ) -> None:
         self.spilled: set[str] = set()
         self.spilled_histories: set[str] = set()
@@ -87,6 +88,7 @@ class Tables:
         self._backfill_reader = backfill_reader
         self._get_topic_settings = get_topic_settings
         self._get_limit = get_limit
+        self._window_bytes = window_bytes
         self._tables: dict[tuple[TableType, TopicPartition], KeyTable] = {}
         # Snapshots of views, for clients that come while nothing changes and others still use them.
         self._view_snapshots: WeakValueDictionary[tuple[TopicPartition, Filters], TableSnapshot]
@@ -237,7 +239,11 @@ class Tables:
             return record.value is None or filters.matches(record)
 
         window = KeyWindow(
-            tp, position.offset, position.epoch, WINDOW_BYTES, accepts if filters.filters else None
+            tp,
+            position.offset,
+            position.epoch,
+            self._window_bytes,
+            accepts if filters.filters else None,
         )
         read_position = position
         async with self._window_slots:

@@ -14,24 +14,29 @@ END_RETRY_RANGE_S = (1.0, 15.0)
 MAX_END_RETRY_S = 300.0
 RECONNECTS_PER_SECOND = 2000  # clients that a replica takes back while it does other work as well
 
-_delays: ReconnectDelays | None = None
+
+class EndRetries:
+    """Draw when the clients of ended streams are to reconnect; a process has one."""
+
+    def __init__(self) -> None:
+        self._delays: ReconnectDelays | None = None
+
+    def draw_ms(self) -> int:
+        """Return when the next client is to reconnect, in milliseconds."""
+        # Not at the import: processes that are forked after that would share their start.
+        self._delays = self._delays or ReconnectDelays(*END_RETRY_RANGE_S, start=random.random())
+        return self._delays.draw_ms()
+
+    def spread(self, client_count: int) -> None:
+        """Let the clients of this process, which drains, come back no faster than others take them.
+
+        30,000 clients or more are sent away for longer than usual.
+        """
+        low_s, usual_s = END_RETRY_RANGE_S
+        high_s = min(MAX_END_RETRY_S, low_s + client_count / RECONNECTS_PER_SECOND)
+        if high_s > usual_s:
+            self._delays = ReconnectDelays(low_s, high_s, start=random.random())
 
 
-def draw_end_retry_ms() -> int:
-    """Return when the next client is to reconnect, in milliseconds."""
-    global _delays
-    # Not at the import: processes that are forked after that would share their start.
-    _delays = _delays or ReconnectDelays(*END_RETRY_RANGE_S, start=random.random())
-    return _delays.draw_ms()
-
-
-def spread_end_retries(client_count: int) -> None:
-    """Let the clients of this process, which drains, come back no faster than others take them.
-
-    30,000 clients or more are sent away for longer than usual.
-    """
-    global _delays
-    low_s, usual_s = END_RETRY_RANGE_S
-    high_s = min(MAX_END_RETRY_S, low_s + client_count / RECONNECTS_PER_SECOND)
-    if high_s > usual_s:
-        _delays = ReconnectDelays(low_s, high_s, start=random.random())
+end_retries = EndRetries()
+"""Of the clients of this process."""

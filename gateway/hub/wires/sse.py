@@ -22,7 +22,7 @@ from gateway.formats import Format
 from gateway.wire import sse
 
 from .control_events import POSITION_REFUSED_GAP, describe_entry
-from .end_retry import draw_end_retry_ms
+from .end_retry import end_retries
 from .grouped import create_status_head, iter_joined_statuses
 
 # Seconds after which EventSource reconnects; drawn at random, so that not all do so at once.
@@ -79,7 +79,8 @@ class SseWire:
         self, reason: EndReason, token: bytes, delivered_sum: ByteSum | None = None
     ) -> bytes:
         """Return the last block; see `Wire`. It has no id: the client keeps the one it has."""
-        return sse.encode_retry(draw_end_retry_ms()) + self.encode_event("end", {"reason": reason})
+        retry = sse.encode_retry(end_retries.draw_ms())
+        return retry + self.encode_event("end", {"reason": reason})
 
 
 class SseEncoder:

@@ -26,7 +26,7 @@ from gateway.wire.websocket import (
 )
 
 from .control_events import POSITION_REFUSED_GAP, describe_entry
-from .end_retry import draw_end_retry_ms
+from .end_retry import end_retries
 from .grouped import create_status_head, iter_joined_statuses
 
 MAX_BATCH_BYTES = 64 * 1024  # bytes of records after which the next message begins
@@ -85,7 +85,7 @@ class WebSocketWire:
         """Return the last message; see `Wire`."""
         data: dict[str, Any] = {"reason": reason, "position": token.decode()}
         if reason is EndReason.DRAIN:
-            data["retry"] = draw_end_retry_ms()
+            data["retry"] = end_retries.draw_ms()
         return self.build_message("end", data)
 
     def build_message(self, kind: str, data: dict[str, Any]) -> bytes:

@@ -9,6 +9,7 @@ import pytest
 from support.outlet import FakeOutlet
 from support.single_client import (
     TP,
+    FakeHub,
     create_client,
     drain_outlet,
     get_hub,
@@ -20,7 +21,6 @@ from support.waiting import wait_until
 from gateway.core.client.end_reason import EndReason
 from gateway.core.client.slow_client_policy import SlowClientPolicy
 from gateway.core.log.record import Skip
-from gateway.hub.fanout import broadcaster as pump
 from gateway.hub.fanout.client import Client
 from gateway.hub.fanout.pacing import MAX_REST_S, BatchPacing
 
@@ -60,10 +60,9 @@ async def test_who_has_everything_is_written_to_in_rounds_and_in_no_task():
     assert all(client.subscription.next_seq == 20 for client in clients)
 
 
-async def test_many_clients_are_written_to_in_several_rounds(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pump, "MAX_AUDIENCE_CLIENTS", 2)
+async def test_many_clients_are_written_to_in_several_rounds():
     outlets = [FakeOutlet() for _ in range(5)]
-    clients = attach_clients(outlets)
+    clients = attach_clients(outlets, hub=FakeHub(max_audience_clients=2))
     await run_loop_turns()
     fill_outlet(clients[0], outlets[0])
     late = FakeOutlet()
@@ -80,15 +79,10 @@ async def test_many_clients_are_written_to_in_several_rounds(monkeypatch: pytest
     await wait_until(lambda: all(outlet.values == list(range(11)) for outlet in (*outlets, late)))
 
 
-async def test_what_is_published_during_a_round_is_joined_for_those_it_comes_to_later(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    monkeypatch.setattr(pump, "WRITES_PER_CLOCK_CHECK", 1)
-    monkeypatch.setattr(pump, "SLICE_S", 0.0)
+async def test_what_is_published_during_a_round_is_joined_for_those_it_comes_to_later():
     outlets = [FakeOutlet() for _ in range(4)]
-    clients = attach_clients(outlets)
+    clients = attach_clients(outlets, hub=FakeHub(writes_per_clock_check=1, slice_s=1e-9))
     await run_loop_turns()
-    monkeypatch.setattr(pump, "SLICE_S", 1e-9)
     write_records(clients[0], b"1")
     await run_loop_turns(2)
     write_records(clients[0], b"2")
@@ -206,11 +200,10 @@ async def test_a_lifetime_that_is_over_ends_it():
 
 
 async def test_a_rest_is_in_proportion_to_what_the_round_cost():
-    outlets = [FakeOutlet() for _ in range(50)]
-    clients = attach_clients(outlets)
+    outlets, now = [FakeOutlet() for _ in range(50)], 100.0
+    pace = BatchPacing(clock=lambda: now)  # or the rest may be over before it is looked at
+    clients = attach_clients(outlets, hub=FakeHub(pace))
     await run_loop_turns()
-    pace, now = get_hub(clients[0]).pace, asyncio.get_running_loop().time()
-    pace._now = lambda: now  # or the rest may be over before it is looked at
     assert pace.remaining_rest == 0
     write_records(clients[0], b"1")
     await wait_until(lambda: outlets[-1].values == [1], interval_s=0)
@@ -256,12 +249,9 @@ async def test_a_turn_is_followed_by_a_rest_unless_it_brought_a_single_record():
     assert 0 < pace.remaining_rest <= MAX_REST_S
 
 
-async def test_clients_who_wake_at_once_are_pushed_to_in_turns_with_others(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    monkeypatch.setattr(pump, "SLICE_S", 0.0)
+async def test_clients_who_wake_at_once_are_pushed_to_in_turns_with_others():
     outlets = [FakeOutlet() for _ in range(4)]
-    clients = attach_clients(outlets)
+    clients = attach_clients(outlets, hub=FakeHub(slice_s=1e-9))
     await run_loop_turns()
     for client, outlet in zip(clients, outlets, strict=True):
         fill_outlet(client, outlet)

@@ -30,11 +30,9 @@ from gateway.core.token.resume_token import (
     seal_token,
 )
 from gateway.errors import AccessDenied, TokenForeign, UnknownTopic
-from gateway.hub.fanout import hub as hubs
 from gateway.hub.fanout.client import Client, ClientOptions
-from gateway.hub.fanout.hub import Hub
+from gateway.hub.fanout.hub import CLIENTS_PER_SLICE, DEFAULT_LIMITS, Hub, HubLimits
 from gateway.hub.fanout.view import View
-from gateway.hub.reads import backfill
 from gateway.hub.reads.position_resolver import StreamStart
 from gateway.hub.wires.sse import SseWire
 from gateway.kafka.embedded import EmbeddedKafka
@@ -42,14 +40,18 @@ from gateway.kafka.protocol.requests import MetadataRequest, VersionRange
 
 ALL = View(("orders",), Filters(), "value", "error")
 LIVE_START = StreamStart()
+NO_LINGER = HubLimits(linger_s=0.0)
+ALWAYS_SWEEPING = HubLimits(sweep_interval_s=0.0)  # in each turn of the loop
 ADA = View(("orders",), Filters((Filter(key=b"ada"),)), "value", "error")
 
 
 @asynccontextmanager
-async def running_hub(kafka: EmbeddedKafka, **section: Any) -> AsyncIterator[Hub]:
+async def running_hub(
+    kafka: EmbeddedKafka, limits: HubLimits = DEFAULT_LIMITS, **section: Any
+) -> AsyncIterator[Hub]:
     config = build_config(kafka.bootstrap, ["orders"], kafka=section)
     async with open_cluster(kafka.bootstrap) as kafkas:
-        hub = Hub(kafkas, Settings.model_validate(config))
+        hub = Hub(kafkas, Settings.model_validate(config), limits=limits)
         await hub.start()
         try:
             yield hub
@@ -106,11 +108,10 @@ async def test_a_client_that_left_is_forgotten(embedded: EmbeddedKafka):
 
 
 async def test_a_topic_is_no_longer_read_some_time_after_its_last_client(
-    embedded: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
+    embedded: EmbeddedKafka,
 ):
-    monkeypatch.setattr(hubs, "LINGER_S", 0.0)
     embedded.create_topic("orders")
-    async with running_hub(embedded) as hub:
+    async with running_hub(embedded, NO_LINGER) as hub:
         client = await subscribe_client(hub)
         assert hub.shared_reads.topics == {"orders"}
         client.close()
@@ -119,15 +120,14 @@ async def test_a_topic_is_no_longer_read_some_time_after_its_last_client(
 
 
 async def test_a_bootstrap_topic_is_read_before_anyone_comes_and_goes_on_being(
-    embedded: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
+    embedded: EmbeddedKafka,
 ):
-    monkeypatch.setattr(hubs, "LINGER_S", 0.0)
     embedded.create_topic("orders")
-    async with running_hub(embedded, bootstrap=["orders"]) as hub:
+    async with running_hub(embedded, NO_LINGER, bootstrap=["orders"]) as hub:
         assert hub.topics.list_unread_bootstrap() == ["orders"]
         await wait_until(lambda: not hub.topics.list_unread_bootstrap(), "it is warm")
         (await subscribe_client(hub)).close()
-        await wait_until(lambda: not hub._tails, "the client is forgotten")
+        await wait_until(lambda: not list(hub.iter_tails()), "the client is forgotten")
         assert hub.shared_reads.topics == {"orders"}
         assert hub.topics.list_unread_bootstrap() == []
 
@@ -152,7 +152,7 @@ async def test_draining_ends_every_stream_with_a_word(embedded: EmbeddedKafka):
 async def test_draining_many_streams_lets_others_have_their_turn(embedded: EmbeddedKafka):
     embedded.create_topic("orders")
     async with running_hub(embedded) as hub:
-        clients = [await subscribe_client(hub) for _ in range(3 * hubs.CLIENTS_PER_SLICE)]
+        clients = [await subscribe_client(hub) for _ in range(3 * CLIENTS_PER_SLICE)]
         hub.drain()
         assert sum(client.subscription.end_reason is None for client in clients) > 0
         assert (await subscribe_client(hub)).subscription.end_reason is EndReason.DRAIN
@@ -171,43 +171,38 @@ async def test_a_count_ends_a_stream_after_so_many_records(embedded: EmbeddedKaf
 
 
 async def test_ids_that_a_proxy_may_refuse_are_warned_of_once(
-    embedded: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    embedded: EmbeddedKafka, caplog: pytest.LogCaptureFixture
 ):
-    def list_warnings() -> list[str]:
-        return [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
-
-    monkeypatch.setattr(hubs, "SWEEP_INTERVAL_S", 0.01)
     embedded.create_topic("orders", 40)
     async with running_hub(embedded) as hub:
         client = await subscribe_client(hub)
-        tail = client.subscription.channel.tail
-        swept = hub._sweep
-        sweeps = []
-        monkeypatch.setattr(hub, "_sweep", lambda now: (sweeps.append(now), swept(now)))
-        await wait_until(lambda: len(sweeps) > 2, "some sweeps")
-        assert not list_warnings()
-        monkeypatch.setattr(hubs, "LONG_ID_CHARS", len(tail.token_text) - 1)
-        before = len(sweeps)
-        await wait_until(lambda: len(sweeps) > before + 5, "more sweeps")
-        (warning,) = list_warnings()
-        assert warning.startswith(f"ids of orders have {len(tail.token_text)} characters; ")
+        chars = len(client.subscription.channel.tail.token_text)
+        sweep_often(hub)
+    assert list_warnings(caplog) == []
+    async with running_hub(embedded, HubLimits(long_id_chars=chars - 1)) as hub:
+        await subscribe_client(hub)
+        sweep_often(hub)
+    (warning,) = list_warnings(caplog)
+    assert warning.startswith(f"ids of orders have {chars} characters; ")
+
+
+def sweep_often(hub: Hub) -> None:
+    for _ in range(5):
+        hub.sweep(asyncio.get_running_loop().time())
+
+
+def list_warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
 
 
 async def test_the_sweep_leaves_a_topic_alone_while_another_of_its_view_is_opened(
-    embedded: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
+    embedded: EmbeddedKafka,
 ):
     """A route of two topics once began without the first: opened, and not looked at by anybody
     yet, it was swept away in the moment in which the second was being opened."""
     for topic in ("one", "two"):
         embedded.create_topic(topic, 2)
-    async with running_hub(embedded) as hub:
-        opened = hub.topics._open_shared
-
-        async def open_and_sweep(name: str) -> None:
-            await opened(name)
-            hub._sweep(asyncio.get_running_loop().time())
-
-        monkeypatch.setattr(hub.topics, "_open_shared", open_and_sweep)
+    async with running_hub(embedded, ALWAYS_SWEEPING) as hub:
         client = await subscribe_client(hub, View(("one", "two"), Filters(), "value", "error"))
         partitions = set(client.subscription.channel.tail.logs)
         assert partitions == {TopicPartition(t, p) for t in ("one", "two") for p in (0, 1)}
@@ -248,11 +243,10 @@ async def test_a_topic_that_may_not_be_read_is_not_watched_for_long(
 
 
 async def test_a_client_that_resumes_gets_a_topic_that_is_created_later(
-    embedded: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
+    embedded: EmbeddedKafka,
 ):
-    monkeypatch.setattr(hubs, "LINGER_S", 0.0)
     embedded.create_topic("orders", 1)
-    async with running_hub(embedded) as hub:
+    async with running_hub(embedded, NO_LINGER) as hub:
         first = await subscribe_client(hub)
         token = parse_token(first.subscription.token.decode())
         view = View(("later", "never", "orders"), Filters(), "value", "error")
@@ -267,25 +261,17 @@ async def test_a_client_that_resumes_gets_a_topic_that_is_created_later(
 
 
 async def test_a_client_whose_start_is_looked_up_rides_the_channel_that_is_fed(
-    embedded: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
+    embedded: EmbeddedKafka,
 ):
     """Its channel was made first, and, followed by nobody yet, swept away while Kafka was asked
     for the start: the client then followed a channel that nothing was published to."""
     embedded.create_topic("orders", 1)
-    async with running_hub(embedded) as hub:
+    async with running_hub(embedded, ALWAYS_SWEEPING) as hub:
         await subscribe_client(hub)
-        resolve = hub.backfill_reader.resolve_start
-
-        async def sweep_and_resolve(*asked: Any) -> Any:
-            hub._remove_left_channels()
-            hub._sweep(asyncio.get_running_loop().time())
-            return await resolve(*asked)
-
-        monkeypatch.setattr(hub.backfill_reader, "resolve_start", sweep_and_resolve)
         view = View(("orders",), Filters(), "envelope", "error")
         client = await subscribe_client(hub, view, StreamStart(origin="earliest"))
-        (shared,) = hub._tails.values()
-        assert client.subscription.channel in shared.channels.values()
+        (shared_tail,) = hub.iter_tails()
+        assert client.subscription.channel in shared_tail.channels.values()
 
 
 async def test_rings_are_counted_until_their_channels_are_gone(embedded: EmbeddedKafka):
@@ -297,7 +283,7 @@ async def test_rings_are_counted_until_their_channels_are_gone(embedded: Embedde
             await anext(body)
         records = [RecordToSend(b"x" * 1000, b"ada") for _ in range(10)]
         await produce_records(embedded.bootstrap, "orders", records)
-        (shared_tail,) = hub._tails.values()
+        (shared_tail,) = hub.iter_tails()
         rings = list(shared_tail.channels.values())
         await wait_until(lambda: min(ring.bytes for ring in rings) > 10_000, "nobody takes them")
         filtering.close()
@@ -309,7 +295,7 @@ async def test_rings_are_counted_until_their_channels_are_gone(embedded: Embedde
         hub.apply_settings(Settings.model_validate(build_config(embedded.bootstrap, topics)))
         assert hub.rings.bytes > 10_000  # of a client that is to be moved on
         client.close()
-        await wait_until(lambda: not hub._replaced_tails, "its tail is gone")
+        await wait_until(lambda: not list(hub.iter_tails()), "its tail is gone")
         assert hub.rings.bytes == 0
 
 
@@ -402,10 +388,9 @@ async def test_a_position_of_an_earlier_topic_without_an_id_is_not_waited_for(
     """Brokers before Kafka 2.8 have no topic ids. The epochs of the topic that was created again
     are lower than that of the position, and the client waited until one had reached it."""
     monkeypatch.setattr(MetadataRequest, "VERSIONS", VersionRange(8, 9, 9))
-    monkeypatch.setattr(backfill, "LATER_EPOCH_PERIOD_S", 0.2)
     embedded.create_topic("orders", 1)
     await produce_records(embedded.bootstrap, "orders", [b"1"])
-    async with running_hub(embedded) as hub:
+    async with running_hub(embedded, HubLimits(later_epoch_timeout_s=0.2)) as hub:
         await subscribe_client(hub)
         topic = hub.cluster.get_topic("orders")
         assert topic is not None and topic.topic_id is None

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from support.outlet import FakeOutlet
 from support.single_client import create_client, write_records
-from support.waiting import wait_until
+from support.virtual_time import in_virtual_time
 
 from gateway.core.client.slow_client_policy import SlowClientPolicy
 from gateway.core.client.throttle import Throttle
@@ -39,16 +39,14 @@ async def run_loop_turns(count: int = 20) -> None:
         await asyncio.sleep(0)
 
 
-def expire_rate_window(client: Client) -> None:
-    """The time of its rate is over."""
-    allowance = client.source.rate_limiter
-    assert allowance is not None and allowance._timer is not None
-    allowance.close()
-    allowance.throttle._sent.clear()
-    client.subscription.wake()
+async def expire_rate_window() -> None:
+    """Let the time of the rate pass."""
+    await asyncio.sleep(HOUR)
+    await run_loop_turns()
 
 
 @pytest.mark.parametrize("at_once", [True, False])
+@in_virtual_time
 async def test_one_gets_what_its_rate_leaves_and_the_next_when_its_time_is_over(at_once: bool):
     outlet, other = FakeOutlet(), FakeOutlet()
     client = attach_throttled(outlet)
@@ -62,8 +60,7 @@ async def test_one_gets_what_its_rate_leaves_and_the_next_when_its_time_is_over(
     for had in (3, 6, 9):
         assert outlet.values == list(range(had))
         assert client.state == THROTTLED
-        expire_rate_window(client)
-        await run_loop_turns()
+        await expire_rate_window()
     assert outlet.values == list(values)
     write_records(client, b"10", b"11")
     await run_loop_turns()
@@ -71,15 +68,7 @@ async def test_one_gets_what_its_rate_leaves_and_the_next_when_its_time_is_over(
     client.close()
 
 
-async def test_time_alone_brings_the_rest():
-    outlet = FakeOutlet()
-    client = attach_throttled(outlet, period_s=0.05)
-    write_records(client, *(b"%d" % value for value in range(20)))
-    await wait_until(lambda: outlet.values == list(range(20)))
-    await run_loop_turns()
-    client.close()
-
-
+@in_virtual_time
 async def test_what_the_client_grants_itself_is_a_limit_too():
     outlet = FakeOutlet()
     client = attach_throttled(outlet, credit=2)
@@ -92,25 +81,27 @@ async def test_what_the_client_grants_itself_is_a_limit_too():
     assert outlet.values == [0, 1, 2]
     assert client.state == THROTTLED and client.source.credit == 4
     for had in (6, 7):
-        expire_rate_window(client)
-        await run_loop_turns()
+        await expire_rate_window()
         assert outlet.values == list(range(had))
     assert client.state == NO_CREDIT
     client.close()
 
 
+@in_virtual_time
 async def test_a_client_that_goes_leaves_no_timer():
     client = attach_throttled(FakeOutlet())
     write_records(client, *(b"%d" % value for value in range(10)))
     await run_loop_turns()
-    allowance = client.source.rate_limiter
-    assert allowance is not None
-    alarm = allowance._timer
-    assert alarm is not None
+    limiter, woken = client.source.rate_limiter, list[bool]()
+    assert limiter is not None
+    limiter.close()
+    limiter.take(client.subscription, 1000, lambda: woken.append(True))  # nothing is left: it waits
     client.close()
-    assert alarm.cancelled()
+    await expire_rate_window()
+    assert not woken
 
 
+@in_virtual_time
 async def test_one_that_falls_out_of_the_ring_may_be_ended():
     outlet = FakeOutlet()
     client = attach_throttled(outlet, slow=SlowClientPolicy.DISCONNECT, max_ring_bytes=2000)
@@ -121,14 +112,14 @@ async def test_one_that_falls_out_of_the_ring_may_be_ended():
     assert outlet.values == [0, 1, 2]
 
 
+@in_virtual_time
 async def test_one_that_skips_is_told_what_and_is_live_when_it_may_get_more():
     outlet = FakeOutlet()
     client = attach_throttled(outlet, slow=SlowClientPolicy.SKIP, max_ring_bytes=2000)
     for value in range(100):
         write_records(client, b"%d" % value)
         await run_loop_turns(3)
-    expire_rate_window(client)
-    await run_loop_turns()
+    await expire_rate_window()
     write_records(client, b"100")
     await run_loop_turns()
     said = b"".join(outlet.chunks)
@@ -138,6 +129,7 @@ async def test_one_that_skips_is_told_what_and_is_live_when_it_may_get_more():
     client.close()
 
 
+@in_virtual_time
 async def test_a_client_in_the_place_of_another_has_what_that_one_left():
     outlet = FakeOutlet()
     client = attach_throttled(outlet)

@@ -9,16 +9,15 @@ from collections.abc import Sequence
 
 import pytest
 from support.outlet import FakeOutlet
-from support.single_client import TP, create_client, drain_outlet, get_hub, write_records
+from support.single_client import TP, FakeHub, create_client, drain_outlet, get_hub, write_records
 from support.waiting import wait_until
 
 from gateway.core.client.end_reason import EndReason
 from gateway.core.client.subscription import Subscription
 from gateway.core.log.position import PartitionPosition
 from gateway.core.token.resume_token import parse_token
-from gateway.hub.fanout import client_source
-from gateway.hub.fanout import shared_catch_up as herd
 from gateway.hub.fanout.client import Client
+from gateway.hub.fanout.shared_catch_up import JOIN_WINDOW_S, SharedCatchUp
 from gateway.hub.wires.gzip import GzipWire
 from gateway.hub.wires.sse import SseWire
 from gateway.hub.wires.wire import Wire
@@ -49,6 +48,12 @@ def attach_late_clients(
     for outlet in outlets:
         outlet.client = build_late_client(first, at, wire)
         outlet.client.attach(outlet)
+
+
+def find_shared(client: Client) -> set[SharedCatchUp]:
+    """Those of a client's channel."""
+    followers = client.subscription.channel.followers
+    return {each for each in followers if isinstance(each, SharedCatchUp)}
 
 
 def have_all_values(outlets: Sequence[FakeOutlet], at: int, end: int) -> bool:
@@ -90,12 +95,9 @@ async def test_those_of_another_place_are_not_of_the_herd():
     )
 
 
-async def test_what_is_published_meanwhile_comes_once_and_in_order(
-    monkeypatch: pytest.MonkeyPatch,
-):
+async def test_what_is_published_meanwhile_comes_once_and_in_order():
     """Pieces are small, and records come faster than they are taken at first."""
-    monkeypatch.setattr(client_source, "MAX_TAKE_BYTES", 200)
-    first = await build_first_client()
+    first = await build_first_client(hub=FakeHub(max_take_bytes=200))
     outlets = [FakeOutlet() for _ in range(9)]
     attach_late_clients(first, outlets, 0)
     for value in range(MISSED, 2 * MISSED):
@@ -104,12 +106,8 @@ async def test_what_is_published_meanwhile_comes_once_and_in_order(
     await wait_until(lambda: have_all_values(outlets, 0, 2 * MISSED))
 
 
-async def test_one_that_takes_nothing_holds_up_nobody_and_loses_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    monkeypatch.setattr(client_source, "MAX_TAKE_BYTES", 500)
-    monkeypatch.setattr(herd, "MAX_PIECE_BYTES", 2000)
-    first = await build_first_client()
+async def test_one_that_takes_nothing_holds_up_nobody_and_loses_nothing():
+    first = await build_first_client(hub=FakeHub(max_take_bytes=500, max_piece_bytes=2000))
     outlets, stuck = [FakeOutlet() for _ in range(5)], FakeOutlet(capacity=300)
     attach_late_clients(first, [*outlets, stuck], 0)
     herds, now = get_hub(first).shared_catch_ups, asyncio.get_running_loop().time()
@@ -129,10 +127,9 @@ async def test_one_that_takes_nothing_holds_up_nobody_and_loses_nothing(
     await wait_until(lambda: have_all_values([*outlets, stuck], 0, MISSED + 1))
 
 
-async def test_each_member_stands_behind_what_it_was_sent(monkeypatch: pytest.MonkeyPatch):
+async def test_each_member_stands_behind_what_it_was_sent():
     """A member does not follow the channel, so its own subscription does not know where it is."""
-    monkeypatch.setattr(client_source, "MAX_TAKE_BYTES", 500)
-    first = await build_first_client(max_ring_bytes=200)
+    first = await build_first_client(max_ring_bytes=200, hub=FakeHub(max_take_bytes=500))
     outlets = [FakeOutlet(), FakeOutlet(), FakeOutlet(capacity=600), FakeOutlet(capacity=1500)]
     attach_late_clients(first, outlets, 100)
 
@@ -152,9 +149,8 @@ async def test_each_member_stands_behind_what_it_was_sent(monkeypatch: pytest.Mo
     assert all(outlet.client.source.shared_catch_up is not None for outlet in stuck)
 
 
-async def test_who_is_told_to_end_ends_where_it_stands(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(client_source, "MAX_TAKE_BYTES", 500)
-    first = await build_first_client()
+async def test_who_is_told_to_end_ends_where_it_stands():
+    first = await build_first_client(hub=FakeHub(max_take_bytes=500))
     outlets = [FakeOutlet() for _ in range(4)]
     attach_late_clients(first, outlets, 0)
     await wait_until(lambda: all(len(outlet.values) > 20 for outlet in outlets), interval_s=0)
@@ -169,9 +165,8 @@ async def test_who_is_told_to_end_ends_where_it_stands(monkeypatch: pytest.Monke
         assert len(outlet.values) < MISSED
 
 
-async def test_who_leaves_is_not_waited_for(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(client_source, "MAX_TAKE_BYTES", 500)
-    first = await build_first_client()
+async def test_who_leaves_is_not_waited_for():
+    first = await build_first_client(hub=FakeHub(max_take_bytes=500))
     outlets = [FakeOutlet() for _ in range(6)]
     attach_late_clients(first, outlets, 0)
     await asyncio.sleep(0)
@@ -187,66 +182,60 @@ async def test_a_herd_that_nobody_needs_is_let_go():
     await wait_until(lambda: have_all_values(outlets, 0, MISSED))
     herds, channel = get_hub(first).shared_catch_ups, first.subscription.channel
     herds.maintain(asyncio.get_running_loop().time() + 10)
-    assert not herds._keys and not herds._seen_at and herds.size == 0
+    assert herds.is_idle and herds.size == 0
     assert set(channel.followers) == {one.client.subscription for one in outlets} | {
         first.subscription
     }
 
 
-async def test_one_that_is_followed_by_another_is_let_go_too(monkeypatch: pytest.MonkeyPatch):
+async def test_one_that_is_followed_by_another_is_let_go_too():
     """Its first pieces are gone, so who comes then from the same place is of a new one."""
-    monkeypatch.setattr(client_source, "MAX_TAKE_BYTES", 500)
-    monkeypatch.setattr(herd, "MAX_PIECE_BYTES", 1000)
-    first = await build_first_client()
+    first = await build_first_client(hub=FakeHub(max_take_bytes=500, max_piece_bytes=1000))
     channel, herds = first.subscription.channel, get_hub(first).shared_catch_ups
     outlets = [FakeOutlet() for _ in range(3)]
     attach_late_clients(first, outlets, 0)
     await wait_until(lambda: have_all_values(outlets, 0, MISSED))
-    (old,) = herds._keys
+    (old,) = find_shared(first)
     assert not old.can_join
     more = [FakeOutlet() for _ in range(3)]
     attach_late_clients(first, more, 0)
     await wait_until(lambda: have_all_values(more, 0, MISSED))
-    assert len(herds._keys) == 2
+    assert len(find_shared(first)) == 2
     for outlet in (*outlets, *more):
         outlet.client.close()
-    herds.maintain(asyncio.get_running_loop().time() + 2 * herd.JOIN_WINDOW_S)
-    assert not herds._keys and not herds._newest_by_key and herds.size == 0
+    herds.maintain(asyncio.get_running_loop().time() + 2 * JOIN_WINDOW_S)
+    assert herds.is_idle and herds.size == 0
     assert set(channel.followers) == {first.subscription}
 
 
-async def test_one_whose_members_are_slower_than_those_of_the_next_is_let_go(
-    monkeypatch: pytest.MonkeyPatch,
-):
+async def test_one_whose_members_are_slower_than_those_of_the_next_is_let_go():
     """The maintenance failed if the newer of two of the same position ended first. It was not tried
     again: from then on nothing was closed, and nothing bounded the memory."""
-    monkeypatch.setattr(client_source, "MAX_TAKE_BYTES", 500)
-    monkeypatch.setattr(herd, "MAX_PIECE_BYTES", 1000)
-    first = await build_first_client()
+    first = await build_first_client(hub=FakeHub(max_take_bytes=500, max_piece_bytes=1000))
     channel, herds = first.subscription.channel, get_hub(first).shared_catch_ups
     generations = [[FakeOutlet() for _ in range(3)] for _ in range(2)]
+    older: SharedCatchUp | None = None
     for outlets in generations:
         attach_late_clients(first, outlets, 0)
         await wait_until(lambda outlets=outlets: have_all_values(outlets, 0, MISSED))
-    older, newer = herds._keys
+        older = older or next(iter(find_shared(first)))
+    assert older is not None
+    (newer,) = find_shared(first) - {older}
     now = asyncio.get_running_loop().time()
     older.add_member(slow := build_late_client(first, 0).source, now + 60)
     for outlet in generations[1]:
         outlet.client.close()
     herds.maintain(now + 30)
-    assert set(herds._keys) == {older}
+    assert find_shared(first) == {older}
     older.remove_member(slow)
     herds.maintain(now + 120)
-    assert not herds._keys and herds.size == 0
+    assert herds.is_idle and herds.size == 0
     assert older not in channel.followers and newer not in channel.followers
 
 
-async def test_compressed_streams_of_a_herd_end_with_the_right_sum(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    monkeypatch.setattr(client_source, "MAX_TAKE_BYTES", 500)
+async def test_compressed_streams_of_a_herd_end_with_the_right_sum():
     wire = GzipWire(SseWire())
-    first = await build_first_client(wire)
+    first = await build_first_client(wire, hub=FakeHub(max_take_bytes=500))
     outlets = [FakeOutlet() for _ in range(4)]
     attach_late_clients(first, outlets, 10, wire)
     assert first.push is not None

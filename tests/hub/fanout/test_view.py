@@ -48,8 +48,8 @@ def test_whatever_changes_what_is_seen_is_another_view(other: View):
     assert other.digest != VIEW.digest
 
 
-@pytest.mark.parametrize("seed", ["1", "2"])
-def test_another_process_gives_a_view_the_same_digest(seed: str):
+@pytest.mark.needs("process")
+def test_another_process_gives_a_view_the_same_digest():
     """Or every client that reconnects to another replica would be told that its view changed."""
     code = (
         "from decimal import Decimal\n"
@@ -60,7 +60,7 @@ def test_another_process_gives_a_view_the_same_digest(seed: str):
     )
     said = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONHASHSEED": seed},
+        env={**os.environ, "PYTHONHASHSEED": "1"},
         capture_output=True,
         text=True,
         timeout=60,

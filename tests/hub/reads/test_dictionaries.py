@@ -13,20 +13,23 @@ from support.gateways import build_config
 from support.moved_ids import move_id
 from support.records import RecordToSend, produce_records
 from support.topic_reads import open_cluster
+from support.waiting import WAIT_TIMEOUT_S
 
 from gateway.config import Settings
 from gateway.core.channel.filters import Filter, Filters
 from gateway.core.log.position import NO_EPOCH, PartitionPosition
 from gateway.core.log.record import TopicPartition
 from gateway.errors import GatewayError
+from gateway.formats import create_format
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.view import View
 from gateway.hub.reads.dictionaries import MAX_DICTIONARIES, Dictionaries
+from gateway.hub.wires.sse import SseWire
+from gateway.hub.wires.wire import Encoder
 from gateway.kafka.embedded import EmbeddedKafka
 
 ALL = View(("orders",), Filters(), "value", "error")
 RECORDS = 40
-WITHIN = 60.0  # s
 
 
 def show_key(key: str) -> View:
@@ -62,8 +65,11 @@ async def hub(embedded: EmbeddedKafka) -> AsyncIterator[Hub]:
 
 
 def create_dictionaries(hub: Hub, **options: Any) -> Dictionaries:
-    mine = hub.dictionaries
-    return Dictionaries(mine._services, mine._keep_open, mine._get_encoder, **options)
+    return Dictionaries(hub.read_services, hub.keep_open, create_encoder, **options)
+
+
+def create_encoder(view: View) -> Encoder:
+    return SseWire().create_encoder(create_format(view.format))
 
 
 async def test_what_is_offered_is_found_and_lasts(hub: Hub, embedded: EmbeddedKafka):
@@ -94,12 +100,12 @@ async def test_an_id_beyond_the_end_holds_up_no_read_of_the_partition(hub: Hub):
             hub.dictionaries.find(ALL, "a", b"d" * 32, move_id(newest.id, "orders", offset))
         )
         await asyncio.sleep(0)
-        async with asyncio.timeout(WITHIN):
+        async with asyncio.timeout(WAIT_TIMEOUT_S):
             assert await hub.backfill_reader.read(
                 TopicPartition("orders", 0), PartitionPosition(0, NO_EPOCH)
             )
             assert await finding is None
-        assert not hub.backfill_reader._queues
+        assert not hub.backfill_reader.fetcher.partition_fetches
 
 
 async def test_what_a_stranger_names_is_offered_to_nobody_and_evicts_nothing(hub: Hub):
@@ -115,7 +121,7 @@ async def test_what_a_stranger_names_is_offered_to_nobody_and_evicts_nothing(hub
 
 
 async def test_many_views_at_once_each_get_one(hub: Hub):
-    async with asyncio.timeout(WITHIN):
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
         made = await asyncio.gather(
             *(hub.dictionaries.get_newest(show_key(f"key-{n}"), "a") for n in range(30))
         )
@@ -162,7 +168,9 @@ async def test_nothing_that_was_begun_before_a_change_is_kept_after_it(hub: Hub)
     dictionaries.clear()
     results = await asyncio.gather(*pending, return_exceptions=True)
     assert isinstance(results[0], GatewayError) and results[1] is None
-    assert not dictionaries._made
+    reads = hub.backfill_reader.read_counts.total()
+    await dictionaries.get_newest(ALL, "a")
+    assert hub.backfill_reader.read_counts.total() > reads, "it is made anew"
     await dictionaries.close()
 
 
@@ -174,8 +182,7 @@ async def test_an_error_costs_a_stream_its_dictionary_only(
     def fail(view: View) -> Any:
         raise ZeroDivisionError
 
-    mine = hub.dictionaries
-    dictionaries = Dictionaries(mine._services, mine._keep_open, fail)
+    dictionaries = Dictionaries(hub.read_services, hub.keep_open, fail)
     assert await dictionaries.find(ALL, "a", newest.dictionary.digest, newest.id) is None
     assert "ZeroDivisionError" in caplog.text
     await dictionaries.close()

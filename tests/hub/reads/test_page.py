@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.single_client import TP, create_client, write_records
+from support.single_client import TP, create_client, get_hub, write_records
+from support.waiting import WAIT_TIMEOUT_S
 
 from gateway.core.client.end_reason import EndReason
 from gateway.core.log.position import UNVERIFIED_LINEAGE, PartitionPosition
 from gateway.core.token.resume_token import parse_token
 from gateway.errors import KafkaError
 from gateway.hub.fanout.client import Client
-from gateway.hub.fanout.client_source import ClientSource
-from gateway.hub.reads import page
 from gateway.hub.reads.page import Page, read_page
 from gateway.hub.wires.ndjson import NdjsonWire
 
@@ -26,9 +26,11 @@ def build_client(wire: NdjsonWire = PLAIN, credit: int = 1000, **options: Any) -
     return create_client(wire, credit=credit, **options)
 
 
-async def read_page_in_time(client: Client, wait: float, wire: NdjsonWire = PLAIN) -> Page:
-    async with asyncio.timeout(30):
-        return await read_page(client, wire, wait)
+async def read_page_in_time(
+    client: Client, wait: float, wire: NdjsonWire = PLAIN, **limits: Any
+) -> Page:
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
+        return await read_page(client, wire, wait, **limits)
 
 
 def parse_lines(page: Page) -> list[Any]:
@@ -61,12 +63,9 @@ async def test_nothing_is_waited_for_and_heartbeats_are_no_part_of_a_page():
 
 
 @pytest.mark.parametrize("wait", [0.0, 0.05])
-async def test_a_page_of_nothing_still_says_where_to_go_on(
-    wait: float, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_page_of_nothing_still_says_where_to_go_on(wait: float):
     """At once, where all partitions have said what they hold."""
-    monkeypatch.setattr(page, "SETTLE_TIMEOUT_S", 300.0)
-    got = await read_page_in_time(build_client(), wait)
+    got = await read_page_in_time(build_client(), wait, settle_timeout_s=300.0)
     assert (parse_lines(got), get_offset(got)) == ([build_end(got)], 0)
 
 
@@ -78,12 +77,11 @@ async def test_a_page_has_so_many_records_and_the_next_begins_behind_them():
     assert (parse_lines(got), get_offset(got)) == ([0, 1, 2, build_end(got)], 3)
 
 
-async def test_a_page_ends_where_it_has_become_long(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(page, "MAX_PAGE_BYTES", 2000)
+async def test_a_page_ends_where_it_has_become_long():
     it = build_client()
     for n in range(100):
         write_records(it, b'"%d%b"' % (n, b"x" * 1000))
-    first = await read_page_in_time(it, 300.0)
+    first = await read_page_in_time(it, 300.0, max_bytes=2000)
     count = len(parse_lines(first)) - 1
     assert 2 <= count < 100
     assert get_offset(first) == count
@@ -110,14 +108,12 @@ async def test_when_no_partition_can_be_read_there_is_no_page():
         await read_page_in_time(build_client(ready=False), 300.0)
 
 
-async def test_a_partition_that_says_nothing_is_waited_for_a_moment(
-    monkeypatch: pytest.MonkeyPatch,
-):
+async def test_a_partition_that_says_nothing_is_waited_for_a_moment():
     """Its place is held against a log that never answers."""
-    monkeypatch.setattr(page, "SETTLE_TIMEOUT_S", 0.05)
     it = build_client()
+    silent = SimpleNamespace(can_validate=lambda epoch: False)
+    get_hub(it).by_partition[TP] = SimpleNamespace(reader=silent)
     it.subscription.ensure_private_reader().read({TP: PartitionPosition(0, 0, UNVERIFIED_LINEAGE)})
-    monkeypatch.setattr(ClientSource, "_start_backfill", lambda self: None)
     write_records(it, b"1")
-    got = await read_page_in_time(it, 0.0)
+    got = await read_page_in_time(it, 0.0, settle_timeout_s=0.05)
     assert (parse_lines(got), get_offset(got)) == ([build_end(got)], 0)

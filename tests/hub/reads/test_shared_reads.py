@@ -19,10 +19,9 @@ from gateway.core.client.subscription import Subscription
 from gateway.core.log.record import Fault, Gap, GapReason, Ready, Record, TopicPartition
 from gateway.core.log.tail import Tail
 from gateway.formats import create_format
-from gateway.hub.fanout import pacing
+from gateway.hub.fanout.pacing import BatchPacing
 from gateway.hub.fanout.shared_tail import SharedTail
 from gateway.hub.fanout.view import View
-from gateway.hub.reads import shared_reads as hub_feeds
 from gateway.hub.reads.shared_reads import SharedReads
 from gateway.hub.wires.sse import SseEncoder, SseWire
 from gateway.kafka.embedded import EmbeddedKafka
@@ -44,21 +43,21 @@ class RecordingSubscription(Subscription):
         self.wake_positions.append((*logs, *(tail.position[tp].offset for tp in (ZERO, ONE))))
 
 
-@pytest.fixture(autouse=True)
-def without_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A turn of the loop is all that one of the feeds takes."""
-    monkeypatch.setattr(pacing, "REST_FACTOR", 0.0)
-    monkeypatch.setattr(hub_feeds, "MAX_FLUSH_S", 60.0)
-
-
 @asynccontextmanager
 async def running_feeds(
-    kafka: EmbeddedKafka, **options: object
+    kafka: EmbeddedKafka,
+    pacing: BatchPacing | None = None,
+    max_flush_s: float = 60.0,
+    **options: object,
 ) -> AsyncIterator[tuple[SharedReads, SharedTail, RecordingSubscription]]:
-    """Feeds of `orders`, one tail of it, and one client that is there from the start."""
+    """Feeds of `orders`, one tail of it, and one client that is there from the start.
+
+    Without a rest, a turn of the loop is all that one of the feeds takes.
+    """
+    pacing = pacing or BatchPacing(rest_factor=0.0)
     settings = Topic.model_validate({"name": "orders", **options})
     async with open_cluster(kafka.bootstrap, "orders") as kafkas:
-        feeds = SharedReads(kafkas, lambda name: settings)
+        feeds = SharedReads(kafkas, lambda name: settings, pacing, max_flush_s=max_flush_s)
         try:
             logs = [feed.log for feed in feeds.open_topic("orders")]
             shared = SharedTail(Tail("c", logs, {"orders": "id"}))
@@ -82,7 +81,7 @@ def record(tp: TopicPartition, offset: int, value: bytes = b"x") -> Record:
 def deliver_records(feeds: SharedReads, *records: Record) -> None:
     """As a lane does when an answer came."""
     for each in records:
-        feeds._on_entries(feeds.by_partition[each.tp].reader, [each])
+        feeds.on_entries(feeds.by_partition[each.tp].reader, [each])
 
 
 async def test_what_several_brokers_bring_in_one_turn_is_one_chunk(embedded: EmbeddedKafka):
@@ -154,66 +153,58 @@ async def measure_record_cost(feeds: SharedReads, client: RecordingSubscription)
     client.wake_positions.clear()
 
 
-async def test_what_takes_long_is_applied_in_slices_and_in_order(
-    embedded: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
-):
+async def test_what_takes_long_is_applied_in_slices_and_in_order(embedded: EmbeddedKafka):
     """Others have their turns between, and a lane asks for more only behind the last."""
-    monkeypatch.setattr(hub_feeds, "MAX_FLUSH_S", 0.0)
+    pacing = BatchPacing(rest_factor=0.0)
     embedded.create_topic("orders", 2)
-    async with running_feeds(embedded) as (feeds, _, client):
+    async with running_feeds(embedded, pacing, 0.0) as (feeds, _, client):
         records = [record(ZERO, n) for n in range(5)], [record(ONE, n) for n in range(2)]
         await measure_record_cost(feeds, client)
-        feeds._on_entries(feeds.by_partition[ZERO].reader, records[0][1:])
-        feeds._on_entries(feeds.by_partition[ONE].reader, records[1])
-        await feeds._pacing.pause()
+        feeds.on_entries(feeds.by_partition[ZERO].reader, records[0][1:])
+        feeds.on_entries(feeds.by_partition[ONE].reader, records[1])
+        await pacing.pause()
         assert client.wake_positions == [
             (2, 0, 2, 0), (3, 0, 3, 0), (4, 0, 4, 0), (5, 0, 5, 0), (5, 1, 5, 1), (5, 2, 5, 2)
         ]  # fmt: skip
 
 
-async def test_that_a_partition_is_ready_waits_for_no_slice(
-    embedded: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
-):
+async def test_that_a_partition_is_ready_waits_for_no_slice(embedded: EmbeddedKafka):
     """Its reading goes on: a client that began meanwhile missed what came first."""
-    monkeypatch.setattr(hub_feeds, "MAX_FLUSH_S", 0.0)
+    pacing = BatchPacing(rest_factor=0.0)
     embedded.create_topic("orders", 2)
-    async with running_feeds(embedded) as (feeds, _, client):
+    async with running_feeds(embedded, pacing, 0.0) as (feeds, _, client):
         await measure_record_cost(feeds, client)
         reading = feeds.by_partition[ZERO].reader
-        feeds._on_entries(reading, [record(ZERO, n) for n in range(1, 4)])
-        feeds._on_entries(reading, [Ready(ZERO, 4, 4, 0)])
+        feeds.on_entries(reading, [record(ZERO, n) for n in range(1, 4)])
+        feeds.on_entries(reading, [Ready(ZERO, 4, 4, 0)])
         await asyncio.sleep(0)
         assert client.wake_positions == [(4, 0, 4, 0)]
 
 
-async def test_records_of_other_partitions_wait_where_one_becomes_ready(
-    embedded: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
-):
+async def test_records_of_other_partitions_wait_where_one_becomes_ready(embedded: EmbeddedKafka):
     """A flush with one control entry used to apply all that was pending, 50 ms of it at once."""
-    monkeypatch.setattr(hub_feeds, "MAX_FLUSH_S", 0.0)
+    pacing = BatchPacing(rest_factor=0.0)
     embedded.create_topic("orders", 2)
-    async with running_feeds(embedded) as (feeds, _, client):
+    async with running_feeds(embedded, pacing, 0.0) as (feeds, _, client):
         await measure_record_cost(feeds, client)
         zero, one = (feeds.by_partition[tp].reader for tp in (ZERO, ONE))
-        feeds._on_entries(zero, [record(ZERO, n) for n in range(1, 3)])
-        feeds._on_entries(one, [record(ONE, 0), Ready(ONE, 1, 1, 0), record(ONE, 1)])
-        await feeds._pacing.pause()
+        feeds.on_entries(zero, [record(ZERO, n) for n in range(1, 3)])
+        feeds.on_entries(one, [record(ONE, 0), Ready(ONE, 1, 1, 0), record(ONE, 1)])
+        await pacing.pause()
         assert client.wake_positions == [(1, 1, 1, 1), (2, 1, 2, 1), (3, 1, 3, 1), (3, 2, 3, 2)]
 
 
-async def test_a_slice_goes_by_what_the_entries_of_each_partition_cost(
-    embedded: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_slice_goes_by_what_the_entries_of_each_partition_cost(embedded: EmbeddedKafka):
     """One that took microseconds was the measure for one that took a millisecond: a first burst
     for 600 views was applied at once, in 90 ms."""
-    monkeypatch.setattr(hub_feeds, "MAX_FLUSH_S", 0.001)
+    pacing = BatchPacing(rest_factor=0.0)
     embedded.create_topic("orders", 2)
-    async with running_feeds(embedded) as (feeds, _, client):
+    async with running_feeds(embedded, pacing, 0.001) as (feeds, _, client):
         feeds.by_partition[ZERO].set_entry_s(1e-6)
         feeds.by_partition[ONE].set_entry_s(4e-4)
         client.wake_positions.clear()
-        feeds._on_entries(feeds.by_partition[ZERO].reader, [record(ZERO, n) for n in range(100)])
-        feeds._on_entries(feeds.by_partition[ONE].reader, [record(ONE, n) for n in range(100)])
+        feeds.on_entries(feeds.by_partition[ZERO].reader, [record(ZERO, n) for n in range(100)])
+        feeds.on_entries(feeds.by_partition[ONE].reader, [record(ONE, n) for n in range(100)])
         await asyncio.sleep(0)
         assert client.wake_positions == [(100, 2, 100, 2)]
 
@@ -270,12 +261,12 @@ async def test_each_change_that_clients_see_of_a_partition_is_a_line(embedded: E
             feeds.fetcher.remove_partition(ONE)  # only the test delivers entries from here on
             reader = feeds.by_partition[ONE].reader
             gap = Gap(ONE, 1, 5, 0, GapReason.RETENTION)
-            feeds._on_entries(reader, [record(ONE, 0), gap, Fault(ONE, 5, 5, 0, "unknown-topic")])
+            feeds.on_entries(reader, [record(ONE, 0), gap, Fault(ONE, 5, 5, 0, "unknown-topic")])
             await asyncio.sleep(0)
             reader.last_response_at -= 60
             shared.refreshed_at -= 60
             feeds.refresh_readiness(shared)
-            feeds._on_entries(reader, [Ready(ONE, 5, 5, 0), record(ONE, 5)])
+            feeds.on_entries(reader, [Ready(ONE, 5, 5, 0), record(ONE, 5)])
             await asyncio.sleep(0)
             feeds.close_topic("orders")
     texts = [line.text for line in lines if "partition=0" not in line.text]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,6 @@ from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.partition_reader import EARLIEST, TimestampStart
 from gateway.core.log.position import PartitionPosition
 from gateway.core.log.record import Entry, Gap, GapReason, Record, Skip, TopicPartition
-from gateway.hub.reads import tables as module
 from gateway.hub.reads.tables import Tables, TableSpilled
 
 A = TopicPartition("prices", 0)
@@ -58,10 +58,12 @@ async def kafka() -> AsyncIterator[FakePartition]:
     yield FakePartition()
 
 
-def build_tables(kafka: FakePartition, cache: str = "64MiB", limit: int = 1 << 30) -> Tables:
+def build_tables(
+    kafka: FakePartition, cache: str = "64MiB", limit: int = 1 << 30, **options: Any
+) -> Tables:
     settings = Topic.model_validate({"name": "prices", "cache": {"bytes": cache}})
     topic: Callable[[str], Topic] = lambda name: settings  # noqa: E731
-    return Tables(kafka, kafka, topic, lambda: limit)  # type: ignore[arg-type]
+    return Tables(kafka, kafka, topic, lambda: limit, **options)  # type: ignore[arg-type]
 
 
 async def test_all_who_come_at_once_share_one_read_and_one_edition(kafka: FakePartition):
@@ -100,17 +102,14 @@ async def test_a_log_that_went_back_makes_it_anew(kafka: FakePartition):
     assert [r.key for r in second.entries if isinstance(r, Record)] == [b"b"]
 
 
-async def test_one_larger_than_its_cache_is_read_window_by_window(
-    kafka: FakePartition, monkeypatch: pytest.MonkeyPatch
-):
+async def test_one_larger_than_its_cache_is_read_window_by_window(kafka: FakePartition):
     """Each key once, as its latest; what is deleted is not there."""
     for n in range(30):
         kafka.write_record(f"k{n % 12}", "x" * 100)
     kafka.write_record("k1", None)
-    made = build_tables(kafka, "1KiB")
+    made = build_tables(kafka, "1KiB", window_bytes=1000)
     assert await made.get_snapshot(A, 31) is None
     assert (made.spilled, made.used_bytes) == ({"prices"}, 0)
-    monkeypatch.setattr(module, "WINDOW_BYTES", 1000)
     place, got, windows = PartitionPosition(0), list[Entry](), 0
     while place.offset is not None and place.offset < 31:
         entries = await made.read_window(A, place, 31)

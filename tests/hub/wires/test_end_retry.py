@@ -2,20 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.hub.wires import end_retry
-from gateway.hub.wires.end_retry import draw_end_retry_ms, spread_end_retries
-
-
-@pytest.fixture(autouse=True)
-def without_delays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(end_retry, "_delays", None)
+from gateway.hub.wires.end_retry import EndRetries
 
 
 @pytest.mark.parametrize(
     ("client_count", "last_s"), [(10, 15), (28_000, 15), (100_000, 51), (10_000_000, 300)]
 )
 def test_very_many_clients_come_back_over_a_longer_time(client_count: int, last_s: float):
-    spread_end_retries(client_count)
-    drawn = [draw_end_retry_ms() for _ in range(1000)]
+    retries = EndRetries()
+    retries.spread(client_count)
+    drawn = [retries.draw_ms() for _ in range(1000)]
     assert 1000 <= min(drawn) < 1500
     assert 0.98 * last_s < max(drawn) / 1000 <= last_s

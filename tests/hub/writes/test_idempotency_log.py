@@ -18,7 +18,6 @@ from gateway.core.produce.idempotency import (
     RecordLocation,
     hash_record,
 )
-from gateway.hub.writes import idempotency_log as seen
 from gateway.hub.writes.idempotency_log import IdempotencyLog
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.embedded import EmbeddedKafka
@@ -116,8 +115,7 @@ async def test_a_log_whose_start_has_moved_on_is_read_from_there(one):
         assert lookup_written(once, "10") == RecordLocation(0, 10)
 
 
-async def test_what_cannot_be_read_for_a_while_is_read_then(one, monkeypatch):
-    monkeypatch.setattr(seen, "RETRY_DELAY_S", 0.01)
+async def test_what_cannot_be_read_for_a_while_is_read_then(one):
     await produce_records(one.bootstrap, "t", [build_keyed_record("1")])
     async with running_log(one.bootstrap) as (_, log, once):
         one.fail(

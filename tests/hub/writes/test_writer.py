@@ -25,7 +25,6 @@ from gateway.errors import (
     RequestError,
     UnknownTopic,
 )
-from gateway.hub.writes import idempotency_log as seen
 from gateway.hub.writes.pending_write import Produced
 from gateway.hub.writes.publisher import Publisher
 from gateway.hub.writes.writer import RecordWriter
@@ -272,9 +271,8 @@ async def test_only_what_was_sent_may_be_written_when_the_gateway_closes(one):
         assert [each.timeout for each in told] == [True, False]
 
 
-async def test_where_the_log_cannot_be_read_nothing_with_a_key_is_written(one, monkeypatch):
+async def test_where_the_log_cannot_be_read_nothing_with_a_key_is_written(one):
     """Rather an error than a second record."""
-    monkeypatch.setattr(seen, "RETRY_DELAY_S", 0.01)
     async with running_publisher(one.bootstrap, timeout_s=1.0) as publisher:
         await RecordWriter(publisher).send("t", None, b"0")
         one.fail(ApiKey.LIST_OFFSETS, *[ErrorCode.LEADER_NOT_AVAILABLE] * 1000)
