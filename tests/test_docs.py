@@ -1,6 +1,6 @@
-"""What the READMEs and the pages of docs/ say is so: commands, links, tables, captures, figures.
+"""What the READMEs and the pages of docs/ say is so: commands, configurations, tables, captures.
 
-Code blocks of docs/ and of the README are checked by tests/docs.
+Code blocks of docs/ and of the README are checked by tests/docs, links by tests/lint.py.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from textwrap import indent
 from typing import Any
@@ -25,7 +26,6 @@ from typer.testing import CliRunner
 
 from gateway.cli import app
 from gateway.config import build_json_schema, dumps, iter_warnings, loads
-from gateway.core.channel import channel
 from gateway.core.channel.ring_budget import RingBudget
 from gateway.core.client.end_reason import UNSENT_END_REASONS, EndReason
 from gateway.core.log.record import (
@@ -37,7 +37,6 @@ from gateway.core.log.record import (
     StreamItem,
     TopicPartition,
 )
-from gateway.core.log.tail import Tail
 from gateway.core.token.resume_token import parse_token
 from gateway.errors import (
     FormatError,
@@ -48,20 +47,9 @@ from gateway.errors import (
     RegistryUnavailable,
     RequestError,
 )
-from gateway.hub.fanout import broadcaster as pump
-from gateway.hub.fanout import hub
-from gateway.hub.reads import page as pages
 from gateway.hub.wires.control_events import CONTROL_EVENTS, describe_entry
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.web.http import problems
-from gateway.web.http.edge import USER_TIMEOUT_S
-from gateway.web.http.transport import GatewayProtocol
-from gateway.web.routing import query, routes
-from gateway.web.streams import ndjson
-from gateway.web.websocket import producer as produces
-from gateway.web.websocket import session
-from gateway.web.workers.supervisor import Supervisor
-from gateway.wire import gzip
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "gateway"
@@ -128,25 +116,23 @@ def gateway_lines() -> Iterator[tuple[str, list[str]]]:
                 yield page, words[1:]
 
 
+@cache
 def options_of(*command: str) -> str:
     answer = CliRunner().invoke(app, [*command, "--help"], prog_name="gateway")
     assert answer.exit_code == 0, f"there is no gateway {' '.join(command)}"
     return answer.output
 
 
-@pytest.mark.parametrize(
-    ("page", "words"),
-    list(gateway_lines()),
-    ids=lambda x: " ".join(x) if isinstance(x, list) else x,
-)
-def test_every_gateway_command_exists_with_its_options(page: str, words: list[str]):
-    names = [word for word in words if not word.startswith("-")]
-    help = options_of(*names[:1]) + options_of()
-    if names[:1] and names[0] in ("dlq", "replay", "pipeline", "token"):  # groups of commands
-        help += options_of(*names[:2])
-    for word in words:
-        if word.startswith("-"):
-            assert re.search(rf"(^|[\s,]){re.escape(word.split('=')[0])}\b", help, re.M), word
+def test_every_gateway_command_exists_with_its_options():
+    for page, words in gateway_lines():
+        names = [word for word in words if not word.startswith("-")]
+        help = options_of(*names[:1]) + options_of()
+        if names[:1] and names[0] in ("dlq", "replay", "pipeline", "token"):  # groups of commands
+            help += options_of(*names[:2])
+        for word in words:
+            if word.startswith("-"):
+                option = re.escape(word.split("=")[0])
+                assert re.search(rf"(^|[\s,]){option}\b", help, re.M), f"{page}: {words}"
 
 
 def test_every_make_target_exists_with_its_variables():
@@ -182,54 +168,15 @@ def test_every_pip_line_asks_for_extras_that_the_package_has():
             assert set(names.rstrip("]").split(",")) <= {"", *extras}, line
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_links_and_paths_exist(page: Path):
-    text = page.read_text()
-    links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
-    paths = re.findall(r"\b((?:tests|deploy|examples|bench)/[\w/.-]+\w)", text)
-    named_here = re.findall(r"(?<!tests/)\b((?:kafka|core|hub|web|wire|config)/[\w/]+\.py)", text)
-    for link in links:
-        assert (page.parent / link).exists(), link
-    for path in set(paths) - {"bench/results"}:  # made by `make figures`
-        assert (ROOT / path).exists(), path
-    for path in named_here:
-        assert (ROOT / "gateway" / path).exists(), path
-    assert links or page.name == "CHANGELOG.md" or page.parent.name == "bench"
-
-
-def names_beside_links(page: Path) -> Iterator[tuple[str, Path]]:
-    """Every name in backticks that is beside a link to a module, or its text, and that module."""
-    link, name = r"\[[^\]]*\]\(([\w/.-]+\.py)\)", r"`([A-Za-z_][\w.]*)(?:\(\))?`"
-    patterns = (
-        rf"{name}\s+(?:in\s+)?\(?{link}",
-        rf"\[{name}\]\(([\w/.-]+\.py)\)",
-        rf"(?P<module>{link})[,:]?\s+{name}",
-    )
-    for pattern in patterns:
-        for found in re.finditer(pattern, page.read_text()):
-            first, second = found.groups()[-2:]
-            named, module = (second, first) if "module" in found.groupdict() else (first, second)
-            yield named, page.parent / module
-
-
-NAMES_BESIDE_LINKS = sorted({found for page in PAGES for found in names_beside_links(page)})
-
-
-@pytest.mark.parametrize(("name", "module"), NAMES_BESIDE_LINKS)
-def test_a_name_beside_a_link_to_a_module_occurs_in_it(name: str, module: Path):
-    """`USER_TIMEOUT_S` was said to be in the module of the transport, which it had left."""
-    words = set(re.findall(r"\w+", module.read_text()))
-    assert set(name.split(".")) <= words, f"{named(module)} has no {name}"
-
-
 # Configurations
 
 
-@pytest.mark.parametrize("block", [b for page in PAGES for b in fenced(page.read_text(), "yaml")])
-def test_every_yaml_block_is_a_configuration_without_a_warning(block: str):
-    settings = loads(whole(block))
-    assert list(iter_warnings(settings)) == []
-    assert loads(dumps(settings)) == settings
+def test_every_yaml_block_is_a_configuration_without_a_warning():
+    for page in PAGES:
+        for block in fenced(page.read_text(), "yaml"):
+            settings = loads(whole(block))
+            assert list(iter_warnings(settings)) == [], block
+            assert loads(dumps(settings)) == settings
 
 
 def whole(block: str) -> str:
@@ -293,26 +240,13 @@ def iter_options() -> Iterator[tuple[str, str, str]]:
                         yield path.stem, full, default
 
 
-OPTIONS = list(iter_options())
-
-
-@pytest.mark.parametrize(("page", "path", "default"), OPTIONS)
-def test_the_tables_of_options_have_their_real_names_and_defaults(
-    page: str, path: str, default: str
-):
-    real = option(path).get("default")
-    said: Any = {"none": None, "[]": [], "false": False, "1": 1}.get(default, default)
-    assert said == real and type(said) is type(real)
-
-
-def test_the_tables_of_options_speak_of_all_that_operators_tune():
-    wanted = [f"kafka.topics[].{name}" for name in (
-        "defaultOffset", "partitionReadyTimeout", "offsetOutOfRange", "reconnect.initial",
-        "reconnect.max", "cache.bytes", "cache.age", "isolation", "clockSkew",
-    )]  # fmt: skip
-    wanted += ["kafka.bootstrap", "routes[].with.history", "memory", "tokens.resume"]
-    wanted += ["listen.limits.connections", "listen.limits.perAddress"]
-    assert set(wanted) <= {path for _, path, _ in OPTIONS}
+def test_the_tables_of_options_have_their_real_names_and_defaults():
+    options = list(iter_options())
+    assert len(options) > 20
+    for page, path, default in options:
+        real = option(path).get("default")
+        said: Any = {"none": None, "[]": [], "false": False, "1": 1}.get(default, default)
+        assert said == real and type(said) is type(real), f"{page}: {path}"
 
 
 def test_options_named_in_running_text_exist():
@@ -370,28 +304,18 @@ def test_the_captured_ids_can_be_read_and_never_go_back():
         before[len(topic.offsets)] = topic.offsets
 
 
-def test_every_event_is_in_the_table():
+def test_the_tables_have_every_event_with_its_fields_and_every_reason():
+    """Of ends those that clients are told, not how sockets end streams nobody is to hear of."""
     rows = table("Events", text=read_page("sse"))
     told = {name for row in rows for name in re.findall(r"`([\w-]+)`", row[0])}
     assert told >= {*CONTROL_EVENTS, "message"} - {"partitions-ready", "partitions-error"}
-    assert "`partitions-ready`" in read_page("sse") and "`partitions-error`" in read_page("sse")
-
-
-def test_every_reason_of_a_gap_is_in_the_table():
-    told = {row[0].strip("`") for row in table("Gaps", text=read_page("resume-and-gaps"))}
-    assert {reason.value for reason in GapReason} == told
-
-
-def test_the_end_of_a_snapshot_is_told_with_the_fields_that_the_table_names():
-    (end,) = [row for row in table("Events", text=read_page("sse")) if row[0] == "`snapshot-end`"]
-    told = describe(SnapshotEnd(("orders",), 1, (TP,)))
-    assert told.keys() <= set(re.findall(r"`(\w+)`", end[2]))
-
-
-def test_every_reason_of_an_end_is_in_the_table():
-    """Those that clients are told: not how sockets end streams of which nobody is to hear."""
-    rows = table("Events", 1, text=read_page("sse"))
-    said = {reason for row in rows for reason in re.findall(r"`([\w-]+)`", row[0])}
+    fields = {row[0].strip("`"): set(re.findall(r"`(\w+)`", row[2])) for row in rows}
+    assert describe(SnapshotEnd(("orders",), 1, (TP,))).keys() <= fields["snapshot-end"]
+    assert fields["error"] <= describe(Fault(TP, 0, 0, 0, "access-denied")).keys()
+    gaps = {row[0].strip("`") for row in table("Gaps", text=read_page("resume-and-gaps"))}
+    assert {reason.value for reason in GapReason} == gaps
+    ends = table("Events", 1, text=read_page("sse"))
+    said = {reason for row in ends for reason in re.findall(r"`([\w-]+)`", row[0])}
     assert said == set(EndReason) - UNSENT_END_REASONS
 
 
@@ -479,68 +403,6 @@ def test_the_sizes_of_ids_are_what_is_said():
     assert length(12, 10**6) >= 80 and length(12, 10**10) <= 120
 
 
-def iter_paragraphs(text: str) -> Iterator[str]:
-    """The paragraphs and the rows of tables, each on one line."""
-    for part in re.split(r"\n\s*\n|\n(?=\|)", text):
-        yield " ".join(part.split())
-
-
-@pytest.mark.parametrize(
-    ("subject", "figure", "is_so"),
-    [
-        ("until a minute after", "a minute", hub.LINGER_S == 60),
-        ("`resume: batch`", "512", Tail.MAX_EXACT_TOKEN_CHARS == 512),
-        ("`resume: batch`", "64 KB", channel.Channel.MAX_BYTES_WITHOUT_ID == 1 << 16),
-        ("`resume: batch`", "quarter of a second", hub.SWEEP_INTERVAL_S == 0.25),
-        ("2,000 partitions", "6 KB", hub.LONG_ID_CHARS == 6 << 10),
-        ("2,000 partitions", "64 KB", GatewayProtocol.MAX_HEAD_BYTES == 1 << 16),
-        ("acknowledges nothing", "60 seconds", USER_TIMEOUT_S == 60),
-        ("ring of encoded chunks", "1 MiB", ring() == 1 << 20),
-        ("Each chunk of records is compressed", "256 bytes", gzip.MIN_COMPRESS_BYTES == 256),
-        ("`routes[].with.maxLifetime`", "10 %", routes.LIFETIME_JITTER == 0.1),
-        ("`drainTimeout`", "10 s", Supervisor.KILL_GRACE_S == 10),
-        ("`too-many-subscriptions`", "100", session.MAX_STREAMS == 100),
-        ("`too-many-produces`", "100", produces.MAX_IN_FLIGHT == 100),
-        ("`wait`", "1,000 records", pages.MAX_PAGE_RECORDS == 1000),
-        ("`wait`", "1 MiB", pages.MAX_PAGE_BYTES == 1 << 20),
-        ("`wait`", "`5m`", query.MAX_WAIT_S == 300),
-        ("`@end`", "4 KB", ndjson.MAX_LINK_TOKEN_CHARS == 4096),
-    ],
-)
-def test_figures_beside_what_they_are_of_are_those_of_the_code(
-    subject: str, figure: str, is_so: bool
-):
-    """Whatever the sentence is: one paragraph names the subject and the figure."""
-    texts = [path.read_text() for path in DOCS.glob("*.md")]
-    parts = [part for text in texts for part in iter_paragraphs(text)]
-    assert any(subject in part and figure in part for part in parts)
-    assert is_so
-
-
-def test_a_fault_is_told_with_the_fields_that_the_table_names():
-    (error,) = [row for row in table("Events", text=read_page("sse")) if row[0] == "`error`"]
-    for field in re.findall(r"`(\w+)`", error[2]):
-        assert field in describe(Fault(TP, 0, 0, 0, "access-denied"))
-
-
-def test_the_table_of_packages_names_each_of_them_once():
-    text = PAGES[1].read_text()
-    rows = re.findall(r"^\| \d \| (.*?) \| (.*) \| .*\|$", text, re.M)
-    named = [link for row in rows for link in re.findall(r"\]\(([\w/]+)/\)", " ".join(row))]
-    assert sorted(named) == sorted(set(named))
-    tops = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
-    split = ("cli", "config", "core", "hub", "kafka", "web")
-    folders = [path.parent for top in split for path in SOURCE.glob(f"{top}/*/__init__.py")]
-    below = {str(path.relative_to(SOURCE)) for path in folders}
-    assert tops | below - {"cli/dlq", "cli/pipeline"} == set(named) - {"web/js"}
-
-
-def test_a_round_goes_in_the_slices_that_are_said():
-    assert pump.SLICE_S == 0.004
-    parts = iter_paragraphs(PAGES[1].read_text())
-    assert any("broadcaster" in part and "4 ms" in part for part in parts)
-
-
 @pytest.mark.needs("chromium")
 async def test_the_page_that_keeps_a_table_does_so_over_a_restart(embedded: EmbeddedKafka):
     """The script and the configuration of the page about snapshots, as they stand there."""
@@ -588,15 +450,7 @@ async def test_the_page_that_keeps_a_table_does_so_over_a_restart(embedded: Embe
         )  # `end` sends it away for up to 15 s
 
 
-@pytest.mark.parametrize("code", [0, 1, 2, 78, 130])
-def test_every_exit_code_is_explained(code: int):
+def test_every_exit_code_is_explained():
     rows = table("The gateway does not start", text=read_page("troubleshooting"))
-    assert str(code) in [row[0] for row in rows]
-    assert str(code) in options_of()
-
-
-def test_every_line_of_the_threat_model_names_tests_that_exist():
-    shown = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs/threat-model.md").read_text())
-    assert len(shown) > 40
-    for path, name in shown:
-        assert re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE), name
+    for code in ("0", "1", "2", "78", "130"):
+        assert code in [row[0] for row in rows] and code in options_of()
