@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
+import json
 
 import pytest
-from support.pipeline_process import open_row_reader, produce_values, running_pipeline, write_config
+from support.dead_letters import read_committed
+from support.jobs import create_job_loop
+from support.pipeline_process import produce_values
+from typer.testing import CliRunner
+
+from gateway.cli import app
 
 
 def job(topic: str, sql: str, **to: object) -> dict[str, object]:
@@ -27,28 +30,27 @@ def orders(first: int) -> list[dict[str, object]]:
 
 
 @pytest.mark.needs("java17")
-def test_a_query_answers_within_its_run(kafka, tmp_path):
-    topic = kafka.create_unique_topic(2)
+def test_a_query_answers_within_its_run(kafka, spark, tmp_path):
+    """One partition: each is a task that runs as long as the query, and the session has two."""
+    topic = kafka.create_unique_topic()
     kafka.create_topic(f"{topic}-big", 2)
     sql = "SELECT user, amount * 2 AS twice FROM orders WHERE amount >= 10"
     made = job(topic, sql, guarantee="at-least-once")
-    where = {"checkpoints": tmp_path / "checkpoints", "master": "local[4]"}
-    file = write_config(tmp_path / "gateway.yaml", kafka.bootstrap_servers, made, **where)
+
+    def read_twice() -> list[float]:
+        found = read_committed(kafka, f"{topic}-big", 2)
+        return sorted(json.loads(each.value())["twice"] for each in found)
+
     produce_values(kafka.bootstrap_servers, topic, orders(0), "user")
-    with (
-        running_pipeline("run", "big", "-c", file, log=tmp_path / "log") as run,
-        open_row_reader(kafka.bootstrap_servers, f"{topic}-big") as out,
-    ):
-        out.read_until(10, run)
+    with create_job_loop(spark, [kafka.bootstrap_servers], tmp_path, made) as loop:
+        loop.poll_until(lambda: len(read_twice()) >= 10, "rows")
         produce_values(
             kafka.bootstrap_servers, topic, orders(100), "user"
         )  # while the same batch runs
-        found = out.read_until(30, run)
+        loop.poll_until(lambda: len(read_twice()) >= 30, "rows of the same batch")
         wanted = [*range(10, 20), *range(100, 120)]
-        assert sorted(row["twice"] for row in found) == [2.0 * n for n in wanted]
-        assert not list((tmp_path / "checkpoints/big/v1/commits").glob("[0-9]*"))
-        assert run.send_signal(signal.SIGTERM) == 0, run.read_log_tail()
-    assert "Traceback" not in run.log_path.read_text()
+        assert read_twice() == [2.0 * n for n in wanted]
+        assert not list((tmp_path / "big/v1/commits").glob("[0-9]*"))
 
 
 @pytest.mark.parametrize(
@@ -67,10 +69,12 @@ def test_what_cannot_run_in_real_time_is_refused_with_place_and_reason(
     tmp_path, sql, to, place, why
 ):
     made = job("orders", sql, **to)
-    file = write_config(tmp_path / "gateway.yaml", "localhost:1", made, checkpoints=tmp_path)
-    command = [sys.executable, "-m", "gateway", "pipeline", "check", "--offline", "-c", str(file)]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert said.returncode == 78, said
+    file = tmp_path / "gateway.yaml"
+    pipelines = {"checkpoints": str(tmp_path), "jobs": [made]}
+    config = {"kafka": {"servers": ["localhost:1"]}, "pipelines": pipelines}
+    file.write_text(json.dumps(config, indent=1))  # JSON is YAML
+    said = CliRunner().invoke(app, ["pipeline", "check", "--offline", "-c", str(file)])
+    assert said.exit_code == 78, said.output
     (line,) = said.stderr.splitlines()
     number = next(n for n, text in enumerate(file.read_text().splitlines(), 1) if place in text)
     assert line.startswith(f"{file}:{number}:")

@@ -1,5 +1,6 @@
-"""`gateway pipeline run` as a process, on a real Kafka: rows out once, ends when told, goes on,
-also with its state divided anew by `rescale`, whose JVM has run no query.
+"""`gateway pipeline run` as a process, on a real Kafka: rows out once, ends when told, and goes on
+with its state divided anew by `rescale`, whose JVM has run no query. It goes on in the session of
+the tests, which takes no third JVM.
 
 Its checkpoint is on no disk of this machine, as far as it knows: Hadoop alone reaches it. viewfs is
 a file system of Hadoop's like any other, with names of its own; what it mounts here is a directory
@@ -18,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.brokers import KafkaCluster
 from support.dead_letters import read_committed
+from support.jobs import create_job_loop
 from support.pipeline_process import (
-    PipelineProcess,
-    RowReader,
     open_row_reader,
     produce_values,
     running_pipeline,
@@ -38,7 +39,9 @@ LAST = 10_000_000  # ms of event time: later than all, so that windows end
 Click = dict[str, Any]
 
 
-def test_rows_come_out_once_and_a_job_that_was_ended_goes_on_where_it_was(kafka, tmp_path):
+def test_rows_come_out_once_and_a_job_that_was_ended_goes_on_where_it_was(kafka, spark, tmp_path):
+    """A SIGTERM to all processes, as systemd and `timeout` send it, ended the JVM before the
+    driver, which printed a traceback of py4j."""
     topic, behind = kafka.create_unique_topic(2), tmp_path / "behind"
     kafka.create_topic(f"{topic}-visits", 2)
     behind.mkdir()
@@ -51,27 +54,26 @@ def test_rows_come_out_once_and_a_job_that_was_ended_goes_on_where_it_was(kafka,
     state = {"XDG_STATE_HOME": tmp_path / "state"}  # where progress goes then
     first, second = clicks(0), clicks(60_000)
     middle, last = ends(60_000), ends(LAST)
-    with open_row_reader(kafka.bootstrap_servers, f"{topic}-visits") as out:
-        produce_values(kafka.bootstrap_servers, topic, [*first, *middle], "user")
-        with running_pipeline("run", "all", "-c", file, log=tmp_path / "first.log", **state) as run:
-            assert visits(out, windows(first), run) == windows(first)
-            block_until(lambda: list(behind.glob("visits/v1/state/0/*/*.zip")), "a snapshot")
-            assert run.send_signal(signal.SIGTERM) == 0, run.read_log_tail()
-        assert "Traceback" not in run.log_path.read_text()
-        done = batches(behind)
-        assert done == batches(behind, "offsets")  # the batch was not broken off
-        rescale = ("rescale", "visits", "--partitions", 3, "--force", "-c", file)
-        with running_pipeline(*rescale, log=tmp_path / "rescale.log", **state) as run:
-            assert run.wait_ended() == 0, run.read_log_tail()
-        write_config(file, kafka.bootstrap_servers, job(topic, 3), checkpoints=ROOT, conf=conf)
-        produce_values(kafka.bootstrap_servers, topic, [*second, *last], "user")
-        everything = windows([*first, *middle, *second])
-        with running_pipeline(
-            "run", "all", "-c", file, log=tmp_path / "second.log", **state
-        ) as run:
-            assert visits(out, everything, run) == everything
-            assert run.send_signal(signal.SIGTERM) == 0, run.read_log_tail()
-    assert out.keys == [row["user"] for row in out.values]
+    produce_values(kafka.bootstrap_servers, topic, [*first, *middle], "user")
+    with running_pipeline("run", "all", "-c", file, log=tmp_path / "first.log", **state) as run:
+        with open_row_reader(kafka.bootstrap_servers, f"{topic}-visits") as out:
+            rows = out.read_until(len(windows(first)), run)
+        assert visits(rows) == windows(first)
+        assert out.keys == [row["user"] for row in rows]
+        block_until(lambda: list(behind.glob("visits/v1/state/0/*/*.zip")), "a snapshot")
+        os.killpg(run.process.pid, signal.SIGTERM)
+        assert run.wait_ended() == 0, run.read_log_tail()
+    assert "Traceback" not in run.log_path.read_text()
+    done = batches(behind)
+    assert done == batches(behind, "offsets")  # the batch was not broken off
+    rescale = ("rescale", "visits", "--partitions", 3, "--force", "-c", file)
+    with running_pipeline(*rescale, log=tmp_path / "rescale.log", **state) as run:
+        assert run.wait_ended() == 0, run.read_log_tail()
+    produce_values(kafka.bootstrap_servers, topic, [*second, *last], "user")
+    everything = windows([*first, *middle, *second])
+    with create_job_loop(spark, [kafka.bootstrap_servers], behind, job(topic, 3)) as loop:
+        loop.poll_until(lambda: len(read_rows(kafka, topic)) >= len(everything), "rows")
+    assert visits(read_rows(kafka, topic)) == everything
     assert batches(behind) == batches(behind, "offsets")
     assert set(done) < set(batches(behind))  # of one checkpoint
     assert (behind / "visits/v1/definition.json").exists()
@@ -109,12 +111,14 @@ def windows(events: Iterable[Click]) -> Counter[tuple[str, int]]:
     return Counter((each["user"], each["at"] // 10_000 * 10) for each in events)
 
 
-def visits(
-    out: RowReader, wanted: Counter[tuple[str, int]], run: PipelineProcess
-) -> Counter[tuple[str, int]]:
+def read_rows(kafka: KafkaCluster, topic: str) -> list[dict[str, Any]]:
+    return [json.loads(each.value()) for each in read_committed(kafka, f"{topic}-visits", 2)]
+
+
+def visits(rows: Iterable[dict[str, Any]]) -> Counter[tuple[str, int]]:
     """As `windows` tells it. A row that is there twice counts twice."""
     found: Counter[tuple[str, int]] = Counter()
-    for row in out.read_until(len(wanted), run):
+    for row in rows:
         start = datetime.fromisoformat(row["start"]).timestamp()
         found[row["user"], int(start)] += row["clicks"]
     return found
@@ -125,34 +129,19 @@ def batches(root: Path, log: str = "commits") -> list[int]:
     return sorted(int(name) for name in names if name.isdigit())
 
 
-def test_an_undecodable_record_is_reported_while_its_topic_is_idle(kafka, tmp_path):
-    """It vanished: no line of the log, a healthy doctor, and no dead letter before a next batch.
-
-    And a SIGTERM to all processes, as systemd and `timeout` send it, ended the JVM before the
-    driver, which printed a traceback of py4j.
-    """
+def test_an_undecodable_record_is_a_dead_letter_while_its_topic_is_idle(kafka, spark, tmp_path):
+    """It vanished: there was no dead letter before a next batch."""
     topic = kafka.create_unique_topic(2)
     kafka.create_topic(f"{topic}-visits", 2)
-    file = tmp_path / "gateway.yaml"
-    checkpoints = tmp_path / "checkpoints"
-    write_config(file, kafka.bootstrap_servers, job(topic, 2), checkpoints=checkpoints)
     produce_values(kafka.bootstrap_servers, topic, clicks(0)[:5], "user")
     produce_values(kafka.bootstrap_servers, topic, [{"user": "oops", "at": "x"}], "user")
-    with running_pipeline("run", "all", "-c", file, log=tmp_path / "run.log") as run:
-        letters: list[Any] = []
+    letters: list[Any] = []
 
-        def has_letter() -> bool:
-            if kafka.admin.topic_exists(f"{topic}.dlq"):
-                letters[:] = read_committed(kafka, f"{topic}.dlq")
-            return bool(letters)
+    def has_letter() -> bool:
+        if kafka.admin.topic_exists(f"{topic}.dlq"):
+            letters[:] = read_committed(kafka, f"{topic}.dlq")
+        return bool(letters)
 
-        block_until(has_letter, "a dead letter")
-        assert [json.loads(each.value())["user"] for each in letters] == ["oops"]
-        os.killpg(run.process.pid, signal.SIGTERM)
-        assert run.wait_ended() == 0, run.read_log_tail()
-        log = run.log_path.read_text()
-        assert "1 invalid" in log
-        assert "Traceback" not in log, log
-    with running_pipeline("doctor", "visits", "-c", file, log=tmp_path / "doctor.log") as doctor:
-        assert doctor.wait_ended() == 1
-        assert "input from: 1" in doctor.log_path.read_text()
+    with create_job_loop(spark, [kafka.bootstrap_servers], tmp_path, job(topic, 2)) as loop:
+        loop.poll_until(has_letter, "a dead letter")
+    assert [json.loads(each.value())["user"] for each in letters] == ["oops"]

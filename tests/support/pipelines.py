@@ -22,6 +22,7 @@ from support.spark_jvm import WORKER_CONF, build_spark_conf
 from support.waiting import block_until
 
 JOB_TIMEOUT_S = 600.0  # s; Spark starts in 6 to 60 s
+SENT_COMMIT_S = 1.0  # in which Kafka has done what it was asked, by far
 
 
 @dataclass
@@ -65,10 +66,14 @@ class JobHistory:
     directory: Path
     start_count: int = field(default=0)
 
+    @property
+    def checkpoints(self) -> Path:
+        return self.directory / "checkpoints"
+
     def build_settings(self, **output_options: Any) -> dict[str, Any]:
         """The file's. changed: of the job's output."""
         job = {**self.job, "to": {**self.job["to"], **output_options}, "trigger": "available-now"}
-        pipelines = {"checkpoints": str(self.directory / "checkpoints"), "jobs": [job]}
+        pipelines = {"checkpoints": str(self.checkpoints), "jobs": [job]}
         spark = {"master": "local[2]", "conf": {**build_spark_conf(), **WORKER_CONF}}
         return {"kafka": {"servers": self.servers}, "pipelines": {**pipelines, "spark": spark}}
 
@@ -170,10 +175,12 @@ def kill_while_writing(
 
 
 def _stop_in_transaction(pids: Sequence[int], output: OutputTopic) -> bool:
-    """Is a transaction open, with all who could end it stopped? A short one ends meanwhile."""
+    """Is a transaction open, with all who could end it stopped? A short one ends meanwhile, and
+    Kafka ends one whose commit was already sent."""
     if not output.has_open_transaction():
         return False
     _signal_all(pids, signal.SIGSTOP)
+    time.sleep(SENT_COMMIT_S)
     if output.has_open_transaction():
         return True
     _signal_all(pids, signal.SIGCONT)
