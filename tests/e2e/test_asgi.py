@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import uuid
 from asyncio.subprocess import PIPE
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from io import StringIO
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from ruamel.yaml import YAML
 from starlette.applications import Starlette
 from support.asgi_servers import running_hypercorn, running_uvicorn
-from support.brokers import KafkaCluster
+from support.brokers import embedded_kafka
 from support.clients.raw import RawClient
 from support.gateways import build_config
 from support.multiplex import MultiplexClient
@@ -25,6 +26,7 @@ from support.waiting import wait_until
 from websockets.exceptions import InvalidStatus
 
 from gateway.config import loads
+from gateway.kafka.embedded import EmbeddedKafka
 from gateway.web.app.app import create_app
 from gateway.web.http.transport import GatewayProtocol
 
@@ -32,17 +34,28 @@ QUERY = "?from=earliest&until=latest"
 Running = Callable[[Starlette], Any]
 
 
+kafka = embedded_kafka()
+of_hypercorn = pytest.mark.needs("hypercorn")
+
+
 @pytest.fixture
-async def topic(kafka: KafkaCluster, oracle: StreamOracle) -> str:
+async def oracle(kafka: EmbeddedKafka) -> AsyncIterator[StreamOracle]:
+    async with StreamOracle(",".join(kafka.bootstrap)) as oracle:
+        yield oracle
+
+
+@pytest.fixture
+async def topic(kafka: EmbeddedKafka, oracle: StreamOracle) -> str:
     """One partition, for what has one order only; 50 records."""
-    name = kafka.create_unique_topic()
+    name = f"test-{uuid.uuid4().hex[:12]}"
+    kafka.create_topic(name, 1)
     await oracle.produce_records(name, 50)
     return name
 
 
-def app_for(kafka: KafkaCluster, topic: str) -> Starlette:
+def app_for(kafka: EmbeddedKafka, topic: str) -> Starlette:
     text = StringIO()
-    YAML().dump(build_config(kafka.bootstrap_servers, [topic]), text)
+    YAML().dump(build_config(kafka.bootstrap, [topic]), text)
     return create_app(loads(text.getvalue(), name="test"))
 
 
@@ -65,13 +78,12 @@ async def fetched(running: Running, app: Starlette, path: str) -> httpx.Response
         return await http.get(url + path)
 
 
-async def test_every_server_sends_the_same_bytes(kafka: KafkaCluster, topic: str):
+async def test_every_server_sends_the_same_bytes(kafka: EmbeddedKafka, topic: str):
     path = f"/records/{topic}{QUERY}"
     expected = await fetched(own, app_for(kafka, topic), path)
     assert expected.content.count(b"\ndata: ") == 52
-    for running in (h11, running_hypercorn):
-        answer = await fetched(running, app_for(kafka, topic), path)
-        alike(answer, expected)
+    answer = await fetched(h11, app_for(kafka, topic), path)
+    alike(answer, expected)
 
     app = app_for(kafka, topic)
     async with (
@@ -82,6 +94,13 @@ async def test_every_server_sends_the_same_bytes(kafka: KafkaCluster, topic: str
         assert (await http.get("/nowhere")).headers["content-type"] == "application/problem+json"
 
 
+@of_hypercorn
+async def test_hypercorn_sends_the_same_bytes(kafka: EmbeddedKafka, topic: str):
+    path = f"/records/{topic}{QUERY}"
+    expected = await fetched(own, app_for(kafka, topic), path)
+    alike(await fetched(running_hypercorn, app_for(kafka, topic), path), expected)
+
+
 def alike(answer: httpx.Response, expected: httpx.Response) -> None:
     assert answer.status_code == 200
     assert same(answer.content) == same(expected.content)
@@ -89,9 +108,9 @@ def alike(answer: httpx.Response, expected: httpx.Response) -> None:
         assert answer.headers[name] == expected.headers[name]
 
 
-@pytest.mark.parametrize("running", [own, h11, running_hypercorn])
+@pytest.mark.parametrize("running", [own, h11, pytest.param(running_hypercorn, marks=of_hypercorn)])
 async def test_a_live_stream_has_no_delay_and_ends_with_its_client(
-    running: Running, kafka: KafkaCluster, topic: str, oracle: StreamOracle
+    running: Running, kafka: EmbeddedKafka, topic: str, oracle: StreamOracle
 ):
     app = app_for(kafka, topic)
     hub = app.gateway.hub
@@ -106,9 +125,9 @@ async def test_a_live_stream_has_no_delay_and_ends_with_its_client(
         await wait_until(lambda: not hub.clients, "the end of the subscription")
 
 
-@pytest.mark.parametrize("running", [h11, running_hypercorn])
+@pytest.mark.parametrize("running", [h11, pytest.param(running_hypercorn, marks=of_hypercorn)])
 async def test_a_websocket_session_is_the_same_on_servers_that_frame_messages_themselves(
-    running: Running, kafka: KafkaCluster, topic: str, oracle: StreamOracle
+    running: Running, kafka: EmbeddedKafka, topic: str, oracle: StreamOracle
 ):
     app, path = app_for(kafka, topic), f"/records/{topic}"
     async with running(app) as url:
@@ -147,8 +166,8 @@ async def test_a_websocket_session_is_the_same_on_servers_that_frame_messages_th
         await wait_until(lambda: not app.gateway.hub.clients, "the end of the subscriptions")
 
 
-@pytest.mark.needs("curl")
-async def test_http2_carries_a_stream_where_the_server_speaks_it(kafka: KafkaCluster, topic: str):
+@pytest.mark.needs("curl", "hypercorn")
+async def test_http2_carries_a_stream_where_the_server_speaks_it(kafka: EmbeddedKafka, topic: str):
     """Which lifts the browsers' limit of six connections to a site."""
     async with running_hypercorn(app_for(kafka, topic)) as url:
         process = await asyncio.create_subprocess_exec(

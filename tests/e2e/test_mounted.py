@@ -15,11 +15,12 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
 from ruamel.yaml import YAML
 from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import Mount
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Mount, Route
 from support.asgi_servers import running_hypercorn, running_uvicorn
 from support.clients.raw import RawClient
 from support.gateways import build_config
@@ -43,7 +44,7 @@ from gateway.kafka.embedded import EmbeddedKafka
 
 PAGE = Path(__file__).parents[2] / "docs" / "python-api.md"
 QUERY = "?from=earliest&until=latest"
-ROUNDS = 20
+ROUNDS = 5
 
 
 @pytest.fixture
@@ -58,16 +59,14 @@ def application(kafka: EmbeddedKafka, **sections: Any) -> Application:
     return create_app(Settings.model_validate(config))
 
 
-def host(gateway: Application, **options: Any) -> FastAPI:
+def host(gateway: Application) -> Starlette:
     """An application with a route of its own, and the gateway below /kafka."""
-    app = FastAPI(lifespan=gateway.lifespan, **options)
 
-    @app.get("/own/{n}")
-    async def own(n: int) -> dict[str, int]:
-        return {"n": n}
+    async def own(request: Request) -> JSONResponse:
+        return JSONResponse({"n": request.path_params["n"]})
 
-    app.mount("/kafka", gateway)
-    return app
+    routes = [Route("/own/{n:int}", own), Mount("/kafka", gateway)]
+    return Starlette(lifespan=gateway.lifespan, routes=routes)
 
 
 def asking(url: str = "http://test", app: Any = None) -> httpx.AsyncClient:
@@ -75,9 +74,18 @@ def asking(url: str = "http://test", app: Any = None) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=transport, base_url=url, trust_env=False, timeout=30)
 
 
+@pytest.mark.needs("fastapi")
 async def test_beside_the_hosts_own_routes_nothing_of_the_host_changes(orders: EmbeddedKafka):
-    app = host(application(orders))
-    alone = FastAPI()
+    from fastapi import FastAPI
+
+    gateway = application(orders)
+    app, alone = FastAPI(lifespan=gateway.lifespan), FastAPI()
+
+    async def own(n: int) -> dict[str, int]:
+        return {"n": n}
+
+    app.get("/own/{n}")(own)
+    app.mount("/kafka", gateway)
     async with app.router.lifespan_context(app), asking(app=app) as http, asking(app=alone) as bare:
         assert (await http.get("/own/7")).json() == {"n": 7}
         assert (await http.get("/own/x")).status_code == 422
@@ -94,7 +102,10 @@ async def test_beside_the_hosts_own_routes_nothing_of_the_host_changes(orders: E
         assert redirect.headers["location"] == "http://test/kafka/"  # Starlette's way with mounts
 
 
-@pytest.mark.parametrize("server", [running_uvicorn, running_hypercorn])
+@pytest.mark.parametrize(
+    "server",
+    [running_uvicorn, pytest.param(running_hypercorn, marks=pytest.mark.needs("hypercorn"))],
+)
 async def test_streams_of_every_wire_flow_below_the_mount(orders: EmbeddedKafka, server: Any):
     app = host(application(orders))
     async with server(app) as url, asking(url) as http:
@@ -237,15 +248,14 @@ async def test_a_lifespan_of_the_hosts_own_runs_it_inside(orders: EmbeddedKafka)
     order: list[str] = []
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, str]]:
+    async def lifespan(app: Starlette) -> AsyncIterator[dict[str, str]]:
         order.append("own")
         async with gateway.lifespan():
             order.append(f"started {gateway.gateway.hub.started}")
             yield {"of": "the host"}
         order.append(f"started {gateway.gateway.hub.started}")
 
-    app = FastAPI(lifespan=lifespan)
-    app.mount("/kafka", gateway)
+    app = Starlette(lifespan=lifespan, routes=[Mount("/kafka", gateway)])
     async with running_uvicorn(app) as url, asking(url) as http:
         assert (await http.get(f"/kafka/events/orders{QUERY}")).status_code == 200
     assert order == ["own", "started True", "started False"]
@@ -265,6 +275,7 @@ def test_the_same_application_starts_again_in_another_event_loop(orders: Embedde
         asyncio.run(once())
 
 
+@pytest.mark.needs("fastapi")
 async def test_the_application_of_the_documentation_is_one(
     orders: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -274,7 +285,7 @@ async def test_the_application_of_the_documentation_is_one(
     (code,) = (each for each in python_blocks() if "FastAPI(" in each)
     made: dict[str, Any] = {}
     exec(code, made)
-    app: FastAPI = made["app"]
+    app = made["app"]
     async with app.router.lifespan_context(app), asking(app=app) as http:
         assert (await http.get(f"/kafka/events/orders{QUERY}")).status_code == 200
 
@@ -286,7 +297,7 @@ def python_blocks() -> Iterator[str]:
 # Stopping and starting
 
 
-async def test_it_is_stopped_and_started_20_times_with_streams_open_and_leaves_nothing(
+async def test_it_is_stopped_and_started_again_with_streams_open_and_leaves_nothing(
     orders: EmbeddedKafka,
 ):
     app = host(application(orders))
@@ -302,7 +313,7 @@ async def test_it_is_stopped_and_started_20_times_with_streams_open_and_leaves_n
     )
 
 
-async def with_open_streams(app: FastAPI) -> None:
+async def with_open_streams(app: Starlette) -> None:
     """The server ends, and cuts five streams off at once: three of SSE, a WebSocket, and one of
     the host itself."""
     gateway = gateway_of(app)
@@ -323,7 +334,7 @@ async def with_open_streams(app: FastAPI) -> None:
         assert not gateway.hub.clients
 
 
-def gateway_of(app: FastAPI) -> Gateway:
+def gateway_of(app: Starlette) -> Gateway:
     (mounted,) = (each.app for each in app.routes if isinstance(each, Mount))
     assert isinstance(mounted, Application)
     return mounted.gateway
@@ -343,7 +354,8 @@ app.mount("/kafka", kafka)
 """
 
 
-@pytest.mark.needs("process")
+@pytest.mark.smoke
+@pytest.mark.needs("process", "fastapi")
 async def test_a_server_that_is_told_to_end_does_not_wait_for_streams(
     orders: EmbeddedKafka, tmp_path: Path
 ):

