@@ -23,6 +23,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from support.app_server import running_app
 from support.brokers import embedded_kafka
 from support.certificates import CertificateAuthority
+from support.fork_server import ForkedCommand
 from support.gateways import (
     GatewayThread,
     build_config,
@@ -32,14 +33,16 @@ from support.gateways import (
 from support.oracle import StreamOracle
 from support.received import GapEvent
 from support.records import RecordToSend, produce_records
-from support.tail import OUTPUT_TIMEOUT_S, running_tail
+from support.tail import running_tail
 from support.tcp_proxy import TcpProxy
 from support.topic_gateway import TOPIC_TEMPLATE, TopicNames, run_gateway_sync
-from support.waiting import wait_until
+from support.waiting import WAIT_TIMEOUT_S, wait_until
 
 from gateway.core.log.record import TopicPartition
 from gateway.core.token.resume_token import parse_token
 from gateway.kafka.embedded import EmbeddedKafka
+
+pytestmark = pytest.mark.needs("process")
 
 pytestmark = pytest.mark.needs("process")
 
@@ -164,6 +167,7 @@ async def test_an_interrupt_says_how_to_go_on(
     oracle.check_items(first.parse_records() + second.parse_records(), start=zero(topic))
 
 
+@pytest.mark.smoke
 async def test_topics_are_followed_without_a_gateway(
     servers: str, kafka: EmbeddedKafka, topic: str, oracle: StreamOracle, tmp_path: Path
 ):
@@ -219,6 +223,7 @@ async def test_where_to_end_may_stand_in_the_address(
 # Standard output
 
 
+@pytest.mark.smoke
 async def test_value_is_exact_to_the_byte_and_control_lines_are_elsewhere(
     gateway: GatewayThread, servers: str, topic: str
 ):
@@ -257,7 +262,7 @@ async def test_a_reader_that_has_enough_ends_it_quietly(
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    out, err = await asyncio.wait_for(shell.communicate(), OUTPUT_TIMEOUT_S)
+    out, err = await asyncio.wait_for(shell.communicate(), WAIT_TIMEOUT_S)
     assert shell.returncode == 0
     assert out.count(b"\n") == 2
     assert re.fullmatch(rb"gateway: following [^\n]*\n", err)
@@ -271,9 +276,7 @@ async def test_a_reader_that_does_not_read_does_not_keep_it_from_ending(
     reading, writing = os.pipe()
     try:
         async with running_tail(url, stdout=writing) as it:
-            await wait_until(
-                lambda: not select.select((), (writing,), (), 0)[1], "a full pipe", OUTPUT_TIMEOUT_S
-            )
+            await wait_until(lambda: not select.select((), (writing,), (), 0)[1], "a full pipe")
             assert await it.send_signal() == 130
     finally:
         os.close(reading)
@@ -294,21 +297,15 @@ async def terminal(*arguments: str, **environment: str) -> AsyncIterator[Callabl
             asyncio.get_running_loop().remove_reader(screen)
 
     asyncio.get_running_loop().add_reader(screen, read)
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gateway", "tail", *arguments),
-        stdin=process_side,
-        stdout=process_side,
-        stderr=process_side,
-        env={"PATH": os.environ["PATH"], "TERM": "xterm", **environment},
-    )
+    environ = {"PATH": os.environ["PATH"], "TERM": "xterm", **environment}
+    command = ForkedCommand(("tail", *arguments), environ, streams=[process_side] * 3)
     os.close(process_side)
     try:
-        assert await asyncio.wait_for(process.wait(), OUTPUT_TIMEOUT_S) == 0
+        await wait_until(lambda: command.poll() is not None, lambda: shown.decode())
+        assert command.returncode == 0
         yield lambda: shown.decode()
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        command.kill()
         asyncio.get_running_loop().remove_reader(screen)
         os.close(screen)
 

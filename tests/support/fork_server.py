@@ -22,11 +22,14 @@ import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from multiprocessing import reduction
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, NoReturn
 
 PRELOADED_MODULES = [
     "gateway.cli.sidecar_factory",
+    "gateway.cli.tail.run",
     "gateway.config",
     "gateway.kafka.embedded",
     "gateway.web.app.server",
@@ -36,6 +39,7 @@ PRELOADED_MODULES = [
     "uvicorn.loops.uvloop",
 ]
 
+COMMAND_TIMEOUT_S = 120.0
 WORKER_COMMAND = (sys.executable, "-m", "gateway.web.workers.worker")
 PR_SET_NAME = 15
 
@@ -51,14 +55,27 @@ class ForkedCommand:
     Args:
         arguments: Those after `gateway`.
         environment: The whole environment of the process.
-        log_path: The file that both of its outputs are appended to.
+        log_path: The file that both of its outputs are appended to, unless they are given.
+        streams: Descriptors of its standard input and outputs, in place of nothing and of that
+            file.
+        directory: Where it runs; by default that of the tests.
     """
 
     def __init__(
-        self, arguments: Sequence[str], environment: Mapping[str, str], log_path: Path
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        log_path: Path | None = None,
+        *,
+        streams: Sequence[int] | None = None,
+        directory: Path | None = None,
     ) -> None:
+        sys.audit("gateway.tests.process")
+        shared = None if streams is None else [_SharedDescriptor(fd) for fd in streams]
         self._process = _context.Process(
-            target=_run_command, args=(list(arguments), dict(environment), log_path), daemon=True
+            target=_run_command,
+            args=(list(arguments), dict(environment), log_path, shared, directory),
+            daemon=True,
         )
         self._process.start()
         assert self._process.pid is not None
@@ -78,19 +95,68 @@ class ForkedCommand:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
-    def wait(self) -> int | None:
-        self._process.join()
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Its exit status; None if it is still running after this time."""
+        self._process.join(timeout_s)
         return self._process.exitcode
 
 
-def _run_command(arguments: list[str], environment: dict[str, str], log_path: Path) -> None:
+class _SharedDescriptor:
+    """A descriptor that a fork gets as it is pickled for it."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _receive_descriptor, (reduction.DupFd(self._fd),)
+
+
+def _receive_descriptor(duplicate: Any) -> int:
+    return int(duplicate.detach())
+
+
+def run_forked(
+    *arguments: str,
+    stdin: bytes = b"",
+    directory: Path | None = None,
+    timeout_s: float = COMMAND_TIMEOUT_S,
+    **environment: str,
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a command of `gateway` to its end. environment: all it has but PATH."""
+    with TemporaryFile() as given, TemporaryFile() as output, TemporaryFile() as errors:
+        given.write(stdin)
+        given.seek(0)
+        streams = [file.fileno() for file in (given, output, errors)]
+        environ = {"PATH": os.environ["PATH"], **environment}
+        command = ForkedCommand(arguments, environ, streams=streams, directory=directory)
+        if command.wait(timeout_s) is None:
+            command.kill()
+            command.wait()
+        for file in (output, errors):
+            file.seek(0)
+        status = command.returncode or 0
+        return subprocess.CompletedProcess(arguments, status, output.read(), errors.read())
+
+
+def _run_command(
+    arguments: list[str],
+    environment: dict[str, str],
+    log_path: Path | None,
+    streams: list[int] | None,
+    directory: Path | None,
+) -> None:
     from gateway.cli import main
 
-    with open(os.devnull, "rb") as empty, log_path.open("ab") as log:
-        os.dup2(empty.fileno(), 0)
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
+    if streams is None:
+        assert log_path is not None
+        log = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        streams = [os.open(os.devnull, os.O_RDONLY), log, os.dup(log)]
+    for number, fd in enumerate(streams):
+        os.dup2(fd, number)
+        os.close(fd)
     _open_streams()
+    if directory is not None:
+        os.chdir(directory)
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = ["gateway", *arguments]
@@ -127,7 +193,6 @@ def _run_worker(number: str, passed_fds: Sequence[int]) -> NoReturn:
         gc.enable()  # which a Popen with a function disables
         asyncio._set_running_loop(None)
         asyncio.set_event_loop_policy(None)
-        sys.stdin = open(0, closefd=False)  # noqa: SIM115
         _open_streams()
         sys.argv = ["worker", number]
         runpy.run_module(WORKER_COMMAND[-1], run_name="__main__", alter_sys=True)
@@ -145,5 +210,6 @@ def _run_worker(number: str, passed_fds: Sequence[int]) -> NoReturn:
 
 def _open_streams() -> None:
     """The old ones may hold text that another process has not written yet."""
+    sys.stdin = io.TextIOWrapper(open(0, "rb", closefd=False))  # noqa: SIM115
     sys.stdout = io.TextIOWrapper(open(1, "wb", 0, closefd=False), write_through=True)  # noqa: SIM115
     sys.stderr = io.TextIOWrapper(open(2, "wb", 0, closefd=False), write_through=True)  # noqa: SIM115

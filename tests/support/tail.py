@@ -1,4 +1,4 @@
-"""`gateway tail` as a process: what it wrote so far, where, and how it ended.
+"""`gateway tail` as a fork of the program: what it wrote so far, where, and how it ended.
 
 async with tail(f"{gateway.base_url}/records/orders", "--from", "earliest") as it:
     await it.wait(3)
@@ -10,33 +10,24 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
-from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
 
+from support.fork_server import ForkedCommand
 from support.received import ReceivedRecord, parse_envelope
 from support.waiting import wait_until
-
-OUTPUT_TIMEOUT_S = 60.0  # s
 
 
 @asynccontextmanager
 async def running_tail(
-    *arguments: str, stdout: int = PIPE, **environment: str
+    *arguments: str, stdout: int | None = None, **environment: str
 ) -> AsyncIterator[TailProcess]:
     """Killed with the block if it still runs. environment: all it has but PATH.
 
-    stdout: a descriptor of the test's own, in place of being read into `out`.
+    stdout: a descriptor of the test's own, in place of being read into `stdout`.
     """
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gateway", "tail", *arguments),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=stdout,
-        stderr=PIPE,
-        env={"PATH": os.environ["PATH"], **environment},
-    )
-    running = TailProcess(process)
+    running = TailProcess()
+    await running.start(arguments, environment, stdout)
     try:
         yield running
     finally:
@@ -44,18 +35,38 @@ async def running_tail(
 
 
 class TailProcess:
-    """out, err: all it wrote to stdout and stderr so far."""
+    """stdout, stderr: all it wrote so far."""
 
-    def __init__(self, process: Process) -> None:
-        assert process.stderr is not None
+    def __init__(self) -> None:
         self.stdout = b""
         self.stderr = ""
-        self._process = process
-        self._readers = [asyncio.create_task(self._read_stream(process.stderr, self._add_stderr))]
-        if process.stdout is not None:
-            self._readers.append(
-                asyncio.create_task(self._read_stream(process.stdout, self._add_stdout))
+        self._readers: list[asyncio.Task[None]] = []
+
+    async def start(
+        self, arguments: Sequence[str], environment: Mapping[str, str], stdout: int | None
+    ) -> None:
+        with ExitStack() as stack:
+            empty = os.open(os.devnull, os.O_RDONLY)
+            stack.callback(os.close, empty)
+            if stdout is None:
+                stdout = await self._open_pipe(self._add_stdout, stack)
+            stderr = await self._open_pipe(self._add_stderr, stack)
+            self._command = ForkedCommand(
+                ("tail", *arguments),
+                {"PATH": os.environ["PATH"], **environment},
+                streams=(empty, stdout, stderr),
             )
+
+    async def _open_pipe(self, consume: Callable[[bytes], None], stack: ExitStack) -> int:
+        """Read a pipe until all have closed the side that is returned, as the stack does here."""
+        reading, writing = os.pipe()
+        stack.callback(os.close, writing)
+        stream = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(reading, "rb", 0)
+        )
+        self._readers.append(asyncio.create_task(self._read_stream(stream, transport, consume)))
+        return writing
 
     @property
     def complete_lines(self) -> list[bytes]:
@@ -76,7 +87,6 @@ class TailProcess:
         await wait_until(
             met,
             lambda: f"{len(self.complete_lines)} lines; it said {self.stderr}",
-            OUTPUT_TIMEOUT_S,
         )
 
     async def wait_until_following(self) -> None:
@@ -84,25 +94,32 @@ class TailProcess:
 
     async def wait_ended(self) -> int:
         """Its exit code, once it has ended by itself."""
-        await asyncio.wait_for(self._process.wait(), OUTPUT_TIMEOUT_S)
+        await wait_until(
+            lambda: self._command.poll() is not None, lambda: f"its end: {self.stderr}"
+        )
         await asyncio.gather(*self._readers)
-        return self._process.returncode or 0
+        return self._command.returncode or 0
 
     async def send_signal(self, signal_number: int = signal.SIGINT) -> int:
-        self._process.send_signal(signal_number)
+        self._command.send_signal(signal_number)
         return await self.wait_ended()
 
     async def kill(self) -> None:
-        if self._process.returncode is None:
-            self._process.kill()
-            await self._process.wait()
+        self._command.kill()
+        self._command.wait()
         await asyncio.gather(*self._readers, return_exceptions=True)
 
     async def _read_stream(
-        self, stream: asyncio.StreamReader, consume: Callable[[bytes], None]
+        self,
+        stream: asyncio.StreamReader,
+        transport: asyncio.BaseTransport,
+        consume: Callable[[bytes], None],
     ) -> None:
-        while piece := await stream.read(65536):
-            consume(piece)
+        try:
+            while piece := await stream.read(65536):
+                consume(piece)
+        finally:
+            transport.close()
 
     def _add_stdout(self, piece: bytes) -> None:
         self.stdout += piece
