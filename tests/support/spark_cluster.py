@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pyspark
 from support.ports import find_free_port
 from support.requirements import require_tools
 from support.spark_jvm import LEAN_JVM_OPTIONS
@@ -80,6 +79,8 @@ class SparkCluster:
         return [sorted({each.name for each in work.rglob("gateway-*.zip")}) for work in works]
 
     def _start_node(self, name: str, *arguments: object) -> None:
+        import pyspark  # the first tier has none
+
         program = Path(pyspark.__file__).parent / "bin" / "spark-class"
         variables = {
             **{k: v for k, v in os.environ.items() if not k.startswith(("SPARK_", "PYSPARK_"))},

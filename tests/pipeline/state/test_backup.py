@@ -80,18 +80,18 @@ def test_a_directory_in_use_takes_no_copy(source: LocalFiles, copied: LocalFiles
 
 
 def test_files_that_retention_takes_meanwhile_are_tried_again(
-    tmp_path: Path, source: LocalFiles, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, source: LocalFiles
 ) -> None:
-    target = LocalFiles(tmp_path / "copy")
-    put, lost = target.put, []
+    lost: list[str] = []
 
-    def losing(path: Path, name: str) -> None:
-        if not lost and name.endswith(".zip"):
-            lost.append(name)
-            raise FileNotFoundError(name)
-        put(path, name)
+    class LosingFiles(LocalFiles):
+        def put(self, path: Path, name: str) -> None:
+            if not lost and name.endswith(".zip"):
+                lost.append(name)
+                raise FileNotFoundError(name)
+            super().put(path, name)
 
-    monkeypatch.setattr(target, "put", losing)
+    target = LosingFiles(tmp_path / "copy")
     assert backup.create_backup(source, target, "sessions").batch == 5
     assert lost
     backup.verify_backup(target)
