@@ -298,8 +298,8 @@ WEB = (
     PlantedFault(
         "cached-token-outlives-its-key",
         "gateway/web/access/jwt.py",
-        "if cached is not None and cached[0] is keys and not _is_expired(cached[1]):",
-        "if cached is not None and not _is_expired(cached[1]):",
+        "if cached is not None and cached[0] is keys and",
+        "if cached is not None and",
         ("tests/web/access",),
     ),
     PlantedFault(
