@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from support.waiting import wait_until
 
@@ -17,9 +18,10 @@ from gateway.web.workers.relay import Relay
 class WorkerBuses:
     """relay, path: of the supervisor. buses: of the workers 1, 2, ..."""
 
-    def __init__(self, socket_path: Path, worker_count: int) -> None:
+    def __init__(self, socket_path: Path, worker_count: int, **options: Any) -> None:
+        """options: of `Relay`."""
         self.socket_path = socket_path
-        self.relay = Relay(socket_path)
+        self.relay = Relay(socket_path, **options)
         self.buses = [Bus(socket_path, n, worker_count) for n in range(1, worker_count + 1)]
         self._bus_tasks: list[asyncio.Task[None]] = []
 
@@ -51,10 +53,10 @@ class WorkerBuses:
 
 
 @asynccontextmanager
-async def worker_buses(worker_count: int) -> AsyncIterator[WorkerBuses]:
+async def worker_buses(worker_count: int, **options: Any) -> AsyncIterator[WorkerBuses]:
     """To be `run` once it is said who hears what."""
     with tempfile.TemporaryDirectory(prefix="bus-") as directory:
-        made = WorkerBuses(Path(directory) / "bus", worker_count)
+        made = WorkerBuses(Path(directory) / "bus", worker_count, **options)
         try:
             yield made
         finally:

@@ -23,7 +23,7 @@ import math
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -72,7 +72,15 @@ class HttpGuard(Guard[Http]):
 
     MAX_CACHED_DECISIONS = 10_000
 
-    def __init__(self, name: str, settings: Http, realm: str, external_http: ExternalHttp) -> None:
+    def __init__(
+        self,
+        name: str,
+        settings: Http,
+        realm: str,
+        external_http: ExternalHttp,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         """Create the guard.
 
         Args:
@@ -80,7 +88,9 @@ class HttpGuard(Guard[Http]):
             settings: Its section.
             realm: The realm of its challenges.
             external_http: Sends the requests.
+            clock: Returns the time in seconds since 1970.
         """
+        self._clock = clock
         self._name = name
         self._settings = settings
         self._external_http = external_http
@@ -156,7 +166,7 @@ class HttpGuard(Guard[Http]):
         """
         digest = application_request.digest
         until, decision = self._cache.get(digest, (0.0, 401))
-        if until > time.time():
+        if until > self._clock():
             self._cache.move_to_end(digest)
             return decision
         task = self._pending.get(digest)
@@ -194,7 +204,7 @@ class HttpGuard(Guard[Http]):
 
     def _cache_decision(self, digest: bytes, decision: Grant | DeniedStatus) -> None:
         """Keep a decision for `cache` seconds, or until its grant expires."""
-        until = time.time() + self._settings.cache
+        until = self._clock() + self._settings.cache
         if isinstance(decision, Grant) and decision.expires is not None:
             until = min(until, decision.expires)
         self._cache[digest] = until, decision
@@ -217,7 +227,7 @@ class HttpGuard(Guard[Http]):
         if identity is None:
             raise ExternalHttpError("its answer names no identity")
         expires = _parse_expiry(answer.get("expires"))
-        if expires is not None and expires <= time.time():
+        if expires is not None and expires <= self._clock():
             return 401
         return Grant(
             self._name,

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import sha256
 from typing import Any
@@ -77,7 +77,15 @@ class JwtGuard(Guard[Jwt]):
 
     MAX_CACHED_TOKENS = 10_000
 
-    def __init__(self, name: str, settings: Jwt, realm: str, key_source: KeySource) -> None:
+    def __init__(
+        self,
+        name: str,
+        settings: Jwt,
+        realm: str,
+        key_source: KeySource,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         """Create the guard.
 
         Args:
@@ -85,7 +93,9 @@ class JwtGuard(Guard[Jwt]):
             settings: Its section.
             realm: The realm of its challenges.
             key_source: Where the keys of the issuer come from.
+            clock: Returns the time in seconds since 1970.
         """
+        self._clock = clock
         self._name = name
         self._settings = settings
         self._locations = CredentialsLocations(settings.credentials)
@@ -131,7 +141,7 @@ class JwtGuard(Guard[Jwt]):
             # surrogatepass: a token of a WebSocket message may contain half a surrogate pair.
             digest = sha256(token.encode("utf-8", "surrogatepass")).digest()
             cached = self._cache.get(digest)
-            if cached is not None and cached[0] is keys and not _is_expired(cached[1]):
+            if cached is not None and cached[0] is keys and not self._is_expired(cached[1]):
                 self._cache.move_to_end(digest)
                 return self._with_expiry(cached[1])
             keys, claims = await self._verify_claims(token, keys)
@@ -143,11 +153,14 @@ class JwtGuard(Guard[Jwt]):
             self._cache.popitem(last=False)
         return self._with_expiry(grant)
 
+    def _is_expired(self, grant: Grant) -> bool:
+        return grant.expires is not None and grant.expires <= self._clock()
+
     def _with_expiry(self, grant: Grant) -> Grant:
         """Return the grant with an expiry; without one, a token is valid from each connect."""
         if grant.expires is not None:
             return grant
-        return replace(grant, expires=time.time() + self._settings.max_lifetime)
+        return replace(grant, expires=self._clock() + self._settings.max_lifetime)
 
     def _find_token(self, request: AccessRequest) -> str | None:
         try:
@@ -246,7 +259,7 @@ class JwtGuard(Guard[Jwt]):
         issued_at = claims.get("iat")
         if isinstance(issued_at, bool) or not isinstance(issued_at, (int, float)):
             return None
-        now = time.time()
+        now = self._clock()
         # Compared without conversion: an integer may be larger than any float.
         if issued_at > now:
             return None
@@ -254,7 +267,3 @@ class JwtGuard(Guard[Jwt]):
         if expires <= now:
             raise self.errors.build_invalid_token("the token has no exp and is too old")
         return float(expires)
-
-
-def _is_expired(grant: Grant) -> bool:
-    return grant.expires is not None and grant.expires <= time.time()

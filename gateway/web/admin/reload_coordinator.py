@@ -11,7 +11,7 @@ from gateway.web.app.reload import Reloader, ReloadOutcome, SettingsLoader
 from gateway.web.workers.bus import Bus, SupervisorUnavailable
 
 BUS_TOPIC = "reload"
-RELOAD_TIMEOUT_S = 30.0  # seconds until all workers must have applied it
+RELOAD_TIMEOUT_S = 30.0
 POLL_INTERVAL_S = 0.05  # seconds between two questions to them
 ROUTE_COUNTS = ("same", "changed", "added", "removed")
 NOTHING_CHANGED = ReloadOutcome(0, 0, 0, 0, {}, 0.0, ())
@@ -40,16 +40,20 @@ class ReloadCoordinator:
             supervisor, which loads it.
     """
 
-    def __init__(self, reloader: Reloader, bus: Bus) -> None:
+    def __init__(
+        self, reloader: Reloader, bus: Bus, *, timeout_s: float = RELOAD_TIMEOUT_S
+    ) -> None:
         """Create the coordinator.
 
         Args:
             reloader: Reloads the configuration of this process.
             bus: The connection to the other processes.
+            timeout_s: Seconds until all workers must have applied it.
         """
         self.load: SettingsLoader | None = None
         self._reloader = reloader
         self._bus = bus
+        self._timeout_s = timeout_s
         bus.add_handler("admin-reloaded", self._handle_status)
 
     async def __call__(self, *, is_dry_run: bool = False) -> dict[str, Any]:
@@ -79,14 +83,14 @@ class ReloadCoordinator:
         """Let the supervisor load the configuration, and wait until all workers applied it."""
         try:
             answer: list[str] | int = await self._bus.call_supervisor(
-                BUS_TOPIC, is_dry_run, timeout_s=RELOAD_TIMEOUT_S
+                BUS_TOPIC, is_dry_run, timeout_s=self._timeout_s
             )
         except SupervisorUnavailable as exc:
             raise RequestError(503, "Busy", f"{exc}; try again", retry_after=1.0) from None
         if not isinstance(answer, int):
             raise ReloadRefused(answer)
         loop = asyncio.get_running_loop()
-        deadline, outcomes = loop.time() + RELOAD_TIMEOUT_S, dict[int, Any]()
+        deadline, outcomes = loop.time() + self._timeout_s, dict[int, Any]()
         while len(outcomes) < self._bus.worker_count and loop.time() < deadline:
             await asyncio.sleep(POLL_INTERVAL_S)
             statuses = await self._bus.request("admin-reloaded", is_dry_run)

@@ -146,12 +146,19 @@ async def _build_page_response(
     finally:
         client.close()
     body, coding_headers = negotiate_body(result.body, match.route, request)
-    headers = STREAM_HEADERS | coding_headers
-    # A page that has reached `until` is the last one.
-    if result.reason is not EndReason.UNTIL and len(result.position) <= MAX_LINK_TOKEN_CHARS:
-        next_link = build_next_link(request.scope, result.position.decode())
-        headers["Link"] = f'<{next_link}>; rel="next"'
+    headers = STREAM_HEADERS | coding_headers | build_link_headers(request.scope, result)
     return Response(body, headers=headers, media_type=MEDIA_TYPE)
+
+
+def build_link_headers(scope: Scope, result: page.Page) -> dict[str, str]:
+    """Return the `Link` to the next page, unless its token is too long for a header.
+
+    A page that has reached `until` is the last one.
+    """
+    if result.reason is EndReason.UNTIL or len(result.position) > MAX_LINK_TOKEN_CHARS:
+        return {}
+    next_link = build_next_link(scope, result.position.decode())
+    return {"Link": f'<{next_link}>; rel="next"'}
 
 
 def build_next_link(scope: Scope, token: str) -> str:

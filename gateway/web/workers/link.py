@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 
 MessageHandler = Callable[[list[Any]], None]
 
+MAX_UNREAD_BYTES = 32 * 1024 * 1024  # lists of 10,000 clients have a few MB
+
 
 class Link(asyncio.Protocol):
     """One end of a connection.
@@ -28,9 +30,14 @@ class Link(asyncio.Protocol):
         on_lost: Called once, when the connection is over.
     """
 
-    MAX_UNREAD_BYTES = 32 * 1024 * 1024  # bytes; lists of 10,000 clients have a few MB
-
-    def __init__(self, on_message: MessageHandler, on_lost: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        on_message: MessageHandler,
+        on_lost: Callable[[], None],
+        *,
+        max_unread_bytes: int = MAX_UNREAD_BYTES,
+    ) -> None:
+        self._max_unread_bytes = max_unread_bytes
         self.on_message = on_message
         self.on_lost = on_lost
         self._transport: asyncio.Transport | None = None
@@ -51,7 +58,7 @@ class Link(asyncio.Protocol):
         if transport is None or transport.is_closing():
             return
         transport.write(orjson.dumps(message, _encode_default, orjson.OPT_NON_STR_KEYS) + b"\n")
-        if transport.get_write_buffer_size() > self.MAX_UNREAD_BYTES:
+        if transport.get_write_buffer_size() > self._max_unread_bytes:
             log.warning("a process of this gateway does not read its messages; it is disconnected")
             transport.abort()
 
@@ -75,7 +82,7 @@ class Link(asyncio.Protocol):
             for line in lines:
                 self._handle_line(line)
         self._partial_line += rest
-        if len(self._partial_line) > self.MAX_UNREAD_BYTES:
+        if len(self._partial_line) > self._max_unread_bytes:
             self.abort()
 
     def _handle_line(self, line: bytes) -> None:

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from .link import Link
+from .link import MAX_UNREAD_BYTES, Link
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +41,14 @@ class Relay:
         leave_callbacks: Called with the number of a worker whose connection is over.
     """
 
-    def __init__(self, socket_path: Path) -> None:
+    def __init__(self, socket_path: Path, *, max_unread_bytes: int = MAX_UNREAD_BYTES) -> None:
         """Create the relay.
 
         Args:
             socket_path: Where it listens. A path has about 100 characters at most.
+            max_unread_bytes: A worker that leaves more unread is disconnected.
         """
+        self._max_unread_bytes = max_unread_bytes
         self.join_callbacks: list[Callable[[int], None]] = []
         self.leave_callbacks: list[Callable[[int], None]] = []
         self._socket_path = socket_path
@@ -84,7 +86,9 @@ class Relay:
 
     def _create_link(self) -> Link:
         link = Link(
-            lambda message: self._on_hello(link, message), lambda: self._on_unidentified_lost(link)
+            lambda message: self._on_hello(link, message),
+            lambda: self._on_unidentified_lost(link),
+            max_unread_bytes=self._max_unread_bytes,
         )
         self._unidentified_links.add(link)
         return link

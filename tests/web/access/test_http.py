@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -55,11 +56,14 @@ def application() -> FakeExternalHttp:
 
 
 def build_guard(
-    application: FakeExternalHttp, kind: type[HttpGuard] = HttpGuard, **options: Any
+    application: FakeExternalHttp,
+    kind: type[HttpGuard] = HttpGuard,
+    clock: Callable[[], float] = time.time,
+    **options: Any,
 ) -> HttpGuard:
     given = {"type": "http", "url": "http://app/who", "attributes": ["tenant"], **options}
     settings = Http.model_validate(given)
-    return kind("session", settings, "orders", application)  # type: ignore[arg-type]
+    return kind("session", settings, "orders", application, clock=clock)  # type: ignore[arg-type]
 
 
 def build_cookie_connection(text: str = "session=abc") -> HTTPConnection:
@@ -188,12 +192,9 @@ async def test_who_shows_nothing_is_not_asked_for(application: FakeExternalHttp)
     assert refused.value.status == 401 and application.requests == []
 
 
-async def test_its_word_holds_for_a_while(
-    application: FakeExternalHttp, monkeypatch: pytest.MonkeyPatch
-):
-    made = build_guard(application, cache="10s")
+async def test_its_word_holds_for_a_while(application: FakeExternalHttp):
     now = time.time()
-    monkeypatch.setattr("gateway.web.access.http.time.time", lambda: now)
+    made = build_guard(application, clock=lambda: now, cache="10s")
     for _ in range(5):
         await made.grant(build_access_request(build_cookie_connection()))
     assert len(application.requests) == 1
@@ -209,12 +210,9 @@ async def test_its_word_holds_for_a_while(
     assert "abc" not in repr(vars(made))
 
 
-async def test_its_word_does_not_hold_longer_than_it_says(
-    application: FakeExternalHttp, monkeypatch: pytest.MonkeyPatch
-):
-    made = build_guard(application, cache="1h")
+async def test_its_word_does_not_hold_longer_than_it_says(application: FakeExternalHttp):
     now = time.time()
-    monkeypatch.setattr("gateway.web.access.http.time.time", lambda: now)
+    made = build_guard(application, clock=lambda: now, cache="1h")
     application.reply = {"identity": "ada", "expires": now + 5}
     await made.grant(build_access_request(build_cookie_connection()))
     now += 6

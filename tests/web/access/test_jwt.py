@@ -5,6 +5,7 @@ import hashlib
 import hmac
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -36,13 +37,14 @@ def build_guard(
     keys: list[dict[str, Any]] | None = None,
     kind: type[JwtGuard] = JwtGuard,
     key_source: KeySource | None = None,
+    clock: Callable[[], float] = time.time,
     **options: Any,
 ) -> JwtGuard:
     given = {"issuer": ISSUER_NAME, "audience": AUDIENCE, **options}
     settings = Jwt.model_validate({"type": "jwt", "keys": keys or ISSUER.jwks, **given})
     assert isinstance(settings.keys, tuple)
     source = key_source or StaticKeySource(settings.keys)
-    return kind("jwt0", settings, "orders", source)
+    return kind("jwt0", settings, "orders", source, clock=clock)
 
 
 async def request_grant(token: str, jwt_guard: JwtGuard | None = None) -> Grant:
@@ -289,17 +291,15 @@ async def test_a_grant_has_what_the_guard_takes_of_the_claims():
     )
 
 
-async def test_a_token_without_an_end_is_good_for_so_long_from_each_connect_on(
-    monkeypatch: pytest.MonkeyPatch,
-):
+async def test_a_token_without_an_end_is_good_for_so_long_from_each_connect_on():
     """It was good for ever, and so was its stream."""
     now = time.time()
-    monkeypatch.setattr("gateway.web.access.jwt.time.time", lambda: now)
-    made, token = build_guard(maxLifetime="1h"), ISSUER.issue_token(exp=None)
+    token = ISSUER.issue_token(exp=None)
+    made, usual = build_guard(clock=lambda: now, maxLifetime="1h"), build_guard(clock=lambda: now)
     for _ in range(3):
         assert (await request_grant(token, made)).expires == now + 3600
         now += 1800
-    assert (await request_grant(token)).expires == now + 86_400
+    assert (await request_grant(token, usual)).expires == now + 86_400
 
 
 async def test_a_token_without_an_end_that_says_when_it_was_made_is_good_from_then_on():
@@ -355,11 +355,11 @@ async def test_who_comes_again_with_a_token_has_the_same_grant():
     assert await request_grant(token, made) is await request_grant(token, made)
 
 
-async def test_what_was_known_of_a_token_ends_with_it(monkeypatch: pytest.MonkeyPatch):
-    made, token = build_guard(), ISSUER.issue_token(exp=int(time.time()) + 100)
+async def test_what_was_known_of_a_token_ends_with_it():
+    now = time.time()
+    made, token = build_guard(clock=lambda: now), ISSUER.issue_token(exp=int(now) + 100)
     known = await request_grant(token, made)
-    at = time.time() + 101
-    monkeypatch.setattr("gateway.web.access.jwt.time.time", lambda: at)
+    now += 101
     assert await request_grant(token, made) is not known, "it is not verified again"
 
 

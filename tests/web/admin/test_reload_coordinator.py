@@ -23,8 +23,13 @@ class StubReloader:
         self.last_preview = None
 
 
-async def reload(*reloaders: StubReloader, late: StubReloader | None = None) -> dict[str, Any]:
-    """Reload as the third time, by the first of some workers. late: has not applied it yet."""
+async def reload(
+    *reloaders: StubReloader, late: StubReloader | None = None, **options: Any
+) -> dict[str, Any]:
+    """Reload as the third time, by the first of some workers. late: has not applied it yet.
+
+    options: of `ReloadCoordinator`.
+    """
     async with worker_buses(len(reloaders)) as made:
 
         def handle_reload(worker: int, data: Any) -> int:
@@ -37,7 +42,7 @@ async def reload(*reloaders: StubReloader, late: StubReloader | None = None) -> 
 
         loop = asyncio.get_running_loop()
         coordinators = [
-            ReloadCoordinator(reloader, bus)
+            ReloadCoordinator(reloader, bus, **options)
             for reloader, bus in zip(reloaders, made.buses, strict=True)
         ]
         made.relay.add_handler(reload_coordinator.BUS_TOPIC, handle_reload)
@@ -61,8 +66,7 @@ async def test_a_worker_that_was_restarted_meanwhile_is_not_missing():
     assert told["routes"]["same"] == 2
 
 
-async def test_a_worker_that_does_not_apply_it_is_missing(monkeypatch):
-    monkeypatch.setattr(reload_coordinator, "RELOAD_TIMEOUT_S", 0.5)
-    told = await reload(StubReloader(3, OUTCOME), StubReloader(2, OUTCOME))
+async def test_a_worker_that_does_not_apply_it_is_missing():
+    told = await reload(StubReloader(3, OUTCOME), StubReloader(2, OUTCOME), timeout_s=0.5)
     assert told["missing"] == [2]
     assert told["streams"] == {"kept": 5}

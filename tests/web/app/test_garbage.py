@@ -8,12 +8,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from support.virtual_time import in_virtual_time
 from support.waiting import wait_until
 
 from gateway.hub.fanout.hubs import Hubs
 from gateway.web.app import garbage
 
 
+@in_virtual_time
 async def test_garbage_is_collected_when_more_is_kept_than_new_clients_account_for(
     monkeypatch: pytest.MonkeyPatch,
 ):
@@ -30,7 +32,6 @@ async def test_garbage_is_collected_when_more_is_kept_than_new_clients_account_f
         collected.append(pending)
         pending = 0
 
-    monkeypatch.setattr(garbage, "CHECK_INTERVAL_S", 0.0)
     monkeypatch.setattr(garbage, "count_pending_objects", count)
     monkeypatch.setattr(gc, "collect", collect)
     collecting = asyncio.create_task(garbage.collect_garbage_forever(cast("Hubs", [hub])))

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+from support.virtual_time import in_virtual_time
 from support.waiting import WAIT_TIMEOUT_S, wait_until
 from support.worker_buses import worker_buses
 
@@ -80,6 +81,7 @@ async def test_nobody_is_asked_while_nobody_watches():
     assert reports.known.count(KNOWN_NOTHING) == 2
 
 
+@in_virtual_time
 async def test_who_is_too_slow_gets_a_snapshot():
     bus = Bus()
     reports, feed = Reports(bus), Feed(bus)

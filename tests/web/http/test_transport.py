@@ -103,7 +103,11 @@ class PatientProtocol(GatewayProtocol):
     HEAD_TIMEOUT_S = BODY_TIMEOUT_S = 1.5
 
 
-@pytest.fixture(scope="module", params=LOOPS)
+on_both_loops = pytest.mark.parametrize("on_loop", LOOPS, indirect=True)
+"""For what the loop has a part in: how it closes, pauses and reads sockets."""
+
+
+@pytest.fixture(scope="module", params=["asyncio"])
 def on_loop(request) -> Iterator[Callable[[type[HttpToolsProtocol]], RunningServer]]:
     """One server for each protocol and loop, for all tests here."""
     with ExitStack() as stack:
@@ -145,6 +149,7 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
 # Correct requests
 
 
+@on_both_loops
 def test_answers_request_after_request_on_one_connection(served):
     with RawConnection(served.port) as wire:
         for n in range(20):
@@ -281,6 +286,7 @@ def test_a_refusal_behind_an_ignored_upgrade_keeps_its_reason(served):
         assert wire.read_last_response().problem["status"] == 413
 
 
+@on_both_loops
 def test_a_websocket_is_handed_on_and_outlives_the_deadlines(hasty):
     lines = (b"Connection: Upgrade", b"Upgrade: websocket", b"Sec-WebSocket-Version: 13")
     with RawConnection(hasty.port) as wire:
@@ -290,6 +296,7 @@ def test_a_websocket_is_handed_on_and_outlives_the_deadlines(hasty):
         assert wire.read_head().status == 101
 
 
+@on_both_loops
 def test_a_stream_with_requests_behind_it_is_told_that_its_client_went_away(served):
     """uvicorn told the last of the requests only: the stream before it wrote on for ever."""
     with RawConnection(served.port) as wire:
@@ -337,6 +344,7 @@ def test_a_refused_head_request_gets_no_body(served):
         wire.read_close()
 
 
+@on_both_loops
 def test_a_refusal_waits_for_the_answers_before_it(served):
     with RawConnection(served.port) as wire:
         wire.send_bytes(build_request("/slow") + build_request("/second") + b"nonsense\r\n\r\n")
@@ -498,6 +506,7 @@ def test_more_than_sixteen_pipelined_requests_are_not_queued(served):
         assert wire.read_last_response().problem["status"] == 429
 
 
+@on_both_loops
 def test_requests_behind_a_stream_are_left_in_the_socket(served):
     with RawConnection(served.port) as wire:
         wire.send_bytes(build_request("/stream"))
@@ -519,6 +528,7 @@ def test_a_body_is_not_collected_for_an_application_that_does_not_read(served):
 # The socket
 
 
+@on_both_loops
 def test_a_peer_that_acknowledges_nothing_is_given_up(hasty, served):
     def option(server: RunningServer, name: int) -> int:
         with RawConnection(server.port) as wire:
@@ -533,6 +543,7 @@ def test_a_peer_that_acknowledges_nothing_is_given_up(hasty, served):
     assert option(served, socket.TCP_NODELAY)
 
 
+@on_both_loops
 def test_a_client_that_reads_nothing_is_cut_by_the_kernel(hasty):
     with RawConnection(hasty.port, receive_buffer=4096) as wire:
         wire.send_bytes(build_request("/flood"))

@@ -204,7 +204,11 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.005)
 
 
-@pytest.fixture(scope="module", params=LOOPS)
+on_both_loops = pytest.mark.parametrize("start", LOOPS, indirect=True)
+"""For what the loop has a part in: how it closes, pauses and reads sockets."""
+
+
+@pytest.fixture(scope="module", params=["asyncio"])
 def start(request) -> Iterator[Start]:
     """One server for each protocol and loop, for all tests here."""
     with ExitStack() as stack:
@@ -237,6 +241,7 @@ def echo(start: Start) -> SocketServer:
 # Messages
 
 
+@on_both_loops
 def test_messages_of_all_lengths_come_back(echo: SocketServer):
     with echo.open_socket() as socket:
         for length in (0, 1, 125, 126, 127, 4096, 65_535, 65_536, bad_frames.MIB):
@@ -479,6 +484,7 @@ def test_pings_and_fragments_at_an_ordinary_pace_are_no_flood(echo: SocketServer
 # Bounds
 
 
+@on_both_loops
 def test_what_the_application_does_not_take_is_not_read(start: Start):
     running = start()
     with running.open_socket("/deaf") as socket:
@@ -507,6 +513,7 @@ def test_a_flood_of_messages_takes_turns_with_others(start: Start):
         assert running.app.count_before_mark < 40_000
 
 
+@on_both_loops
 def test_pongs_do_not_pile_up_for_a_client_that_reads_nothing(start: Start):
     running = start()
     with RawWebSocket(running.port, receive_buffer=4096) as socket:
@@ -551,6 +558,7 @@ def test_a_client_that_reads_slowly_is_no_dead_one(start: Start):
         assert socket.read_head().status == 101
 
 
+@on_both_loops
 def test_a_client_that_goes_on_sending_behind_its_end_is_cut(start: Start):
     running = start(ImpatientProtocol)
     with running.open_socket() as socket:
@@ -572,6 +580,7 @@ def test_a_client_that_does_not_answer_a_close_is_let_go(start: Start):
 # Ends
 
 
+@on_both_loops
 def test_a_close_of_the_application_waits_for_the_clients(echo: SocketServer):
     with echo.open_socket("/closing") as socket:
         socket.send_bytes(build_frame(OPCODE_TEXT))
@@ -606,6 +615,7 @@ def test_a_server_that_ends_leaves_the_goodbye_to_the_application(start: Start):
         socket.read_close()
 
 
+@on_both_loops
 def test_a_server_that_ends_says_so_itself_if_the_application_does_not(start: Start):
     running = start(PatientProtocol)
     with running.open_socket() as socket:

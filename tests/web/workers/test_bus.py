@@ -12,7 +12,6 @@ from support.waiting import wait_until
 from support.worker_buses import WorkerBuses, worker_buses
 
 from gateway.web.workers.bus import Bus, SupervisorUnavailable
-from gateway.web.workers.link import Link
 
 NEVER = 600.0  # s; a test that waited this long has failed
 
@@ -114,11 +113,8 @@ async def test_one_that_does_not_answer_in_time_is_missing():
             assert 3 not in answers.by_worker and answers.by_worker[1] == 10
 
 
-async def test_one_that_reads_nothing_holds_up_nobody_and_is_cut_off(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    monkeypatch.setattr(Link, "MAX_UNREAD_BYTES", 2**20)
-    async with worker_buses(2) as made:
+async def test_one_that_reads_nothing_holds_up_nobody_and_is_cut_off():
+    async with worker_buses(2, max_unread_bytes=2**20) as made:
         heard = record_messages(made, "news")
         await made.start()
         with connect_silent_worker(made, 3) as deaf:

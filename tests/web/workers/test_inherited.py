@@ -10,8 +10,12 @@ import sys
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+import pytest
+
 from gateway.config import loads
 from gateway.web.workers.inherited import NO_SOCKETS, copy_socket, take_inherited_sockets
+
+pytestmark = pytest.mark.needs("process")
 
 # Takes the sockets, and says what it got: the names of what is left, and the addresses.
 PROGRAM = """

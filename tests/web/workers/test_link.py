@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.web.workers.link import Link
+from gateway.web.workers.link import MAX_UNREAD_BYTES, Link
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=8),
@@ -66,7 +66,7 @@ def test_one_who_leaves_too_much_unread_is_cut_off():
     link, _ = connect_link(transport)
     while not transport.is_aborted:
         link.send("x" * 2**20)
-    assert Link.MAX_UNREAD_BYTES < len(transport.written) < Link.MAX_UNREAD_BYTES + 2**21
+    assert MAX_UNREAD_BYTES < len(transport.written) < MAX_UNREAD_BYTES + 2**21
     link.send("more")
     assert b"more" not in transport.written and not link.is_open
 
@@ -82,7 +82,7 @@ def test_what_is_no_json_ends_the_connection(said: bytes):
 def test_a_line_without_an_end_is_not_kept_for_ever():
     transport = RecordingTransport()
     link, _ = connect_link(transport)
-    for _ in range(Link.MAX_UNREAD_BYTES // 2**20 + 1):
+    for _ in range(MAX_UNREAD_BYTES // 2**20 + 1):
         link.data_received(b"x" * 2**20)
     assert transport.is_aborted
 

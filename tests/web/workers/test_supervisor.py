@@ -22,6 +22,8 @@ from gateway.config import Settings
 from gateway.web.workers.sockets import bind_shared
 from gateway.web.workers.supervisor import ListeningSockets, Supervisor, private_folder
 
+pytestmark = pytest.mark.needs("process")
+
 # Says its number, its pid and its log level, comes to the bus, and does as it is told by ACTS.
 PROGRAM = """
 import os, pickle, signal, socket, sys, time
