@@ -1,4 +1,8 @@
-"""Alerts of deploy/prometheus fire in a real Prometheus when their cause happens, and resolve."""
+"""Alerts of deploy/prometheus fire in a real Prometheus when their cause happens, and resolve.
+
+Each waits for minutes of a fast clock. By day two of them show that metrics, rules and Prometheus
+fit together; `test_prometheus` has each rule in promtool.
+"""
 
 from __future__ import annotations
 
@@ -78,6 +82,7 @@ async def test_a_broker_that_is_away_and_a_partition_without_leader(
         await prometheus.wait_until_resolved("GatewayPartitionLeaderless", instance)
 
 
+@pytest.mark.night
 async def test_records_that_were_deleted_before_they_were_read(
     prometheus: PrometheusServer, embedded: EmbeddedKafka
 ):
@@ -100,6 +105,7 @@ async def test_records_that_were_deleted_before_they_were_read(
         assert not prometheus.list_firing("GatewayPartitionNotReady", instance)
 
 
+@pytest.mark.night
 async def test_clients_that_are_slow_and_those_that_use_up_the_memory(
     prometheus: PrometheusServer, embedded: EmbeddedKafka
 ):
@@ -138,6 +144,7 @@ async def test_clients_that_are_slow_and_those_that_use_up_the_memory(
         await prometheus.wait_until_resolved("GatewaySlowClients", instance)
 
 
+@pytest.mark.night
 async def test_a_loop_that_is_late_a_reload_that_is_refused_and_a_guard_without_keys(
     prometheus: PrometheusServer, embedded: EmbeddedKafka
 ):
@@ -173,6 +180,7 @@ async def test_a_loop_that_is_late_a_reload_that_is_refused_and_a_guard_without_
         await prometheus.wait_until_resolved("GatewayDown", instance)
 
 
+@pytest.mark.night
 async def test_a_worker_that_crashes_and_one_that_hangs(
     prometheus: PrometheusServer, embedded: EmbeddedKafka
 ):
@@ -198,6 +206,7 @@ async def test_a_worker_that_crashes_and_one_that_hangs(
             await prometheus.wait_until_resolved("GatewayWorkerMissing", instance)
 
 
+@pytest.mark.night
 async def test_a_back_end_that_refuses_records_and_one_that_is_away(
     prometheus: PrometheusServer, kafka: KafkaCluster
 ):

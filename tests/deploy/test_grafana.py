@@ -113,18 +113,15 @@ def list_queries(*dashboards: str) -> list[Query]:
     ]
 
 
-def name_of(query: Query) -> str:
-    return f"{query.dashboard}-{query.panel}"
-
-
 def test_the_files_are_what_the_tables_say():
     built = runpy.run_path(str(DASHBOARDS / "build_dashboards.py"))["render_dashboards"]()
     assert {path.name: path.read_text() for path in DASHBOARDS.glob("*.json")} == built
 
 
-@pytest.mark.parametrize("query", list_queries(), ids=name_of)
-def test_a_panel_names_metrics_and_labels_of_the_catalog(query: Query):
-    assert find_faults(query.expression) == []
+@pytest.mark.parametrize("dashboard", load_dashboards())
+def test_panels_name_metrics_and_labels_of_the_catalog(dashboard: str):
+    faults = {query: find_faults(query.expression) for query in list_queries(dashboard)}
+    assert faults and not {query: found for query, found in faults.items() if found}
 
 
 @pytest.mark.parametrize("name", load_dashboards())
@@ -198,6 +195,7 @@ async def under_load(url: str, kafka: EmbeddedKafka) -> AsyncIterator[None]:
             yield
 
 
+@pytest.mark.night
 @pytest.mark.needs("prometheus")
 async def test_each_panel_of_the_gateway_has_data_under_load(
     prometheus: PrometheusServer, kafka: EmbeddedKafka
@@ -216,6 +214,7 @@ async def test_each_panel_of_the_gateway_has_data_under_load(
             await wait_until_shown(prometheus, instance, "gateway")
 
 
+@pytest.mark.night
 @pytest.mark.needs("prometheus")
 async def test_each_panel_of_the_sidecar_has_data(
     prometheus: PrometheusServer, kafka: EmbeddedKafka

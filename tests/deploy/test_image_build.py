@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -46,9 +45,7 @@ exec unshare --root="$root" --wd="$folder" setpriv --no-new-privs --bounding-set
 """
 
 pytestmark = [
-    pytest.mark.skipif(
-        not os.environ.get("GATEWAY_IMAGE"), reason="builds an image for minutes: make image"
-    ),
+    pytest.mark.night,
     pytest.mark.timeout(3600),
 ]
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import zlib
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import httpx
 import pytest
+import pytest_asyncio
 from aiokafka import AIOKafkaProducer
 from support.clients.secure import SecureEventSource
-from support.gateways import build_config, running_gateway_process
-from support.proxies import ALL_PROXIES, Proxy, running_proxy
-from support.waiting import wait_until
+from support.gateways import build_config, running_gateway
+from support.proxies import ALL_PROXIES, Nginx, Proxy, running_proxy
+from support.waiting import WAIT_TIMEOUT_S, wait_until
 from websockets import Origin
 from websockets.asyncio.client import connect
 
@@ -24,27 +26,43 @@ from gateway.kafka.embedded import EmbeddedKafka
 EVENTS = {"Accept": "text/event-stream"}
 TRUSTING = {"forwarded": ["127.0.0.1"]}
 
-every_proxy = pytest.mark.parametrize(
-    "kind",
-    [pytest.param(each, id=each.NAME, marks=pytest.mark.needs(each.NAME)) for each in ALL_PROXIES],
-)
+KINDS = [
+    pytest.param(each, id=each.NAME, marks=pytest.mark.needs(each.NAME)) for each in ALL_PROXIES
+]
+every_proxy = pytest.mark.parametrize("kind", KINDS)
 every_version = pytest.mark.parametrize("http2", [False, True], ids=["HTTP/1.1", "HTTP/2"])
+in_module_loop = pytest.mark.asyncio(loop_scope="module")
 
 
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[EmbeddedKafka]:
+    with EmbeddedKafka({"orders": 1, "many": 2000}) as kafka:
+        yield kafka
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=KINDS)
+async def proxy(
+    request: pytest.FixtureRequest, kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Proxy]:
+    """One for all tests that break nothing, in front of a gateway."""
+    config = build_config(kafka.bootstrap, ["orders", "many"], listen=TRUSTING)
+    folder = tmp_path_factory.mktemp("proxy") / "proxy"
+    async with (
+        running_gateway(config) as gateway,
+        running_proxy(request.param, folder, gateway.port) as proxy,
+    ):
+        yield proxy
+
+
+@in_module_loop
 @every_version
-@every_proxy
 async def test_an_event_arrives_before_the_next_is_produced(
-    embedded: EmbeddedKafka, tmp_path: Path, kind: type[Proxy], http2: bool
+    kafka: EmbeddedKafka, proxy: Proxy, http2: bool
 ):
     """Also what is compressed, which the gateway does once for all: a proxy that holds the first
     event back would wait for ever here."""
-    embedded.create_topic("orders", 1)
     async with (
-        running_gateway_process(
-            build_config(embedded.bootstrap, ["orders"], listen=TRUSTING)
-        ) as gateway,
-        running_proxy(kind, tmp_path / "proxy", gateway.port) as proxy,
-        AIOKafkaProducer(bootstrap_servers=embedded.bootstrap) as producer,
+        AIOKafkaProducer(bootstrap_servers=kafka.bootstrap) as producer,
         proxy.create_http_client(http2=http2) as http,
     ):
         for coding in ("identity", "gzip"):
@@ -66,9 +84,7 @@ async def test_a_stream_resumes_across_a_reload_of_the_proxy_and_a_restart_of_th
 ):
     embedded.create_topic("orders", 2)
     async with (
-        running_gateway_process(
-            build_config(embedded.bootstrap, ["orders"], listen=TRUSTING)
-        ) as gateway,
+        running_gateway(build_config(embedded.bootstrap, ["orders"], listen=TRUSTING)) as gateway,
         running_proxy(kind, tmp_path / "proxy", gateway.port) as proxy,
         AIOKafkaProducer(bootstrap_servers=embedded.bootstrap) as producer,
         proxy.create_http_client() as http,
@@ -81,7 +97,7 @@ async def test_a_stream_resumes_across_a_reload_of_the_proxy_and_a_restart_of_th
         await producer.send_and_wait("orders", b"after reload", partition=0)
         await wait_until(lambda: client.records == ["first", "after reload"], client.describe_state)
 
-        await gateway.kill()
+        await gateway.stop()
         await producer.send_and_wait("orders", b"meanwhile", partition=1)
         await gateway.start()
         await producer.send_and_wait("orders", b"after", partition=0)
@@ -96,13 +112,13 @@ async def test_while_no_gateway_is_there_an_event_source_is_told_to_come_back(
 ):
     """A 502 or 503 would end it for good; a program gets one."""
     async with (
-        running_gateway_process(build_config(embedded.bootstrap)) as gateway,
+        running_gateway(build_config(embedded.bootstrap)) as gateway,
         running_proxy(
             kind, tmp_path / "proxy", gateway.port, changes=SHORT_WAITS.get(kind.NAME)
         ) as proxy,
         proxy.create_http_client() as http,
     ):
-        await gateway.kill()
+        await gateway.stop()
         answer = await http.get("/events/orders", headers=EVENTS)
         while answer.status_code != 200:  # until it is noticed by the checks of health
             answer = await http.get("/events/orders", headers=EVENTS)
@@ -111,7 +127,17 @@ async def test_while_no_gateway_is_there_an_event_source_is_told_to_come_back(
         assert (await http.get("/events/orders")).status_code in (502, 503)
 
 
-@every_proxy
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(
+            each,
+            id=each.NAME,
+            marks=[pytest.mark.needs(each.NAME)] + [pytest.mark.night] * (each is not Nginx),
+        )
+        for each in ALL_PROXIES
+    ],
+)
 async def test_after_all_gateways_were_away_each_stream_is_let_through_at_once(
     embedded: EmbeddedKafka, tmp_path: Path, kind: type[Proxy]
 ):
@@ -120,16 +146,14 @@ async def test_after_all_gateways_were_away_each_stream_is_let_through_at_once(
     embedded.create_topic("orders", 1)
     config = build_config(embedded.bootstrap, ["orders"], listen=TRUSTING)
     async with AsyncExitStack() as stack:
-        gateways = [
-            await stack.enter_async_context(running_gateway_process(config)) for _ in range(2)
-        ]
+        gateways = [await stack.enter_async_context(running_gateway(config)) for _ in range(2)]
         ports = [gateway.port for gateway in gateways]
         changes = SHORT_WAITS.get(kind.NAME)
         running = running_proxy(kind, tmp_path / "proxy", *ports, changes=changes)
         proxy = await stack.enter_async_context(running)
         http = await stack.enter_async_context(proxy.create_http_client())
         for gateway in gateways:
-            await gateway.kill()
+            await gateway.stop()
         while (await http.get("/events/orders", headers=EVENTS)).text != "retry: 2000\n\n":
             pass
         for gateway in gateways:
@@ -147,31 +171,22 @@ async def test_after_all_gateways_were_away_each_stream_is_let_through_at_once(
 SHORT_WAITS = {"caddy": {"lb_try_duration 10s": "lb_try_duration 100ms"}}
 
 
+@in_module_loop
 @every_version
-@every_proxy
-async def test_the_id_of_2000_partitions_comes_through(
-    embedded: EmbeddedKafka, tmp_path: Path, kind: type[Proxy], http2: bool
-):
-    embedded.create_topic("orders", 2000)
-    async with (
-        running_gateway_process(
-            build_config(embedded.bootstrap, ["orders"], listen=TRUSTING)
-        ) as gateway,
-        running_proxy(kind, tmp_path / "proxy", gateway.port) as proxy,
-        proxy.create_http_client(http2=http2) as http,
-    ):
-        async with SecureEventSource(http, "/events/orders") as client:
+async def test_the_id_of_2000_partitions_comes_through(proxy: Proxy, http2: bool):
+    async with proxy.create_http_client(http2=http2) as http:
+        async with SecureEventSource(http, "/events/many") as client:
             await client.wait_for_events(1)
             mine = parse_token(client.last_event_id)
         # Offsets as those of a log that has run for long, which do not repeat.
         offsets = [10**10 + zlib.crc32(b"%d" % each) for each in range(2000)]
-        places = TopicPositions("orders", "", offsets, [0] * 2000)
+        places = TopicPositions("many", "", offsets, [0] * 2000)
         writer = TokenWriter("", [places], mine.issued)
         token = seal_token(writer.to_text(), mine.view_digest).decode()
         assert len(token) > 12_000
         for path, headers in (
-            ("/events/orders", {"Last-Event-ID": token}),
-            (f"/events/orders?lastEventId={token}", {}),
+            ("/events/many", {"Last-Event-ID": token}),
+            (f"/events/many?lastEventId={token}", {}),
         ):
             async with SecureEventSource(http, path, headers=headers) as client:
                 await client.wait_for_events(1)
@@ -179,24 +194,17 @@ async def test_the_id_of_2000_partitions_comes_through(
                 assert parse_token(client.last_event_id).topics[0].offsets[0] == offsets[0]
 
 
-@every_proxy
-async def test_a_page_of_the_proxys_own_origin_has_a_websocket(
-    embedded: EmbeddedKafka, tmp_path: Path, kind: type[Proxy]
-):
+@in_module_loop
+async def test_a_page_of_the_proxys_own_origin_has_a_websocket(proxy: Proxy):
     """Its Origin has the port that the browser knows; a Host without one was another site."""
-    embedded.create_topic("orders", 1)
     async with (
-        running_gateway_process(
-            build_config(embedded.bootstrap, ["orders"], listen=TRUSTING)
-        ) as gateway,
-        running_proxy(kind, tmp_path / "proxy", gateway.port) as proxy,
         connect(
             f"wss://localhost:{proxy.port}/events/orders",
             origin=Origin(proxy.url),
             ssl=proxy.create_client_context(),
             proxy=None,
         ) as socket,
-        asyncio.timeout(60),
+        asyncio.timeout(WAIT_TIMEOUT_S),
     ):
         assert json.loads(await socket.recv())["type"] == "begin"
 
@@ -213,9 +221,7 @@ async def test_limits_are_by_the_clients_own_addresses(
         return proxy.create_http_client(local_address=address)
 
     async with (
-        running_gateway_process(
-            build_config(embedded.bootstrap, ["orders"], listen=listen)
-        ) as gateway,
+        running_gateway(build_config(embedded.bootstrap, ["orders"], listen=listen)) as gateway,
         running_proxy(kind, tmp_path / "proxy", gateway.port) as proxy,
         ask_from("127.0.0.2") as http,
         ask_from("127.0.0.3") as other_http,

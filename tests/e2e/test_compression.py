@@ -27,7 +27,7 @@ from support.raw_http import RawConnection
 from support.records import produce_records
 from support.tcp_proxy import TcpProxy
 from support.topic_gateway import topic_fixture, topic_gateway_fixture
-from support.waiting import wait_until
+from support.waiting import WAIT_TIMEOUT_S, wait_until
 
 from gateway.core.log.record import TopicPartition
 from gateway.kafka.embedded import EmbeddedKafka
@@ -35,7 +35,6 @@ from gateway.kafka.embedded import EmbeddedKafka
 GZIP = {"Accept-Encoding": "gzip"}
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 WHOLE = "?from=earliest&until=latest"
-WITHIN = 60.0  # s
 PARTITIONS = 3
 
 Topic = Callable[..., str]
@@ -48,7 +47,7 @@ topic = topic_fixture()
 @pytest.fixture
 async def http(gateway: GatewayThread) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(
-        base_url=gateway.base_url, headers=GZIP, trust_env=False, timeout=WITHIN
+        base_url=gateway.base_url, headers=GZIP, trust_env=False, timeout=WAIT_TIMEOUT_S
     ) as http:
         yield http
 
@@ -166,7 +165,7 @@ async def test_some_that_resume_and_one_that_stalls_get_all_and_a_right_end(kafk
         slow = await stack.enter_async_context(TcpProxy(receive_buffer=32_768))
         slow.set_target("127.0.0.1", gateway.port)
         http = await stack.enter_async_context(
-            httpx.AsyncClient(headers=GZIP, trust_env=False, timeout=WITHIN)
+            httpx.AsyncClient(headers=GZIP, trust_env=False, timeout=WAIT_TIMEOUT_S)
         )
         known = ""
         first = Reader(http, f"{gateway.base_url}/events/{name}")
@@ -217,7 +216,7 @@ class Reader:
 
     async def __aenter__(self) -> Reader:
         self._reading = asyncio.create_task(self._read())
-        await wait_until(lambda: self.text.count(b"\n\n"), "its begin", WITHIN)
+        await wait_until(lambda: self.text.count(b"\n\n"), "its begin")
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -235,7 +234,7 @@ class Reader:
         assert sorted(numbers(bytes(self.text))) == list(expected)
 
     async def ended(self) -> None:
-        await asyncio.wait_for(self._reading, WITHIN)
+        await asyncio.wait_for(self._reading, WAIT_TIMEOUT_S)
 
     def _state(self) -> str:
         return f"{self.text.count(b'order')} orders in {len(self.body)} bytes"
@@ -286,9 +285,13 @@ class CompressedCurl(CurlClient):
     "kind",
     [
         pytest.param(HttpxSseClient, id="httpx-sse"),
-        pytest.param(CompressedCurl, id="curl", marks=pytest.mark.needs("curl")),
         pytest.param(
-            FetchEventSourceClient, id="fetch-event-source", marks=pytest.mark.needs("node", "npm")
+            CompressedCurl, id="curl", marks=[pytest.mark.needs("curl"), pytest.mark.night]
+        ),
+        pytest.param(
+            FetchEventSourceClient,
+            id="fetch-event-source",
+            marks=[pytest.mark.needs("node", "npm"), pytest.mark.night],
         ),
     ],
 )
@@ -299,9 +302,9 @@ async def test_programs_inflate_as_they_read_and_find_a_right_end(
     await is_exact(kind(f"{gateway.base_url}/records/{name}"), kafka, name)
     end = kind(f"{gateway.base_url}/records/{name}{WHOLE}")
     async with end:
-        await end.wait_for_events(lambda events: events and events[-1]["event"] == "end", WITHIN)
+        await end.wait_for_events(lambda events: events and events[-1]["event"] == "end")
         if not end.reconnects_itself:
-            await wait_until(lambda: end.is_ended, end.describe_state, WITHIN)
+            await wait_until(lambda: end.is_ended, end.describe_state)
         assert len([each for each in end.events if each["event"] == "message"]) == 60
         assert set(end.errors) <= {"Error: closed by the server"}, end.describe_state()
 
@@ -310,18 +313,18 @@ async def is_exact(client: SseClient, kafka: EmbeddedKafka, name: str) -> None:
     """Each record once, also those that were written while it was cut off."""
     client.proxy = proxy = HeadRecorder()
     async with StreamOracle(",".join(kafka.bootstrap)) as oracle, client:
-        await client.wait_for_events(begun, WITHIN)
+        await client.wait_for_events(begun)
         for _ in range(2):
             for fields in ({}, {"pad": "x" * 500}):
                 await oracle.produce_records(name, 10, fields=fields)
                 await client.wait_for_events(
-                    lambda events: not oracle.list_missing(parse_events(events)), WITHIN
+                    lambda events: not oracle.list_missing(parse_events(events))
                 )
             client.cut()
             await oracle.produce_records(name, 10)
             await client.reconnect()
             await client.wait_for_events(
-                lambda events: not oracle.list_missing(parse_events(events)), WITHIN
+                lambda events: not oracle.list_missing(parse_events(events))
             )
         oracle.check_events(
             client.events, start={TopicPartition(name, n): 0 for n in range(PARTITIONS)}

@@ -28,7 +28,6 @@ pytestmark = [
     pytest.mark.needs("chromium", "node", "npm"),
     pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.usefixtures("page_browser"),
-    pytest.mark.parametrize("colors", ["light", "dark"]),
 ]
 
 SHOW_ALL_STATES = """states => document.querySelectorAll("#grid .cell").forEach(
@@ -41,15 +40,20 @@ SHOW_ALL_KINDS = """kinds => kinds.forEach((kind) => {
 
 
 async def list_barriers(page: Page, section: str) -> Sequence[str]:
-    return [f"#{section}: {each}" for each in await find_barriers(page)]
+    """Those in light and in dark colours."""
+    found: list[str] = []
+    for colors in ("light", "dark"):
+        await page.emulate_media(color_scheme=colors, reduced_motion="reduce")
+        found += [f"#{section}, {colors}: {each}" for each in await find_barriers(page)]
+    return found
 
 
-async def test_no_section_has_barriers(kafka: EmbeddedKafka, colors: str):
+async def test_no_section_has_barriers(kafka: EmbeddedKafka):
     """Two states had too little contrast, and lists that are logs lost their role as lists."""
     await produce_records(kafka.bootstrap, "orders", [RecordToSend(b'{"n": 1}', partition=0)])
     barriers: list[str] = []
     async with (
-        open_console(config_of(kafka), colors=colors) as (page, gateway),
+        open_console(config_of(kafka)) as (page, gateway),
         RawClient(f"{gateway.base_url}/events/orders"),
     ):
         kafka.lead("stock", 7, None)
@@ -81,13 +85,13 @@ async def test_no_section_has_barriers(kafka: EmbeddedKafka, colors: str):
     assert not barriers, "\n".join(barriers)
 
 
-async def test_the_sign_in_has_none(kafka: EmbeddedKafka, colors: str):
+async def test_the_sign_in_has_none(kafka: EmbeddedKafka):
     config = guarded_config_of(kafka, guarded={"users": []})
-    async with open_console(config, colors=colors) as (page, _):
+    async with open_console(config) as (page, _):
         await page.get_by_label("Token or password").fill("token-of-nobody")
         await page.get_by_role("button", name="Sign in").click()
         await expect(page.locator("#message")).to_contain_text("send a token")
-        assert not await find_barriers(page)
+        assert not await list_barriers(page, "sign-in")
 
 
 GROUP = {"group": "billing", "state": "Stable", "type": "consumer", "protocol": "consumer"}
@@ -146,12 +150,12 @@ async def respond_with(answer: Any, route: Route) -> None:
     await route.fulfill(json=answer)
 
 
-async def test_sections_of_what_kafka_is_asked_have_none(kafka: EmbeddedKafka, colors: str):
+async def test_sections_of_what_kafka_is_asked_have_none(kafka: EmbeddedKafka):
     sidecar = {"deadLetter": {}, "replay": {}}
     pipelines = {"progress": {"topic": "progress"}}
     config = config_of(kafka, sidecar=sidecar, pipelines=pipelines)
     barriers: list[str] = []
-    async with open_console(config, colors=colors) as (page, _):
+    async with open_console(config) as (page, _):
         for name, answer in ANSWERS.items():
             await page.route(
                 re.compile(rf"/console/{re.escape(name)}"), partial(respond_with, answer)

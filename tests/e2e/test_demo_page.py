@@ -78,6 +78,7 @@ async def test_the_page_lives_and_outlives_its_server(tab: Browser):
             await shows(tab, "checked", f"^(?!{checked} )[0-9]+ steps, none lost, none twice", 60)
 
 
+@pytest.mark.night
 @pytest.mark.needs("chromium")
 async def test_a_page_that_was_cut_off_from_another_kafka_begins_anew(tab: Browser):
     """Its `?lastEventId=` is refused with 400, which ends an EventSource; it once came back with

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from aiokafka import AIOKafkaProducer
 from support.browser import running_browser
-from support.gateways import build_config, running_gateway_process
-from support.proxies import ALL_PROXIES, Proxy, running_proxy
+from support.gateways import build_config, running_gateway
+from support.proxies import ALL_PROXIES, Envoy, Proxy, running_proxy
 
 from gateway.kafka.embedded import EmbeddedKafka
 
@@ -31,7 +31,11 @@ OPEN_STREAMS = """
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param(each, id=each.NAME, marks=pytest.mark.needs(each.NAME))
+        pytest.param(
+            each,
+            id=each.NAME,
+            marks=[pytest.mark.needs(each.NAME)] + [pytest.mark.night] * (each is not Envoy),
+        )
         for each in ALL_PROXIES
         if each.SPEAKS_HTTP3
     ],
@@ -44,7 +48,7 @@ async def test_many_streams_are_live_over_one_connection(
     embedded.create_topic("orders", 1)
     config = build_config(embedded.bootstrap, ["orders"], listen={"forwarded": ["127.0.0.1"]})
     async with (
-        running_gateway_process(config) as gateway,
+        running_gateway(config) as gateway,
         running_proxy(kind, tmp_path / "proxy", gateway.port) as proxy,
         running_browser(
             f"--ignore-certificate-errors-spki-list={proxy.key_digest}",

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 from aiokafka import AIOKafkaProducer
 from support.browser import Browser, running_browser
-from support.gateways import build_config, build_route, running_gateway_process
+from support.gateways import build_config, build_route, running_gateway
 from support.proxies import ALL_PROXIES, Nginx, Proxy, running_proxy
 from support.tcp_proxy import TcpProxy
 from support.waiting import wait_until
@@ -103,7 +103,7 @@ async def shared_connection(
     listen = {"forwarded": ["127.0.0.1"]}
     config = build_config(embedded.bootstrap, ["orders", "large"], routes, listen=listen)
     async with (
-        running_gateway_process(config) as gateway,
+        running_gateway(config) as gateway,
         running_proxy(kind, folder / "proxy", gateway.port) as proxy,
         TcpProxy("127.0.0.1", proxy.port) as network,
         running_browser("--ignore-certificate-errors", records_responses=True) as tab,
@@ -119,7 +119,14 @@ async def shared_connection(
 @pytest.mark.needs("chromium")
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param(each, id=each.NAME, marks=pytest.mark.needs(each.NAME)) for each in ALL_PROXIES],
+    [
+        pytest.param(
+            each,
+            id=each.NAME,
+            marks=[pytest.mark.needs(each.NAME)] + [pytest.mark.night] * (each is not Nginx),
+        )
+        for each in ALL_PROXIES
+    ],
 )
 async def test_one_of_a_hundred_streams_that_is_not_read_delays_no_other(
     embedded: EmbeddedKafka, tmp_path: Path, kind: type[Proxy]
@@ -140,6 +147,7 @@ async def test_one_of_a_hundred_streams_that_is_not_read_delays_no_other(
         assert len({each.connection for each in streams}) == 1
 
 
+@pytest.mark.night
 @pytest.mark.needs("chromium", "nginx")
 async def test_a_window_full_of_what_is_not_read_stops_all_streams_until_one_is_cancelled(
     embedded: EmbeddedKafka, tmp_path: Path

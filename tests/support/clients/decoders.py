@@ -150,11 +150,6 @@ class PythonClient(DecodingClient):
         ]
 
 
-class HttpxClient(PythonClient):
-    name: ClassVar[str] = "Python httpx"
-    library: ClassVar[str] = "httpx"
-
-
 class AiohttpClient(PythonClient):
     name: ClassVar[str] = "Python aiohttp"
     library: ClassVar[str] = "aiohttp"
@@ -166,13 +161,23 @@ class RequestsClient(PythonClient):
 
 
 BUILD_TIMEOUT_MARK = pytest.mark.timeout(BUILD_TIMEOUT_S)
+NIGHT = pytest.mark.night
+
+
+def building(language: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.needs(language), BUILD_TIMEOUT_MARK]
+
+
+# By day those whose programs are small, and Go's, which once got nothing. httpx, which needs no
+# program, has a test in `test_compression`.
 ALL_DECODERS = [
-    pytest.param(GoClient, id="go", marks=[pytest.mark.needs("go"), BUILD_TIMEOUT_MARK]),
-    pytest.param(RustClient, id="rust", marks=[pytest.mark.needs("rust"), BUILD_TIMEOUT_MARK]),
-    pytest.param(JavaClient, id="java", marks=pytest.mark.needs("java17")),
+    pytest.param(GoClient, id="go", marks=building("go")),
+    pytest.param(
+        RustClient, id="rust", marks=[pytest.mark.needs("rust"), BUILD_TIMEOUT_MARK, NIGHT]
+    ),
+    pytest.param(JavaClient, id="java", marks=[pytest.mark.needs("java17"), NIGHT]),
     pytest.param(NodeFetchClient, id="node", marks=pytest.mark.needs("node")),
     pytest.param(CurlCompressedClient, id="curl", marks=pytest.mark.needs("curl")),
-    pytest.param(HttpxClient, id="httpx"),
-    pytest.param(AiohttpClient, id="aiohttp"),
-    pytest.param(RequestsClient, id="requests"),
+    pytest.param(AiohttpClient, id="aiohttp", marks=[pytest.mark.needs("aiohttp"), NIGHT]),
+    pytest.param(RequestsClient, id="requests", marks=[pytest.mark.needs("requests"), NIGHT]),
 ]

@@ -8,15 +8,6 @@ import sys
 from collections.abc import Mapping
 
 
-def print_with_httpx(url: str, headers: Mapping[str, str]) -> None:
-    import httpx
-
-    with httpx.stream("GET", url, headers=headers, timeout=None, trust_env=False) as answer:
-        answer.raise_for_status()
-        for piece in answer.iter_bytes():
-            write_piece(piece)
-
-
 def print_with_requests(url: str, headers: Mapping[str, str]) -> None:
     import requests
 
@@ -49,7 +40,6 @@ def write_piece(piece: bytes) -> None:
 
 PRINTERS = {
     "aiohttp": print_with_aiohttp,
-    "httpx": print_with_httpx,
     "requests": print_with_requests,
 }
 
