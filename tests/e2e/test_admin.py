@@ -32,7 +32,7 @@ from support.gateways import (
 from support.multiplex import MultiplexClient
 from support.oracle import StreamOracle
 from support.records import produce_records
-from support.waiting import wait_until
+from support.waiting import WAIT_TIMEOUT_S, wait_until
 from support.workers import find_workers as workers_of
 from support.workers import running_workers, wait_for_workers
 
@@ -42,7 +42,6 @@ from gateway.kafka.embedded import EmbeddedKafka
 kafka = embedded_kafka({"orders": 3, "stock": 3})
 AnyGateway = GatewayThread | GatewayProcess
 
-WITHIN = 60.0
 LINES = {"Accept": "application/x-ndjson"}
 USERS = {
     "ada": {"token": "token-of-ada", "roles": ["read"]},
@@ -146,7 +145,7 @@ async def gateway(shared_gateway: AnyGateway) -> AsyncIterator[AnyGateway]:
         for route, told in (await routes_of(http)).items():
             if told["paused"]:
                 assert (await http.post(f"/routes{route}/resume")).status_code == 200
-        async with asyncio.timeout(WITHIN):
+        async with asyncio.timeout(WAIT_TIMEOUT_S):
             while await list_streams(http):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
@@ -171,11 +170,11 @@ def all_reasons(clients: Sequence[RawClient]) -> list[str]:
 
 
 async def begun(client: RawClient, times: int = 1) -> None:
-    await client.wait_for_events(lambda _: len(named(client, "begin")) >= times, within=WITHIN)
+    await client.wait_for_events(lambda _: len(named(client, "begin")) >= times)
 
 
 async def ended(client: RawClient, reason: str) -> None:
-    await client.wait_for_events(lambda _: reason in reasons(client), within=WITHIN)
+    await client.wait_for_events(lambda _: reason in reasons(client))
 
 
 async def connected(
@@ -201,7 +200,7 @@ async def client_of(gateway: AnyGateway) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(
         base_url=gateway.base_url,
         headers={"Connection": "close"},
-        timeout=WITHIN,
+        timeout=WAIT_TIMEOUT_S,
         trust_env=False,
     ) as http:
         yield http
@@ -277,7 +276,7 @@ async def test_a_stream_is_told_with_each_of_its_partitions(kafka: EmbeddedKafka
         row = await described(http, written[0], "live", next_offset=written[1] + 1)
         assert (row["topic"], row["lag"], row["cause"]) == ("orders", 0, None)
         assert row["endOffset"] == row["nextOffset"]
-        await client.wait_for_events(lambda _: bool(named(client, "message")), within=WITHIN)
+        await client.wait_for_events(lambda _: bool(named(client, "message")))
         kafka.down(1)
         try:
             row = await described(http, written[0], "failing")
@@ -291,7 +290,7 @@ async def described(
     http: httpx.AsyncClient, partition: int, state: str, *, next_offset: int | None = None
 ) -> dict[str, Any]:
     """That partition of its only stream, once it is so; all of them agree with the position."""
-    async with asyncio.timeout(WITHIN):
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
         while True:
             (listed,) = await list_streams(http)
             stream = (await http.get(f"/streams/{listed['id']}")).json()
@@ -306,7 +305,7 @@ async def described(
 
 async def error_listed(http: httpx.AsyncClient, *, held_up: bool) -> Any:
     """That of its only stream, once it has one, or none any more."""
-    async with asyncio.timeout(WITHIN):
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
         while True:
             (stream,) = await list_streams(http)
             if (stream["error"] is not None) == held_up:
@@ -325,7 +324,7 @@ async def test_streams_are_ended_by_id_and_by_who_has_them_and_no_others(
         http = await stack.enter_async_context(open_admin_api(gateway))
         (first, *_) = await list_streams(http, "identity=bob")
         assert (await http.delete(f"/streams/{first['id']}")).status_code == 204
-        await wait_until(lambda: all_reasons(bob) == ["disconnected"], "its end", WITHIN)
+        await wait_until(lambda: all_reasons(bob) == ["disconnected"], "its end")
         answer = await http.delete("/streams?identity=ada&guard=users")
         assert answer.json() == {"ended": 3, "missing": []}
         for client in ada:
@@ -403,7 +402,7 @@ async def test_from_other_machines_it_is_reached_by_tls_and_known_certificates_a
         for certificate, status in ((None, 401), (eve, 200)):
             trusting = authority.create_client_context(certificate)
             async with httpx.AsyncClient(verify=trusting, trust_env=False) as http:
-                answer = await http.get(f"https://127.0.0.1:{port}/streams", timeout=WITHIN)
+                answer = await http.get(f"https://127.0.0.1:{port}/streams", timeout=WAIT_TIMEOUT_S)
                 assert answer.status_code == status
 
 
@@ -421,7 +420,9 @@ async def test_a_page_in_a_browser_is_not_answered_nor_who_comes_by_another_name
 
 async def test_clients_do_not_come_to_it_where_they_come_in(gateway: AnyGateway):
     async with (
-        httpx.AsyncClient(base_url=gateway.base_url, timeout=WITHIN, trust_env=False) as http,
+        httpx.AsyncClient(
+            base_url=gateway.base_url, timeout=WAIT_TIMEOUT_S, trust_env=False
+        ) as http,
     ):
         assert (await http.get("/streams")).status_code == 404
         assert (await http.delete("/streams?identity=ada")).status_code in (404, 405)
@@ -448,7 +449,7 @@ async def test_a_thousand_streams_are_listed_while_others_have_their_turn(gatewa
         numbers = sorted(int(stream["url"].rpartition("/")[2]) for stream in found)
         assert numbers == list(range(1000))
         assert (await http.delete("/streams?route=/open/{id}")).json()["ended"] == 1000
-        await wait_until(lambda: gateway.connection_count == 0, "the end of all", WITHIN)
+        await wait_until(lambda: gateway.connection_count == 0, "the end of all")
 
 
 # revocation
@@ -525,7 +526,7 @@ async def test_a_page_that_is_waited_for_is_not_shown_to_who_was_revoked_meanwhi
     ):
         asked = client.get("/kept?wait=30s&from=live", headers=LINES | bearer("ada"))
         waiting = asyncio.create_task(asked)
-        await wait_until(lambda: gateway.connection_count > 0, "its connection", WITHIN)
+        await wait_until(lambda: gateway.connection_count > 0, "its connection")
         for _ in range(1000):
             figures = (await http.get("/metrics")).text
             if re.search(r'^gateway_clients{route="/kept",wire="ndjson"} 1', figures, re.M):
@@ -573,7 +574,7 @@ async def test_clients_of_a_paused_route_end_and_come_back_when_it_goes_on(
         assert (await http.post("/routes/%2Fopen%2F{id}/resume")).status_code == 200
         for client in some:
             await client.wait_for_events(
-                lambda _, client=client: len(named(client, "message")) == len(acked), WITHIN
+                lambda _, client=client: len(named(client, "message")) == len(acked)
             )
         assert named(kept, "end") == [] and len(named(kept, "begin")) == 1
         assert (await http.post("/routes/open/{id}/resume")).status_code == 404
@@ -593,7 +594,7 @@ async def test_what_is_forbidden_holds_in_a_worker_that_is_started_later_and_aft
         await wait_for_workers(gateway, 2, start_count=4)
         gateway.send_signal(signal.SIGHUP)
         said = "configuration reloaded"
-        await wait_until(lambda: gateway.log.count(said) == 2, gateway.read_log_tail, WITHIN)
+        await wait_until(lambda: gateway.log.count(said) == 2, gateway.read_log_tail)
         async with client_of(gateway) as client:
             for _ in range(8):
                 assert (await client.get("/open/1")).status_code == 503
@@ -691,7 +692,7 @@ async def test_what_is_logged_is_changed_in_all_workers(gateway: AnyGateway, wor
             return bool(levels.get("web") == "debug")
 
         agreeing = 0  # in a row; the others are told, and not waited for
-        async with asyncio.timeout(WITHIN):
+        async with asyncio.timeout(WAIT_TIMEOUT_S):
             while agreeing < 3 * workers:
                 agreeing = agreeing + 1 if await is_changed() else 0
         assert (await http.put("/levels", json={"levels": {"web": "info"}})).status_code == 200

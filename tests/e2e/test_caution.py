@@ -18,10 +18,10 @@ from support.gateways import GatewayThread, build_config
 from support.raw_http import RawConnection, build_request
 from support.records import produce_records
 from support.topic_gateway import run_gateway_sync
+from support.waiting import WAIT_TIMEOUT_S
 
 from gateway.kafka.embedded import EmbeddedKafka
 
-WITHIN = 60.0
 HTML = {"Accept": "text/html"}
 LINES = {"Accept": "application/x-ndjson"}
 NOTHING = "default-src 'none'"
@@ -63,7 +63,7 @@ async def tab() -> AsyncIterator[Browser]:
 async def test_no_answer_is_taken_for_something_else(
     gateway: GatewayThread, path: str, headers: dict[str, str], status: int, policy: str | None
 ):
-    async with httpx.AsyncClient(trust_env=False, timeout=WITHIN) as http:
+    async with httpx.AsyncClient(trust_env=False, timeout=WAIT_TIMEOUT_S) as http:
         answer = await http.get(gateway.base_url + path, headers=headers)
     told = answer.headers
     assert answer.status_code == status
@@ -111,7 +111,7 @@ async def withstands(tab: Browser) -> None:
     """Whatever got into the page, nothing of it runs, and nothing goes out."""
     assert await tab.read_console() == []
     await tab.run_script(ATTACK)
-    await tab.wait_for_script(f"return new Set(violated).size >= {len(KEPT)}", WITHIN)
+    await tab.wait_for_script(f"return new Set(violated).size >= {len(KEPT)}", WAIT_TIMEOUT_S)
     assert sorted(set(await tab.run_script("return violated"))) == KEPT
     assert await tab.run_script("return [window.pwned, document.baseURI]") == [
         None, await tab.run_script("return location.href")
@@ -127,7 +127,7 @@ async def test_the_list_of_streams_works_without_a_word_on_the_console(
     await tab.open_url(f"{gateway.base_url}/?token=secret")
     await tab.run_script("document.querySelector('[name=from]').value = 'earliest'")
     await tab.run_script("document.querySelector('.try').click()")
-    await tab.wait_for_script("return document.querySelector('.record')", WITHIN)
+    await tab.wait_for_script("return document.querySelector('.record')", WAIT_TIMEOUT_S)
     await tab.run_script("document.querySelector('.copy').click()")
     await tab.wait_for_script(
         "return /Copied|Selected/.test(document.querySelector('.copy').textContent)"
@@ -141,9 +141,11 @@ async def test_the_demo_works_without_a_word_on_the_console(tab: Browser):
     async with running_demo() as running:
         await tab.open_url(f"{running.url}/")
         live = "document.querySelectorAll('.state[data-state=live]').length === 2"
-        await tab.wait_for_script(f"return {live} && document.querySelector('#orders tr')", WITHIN)
         await tab.wait_for_script(
-            "return /[0-9]/.test(document.getElementById('cpu').textContent)", WITHIN
+            f"return {live} && document.querySelector('#orders tr')", WAIT_TIMEOUT_S
+        )
+        await tab.wait_for_script(
+            "return /[0-9]/.test(document.getElementById('cpu').textContent)", WAIT_TIMEOUT_S
         )
         await withstands(tab)
 
@@ -171,11 +173,11 @@ async def test_no_page_of_another_site_shows_ours_within_itself_or_sees_whence_i
         await tab.open_url(f"{gateway.base_url}/?token=secret")
         await tab.run_script("location.href = arguments[0]", other)
         await tab.wait_for_script(
-            f"return location.href.startsWith({other!r}) && document.body", WITHIN
+            f"return location.href.startsWith({other!r}) && document.body", WAIT_TIMEOUT_S
         )
         assert seen == [None]
         for path in ("/", "/nowhere", "/asyncapi.json"):
             await tab.open_url(other)
             await tab.run_script(FRAMED, gateway.base_url + path)
-            await tab.wait_for_script("return window.loaded", WITHIN)
+            await tab.wait_for_script("return window.loaded", WAIT_TIMEOUT_S)
             assert any("frame" in line for line in await tab.read_console()), path

@@ -19,7 +19,7 @@ from support.certificates import CertificateAuthority
 from support.gateways import GatewayProcess, build_config, running_gateway_process
 from support.multiplex import MultiplexClient
 from support.oracle import StreamOracle
-from support.waiting import wait_until
+from support.waiting import WAIT_TIMEOUT_S, wait_until
 from support.workers import running_workers
 
 from gateway.kafka.embedded import EmbeddedKafka
@@ -27,7 +27,6 @@ from gateway.web.http.certificate import read_validity
 
 pytestmark = pytest.mark.needs("process")
 
-WITHIN = 60.0
 PATH = "/records/orders"
 
 kafka = embedded_kafka({"orders": 1}, scope="function")
@@ -59,7 +58,7 @@ async def shows(
 ) -> None:
     """Connections are, so many in a row: of several workers each may be asked."""
     row = 0
-    async with asyncio.timeout(WITHIN):
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
         while row < times:
             row = row + 1 if await shown(gateway, authority) == f"CN={name}" else 0
             await asyncio.sleep(0.02)
@@ -67,7 +66,7 @@ async def shows(
 
 async def figure(gateway: GatewayProcess, authority: CertificateAuthority) -> float:
     async with httpx.AsyncClient(trust_env=False, verify=authority.create_client_context()) as http:
-        told = (await http.get(gateway.base_url + "/metrics", timeout=WITHIN)).text
+        told = (await http.get(gateway.base_url + "/metrics", timeout=WAIT_TIMEOUT_S)).text
     wanted = "gateway_certificate_expiry_timestamp_seconds"
     (family,) = [family for family in parsed(told) if family.name == wanted]
     (sample,) = family.samples
@@ -79,7 +78,7 @@ class Streams:
 
     def __init__(self, gateway: GatewayProcess, authority: CertificateAuthority) -> None:
         context = authority.create_client_context()
-        self._http = httpx.AsyncClient(trust_env=False, timeout=WITHIN, verify=context)
+        self._http = httpx.AsyncClient(trust_env=False, timeout=WAIT_TIMEOUT_S, verify=context)
         self._url = gateway.base_url + PATH
         self.socket = MultiplexClient(gateway.base_url, PATH, ssl=context)
         self.told = ""
@@ -88,7 +87,7 @@ class Streams:
         await self.socket.__aenter__()
         self._reading = asyncio.create_task(self._read())
         await self.socket.wait_for_message(None, "begin")
-        await wait_until(lambda: "event: begin" in self.told, timeout_s=WITHIN)
+        await wait_until(lambda: "event: begin" in self.told, timeout_s=WAIT_TIMEOUT_S)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -104,7 +103,7 @@ class Streams:
 
     async def have(self, records: int) -> None:
         await self.socket.wait_until(lambda: len(self.socket.get_records(None)) == records)
-        await wait_until(lambda: self.told.count('"offset":') == records, timeout_s=WITHIN)
+        await wait_until(lambda: self.told.count('"offset":') == records, timeout_s=WAIT_TIMEOUT_S)
         assert self.socket.close_code is None and not self._reading.done()
 
 
@@ -136,6 +135,7 @@ async def test_those_who_come_get_the_new_one_and_streams_go_on(
         assert await gateway.stop() == 0
 
 
+@pytest.mark.smoke
 async def test_one_that_cannot_be_used_is_refused_with_a_line_and_the_old_one_stays(
     kafka: EmbeddedKafka, tmp_path: Path
 ):
@@ -146,10 +146,10 @@ async def test_one_that_cannot_be_used_is_refused_with_a_line_and_the_old_one_st
         async with Streams(gateway, authority) as streams:
             path.write_bytes(b"-----BEGIN CERTIFICATE-----\nnonsense\n")
             refused = "the one before stays"
-            await wait_until(lambda: gateway.log.count(refused) == 1, gateway.read_log_tail, WITHIN)
+            await wait_until(lambda: gateway.log.count(refused) == 1, gateway.read_log_tail)
             assert await shown(gateway, authority) == "CN=old"
             put(new, path)  # and its key is still that of the other
-            await wait_until(lambda: gateway.log.count(refused) == 2, gateway.read_log_tail, WITHIN)
+            await wait_until(lambda: gateway.log.count(refused) == 2, gateway.read_log_tail)
             assert await shown(gateway, authority) == "CN=old"
             put(new, key)
             await shows(gateway, authority, "new")

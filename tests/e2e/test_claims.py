@@ -40,12 +40,11 @@ from support.clients.wires import CLIENT_BY_WIRE, WireName
 from support.gateways import GatewayThread, build_config, running_gateway
 from support.issuer import AUDIENCE, ISSUER_NAME, TokenIssuer
 from support.multiplex import MultiplexClient
-from support.waiting import wait_until
+from support.waiting import WAIT_TIMEOUT_S, wait_until
 
 from gateway.kafka.embedded import EmbeddedKafka
 
 PARTITIONS = 3
-WITHIN = 60.0
 PATHS = ("/w0", "/w1", "/w2", "/w3", "/w4")
 CHOSEN = os.environ.get("GATEWAY_CLAIMS_SEED")
 SEEDS = [int(CHOSEN)] if CHOSEN else [1, 2, 3]
@@ -182,7 +181,7 @@ class Session(ABC):
             self.hear()
             return condition()
 
-        await wait_until(met, self.state, WITHIN, interval_s=0.005)
+        await wait_until(met, self.state, WAIT_TIMEOUT_S, interval_s=0.005)
 
     async def told(self) -> None:
         await self.until(lambda: all(stream.as_told for stream in self.streams))
@@ -255,7 +254,7 @@ class Http(Session):
             self.claims = claims
             self._client.headers = self.headers  # with which it comes back if it is ended
             self.become(self.targets(claims, ways))
-        async with httpx.AsyncClient(timeout=WITHIN, trust_env=False) as http:
+        async with httpx.AsyncClient(timeout=WAIT_TIMEOUT_S, trust_env=False) as http:
             answer = await http.post(url, headers=headers)
         assert answer.status_code == (403 if refused else 204), answer.text
 

@@ -25,7 +25,7 @@ from support.in_process_gateway import running_in_process_gateway
 from support.multiplex import MultiplexClient
 from support.oracle import StreamOracle
 from support.scrape import fetch_metrics
-from support.waiting import wait_until
+from support.waiting import WAIT_TIMEOUT_S, wait_until
 from typer.testing import CliRunner
 
 from gateway import Gateway, cli
@@ -33,7 +33,6 @@ from gateway.config import Settings, loads
 from gateway.errors import ConfigError
 from gateway.kafka.embedded import EmbeddedKafka
 
-WITHIN = 60.0
 NAMES = ("eu", "us")
 
 
@@ -142,7 +141,7 @@ async def test_one_that_is_away_holds_up_nobody_of_the_other(
 
 async def until_told(http: httpx.AsyncClient, what: str) -> None:
     told = ""
-    async with asyncio.timeout(WITHIN):
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
         while what not in told:
             await asyncio.sleep(0.05)
             told = (await http.get("/health/ready")).text
@@ -256,6 +255,7 @@ async def test_figures_of_a_cluster_have_its_name_and_those_of_one_alone_none(
         assert scrape["gateway_partition_ready", {"topic": "orders", "partition": 0}] == 1
 
 
+@pytest.mark.smoke
 @pytest.mark.needs("process")
 async def test_workers_serve_both_and_all_streams_end_when_it_ends(
     kafkas: dict[str, EmbeddedKafka], oracles: dict[str, StreamOracle]
@@ -264,7 +264,7 @@ async def test_workers_serve_both_and_all_streams_end_when_it_ends(
         async with AsyncExitStack() as stack:
             clients: list[tuple[str, RawClient]] = []
             for name in NAMES * 3:
-                made = RawClient(f"{gateway.base_url}/{name}/orders", retry=WITHIN)
+                made = RawClient(f"{gateway.base_url}/{name}/orders", retry=WAIT_TIMEOUT_S)
                 clients.append((name, await stack.enter_async_context(made)))
                 await clients[-1][1].wait_for_events(1)
             for name in NAMES:
@@ -395,7 +395,8 @@ async def test_caches_of_both_are_within_one_bound(
     async with running_in_process_gateway(made) as (_, app):
         hubs = app.gateway.hubs
         await wait_until(
-            lambda: not any(hub.topics.list_unread_bootstrap() for hub in hubs), timeout_s=WITHIN
+            lambda: not any(hub.topics.list_unread_bootstrap() for hub in hubs),
+            timeout_s=WAIT_TIMEOUT_S,
         )
         await oracles["eu"].produce_records("orders", 900, fields={"pad": "x" * 1000})
         await oracles["us"].produce_records("orders", 2700, fields={"pad": "x" * 1000})
@@ -403,9 +404,11 @@ async def test_caches_of_both_are_within_one_bound(
         await wait_until(
             lambda: all(
                 sum(log.next_offset or 0 for log in hub.logs) == ends[hub.name] for hub in hubs
-            ), timeout_s=WITHIN,
+            ), timeout_s=WAIT_TIMEOUT_S,
         )  # fmt: skip
-        await wait_until(lambda: sum(held(hub) for hub in hubs) <= 1 << 20, timeout_s=WITHIN)
+        await wait_until(
+            lambda: sum(held(hub) for hub in hubs) <= 1 << 20, timeout_s=WAIT_TIMEOUT_S
+        )
         eu, us = (held(hub) for hub in hubs)
         assert 0 < eu < us
 

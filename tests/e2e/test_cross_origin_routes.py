@@ -17,10 +17,10 @@ from support.gateways import GatewayThread, build_config, running_gateway
 from support.multiplex import MultiplexClient
 from support.stream_attempts import AttemptOptions, attempt_stream
 from support.topic_gateway import run_gateway_sync
+from support.waiting import WAIT_TIMEOUT_S
 
 from gateway.kafka.embedded import EmbeddedKafka
 
-WITHIN = 60.0
 SHOP, BANK, EVIL = "https://shop.example", "https://bank.example", "https://evil.example"
 FOR = {"/shop": SHOP, "/bank": BANK, "/any": "*", "/own": None, "/as-all": SHOP}
 PAGES = ("/", "/health/live", "/asyncapi.json", "/nowhere")
@@ -69,7 +69,9 @@ def may(path: str, origin: str) -> bool:
 async def test_answers_and_preflights_are_for_the_sites_of_their_route(
     gateway: GatewayThread, path: str, origin: str
 ):
-    async with httpx.AsyncClient(base_url=gateway.base_url, trust_env=False, timeout=WITHIN) as to:
+    async with httpx.AsyncClient(
+        base_url=gateway.base_url, trust_env=False, timeout=WAIT_TIMEOUT_S
+    ) as to:
         allowed = ("*" if FOR.get(path) == "*" else origin) if may(path, origin) else None
         for query, headers in (("?until=latest", {}), ("?from=nonsense", {"Accept": "*/*"})):
             answer = await to.get(path + query, headers={"Origin": origin, **headers})
@@ -93,7 +95,9 @@ async def test_answers_and_preflights_are_for_the_sites_of_their_route(
 async def test_of_two_routes_of_one_path_it_is_that_of_the_method(
     gateway: GatewayThread, method: str, origin: str
 ):
-    async with httpx.AsyncClient(base_url=gateway.base_url, trust_env=False, timeout=WITHIN) as to:
+    async with httpx.AsyncClient(
+        base_url=gateway.base_url, trust_env=False, timeout=WAIT_TIMEOUT_S
+    ) as to:
         for each in (SHOP, BANK):
             asked = {"Origin": each, "Access-Control-Request-Method": method}
             answer = await to.options("/bank", headers=asked)

@@ -45,6 +45,7 @@ async def whoami(scope: object, receive: object, send: object) -> None:
     await JSONResponse({"identity": "ada"})(scope, receive, send)  # type: ignore[arg-type]
 
 
+@pytest.mark.smoke
 async def test_the_first_guarded_request_without_a_free_descriptor_gets_503_and_later_200() -> None:
     """It got 500: reading the certificates for the request to the application failed."""
     with EmbeddedKafka(topics={"orders": 1}) as kafka:

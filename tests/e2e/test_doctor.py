@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -25,18 +24,19 @@ from support.doctor import (
     get_first_cause,
     wait_for_metric,
 )
-from support.gateways import GATEWAY, GatewayProcess, build_config, running_gateway_process
+from support.gateways import GatewayProcess, build_config, running_gateway_process
 from support.oracle import StreamOracle
-from support.waiting import wait_until
+from support.waiting import WAIT_TIMEOUT_S, wait_until
 from support.workers import find_workers, running_workers
+from typer.testing import CliRunner, Result
 
+from gateway.cli import app
 from gateway.kafka.embedded import EmbeddedKafka
 
 pytestmark = pytest.mark.needs("process")
 
 kafka = embedded_kafka({"orders": 3}, scope="function")
 
-WITHIN = 60.0
 LOADED = {"loop-lag"}  # what a busy machine does to a gateway in good health
 
 
@@ -59,7 +59,7 @@ async def running(
 async def following(gateway: GatewayProcess, path: str = "/events/orders", **options: Any):
     """A client that has begun."""
     async with RawClient(f"{gateway.base_url}{path}", **options) as client:
-        await client.wait_for_events(1, WITHIN)
+        await client.wait_for_events(1)
         yield client
 
 
@@ -69,9 +69,8 @@ async def produce_forever(oracle: StreamOracle, count: int = 20, **options: Any)
         await asyncio.sleep(0.05)
 
 
-def run_doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [*GATEWAY, "doctor", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+def run_doctor(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["doctor", *arguments], prog_name="gateway")
 
 
 # healthy ones
@@ -103,7 +102,7 @@ async def test_a_gateway_with_many_clients_is_healthy(kafka: EmbeddedKafka, orac
             url = f"{gateway.base_url}{path}"
             await stack.enter_async_context(RawClient(url))
         async with open_admin_api(gateway) as http:
-            async with asyncio.timeout(WITHIN):
+            async with asyncio.timeout(WAIT_TIMEOUT_S):
                 while sum(await count_streams(http)) < 150:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
         writing = produce_forever(oracle, 4, key=b"2")
@@ -120,7 +119,7 @@ async def count_streams(http: httpx.AsyncClient) -> list[int]:
 async def test_a_broker_that_is_away_is_named_first(kafka: EmbeddedKafka):
     async with running(kafka) as gateway, following(gateway):
         kafka.down(1)
-        await wait_until(lambda: "Kafka cause=" in gateway.log, gateway.read_log_tail, WITHIN)
+        await wait_until(lambda: "Kafka cause=" in gateway.log, gateway.read_log_tail)
         diagnosis = await diagnose_gateway(gateway)
         assert get_first(diagnosis) == "broker-away", describe(diagnosis)
         assert "orders 0, 1, 2" in str(get_first_cause(diagnosis).evidence)
@@ -130,7 +129,7 @@ async def test_partitions_without_a_leader_are_named_first():
     with EmbeddedKafka({"orders": 3}, fetch_version=11) as kafka:
         async with running(kafka) as gateway, following(gateway):
             kafka.lead("orders", 1, None)
-            await wait_until(lambda: "no-leader" in gateway.log, gateway.read_log_tail, WITHIN)
+            await wait_until(lambda: "no-leader" in gateway.log, gateway.read_log_tail)
             diagnosis = await diagnose_gateway(gateway)
             assert get_first(diagnosis) == "partition-leaderless", describe(diagnosis)
             assert "orders 1" in str(get_first_cause(diagnosis).evidence)
@@ -205,7 +204,7 @@ async def test_memory_that_is_used_up_is_named_first(kafka: EmbeddedKafka, oracl
             for _ in range(1)
         ]
         await asyncio.gather(*written)
-        await client.wait_for_events(501, WITHIN)
+        await client.wait_for_events(501)
         diagnosis = await diagnose_gateway(gateway)
         assert get_first(diagnosis) == "memory-full", describe(diagnosis)
         assert "cache" in str(get_first_cause(diagnosis).evidence)
@@ -221,7 +220,7 @@ async def test_clients_that_do_not_read_are_named_first(kafka: EmbeddedKafka, or
         pad = {"pad": "x" * 20_000}
         writing = asyncio.create_task(produce_forever(oracle, 10, fields=pad))
         try:
-            async with open_admin_api(gateway) as http, asyncio.timeout(WITHIN):
+            async with open_admin_api(gateway) as http, asyncio.timeout(WAIT_TIMEOUT_S):
                 while "slow" not in await list_states(http):  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
             diagnosis = await diagnose_gateway(gateway, interval_s=3)
@@ -239,7 +238,7 @@ async def test_a_limit_that_refuses_clients_is_named_first(kafka: EmbeddedKafka)
     limits = {"limits": {"connections": 2}}
 
     async def connect_again() -> None:
-        async with httpx.AsyncClient(trust_env=False, timeout=WITHIN) as http:
+        async with httpx.AsyncClient(trust_env=False, timeout=WAIT_TIMEOUT_S) as http:
             while True:
                 await http.get(f"{gateway.base_url}/records/orders?until=latest")
                 await asyncio.sleep(0.1)
@@ -306,7 +305,8 @@ async def test_a_worker_that_was_killed_is_named_first(kafka: EmbeddedKafka):
         await asyncio.sleep(0.5)
         find_workers(gateway)[1].kill()
         await wait_until(
-            lambda: gateway.log.count("Application startup complete") == 3, "it is back", WITHIN
+            lambda: gateway.log.count("Application startup complete") == 3,
+            "it is back",
         )
         await asyncio.sleep(60)
 
@@ -322,16 +322,16 @@ async def test_the_command_prints_findings_and_ends_with_1(kafka: EmbeddedKafka)
     async with running(kafka) as gateway, open_admin_api(gateway) as http:
         url = gateway.admin_url
         healthy = await asyncio.to_thread(run_doctor, url, "--interval", "1s")
-        assert healthy.returncode == 0 and "healthy" in healthy.stdout, healthy
+        assert healthy.exit_code == 0 and "healthy" in healthy.stdout, healthy
         await http.post("/routes/events/orders/pause")
         found = await asyncio.to_thread(run_doctor, url, "--interval", "1s")
-        assert found.returncode == 1 and "1. route-paused: " in found.stdout, found
+        assert found.exit_code == 1 and "1. route-paused: " in found.stdout, found
         told = await asyncio.to_thread(run_doctor, url, "--interval", "1s", "--json")
-        assert told.returncode == 1
+        assert told.exit_code == 1
         causes = json.loads(told.stdout)["causes"]
         assert [cause["name"] for cause in causes] == ["route-paused"]
         plain = await asyncio.to_thread(run_doctor, gateway.base_url, "--interval", "1s")
-        assert plain.returncode == 0 and "not judged: route-paused" in plain.stdout, plain
+        assert plain.exit_code == 0 and "not judged: route-paused" in plain.stdout, plain
 
 
 def test_the_command_says_where_to_ask(closed_port: int):
@@ -340,7 +340,7 @@ def test_the_command_says_where_to_ask(closed_port: int):
         (("http://127.0.0.1:9", "--interval", "soon"), 2, "--interval"),
     ):
         ended = run_doctor(*arguments)
-        assert ended.returncode == status and said in ended.stderr, ended
+        assert ended.exit_code == status and said in ended.stderr, ended
 
 
 async def test_the_command_takes_the_address_from_the_configuration(
@@ -352,10 +352,10 @@ async def test_the_command_takes_the_address_from_the_configuration(
         config: Mapping[str, Any] = build_doctor_config(kafka)
         file.write_text(json.dumps({**config, "admin": {"port": port}}))
         ended = await asyncio.to_thread(run_doctor, "-c", str(file), "--interval", "1s")
-        assert ended.returncode == 0, ended
+        assert ended.exit_code == 0, ended
         file.write_text(json.dumps({**config, "admin": None}))
         ended = await asyncio.to_thread(run_doctor, "-c", str(file))
-        assert ended.returncode == 1 and "no section admin" in ended.stderr, ended
+        assert ended.exit_code == 1 and "no section admin" in ended.stderr, ended
 
 
 async def test_with_tls_the_certificate_is_the_one_of_the_configuration(
@@ -374,7 +374,7 @@ async def test_with_tls_the_certificate_is_the_one_of_the_configuration(
         guards={"users": {"type": "inline", "users": {"eve": {"token": "t"}}, "exposed": True}},
     ) | {"admin": {"host": "0.0.0.0", "port": 0, "guarded": {"users": []}}}
     async with running_gateway_process(config, ready=False) as gateway:
-        await wait_until(lambda: "startup complete" in gateway.log, gateway.read_log_tail, WITHIN)
+        await wait_until(lambda: "startup complete" in gateway.log, gateway.read_log_tail)
         port = int(gateway.admin_url.rpartition(":")[2])
         file = tmp_path / "gateway.yaml"
         for certificate, status, said in ((own, 0, "no cause"), (stranger, 1, "CERTIFICATE")):
@@ -383,4 +383,4 @@ async def test_with_tls_the_certificate_is_the_one_of_the_configuration(
             file.write_text(json.dumps({**config, "admin": admin, "listen": {"tls": tls}}))
             arguments = ("-c", str(file), "--interval", "1s", "--token", "t")
             ended = await asyncio.to_thread(run_doctor, *arguments)
-            assert ended.returncode == status and said in ended.stdout + ended.stderr, ended
+            assert ended.exit_code == status and said in ended.stdout + ended.stderr, ended

@@ -19,13 +19,13 @@ from support.gateways import (
 )
 from support.scrape import fetch_metrics
 from support.topic_gateway import run_gateway_sync
+from support.waiting import WAIT_TIMEOUT_S
 from support.workers import running_workers
 
 from gateway.kafka.embedded import EmbeddedKafka
 
 kafka = embedded_kafka({"orders": 3, "placed": 4, "many": 1})
 
-WITHIN = 60.0
 GUARDS = {
     "dev": {
         "type": "inline",
@@ -242,7 +242,7 @@ async def test_while_kafka_is_away_a_client_is_asked_to_come_back():
             answer = await http.get("/orders/1")
             assert (answer.status_code, int(answer.headers["retry-after"]) >= 1) == (503, True)
             kafka.up(1)
-            async with asyncio.timeout(WITHIN):
+            async with asyncio.timeout(WAIT_TIMEOUT_S):
                 while True:
                     answer = await http.get("/orders/1")
                     if answer.status_code == 200:
@@ -259,7 +259,7 @@ async def test_of_many_who_compare_and_write_at_three_workers_none_is_overwritte
         config = build_config(
             kafka.bootstrap, ["orders"], [document("/orders"), written("/orders")]
         )
-        async with running_workers(config) as gateway, asyncio.timeout(2 * WITHIN):
+        async with running_workers(config) as gateway, asyncio.timeout(2 * WAIT_TIMEOUT_S):
             async with create_http_client(gateway) as http:
                 await put(http, "/orders/sum", {"n": 0})
 
@@ -291,7 +291,7 @@ async def test_nothing_is_read_for_one_who_went_away(
         return (await fetch_metrics(gateway)).sum_series("gateway_clients", wire="program")
 
     asking = asyncio.create_task(http.get("/orders/left", headers={"Prefer": "wait=300"}))
-    async with asyncio.timeout(WITHIN):
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
         while True:
             if await reading():
                 break

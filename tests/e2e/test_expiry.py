@@ -19,6 +19,7 @@ from support.issuer import AUDIENCE, ISSUER_NAME, TokenIssuer
 from support.multiplex import MultiplexClient
 from support.oracle import StreamOracle
 from support.topic_gateway import run_gateway_sync
+from support.waiting import WAIT_TIMEOUT_S
 
 from gateway.kafka.embedded import EmbeddedKafka
 
@@ -26,7 +27,6 @@ kafka = embedded_kafka({"orders": 1})
 
 ISSUER = TokenIssuer()
 SOON = 2.0  # seconds
-WITHIN = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def token(**claims: Any) -> str:
 
 @pytest.mark.parametrize("accept", ["text/event-stream", "application/x-ndjson"])
 async def test_a_stream_ends_with_its_token_and_says_so(gateway: GatewayThread, accept: str):
-    async with httpx.AsyncClient(timeout=WITHIN) as http:
+    async with httpx.AsyncClient(timeout=WAIT_TIMEOUT_S) as http:
         for seconds in (SOON, 5 * SOON, 20 * SOON):  # a busy machine may ask too late
             over = time.time() + seconds
             headers = {**bearer(exp=over), "Accept": accept}
@@ -78,7 +78,7 @@ async def test_a_stream_ends_with_its_token_and_says_so(gateway: GatewayThread, 
 async def test_a_token_that_never_ends_ends_nothing_and_one_that_is_over_lets_nobody_in(
     gateway: GatewayThread,
 ):
-    async with httpx.AsyncClient(timeout=WITHIN) as http:
+    async with httpx.AsyncClient(timeout=WAIT_TIMEOUT_S) as http:
         came = await http.get(f"{gateway.base_url}/mine?until=latest", headers=bearer(exp=None))
         assert '"reason":"until"' in came.text
         late = await http.get(f"{gateway.base_url}/mine", headers=bearer(exp=time.time() - 1))
@@ -156,7 +156,7 @@ async def renew(gateway: GatewayThread, client: RawClient, at: int = 0, **claims
     """Answer a challenge; the status of the answer."""
     await client.wait_for_events(lambda _: len(challenges(client)) > at)
     asked = challenges(client)[at]
-    async with httpx.AsyncClient(timeout=WITHIN, headers=bearer(**claims)) as http:
+    async with httpx.AsyncClient(timeout=WAIT_TIMEOUT_S, headers=bearer(**claims)) as http:
         return (await http.post(gateway.base_url + asked["url"])).status_code
 
 
@@ -237,7 +237,7 @@ async def test_who_posts_for_another_or_for_nothing_renews_nothing(
     ) as client:
         assert await renew(gateway, client, sub="eve") == 403
         assert await renew(gateway, client, exp=time.time() - 1) == 401
-        async with httpx.AsyncClient(timeout=WITHIN, headers=bearer()) as http:
+        async with httpx.AsyncClient(timeout=WAIT_TIMEOUT_S, headers=bearer()) as http:
             gone = await http.post(f"{gateway.base_url}/streams/nothing/token")
             assert gone.status_code == 404 and "connect again" in gone.json()["detail"]
         assert await renew(gateway, client) == 204

@@ -19,11 +19,10 @@ from support.issuer import AUDIENCE, ISSUER_NAME, JwksApp, TokenIssuer
 from support.multiplex import MultiplexClient
 from support.stream_attempts import AttemptOptions, AttemptResult, attempt_stream
 from support.tcp_proxy import TcpProxy
-from support.waiting import wait_until
+from support.waiting import WAIT_TIMEOUT_S, wait_until
 
 from gateway.kafka.embedded import EmbeddedKafka
 
-WITHIN = 60.0
 PATH = "/events/orders"
 BROWSER = {"Sec-Fetch-Mode": "cors"}
 
@@ -43,7 +42,7 @@ class House:
 
     async def becomes(self, status: int, token: str) -> AttemptResult:
         """The answer, once it is this one."""
-        async with asyncio.timeout(WITHIN):
+        async with asyncio.timeout(WAIT_TIMEOUT_S):
             while True:
                 told = await self.ask(token)
                 if told.status == status:
@@ -81,7 +80,7 @@ async def read_warnings(url: str) -> tuple[int, list[str]]:
 
 async def test_keys_are_fetched_before_anybody_comes_and_once(kafka: EmbeddedKafka):
     async with house(kafka, cooldown="1h") as here:
-        await wait_until(lambda: here.site.request_count == 1, timeout_s=WITHIN)
+        await wait_until(lambda: here.site.request_count == 1, timeout_s=WAIT_TIMEOUT_S)
         said = await asyncio.gather(
             *[here.ask(here.issuer.issue_token(sub=f"{n}")) for n in range(20)]
         )
@@ -186,7 +185,7 @@ async def test_a_slow_issuer_holds_up_only_those_who_need_it(kafka: EmbeddedKafk
         here.site.is_open.clear()
         await here.door.restore()
         waiting = asyncio.create_task(here.becomes(200, here.issuer.issue_token()))
-        await wait_until(lambda: here.site.request_count, timeout_s=WITHIN)
+        await wait_until(lambda: here.site.request_count, timeout_s=WAIT_TIMEOUT_S)
         for wire in ("events", "lines", "socket", "multiplex"):
             assert (await attempt_stream(wire, here.url, "/events/open")).status == 200
         assert not waiting.done()
@@ -223,7 +222,7 @@ async def test_nonsense_takes_no_key_away(kafka: EmbeddedKafka, body: bytes | No
         assert (await here.ask(good)).status == 200
         here.site.body, here.site.status = body, status
         asked = here.site.request_count
-        async with asyncio.timeout(WITHIN):
+        async with asyncio.timeout(WAIT_TIMEOUT_S):
             while here.site.request_count < asked + 2:  # it was looked at, and asked for again
                 assert (await here.ask(good)).status == 200
         here.issuer.rotate_key("k1", keep_old=True)

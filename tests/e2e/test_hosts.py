@@ -10,12 +10,14 @@ import httpx
 import pytest
 from support.brokers import embedded_kafka
 from support.gateways import (
+    GatewayProcess,
     GatewayThread,
     build_config,
     create_http_client,
     running_gateway,
 )
 from support.multiplex import MultiplexClient
+from support.workers import running_workers
 from websockets.exceptions import InvalidStatus
 
 from gateway.kafka.embedded import EmbeddedKafka
@@ -27,7 +29,9 @@ PATHS = ["/events/orders?until=latest", "/guarded", "/health/ready", "/", "/gate
 
 
 @asynccontextmanager
-async def gateway_on(kafka: EmbeddedKafka, **listen: Any) -> AsyncIterator[GatewayThread]:
+async def gateway_on(
+    kafka: EmbeddedKafka, running: Any = running_gateway, **listen: Any
+) -> AsyncIterator[GatewayThread | GatewayProcess]:
     routes = [
         {"when": [{"path": "/events/orders"}], "with": {"topic": "orders"}},
         {"when": [{"path": "/guarded"}], "guarded": {"dev": []}, "with": {"topic": "orders"}},
@@ -35,7 +39,7 @@ async def gateway_on(kafka: EmbeddedKafka, **listen: Any) -> AsyncIterator[Gatew
     users = {"ada": {"token": "token-of-ada"}}
     guards = {"dev": {"type": "inline", "users": users, "exposed": True}}
     config = build_config(kafka.bootstrap, ["orders"], routes, guards=guards, listen=listen)
-    async with running_gateway(config) as gateway:
+    async with running(config) as gateway:
         yield gateway
 
 
@@ -62,10 +66,14 @@ async def test_a_page_whose_name_is_made_to_lead_here_reads_nothing(kafka: Embed
         assert await status(http, "10.1.2.3", "/health/ready") == 200, "a probe by address"
 
 
-async def test_names_are_those_that_are_listed(kafka: EmbeddedKafka):
+@pytest.mark.parametrize(
+    "running",
+    [running_gateway, pytest.param(running_workers, marks=pytest.mark.needs("process"))],
+)
+async def test_names_are_those_that_are_listed(kafka: EmbeddedKafka, running: Any):
     hosts = ["shop.example"]
     async with (
-        gateway_on(kafka, hosts=hosts, forwarded=True, workers=2) as gateway,
+        gateway_on(kafka, running, hosts=hosts, forwarded=True) as gateway,
         create_http_client(gateway) as http,
     ):
         for host in ("shop.example", "Shop.Example:443", "localhost"):

@@ -115,6 +115,7 @@ async def test_who_it_was_does_not_stand_in_the_record(gateway: GatewayThread):
     assert '"named"' in text and "ada" not in text
 
 
+@pytest.mark.smoke
 @pytest.mark.needs("process")
 async def test_the_same_client_repeats_at_any_worker_and_replica(kafka: EmbeddedKafka):
     config = build_config(kafka.bootstrap, ["votes"], ROUTES, guards=GUARDS)

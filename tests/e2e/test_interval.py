@@ -20,7 +20,6 @@ from support.waiting import wait_until
 
 from gateway.kafka.embedded import EmbeddedKafka
 
-WITHIN = 60.0  # s
 PARTITIONS = 2
 KEYS = 5
 ROUNDS = 40
@@ -47,7 +46,7 @@ def row(key: int, value: int) -> RecordToSend:
 
 async def begun(*clients: RawClient) -> None:
     for client in clients:
-        await client.wait_for_events(1, WITHIN)
+        await client.wait_for_events(1)
 
 
 def has_all(client: RawClient, sent: Sequence[RecordToSend]) -> Any:
@@ -79,12 +78,8 @@ async def test_a_flush_has_the_latest_of_each_key_and_all_without_one(
         sent += [RecordToSend(b"%d" % n, None, n % PARTITIONS) for n in range(ROUNDS)]
         sent += [RecordToSend(None, b"k0", 0)]
         await produce_records(kafka.bootstrap, prices, sent)
-        await wait_until(
-            has_all(client, sent), lambda: f"the latest: {client.describe_state()}", WITHIN
-        )
-        await wait_until(
-            lambda: len(parse_envelopes(whole.events)) == len(sent), "all of it", WITHIN
-        )
+        await wait_until(has_all(client, sent), lambda: f"the latest: {client.describe_state()}")
+        await wait_until(lambda: len(parse_envelopes(whole.events)) == len(sent), "all of it")
         # What was sent in less than some seconds is some flushes, not one for every record.
         assert len(parse_envelopes(client.events)) - ROUNDS < KEYS * ROUNDS / 2
 
@@ -99,7 +94,7 @@ async def test_only_the_last_event_of_a_flush_has_an_id(
         await begun(client)
         sent = [row(k, n) for n in range(3) for k in range(KEYS)]
         await produce_records(kafka.bootstrap, prices, sent)
-        await wait_until(has_all(client, sent), "the latest", WITHIN)
+        await wait_until(has_all(client, sent), "the latest")
         blocks = [b for b in client.body.split(b"\n\n") if b.startswith(b"data:")]
         ids = [b"\nid:" in block for block in blocks]
         assert ids[-1]
@@ -130,10 +125,8 @@ async def test_one_that_is_cut_anywhere_knows_the_latest_in_the_end(
                 client.cut_after(random.randrange(1, 2000), reset=n % 8 == 0)
         client.cut()
         opened = client.open_count
-        await wait_until(lambda: client.open_count > opened, "it comes back", WITHIN)
-        await wait_until(
-            has_all(client, sent), lambda: f"the latest: {client.describe_state()}", WITHIN
-        )
+        await wait_until(lambda: client.open_count > opened, "it comes back")
+        await wait_until(has_all(client, sent), lambda: f"the latest: {client.describe_state()}")
 
 
 async def test_clients_of_the_same_topic_with_and_without_an_interval_do_not_disturb_each_other(
@@ -151,7 +144,7 @@ async def test_clients_of_the_same_topic_with_and_without_an_interval_do_not_dis
         sent = [row(1, n) for n in range(10)]
         for each in sent:
             await produce_records(kafka.bootstrap, prices, [each])
-        await wait_until(lambda: len(parse_envelopes(whole.events)) == 10, "all of it", WITHIN)
+        await wait_until(lambda: len(parse_envelopes(whole.events)) == 10, "all of it")
         async with RawClient(f"{gateway.base_url}/60s/{prices}") as late:
             await begun(late)
         assert len(parse_envelopes(first.events)) < 10

@@ -28,12 +28,12 @@ from support.gateways import (
 from support.keyed_clients import KeyedClients, build_value
 from support.multiplex import MultiplexClient
 from support.records import RecordToSend, produce_records
+from support.waiting import WAIT_TIMEOUT_S
 
 from gateway.core.channel.filters import Filter, Filters
 from gateway.hub.fanout.view import View
 from gateway.kafka.embedded import EmbeddedKafka
 
-WITHIN = 60.0  # s
 GUARD = "users"
 CLIENTS = int(os.environ.get("GATEWAY_ISOLATION_CLIENTS", "500"))
 RECORDS = int(os.environ.get("GATEWAY_ISOLATION_RECORDS", "40"))  # to each client
@@ -68,7 +68,7 @@ async def heard(client: RawClient, count: int) -> list[Any]:
     def values() -> list[Any]:
         return [json.loads(each["data"]) for each in client.events if each["event"] == "message"]
 
-    await client.wait_for_events(lambda events: len(values()) >= count, WITHIN)
+    await client.wait_for_events(lambda events: len(values()) >= count)
     return values()
 
 
@@ -86,7 +86,7 @@ async def test_two_clients_on_keys_of_their_own_are_each_sent_their_own_records(
         for name in names:
             client = client_for_wire(wire, RawClient)(f"{gateway.base_url}/own/{name}")
             clients.append(await stack.enter_async_context(client))
-            await client.wait_for_events(1, WITHIN)
+            await client.wait_for_events(1)
         await produce_records(embedded.bootstrap, "orders", [record_of(name) for name in names * 3])
         for name, client in zip(names, clients, strict=True):
             assert await heard(client, 3) == [secret_of(name)] * 3
@@ -132,9 +132,9 @@ async def test_a_filter_that_a_client_chose_does_not_lead_it_into_the_stream_of_
         running_gateway(config) as gateway,
         RawClient(f"{gateway.base_url}/mine", headers=headers) as own_client,
     ):
-        await own_client.wait_for_events(1, WITHIN)
+        await own_client.wait_for_events(1)
         async with RawClient(f"{gateway.base_url}/search?filter=key={key}") as other:
-            await other.wait_for_events(1, WITHIN)
+            await other.wait_for_events(1)
             await produce_records(embedded.bootstrap, "orders", map(record_of, (victim, key) * 3))
             assert await heard(own_client, 3) == [secret_of(victim)] * 3
             assert await heard(other, 3) == [secret_of(key)] * 3
@@ -156,7 +156,7 @@ async def test_a_client_that_is_shown_some_fields_is_not_shown_others_by_another
         for path in sorted(expected, reverse=masked_first):
             client = clients[path] = RawClient(gateway.base_url + path)
             await stack.enter_async_context(client)
-            await client.wait_for_events(1, WITHIN)
+            await client.wait_for_events(1)
         await produce_records(embedded.bootstrap, "orders", map(record_of, (whole, masked) * 3))
         for path, client in clients.items():
             assert await heard(client, 3) == [expected[path]] * 3
@@ -208,7 +208,7 @@ def write(servers: str, topic: str, names: Sequence[str], numbers: range) -> Non
                     break
                 except BufferError:
                     producer.poll(0.1)
-    assert producer.flush(WITHIN) == 0
+    assert producer.flush(WAIT_TIMEOUT_S) == 0
 
 
 def allow_open_files(count: int) -> None:

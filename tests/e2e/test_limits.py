@@ -40,7 +40,7 @@ def config(kafka: EmbeddedKafka, forwarded: bool = True, **limits: int) -> dict[
     return build_config(kafka.bootstrap, ["orders"], listen=listen)
 
 
-@pytest.mark.needs("process")
+@pytest.mark.smoke
 @pytest.mark.needs("process")
 async def test_the_limits_are_those_of_all_workers_together(kafka: EmbeddedKafka):
     made = config(kafka, connections=30, perAddress=20)
@@ -76,7 +76,6 @@ async def test_the_limits_are_those_of_all_workers_together(kafka: EmbeddedKafka
         assert await gateway.stop() == 0
 
 
-@pytest.mark.needs("process")
 @pytest.mark.needs("process")
 async def test_what_a_killed_worker_had_is_free(kafka: EmbeddedKafka):
     made = config(kafka, connections=12)

@@ -16,14 +16,13 @@ import pytest
 from support.brokers import embedded_kafka
 from support.clients.raw import RawClient
 from support.gateways import GATEWAY, GatewayProcess, build_config, running_gateway_process
-from support.waiting import wait_until
+from support.waiting import WAIT_TIMEOUT_S, wait_until
 from support.workers import running_workers
 
 from gateway.kafka.embedded import EmbeddedKafka
 
 pytestmark = pytest.mark.needs("process")
 
-WITHIN = 60.0
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhZGEifQ.Sfl-KxwRJSMeKKF2QT4"
 
 kafka = embedded_kafka({"orders": 1}, scope="function")
@@ -37,17 +36,18 @@ def config(kafka: EmbeddedKafka, **logs: Any) -> dict[str, Any]:
     return build_config(kafka.bootstrap, ["orders"], telemetry={"logs": logs})
 
 
+@pytest.mark.smoke
 async def test_every_line_is_an_object_that_says_what_it_is_about(kafka: EmbeddedKafka):
     levels = {"web": "debug", "hub": "debug", "kafka": "debug"}
     async with running_gateway_process(config(kafka, format="json", levels=levels)) as gateway:
         url = f"{gateway.base_url}/events/orders?token=s3cret&jwt={JWT}&from=live"
         headers = {"Authorization": f"Bearer {JWT}", "Cookie": "session=s3cret"}
         async with RawClient(url, headers=headers) as client:
-            await client.wait_for_events(1, WITHIN)
+            await client.wait_for_events(1)
             kafka.down(1)
-            await wait_until(lambda: "FETCH reconnect" in gateway.log, "a reconnect", WITHIN)
+            await wait_until(lambda: "FETCH reconnect" in gateway.log, "a reconnect")
             kafka.up(1)
-        await wait_until(lambda: "stream ended" in gateway.log, "its end", WITHIN)
+        await wait_until(lambda: "stream ended" in gateway.log, "its end")
         assert await gateway.stop() == 0
         lines = objects(gateway)
         assert "s3cret" not in gateway.log and "eyJ" not in gateway.log
@@ -72,12 +72,12 @@ async def test_the_console_has_the_phrases_that_operators_look_for(kafka: Embedd
     asked = config(kafka, level="warning")
     async with running_gateway_process(asked, arguments=["--debug", "kafka"]) as gateway:
         async with RawClient(f"{gateway.base_url}/events/orders") as client:
-            await client.wait_for_events(1, WITHIN)
+            await client.wait_for_events(1)
             kafka.down(1)
-            await wait_until(lambda: "FETCH reconnect" in gateway.log, "a reconnect", WITHIN)
-            await wait_until(lambda: "Kafka cause=" in gateway.log, "the outage", WITHIN)
+            await wait_until(lambda: "FETCH reconnect" in gateway.log, "a reconnect")
+            await wait_until(lambda: "Kafka cause=" in gateway.log, "the outage")
             kafka.up(1)
-            await wait_until(lambda: "FETCH resumed" in gateway.log, "its end", WITHIN)
+            await wait_until(lambda: "FETCH resumed" in gateway.log, "its end")
         log = gateway.log
     for phrase in (
         r"DEBUG gateway\.\S+\.fetcher: partition ready after [\d.]+s topic=orders partition=0$",
@@ -104,11 +104,11 @@ async def test_a_path_forges_no_line(kafka: EmbeddedKafka):
     made = build_config(kafka.bootstrap, ["orders"], routes)
     forged = "2026-11-22 10:00:00,000 INFO gateway.web.admin: admin: revoke"
     async with running_gateway_process(made, arguments=["--debug", "web"]) as gateway:
-        async with httpx.AsyncClient(trust_env=False, timeout=WITHIN) as http:
+        async with httpx.AsyncClient(trust_env=False, timeout=WAIT_TIMEOUT_S) as http:
             for odd in ("%0a", "%0d", "%1b[2J", "%e2%80%a8", "%c2%85", "%e2%80%ae"):
                 path = f"/own/a{odd}{forged.replace(' ', '%20')}?until=latest"
                 assert (await http.get(f"{gateway.base_url}{path}")).status_code == 200
-        await wait_until(lambda: gateway.log.count("admin: revoke") >= 6, "it is logged", WITHIN)
+        await wait_until(lambda: gateway.log.count("admin: revoke") >= 6, "it is logged")
         log = gateway.log
     assert not [line for line in log.splitlines() if line.startswith(forged)]
     assert all(char == "\n" or char.isprintable() for char in log)
@@ -123,12 +123,14 @@ async def test_every_line_of_two_workers_is_an_object_from_the_first_one_on(kafk
         first = gateway.config_path.read_text()
         gateway.send_signal(signal.SIGHUP)
         await wait_until(
-            lambda: gateway.log.count("configuration reloaded") == 2, gateway.read_log_tail, WITHIN
+            lambda: gateway.log.count("configuration reloaded") == 2,
+            gateway.read_log_tail,
         )
         gateway.config_path.write_text(first.replace('"routes"', '"roots"'))
         gateway.send_signal(signal.SIGHUP)
         await wait_until(
-            lambda: "configuration not reloaded" in gateway.log, gateway.read_log_tail, WITHIN
+            lambda: "configuration not reloaded" in gateway.log,
+            gateway.read_log_tail,
         )
         assert await gateway.stop() == 0
         lines = objects(gateway)
@@ -159,6 +161,7 @@ def test_an_error_that_ends_the_start_is_an_object(
     assert all(str(file) in line["message"] for line in lines)
 
 
+@pytest.mark.smoke
 def test_an_address_that_is_taken_is_an_object(kafka: EmbeddedKafka, tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         made = config(kafka, format="json") | {"listen": {"port": taken.getsockname()[1]}}

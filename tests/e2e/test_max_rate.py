@@ -28,11 +28,11 @@ from support.received import GapEvent, parse_events
 from support.records import RecordToSend, produce_records
 from support.scrape import fetch_metrics
 from support.topic_gateway import run_gateway_sync
+from support.waiting import WAIT_TIMEOUT_S
 
 from gateway.core.log.record import TopicPartition
 from gateway.kafka.embedded import EmbeddedKafka
 
-WITHIN = 60.0
 RATE = 40
 PAD = {"pad": "x" * 10_000}
 RING = 150  # of these are more than a ring holds
@@ -89,11 +89,11 @@ async def test_one_gets_all_of_it_and_no_faster_than_it_may(
         client_for_wire(wire, RawClient)(free) as other,
     ):
         for each in (client, other):
-            await each.wait_for_events(1, WITHIN)
+            await each.wait_for_events(1)
         started = time.monotonic()
         made = await oracle.produce_records("orders", count)
-        await other.wait_for_events(lambda events: len(parse_envelopes(events)) == count, WITHIN)
-        await client.wait_for_events(lambda events: len(parse_envelopes(events)) == count, WITHIN)
+        await other.wait_for_events(lambda events: len(parse_envelopes(events)) == count)
+        await client.wait_for_events(lambda events: len(parse_envelopes(events)) == count)
         assert time.monotonic() - started > 2, "those of three seconds, in two at least"
         values = {each.value.decode() for each in made if each.value}
         assert {each["value"] for each in parse_envelopes(client.events)} == values
@@ -110,12 +110,10 @@ async def test_it_is_exact_over_cuts_at_any_byte_and_from_the_beginning(
     await oracle.produce_records("cut", 2 * RATE)
     async with FastReconnectClient(url) as client:
         for _ in range(4):
-            await client.wait_for_events(1, WITHIN)
+            await client.wait_for_events(1)
             client.cut_after(random.randrange(400, 6000), reset=random.random() < 0.3)
             await oracle.produce_records("cut", RATE // 2)
-        await client.wait_for_events(
-            lambda events: len(parse_envelopes(events)) >= 4 * RATE, WITHIN
-        )
+        await client.wait_for_events(lambda events: len(parse_envelopes(events)) >= 4 * RATE)
         assert client.open_count > 1
         oracle.check_events(client.events)
 
@@ -132,7 +130,7 @@ async def test_no_change_of_what_is_shown_gives_more(gateway: GatewayThread, ora
         await socket.subscribe("b", "/hourly", **{"from": "earliest"})
         await socket.wait_until(lambda: len(socket.get_records("b")) == 5)
         assert len(socket.get_records("a")) == 5, "and each has its own"
-        async with asyncio.timeout(WITHIN):
+        async with asyncio.timeout(WAIT_TIMEOUT_S):
             while (await fetch_metrics(gateway))[BEHIND] != 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         oracle.check_events(socket.get_events("a"), end={TopicPartition("hourly", 0): 5})
@@ -142,10 +140,10 @@ async def test_one_that_may_skip_is_told_what_it_did_not_get(
     gateway: GatewayThread, oracle: StreamOracle
 ):
     async with RawClient(f"{gateway.base_url}/large") as client:
-        await client.wait_for_events(1, WITHIN)
+        await client.wait_for_events(1)
         for _ in range(2):
             await oracle.produce_records("large", RING, fields=PAD)
-        await client.wait_for_events(lambda events: get_event_data(events, "gap"), WITHIN)
+        await client.wait_for_events(lambda events: get_event_data(events, "gap"))
         assert len(parse_envelopes(client.events)) == 5
         gaps = [each for each in parse_events(client.events) if isinstance(each, GapEvent)]
         assert {gap.reason for gap in gaps} == {"skipped"}
@@ -162,7 +160,7 @@ async def test_one_that_may_be_conflated_is_so_while_it_catches_up(
     await produce_records(kafka.bootstrap, "past", sent)
     async with RawClient(f"{gateway.base_url}/past?from=earliest") as client:
         await client.wait_for_events(
-            lambda events: build_known_table(events) == build_written_table(sent), WITHIN
+            lambda events: build_known_table(events) == build_written_table(sent)
         )
         assert len(parse_envelopes(client.events)) < count / 3
 
@@ -185,11 +183,11 @@ async def test_one_may_get_the_latest_of_what_it_was_too_slow_for(
         for n in range(4 * RING)
     ]
     async with RawClient(f"{gateway.base_url}/prices") as client:
-        await client.wait_for_events(1, WITHIN)
+        await client.wait_for_events(1)
         for start in range(0, len(sent), RING):
             await produce_records(kafka.bootstrap, "prices", sent[start : start + RING])
         await client.wait_for_events(
-            lambda events: build_known_table(events) == build_written_table(sent), WITHIN
+            lambda events: build_known_table(events) == build_written_table(sent)
         )
         offsets = [(r["partition"], r["offset"]) for r in parse_envelopes(client.events)]
         assert len(set(offsets)) == len(offsets) < len(sent)
@@ -212,22 +210,17 @@ async def test_tables_come_so_too_and_whole(
     await produce_records(kafka.bootstrap, "table", before)
     started = time.monotonic()
     async with RawClient(f"{gateway.base_url}/{path}") as client:
-        await client.wait_for_events(1, WITHIN)
+        await client.wait_for_events(1)
         await produce_records(kafka.bootstrap, "table", rows[len(before) :])
         await client.wait_for_events(
             lambda events: mine(build_known_table(events), path) == build_written_table(rows),
-            WITHIN,
         )
         assert time.monotonic() - started > 2, "50 in three seconds"
         if path == "snapshot":
-            await client.wait_for_events(
-                lambda events: get_event_data(events, "snapshot-end"), WITHIN
-            )
+            await client.wait_for_events(lambda events: get_event_data(events, "snapshot-end"))
         last = RecordToSend(b"3", keys[0].encode(), 0)
         await produce_records(kafka.bootstrap, "table", [last])
-        await client.wait_for_events(
-            lambda events: build_known_table(events).get(keys[0]) == "3", WITHIN
-        )
+        await client.wait_for_events(lambda events: build_known_table(events).get(keys[0]) == "3")
         offsets = [(r["partition"], r["offset"]) for r in parse_envelopes(client.events)]
         assert len(set(offsets)) == len(offsets)
         assert client.open_count == 1 and not get_event_data(client.events, "gap")
@@ -243,7 +236,7 @@ async def test_a_page_has_no_more_than_that_and_the_next_one_goes_on(
     await oracle.produce_records("page", 20)
     lines: list[str] = []
     path = "/page?from=earliest&wait=0"
-    async with httpx.AsyncClient(trust_env=False, timeout=WITHIN) as http:
+    async with httpx.AsyncClient(trust_env=False, timeout=WAIT_TIMEOUT_S) as http:
         for most in (7, 7, 6):
             answer = await http.get(
                 gateway.base_url + path, headers={"Accept": "application/x-ndjson"}

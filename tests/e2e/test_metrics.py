@@ -313,6 +313,7 @@ async def test_what_is_refused_and_what_is_written_is_counted(kafka: EmbeddedKaf
         assert found["gateway_produce_waiting_bytes", {}] == 0
 
 
+@pytest.mark.smoke
 @pytest.mark.needs("process")
 async def test_one_scrape_is_of_all_workers_whoever_is_asked(kafka: EmbeddedKafka):
     config = build_config(kafka.bootstrap, ["stock"])

@@ -27,14 +27,13 @@ from support.gateways import (
 from support.raw_http import RawConnection, build_request
 from support.records import RecordToSend, produce_records
 from support.topic_gateway import topic_fixture, topic_gateway_fixture
-from support.waiting import wait_until
+from support.waiting import WAIT_TIMEOUT_S, wait_until
 
 from gateway.kafka.embedded import EmbeddedKafka
 
 LINES = {"Accept": "application/x-ndjson"}
 TYPE = "application/x-ndjson; charset=utf-8"
 WHOLE = "?from=earliest&until=latest"
-WITHIN = 60.0  # s
 
 Topic = Callable[..., str]
 
@@ -51,7 +50,7 @@ async def http(gateway: GatewayThread) -> AsyncIterator[httpx.AsyncClient]:
 
 def client_of(gateway: GatewayThread) -> httpx.AsyncClient:
     return httpx.AsyncClient(
-        base_url=gateway.base_url, headers=LINES, trust_env=False, timeout=WITHIN
+        base_url=gateway.base_url, headers=LINES, trust_env=False, timeout=WAIT_TIMEOUT_S
     )
 
 
@@ -149,7 +148,7 @@ async def test_with_positions_every_line_says_where_to_go_on(
 async def test_an_idle_stream_gets_an_empty_line_now_and_then(
     http: httpx.AsyncClient, topic: Topic
 ):
-    async with http.stream("GET", f"/beating/{topic()}") as answer, asyncio.timeout(WITHIN):
+    async with http.stream("GET", f"/beating/{topic()}") as answer, asyncio.timeout(WAIT_TIMEOUT_S):
         body = b""
         async for piece in answer.aiter_bytes():
             body += piece
@@ -173,15 +172,13 @@ async def test_a_body_cut_at_any_byte_is_gone_on_with_behind_its_last_whole_line
     reader = client_for_wire("ndjson", FastReconnectClient)
     url = f"{gateway.base_url}/value/{name}?from=earliest&until=latest"
     async with reader(url) as whole:
-        await whole.wait_for_events(lambda events: events and events[-1]["event"] == "end", WITHIN)
+        await whole.wait_for_events(lambda events: events and events[-1]["event"] == "end")
         size = whole.received_bytes
     for count in range(0, size, 11):
         client = reader(url)
         client.cut_after(count)
         async with client:
-            await client.wait_for_events(
-                lambda events: events and events[-1]["event"] == "end", WITHIN
-            )
+            await client.wait_for_events(lambda events: events and events[-1]["event"] == "end")
             records = [each["data"] for each in client.events if each["event"] == "message"]
             assert records == ["0", "1", "2", "3"], count
 
@@ -198,7 +195,7 @@ async def test_curl_and_jq_read_what_there_is(
     tool = "jq -c ." if shutil.which("jq") else tool
     line = f"curl -sN --noproxy '*' -H 'Accept: application/x-ndjson' '{url}' | {tool}"
     running = await asyncio.create_subprocess_shell(line, stdout=PIPE, stderr=PIPE)
-    out, complaint = await asyncio.wait_for(running.communicate(), WITHIN)
+    out, complaint = await asyncio.wait_for(running.communicate(), WAIT_TIMEOUT_S)
     assert (running.returncode, complaint) == (0, b"")
     *records, end = map(json.loads, out.splitlines())
     assert records == [{"n": n} for n in range(50)]
@@ -218,7 +215,7 @@ async def test_a_page_waits_for_something_and_then_is_sent_at_once(
     assert not done
     await produce_records(kafka.bootstrap, name, [b"1"])
     answer = await waiting
-    assert time.monotonic() - began < WITHIN
+    assert time.monotonic() - began < WAIT_TIMEOUT_S
     assert int(answer.headers["content-length"]) == len(answer.content)
     lines, end = read(answer)
     assert (lines, end["reason"]) == ([1], "wait")
@@ -273,6 +270,7 @@ async def test_the_end_that_was_asked_for_has_no_next_page(
     assert (end["reason"], last.links) == ("until", {})
 
 
+@pytest.mark.smoke
 @pytest.mark.needs("process")
 async def test_long_polls_get_every_record_once_while_it_is_written_and_the_gateway_killed(
     embedded: EmbeddedKafka,
@@ -288,7 +286,7 @@ async def test_long_polls_get_every_record_once_while_it_is_written_and_the_gate
                 await killing.wait()
 
     async def kill(gateway: GatewayProcess) -> None:
-        await wait_until(lambda: len(got) > 500, "records", WITHIN)
+        await wait_until(lambda: len(got) > 500, "records")
         killing.set()
         await gateway.restart(ready=False)
 
@@ -297,7 +295,7 @@ async def test_long_polls_get_every_record_once_while_it_is_written_and_the_gate
         answer = await http.get("/events/orders?until=100&wait=0")
         follow = answer.links["next"]["url"].replace("wait=0", "wait=20s")
         others = asyncio.gather(write(), kill(gateway))
-        async with asyncio.timeout(WITHIN):
+        async with asyncio.timeout(WAIT_TIMEOUT_S):
             while len(got) < 2000:
                 try:
                     answer = await http.get(follow)

@@ -18,6 +18,7 @@ from support.gateways import (
     running_gateway,
 )
 from support.topic_gateway import run_gateway_sync
+from support.waiting import WAIT_TIMEOUT_S
 from support.workers import running_workers
 from websockets.asyncio.client import connect
 
@@ -25,7 +26,6 @@ from gateway.kafka.embedded import EmbeddedKafka
 
 kafka = embedded_kafka({"orders": 3, "stock": 1, "lost": 1})
 
-WITHIN = 60.0
 SHOP, EVIL = "https://shop.example", "https://evil.example"
 PLACE = "{credentials}"
 GUARDS = {
@@ -159,7 +159,7 @@ async def test_a_route_whose_records_may_be_lost_answers_at_once(shop: GatewayTh
     async with create_http_client(shop) as http:
         answer = await http.post("/soon", content=b"soon")
         assert (answer.status_code, answer.json()) == (202, {"topic": "orders"})
-        async with asyncio.timeout(WITHIN):
+        async with asyncio.timeout(WAIT_TIMEOUT_S):
             while True:
                 if any(each["value"] == "soon" for each in await records(http)):
                     break
@@ -262,7 +262,7 @@ async def test_over_websocket_a_route_fixes_what_it_fixes_over_http(
     shop: GatewayThread, message: dict[str, Any], told: str
 ):
     url = shop.base_url.replace("http", "ws", 1) + "/ws"
-    async with connect(url, proxy=None) as ws, asyncio.timeout(WITHIN):
+    async with connect(url, proxy=None) as ws, asyncio.timeout(WAIT_TIMEOUT_S):
         await ws.send(json.dumps({"type": "produce", "id": "1", "value": "v", **message}))
         answer = json.loads(await ws.recv())
         assert told in (answer["type"], answer.get("code")), answer
@@ -285,13 +285,14 @@ async def test_while_kafka_is_away_a_client_is_asked_to_come_back():
             assert answer.status_code == 503
             assert int(answer.headers["retry-after"]) >= 1
             kafka.up(1)
-            async with asyncio.timeout(WITHIN):
+            async with asyncio.timeout(WAIT_TIMEOUT_S):
                 while True:
                     if (await http.post("/orders", content=b"3")).status_code == 201:
                         break
                     await asyncio.sleep(0.1)
 
 
+@pytest.mark.smoke
 @pytest.mark.needs("process")
 async def test_tried_again_at_any_of_three_workers_it_is_one_record():
     with EmbeddedKafka(topics={"orders": 3}) as kafka:

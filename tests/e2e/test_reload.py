@@ -29,14 +29,13 @@ from support.gateways import (
 )
 from support.issuer import AUDIENCE, ISSUER_NAME, TokenIssuer
 from support.oracle import StreamOracle
-from support.waiting import wait_until
+from support.waiting import WAIT_TIMEOUT_S, wait_until
 
 from gateway.kafka.embedded import EmbeddedKafka
 
 kafka = embedded_kafka({"orders": 3, "stock": 3})
 
 ISSUER = TokenIssuer()
-WITHIN = 60.0
 RELOADED = "configuration reloaded"
 REFUSED = "configuration not reloaded"
 
@@ -64,7 +63,7 @@ def keys(client: RawClient) -> list[str]:
 
 
 async def begun(client: RawClient, times: int = 1) -> None:
-    await client.wait_for_events(lambda _: len(named(client, "begin")) >= times, within=WITHIN)
+    await client.wait_for_events(lambda _: len(named(client, "begin")) >= times)
 
 
 @every_wire
@@ -110,7 +109,7 @@ async def test_each_stream_goes_on_as_its_route_says_by_now(
         assert keys(changed) == ["a"] * 3 + ["b"] * 3
         assert keys(other) == ["a"] * 3 + ["s"] * 2
         assert len(named(same, "begin")) == 1 and same.open_count <= 1
-        async with httpx.AsyncClient(timeout=WITHIN) as http:
+        async with httpx.AsyncClient(timeout=WAIT_TIMEOUT_S) as http:
             assert (await http.get(f"{gateway.base_url}/gone")).status_code == 404
             page = await http.get(f"{gateway.base_url}/new?until=latest&from=earliest")
             assert page.status_code == 200
@@ -118,6 +117,7 @@ async def test_each_stream_goes_on_as_its_route_says_by_now(
             assert "/new" in listed and "/gone" not in listed
 
 
+@pytest.mark.smoke
 @pytest.mark.needs("process")
 async def test_what_is_wrong_is_said_and_all_stays_as_it_was(
     kafka: EmbeddedKafka, oracle: StreamOracle
@@ -130,11 +130,11 @@ async def test_what_is_wrong_is_said_and_all_stays_as_it_was(
         await begun(client)
         gateway.write_config(config_of(kafka, at("/same", fromat="value")))
         gateway.send_signal(signal.SIGHUP)
-        await wait_until(lambda: REFUSED in gateway.log, gateway.read_log_tail, WITHIN)
+        await wait_until(lambda: REFUSED in gateway.log, gateway.read_log_tail)
         assert "format" in gateway.log.rpartition(REFUSED)[2]
         gateway.config_path.unlink()
         gateway.send_signal(signal.SIGHUP)
-        await wait_until(lambda: gateway.log.count(REFUSED) == 2, gateway.read_log_tail, WITHIN)
+        await wait_until(lambda: gateway.log.count(REFUSED) == 2, gateway.read_log_tail)
         await oracle.produce_records("orders", 1, key=b"a")
         await client.wait_for_events(lambda _: keys(client) == ["a"])
         said = await hang_up(gateway, good)
@@ -148,7 +148,8 @@ async def hang_up(gateway: GatewayProcess, config: Mapping[str, Any], workers: i
     gateway.write_config(config)
     gateway.send_signal(signal.SIGHUP)
     await wait_until(
-        lambda: gateway.log.count(RELOADED) >= before + workers, gateway.read_log_tail, WITHIN
+        lambda: gateway.log.count(RELOADED) >= before + workers,
+        gateway.read_log_tail,
     )
     return gateway.log.rpartition(RELOADED)[2].splitlines()[0]
 
@@ -258,6 +259,7 @@ async def test_a_key_that_is_added_ends_no_stream_and_one_that_is_removed_does(
         await client.wait_for_events(lambda _: named(client, "end"))
 
 
+@pytest.mark.smoke
 @pytest.mark.needs("process")
 async def test_all_workers_take_it_over_also_one_that_is_started_later(
     kafka: EmbeddedKafka, oracle: StreamOracle
@@ -281,14 +283,11 @@ async def test_all_workers_take_it_over_also_one_that_is_started_later(
         await wait_until(
             lambda: gateway.log.count("Application startup complete") > started,
             gateway.read_log_tail,
-            WITHIN,
         )
         await oracle.produce_records("orders", 3, key=b"a")
         await oracle.produce_records("orders", 1, key=b"b")
         for client in clients:
-            await client.wait_for_events(
-                lambda _, client=client: keys(client)[-1:] == ["b"], within=WITHIN
-            )
+            await client.wait_for_events(lambda _, client=client: keys(client)[-1:] == ["b"])
             assert set(keys(client)) == {"b"}
 
 
@@ -362,13 +361,11 @@ async def test_a_thousand_streams_lose_and_repeat_nothing_over_twenty_reloads(
         removed: list[Light] = []
         passing: list[asyncio.Task[None]] = []
         try:
-            await wait_until(lambda: all(light.begins for _, light in lights), "begins", WITHIN)
+            await wait_until(lambda: all(light.begins for _, light in lights), "begins")
             for turn in range(1, RELOADS + 1):
                 removed.append(Light())
                 passing.append(asyncio.create_task(removed[-1].read(port, f"/only/{turn - 1}")))
-                await wait_until(
-                    lambda: removed[-1].begins, "the begin of one that is to go", WITHIN
-                )
+                await wait_until(lambda: removed[-1].begins, "the begin of one that is to go")
                 producing = asyncio.create_task(oracle.produce_records("orders", EACH, key=b"a"))
                 await gateway.reload(config(turn))
                 if turn == UNTIL:
@@ -379,7 +376,6 @@ async def test_a_thousand_streams_lose_and_repeat_nothing_over_twenty_reloads(
             await wait_until(
                 lambda: all(len(light.seen) >= len(due) for _, light in lights),
                 lambda: f"{sum(len(light.seen) >= len(due) for _, light in lights)} are whole",
-                WITHIN,
             )
             assert not any(task.done() for task in tasks), "nobody was lost"
             await wait_until(lambda: all(b"route-removed" in light.body for light in removed))
@@ -397,7 +393,7 @@ async def test_a_thousand_streams_lose_and_repeat_nothing_over_twenty_reloads(
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     run = (sys.executable, "-m", "gateway", "reload", *arguments)
-    return subprocess.run(run, capture_output=True, text=True, timeout=WITHIN)
+    return subprocess.run(run, capture_output=True, text=True, timeout=WAIT_TIMEOUT_S)
 
 
 @pytest.mark.needs("process")
@@ -411,7 +407,7 @@ async def test_the_command_checks_first_and_then_tells_the_process(
         ask = ["-c", str(gateway.config_path), "--pid-file", str(pid)]
         told = await asyncio.to_thread(command, *ask)
         assert (told.returncode, "reads it again" in told.stdout) == (0, True)
-        await wait_until(lambda: RELOADED in gateway.log, gateway.read_log_tail, WITHIN)
+        await wait_until(lambda: RELOADED in gateway.log, gateway.read_log_tail)
         gateway.write_config(config | {"routs": []})
         wrong = await asyncio.to_thread(command, *ask)
         assert wrong.returncode == 78 and "routes" in wrong.stderr

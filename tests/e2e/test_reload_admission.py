@@ -26,7 +26,6 @@ from gateway.kafka.embedded import EmbeddedKafka
 
 kafka = embedded_kafka({"orders": 1, "secret": 1})
 
-WITHIN = 60.0
 Reload = Callable[[], Awaitable[None]]
 COOKIE = {"cookie": "sid=1"}
 
@@ -83,7 +82,7 @@ async def reload(kafka: EmbeddedKafka, gateway: GatewayThread) -> AsyncIterator[
         await gateway.reload(configuration(kafka, url, after=False))
 
         async def reload() -> None:
-            await wait_until(lambda: door.asked, "the guard", WITHIN)
+            await wait_until(lambda: door.asked, "the guard")
             await gateway.reload(configuration(kafka, url, after=True))
             door.open.set()
 

@@ -25,11 +25,10 @@ from support.ndjson_parser import NdjsonParser
 from support.oracle import read_records
 from support.records import RecordToSend, produce_records
 from support.scrape import fetch_metrics
-from support.waiting import wait_until
+from support.waiting import WAIT_TIMEOUT_S, wait_until
 
 from gateway.kafka.embedded import EmbeddedKafka
 
-WITHIN = 60.0  # s
 PARTITIONS = 3
 
 
@@ -68,7 +67,6 @@ async def ended(client: RawClient, times: int = 1) -> None:
     await wait_until(
         lambda: len(get_event_data(client.events, "snapshot-end")) >= times,
         lambda: f"the end of the snapshot: {client.describe_state()}",
-        WITHIN,
     )
 
 
@@ -76,7 +74,6 @@ async def knows(client: RawClient, table: dict[str, str]) -> None:
     await wait_until(
         lambda: build_known_table(client.events) == table,
         lambda: f"{table} by {client.describe_state()}",
-        WITHIN,
     )
 
 
@@ -96,7 +93,6 @@ async def test_a_client_gets_the_latest_of_each_key_then_the_end_then_what_is_li
         await wait_until(
             lambda: sum(r["key"] is None for r in parse_envelopes(client.events)) == 2,
             "both",
-            WITHIN,
         )
         (end,) = get_event_data(client.events, "snapshot-end")
         at = next(n for n, e in enumerate(client.events) if e["event"] == "snapshot-end")
@@ -125,7 +121,7 @@ async def test_one_that_is_cut_again_and_again_knows_it_all_in_the_end(
         client = client_for_wire(wire, FastReconnectClient)(f"{gateway.base_url}/table")
         client.cut_after(120_000)
         async with client:
-            await wait_until(lambda: client.open_count == 2, "a cut", WITHIN)
+            await wait_until(lambda: client.open_count == 2, "a cut")
             client.cut_after(100_000)
             history += deletes
             await produce_records(embedded.bootstrap, "prices", deletes)
@@ -135,7 +131,7 @@ async def test_one_that_is_cut_again_and_again_knows_it_all_in_the_end(
             assert not get_event_data(client.events[:second], "snapshot-end"), "it was cut within"
             before, ends = client.open_count, len(get_event_data(client.events, "snapshot-end"))
             client.cut()
-            await wait_until(lambda: client.open_count > before, "it comes back", WITHIN)
+            await wait_until(lambda: client.open_count > before, "it comes back")
             await ended(client, ends + 1)
             await produce_records(embedded.bootstrap, "prices", LATER)
             await knows(client, build_written_table(history + LATER))
@@ -182,9 +178,7 @@ async def test_who_says_where_to_begin_gets_no_snapshot(embedded: EmbeddedKafka)
         serving(embedded.bootstrap, "prices") as gateway,
         RawClient(f"{gateway.base_url}/table?from=earliest") as client,
     ):
-        await wait_until(
-            lambda: len(parse_envelopes(client.events)) == len(HISTORY), "all of it", WITHIN
-        )
+        await wait_until(lambda: len(parse_envelopes(client.events)) == len(HISTORY), "all of it")
         assert not get_event_data(client.events, "snapshot-end")
 
 
@@ -194,7 +188,9 @@ async def test_until_latest_is_the_snapshot_and_its_end(embedded: EmbeddedKafka)
     await produce_records(embedded.bootstrap, "prices", HISTORY)
     async with (
         serving(embedded.bootstrap, "prices", "empty") as gateway,
-        httpx.AsyncClient(base_url=gateway.base_url, trust_env=False, timeout=WITHIN) as http,
+        httpx.AsyncClient(
+            base_url=gateway.base_url, trust_env=False, timeout=WAIT_TIMEOUT_S
+        ) as http,
     ):
         answer = await http.get(
             "/table?until=latest&positions", headers={"Accept": "application/x-ndjson"}
@@ -339,7 +335,8 @@ async def test_a_topic_that_kafka_has_compacted_is_whole_and_another_is_warned_o
             assert len(parse_envelopes(client.events)) == len(build_written_table(history)) + 1
             assert not get_event_data(client.events, "gap")
         await wait_until(
-            lambda: f"{plain} has cleanup.policy=delete" in caplog.text, "the warning", WITHIN
+            lambda: f"{plain} has cleanup.policy=delete" in caplog.text,
+            "the warning",
         )
         assert f"{compacted} has cleanup.policy" not in caplog.text
 

@@ -20,12 +20,11 @@ from support.gateways import (
     running_gateway_process,
 )
 from support.unfinished_handshakes import build_client_hello, count_open, open_unfinished_clients
-from support.waiting import wait_until
+from support.waiting import WAIT_TIMEOUT_S, wait_until
 from support.workers import running_workers
 
 from gateway.kafka.embedded import EmbeddedKafka
 
-WITHIN = 60.0
 FLOOD = 1_500
 GROWTH = 30 * 2**20  # bytes; without a bound such a flood took 85 to 140 MB
 ATTACKER = "127.0.0.2"
@@ -49,7 +48,7 @@ async def get(
     transport = httpx.AsyncHTTPTransport(
         verify=authority.create_client_context(), local_address=source
     )
-    async with httpx.AsyncClient(transport=transport, timeout=WITHIN) as http:
+    async with httpx.AsyncClient(transport=transport, timeout=WAIT_TIMEOUT_S) as http:
         return await http.get(gateway.base_url + path)
 
 
@@ -73,7 +72,7 @@ async def served_again(
     """Return how many seconds it took until a new connection was served."""
     loop = asyncio.get_running_loop()
     begin = loop.time()
-    while loop.time() < begin + WITHIN:
+    while loop.time() < begin + WAIT_TIMEOUT_S:
         with contextlib.suppress(httpx.TransportError):
             if (await get(gateway, authority, "/health/live", source)).status_code == 200:
                 return loop.time() - begin
@@ -91,7 +90,8 @@ async def test_a_flood_of_one_address_is_held_to_its_bound(kafka: EmbeddedKafka,
         before = gateway.memory_bytes
         async with open_unfinished_clients(gateway.port, FLOOD, ATTACKER) as clients:
             await wait_until(
-                lambda: count_open(clients) <= 20, lambda: f"{count_open(clients)} held", WITHIN
+                lambda: count_open(clients) <= 20,
+                lambda: f"{count_open(clients)} held",
             )
             assert (await get(gateway, authority, "/health/live")).status_code == 200
             grown = gateway.memory_bytes - before
@@ -100,7 +100,7 @@ async def test_a_flood_of_one_address_is_held_to_its_bound(kafka: EmbeddedKafka,
             assert 0 < told["under way"] <= 21 and told["perAddress"] > FLOOD // 2
             assert grown < GROWTH, f"{grown / 2**20:.1f} MB"
             waited = await served_again(gateway, authority, ATTACKER)
-            await wait_until(lambda: count_open(clients) == 0, "they are closed in time", WITHIN)
+            await wait_until(lambda: count_open(clients) == 0, "they are closed in time")
         told = await figures(gateway, authority)
         assert told["timeout"] + told["perAddress"] >= FLOOD - 20
         print(f"grown by {grown / 2**20:.1f} MB, served again after {waited:.1f} s, {told}")
@@ -108,6 +108,7 @@ async def test_a_flood_of_one_address_is_held_to_its_bound(kafka: EmbeddedKafka,
         assert await gateway.stop() == 0
 
 
+@pytest.mark.night  # the ten seconds that a handshake may take
 async def test_a_slow_handshake_is_closed_and_a_stream_beside_it_goes_on(
     kafka: EmbeddedKafka, tmp_path: Path
 ):
@@ -134,7 +135,7 @@ async def test_what_is_no_tls_is_closed(kafka: EmbeddedKafka, tmp_path: Path, da
         running_gateway(config(kafka, authority), ready=False) as gateway,
         open_unfinished_clients(gateway.port, 5, data=data) as clients,
     ):
-        async with asyncio.timeout(WITHIN):
+        async with asyncio.timeout(WAIT_TIMEOUT_S):
             assert all([b"HTTP" not in await client.wait_closed() for client in clients])
         assert (await figures(gateway, authority))["failed"] == 5
 
@@ -147,7 +148,8 @@ async def test_the_bound_is_that_of_all_workers(kafka: EmbeddedKafka, tmp_path: 
         assert (await get(gateway, authority, "/health/live")).status_code == 200
         async with open_unfinished_clients(gateway.port, 200, ATTACKER) as clients:
             await wait_until(
-                lambda: count_open(clients) <= 20, lambda: f"{count_open(clients)} held", WITHIN
+                lambda: count_open(clients) <= 20,
+                lambda: f"{count_open(clients)} held",
             )
             assert count_open(clients) > 10  # more than one worker's share
             assert (await get(gateway, authority, "/health/live")).status_code == 200

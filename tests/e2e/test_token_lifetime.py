@@ -17,13 +17,13 @@ from support.gateways import GatewayThread, build_config
 from support.issuer import TokenIssuer
 from support.multiplex import MultiplexClient
 from support.topic_gateway import run_gateway_sync
+from support.waiting import WAIT_TIMEOUT_S
 
 from gateway.kafka.embedded import EmbeddedKafka
 
 kafka = embedded_kafka({"orders": 1})
 
 ISSUER = TokenIssuer()
-WITHIN = 60.0
 LIFETIME_S = 2
 
 
@@ -58,7 +58,7 @@ async def test_an_end_that_no_calendar_has_spoils_nobodys_list(gateway: GatewayT
             group.create_task(client.__aenter__())
     try:
         for client in clients:
-            await client.wait_for_events(1, WITHIN)
+            await client.wait_for_events(1)
         async with open_admin_api(gateway) as http:
             streams = await list_streams(http)
         assert [each["expires"] for each in streams] == ["9999-12-31T23:59:59+00:00"] * len(ends)
@@ -70,7 +70,7 @@ async def test_an_end_that_no_calendar_has_spoils_nobodys_list(gateway: GatewayT
 async def test_the_stream_of_a_token_without_an_end_has_one(gateway: GatewayThread):
     """Such a token was good for ever, and so was its stream."""
     began = time.time()
-    async with httpx.AsyncClient(timeout=WITHIN, trust_env=False) as http:
+    async with httpx.AsyncClient(timeout=WAIT_TIMEOUT_S, trust_env=False) as http:
         answer = await http.get(f"{gateway.base_url}/short", headers=bearer(exp=None))
     assert time.time() - began >= LIFETIME_S
     assert answer.status_code == 200
@@ -93,7 +93,7 @@ async def test_the_stream_of_a_token_without_an_end_has_one(gateway: GatewayThre
 async def test_who_is_let_in(
     gateway: GatewayThread, path: str, claims: dict[str, Any], status: int
 ):
-    async with httpx.AsyncClient(timeout=WITHIN, trust_env=False) as http:
+    async with httpx.AsyncClient(timeout=WAIT_TIMEOUT_S, trust_env=False) as http:
         url = f"{gateway.base_url}{path}?until=latest"
         answer = await http.get(url, headers=bearer(**claims))
         assert answer.status_code == status, answer.text

@@ -149,6 +149,7 @@ async def test_a_reload_adds_no_guard_of_certificates_that_nobody_could_read(
         assert "guard 'machines' cannot read client certificates" in gateway.log
 
 
+@pytest.mark.smoke
 async def test_a_known_one_costs_no_line_in_the_log(kafka: EmbeddedKafka):
     """sse-starlette replaces a method of uvicorn's server: it took our own for an unknown one."""
     async with running_gateway_process(build_config(kafka.bootstrap, ["orders"])) as gateway:

@@ -20,13 +20,12 @@ from support.gateways import (
 )
 from support.tcp_proxy import TcpProxy
 from support.topic_gateway import run_gateway_sync
-from support.waiting import wait_until
+from support.waiting import WAIT_TIMEOUT_S, wait_until
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
 from gateway.kafka.embedded import EmbeddedKafka
 
-WITHIN = 60.0
 ROUTES: list[tuple[str, dict[str, Any]]] = [
     ("/orders", {"topic": "orders", "produce": True, "format": "envelope"}),
     ("/of/{customer}", {
@@ -44,7 +43,7 @@ def produce(id: str, **members: Any) -> dict[str, Any]:
 async def ask(ws: ClientConnection, message: dict[str, Any]) -> dict[str, Any]:
     """The answer that names the message's id."""
     await ws.send(json.dumps(message))
-    async with asyncio.timeout(WITHIN):
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
         while True:
             answer = json.loads(await ws.recv())
             if answer.get("id") == message["id"] and answer["type"] in ("produced", "error"):
@@ -100,7 +99,7 @@ async def test_what_a_route_does_not_let_be_written_is_refused(
     async with socket(address(shop), path) as ws:
         answer = await ask(ws, produce("1", **members))
         assert (answer["type"], answer["code"]) == ("error", code), answer
-        async with asyncio.timeout(WITHIN):  # and the socket goes on
+        async with asyncio.timeout(WAIT_TIMEOUT_S):  # and the socket goes on
             await ws.send('{"type": "ping"}')
             while json.loads(await ws.recv())["type"] != "pong":
                 pass
@@ -124,7 +123,10 @@ async def test_key_and_value_arrive_as_they_were_written(
         produced = await ask(ws, produce("1", headers={"from": "test"}, **members))
         assert produced["type"] == "produced", produced
         where = (produced["topic"], produced["partition"], produced["offset"])
-    async with socket(address(shop), "/orders?from=earliest") as ws, asyncio.timeout(WITHIN):
+    async with (
+        socket(address(shop), "/orders?from=earliest") as ws,
+        asyncio.timeout(WAIT_TIMEOUT_S),
+    ):
         while True:
             said = json.loads(await ws.recv())
             for record in said.get("records") or [said.get("record")]:
@@ -154,7 +156,7 @@ async def test_a_key_that_is_used_again_is_a_repeat_or_a_mistake(shop: GatewayTh
 
 
 async def test_many_records_of_one_socket_keep_their_order(shop: GatewayThread):
-    async with socket(address(shop)) as ws, asyncio.timeout(WITHIN):
+    async with socket(address(shop)) as ws, asyncio.timeout(WAIT_TIMEOUT_S):
         for n in range(80):
             await ws.send(json.dumps(produce(str(n), path="/orders", key="same")))
         offsets = {}
@@ -177,7 +179,7 @@ def values(kafka: KafkaCluster, topic: str, partitions: int) -> list[str]:
         ends = {p: kafka.admin.get_high_watermark(topic, p) for p in range(partitions)}
         consumer.assign([TopicPartition(topic, p, 0) for p in range(partitions)])
         found: list[str] = []
-        deadline = time.monotonic() + WITHIN
+        deadline = time.monotonic() + WAIT_TIMEOUT_S
         while len(found) < sum(ends.values()):
             assert time.monotonic() < deadline, f"{len(found)} of {ends}"
             message = consumer.poll(1.0)
@@ -194,7 +196,7 @@ async def until_written(
     """Send it over sockets that are cut before or after the answer, to any gateway, until one
     answers. How many sockets that took."""
     sockets = 0
-    deadline = time.monotonic() + WITHIN
+    deadline = time.monotonic() + WAIT_TIMEOUT_S
     while time.monotonic() < deadline:
         sockets += 1
         host, _, port = address(random.choice(gateways)).rpartition(":")
@@ -250,9 +252,7 @@ async def test_a_client_that_went_away_finds_its_record_when_it_repeats_it(
         async with TcpProxy(*_at(gateway)) as proxy, socket(proxy.address) as ws:
             proxy.set_delay(0.5)  # its answer is on the way when the cut comes
             await ws.send(json.dumps(message))
-            await wait_until(
-                lambda: kafka.admin.get_high_watermark(name) == 1, "the record", WITHIN
-            )
+            await wait_until(lambda: kafka.admin.get_high_watermark(name) == 1, "the record")
             proxy.cut()
         async with socket(address(gateway)) as ws:
             answer = await ask(ws, message)

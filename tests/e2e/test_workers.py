@@ -20,7 +20,7 @@ from support.oracle import StreamOracle, read_records
 from support.received import parse_events
 from support.tasks import running_task
 from support.tcp_proxy import TcpProxy
-from support.waiting import wait_until
+from support.waiting import WAIT_TIMEOUT_S, wait_until
 from support.workers import (
     count_connections,
     find_workers,
@@ -36,7 +36,6 @@ from gateway.kafka.embedded import EmbeddedKafka
 
 pytestmark = pytest.mark.needs("process")
 
-WITHIN = 60.0
 CLIENTS = 40
 PARTITIONS = 3
 START = {TopicPartition("orders", p): 0 for p in range(PARTITIONS)}
@@ -54,7 +53,7 @@ async def connected(stack: AsyncExitStack, gateway: GatewayProcess, count: int) 
     made = [RawClient(url) for _ in range(count)]
     for client in made:
         await stack.enter_async_context(client)
-    await asyncio.gather(*(client.wait_for_events(1, WITHIN) for client in made))
+    await asyncio.gather(*(client.wait_for_events(1) for client in made))
     return made
 
 
@@ -67,7 +66,7 @@ async def have_all(clients: list[RawClient], oracle: StreamOracle) -> None:
     """Until each has as many records as Kafka; then nothing is lost, twice or out of order."""
     count = len(oracle.list_acked())
     for client in clients:
-        await client.wait_for_events(lambda events: len(parse_events(events)) >= count, WITHIN)
+        await client.wait_for_events(lambda events: len(parse_events(events)) >= count)
         oracle.check_events(client.events, start=START)
 
 
@@ -89,7 +88,7 @@ async def test_clients_are_spread_and_resume_at_whichever_worker_answers(
             for client in random.sample(made, 10):
                 client.cut_after(random.randrange(1500), reset=random.random() < 0.5)
             if rounds >= 15:  # few have come back for now: the machine is busy
-                await wait_until(lambda before=before: opened(made) > before, "one of them", WITHIN)
+                await wait_until(lambda before=before: opened(made) > before, "one of them")
         await have_all(made, oracle)
         lines = gateway.log.splitlines()
         assert sum("listening on" in line for line in lines) == 1
@@ -98,6 +97,7 @@ async def test_clients_are_spread_and_resume_at_whichever_worker_answers(
         assert await gateway.stop() == 0
 
 
+@pytest.mark.smoke
 async def test_clients_of_a_worker_that_was_killed_go_on_with_the_others(
     kafka: EmbeddedKafka, oracle: StreamOracle
 ):
@@ -114,7 +114,6 @@ async def test_clients_of_a_worker_that_was_killed_go_on_with_the_others(
                         sum(client.open_count for client in made) >= before + had
                     ),
                     "its clients are served again",
-                    WITHIN,
                 )
                 await wait_for_workers(gateway, start_count=4 + n)
                 assert find_workers(gateway)[number].pid != victim.pid
@@ -157,13 +156,14 @@ async def test_workers_without_a_supervisor_drain_and_free_the_port(kafka: Embed
         made = await connected(stack, gateway, 9)
         processes = find_workers(gateway)
         await gateway.kill()
-        await wait_until(lambda: all(map(has_ended, processes.values())), "their end", WITHIN)
+        await wait_until(lambda: all(map(has_ended, processes.values())), "their end")
         for client in made:
             await client.stop()
             assert json.loads(client.events[-1]["data"]) == {"reason": "drain"}
         await gateway.start()
 
 
+@pytest.mark.smoke
 async def test_what_ends_each_worker_at_its_start_ends_it_at_once(
     kafka: EmbeddedKafka, tmp_path: Path
 ):
@@ -173,11 +173,12 @@ async def test_what_ends_each_worker_at_its_start_ends_it_at_once(
     async with running_gateway_process(
         config(kafka, workers=3), ready=False, environment={"PYTHONPATH": path}
     ) as gateway:
-        await wait_until(lambda: not gateway.is_alive, "the end", WITHIN)
+        await wait_until(lambda: not gateway.is_alive, "the end")
         assert await gateway.stop() == 3
         assert "another starts" not in gateway.log
 
 
+@pytest.mark.smoke
 async def test_the_embedded_kafka_is_one_for_all_workers():
     """What is written by way of one is read at every other."""
     routes = [{"when": [{"path": "/orders"}], "with": {"topic": "orders", "produce": True}}]
@@ -188,15 +189,13 @@ async def test_the_embedded_kafka_is_one_for_all_workers():
     async with running_workers(made) as gateway, AsyncExitStack() as stack:
         url = f"{gateway.base_url}/orders"
         reading = [await stack.enter_async_context(RawClient(url)) for _ in range(CLIENTS)]
-        await asyncio.gather(*(client.wait_for_events(1, WITHIN) for client in reading))
+        await asyncio.gather(*(client.wait_for_events(1) for client in reading))
         assert all(count_connections(gateway).values())
         async with socket(gateway.base_url) as ws:
             produced = await ask(ws, {"type": "produce", "id": "1", "path": "/orders", "value": 1})
             assert produced["type"] == "produced"
         for client in reading:
-            await client.wait_for_events(
-                lambda events: len(parse_events(events, "value")) == 1, WITHIN
-            )
+            await client.wait_for_events(lambda events: len(parse_events(events, "value")) == 1)
 
 
 def socket(url: str) -> connect:
@@ -206,13 +205,14 @@ def socket(url: str) -> connect:
 async def ask(ws: ClientConnection, message: dict[str, Any]) -> Any:
     """The answer that names the message's id."""
     await ws.send(json.dumps(message))
-    async with asyncio.timeout(WITHIN):
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
         while True:
             answer = json.loads(await ws.recv())
             if answer.get("id") == message["id"]:
                 return answer
 
 
+@pytest.mark.smoke
 async def test_a_record_that_is_repeated_at_any_worker_is_in_kafka_once(kafka: EmbeddedKafka):
     """Its sockets are cut before or after the answer, and a worker is killed meanwhile: what one
     wrote the others know from Kafka alone."""
@@ -264,7 +264,7 @@ def keyed(n: int) -> dict[str, Any]:
 async def repeated(proxy: TcpProxy, message: dict[str, Any], random: Random) -> int:
     """Until it is answered. How many sockets that took."""
     sockets = 0
-    async with asyncio.timeout(WITHIN):
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
         while True:
             sockets += 1
             try:
@@ -292,9 +292,9 @@ async def test_while_a_worker_is_being_started_again_and_again_all_who_come_are_
 
         async with (
             running_task(crash()),
-            httpx.AsyncClient(trust_env=False, timeout=WITHIN) as http,
+            httpx.AsyncClient(trust_env=False, timeout=WAIT_TIMEOUT_S) as http,
         ):
-            await wait_until(lambda: gateway.log.count("worker 2 ended") > 3, "crashes", WITHIN)
+            await wait_until(lambda: gateway.log.count("worker 2 ended") > 3, "crashes")
             answered = 0
             for _ in range(60):
                 url = f"{gateway.base_url}/health/live"
