@@ -18,12 +18,12 @@ from gateway.web.websocket.protocol import WebSocketProtocol
 
 @asynccontextmanager
 async def running_in_process_gateway(
-    config: Mapping[str, Any], **options: Any
+    config: Mapping[str, Any], protocol: type[GatewayProtocol] = GatewayProtocol, **options: Any
 ) -> AsyncIterator[tuple[str, Application]]:
     """Its base URL, and the application. options: of `create_app`."""
     text = StringIO()
     YAML().dump(dict(config), text)
     app = create_app(loads(text.getvalue(), name="test"), **options)
-    http = type("Protocol", (GatewayProtocol,), {"CO_HOSTED_APP": app.co_hosted_app})
+    http = type("Protocol", (protocol,), {"CO_HOSTED_APP": app.co_hosted_app})
     async with app.lifespan(), running_app(app, http=http, ws=WebSocketProtocol) as url:
         yield url, app

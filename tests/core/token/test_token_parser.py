@@ -133,6 +133,7 @@ LONGEST: dict[str, Callable[[int], bytes]] = {
 }
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("kind", LONGEST)
 def test_four_times_the_length_takes_four_times_as_long(kind: str):
     made = [seal_text(HEAD + LONGEST[kind](n)) for n in (15_000, 60_000)]

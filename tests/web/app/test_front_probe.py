@@ -13,9 +13,16 @@ from support.in_process_gateway import running_in_process_gateway
 from support.waiting import wait_until
 
 from gateway.web.app.front_probe import MAX_OPEN
+from gateway.web.http.transport import GatewayProtocol
 
 PATH = "/health/front"
 AWAY = "127.0.0.1:1"
+
+
+class ImpatientProtocol(GatewayProtocol):
+    """Does not go on long for a client that ended its side."""
+
+    HALF_CLOSED_TIMEOUT_S = 0.2
 
 
 def parse_report(text: str) -> dict[str, Any]:
@@ -62,7 +69,7 @@ async def test_the_first_event_arrives_during_the_silence_and_the_drain_ends_it(
 async def test_it_counts_towards_the_limits_as_a_stream_does():
     config = build_config(AWAY, listen={"limits": {"perAddress": 1}})
     async with (
-        running_in_process_gateway(config) as (url, app),
+        running_in_process_gateway(config, ImpatientProtocol) as (url, app),
         httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as http,
     ):
         async with http.stream("GET", PATH, params={"silence": 100}) as answer:
@@ -75,7 +82,7 @@ async def test_it_counts_towards_the_limits_as_a_stream_does():
 async def test_it_leaves_places_for_clients_who_say_who_they_are():
     """Anybody could take all of `listen.limits.connections` with it."""
     async with (
-        running_in_process_gateway(build_config(AWAY)) as (url, _),
+        running_in_process_gateway(build_config(AWAY), ImpatientProtocol) as (url, _),
         httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as http,
     ):
         async with AsyncExitStack() as stack:
