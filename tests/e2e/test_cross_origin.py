@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
@@ -12,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.responses import HTMLResponse
 from starlette.routing import Route
 from support.app_server import running_app
-from support.brokers import KafkaCluster
+from support.brokers import embedded_kafka
 from support.browser import Browser, running_browser
 from support.clients.client import ReceivedEvent
 from support.gateways import build_config, running_gateway
@@ -20,9 +21,23 @@ from support.oracle import StreamOracle
 from support.tcp_proxy import ProxyConnection, TcpProxy
 
 from gateway.core.log.record import TopicPartition
+from gateway.kafka.embedded import EmbeddedKafka
 
 pytestmark = pytest.mark.needs("chromium")
 Topic = Callable[..., str]
+
+kafka = embedded_kafka()
+
+
+@pytest.fixture
+def topic(kafka: EmbeddedKafka) -> Topic:
+    def create_topic(partitions: int = 1) -> str:
+        name = f"test-{uuid.uuid4().hex[:12]}"
+        kafka.create_topic(name, partitions)
+        return name
+
+    return create_topic
+
 
 PAGE = "<!doctype html><title>another site</title>"
 LISTEN = """
@@ -91,14 +106,14 @@ async def site() -> AsyncIterator[Site]:
         yield Site(await stack.enter_async_context(running_browser()), way, origin)
 
 
-def config(kafka: KafkaCluster, name: str, **access: Any) -> Mapping[str, Any]:
+def config(kafka: EmbeddedKafka, name: str, **access: Any) -> Mapping[str, Any]:
     return build_config(
-        kafka.bootstrap_servers, [name], listen={"access-control": access} if access else {}
+        kafka.bootstrap, [name], listen={"access-control": access} if access else {}
     )
 
 
 async def test_a_long_id_comes_back_from_another_site_and_loses_nothing(
-    kafka: KafkaCluster, topic: Topic, site: Site
+    kafka: EmbeddedKafka, topic: Topic, site: Site
 ):
     """Chromium 156 sends an EventSource's own `Last-Event-ID` without asking, however long it
     is; a script that sets it on a fetch (fetch-event-source does) is preflighted."""
@@ -106,7 +121,7 @@ async def test_a_long_id_comes_back_from_another_site_and_loses_nothing(
     allowed = {"origins": [site.origin], "headers": ["x-anything"], "credentials": True}
     access = config(kafka, name, policy="cross-origin", allow=allowed)
     async with (
-        StreamOracle(kafka.bootstrap_servers) as oracle,
+        StreamOracle(",".join(kafka.bootstrap)) as oracle,
         running_gateway(access) as gateway,
     ):
         site.way.set_target("127.0.0.1", gateway.port)
@@ -137,7 +152,7 @@ async def test_a_long_id_comes_back_from_another_site_and_loses_nothing(
     ids=["same-origin", "another"],
 )
 async def test_a_page_of_another_site_is_refused_unless_it_is_allowed(
-    access: Mapping[str, Any], kafka: KafkaCluster, topic: Topic, site: Site
+    access: Mapping[str, Any], kafka: EmbeddedKafka, topic: Topic, site: Site
 ):
     name = topic()
     async with running_gateway(config(kafka, name, **access)) as gateway:
@@ -153,14 +168,14 @@ async def test_a_page_of_another_site_is_refused_unless_it_is_allowed(
 
 
 async def test_a_page_of_any_site_is_served_where_all_are_allowed(
-    kafka: KafkaCluster, topic: Topic, site: Site
+    kafka: EmbeddedKafka, topic: Topic, site: Site
 ):
     """And a script that fetches may read of an error what is wrong, and of the head what is
     exposed."""
     name = topic()
     access = config(kafka, name, policy="cross-origin", expose={"headers": ["retry-after"]})
     async with (
-        StreamOracle(kafka.bootstrap_servers) as oracle,
+        StreamOracle(",".join(kafka.bootstrap)) as oracle,
         running_gateway(access) as gateway,
     ):
         site.way.set_target("127.0.0.1", gateway.port)
