@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 import pytest
+from support.fork_server import run_forked
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
@@ -32,12 +33,10 @@ def gateway_with(*arguments: str) -> Result:
     return CliRunner().invoke(cli.app, arguments, prog_name="gateway")
 
 
-def shell(
+def run_process(
     *arguments: str, stdin: bytes = b"", **environment: str
 ) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "gateway", *arguments]
-    env = {"PATH": "/usr/bin:/bin", **environment}
-    return subprocess.run(command, input=stdin, capture_output=True, timeout=60, env=env)
+    return run_forked(*arguments, stdin=stdin, **environment)
 
 
 @pytest.fixture
@@ -104,12 +103,14 @@ def test_help_names_every_command_and_every_exit_code():
     assert "78 wrong configuration" in result.output
 
 
+@pytest.mark.smoke
 def test_as_a_process_the_version_is_the_packages():
-    done = shell("--version")
-    assert done.returncode == 0
-    assert done.stdout.decode() == f"gateway {gateway.__version__}\n"
+    command = [sys.executable, "-m", "gateway", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, f"gateway {gateway.__version__}\n")
 
 
+@pytest.mark.needs("process")
 def test_as_a_process_help_is_quick_for_it_imports_no_room():
     code = (
         "import sys; sys.argv = ['gateway', '--help']\n"
@@ -381,31 +382,36 @@ def test_tail_hands_on_what_it_was_told(monkeypatch):
     assert (options.style, options.quiet, options.strict) == ("value", True, False)
 
 
+@pytest.mark.needs("process")
 def test_produce_sends_stdin_and_says_what_a_receiver_compares(embedded):
     embedded.create_topic("t", 3)
     text = b"a\nb\r\n\xff\n"
     server = {"GATEWAY_KAFKA_SERVERS": ",".join(embedded.bootstrap)}
-    done = shell("produce", "t", "-H", "from=test", stdin=text, **server)
+    done = run_process("produce", "t", "-H", "from=test", stdin=text, **server)
     said = done.stdout.decode()
     assert done.returncode == 0, done.stderr
     assert said.startswith("t: 3 of 3 lines acknowledged, 4 bytes, ")
     assert f"sha256={hashlib.sha256(text).hexdigest()} unordered=" in said
 
 
+@pytest.mark.needs("process")
 def test_produce_sends_a_file_to_the_servers_named(embedded, tmp_path):
     embedded.create_topic("t")
     file = tmp_path / "lines.txt"
     file.write_bytes(b"k:a\nk:")
     servers = ["--servers", ",".join(embedded.bootstrap)]
-    done = shell("produce", "t", "-f", str(file), "--key-separator", ":", "--null-empty", *servers)
+    done = run_process(
+        "produce", "t", "-f", str(file), "--key-separator", ":", "--null-empty", *servers
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(b"t: 2 of 2 lines acknowledged, 1 bytes, ")
 
 
+@pytest.mark.needs("process")
 def test_produce_that_fails_says_how_many_were_acknowledged(embedded):
     embedded.create_topic("t")
     servers = ["--servers", ",".join(embedded.bootstrap)]
-    done = shell("produce", "t", "--key", "id", *servers, stdin=b'{"id":1}\n{}\n')
+    done = run_process("produce", "t", "--key", "id", *servers, stdin=b'{"id":1}\n{}\n')
     assert done.returncode == 1
     assert done.stdout == b"t: 1 of 2 lines acknowledged\n"
     assert done.stderr.startswith(b"gateway: line 2: nothing at 'id'")
@@ -437,10 +443,11 @@ def test_produce_takes_servers_and_security_from_a_configuration(room, config):
     assert (result.exit_code, "give --servers" in result.stderr) == (1, True)
 
 
+@pytest.mark.needs("process")
 def test_produce_without_a_broker_names_the_address():
     with socket.create_server(("127.0.0.1", 0)) as closed:
         server = f"127.0.0.1:{closed.getsockname()[1]}"
-    done = shell("produce", "t", "--servers", server, stdin=b"x\n")
+    done = run_process("produce", "t", "--servers", server, stdin=b"x\n")
     assert done.returncode == 1
     assert done.stdout == b""
     said = done.stderr.decode()

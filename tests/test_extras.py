@@ -105,6 +105,7 @@ def test_a_module_of_several_extras_is_of_the_one_that_the_command_is_named_like
     assert describe_missing_module("mine") is None
 
 
+@pytest.mark.needs("process")
 @pytest.mark.parametrize(
     ("arguments", "extra"),
     [(("demo", "--port", "0", "--no-browser"), "demo"), (("pipeline", "demo"), "pipeline")],

@@ -8,27 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.commands import ask_for_completion, complete
 
 SCRIPTS = Path(sys.executable).parent  # where `gateway` is
 SHELLS = ("bash", "zsh", "fish")
-
-
-def gateway(*, home: Path | str = "/nonexistent", **environment: str) -> str:
-    path = os.environ.get("PYTHONPATH", "")  # so that the gateway under test is the one that runs
-    env = {"PATH": f"{SCRIPTS}:/usr/bin:/bin", "HOME": str(home), "PYTHONPATH": path, **environment}
-    done = subprocess.run([SCRIPTS / "gateway"], env=env, capture_output=True, timeout=60)
-    assert done.stderr == b""
-    return done.stdout.decode()
-
-
-def completed(shell: str, line: str) -> list[str]:
-    """What the shell is told for a line whose last word is to be completed."""
-    words = line.split(" ")
-    if shell == "bash":
-        told = {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
-    else:
-        told = {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
-    return gateway(_GATEWAY_COMPLETE=f"complete_{shell}", **told).splitlines()
 
 
 def bash(script: str, home: Path) -> str:
@@ -58,14 +41,14 @@ def bash(script: str, home: Path) -> str:
     ],
 )
 def test_commands_options_and_values_are_completed(shell: str, line: str, words: list[str]):
-    told = "\n".join(completed(shell, line))
+    told = "\n".join(complete(shell, line))
     assert all(word in told for word in words), told
     assert "produce" not in told
 
 
-@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("shell", ["zsh", "fish"])  # that of bash is run below
 def test_each_shell_has_a_script_that_asks_the_command(shell: str):
-    script = gateway(_GATEWAY_COMPLETE=f"source_{shell}")
+    script = ask_for_completion(f"source_{shell}")
     assert f"_GATEWAY_COMPLETE=complete_{shell}" in script
 
 
@@ -83,11 +66,10 @@ def test_names_of_the_configuration_are_completed(tmp_path: Path, line: str, wor
     """Only jobs of pipelines were."""
     file = tmp_path / "mine.yaml"
     file.write_text("kafka: {topics: [orders, {name: other}, stock]}\nguards: {login: {}}\n")
-    command = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
-    told = gateway(_GATEWAY_COMPLETE="complete_bash", GATEWAY_CONFIG=str(file), **command)
-    assert told.splitlines() == words
+    assert complete("bash", line, GATEWAY_CONFIG=str(file)) == words
 
 
+@pytest.mark.needs("process")
 def test_a_real_bash_completes(tmp_path: Path):
     source = "source <(_GATEWAY_COMPLETE=source_bash gateway)\n"
     typed = "COMP_WORDS=(gateway tail --fi)\nCOMP_CWORD=2\n_gateway_completion gateway\n"
@@ -95,6 +77,7 @@ def test_a_real_bash_completes(tmp_path: Path):
     assert told == "--filter --fields\n"
 
 
+@pytest.mark.needs("process")
 def test_it_is_installed_for_the_shell_that_asks_and_found_by_the_next(tmp_path: Path):
     assert "bash completion installed" in bash("gateway --install-completion; true", tmp_path)
     assert "_gateway_completion" in bash("gateway --show-completion; true", tmp_path)
@@ -103,15 +86,16 @@ def test_it_is_installed_for_the_shell_that_asks_and_found_by_the_next(tmp_path:
     assert "_gateway_completion" in found
 
 
-def test_completion_imports_no_room():
+@pytest.mark.needs("process")
+def test_completion_imports_nothing_that_is_slow():
     """It runs at every press of the key."""
     code = (
         "import sys\n"
         "from gateway.cli import main\n"
         "try: main()\n"
         "finally:\n"
-        "    rooms = ('aiokafka', 'starlette', 'httpx', 'orjson')\n"
-        "    print([m for m in rooms if m in sys.modules])"
+        "    slow = ('aiokafka', 'starlette', 'httpx', 'orjson')\n"
+        "    print([name for name in slow if name in sys.modules])"
     )
     env = {**os.environ, "_GATEWAY_COMPLETE": "complete_bash"}
     env |= {"COMP_WORDS": "gateway tail orders --from ", "COMP_CWORD": "4"}

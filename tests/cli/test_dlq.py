@@ -4,42 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
-import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import pytest
 from ruamel.yaml import YAML
 from support.backend import running_backend
 from support.brokers import KafkaCluster
 from support.dead_letters import read_committed, write_dead_letters
+from support.fork_server import ForkedCommand, run_forked
 from support.gateways import build_config
 from support.waiting import wait_until
 
-Run = Callable[..., Any]
+pytestmark = pytest.mark.needs("process")
 
 
-class Told:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-
-async def spawned(arguments: Sequence[str]) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "gateway", "dlq", *arguments,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+class Told(NamedTuple):
+    code: int
+    out: str
+    err: str
 
 
 async def dlq(*arguments: str) -> Told:
-    process = await spawned(arguments)
-    out, err = await asyncio.wait_for(process.communicate(), 120)
-    assert process.returncode is not None
-    return Told(process.returncode, out.decode(), err.decode())
+    done = await asyncio.to_thread(run_forked, "dlq", *arguments)
+    return Told(done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 @pytest.fixture
@@ -94,17 +86,16 @@ async def test_what_there_is_is_listed_by_group_and_shown_with_its_reason(kafka,
 
 
 async def test_each_goes_back_to_its_topic_once_also_when_it_is_killed_amid_it(
-    kafka, topic, config
+    kafka, topic, config, tmp_path
 ):
     file, count = config(), 4000
     write_dead_letters(kafka, topic, range(count), "billing")
-    process = await spawned(["retry", topic, "-c", file, "--to", "topic"])
-    await wait_until(
-        lambda: process.returncode is not None or read_committed(kafka, topic, 2), "some", 60
+    command = ForkedCommand(
+        ["dlq", "retry", topic, "-c", file, "--to", "topic"], os.environ, tmp_path / "log"
     )
-    if process.returncode is None:
-        process.kill()
-    await process.wait()
+    await wait_until(lambda: command.poll() is not None or read_committed(kafka, topic, 2))
+    command.kill()
+    command.wait()
 
     told = await dlq("retry", topic, "-c", file, "--to", "topic")
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import pty
 import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import certifi
 import pytest
 from support.brokers import embedded_kafka
+from support.fork_server import ForkedCommand
+from support.waiting import wait_until
 from typer.testing import CliRunner, Result
 
 from gateway.cli import app
@@ -55,8 +55,13 @@ def test_the_topics_of_the_cluster_become_routes_and_the_file_passes_check_clust
     assert checked.exit_code == 0, checked.output
 
 
-@pytest.mark.parametrize("security", list(SecurityPreset))
-@pytest.mark.parametrize("guard", list(GuardPreset))
+@pytest.mark.parametrize(
+    ("security", "guard"),
+    [
+        *((security, GuardPreset.JWT) for security in SecurityPreset),
+        *((SecurityPreset.SCRAM_512, guard) for guard in GuardPreset),
+    ],
+)
 def test_every_preset_gives_a_configuration_without_a_secret(
     folder: Path, security: SecurityPreset, guard: GuardPreset
 ):
@@ -150,43 +155,56 @@ def test_texts_with_a_meaning_in_yaml_stay_texts():
     assert [topic.name for topic in settings.kafka.topics] == ["null", "1", "a.b"]
 
 
-ENVIRONMENT = {"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path)}
-
-
-async def init_on_terminal(
-    folder: Path, answers: Sequence[str], *arguments: str
-) -> subprocess.CompletedProcess[bytes]:
+@asynccontextmanager
+async def running_init_on_terminal(
+    folder: Path, *arguments: str
+) -> AsyncIterator[tuple[ForkedCommand, int, Path]]:
+    """The command, the terminal that it asks, and the file of all that it says."""
     main, side = pty.openpty()
-    os.write(main, "".join(f"{answer}\n" for answer in answers).encode())
+    output = folder.with_name("output")
+    with output.open("wb") as file:
+        command = ForkedCommand(
+            ["init", *arguments],
+            {"PATH": os.environ["PATH"]},
+            streams=[side, file.fileno(), file.fileno()],
+            directory=folder,
+        )
     try:
-        return await asyncio.to_thread(
-            subprocess.run,
-            [sys.executable, "-m", "gateway", "init", *arguments],
-            stdin=side, capture_output=True, timeout=60, cwd=folder, env=ENVIRONMENT,
-        )  # fmt: skip
+        yield command, main, output
     finally:
+        command.kill()
+        command.wait()
         os.close(main)
         os.close(side)
 
 
+async def init_on_terminal(folder: Path, answers: Sequence[str], *arguments: str) -> str:
+    """What it said, once it has written a file."""
+    async with running_init_on_terminal(folder, *arguments) as (command, main, output):
+        os.write(main, "".join(f"{answer}\n" for answer in answers).encode())
+        await wait_until(lambda: command.poll() is not None, output.read_text)
+        assert command.returncode == 0, output.read_text()
+        return output.read_text()
+
+
+@pytest.mark.needs("process")
 async def test_on_a_terminal_it_asks_for_what_is_not_given(folder: Path, kafka: EmbeddedKafka):
     answers = [",".join(kafka.bootstrap), "nothing", "none", "stock", "inline", "-"]
-    done = await init_on_terminal(folder, answers, "mine.yaml")
-    assert done.returncode == 0, done.stderr
-    assert b"[orders,stock]" in done.stderr, "the topics of the cluster are suggested"
-    assert b"'nothing' is none of them" in done.stderr
+    output = await init_on_terminal(folder, answers, "mine.yaml")
+    assert "[orders,stock]" in output, "the topics of the cluster are suggested"
+    assert "'nothing' is none of them" in output
     settings = loads((folder / "mine.yaml").read_text(), environ={"DEV_TOKEN": "t"})
     assert [str(route.with_.topic) for route in settings.routes] == ["stock"]
     assert list(settings.guards) == ["login"]
-    assert b"gateway check -c mine.yaml --cluster" in done.stdout
+    assert "gateway check -c mine.yaml --cluster" in output
 
 
+@pytest.mark.needs("process")
 async def test_a_wrong_answer_is_asked_for_again(folder: Path, kafka: EmbeddedKafka):
     """All answers were discarded at the end, because of one of them."""
     answers = ["nowhere", ",".join(kafka.bootstrap), "none", "a b", ",", "stock"]
     answers += ["jwt", "shop", "https://login.example", "shop", "https://shop.example"]
-    done = await init_on_terminal(folder, answers)
-    assert done.returncode == 0, done.stderr
+    await init_on_terminal(folder, answers)
     settings = load_written(folder)
     assert settings.clusters[""].servers == tuple(kafka.bootstrap)
     assert [str(route.with_.topic) for route in settings.routes] == ["stock"]
@@ -195,36 +213,25 @@ async def test_a_wrong_answer_is_asked_for_again(folder: Path, kafka: EmbeddedKa
     assert settings.listen.access_control.allow.origins == ("https://shop.example",)
 
 
+@pytest.mark.needs("process")
 async def test_an_issuer_that_is_given_is_not_asked_for_and_nor_is_the_guard(folder: Path):
     arguments = ["-s", "127.0.0.1:1", "-t", "orders", "--issuer", "https://login.example"]
-    done = await init_on_terminal(folder, ["none", "-"], *arguments)
-    assert done.returncode == 0, done.stderr
+    await init_on_terminal(folder, ["none", "-"], *arguments)
     assert isinstance(load_written(folder).guards["login"], Jwt)
 
 
+@pytest.mark.needs("process")
 @pytest.mark.parametrize(("is_interrupted", "code"), [(True, 130), (False, 1)])
 async def test_the_end_at_a_prompt_is_an_exit_code_without_a_second_message(
     folder: Path, is_interrupted: bool, code: int
 ):
     """^C ended with 1 and `Aborted!`."""
-    main, side = pty.openpty()
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gateway", "init"),
-        stdin=side, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=folder, env=ENVIRONMENT,
-    )  # fmt: skip
-    try:
-        assert process.stderr is not None
-        async with asyncio.timeout(60):
-            await process.stderr.readuntil(b"Kafka brokers")
-            if is_interrupted:
-                process.send_signal(signal.SIGINT)
-            else:
-                os.write(main, b"\x04")
-            rest = await process.stderr.read()
-            assert (await process.wait(), b"Abort" in rest) == (code, False), rest
-    finally:
-        if process.returncode is None:
-            process.kill()
-        os.close(main)
-        os.close(side)
+    async with running_init_on_terminal(folder) as (command, main, output):
+        await wait_until(lambda: "Kafka brokers" in output.read_text(), output.read_text)
+        if is_interrupted:
+            command.send_signal(signal.SIGINT)
+        else:
+            os.write(main, b"\x04")
+        await wait_until(lambda: command.poll() is not None, output.read_text)
+        assert (command.returncode, "Abort" in output.read_text()) == (code, False)
     assert not is_written(folder)

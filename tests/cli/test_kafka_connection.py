@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from support.certificates import CertificateAuthority
+from support.commands import run_command
+from support.fork_server import run_forked
 
 from gateway.cli.kafka_connection import find_connection_error
 from gateway.cli.options import KafkaSource
@@ -79,31 +80,49 @@ async def test_servers_of_the_command_line_are_named_as_their_option(
     assert "in a file for --config" in await explain(KafkaSource(None, [tls_server]), "a")
 
 
-async def run(folder: Path, *arguments: str) -> tuple[int | None, str]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "gateway", *arguments,
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT, cwd=folder,
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path)},
-    )  # fmt: skip
-    out, _ = await asyncio.wait_for(process.communicate(), 60)
-    return process.returncode, out.decode()
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, as the current one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
-@pytest.mark.parametrize("command", ["topics", "produce", "tail"])
-async def test_every_command_says_why_in_one_line(command: str, http_server: str, tmp_path: Path):
+@pytest.mark.parametrize("command", ["topics", "produce"])
+async def test_every_command_says_why_in_one_line(command: str, http_server: str, folder: Path):
     """`produce` and `tail` had one vague sentence for every cause."""
-    code, out = await run(tmp_path, command, "orders", "--servers", http_server)
-    assert (code, out.count("\n")) == (1, 1), out
-    assert "is an HTTP server and not Kafka; correct --servers" in out
+    result = await run_command(command, "orders", "--servers", http_server)
+    check_http_server(result.exit_code, result.output)
 
 
-@pytest.mark.parametrize("command", ["topics", "produce", "tail"])
-async def test_a_file_without_certificates_is_named(command: str, tmp_path: Path):
+@pytest.mark.needs("process")
+async def test_tail_says_why_in_one_line(http_server: str, tmp_path: Path):
+    done = await asyncio.to_thread(run_forked, "tail", "orders", "--servers", http_server)
+    check_http_server(done.returncode, (done.stdout + done.stderr).decode())
+    file = write_config_without_certificates(tmp_path)
+    done = await asyncio.to_thread(run_forked, "tail", "a", directory=tmp_path)
+    check_certificates(file, done.returncode, (done.stdout + done.stderr).decode())
+
+
+def check_http_server(code: int, output: str) -> None:
+    assert (code, output.count("\n")) == (1, 1), output
+    assert "is an HTTP server and not Kafka; correct --servers" in output
+
+
+@pytest.mark.parametrize("command", ["topics", "produce"])
+async def test_a_file_without_certificates_is_named(command: str, folder: Path):
     """OpenSSL's own words and the line of its source were shown."""
-    file = tmp_path / "gateway.yaml"
+    file = write_config_without_certificates(folder)
+    result = await run_command(command, "a")
+    check_certificates(file, result.exit_code, result.output)
+
+
+def write_config_without_certificates(folder: Path) -> Path:
+    file = folder / "gateway.yaml"
     tls = f"security: {{tls: {{ca: {file}}}}}"
     file.write_text(f"kafka: {{servers: ['127.0.0.1:1'], topics: [a], {tls}}}\n")
-    code, out = await run(tmp_path, command, "a")
-    assert code == 78 and f"{file}: it has no certificates" in out and "_ssl.c" not in out, out
-    assert "kafka.security.tls.ca: file" in out
+    return file
+
+
+def check_certificates(file: Path, code: int, output: str) -> None:
+    assert code == 78 and f"{file}: it has no certificates" in output, output
+    assert "_ssl.c" not in output and "kafka.security.tls.ca: file" in output, output

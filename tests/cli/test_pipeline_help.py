@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.commands import complete
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from gateway.cli import app
 from gateway.cli.pipeline import pipeline
 
-SCRIPTS = Path(sys.executable).parent  # where `gateway` is
 COMMANDS = sorted(get_command(pipeline).commands)
 
 CONFIG = """
@@ -43,43 +41,34 @@ def call(*words: object) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-def completed(shell: str, line: str, at: int, directory: Path) -> set[str]:
-    """The words that a shell is told for the word number `at` of a line."""
-    words = line.split(" ")
-    if shell == "bash":
-        told = {"COMP_WORDS": line, "COMP_CWORD": str(at)}
-    else:
-        told = {"_TYPER_COMPLETE_ARGS": " ".join(words[: at + 1])}
-        told |= {"_TYPER_COMPLETE_FISH_ACTION": "get-args"}
-    env = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}
-    env |= {"_GATEWAY_COMPLETE": f"complete_{shell}", **told}
-    done = subprocess.run(
-        [SCRIPTS / "gateway"], env=env, cwd=directory, capture_output=True, text=True, timeout=60
-    )
-    assert done.stderr == ""
-    return set(re.findall(r"visits|visitors|sums|all", done.stdout))
+def complete_jobs(shell: str, line: str, position: int) -> set[str]:
+    words = "\n".join(complete(shell, line, position))
+    return set(re.findall(r"visits|visitors|sums|all", words))
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_names_of_jobs_are_completed_from_the_file_that_is_given(file: Path, shell: str):
     line = f"gateway pipeline run -c {file} "
-    assert completed(shell, line, 5, file.parent) == {"visits", "visitors", "sums", "all"}
+    assert complete_jobs(shell, line, 5) == {"visits", "visitors", "sums", "all"}
     line = f"gateway pipeline backup -c {file} vis"
-    assert completed(shell, line, 5, file.parent) == {"visits", "visitors"}
+    assert complete_jobs(shell, line, 5) == {"visits", "visitors"}
 
 
-def test_the_file_may_stand_behind_or_be_the_usual_one_of_the_directory(file: Path):
+def test_the_file_may_stand_behind_or_be_the_usual_one_of_the_directory(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+):
     line = f"gateway pipeline doctor visi -c {file}"
-    assert completed("bash", line, 3, Path("/")) == {"visits", "visitors"}
+    assert complete_jobs("bash", line, 3) == {"visits", "visitors"}
     file.rename(file.with_name("gateway.yaml"))
-    assert completed("bash", "gateway pipeline submit a", 3, file.parent) == {"all"}
-    assert completed("fish", "gateway pipeline state su", 3, file.parent) == {"sums"}
+    monkeypatch.chdir(file.parent)
+    assert complete_jobs("bash", "gateway pipeline submit a", 3) == {"all"}
+    assert complete_jobs("fish", "gateway pipeline state su", 3) == {"sums"}
 
 
 @pytest.mark.parametrize("text", [": : {", "pipelines: {jobs: 3}", "- 1", "pipelines: {jobs: [1]}"])
 def test_a_file_without_jobs_completes_nothing_and_says_nothing(file: Path, text: str):
     file.write_text(text)
-    assert completed("bash", f"gateway pipeline state -c {file} ", 5, file.parent) == set()
+    assert complete_jobs("bash", f"gateway pipeline state -c {file} ", 5) == set()
 
 
 @pytest.mark.parametrize("command", COMMANDS)

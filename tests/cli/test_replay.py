@@ -5,23 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import sys
 
+import pytest
+from support.commands import run_command
 from support.dead_letters import read_committed
+from support.fork_server import run_forked
 from support.sidecars import running_sidecar, wait_until_ready
 
 
 async def replay(*arguments: str) -> tuple[int, str, str]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "gateway", "replay", *arguments,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    out, err = await asyncio.wait_for(process.communicate(), 120)
-    assert process.returncode is not None
-    return process.returncode, out.decode(), err.decode()
+    done = await asyncio.to_thread(run_forked, "replay", *arguments)
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
+@pytest.mark.needs("process")
 async def test_one_is_started_awaited_listed_and_too_late_to_be_cancelled(kafka):
     source, target = kafka.create_unique_topic(), kafka.create_unique_topic()
     section = {"topic": f"replays-{random.getrandbits(40):x}"}
@@ -48,6 +45,6 @@ async def test_one_is_started_awaited_listed_and_too_late_to_be_cancelled(kafka)
 
 
 async def test_a_slip_of_usage_and_a_sidecar_that_is_not_there_are_said():
-    assert (await replay("start", "orders"))[0] == 2
-    code, _, err = await replay("list", "--url", "http://127.0.0.1:1")
-    assert (code, "no sidecar answers" in err) == (1, True)
+    assert (await run_command("replay", "start", "orders")).exit_code == 2
+    result = await run_command("replay", "list", "--url", "http://127.0.0.1:1")
+    assert (result.exit_code, "no sidecar answers" in result.stderr) == (1, True)

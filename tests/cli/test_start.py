@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from support.brokers import embedded_kafka
+from support.fork_server import ForkedCommand, run_forked
 from support.records import RecordToSend, produce_records
+from support.waiting import wait_until
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
@@ -329,6 +331,7 @@ def test_the_variables_of_commands_are_known():
     assert set(iter_variables(get_command(app))) <= COMMAND_VARIABLES | options | OLD_NAMES.keys()
 
 
+@pytest.mark.needs("process")
 async def test_the_kafka_of_the_default_configuration_is_the_one_that_is_read(
     folder: Path, kafka: EmbeddedKafka
 ):
@@ -344,30 +347,23 @@ async def test_the_kafka_of_the_default_configuration_is_the_one_that_is_read(
         (["-c", "wrong.yaml"], {"GATEWAY_KAFKA__SERVERS": servers}),
     ):
         done = await asyncio.to_thread(
-            subprocess.run,
-            [sys.executable, "-m", "gateway", *arguments, *options],
-            capture_output=True, timeout=60, cwd=folder,
-            env={"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path), **environment},
-        )  # fmt: skip
+            partial(run_forked, *arguments, *options, directory=folder, **environment)
+        )
         assert (done.returncode, done.stdout) == (0, b"v\n"), done.stderr
 
 
+@pytest.mark.smoke
 async def test_a_real_start_without_a_file_streams(folder: Path, kafka: EmbeddedKafka):
     await produce_records(kafka.bootstrap, "orders", [RecordToSend(b"hello", b"k")])
     command = ["run", "-s", ",".join(kafka.bootstrap), "-t", "orders", "--port", "0"]
-    process = await asyncio.to_thread(
-        subprocess.Popen,
-        [sys.executable, "-m", "gateway", *command],
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=folder,
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path)},
-    )  # fmt: skip
+    log = folder / "log"
+    process = ForkedCommand(command, {"PATH": os.environ["PATH"]}, log, directory=folder)
     try:
-        assert process.stdout is not None
-        lines = iter(process.stdout.readline, "")
-        base = next(found[1] for line in lines if (found := re.match(r"listening on (\S+)", line)))
+        await wait_until(lambda: log.exists() and "listening on" in log.read_text())
+        (base,) = re.findall(r"listening on (\S+)", log.read_text())
         async with httpx.AsyncClient(trust_env=False, timeout=30) as http:
             answer = await http.get(f"{base}/events/orders?from=earliest&until=latest")
         assert "data: hello" in answer.text
     finally:
-        process.terminate()
-        process.wait(30)
+        process.kill()
+        process.wait()

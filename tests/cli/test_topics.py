@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from support.brokers import embedded_kafka
+from support.commands import run_command
 from support.records import RecordToSend, produce_records
 
 from gateway.cli.topics.sample import show_bytes
@@ -18,21 +16,9 @@ from gateway.kafka.embedded import EmbeddedKafka
 kafka = embedded_kafka({"orders": 3, "stock": 1, "__own": 1}, scope="function")
 
 
-class Done(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-async def topics(folder: Path, *arguments: str) -> Done:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "gateway", "topics", *arguments,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=folder,
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path)},
-    )  # fmt: skip
-    out, err = await asyncio.wait_for(process.communicate(), 60)
-    assert process.returncode is not None
-    return Done(process.returncode, out.decode(), err.decode())
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
@@ -46,27 +32,27 @@ async def servers(kafka: EmbeddedKafka) -> list[str]:
     return ["--servers", ",".join(kafka.bootstrap)]
 
 
-async def test_topics_are_listed_without_kafkas_own(servers: list[str], tmp_path: Path):
-    done = await topics(tmp_path, *servers)
-    assert (done.code, done.err) == (0, "")
-    assert [line.split() for line in done.out.splitlines()] == [
+async def test_topics_are_listed_without_kafkas_own(servers: list[str]):
+    done = await run_command("topics", *servers)
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert [line.split() for line in done.stdout.splitlines()] == [
         ["TOPIC", "PARTITIONS", "REPLICAS", "RECORDS"],
         ["orders", "3", "1", "2"],
         ["stock", "1", "1", "0"],
     ]
-    listed = await topics(tmp_path, *servers, "--all", "--json")
-    names = [json.loads(line)["name"] for line in listed.out.splitlines()]
+    listed = await run_command("topics", *servers, "--all", "--json")
+    names = [json.loads(line)["name"] for line in listed.stdout.splitlines()]
     assert names == ["__own", "orders", "stock"]
 
 
-async def test_a_topic_is_described_with_its_newest_record(servers: list[str], tmp_path: Path):
-    done = await topics(tmp_path, "orders", *servers)
-    assert (done.code, done.err) == (0, "")
-    assert "records  2, 0.0/s" in done.out
-    assert "2023-11-14T22:13:21.000Z, partition 1, offset 0" in done.out
-    assert 'value  {"n": 2}' in done.out
-    assert "\x1b" not in done.out, "a header cannot control the terminal"
-    described = json.loads((await topics(tmp_path, "orders", *servers, "--json")).out)
+async def test_a_topic_is_described_with_its_newest_record(servers: list[str]):
+    done = await run_command("topics", "orders", *servers)
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "records  2, 0.0/s" in done.stdout
+    assert "2023-11-14T22:13:21.000Z, partition 1, offset 0" in done.stdout
+    assert 'value  {"n": 2}' in done.stdout
+    assert "\x1b" not in done.stdout, "a header cannot control the terminal"
+    described = json.loads((await run_command("topics", "orders", *servers, "--json")).stdout)
     assert [each["end"] for each in described["partitions"]] == [1, 1, 0]
     assert {"partition", "leader", "replicas", "inSync", "start", "end"} == set(
         described["partitions"][0]
@@ -74,40 +60,38 @@ async def test_a_topic_is_described_with_its_newest_record(servers: list[str], t
     assert described["newest"]["key"] == "b"
 
 
-async def test_a_record_without_key_or_value_has_null(
-    kafka: EmbeddedKafka, servers: list[str], tmp_path: Path
-):
+async def test_a_record_without_key_or_value_has_null(kafka: EmbeddedKafka, servers: list[str]):
     """JSON had the text "null" for a key or a value that is not there."""
 
     async def read_newest(record: RecordToSend) -> tuple[object, object]:
         await produce_records(kafka.bootstrap, "stock", [record])
-        done = await topics(tmp_path, "stock", *servers, "--json")
-        newest = json.loads(done.out)["newest"]
+        done = await run_command("topics", "stock", *servers, "--json")
+        newest = json.loads(done.stdout)["newest"]
         return newest["key"], newest["value"]
 
     assert await read_newest(RecordToSend(b"a")) == (None, "a")
     assert await read_newest(RecordToSend(None, b"k")) == ("k", None)
-    assert "value  null" in (await topics(tmp_path, "stock", *servers)).out
+    assert "value  null" in (await run_command("topics", "stock", *servers)).stdout
 
 
 async def test_the_configuration_gives_servers_and_decodes(servers: list[str], tmp_path: Path):
     text = f"kafka: {{servers: '{servers[1]}', topics: [{{name: orders, value: {{model: int}}}}]}}"
     (tmp_path / "gateway.yaml").write_text(text)
-    done = await topics(tmp_path, "orders")
-    assert (done.code, done.err) == (0, "")
-    assert "(not int: model int has 4 bytes, not 8)" in done.out
+    done = await run_command("topics", "orders")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "(not int: model int has 4 bytes, not 8)" in done.stdout
 
 
-async def test_an_unknown_topic_is_reported_with_the_nearest(servers: list[str], tmp_path: Path):
-    done = await topics(tmp_path, "order", *servers)
-    assert (done.code, done.out) == (1, "")
-    assert done.err == "gateway: no broker knows the topic order; did you mean 'orders'?\n"
+async def test_an_unknown_topic_is_reported_with_the_nearest(servers: list[str]):
+    done = await run_command("topics", "order", *servers)
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr == "gateway: no broker knows the topic order; did you mean 'orders'?\n"
 
 
-async def test_a_kafka_that_is_away_is_named(tmp_path: Path):
-    done = await topics(tmp_path, "--servers", "127.0.0.1:1")
-    assert (done.code, done.out) == (1, "")
-    assert "127.0.0.1:1" in done.err and done.err.count("\n") == 1
+async def test_a_kafka_that_is_away_is_named():
+    done = await run_command("topics", "--servers", "127.0.0.1:1")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "127.0.0.1:1" in done.stderr and done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from support.source_tree import copy_source, list_source_files
 
+pytestmark = pytest.mark.needs("build")
+
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:

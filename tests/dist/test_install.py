@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from support.ports import find_free_port
 from support.brokers import embedded_kafka
+from support.ports import find_free_port
 from support.records import produce_records
 from support.requirements import skip_or_fail
 from support.source_tree import copy_source
@@ -23,6 +22,8 @@ from gateway.kafka.embedded import EmbeddedKafka
 MAX_PACKAGES = 40  # 38, and pip
 MAX_SIZE_MB = 95  # of site-packages, without pip: 93 with Python 3.11
 START_TIMEOUT_S = 60.0
+
+pytestmark = pytest.mark.needs("build")
 
 kafka = embedded_kafka({"orders": 1})
 
@@ -100,7 +101,8 @@ async def test_a_plain_install_streams_records(core: Path, kafka: EmbeddedKafka,
     )
     try:
         async with asyncio.timeout(START_TIMEOUT_S):
-            while run(core / "gateway", "health", "-c", file, cwd=tmp_path).returncode:
+            command = [core / "gateway", "health", "-c", file]
+            while (await asyncio.to_thread(run, *command, cwd=tmp_path)).returncode:
                 assert process.returncode is None
         url = f"http://127.0.0.1:{port}/orders?from=earliest&until=latest"
         tail = await asyncio.to_thread(run, core / "gateway", "tail", url, cwd=tmp_path)

@@ -212,6 +212,7 @@ def test_letters_of_all_languages_are_as_they_were(out: StringIO):
     assert "Größe 10 € \u05e9\u05dc\u05d5\u05dd \N{GRINNING FACE}" in out.getvalue()
 
 
+@pytest.mark.needs("process")
 def test_an_error_that_nobody_caught_is_an_object(tmp_path: Path):
     """Its traceback was text, of many lines, in a log that is JSON."""
     program = (
@@ -234,6 +235,7 @@ def test_an_error_that_nobody_caught_is_an_object(tmp_path: Path):
     assert "at the end" in last["error"] and last["level"] == "critical"
 
 
+@pytest.mark.needs("process")
 def test_a_line_is_escaped_without_a_free_descriptor():
     """The codec was loaded by the first line that needed it, and that line was lost."""
     script = (
