@@ -53,6 +53,7 @@ class WebSocketConnection(asyncio.Protocol):
         closed: Whether nothing more is sent, since either side has closed.
         full: Whether bytes wait in the transport for the client to read.
         ping_slot: The slot of the ping scheduler, which sets it.
+        pending_pong: The latest pong that the client does not take yet, as a frame.
     """
 
     __slots__ = (
@@ -62,7 +63,6 @@ class WebSocketConnection(asyncio.Protocol):
         "_ignores_input",
         "_is_paused",
         "_listener",
-        "_pending_pong",
         "_ping_payload",
         "_ping_scheduler",
         "_ping_sent_at",
@@ -72,6 +72,7 @@ class WebSocketConnection(asyncio.Protocol):
         "closed",
         "deflate",
         "full",
+        "pending_pong",
         "ping_slot",
         "transport",
     )
@@ -115,7 +116,7 @@ class WebSocketConnection(asyncio.Protocol):
         self._ping_payload: bytes | None = None  # of a ping that was not answered yet
         # When that ping was sent, and when the client last took all of a full buffer.
         self._ping_sent_at = self._drained_at = 0.0
-        self._pending_pong = b""  # the latest, while the client does not take it
+        self.pending_pong = b""
         self._read_handle: asyncio.Handle | None = None  # the turn in which reading goes on
         self._timer: asyncio.TimerHandle | None = None  # of closing
         self._is_paused = not transport.is_reading()
@@ -233,7 +234,7 @@ class WebSocketConnection(asyncio.Protocol):
     def _send_pong(self, pong: bytes) -> None:
         """Write a pong, or keep the latest one for a client that does not read (RFC 6455 5.5.3)."""
         if self.full:
-            self._pending_pong = pong
+            self.pending_pong = pong
         else:
             self.write(pong)
 
@@ -261,8 +262,8 @@ class WebSocketConnection(asyncio.Protocol):
         """Mark the socket as drained, and notify the listener. Called by the transport."""
         self.full = False
         self._drained_at = self._ping_scheduler.loop.time()
-        if self._pending_pong:
-            pong, self._pending_pong = self._pending_pong, b""
+        if self.pending_pong:
+            pong, self.pending_pong = self.pending_pong, b""
             self.write(pong)
         if self._listener is not None:
             self._listener.on_drained()
@@ -331,10 +332,10 @@ class WebSocketConnection(asyncio.Protocol):
 
     def _send_close(self, code: int | None, reason: str) -> None:
         self._flush_handshake()
-        if self._pending_pong:
-            self.write(self._pending_pong)
+        if self.pending_pong:
+            self.write(self.pending_pong)
         self.write(websocket.encode_close(code, reason))
-        self.closed, self._pending_pong = True, b""
+        self.closed, self.pending_pong = True, b""
 
     def _linger(self, seconds: float) -> None:
         """Close our side, and discard what comes until the client closes its own.

@@ -7,6 +7,7 @@ in the ring of its channel.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from functools import partial
 from typing import assert_never
 
@@ -362,6 +363,11 @@ class Session(MessageProcessor):
             self._close_when_answered(code, stream.close_reason)
         elif self._is_leaving and not self._streams:
             self._close_when_answered(SERVICE_RESTART, RESTART_REASON)
+
+    @property
+    def streams(self) -> Mapping[str | None, WebSocketStream]:
+        """Return the streams by label, in the order in which `on_drained` calls them."""
+        return self._streams
 
     def on_stream_full(self, stream: WebSocketStream) -> None:
         """Move a stream to the end of the order in which `on_drained` calls them."""

@@ -183,8 +183,8 @@ async def test_after_a_full_socket_it_is_the_turn_of_those_who_did_not_fill_it(
         house.full = True
         for label in "abc":
             write_records(house.clients[f"/{label}"], b"%d" % len(house.sent))
-        house.session.on_stream_full(house.session._streams[first])
-        assert next(iter(house.session._streams)) == second
+        house.session.on_stream_full(house.session.streams[first])
+        assert next(iter(house.session.streams)) == second
 
 
 async def test_a_lost_session_leaves_no_client_no_task_and_nobody_to_tell(
