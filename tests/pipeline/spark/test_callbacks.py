@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.waiting import block_until
+from support.waiting import WAIT_TIMEOUT_S, block_until
 
 from gateway.pipeline.spark.callbacks import close_idle_connections
 
@@ -29,7 +29,9 @@ def test_queries_that_ended_leave_no_thread(spark: Any, tmp_path: Path):
         close_idle_connections(spark)
         most = counts[0] + 2 if counts else threading.active_count()
         block_until(
-            lambda most=most: threading.active_count() <= most, f"{most} threads", timeout_s=10
+            lambda most=most: threading.active_count() <= most,
+            f"{most} threads",
+            timeout_s=WAIT_TIMEOUT_S,
         )
         counts.append(threading.active_count())
 

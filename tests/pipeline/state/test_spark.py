@@ -195,8 +195,7 @@ def test_bits_flipped_in_a_snapshot_are_mended_by_spark_where_checksums_are(
     assert "state/0/0" in _alert()
 
 
-@pytest.mark.parametrize("harm", [tables, changelog])
-@pytest.mark.parametrize("sums", [True, False])
+@pytest.mark.parametrize(("harm", "sums"), [(tables, False), (changelog, False), (changelog, True)])
 def test_what_spark_gives_up_at_is_mended(
     job: CountingQuery,
     spark: Any,
@@ -204,12 +203,10 @@ def test_what_spark_gives_up_at_is_mended(
     harm: Callable[[Path], None],
     sums: bool,
 ) -> None:
-    """A changelog, or, on a file system without checksums, a table."""
+    """A changelog, or, on a file system without checksums, a table: with them Spark mends it."""
     harm(job.checkpoint / "state/0/0")
     if not sums:
         delete_checksums(job.checkpoint)
-    elif harm is tables:
-        return  # see above: Spark does it
     job.write_batch(5)
     with pytest.raises(Exception, match="STREAM_FAILED") as failed:
         job.run_to_end()
@@ -238,5 +235,5 @@ def _alert() -> str:
         ]
         return bool(said)
 
-    asyncio.run(wait_until(raised, "an alert", 30.0, interval_s=0.1))
+    asyncio.run(wait_until(raised, "an alert", interval_s=0.1))
     return said[0]
