@@ -91,12 +91,15 @@ class BackgroundTasks:
             self._log.error("%s failed", task.get_name(), exc_info=error)
 
 
-async def run_supervised(run: Callable[[], Awaitable[None]], name: str) -> None:
+async def run_supervised(
+    run: Callable[[], Awaitable[None]], name: str, *, restart_delay_s: float = RESTART_DELAY_S
+) -> None:
     """Run work that others depend on until it returns, and run it again after each failure.
 
     Args:
         run: What to run. Errors that somebody expects are handled within it.
         name: What it is called in the log.
+        restart_delay_s: The time before it is run again, in seconds.
     """
     while True:
         try:
@@ -108,4 +111,4 @@ async def run_supervised(run: Callable[[], Awaitable[None]], name: str) -> None:
                 # The failure replaced the CancelledError. Running it again would swallow the
                 # cancellation, and the application would never end.
                 return
-            await asyncio.sleep(RESTART_DELAY_S)
+            await asyncio.sleep(restart_delay_s)

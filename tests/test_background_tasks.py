@@ -7,8 +7,8 @@ import weakref
 from contextvars import Context, ContextVar
 
 import pytest
+from support.waiting import WAIT_TIMEOUT_S
 
-from gateway import background_tasks
 from gateway.background_tasks import BackgroundTasks, run_supervised
 
 log = logging.getLogger("gateway.test")
@@ -106,7 +106,7 @@ async def test_closing_leaves_no_task_that_is_started_meanwhile():
 
     tasks.start(start_another_at_the_end(), "a test")
     await asyncio.sleep(0)
-    await asyncio.wait_for(tasks.close(), 5.0)
+    await asyncio.wait_for(tasks.close(), WAIT_TIMEOUT_S)
     assert [task.cancelled() for task in started] == [True]
     assert not len(tasks)
 
@@ -123,7 +123,7 @@ async def test_waiting_for_all_includes_those_that_are_started_meanwhile():
         is_over.set()
 
     tasks.start(start_another(), "a test")
-    await asyncio.wait_for(tasks.wait(), 5.0)
+    await asyncio.wait_for(tasks.wait(), WAIT_TIMEOUT_S)
     assert is_over.is_set()
 
 
@@ -141,7 +141,7 @@ async def test_the_first_task_to_end_can_end_the_wait():
     tasks = BackgroundTasks(log)
     tasks.start(wait_for_ever(), "a test")
     tasks.start(asyncio.sleep(0), "another test")
-    await asyncio.wait_for(tasks.wait(return_when=asyncio.FIRST_COMPLETED), 5.0)
+    await asyncio.wait_for(tasks.wait(return_when=asyncio.FIRST_COMPLETED), WAIT_TIMEOUT_S)
     assert len(tasks) == 1
     await tasks.close()
 
@@ -162,11 +162,10 @@ class FailingWork:
             raise ValueError("it broke")
 
 
-async def test_work_that_fails_is_begun_again(monkeypatch):
-    monkeypatch.setattr(background_tasks, "RESTART_DELAY_S", 0.0)
+async def test_work_that_fails_is_begun_again():
     work = FailingWork(fails_at_once=True)
-    running = asyncio.create_task(run_supervised(work.run, "it"))
-    async with asyncio.timeout(60):
+    running = asyncio.create_task(run_supervised(work.run, "it", restart_delay_s=0.0))
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
         for _ in range(3):
             await work.has_begun.acquire()
         running.cancel()
@@ -177,7 +176,7 @@ async def test_work_that_fails_while_it_ends_is_not():
     """It was begun again, and the sidecar never ended."""
     work = FailingWork(fails_at_once=False)
     running = asyncio.create_task(run_supervised(work.run, "it"))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
         await work.has_begun.acquire()
         running.cancel()
         await asyncio.wait([running])

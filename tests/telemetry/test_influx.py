@@ -69,10 +69,9 @@ def test_any_label_and_number_is_one_line(label: str, value: float):
     assert point.tags.get("group", "") == plain
 
 
-def test_many_series_go_in_several_requests(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(influx, "MAX_LINES_PER_REQUEST", 10)
+def test_many_series_go_in_several_requests():
     figures = MetricSamples()
-    for number in range(25):
+    for number in range(influx.MAX_LINES_PER_REQUEST + 1):
         figures.add(catalog.PARTITION_READY, 1, "orders", number)
     with running_influx_receiver() as back:
         push = InfluxExporter(
@@ -80,7 +79,7 @@ def test_many_series_go_in_several_requests(monkeypatch: pytest.MonkeyPatch):
         )
         assert push.send(figures)
         push.close()
-        assert [len(points) for _, _, points in back.requests] == [10, 10, 5]
+        assert [len(points) for _, _, points in back.requests] == [influx.MAX_LINES_PER_REQUEST, 1]
 
 
 def test_a_server_that_refuses_or_is_away_is_told(caplog: pytest.LogCaptureFixture):

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.telemetry import redaction
 from gateway.telemetry.redaction import add_secret_names, redact_text, redact_url
 
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhZGEifQ.Sfl-KxwRJSMeKKF2QT4"
@@ -48,11 +47,10 @@ def test_whatever_the_secret_and_whatever_stands_around_it(name, secret, before)
     assert "s3cret" not in redact_text(f"GET {url} 401")
 
 
-def test_a_parameter_of_an_operator_is_hidden_once_it_is_named(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(redaction, "_SECRET_NAMES", set(redaction._SECRET_NAMES))
-    assert redact_url("/events?pass=abc") == "/events?pass=abc"
-    add_secret_names(["Pass"])
-    assert redact_url("/events?pass=abc") == "/events?pass=***"
+def test_a_parameter_of_an_operator_is_hidden_once_it_is_named():
+    assert redact_url("/events?own-pass=abc") == "/events?own-pass=abc"
+    add_secret_names(["Own-Pass"])
+    assert redact_url("/events?own-pass=abc") == "/events?own-pass=***"
 
 
 @pytest.mark.parametrize(

@@ -31,16 +31,23 @@ class WebSocketSource:
         target: The stream.
         headers: Headers of every handshake.
         tls: The TLS context; None for `ws://`.
+        idle_timeout_s: After so much silence the connection is lost; the server is asked before.
     """
 
     def __init__(
-        self, target: Target, *, headers: Mapping[str, str], tls: ssl.SSLContext | None
+        self,
+        target: Target,
+        *,
+        headers: Mapping[str, str],
+        tls: ssl.SSLContext | None,
+        idle_timeout_s: float = IDLE_TIMEOUT_S,
     ) -> None:
         self.retry: float | None = None
         self.display_name = target.display_name
         self._target = target
         self._headers = headers
         self._tls = tls
+        self._idle_timeout_s = idle_timeout_s
 
     async def close(self) -> None:
         """Do nothing: connections share nothing."""
@@ -119,7 +126,7 @@ class WebSocketSource:
         """
         for _ in range(2):
             try:
-                async with asyncio.timeout(IDLE_TIMEOUT_S / 2):
+                async with asyncio.timeout(self._idle_timeout_s / 2):
                     message = await socket.recv()
             except TimeoutError:
                 await socket.send('{"type": "ping"}')
@@ -129,7 +136,7 @@ class WebSocketSource:
                     f"{self.display_name} speaks another protocol: a binary message"
                 )
             return message
-        raise ConnectionLost(f"nothing received for {IDLE_TIMEOUT_S:.0f} s")
+        raise ConnectionLost(f"nothing received for {self._idle_timeout_s:.0f} s")
 
     async def _build_error(self, exc: InvalidStatus) -> StreamRefused | ConnectionLost:
         """Return the error for a refused handshake."""

@@ -7,6 +7,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from http import HTTPStatus
+from typing import Any
 
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
@@ -26,11 +27,11 @@ async def served(handler: Handler, **options) -> AsyncIterator[str]:
         yield f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
-def source(url: str, *options: str, filters: list[str] | None = None) -> WebSocketSource:
+def source(url: str, filters: list[str] | None = None, **options: Any) -> WebSocketSource:
     target = Target.parse(url)
     query = target.query.with_selection(filters or [], None)
     made = Target(target.scheme, target.location, target.path, target.socket_path, query)
-    return WebSocketSource(made, headers={"Authorization": "Bearer x"}, tls=None)
+    return WebSocketSource(made, headers={"Authorization": "Bearer x"}, tls=None, **options)
 
 
 async def heard(it: WebSocketSource, position: str | None = None, left: int | None = None):
@@ -172,8 +173,7 @@ async def test_nobody_at_home_and_a_cut_are_told_apart():
     assert str(over) == "Connection refused"
 
 
-async def test_silence_is_asked_about_and_then_lost(monkeypatch):
-    monkeypatch.setattr("gateway.cli.tail.websocket.IDLE_TIMEOUT_S", 0.4)
+async def test_silence_is_asked_about_and_then_lost():
     asked = []
 
     async def handler(socket: ServerConnection) -> None:
@@ -185,6 +185,6 @@ async def test_silence_is_asked_about_and_then_lost(monkeypatch):
                     await socket.send('{"type":"pong"}')
 
     async with served(handler) as url:
-        _, over = await asyncio.wait_for(heard(source(f"{url}/o")), 30)
+        _, over = await asyncio.wait_for(heard(source(f"{url}/o", idle_timeout_s=0.4)), 60)
     assert isinstance(over, ConnectionLost) and "nothing received" in str(over)
     assert len(asked) >= 2 and asked[0] == {"type": "ping"}
