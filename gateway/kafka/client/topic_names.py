@@ -16,13 +16,14 @@ MAX_AGE_S = 5.0
 
 
 class TopicNames:
-    """The names of all topics of a cluster, at most `MAX_AGE_S` old.
+    """The names of all topics of a cluster, at most `max_age_s` old.
 
     Created and owned by `Metadata`. Callers share one request.
     """
 
-    def __init__(self, brokers: Brokers) -> None:
+    def __init__(self, brokers: Brokers, *, max_age_s: float = MAX_AGE_S) -> None:
         self._brokers = brokers
+        self._max_age_s = max_age_s
         self._names: frozenset[str] = frozenset()
         self._expires_at = float("-inf")
         self._fetch_task: asyncio.Task[frozenset[str]] | None = None
@@ -49,5 +50,5 @@ class TopicNames:
     async def _fetch(self) -> frozenset[str]:
         _, response = await self._brokers.fetch_metadata(None)
         self._names = frozenset(response.topics)
-        self._expires_at = asyncio.get_running_loop().time() + MAX_AGE_S
+        self._expires_at = asyncio.get_running_loop().time() + self._max_age_s
         return self._names

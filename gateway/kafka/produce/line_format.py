@@ -123,7 +123,9 @@ class ValueDigest:
         return f"{self._sum % (1 << 256):064x}"
 
 
-async def iter_line_chunks(source: BinaryIO) -> AsyncGenerator[list[bytes], None]:
+async def iter_line_chunks(
+    source: BinaryIO, *, chunk_bytes: int = CHUNK_BYTES
+) -> AsyncGenerator[list[bytes], None]:
     """Yield the lines of each chunk that is read, as it comes, without their LF.
 
     The last line need not end in LF. The source is read in a daemon thread, because a read from a
@@ -131,6 +133,7 @@ async def iter_line_chunks(source: BinaryIO) -> AsyncGenerator[list[bytes], None
 
     Args:
         source: The input, opened for reading bytes.
+        chunk_bytes: How much is read at once.
 
     Raises:
         GatewayError: The input cannot be read.
@@ -151,7 +154,7 @@ async def iter_line_chunks(source: BinaryIO) -> AsyncGenerator[list[bytes], None
         # BrokenPipeError: the iterator was closed. RuntimeError: the event loop was.
         with suppress(BrokenPipeError, RuntimeError):
             try:
-                _read_lines(source, emit)
+                _read_lines(source, chunk_bytes, emit)
                 emit(None)
             except (OSError, ValueError) as exc:
                 emit(GatewayError(f"the input cannot be read: {exc}"))
@@ -169,12 +172,12 @@ async def iter_line_chunks(source: BinaryIO) -> AsyncGenerator[list[bytes], None
         chunks_allowed.release(2)
 
 
-def _read_lines(source: BinaryIO, emit: Callable[[list[bytes]], None]) -> None:
+def _read_lines(source: BinaryIO, chunk_bytes: int, emit: Callable[[list[bytes]], None]) -> None:
     """Pass on the whole lines of each chunk, until the end of the input."""
     # `read1` returns what is there; `read` would wait until the whole chunk is filled.
     read: Callable[[int], bytes] = getattr(source, "read1", source.read)
     rest: list[bytes] = []  # the parts of a line whose end was not read yet
-    while data := read(CHUNK_BYTES):
+    while data := read(chunk_bytes):
         head, *tail = data.split(b"\n")
         rest.append(head)
         if tail:

@@ -9,7 +9,6 @@ from support.topic_reads import open_cluster
 from support.waiting import wait_until
 
 from gateway.errors import BrokerUnavailable
-from gateway.kafka.client import topic_names as module
 from gateway.kafka.client.topic_names import TopicNames
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.kafka.protocol.requests import MetadataResponse, TopicMetadata
@@ -34,9 +33,9 @@ class FakeBrokers:
         return 1, MetadataResponse(0, None, (), found)
 
 
-def build_topic_names() -> tuple[TopicNames, Any]:
+def build_topic_names(**options: Any) -> tuple[TopicNames, Any]:
     brokers: Any = FakeBrokers()
-    return TopicNames(brokers), brokers
+    return TopicNames(brokers, **options), brokers
 
 
 async def test_all_topics_of_a_cluster_are_named(embedded: EmbeddedKafka):
@@ -71,9 +70,8 @@ async def test_one_who_leaves_does_not_take_the_answer_from_the_others():
     assert await second == {"a"}
 
 
-async def test_an_answer_is_asked_for_again_when_it_is_old(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "MAX_AGE_S", 0.0)
-    made, brokers = build_topic_names()
+async def test_an_answer_is_asked_for_again_when_it_is_old():
+    made, brokers = build_topic_names(max_age_s=0.0)
     brokers.may_answer.set()
     await made.fetch_all()
     brokers.topics.append("b")

@@ -9,7 +9,6 @@ import pytest
 from support.pipe import open_pipe
 
 from gateway.errors import GatewayError
-from gateway.kafka.produce import line_format as module
 from gateway.kafka.produce.line_format import LineFormat, ValueDigest, iter_line_chunks
 
 
@@ -83,10 +82,10 @@ def test_the_unordered_digest_survives_any_order_but_no_loss_and_no_duplicate():
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1 << 20])
-async def test_lines_are_whole_however_they_are_read(size, monkeypatch):
-    monkeypatch.setattr(module, "CHUNK_BYTES", size)
+async def test_lines_are_whole_however_they_are_read(size):
     data = b"one\n\ntwo\r\n\xff\x00\nlast"
-    got = [line async for chunk in iter_line_chunks(io.BytesIO(data)) for line in chunk]
+    chunks = iter_line_chunks(io.BytesIO(data), chunk_bytes=size)
+    got = [line async for chunk in chunks for line in chunk]
     assert got == [b"one", b"", b"two\r", b"\xff\x00", b"last"]
 
 
@@ -128,11 +127,9 @@ async def test_reading_never_blocks_the_end_of_the_process():
 
 
 @pytest.mark.filterwarnings("error")
-def test_who_stops_listening_early_leaves_no_traceback(monkeypatch):
-    monkeypatch.setattr(module, "CHUNK_BYTES", 2)
-
+def test_who_stops_listening_early_leaves_no_traceback():
     async def read_first() -> list[bytes]:
-        return await anext(iter_line_chunks(io.BytesIO(b"a\n" * 1000)))
+        return await anext(iter_line_chunks(io.BytesIO(b"a\n" * 1000), chunk_bytes=2))
 
     assert asyncio.run(read_first()) == [b"a"]
     for reader in threading.enumerate():
