@@ -35,7 +35,7 @@ from support.kafka_proxy import ApiKey, KafkaProxy
 from support.oracle import StreamOracle
 from support.secure_kafka import PASSWORDS_BY_USER, build_unsecured_jwt, grant_access
 from support.tasks import running_task
-from support.waiting import wait_until
+from support.waiting import WAIT_TIMEOUT_S, wait_until
 
 from gateway.core.log.record import TopicPartition
 from gateway.kafka.local import BrokerSecurity, LocalKafka
@@ -233,7 +233,7 @@ async def test_a_wrong_password_is_a_reason_not_to_be_ready(secured: LocalKafka)
         httpx.AsyncClient(base_url=gateway.base_url, trust_env=False) as http,
     ):
         told = ""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_TIMEOUT_S):
             while "uthentication" not in told:
                 answer = await http.get("/health/ready")
                 assert answer.status_code == 503

@@ -10,6 +10,7 @@ import pytest
 from support.instances import ConsumerInstance, generate_group, get_offsets
 from support.records import RecordToSend, produce_records
 from support.sidecars import running_sidecar, wait_until_ready
+from support.waiting import WAIT_TIMEOUT_S
 
 
 @pytest.fixture
@@ -110,7 +111,7 @@ async def test_with_auto_commit_a_poll_says_that_the_last_one_is_done_with(http,
         pass
     assert await instance.fetch_committed((name, 0)) == {}
     await instance.poll_records(max_bytes=1)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
         while True:
             if await instance.fetch_committed((name, 0)) == {(name, 0): 1}:
                 break

@@ -11,6 +11,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import OffsetOutOfRangeError
 from support.kafka_wire import ApiKey
 from support.records import RecordToSend, produce_records
+from support.waiting import WAIT_TIMEOUT_S
 
 from gateway.core.error_code import ErrorCode
 from gateway.errors import LocalBrokerError
@@ -33,7 +34,7 @@ async def read_values(kafka, topic, offset, count, partition=0):
     async with open_consumer(kafka) as reader:
         reader.assign([tp := TopicPartition(topic, partition)])
         reader.seek(tp, offset)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_TIMEOUT_S):
             return [await reader.getone() for _ in range(count)]
 
 

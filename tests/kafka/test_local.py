@@ -10,7 +10,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import UnknownTopicOrPartitionError
 from support.records import RecordToSend, open_transaction, produce_records
 from support.requirements import skip_or_fail
-from support.waiting import wait_until
+from support.waiting import WAIT_TIMEOUT_S, wait_until
 
 
 def open_consumer(bootstrap, **options):
@@ -28,7 +28,7 @@ async def read_values(bootstrap, topic, partition=0, *, count, **options):
     async with open_consumer(bootstrap, **options) as reader:
         reader.assign([TopicPartition(topic, partition)])
         await reader.seek_to_beginning()
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(WAIT_TIMEOUT_S):
             return [(await reader.getone()).value for _ in range(count)]
 
 
@@ -109,7 +109,7 @@ async def test_compaction_keeps_the_last_of_each_key(retention_kafka):
     # The active segment is never compacted: it takes one more record, in a later segment.
     await asyncio.sleep(0.6)
     await produce_records(retention_kafka.bootstrap, name, [RecordToSend(b"3", key=b"other")])
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
         while await read_values(retention_kafka.bootstrap, name, count=1) == [b"1"]:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
     assert await read_values(retention_kafka.bootstrap, name, count=2) == [b"2", b"3"]

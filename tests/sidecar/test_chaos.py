@@ -8,7 +8,7 @@ import pytest
 from support.app_server import running_app
 from support.brokers import embedded_kafka
 from support.sidecars import running_sidecar
-from support.waiting import wait_until
+from support.waiting import WAIT_TIMEOUT_S, wait_until
 
 from gateway.sidecar.chaos import ChaosMiddleware, ChaosMonkey
 from gateway.sidecar.http.status import StatusError
@@ -93,7 +93,7 @@ async def test_requests_that_wait_go_on_when_latency_is_switched_off():
     await asyncio.sleep(0)
     assert not any(item.done() for item in waiting), "another assault is none of theirs"
     monkey.set_assault("latency", {"enabled": False})
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
         await asyncio.gather(*waiting)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from uuid import UUID
 
 import pytest
-from support.waiting import wait_until
+from support.waiting import WAIT_TIMEOUT_S, wait_until
 
 from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
@@ -208,7 +208,7 @@ async def test_a_silent_broker_is_hedged_by_another_and_left_alone_next_time():
     kafka.bootstrap_answer = build_topic_answer(leader=2)
     metadata, _ = running_metadata(kafka, hedge_delay=0.02)
     await metadata.refresh("learn of the brokers")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
         await metadata.refresh("test")
         await metadata.refresh("test")
     assert kafka.list_asked_nodes() == [-1, 1, 2, 2]
@@ -374,7 +374,7 @@ async def test_brokers_that_go_on_naming_different_topics_are_not_asked_for_ever
     kafka.bootstrap_answer = build_topic_answer()
     metadata, changes = running_metadata(kafka, claim_period=0.5)
     await metadata.refresh("learn of the brokers")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
         await metadata.refresh_until_certain(["orders"], "test")
     assert len(changes) == 1 and not metadata.is_doubtful("orders")
     await metadata.close()
@@ -395,7 +395,7 @@ async def test_a_topic_that_was_taken_for_replaced_is_believed_when_all_go_on_na
 
 
 async def refresh_until(metadata: Metadata, condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
         while not condition():
             await metadata.refresh("test")
 
@@ -618,7 +618,7 @@ async def test_closing_ends_the_periodic_refresh_at_whatever_moment_it_comes():
         metadata.start()
         for _ in range(turns):
             await asyncio.sleep(0)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_TIMEOUT_S):
             await metadata.close()
 
 

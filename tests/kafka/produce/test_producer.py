@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.kafka_proxy import ApiKey, KafkaProxy
 from support.topic_reads import open_cluster, read_entries
-from support.waiting import wait_until
+from support.waiting import WAIT_TIMEOUT_S, wait_until
 
 from gateway import background_tasks
 from gateway.core.error_code import ErrorCode
@@ -321,7 +321,7 @@ async def test_a_record_that_waits_is_written_although_others_end_their_watch_of
         future = producer.send(T, None, b"v", timeout_s=LONG)
         await wait_until(lambda: kafkas.request_counts["Produce"] > 0)
         kafkas.metadata.unwatch("t")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_TIMEOUT_S):
             assert await future == 0
 
 

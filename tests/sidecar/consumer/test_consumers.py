@@ -12,6 +12,7 @@ from support.brokers import embedded_kafka
 from support.gateways import build_config, create_http_client, running_gateway_process
 from support.instances import ConsumerInstance
 from support.sidecars import running_sidecar, wait_until_ready
+from support.waiting import WAIT_TIMEOUT_S
 
 kafka = embedded_kafka({"t": 1})
 
@@ -94,7 +95,7 @@ async def test_a_long_poll_ends_with_the_sidecar(kafka):
         long = asyncio.create_task(instance.send_request("GET", "/records", timeout=60_000))
         path = "/topics/t/partitions/0/records?offset=0&timeout=60000"
         stateless = asyncio.create_task(http.get(path))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_TIMEOUT_S):
             while True:
                 if "gateway_consumer_polling 1" in (await http.get("/metrics")).text:
                     break
