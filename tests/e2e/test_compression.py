@@ -153,6 +153,7 @@ async def test_a_rider_whose_time_is_up_has_a_right_end(
     assert set(numbers(text)) <= set(range(20))
 
 
+@pytest.mark.night
 async def test_some_that_resume_and_one_that_stalls_get_all_and_a_right_end(kafka: EmbeddedKafka):
     """What does not shrink fills the network and the ring, so that the slow one falls out of it
     and reads alone for a while; what those missed who come back is read for all of them at once;
