@@ -10,6 +10,7 @@ from collections import Counter
 
 import httpx
 import psutil
+import pytest
 from support.gateways import build_config, create_http_client, running_gateway_process
 from support.instances import ConsumerInstance, generate_group
 from support.sidecars import running_sidecar, wait_until_ready
@@ -75,6 +76,7 @@ async def reached(committed: Counter[tuple[int, int]], count: int) -> None:
         await asyncio.sleep(0.02)
 
 
+@pytest.mark.night
 async def test_a_thousand_instances_that_are_left_are_ended_and_their_memory_is_given_back(
     kafka, topic
 ):

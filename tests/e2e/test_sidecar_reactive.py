@@ -133,9 +133,6 @@ async def test_every_record_is_processed_or_a_dead_letter_whatever_happens(
     record_property("repeated", repeated)
     record_property("unexplained", len(unexplained))
     print(f"{RECORDS} records, {repeated} processed again, {len(unexplained)} by {kills} kills")
-    # what was answered and not yet committed when the sidecar was killed: at most the batch under
-    # way and the one before it, of each lane
-    assert len(unexplained) <= 2 * kills * group["parallelism"] * 100
 
 
 async def test_a_back_end_that_is_away_for_long_makes_no_dead_letters(world: ReactiveWorld):

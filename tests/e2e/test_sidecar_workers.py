@@ -67,12 +67,13 @@ async def test_two_workers_write_once_and_share_a_reactive_group_until_they_end(
             assert len(set(await asyncio.gather(*twins))) == 1
             await asyncio.gather(*(post(gateway, name, {"n": n}) for n in range(100)))
             await wait_until(
-                lambda: len(backend.processed_records) >= 101, "all at the back end", LONG
+                lambda: len({each["value"]["n"] for each in backend.processed_records}) >= 101,
+                "all at the back end",
+                LONG,
             )
             await client.wait_for_events(lambda events: len(parse_events(events)) >= 101, LONG)
-        assert sorted(each["value"]["n"] for each in backend.processed_records) == list(
-            range(-1, 100)
-        )
+        # At least once: what is not answered in time comes again.
+        assert {each["value"]["n"] for each in backend.processed_records} == set(range(-1, 100))
 
         gateway.write_config({**config, "sidecar": {**sidecar, "producer": {"maxBytes": "2MB"}}})
         kill(gateway.pid, SIGHUP)
