@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import Producer
 from support.brokers import KafkaCluster
 from support.jobs import JOB_TIMEOUT_S
-from support.waiting import block_until
+from support.waiting import WAIT_TIMEOUT_S, block_until
 
 from gateway.config import loads
 from gateway.config.sections.pipelines import Pipelines
@@ -80,7 +80,9 @@ def test_starts_of_a_query_leave_neither_descriptors_nor_threads(
         start()
     try:
         block_until(
-            lambda: held().fits(before, more=2), f"no more than 2 above {before}", timeout_s=10
+            lambda: held().fits(before, more=2),
+            f"no more than 2 above {before}",
+            timeout_s=WAIT_TIMEOUT_S,
         )
     except TimeoutError as error:
         raise AssertionError(f"{error}; there are {held()}") from None
@@ -99,5 +101,7 @@ def test_topics_of_a_query_that_ended_keep_no_client(kafka: KafkaCluster):
     inputs = InputTopics(places)
     assert held().clients > before.clients
     inputs.close()
-    block_until(lambda: held().clients <= before.clients, "the end of the clients", timeout_s=30)
+    block_until(
+        lambda: held().clients <= before.clients, "the end of the clients", timeout_s=WAIT_TIMEOUT_S
+    )
     assert inputs.topics.keys() == places.keys()
