@@ -16,7 +16,9 @@ from support.asyncapi import check_payload, find_faults, get_messages
 from support.browser import ENTER, TAB, Browser, running_browser
 from support.gateways import GatewayThread, build_config, running_gateway
 from support.records import RecordToSend, produce_records
+from support.scrape import fetch_metrics
 from support.sse import SseEvent, SseParser, parse_stream
+from support.waiting import WAIT_TIMEOUT_S
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
@@ -25,7 +27,6 @@ from gateway.kafka.embedded import EmbeddedKafka
 NDJSON = "application/x-ndjson"
 PROTOCOL = Subprotocol("gateway.v1")
 
-WITHIN = 60.0  # s
 MARKUP = "<img src=x onerror=alert(1)>"
 RECORDS = [
     RecordToSend(json.dumps({"order": n, "note": MARKUP}).encode(), b"ada", partition=0)
@@ -53,10 +54,12 @@ def config(kafka: EmbeddedKafka) -> dict[str, Any]:
             {"when": [{"path": "/json"}], "with": {"topic": "json"}},
         ],
         name="shop",
+        kafka={"bootstrap": ["orders"]},
     )
 
 
 JSON = {"value": {"model": "json"}}
+ONE_READY = ("gateway_partition_ready", {"topic": "orders", "partition": 1})
 
 
 @asynccontextmanager
@@ -70,7 +73,7 @@ async def shop() -> AsyncIterator[tuple[EmbeddedKafka, GatewayThread]]:
 @asynccontextmanager
 async def asking(gateway: GatewayThread) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(
-        base_url=gateway.base_url, trust_env=False, timeout=WITHIN
+        base_url=gateway.base_url, trust_env=False, timeout=WAIT_TIMEOUT_S
     ) as http:
         yield http
 
@@ -107,7 +110,7 @@ async def heard(
     answer: httpx.Response, enough: Callable[[list[SseEvent]], object]
 ) -> list[SseEvent]:
     parser, events = SseParser(), list[SseEvent]()
-    async with asyncio.timeout(WITHIN):
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
         async for piece in answer.aiter_bytes():
             events += parser.feed(piece)
             if enough(events):
@@ -121,6 +124,9 @@ async def test_what_is_sent_is_what_the_description_says():
         told = (await http.get("/asyncapi.json")).json()
         assert find_faults(told) == []
         kafka.lead("orders", 1, None)
+        async with asyncio.timeout(WAIT_TIMEOUT_S):
+            while (await fetch_metrics(gateway.base_url))[ONE_READY]:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
         async with http.stream("GET", "/events/orders") as answer:
             sent = asyncio.create_task(
                 produce_records(kafka.bootstrap, "orders", [*RECORDS, TOMBSTONE, BINARY])
@@ -174,7 +180,7 @@ async def test_what_a_websocket_hears_is_what_the_description_says():
 
 async def told_by(socket: ClientConnection, wanted: set[str]) -> list[Any]:
     heard: list[Any] = []
-    async with asyncio.timeout(WITHIN):
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
         while not wanted <= {each["type"] for each in heard}:
             heard.append(json.loads(await socket.recv()))
     return heard
@@ -232,7 +238,7 @@ async def tab() -> AsyncIterator[Browser]:
 
 
 async def shows(tab: Browser, condition: str) -> None:
-    await tab.wait_for_script(condition, WITHIN)
+    await tab.wait_for_script(condition, WAIT_TIMEOUT_S)
 
 
 async def tab_to(tab: Browser, wanted: str) -> None:
