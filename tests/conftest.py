@@ -12,6 +12,7 @@ from typing import Any
 import certifi
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 from support.requirements import require_tools
 
 pytest_plugins = [
@@ -37,7 +38,11 @@ settings.register_profile(
     "day", max_examples=50, derandomize=True, database=None, **HYPOTHESIS_OPTIONS
 )
 settings.register_profile("night", max_examples=1000, print_blob=True, **HYPOTHESIS_OPTIONS)
-settings.load_profile(os.environ.get("GATEWAY_HYPOTHESIS_PROFILE", "day"))
+PROFILE = os.environ.get("GATEWAY_HYPOTHESIS_PROFILE", "day")
+settings.load_profile(PROFILE)
+if PROFILE == "day":
+    # It also draws constants of the modules that are loaded, which differ from worker to worker.
+    providers._get_local_constants = providers.Constants
 
 
 def pytest_configure() -> None:
