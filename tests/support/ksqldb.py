@@ -17,8 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hypercorn.asyncio import serve
-from hypercorn.config import Config
 from support.asgi_servers import running_uvicorn
 
 DELIMITED_TYPE = "application/vnd.ksqlapi.delimited.v1"
@@ -176,6 +174,9 @@ async def _send_response(send: Any, status: int, body: bytes) -> None:
 @asynccontextmanager
 async def running_ksqldb(*, certificate: Path | None = None) -> AsyncIterator[FakeKsqldb]:
     """On hypercorn: HTTP/1.1 and HTTP/2, by prior knowledge, or with a certificate by ALPN."""
+    from hypercorn.asyncio import serve
+    from hypercorn.config import Config
+
     ksqldb = FakeKsqldb()
     over = asyncio.Event()
     listening = socket.create_server(("127.0.0.1", 0))

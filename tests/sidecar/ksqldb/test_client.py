@@ -17,6 +17,8 @@ from support.waiting import wait_until
 from gateway.sidecar.ksqldb.client import KsqlClient, KsqlUnavailable, build_query
 from gateway.sidecar.ksqldb.rows import KsqlError
 
+pytestmark = pytest.mark.needs("hypercorn")
+
 SELECT = "SELECT * FROM ORDERS EMIT CHANGES"
 
 

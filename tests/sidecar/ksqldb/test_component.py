@@ -19,6 +19,8 @@ from support.sidecars import running_sidecar, wait_until_ready
 from support.tcp_proxy import TcpProxy
 from support.waiting import wait_until
 
+pytestmark = pytest.mark.needs("hypercorn")
+
 kafka = embedded_kafka()
 SELECT = "SELECT * FROM ORDERS EMIT CHANGES"
 
