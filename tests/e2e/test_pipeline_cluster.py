@@ -17,9 +17,8 @@ from support.pipeline_process import (
     running_pipeline,
     write_config,
 )
-from support.spark_cluster import running_spark_cluster
+from support.spark_cluster import SparkCluster, running_spark_cluster
 
-pytestmark = pytest.mark.needs("java17")
 EVENTS = 400
 GAP = 10  # s
 LAST = 1_000_000  # s of event time, later than all: sessions end
@@ -70,8 +69,7 @@ def sessions(made) -> Counter:
 @pytest.fixture
 def topic(kafka):
     name = kafka.create_unique_topic(2)
-    for way in ("run", "ended"):
-        kafka.create_topic(f"{name}-{way}", 2)
+    kafka.create_topic(f"{name}-visits", 2)
     produce_values(kafka.bootstrap_servers, name, [*events(), *ends()], "user")
     return name
 
@@ -93,33 +91,44 @@ def batches(checkpoints: Path) -> tuple[list[str], list[str]]:
     return found[0], found[1]
 
 
-def test_a_job_brings_its_code_to_a_cluster_and_its_rows_are_right(kafka, topic, tmp_path):
-    wanted = sessions(events())
+@pytest.mark.needs("java17")
+@pytest.mark.night  # the other way, `submit`, is shown by day
+def test_a_job_that_runs_with_the_clusters_master_brings_its_code(kafka, topic, tmp_path):
+    to, file = f"{topic}-visits", tmp_path / "gateway.yaml"
+    with running_spark_cluster(tmp_path) as cluster:
+        made = job(topic, to, "available-now")
+        where = {"checkpoints": tmp_path / "checkpoints", "master": cluster.url}
+        write_config(file, kafka.bootstrap_servers, made, **where)
+        python = {"PYSPARK_PYTHON": cluster.python_path}
+        with running_pipeline("run", "all", "-c", file, log=tmp_path / "run.log", **python) as run:
+            assert run.wait_ended() == 0, run.read_log_tail()
+            assert came_out(kafka, to, run) == sessions(events())
+        assert_both_workers_were_sent_the_package(cluster)
+    begun, done = batches(tmp_path / "checkpoints")
+    assert begun == done
 
-    def ready(way: str, trigger: str, **where: str) -> tuple[str, Path, Path]:
-        """The output, the configuration, the log."""
-        to, file = f"{topic}-{way}", tmp_path / f"{way}.yaml"
-        checkpoints = tmp_path / "checkpoints" / way
-        write_config(
-            file, kafka.bootstrap_servers, job(topic, to, trigger), checkpoints=checkpoints, **where
-        )
-        return to, file, tmp_path / f"{way}.log"
 
+@pytest.mark.needs("java17")
+def test_a_job_that_is_submitted_brings_its_code_to_a_cluster_and_its_rows_are_right(
+    kafka, topic, tmp_path
+):
+    to, file = f"{topic}-visits", tmp_path / "gateway.yaml"
+    write_config(
+        file, kafka.bootstrap_servers, job(topic, to, "1s"), checkpoints=tmp_path / "checkpoints"
+    )
     with running_spark_cluster(tmp_path) as cluster:
         python = {"PYSPARK_PYTHON": cluster.python_path}
-        to, file, log = ready("run", "available-now", master=cluster.url)
-        with running_pipeline("run", "all", "-c", file, log=log, **python) as run:
-            assert run.wait_ended() == 0, run.read_log_tail()
-            assert came_out(kafka, to, run) == wanted
-        (name,), same = cluster.list_sent_archives()
-        assert same == [name]  # both workers ran an executor, which was sent the package
-
-        to, file, log = ready("ended", "1s")
         words = ("submit", "visits", "-c", file, "--master", cluster.url)
-        with running_pipeline(*words, log=log, **python) as submitted:
-            assert came_out(kafka, to, submitted) == wanted
+        with running_pipeline(*words, log=tmp_path / "submit.log", **python) as submitted:
+            assert came_out(kafka, to, submitted) == sessions(events())
             below = submitted.list_descendants()
             assert submitted.send_signal(signal.SIGTERM) == 0, submitted.read_log_tail()
             assert not [each for each in below if is_alive(each)]
-    begun, complete = batches(tmp_path / "checkpoints" / "ended")
-    assert begun == complete
+        assert_both_workers_were_sent_the_package(cluster)
+    begun, done = batches(tmp_path / "checkpoints")
+    assert begun == done
+
+
+def assert_both_workers_were_sent_the_package(cluster: SparkCluster) -> None:
+    (name,), same = cluster.list_sent_archives()
+    assert same == [name]
