@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 from aiokafka import AIOKafkaProducer
 from support.clients.secure import SecureEventSource
-from support.gateways import build_config, running_gateway
+from support.gateways import build_config, running_gateway_process
 from support.proxies import ALL_PROXIES, Nginx, Proxy, running_proxy
 from support.waiting import WAIT_TIMEOUT_S, wait_until
 from websockets import Origin
@@ -44,11 +44,15 @@ def kafka() -> Iterator[EmbeddedKafka]:
 async def proxy(
     request: pytest.FixtureRequest, kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Proxy]:
-    """One for all tests that break nothing, in front of a gateway."""
+    """One for all tests that break nothing.
+
+    As everywhere here its gateway is a process: proxies ask for its health, and on a busy machine
+    take one for gone that shares an interpreter with the test.
+    """
     config = build_config(kafka.bootstrap, ["orders", "many"], listen=TRUSTING)
     folder = tmp_path_factory.mktemp("proxy") / "proxy"
     async with (
-        running_gateway(config) as gateway,
+        running_gateway_process(config) as gateway,
         running_proxy(request.param, folder, gateway.port) as proxy,
     ):
         yield proxy
@@ -84,7 +88,9 @@ async def test_a_stream_resumes_across_a_reload_of_the_proxy_and_a_restart_of_th
 ):
     embedded.create_topic("orders", 2)
     async with (
-        running_gateway(build_config(embedded.bootstrap, ["orders"], listen=TRUSTING)) as gateway,
+        running_gateway_process(
+            build_config(embedded.bootstrap, ["orders"], listen=TRUSTING)
+        ) as gateway,
         running_proxy(kind, tmp_path / "proxy", gateway.port) as proxy,
         AIOKafkaProducer(bootstrap_servers=embedded.bootstrap) as producer,
         proxy.create_http_client() as http,
@@ -97,7 +103,7 @@ async def test_a_stream_resumes_across_a_reload_of_the_proxy_and_a_restart_of_th
         await producer.send_and_wait("orders", b"after reload", partition=0)
         await wait_until(lambda: client.records == ["first", "after reload"], client.describe_state)
 
-        await gateway.stop()
+        await gateway.kill()
         await producer.send_and_wait("orders", b"meanwhile", partition=1)
         await gateway.start()
         await producer.send_and_wait("orders", b"after", partition=0)
@@ -112,13 +118,13 @@ async def test_while_no_gateway_is_there_an_event_source_is_told_to_come_back(
 ):
     """A 502 or 503 would end it for good; a program gets one."""
     async with (
-        running_gateway(build_config(embedded.bootstrap)) as gateway,
+        running_gateway_process(build_config(embedded.bootstrap)) as gateway,
         running_proxy(
             kind, tmp_path / "proxy", gateway.port, changes=SHORT_WAITS.get(kind.NAME)
         ) as proxy,
         proxy.create_http_client() as http,
     ):
-        await gateway.stop()
+        await gateway.kill()
         answer = await http.get("/events/orders", headers=EVENTS)
         while answer.status_code != 200:  # until it is noticed by the checks of health
             answer = await http.get("/events/orders", headers=EVENTS)
@@ -146,14 +152,16 @@ async def test_after_all_gateways_were_away_each_stream_is_let_through_at_once(
     embedded.create_topic("orders", 1)
     config = build_config(embedded.bootstrap, ["orders"], listen=TRUSTING)
     async with AsyncExitStack() as stack:
-        gateways = [await stack.enter_async_context(running_gateway(config)) for _ in range(2)]
+        gateways = [
+            await stack.enter_async_context(running_gateway_process(config)) for _ in range(2)
+        ]
         ports = [gateway.port for gateway in gateways]
         changes = SHORT_WAITS.get(kind.NAME)
         running = running_proxy(kind, tmp_path / "proxy", *ports, changes=changes)
         proxy = await stack.enter_async_context(running)
         http = await stack.enter_async_context(proxy.create_http_client())
         for gateway in gateways:
-            await gateway.stop()
+            await gateway.kill()
         while (await http.get("/events/orders", headers=EVENTS)).text != "retry: 2000\n\n":
             pass
         for gateway in gateways:
@@ -169,6 +177,21 @@ async def test_after_all_gateways_were_away_each_stream_is_let_through_at_once(
 
 
 SHORT_WAITS = {"caddy": {"lb_try_duration 10s": "lb_try_duration 100ms"}}
+
+
+@in_module_loop
+async def test_a_page_of_the_proxys_own_origin_has_a_websocket(proxy: Proxy):
+    """Its Origin has the port that the browser knows; a Host without one was another site."""
+    async with (
+        connect(
+            f"wss://localhost:{proxy.port}/events/orders",
+            origin=Origin(proxy.url),
+            ssl=proxy.create_client_context(),
+            proxy=None,
+        ) as socket,
+        asyncio.timeout(WAIT_TIMEOUT_S),
+    ):
+        assert json.loads(await socket.recv())["type"] == "begin"
 
 
 @in_module_loop
@@ -194,21 +217,6 @@ async def test_the_id_of_2000_partitions_comes_through(proxy: Proxy, http2: bool
                 assert parse_token(client.last_event_id).topics[0].offsets[0] == offsets[0]
 
 
-@in_module_loop
-async def test_a_page_of_the_proxys_own_origin_has_a_websocket(proxy: Proxy):
-    """Its Origin has the port that the browser knows; a Host without one was another site."""
-    async with (
-        connect(
-            f"wss://localhost:{proxy.port}/events/orders",
-            origin=Origin(proxy.url),
-            ssl=proxy.create_client_context(),
-            proxy=None,
-        ) as socket,
-        asyncio.timeout(WAIT_TIMEOUT_S),
-    ):
-        assert json.loads(await socket.recv())["type"] == "begin"
-
-
 @every_proxy
 async def test_limits_are_by_the_clients_own_addresses(
     embedded: EmbeddedKafka, tmp_path: Path, kind: type[Proxy]
@@ -221,7 +229,9 @@ async def test_limits_are_by_the_clients_own_addresses(
         return proxy.create_http_client(local_address=address)
 
     async with (
-        running_gateway(build_config(embedded.bootstrap, ["orders"], listen=listen)) as gateway,
+        running_gateway_process(
+            build_config(embedded.bootstrap, ["orders"], listen=listen)
+        ) as gateway,
         running_proxy(kind, tmp_path / "proxy", gateway.port) as proxy,
         ask_from("127.0.0.2") as http,
         ask_from("127.0.0.3") as other_http,

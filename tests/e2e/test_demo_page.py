@@ -46,7 +46,7 @@ async def shows(tab: Browser, id: str, pattern: str, within: float = START_TIMEO
 async def live(tab: Browser, count: int) -> None:
     """So many of the two streams have a connection."""
     states = "document.querySelectorAll('.state[data-state=live]')"
-    await tab.wait_for_script(f"return {states}.length === {count}", 60)
+    await tab.wait_for_script(f"return {states}.length === {count}", START_TIMEOUT_S)
 
 
 async def is_alive(tab: Browser) -> None:
@@ -75,7 +75,7 @@ async def test_the_page_lives_and_outlives_its_server(tab: Browser):
             await is_alive(tab)
             await shows(tab, "gaps", "^1: position-refused$")
             checked = int((await tab.get_text("#checked")).partition(" ")[0])
-            await shows(tab, "checked", f"^(?!{checked} )[0-9]+ steps, none lost, none twice", 60)
+            await shows(tab, "checked", f"^(?!{checked} )[0-9]+ steps, none lost, none twice")
 
 
 @pytest.mark.night
@@ -114,7 +114,7 @@ async def test_the_page_is_used_by_keys_alone_and_fits_a_phone(tab: Browser):
         await tab.press_keys("g")  # grace, in the list of names
         await shows(tab, "path", "/grace$".replace("/", r"\/"))
         names = "[...document.querySelectorAll('#orders td:nth-child(2)')].map(e => e.textContent)"
-        await tab.wait_for_script(f"return {names}.length > 0", 60)
+        await tab.wait_for_script(f"return {names}.length > 0", START_TIMEOUT_S)
         assert set(await tab.run_script(f"return {names}")) == {"grace"}
         await focus(tab, "cut")
         await tab.press_keys(SPACE)
@@ -133,7 +133,7 @@ async def test_the_page_is_used_by_keys_alone_and_fits_a_phone(tab: Browser):
 async def more_orders_of(customer: str, running: DemoProcess) -> None:
     """Until one more has come."""
     url, asked = f"{running.url}/events/orders/{customer}", {"from": "live", "until": "1"}
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
+    async with httpx.AsyncClient(trust_env=False, timeout=START_TIMEOUT_S) as http:
         assert "event: end" in (await http.get(url, params=asked)).text
 
 
@@ -148,7 +148,7 @@ async def focus(tab: Browser, id: str) -> None:
 async def shell(line: str) -> bytes:
     """The first line in what a newcomer sees that is a record, or that it is ready."""
     wanted = '^data: [{]"(order|host)":|"value":|"status":"ready"'
-    first = f"timeout 40 {line} --noproxy '*' -sS | grep -m1 -E '{wanted}'"
+    first = f"timeout 240 {line} --noproxy '*' -sS | grep -m1 -E '{wanted}'"
     process = await asyncio.create_subprocess_shell(first, stdout=PIPE, stderr=DEVNULL)
     return (await process.communicate())[0]
 
