@@ -12,7 +12,7 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PYTHON) deploy/install.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-pipeline test test-kafka test-spark test-clients test-all test-night durations check lint types layers format docs js manifests image dist bench figures model isolation faults soak fuzz groups reactive kills planted lock clean
+.PHONY: help setup demo demo-pipeline test test-kafka test-spark test-clients test-all test-night durations check lint types layers names format docs js manifests image dist bench figures model isolation faults soak fuzz groups reactive kills planted lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,7 +76,7 @@ test-night: setup ## budgets of time and memory, random properties, seeds of fau
 durations: setup ## write what each module of tests takes into tests/durations.json
 	$(PYTEST) --tier test --tier kafka --tier spark --tier clients $(SHARED) --record-durations
 
-check: lint types layers ## ruff, mypy, import-linter
+check: lint types layers names ## ruff, mypy, import-linter, and names in pages
 
 lint: $(READY) ## ruff
 	$(BIN)/ruff check .
@@ -87,6 +87,9 @@ types: $(READY) ## mypy, strict
 
 layers: $(READY) ## a layer imports only layers below it
 	$(BIN)/lint-imports
+
+names: $(READY) ## files, tests and links that pages name are there
+	$(BIN)/python tests/lint.py
 
 format: $(READY) ## rewrite as ruff likes it
 	$(BIN)/ruff check --fix .
@@ -107,7 +110,7 @@ manifests: $(READY) ## write deploy/kustomize anew from the Helm chart
 
 # Root, buildah and debootstrap; there need be no registry of images.
 image: setup ## build the image by buildah over a Debian, and run it read-only
-	GATEWAY_IMAGE=1 $(BIN)/python -m pytest tests/deploy/test_image_build.py -q -n 0 $(ARGS)
+	$(BIN)/python -m pytest tests/deploy/test_image_build.py -q -n 0 $(ARGS)
 
 dist: $(READY) ## build sdist, wheel, npm tarball and the context of an image into dist/
 	$(BIN)/python deploy/build_dist.py
@@ -147,6 +150,9 @@ reactive: setup ## the reactive consumer with its back end away; SECONDS=300 REC
 	GATEWAY_REACTIVE_AWAY=$(or $(SECONDS),10) GATEWAY_REACTIVE_RECORDS=$(or $(RECORDS),10000) \
 	  GATEWAY_REACTIVE_FAULTS=$(or $(SECONDS),300) \
 	  $(BIN)/python -m pytest tests/e2e/test_sidecar_reactive.py tests/e2e/test_sidecar_faults.py -q -s --timeout 0 $(ARGS)
+
+planted: setup ## which tests find each of sixty planted faults; OUTPUT=found.jsonl ARGS="--only NAME"
+	PYTHONPATH=tests $(BIN)/python -m planted --output $(or $(OUTPUT),planted.jsonl) $(ARGS)
 
 kills: setup ## a job whose process tree is killed; RECORDS=200000 KILLS=5 JOB=query|sessions|aggregate|join|enrich
 	GATEWAY_KILLS=$(or $(KILLS),5) GATEWAY_KILLS_RECORDS=$(or $(RECORDS),200000) \
