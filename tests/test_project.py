@@ -99,7 +99,6 @@ def test_what_is_installed_is_what_is_locked():
 
 
 def test_the_version_stands_in_one_place():
-    assert metadata.version(NAME) == gateway.__version__
     assert "version" in PROJECT["project"]["dynamic"]
     assert f"## {gateway.__version__}" in (ROOT / "CHANGELOG.md").read_text()
 

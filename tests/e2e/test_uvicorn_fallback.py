@@ -28,9 +28,10 @@ Protocol._launch_asgi_task = Protocol._start_asgi_task
 del Protocol._start_asgi_task
 from gateway.cli import main
 
-pytestmark = pytest.mark.needs("process")
 main()
 """
+pytestmark = pytest.mark.needs("process")
+
 COMMAND = (sys.executable, "-c", RENAMED, "run", "-c")
 WARNING = "is not one that this version of the gateway knows"
 EVENTS = "/events/orders?from=earliest"

@@ -7,6 +7,8 @@ import pytest
 from gateway.errors import LocalBrokerError
 from gateway.kafka.local import java
 
+pytestmark = pytest.mark.needs("process")  # `java -version`
+
 
 @pytest.fixture(autouse=True)
 def nothing_remembered(monkeypatch):

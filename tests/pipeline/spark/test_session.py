@@ -27,6 +27,7 @@ def executable(path, banner):
     return path
 
 
+@pytest.mark.needs("java17")
 def test_the_connector_is_of_the_version_of_the_wheel():
     from importlib.metadata import version
 
