@@ -354,7 +354,6 @@ app.mount("/kafka", kafka)
 """
 
 
-@pytest.mark.smoke
 @pytest.mark.needs("process", "fastapi")
 async def test_a_server_that_is_told_to_end_does_not_wait_for_streams(
     orders: EmbeddedKafka, tmp_path: Path

@@ -44,12 +44,12 @@ def choose_tier(item: pytest.Item) -> str:
     pieces = {piece for mark in item.iter_markers("needs") for piece in mark.args}
     if item.get_closest_marker("night"):
         return "night"
-    if item.get_closest_marker("smoke"):
-        return "test"
     if SPARK_FIXTURE in fixtures or "java17" in pieces:
         return "spark"
     if pieces - KAFKA_PIECES:
         return "clients"
+    if item.get_closest_marker("smoke"):
+        return "test"
     if pieces or fixtures & BROKER_FIXTURES:
         return "kafka"
     return "test"
