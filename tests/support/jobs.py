@@ -73,6 +73,7 @@ def create_job_loop(
         start_query,
         finish=lambda: side_outputs.finish(place.query_id),
         have_inputs_changed=lambda: inputs[0].have_changed(),
+        on_waiting=lambda: side_outputs.scan_idle(place.query_id),
     )
     try:
         yield JobLoop(run)
