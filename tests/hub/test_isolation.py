@@ -362,6 +362,7 @@ def test_so_it_is_in_more_scenarios(kafka: EmbeddedKafka):
     run_scenarios(kafka, SEED, EXAMPLES)
 
 
+@pytest.mark.night
 @pytest.mark.skipif(not SECONDS, reason="GATEWAY_ISOLATION_SECONDS is not set; make isolation does")
 @pytest.mark.timeout(SECONDS + 600)
 def test_the_same_holds_for_as_long_as_one_likes(capsys: pytest.CaptureFixture[str]):

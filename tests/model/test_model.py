@@ -35,6 +35,7 @@ def test_so_it_is_with_more_seeds_and_one_that_no_run_had(capsys: pytest.Capture
     run_seed(number)
 
 
+@pytest.mark.night
 @pytest.mark.skipif(not SECONDS, reason="GATEWAY_MODEL_SECONDS is not set; make model sets it")
 @pytest.mark.timeout(SECONDS + 600)
 def test_the_same_holds_for_as_long_as_one_likes(capsys: pytest.CaptureFixture[str]):
