@@ -164,6 +164,15 @@ async def test_the_latest_of_one_key_is_of_the_table_as_it_is_at_an_offset(kafka
     assert kafka.read_offsets == [0, 3, 4]
 
 
+async def test_a_view_by_key_finds_no_other_key(kafka: FakePartition):
+    kafka.write_record("a", "1")
+    kafka.write_record("b", "2")
+    made = build_tables(kafka)
+    of_a = Filters((Filter(key=b"a"),))
+    assert await made.get_latest(A, 2, b"a", of_a) is not None
+    assert await made.get_latest(A, 2, b"b", of_a) is None
+
+
 async def test_of_a_table_that_is_too_large_no_key_is_looked_up(kafka: FakePartition):
     for n in range(12):
         kafka.write_record(str(n), "x" * 1024)
