@@ -177,11 +177,14 @@ def _run(
     assert isinstance(loaded.pipelines, Pipelines)
     job = loaded.pipelines.jobs[0]
     place = prepare_checkpoint(str(root), job, spark)
-    assert query.start_query(
-        create_job_session(spark, profiles.build_job_conf(job)), job, loaded, place
-    ).awaitTermination(JOB_TIMEOUT_S)
-    if finish:
-        side_outputs.finish(place.query_id)
+    try:
+        assert query.start_query(
+            create_job_session(spark, profiles.build_job_conf(job)), job, loaded, place
+        ).awaitTermination(JOB_TIMEOUT_S)
+        if finish:
+            side_outputs.finish(place.query_id)
+    finally:
+        query.close_clients(place.query_id)
 
 
 def _job(clicks: str, to: str) -> dict[str, Any]:
