@@ -130,12 +130,12 @@ isolation: setup ## clients and what is not theirs, at full size; CLIENTS=1000 R
 	  $(BIN)/python -m pytest tests/e2e/test_isolation.py tests/hub/test_isolation.py -q -s --timeout 0 $(ARGS)
 
 faults: setup ## faults against real brokers and gateways, and a report; SEEDS=1-20 SECONDS=60 CLIENTS=200 KIND=broker-killed ARGS=--spark
-	PYTHONPATH=tests $(BIN)/python -m faults --seeds $(or $(SEEDS),1-3) --seconds $(or $(SECONDS),60) \
+	PYTHONPATH=tests $(BIN)/python -m bench.faults --seeds $(or $(SEEDS),1-3) --seconds $(or $(SECONDS),60) \
 	  --clients $(or $(CLIENTS),200) $(foreach each,$(KIND),--kind $(each)) \
 	  --report $(or $(REPORT),faults-report) $(ARGS)
 
 soak: setup ## thousands of clients come and go under faults: does anything grow? MINUTES=30 CLIENTS=5000 RATE=5000 ARGS=--help
-	PYTHONPATH=tests $(BIN)/python -m faults.soak --minutes $(or $(MINUTES),30) \
+	PYTHONPATH=tests $(BIN)/python -m bench.faults.soak --minutes $(or $(MINUTES),30) \
 	  --clients $(or $(CLIENTS),5000) --rate $(or $(RATE),5000) --report $(or $(REPORT),soak-report) $(ARGS)
 
 # Each of some 17 properties in its turn.

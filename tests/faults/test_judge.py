@@ -11,10 +11,10 @@ import pytest
 from support.oracle import StreamOracle
 from support.stream_check import AckedRecord, FindingKind
 
-from faults.clients import ClientLog
-from faults.judge import Trouble, describe_lack, judge_client, judge_logs
-from faults.truth import LogStart, Truth
-from faults.views import PRICES, TRIMMED, TYPED, VIEWS, VOLATILE, ClientPlan, Rule, View, Wire
+from bench.faults.clients import ClientLog
+from bench.faults.judge import Trouble, describe_lack, judge_client, judge_logs
+from bench.faults.truth import LogStart, Truth
+from bench.faults.views import PRICES, TRIMMED, TYPED, VIEWS, VOLATILE, ClientPlan, Rule, View, Wire
 from gateway.core.log.record import TopicPartition
 from gateway.core.token.resume_token import TokenWriter, TopicPositions, digest_text, seal_token
 

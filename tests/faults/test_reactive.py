@@ -9,7 +9,7 @@ from support.oracle import StreamOracle
 from support.reactive import BACKEND_TIMEOUT_S
 from support.stream_check import AckedRecord, FindingKind
 
-from faults.reactive import (
+from bench.faults.reactive import (
     MAX_RECORDS_AGAIN,
     Delivery,
     count_again,
@@ -17,8 +17,8 @@ from faults.reactive import (
     list_lacking,
     parse_delivery,
 )
-from faults.truth import Truth
-from faults.views import LEDGER, TYPED
+from bench.faults.truth import Truth
+from bench.faults.views import LEDGER, TYPED
 from gateway.core.log.record import TopicPartition
 
 TP = TopicPartition(LEDGER, 0)

@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from faults.report import build_seed_page, build_summary, list_pairs, write_report
-from faults.results import (
+from bench.faults.report import build_seed_page, build_summary, list_pairs, write_report
+from bench.faults.results import (
     RESULTS_FILE,
     FaultResult,
     SeedResult,

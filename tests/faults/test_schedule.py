@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from faults.run import ACTIONS
-from faults.schedule import (
+from bench.faults.run import ACTIONS
+from bench.faults.schedule import (
     JOB_KINDS,
     KINDS,
     KINDS_BY_NAME,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from faults.run import RunOptions, run_seed
-from faults.schedule import KINDS
+from bench.faults.run import RunOptions, run_seed
+from bench.faults.schedule import KINDS
 
 CHEAP = [kind for kind in KINDS if kind.is_cheap]
 SEED = 1

@@ -7,9 +7,9 @@ import json
 from support.oracle import StreamOracle
 from support.stream_check import AckedRecord, FindingKind
 
-from faults.spark_job import ROWS, count_lacking_rows, judge_rows
-from faults.truth import Truth
-from faults.views import LEDGER
+from bench.faults.spark_job import ROWS, count_lacking_rows, judge_rows
+from bench.faults.truth import Truth
+from bench.faults.views import LEDGER
 from gateway.core.log.record import TopicPartition
 
 SOURCE, OUTPUT = TopicPartition(LEDGER, 0), TopicPartition(ROWS.name, 0)

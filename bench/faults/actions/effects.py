@@ -16,9 +16,9 @@ from typing import Any, TypeAlias, TypeVar
 from confluent_kafka import KafkaException
 from support.waiting import wait_until
 
-from faults.clients import FaultClient
-from faults.schedule import PlannedFault
-from faults.world import World
+from ..clients import FaultClient
+from ..schedule import PlannedFault
+from ..world import World
 
 FaultAction: TypeAlias = Callable[[World, PlannedFault], AbstractAsyncContextManager[str]]
 Result = TypeVar("Result")

@@ -17,12 +17,11 @@ import psutil
 from support.gateways import GatewayProcess, create_http_client
 from support.workers import find_workers, has_ended
 
-from faults.reactive import GROUP_NAME
-from faults.schedule import PlannedFault
-from faults.startup import CLOCK_GATEWAY, WORKER_COUNT
-from faults.views import LEDGER, TYPED
-from faults.world import World
-
+from ..reactive import GROUP_NAME
+from ..schedule import PlannedFault
+from ..startup import CLOCK_GATEWAY, WORKER_COUNT
+from ..views import LEDGER, TYPED
+from ..world import World
 from .effects import EFFECT_TIMEOUT_S, FaultAction, FaultNotPossible, clients_away, wait_for_effect
 
 # From the earliest to the latest it is less than the day for which Kafka keeps tombstones. To a

@@ -1,4 +1,4 @@
-"""The command: `python -m faults --seeds 1-20 --seconds 60`, with `tests` in the path."""
+"""The command: `python -m bench.faults --seeds 1-20 --seconds 60`."""
 
 from __future__ import annotations
 

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from faults.soak.census import Census, list_leftovers
-from faults.soak.report import build_report
-from faults.soak.result import (
+from bench.faults.soak.census import Census, list_leftovers
+from bench.faults.soak.report import build_report
+from bench.faults.soak.result import (
     WORKER_WARM_UP_S,
     Sample,
     SoakResult,
     WorkerSample,
     fit_slope,
 )
-from faults.soak.run import SoakOptions, run_soak
+from bench.faults.soak.run import SoakOptions, run_soak
 
 SHORT = SoakOptions(
     minutes=0.2,

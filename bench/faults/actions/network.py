@@ -13,10 +13,10 @@ from support.kafka_proxy import ApiKey, BrokerProxy
 from support.tasks import running_task
 from support.tcp_proxy import TcpProxy
 
-from faults.schedule import PlannedFault
-from faults.world import World
 from gateway.core.error_code import ErrorCode
 
+from ..schedule import PlannedFault
+from ..world import World
 from .effects import EFFECT_TIMEOUT_S, FaultAction, wait_for_effect
 
 DELAY_S = 0.2

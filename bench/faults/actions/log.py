@@ -11,14 +11,14 @@ from contextlib import asynccontextmanager
 from confluent_kafka import KafkaError, Message, Producer
 from support.oracle import read_records
 
-from faults.schedule import PlannedFault
-from faults.startup import create_topic
-from faults.truth import LogStart
-from faults.views import LEDGER, PRICES, TOPICS, TRIMMED, VOLATILE
-from faults.world import World
-from faults.writers import choose_key
 from gateway.core.log.record import TopicPartition
 
+from ..schedule import PlannedFault
+from ..startup import create_topic
+from ..truth import LogStart
+from ..views import LEDGER, PRICES, TOPICS, TRIMMED, VOLATILE
+from ..world import World
+from ..writers import choose_key
 from .effects import FaultAction, ask_kafka, clients_away, poll_effect, wait_for_effect
 
 KEPT_RECORDS = 3  # of each partition, when the others are deleted

@@ -12,16 +12,15 @@ from random import Random
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
-from support.reassignments import reassign_partitions
 
-from faults.clients import FaultClient
-from faults.machine import CLOCK_NODE, SMALL_DISK_NODE
-from faults.schedule import PlannedFault
-from faults.views import CLOCKED, LEDGER, PRICES, SOLO, TRIMMED, UNCLEAN
-from faults.world import World
 from gateway.core.log.record import TopicPartition
 from gateway.kafka.local.node import KafkaNode
 
+from ..clients import FaultClient
+from ..machine import CLOCK_NODE, SMALL_DISK_NODE
+from ..schedule import PlannedFault
+from ..views import CLOCKED, LEDGER, PRICES, SOLO, TRIMMED, UNCLEAN
+from ..world import World
 from .effects import (
     EFFECT_TIMEOUT_S,
     FaultAction,
@@ -31,6 +30,7 @@ from .effects import (
     poll_effect,
     wait_for_effect,
 )
+from .reassignments import reassign_partitions
 
 RETURN_TIMEOUT_S = 90.0
 RESTART_TIMEOUT_S = 5.0  # a broker that does not end by then is killed
