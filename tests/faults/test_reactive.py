@@ -53,24 +53,15 @@ def test_two_batches_may_come_again_and_are_counted() -> None:
     again = [*RECORDS[:middle], *RECORDS[middle - MAX_RECORDS_AGAIN :]]
     assert judge(again) == set()
     assert count_again(deliver(again)) == MAX_RECORDS_AGAIN
-
-
-def test_what_comes_again_from_further_back_is_found() -> None:
     assert judge([*RECORDS, *RECORDS[-MAX_RECORDS_AGAIN - 1 :]]) == {FindingKind.DUPLICATE}
 
 
-def test_a_record_that_never_comes_is_lost_unless_kafka_deleted_it() -> None:
+def test_what_is_planted_is_found() -> None:
+    other = RECORDS[3]._replace(tp=TopicPartition(TYPED, 0))
     assert judge(RECORDS[1:]) == {FindingKind.LOST}
     assert list_lacking(deliver(RECORDS[1:]), build_truth()) == RECORDS[:1]
-    assert judge(RECORDS[1:], build_truth(log_start=1)) == set()
-
-
-def test_a_record_that_overtakes_another_is_found() -> None:
+    assert judge(RECORDS[1:], build_truth(log_start=1)) == set()  # Kafka deleted it
     assert judge([RECORDS[1], RECORDS[0], *RECORDS[2:]]) == {FindingKind.REORDERED}
-
-
-def test_aborted_foreign_and_altered_records_are_found() -> None:
-    other = RECORDS[3]._replace(tp=TopicPartition(TYPED, 0))
     assert judge([*RECORDS, ABORTED]) == {FindingKind.ABORTED}
     assert judge([*RECORDS, build_record(COUNT, run=1)]) == {FindingKind.PHANTOM}
     assert judge([*RECORDS, RECORDS[3]._replace(key=b"other")]) == {FindingKind.ALTERED}
@@ -79,28 +70,25 @@ def test_aborted_foreign_and_altered_records_are_found() -> None:
 
 def test_what_comes_again_without_a_cause_is_found() -> None:
     """A batch that was answered was sent again, now and then, which nobody noticed."""
-    calm_at, late = 10.0, BACKEND_TIMEOUT_S
 
     def judge_times(*times: float) -> set[str]:
         last = [Delivery(at, RECORDS[-1]) for at in times]
-        found = judge_group([*deliver(RECORDS[:-1]), *last], build_truth(), calm_at)
+        found = judge_group([*deliver(RECORDS[:-1]), *last], build_truth(), calm_at=10.0)
         return {each.kind for each in found}
 
     assert judge_times(11.0) == set()
     assert judge_times(11.0, 11.5) == {FindingKind.DUPLICATE}
     assert judge_times(9.0, 9.5) == set()  # some fault may be the cause
-    assert judge_times(11.0, 11.5 + late) == set()  # the answer may have come too late
+    assert judge_times(11.0, 11.5 + BACKEND_TIMEOUT_S) == set()  # the answer may have been too late
 
 
 def test_a_record_with_the_timestamp_or_headers_of_another_one_is_found() -> None:
-    at = 1000
-    value = json.dumps({"n": 0, "lane": "red", "at": at})
-    data = {"topic": LEDGER, "partition": 0, "offset": 0, "key": "key", "value": value}
-    whole = parse_delivery({**data, "timestamp": at, "headers": {"lane": "red"}}, 0.0)
-    assert not whole.other_metadata
+    value = json.dumps({"n": 0, "lane": "red", "at": 1000})
+    place = {"topic": LEDGER, "partition": 0, "offset": 0, "key": "key", "value": value}
+    whole = {**place, "timestamp": 1000, "headers": {"lane": "red"}}
+    assert not parse_delivery(whole, 0.0).other_metadata
     for other in ({"timestamp": 0}, {"headers": {"lane": "blue"}}, {"headers": {}}):
-        changed = {**data, "timestamp": at, "headers": {"lane": "red"}, **other}
-        delivery = parse_delivery(changed, 0.0)
+        delivery = parse_delivery({**whole, **other}, 0.0)
         truth = build_truth()
         truth.oracle.add_acked([delivery.record])
         found = judge_group([delivery, *deliver(RECORDS[1:])], truth)
