@@ -15,7 +15,14 @@ the package; `kafka` is the lowest one that does I/O, `web` and `cli` are the hi
 
 from __future__ import annotations
 
+import sys
+
 from .version import __version__
+
+if sys.version_info < (3, 11, 3):
+    from .timeouts import repair_timeouts
+
+    repair_timeouts()
 
 # Type checkers take any name TYPE_CHECKING as true. Importing it from `typing` would take most of
 # the import time of this module: 10 ms instead of 1.4 ms.

@@ -1,0 +1,37 @@
+"""Let `asyncio.timeout` raise TimeoutError in a task that is being cancelled, also before 3.11.3.
+
+Debian 12 has Python 3.11.2, where it raises CancelledError there (CPython gh-102780). Work that a
+task does with a timeout while it is cancelled, such as a last commit, was then given up as if the
+task had been cancelled once more: a reactive group did not deliver records. `import gateway`
+imports this module on such a Python, and on no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+_enter: Any = asyncio.Timeout.__aenter__
+_exit: Any = asyncio.Timeout.__aexit__
+
+
+async def enter(self: Any) -> Any:
+    await _enter(self)
+    self._cancelling = self._task.cancelling()
+    return self
+
+
+async def exit(self: Any, exc_type: Any, exc: Any, traceback: Any) -> None:
+    is_expired = self.expired()
+    await _exit(self, exc_type, exc, traceback)
+    if (
+        is_expired
+        and exc_type is asyncio.CancelledError
+        and self._task.cancelling() <= self._cancelling
+    ):
+        raise TimeoutError from exc
+
+
+def repair_timeouts() -> None:
+    timeout: Any = asyncio.Timeout
+    timeout.__aenter__, timeout.__aexit__ = enter, exit
