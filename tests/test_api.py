@@ -39,7 +39,9 @@ def test_what_modules_call_public_is_exported_and_on_the_page_and_nothing_else()
 
 def test_type_checkers_see_the_same_names():
     block = next(
-        each for each in ast.parse(inspect.getsource(gateway)).body if isinstance(each, ast.If)
+        each
+        for each in ast.parse(inspect.getsource(gateway)).body
+        if isinstance(each, ast.If) and ast.unparse(each.test) == "TYPE_CHECKING"
     )
     imports = [each for each in block.body if isinstance(each, ast.ImportFrom)]
     imported = {alias.name: each.module for each in imports for alias in each.names}
@@ -57,6 +59,6 @@ def test_importing_it_imports_nothing_else_and_its_streams_need_no_server():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     first, second = done.stdout.splitlines()
-    assert first == "[]"
+    assert first == "[]" or sys.version_info < (3, 11, 3)  # where asyncio is repaired
     for server in ("starlette", "uvicorn", "sse_starlette", "typer"):
         assert f"'{server}'" not in second
