@@ -39,12 +39,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def needs_spark(item: pytest.Item) -> bool:
+    """Also as a process of its own, and by night."""
+    is_marked = any("java17" in mark.args for mark in item.iter_markers("needs"))
+    return is_marked or SPARK_FIXTURE in getattr(item, "fixturenames", ())
+
+
 def choose_tier(item: pytest.Item) -> str:
     fixtures = frozenset(getattr(item, "fixturenames", ()))
     pieces = {piece for mark in item.iter_markers("needs") for piece in mark.args}
     if item.get_closest_marker("night"):
         return "night"
-    if SPARK_FIXTURE in fixtures or "java17" in pieces:
+    if needs_spark(item):
         return "spark"
     if pieces - KAFKA_PIECES:
         return "clients"

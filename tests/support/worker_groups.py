@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tiers import SPARK_FIXTURE, choose_tier
+from support.tiers import SPARK_FIXTURE, needs_spark
 
 DURATIONS_PATH = Path(__file__).parent.parent / "durations.json"
 SHARED_FIXTURES = ("session_kafka3", "session_secured", SPARK_FIXTURE)
@@ -58,7 +58,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         group = str(mark.args[0]) if mark else choose_group(item, spark_groups)
         if not mark:
             item.add_marker(pytest.mark.xdist_group(group))
-        if choose_tier(item) == "spark" and item.get_closest_marker("timeout") is None:
+        if needs_spark(item) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SPARK_TEST_TIMEOUT_S))
         groups[item] = group
     for module, group in {(_get_module(item), group) for item, group in groups.items()}:
