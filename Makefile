@@ -11,6 +11,9 @@ KAFKA   := $(VENV)/.kafka
 PIP     := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PYTHON) deploy/install.py
 
+# Python may keep what it compiles: packages are installed without that.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-pipeline test test-kafka test-spark test-clients test-all test-night durations check lint types layers names format docs js manifests image dist bench figures model isolation faults soak fuzz groups reactive kills planted lock clean
 
@@ -38,7 +41,6 @@ $(KAFKA): | $(TESTING)
 	if $(BIN)/gateway broker --prefetch; then touch $@; \
 	else echo "make: no local Kafka yet; the tests that need one will say so" >&2; fi
 
-demo: export PYTHONDONTWRITEBYTECODE :=
 demo: $(SHOW) ## what the demo needs, then the demo in a browser: http://127.0.0.1:8080; PORT=9000 for another
 	@$(BIN)/gateway demo $(if $(PORT),--port $(PORT)) $(ARGS)
 
@@ -46,8 +48,6 @@ demo-pipeline: setup ## a shop, Spark jobs over it, live in a browser; PORT=9000
 	@$(BIN)/gateway pipeline prefetch
 	$(BIN)/gateway pipeline demo $(if $(PORT),--port $(PORT)) $(ARGS)
 
-# Python may keep what it compiled: each command that a test starts takes 0.6 s of CPU instead of 0.75.
-export PYTHONDONTWRITEBYTECODE :=
 PYTEST := $(BIN)/python -m pytest
 SHARED := -n auto --dist loadgroup --no-loadscope-reorder
 test: $(TESTING) $(KAFKA) ## what needs Python alone, in minutes; ARGS="-k name" for some of it

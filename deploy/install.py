@@ -28,7 +28,7 @@ def main() -> int:
     parser.add_argument("--size", default="", help="what is downloaded, such as 60 MB, to be told")
     options = parser.parse_args()
     directory = ROOT / ".venv"
-    if not (directory / "bin" / "python").exists():
+    if not (directory / "bin" / "pip").exists():  # what is created last
         create_environment(directory)
     count = len(re.findall(r"^[\w.-]+==", options.lock.read_text(), re.MULTILINE))
     size = f", {options.size}" if options.size else ""
@@ -70,14 +70,14 @@ def install_packages(directory: Path, lock: Path, count: int) -> int:
     pip = [python, "-m", "pip", "--disable-pip-version-check", *options, "--no-compile"]
     if not sys.stderr.isatty():
         return subprocess.run([*pip, "--quiet"]).returncode
-    output = []
+    output, fetched = [], 0
     with subprocess.Popen(
         [*pip, "--progress-bar", "off"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             output.append(line)
-            fetched = sum(each.startswith("Collecting ") for each in output)
+            fetched += line.startswith("Collecting ")
             print(f"\r{fetched} of {count} fetched", end="", file=sys.stderr)
     print(file=sys.stderr)
     if process.returncode:

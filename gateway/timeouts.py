@@ -15,13 +15,13 @@ _enter: Any = asyncio.Timeout.__aenter__
 _exit: Any = asyncio.Timeout.__aexit__
 
 
-async def enter(self: Any) -> Any:
+async def enter_timeout(self: Any) -> Any:
     await _enter(self)
     self._cancelling = self._task.cancelling()
     return self
 
 
-async def exit(self: Any, exc_type: Any, exc: Any, traceback: Any) -> None:
+async def exit_timeout(self: Any, exc_type: Any, exc: Any, traceback: Any) -> None:
     is_expired = self.expired()
     await _exit(self, exc_type, exc, traceback)
     if (
@@ -34,4 +34,4 @@ async def exit(self: Any, exc_type: Any, exc: Any, traceback: Any) -> None:
 
 def repair_timeouts() -> None:
     timeout: Any = asyncio.Timeout
-    timeout.__aenter__, timeout.__aexit__ = enter, exit
+    timeout.__aenter__, timeout.__aexit__ = enter_timeout, exit_timeout

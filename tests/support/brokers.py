@@ -4,8 +4,8 @@ The choice, in order: bootstrap servers in GATEWAY_TEST_KAFKA, a Docker engine t
 local real broker. All are plain processes, so the fixtures are sync and serve every event loop.
 A test that needs what the choice lacks (killing nodes) is skipped, with CI=true it fails.
 
-With `--tier` one broker serves all workers: the process that starts them starts it, too, and tells
-them by that variable.
+With `--tier` one broker serves all workers: the process that starts them chooses, and tells them by
+a variable of its own.
 """
 
 from __future__ import annotations
@@ -92,9 +92,8 @@ class KafkaCluster:
             self.admin.delete_topic(self._topics.pop())
 
 
-KAFKA_VARIABLE = "GATEWAY_TEST_KAFKA"
-# Of a Kafka in KAFKA_VARIABLE: set if retention and compaction act within two seconds there.
-FAST_RETENTION_VARIABLE = "GATEWAY_TEST_KAFKA_FAST_RETENTION"
+KAFKA_VARIABLE = "GATEWAY_TEST_KAFKA"  # set by whoever has a Kafka for the tests
+SHARED_KAFKA_VARIABLE = "GATEWAY_TEST_SHARED_KAFKA"  # set for the workers
 
 _shared_kafka = ExitStack()
 
@@ -107,27 +106,35 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if is_worker or not is_wanted or os.environ.get(KAFKA_VARIABLE):
         return
     try:
-        kafka = _shared_kafka.enter_context(_create_local_kafka())
+        cluster = _shared_kafka.enter_context(_running_cluster())
     except LocalBrokerError:
         return  # a test that needs it says so
-    os.environ[KAFKA_VARIABLE] = ",".join(kafka.bootstrap)
-    os.environ[FAST_RETENTION_VARIABLE] = "1"
-    _shared_kafka.callback(os.environ.pop, KAFKA_VARIABLE)
+    os.environ[SHARED_KAFKA_VARIABLE] = cluster.bootstrap_servers
+    _shared_kafka.callback(os.environ.pop, SHARED_KAFKA_VARIABLE)
 
 
 def pytest_unconfigure() -> None:
     _shared_kafka.close()
 
 
+def has_kafka() -> bool:
+    """Whether there is one that no test has to start."""
+    return bool(os.environ.get(KAFKA_VARIABLE) or os.environ.get(SHARED_KAFKA_VARIABLE))
+
+
 @pytest.fixture(scope="session")
 def session_kafka() -> Iterator[KafkaCluster]:
     if servers := os.environ.get(KAFKA_VARIABLE):
-        is_fast = bool(os.environ.get(FAST_RETENTION_VARIABLE))
-        yield KafkaCluster(servers.split(","), has_fast_retention=is_fast)
-    elif is_docker_available():
-        yield from _run_container()
+        yield KafkaCluster(servers.split(","))
+    elif servers := os.environ.get(SHARED_KAFKA_VARIABLE):
+        yield KafkaCluster(servers.split(","), has_fast_retention=True)
     else:
-        yield from _run_local()
+        with ExitStack() as stack:
+            try:
+                cluster = stack.enter_context(_running_cluster())
+            except LocalBrokerError as error:
+                skip_or_fail(str(error))
+            yield cluster
 
 
 @pytest.fixture
@@ -153,7 +160,7 @@ def retention_kafka(kafka: KafkaCluster) -> KafkaCluster:
 
 @pytest.fixture(scope="session")
 def session_kafka3() -> Iterator[KafkaCluster]:
-    if os.environ.get(KAFKA_VARIABLE) and not os.environ.get(FAST_RETENTION_VARIABLE):
+    if os.environ.get(KAFKA_VARIABLE):
         skip_or_fail(f"{KAFKA_VARIABLE} names a Kafka whose nodes are not ours to kill")
     kafka = RackedKafka(
         3, properties=TEST_PROPERTIES | NEAREST_REPLICA_PROPERTIES, fast_failover=True
@@ -214,7 +221,18 @@ def is_docker_available() -> bool:
         return False
 
 
-def _run_container() -> Iterator[KafkaCluster]:
+@contextmanager
+def _running_cluster() -> Iterator[KafkaCluster]:
+    """A container, or else a local broker; LocalBrokerError if that cannot start."""
+    if is_docker_available():
+        with _create_container() as container:
+            yield KafkaCluster([container.get_bootstrap_server()], has_fast_retention=True)
+    else:
+        with LocalKafka(properties=TEST_PROPERTIES, fast_retention=True) as kafka:
+            yield KafkaCluster(kafka.bootstrap, kafka, has_fast_retention=True)
+
+
+def _create_container() -> Any:
     from testcontainers.community.kafka import KafkaContainer
 
     container = KafkaContainer().with_kraft()
@@ -222,17 +240,7 @@ def _run_container() -> Iterator[KafkaCluster]:
         SINGLE_NODE_PROPERTIES | TEST_PROPERTIES | FAST_RETENTION_PROPERTIES
     ).items():
         container.with_env("KAFKA_" + name.upper().replace(".", "_"), value)
-    with container:
-        yield KafkaCluster([container.get_bootstrap_server()], has_fast_retention=True)
-
-
-def _run_local() -> Iterator[KafkaCluster]:
-    with running_kafka(_create_local_kafka()) as kafka:
-        yield KafkaCluster(kafka.bootstrap, kafka, has_fast_retention=True)
-
-
-def _create_local_kafka() -> LocalKafka:
-    return LocalKafka(properties=TEST_PROPERTIES, fast_retention=True)
+    return container
 
 
 class RackedKafka(LocalKafka):

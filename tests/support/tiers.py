@@ -14,7 +14,7 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
-from support.brokers import KAFKA_VARIABLE
+from support.brokers import has_kafka
 
 TIERS = ("test", "kafka", "spark", "clients", "night")
 BROKER_FIXTURES = frozenset({"session_kafka", "session_kafka3", "session_secured"})
@@ -39,15 +39,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def get_fixtures(item: pytest.Item) -> frozenset[str]:
+    return frozenset(getattr(item, "fixturenames", ()))
+
+
+def get_pieces(item: pytest.Item) -> frozenset[str]:
+    """What its marks `needs` name."""
+    return frozenset(piece for mark in item.iter_markers("needs") for piece in mark.args)
+
+
 def needs_spark(item: pytest.Item) -> bool:
     """Also as a process of its own, and by night."""
-    is_marked = any("java17" in mark.args for mark in item.iter_markers("needs"))
-    return is_marked or SPARK_FIXTURE in getattr(item, "fixturenames", ())
+    return "java17" in get_pieces(item) or SPARK_FIXTURE in get_fixtures(item)
 
 
 def choose_tier(item: pytest.Item) -> str:
-    fixtures = frozenset(getattr(item, "fixturenames", ()))
-    pieces = {piece for mark in item.iter_markers("needs") for piece in mark.args}
+    pieces = get_pieces(item)
     if item.get_closest_marker("night"):
         return "night"
     if needs_spark(item):
@@ -56,7 +63,7 @@ def choose_tier(item: pytest.Item) -> str:
         return "clients"
     if item.get_closest_marker("smoke"):
         return "test"
-    if pieces or fixtures & BROKER_FIXTURES:
+    if pieces or get_fixtures(item) & BROKER_FIXTURES:
         return "kafka"
     return "test"
 
@@ -84,9 +91,10 @@ def _leave_out_others(config: pytest.Config, items: list[pytest.Item], wanted: l
 
 
 def _can_run(item: pytest.Item) -> bool:
-    """Without a Java the first tier leaves out its tests of a real Kafka; no other tier does."""
-    needs_kafka = BROKER_FIXTURES & frozenset(getattr(item, "fixturenames", ()))
-    return not (needs_kafka and item.get_closest_marker("smoke")) or KAFKA_VARIABLE in os.environ
+    """Without a Java the first tier leaves out its tests of a real Kafka, but not in CI; no other
+    tier does."""
+    is_optional = item.get_closest_marker("smoke") and BROKER_FIXTURES & get_fixtures(item)
+    return not is_optional or has_kafka() or os.environ.get("CI") == "true"
 
 
 LEFT_OUT = pytest.StashKey[Counter[str]]()

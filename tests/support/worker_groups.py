@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tiers import SPARK_FIXTURE, needs_spark
+from support.tiers import SPARK_FIXTURE, get_fixtures, needs_spark
 
 DURATIONS_PATH = Path(__file__).parent.parent / "durations.json"
 SHARED_FIXTURES = ("session_kafka3", "session_secured", SPARK_FIXTURE)
@@ -49,7 +49,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     seconds = read_durations()
     spark_groups = share_modules(
-        {_get_module(item) for item in items if SPARK_FIXTURE in _get_fixtures(item)}, seconds
+        {_get_module(item) for item in items if SPARK_FIXTURE in get_fixtures(item)}, seconds
     )
     totals: dict[str, float] = defaultdict(float)
     groups: dict[pytest.Item, str] = {}
@@ -67,7 +67,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def choose_group(item: pytest.Item, spark_groups: Mapping[str, str]) -> str:
-    fixtures = _get_fixtures(item)
+    fixtures = get_fixtures(item)
     if SPARK_FIXTURE in fixtures:
         return spark_groups[_get_module(item)]
     return next((each for each in SHARED_FIXTURES if each in fixtures), _get_module(item))
@@ -185,10 +185,6 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def _get_module(item: pytest.Item) -> str:
     return item.nodeid.partition("::")[0]
-
-
-def _get_fixtures(item: pytest.Item) -> Sequence[str]:
-    return getattr(item, "fixturenames", ())
 
 
 def _get_group(name: str) -> str:

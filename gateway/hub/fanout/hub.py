@@ -41,7 +41,7 @@ from gateway.hub.reads.epoch_ends import EpochEnds
 from gateway.hub.reads.key_indexes import KeyIndexBuilder
 from gateway.hub.reads.key_partitions import KeyPartitions
 from gateway.hub.reads.position_resolver import StreamStart
-from gateway.hub.reads.services import ReadServices
+from gateway.hub.reads.services import LATER_EPOCH_TIMEOUT_S, ReadServices
 from gateway.hub.reads.shared_reads import SharedReads
 from gateway.hub.reads.snapshots import Snapshots
 from gateway.hub.reads.start_lookup import fetch_ends, resolve_starts
@@ -120,7 +120,7 @@ class HubLimits:
     linger_s: float = LINGER_S
     sweep_interval_s: float = SWEEP_INTERVAL_S
     long_id_chars: int = LONG_ID_CHARS
-    later_epoch_timeout_s: float = 5.0
+    later_epoch_timeout_s: float = LATER_EPOCH_TIMEOUT_S
 
 
 DEFAULT_LIMITS = HubLimits()

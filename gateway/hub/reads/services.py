@@ -17,6 +17,8 @@ from .snapshots import Snapshots
 from .token_verifier import TokenVerifier
 from .topic_opener import TopicOpener
 
+LATER_EPOCH_TIMEOUT_S = 5.0
+
 
 @dataclass(frozen=True, slots=True)
 class ReadServices:
@@ -44,4 +46,4 @@ class ReadServices:
     token_verifier: TokenVerifier
     snapshots: Snapshots
     max_take_bytes: int = 64 * 1024
-    later_epoch_timeout_s: float = 5.0
+    later_epoch_timeout_s: float = LATER_EPOCH_TIMEOUT_S
