@@ -381,20 +381,20 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def a_channel_is_found_without_its_filters(patch: pytest.MonkeyPatch) -> None:
-    channel = Hub._get_channel
+    channel = Hub.get_channel
     firsts: dict[Any, View] = {}
 
     def get_shared_channel(self: Hub, tail: Any, view: View, wire: Any) -> Any:
         first = firsts.setdefault(replace(view, filters=Filters()), view)
         return channel(self, tail, first, wire)
 
-    patch.setattr(Hub, "_get_channel", get_shared_channel)
+    patch.setattr(Hub, "get_channel", get_shared_channel)
 
 
 def an_encoder_is_found_without_its_fields(patch: pytest.MonkeyPatch) -> None:
-    encoder = Hub._get_encoder
+    encoder = Hub.get_encoder
     patch.setattr(
-        Hub, "_get_encoder", lambda self, view, wire: encoder(self, replace(view, fields=()), wire)
+        Hub, "get_encoder", lambda self, view, wire: encoder(self, replace(view, fields=()), wire)
     )
 
 

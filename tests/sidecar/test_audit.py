@@ -11,8 +11,7 @@ from support.tasks import running_task
 from support.waiting import wait_until
 
 from gateway.core.log.record import TopicPartition
-from gateway.sidecar import audit
-from gateway.sidecar.audit import AuditComponent
+from gateway.sidecar.audit import MAX_QUEUED_RECORDS, AuditComponent
 from gateway.sidecar.context import AuditEvent
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
@@ -89,23 +88,28 @@ class FakeContext:
     spec: ClassVar = {"auditActive": None}
 
 
-async def test_nobody_waits_for_an_audit_and_what_is_too_much_is_counted(monkeypatch, caplog):
-    monkeypatch.setattr(audit, "MAX_QUEUED_RECORDS", 3)
+async def test_nobody_waits_for_an_audit_and_what_is_too_much_is_counted(caplog):
     audits = AuditComponent(FakeContext())  # type: ignore[arg-type]
-    for offset in range(5):
+    for offset in range(MAX_QUEUED_RECORDS + 2):
         audits.record(AuditEvent("PRODUCER", TopicPartition("orders", 0), offset, b"\xff\xfe"))
     assert audits.outcomes == {"dropped": 2}
     assert caplog.text.count("were dropped") == 1
     caplog.set_level("INFO")
     async with running_task(audits.run()):
-        await wait_until(lambda: audits.outcomes["written"] == 3, "those that were waiting")
+        await wait_until(
+            lambda: audits.outcomes["written"] == MAX_QUEUED_RECORDS, "those that were waiting"
+        )
     lines = [message for message in caplog.messages if message.startswith("audit {")]
     audit_records = [json.loads(line.removeprefix("audit ")) for line in lines]
-    assert [entry["offset"] for entry in audit_records] == [0, 1, 2]
+    assert [entry["offset"] for entry in audit_records] == [*range(MAX_QUEUED_RECORDS)]
     assert (audit_records[0]["key"], audit_records[0]["keyFormat"]) == ("//4=", "binary")
     figures = MetricSamples()
     audits.collect_metrics(figures)
-    assert figures[catalog.AUDIT_RECORDS] == {("dropped",): 2, ("written",): 3, ("failed",): 0}
+    assert figures[catalog.AUDIT_RECORDS] == {
+        ("dropped",): 2,
+        ("written",): MAX_QUEUED_RECORDS,
+        ("failed",): 0,
+    }
 
 
 async def test_what_waits_at_the_end_is_still_handed_on(tmp_path):

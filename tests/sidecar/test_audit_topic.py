@@ -10,7 +10,7 @@ from support.waiting import wait_until
 
 async def test_a_missing_topic_is_created_and_no_record_is_lost(kafka):
     name = f"audit-{uuid.uuid4().hex[:12]}"
-    kafka._topics.append(name)  # goes with the test
+    kafka.topics.append(name)  # goes with the test
     async with running_sidecar(kafka.bootstrap, audit={"topic": name}) as http:
         await wait_until_ready(http)
         for offset in range(3):

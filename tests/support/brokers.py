@@ -52,7 +52,7 @@ class KafkaCluster:
     bootstrap: list[str]
     local_kafka: LocalKafka | None = None
     has_fast_retention: bool = False
-    _topics: list[str] = field(default_factory=list)
+    topics: list[str] = field(default_factory=list)
 
     @property
     def bootstrap_servers(self) -> str:
@@ -78,7 +78,7 @@ class KafkaCluster:
     def create_topic(self, name: str, *args: Any, **kwargs: Any) -> None:
         """One with this name, that goes with the test; how, more: as of `Admin.create_topic`."""
         self.admin.create_topic(name, *args, **kwargs)
-        self._topics.append(name)
+        self.topics.append(name)
 
     def restore(self) -> None:
         """Undo kills and freezes: every node up, every partition led and in sync again."""
@@ -88,8 +88,8 @@ class KafkaCluster:
         self.admin.wait_in_sync()
 
     def delete_topics(self) -> None:
-        while self._topics:
-            self.admin.delete_topic(self._topics.pop())
+        while self.topics:
+            self.admin.delete_topic(self.topics.pop())
 
 
 KAFKA_VARIABLE = "GATEWAY_TEST_KAFKA"  # set by whoever has a Kafka for the tests

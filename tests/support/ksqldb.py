@@ -48,27 +48,27 @@ class FakeKsqldb:
     closed_query_ids: list[str] = field(default_factory=list)
     open_query_count: int = 0
     error_response: tuple[int, Mapping[str, Any]] | None = None
-    _output: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
+    output: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
 
     def send_row(self, *values: Any) -> None:
         """To whoever has a push query open, or opens one; in the form that it asked for."""
-        self._output.put_nowait(json.dumps(list(values)).encode())
+        self.output.put_nowait(json.dumps(list(values)).encode())
 
     def send_error(self, code: int, message: str) -> None:
         """In the middle of rows."""
-        self._output.put_nowait(json.dumps({"error_code": code, "message": message}).encode())
+        self.output.put_nowait(json.dumps({"error_code": code, "message": message}).encode())
 
     def send_final(self, message: str) -> None:
         """`POST /query` only."""
-        self._output.put_nowait(json.dumps({"finalMessage": message}).encode())
+        self.output.put_nowait(json.dumps({"finalMessage": message}).encode())
 
     def send_raw(self, data: bytes) -> None:
         """Bytes as they are."""
-        self._output.put_nowait(b"\0" + data)
+        self.output.put_nowait(b"\0" + data)
 
     def end_query(self) -> None:
         """The server ends the query."""
-        self._output.put_nowait(None)
+        self.output.put_nowait(None)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -98,7 +98,7 @@ class FakeKsqldb:
         leaving = asyncio.ensure_future(_wait_for_disconnect(receive))
         try:
             while not leaving.done():
-                saying = asyncio.ensure_future(self._output.get())
+                saying = asyncio.ensure_future(self.output.get())
                 await asyncio.wait({saying, leaving}, return_when=asyncio.FIRST_COMPLETED)
                 if not saying.done():
                     saying.cancel()

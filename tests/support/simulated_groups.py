@@ -145,7 +145,7 @@ class GroupSimulation:
             return
         cluster = SimulatedCluster(self.kafka)
         client = httpx.AsyncClient(
-            transport=httpx.MockTransport(self._handle_backend_request), timeout=None
+            transport=httpx.MockTransport(self.handle_backend_request), timeout=None
         )
         context: Any = SimpleNamespace(
             settings=SimpleNamespace(listen=SimpleNamespace(drain_timeout=20.0)),
@@ -308,7 +308,7 @@ class GroupSimulation:
 
     # around it
 
-    async def _handle_backend_request(self, request: httpx.Request) -> httpx.Response:
+    async def handle_backend_request(self, request: httpx.Request) -> httpx.Response:
         """The back end."""
         mode = self.backend_mode
         if mode == "refused":

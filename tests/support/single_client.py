@@ -101,15 +101,15 @@ def create_client(
 
 
 def get_hub(client: Client) -> FakeHub:
-    hub = client._owner
+    hub = client.owner
     assert isinstance(hub, FakeHub)
     return hub
 
 
 def leave_audience(client: Client) -> None:
     """As if its outlet had been full in a round."""
-    assert client.push is not None and client.push._audience is not None
-    client.push._audience.remove_client(client.push)
+    assert client.push is not None and client.push.audience is not None
+    client.push.audience.remove_client(client.push)
 
 
 def drain_outlet(client: Client) -> None:

@@ -153,11 +153,11 @@ class Client:
         "_deadline",
         "_expiry_timer",
         "_options",
-        "_owner",
         "_pull",
         "_ready_waiter",
         "ends_at",
         "heartbeat",
+        "owner",
         "push",
         "registry_index",
         "source",
@@ -183,7 +183,7 @@ class Client:
         self.ends_at = options.lifetime or UNLIMITED
         if handover is not None:
             self.ends_at = handover.ends_at - asyncio.get_running_loop().time()
-        self._owner = owner
+        self.owner = owner
         # Until BEGIN, as they would take memory of each client.
         self._deadline = deadline
         self._options: ClientOptions | None = options
@@ -213,7 +213,7 @@ class Client:
         the stream is to end.
         """
         loop, shared_tail = asyncio.get_running_loop(), self.source.shared_tail
-        self._owner.read_services.shared_reads.refresh_readiness(shared_tail)
+        self.owner.read_services.shared_reads.refresh_readiness(shared_tail)
         while not (self.subscription.end_reason or self._should_begin(loop.time())):
             waiter = self._ready_waiter = loop.create_future()
             shared_tail.ready_waiters.add(waiter)
@@ -238,7 +238,7 @@ class Client:
         """
         shared_tail = self.source.shared_tail
         due = shared_tail.tail.readiness.should_begin(self._deadline, now)
-        return due and not self._owner.read_services.shared_reads.is_resolving(
+        return due and not self.owner.read_services.shared_reads.is_resolving(
             shared_tail, now - BEGIN_GRACE_S
         )
 
@@ -249,7 +249,7 @@ class Client:
         options, self._options, self._deadline = self._options, None, 0.0
         assert options is not None
         return self.source.begin(
-            self._owner.shared_catch_ups,
+            self.owner.shared_catch_ups,
             position_refused=options.position_refused,
             is_continuation=options.handover is not None,
         )
@@ -261,7 +261,7 @@ class Client:
             outlet: The connection.
             head: Bytes that go out before the first block.
         """
-        push = PushDelivery(self.source, outlet, self._owner.broadcaster, self)
+        push = PushDelivery(self.source, outlet, self.owner.broadcaster, self)
         self.push = push
         first = head + self.begin()
         if first:
@@ -354,7 +354,7 @@ class Client:
         """
         subscription, rate_limiter = self.subscription, self.source.rate_limiter
         handover = Handover(
-            subscription.token, self._owner.name,
+            subscription.token, self.owner.name,
             frozenset(subscription.channel.tail.topic_ids), self.number,
             subscription.end_offsets, subscription.remaining_records, self.source.credit,
             subscription.delivered_sum, self.ends_at,
@@ -388,7 +388,7 @@ class Client:
         self._count_end((end_reason if is_end_written else None) or EndReason.LEFT)
         if push is not None:
             push.close()
-        self._owner.remove_client(self)
+        self.owner.remove_client(self)
         listener, self._close_listener = self._close_listener, None
         if listener is not None:
             listener.on_client_closed()

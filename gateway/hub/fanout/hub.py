@@ -254,7 +254,7 @@ class Hub:
         )
         self.documents = DocumentReader(self.read_services, self.key_partitions, self.keep_open)
         self.dictionaries = Dictionaries(
-            self.read_services, self.keep_open, lambda view: self._get_encoder(view, SseWire())
+            self.read_services, self.keep_open, lambda view: self.get_encoder(view, SseWire())
         )
         self.document_locks = self.publisher.document_locks = DocumentKeyLocks(
             self.publisher, self.topics.get_settings, self.settings, self.name
@@ -485,7 +485,7 @@ class Hub:
         )
         return Subscription(
             # No await may follow: the sweep drops a channel that nobody follows yet.
-            self._get_channel(
+            self.get_channel(
                 shared_tail, self.token_verifier.bind_route(view, options.route), wire
             ),
             positions,
@@ -540,12 +540,12 @@ class Hub:
         shared_tail.tail.set_issued(int(time.time()))
         return shared_tail
 
-    def _get_channel(self, shared_tail: SharedTail, view: View, wire: Wire) -> Channel:
+    def get_channel(self, shared_tail: SharedTail, view: View, wire: Wire) -> Channel:
         """Return the channel of a view on a wire, and create it if there is none."""
         key = view, wire
         channel = shared_tail.channels.get(key)
         if channel is None:
-            encoder = self._get_encoder(view, wire)
+            encoder = self.get_encoder(view, wire)
             topics_ending_on_loss = [
                 name
                 for name in view.topics
@@ -562,7 +562,7 @@ class Hub:
             shared_tail.add_channel(key, channel, view.filters)
         return channel
 
-    def _get_encoder(self, view: View, wire: Wire) -> Encoder:
+    def get_encoder(self, view: View, wire: Wire) -> Encoder:
         """Return the encoder of a view on a wire.
 
         Views that differ only in topics or filters share one. If they filter, and read the same

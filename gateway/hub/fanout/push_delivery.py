@@ -49,11 +49,11 @@ class PushDelivery:
     """
 
     __slots__ = (
-        "_audience",
         "_broadcaster",
         "_is_push_scheduled",
         "_owner",
         "_source",
+        "audience",
         "is_end_written",
         "outlet",
         "sent_at",
@@ -74,14 +74,14 @@ class PushDelivery:
         self._source = source
         self._broadcaster = broadcaster
         self._owner = owner
-        self._audience: Audience | None = None  # set while rounds write to it
+        self.audience: Audience | None = None  # set while rounds write to it
         self._is_push_scheduled = False
         self.subscription.delivery = self
 
     @property
     def is_live(self) -> bool:
         """Return whether rounds write to it, so that it has all that was published."""
-        return self._audience is not None
+        return self.audience is not None
 
     @property
     def is_full(self) -> bool:
@@ -126,7 +126,7 @@ class PushDelivery:
             self.wake()  # after the others that wait: a client far behind must not hold them up
         # Only a take that brought nothing shows that it has everything.
         elif (
-            self._audience is None
+            self.audience is None
             and subscription.is_fully_shared
             # A round does not look for gaps that end a stream (`offsetOutOfRange: fail`).
             and not subscription.channel.topics_ending_on_loss
@@ -137,11 +137,11 @@ class PushDelivery:
 
     def _join_audience(self) -> None:
         """Let rounds write to this client: it has everything that was published."""
-        self._audience = self._broadcaster.add_client(self)
+        self.audience = self._broadcaster.add_client(self)
 
     def on_audience_left(self) -> None:
         """Take over from the rounds of an audience, which no longer write to this client."""
-        self._audience = None
+        self.audience = None
         if self.outlet is not None:
             # Again it has to hear of each chunk itself. Something may be there already.
             self.subscription.channel.start_waking(self.subscription)
@@ -166,8 +166,8 @@ class PushDelivery:
             now: The time by the loop's clock, in seconds.
             heartbeat: Seconds after which an idle stream is sent a heartbeat.
         """
-        if self._audience is not None:
-            self.sent_at = max(self.sent_at, self._audience.sent_at)
+        if self.audience is not None:
+            self.sent_at = max(self.sent_at, self.audience.sent_at)
         if now - self.sent_at >= heartbeat and not self.is_full:
             self.sent_at = now
             self.probe()
@@ -182,5 +182,5 @@ class PushDelivery:
     def close(self) -> None:
         """Write nothing more. It may be called again."""
         self.outlet = None  # so that leaving the audience does not wake it
-        if self._audience is not None:
-            self._audience.remove_client(self)
+        if self.audience is not None:
+            self.audience.remove_client(self)

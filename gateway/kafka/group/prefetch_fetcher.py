@@ -428,13 +428,13 @@ class PrefetchFetcher:
             # A reset would drop the buffered records: first let polls return them.
             state.is_out_of_range = True
         elif code == ErrorCode.OFFSET_OUT_OF_RANGE:
-            self._start_request(self._resolve_out_of_range(state, state.lineage), [state])
+            self._start_request(self.resolve_out_of_range(state, state.lineage), [state])
         else:
             self._delay_partition(state, cause_from_code(code))
 
     # Where to go on.
 
-    async def _resolve_out_of_range(self, state: PartitionState, lineage: int) -> None:
+    async def resolve_out_of_range(self, state: PartitionState, lineage: int) -> None:
         """Find where to go on from an offset that Kafka does not have.
 
         If the leader cannot say it now, the next fetch is delayed, and begins this anew.

@@ -79,6 +79,7 @@ async def produce(
     partition: int | None = None,
     credentials: Mapping[str, Any] | None = None,
     progress: Callable[[ProduceProgress], None] | None = None,
+    topic_timeout_s: float = TOPIC_TIMEOUT_S,
 ) -> ProduceProgress:
     """Write every line of the input as a record, in order within a partition.
 
@@ -92,6 +93,7 @@ async def produce(
             without a key go to the partitions in turns.
         credentials: aiokafka's arguments security_protocol, ssl_context and sasl_*.
         progress: Called after each chunk of input.
+        topic_timeout_s: How long a topic that no broker knows is waited for.
 
     Returns:
         What was written. Failures after the first record are in here and are not raised.
@@ -105,7 +107,7 @@ async def produce(
     result = ProduceProgress()
     started = time.monotonic()
     async with _open_producer(topic, servers, credentials or {}) as producer:
-        count = await _count_partitions(producer, topic, partition)
+        count = await _count_partitions(producer, topic, partition, topic_timeout_s)
         batches = _OpenBatches(producer, topic, count, partition, headers, result)
         try:
             await _send_lines(source, lines or LineFormat(), batches, progress)
@@ -150,10 +152,12 @@ async def _open_producer(
         await producer.stop()
 
 
-async def _count_partitions(producer: AIOKafkaProducer, topic: str, partition: int | None) -> int:
+async def _count_partitions(
+    producer: AIOKafkaProducer, topic: str, partition: int | None, timeout_s: float
+) -> int:
     """Return how many partitions the topic has; a given one must be among them."""
     try:
-        known = await asyncio.wait_for(producer.partitions_for(topic), TOPIC_TIMEOUT_S)
+        known = await asyncio.wait_for(producer.partitions_for(topic), timeout_s)
     except (TimeoutError, kafka_errors.UnknownTopicOrPartitionError) as exc:
         raise UnknownTopic(
             f"no broker knows topic '{topic}'; create it first, or check its name", topic=topic

@@ -24,7 +24,7 @@ import logging
 import random
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import NamedTuple
 from uuid import UUID
 
@@ -407,7 +407,7 @@ class IdempotencyStore:
                 await self._follow_all(tps)
             await asyncio.sleep(RETRY_DELAY_S)  # brokers may not agree yet on the topic's state
 
-    async def _follow_all(self, tps: Sequence[TopicPartition]) -> None:
+    async def _follow_all(self, tps: Collection[TopicPartition]) -> None:
         """Read all partitions that are used, until the topic is not current any more."""
         tasks = [asyncio.create_task(self._follow(tp)) for tp in tps]
         tasks.append(asyncio.create_task(self._sweep()))
@@ -424,11 +424,11 @@ class IdempotencyStore:
                 if failure := self._failures.pop(tp, None):
                     self._failures[None] = failure
 
-    async def _begin_with_retries(self) -> Sequence[TopicPartition]:
+    async def _begin_with_retries(self) -> Mapping[TopicPartition, int]:
         """Find the topic and where to read from, however often that must be tried."""
         while True:
             try:
-                tps = await self._find_start_offsets()
+                tps = await self.find_start_offsets()
             except KafkaError as exc:
                 self._note_failure(None, exc)
                 if isinstance(exc, AccessDenied):
@@ -453,7 +453,7 @@ class IdempotencyStore:
         if self._failures.pop(tp, None) is not None and not self._failures:
             self._outages.report_recovery(format_topic_label(self._section.topic), "is read")
 
-    async def _find_start_offsets(self) -> Sequence[TopicPartition]:
+    async def find_start_offsets(self) -> Mapping[TopicPartition, int]:
         """Find the topic, or create it, and from where to read its partitions."""
         cluster = self._context.cluster
         topic = await self._get_or_create_topic()
@@ -473,7 +473,7 @@ class IdempotencyStore:
             next_offsets[tp] = start.offset if start.offset >= 0 else end.offset
         self.claims.restart()
         self._next_offsets, self._layout = next_offsets, layout
-        return tps
+        return dict(next_offsets)
 
     def _layout_of(self, topic: TopicMetadata) -> Layout:
         """Return how a topic is used.
@@ -486,7 +486,7 @@ class IdempotencyStore:
         # Pairs of one for claims and one for answers; a single partition has both.
         return Layout(topic.topic_id, used if used == 1 else used // 2 * 2)
 
-    def _is_current(self) -> bool:
+    def is_current(self) -> bool:
         """Return whether the topic exists, and is used as it is read."""
         topic = self._context.cluster.get_topic(self._section.topic)
         return topic is not None and not topic.error and self._layout_of(topic) == self._layout
@@ -523,7 +523,7 @@ class IdempotencyStore:
     async def _follow(self, tp: TopicPartition) -> None:
         """Read a partition until the topic is not current any more."""
         cluster = self._context.cluster
-        while self._is_current():
+        while self.is_current():
             try:
                 batch = await read_committed(
                     cluster, tp, self._next_offsets[tp], max_wait=FETCH_MAX_WAIT_S
@@ -594,7 +594,7 @@ class IdempotencyStore:
                 log.debug("the topic of keys cannot be read to its end: %s", exc)
                 await asyncio.sleep(RETRY_DELAY_S)
                 continue
-            if not self._is_current():
+            if not self.is_current():
                 await asyncio.sleep(RETRY_DELAY_S)  # `run` starts to read the new topic soon
                 continue
             await self._wait_read(ends, layout)
@@ -623,7 +623,7 @@ class IdempotencyStore:
                 return True
             if unless_done is not None and self.claims.get_result(unless_done, time.time()):
                 return True
-            return self._is_current() and all(
+            return self.is_current() and all(
                 self._next_offsets[tp] >= end for tp, end in ends.items()
             )
 

@@ -51,10 +51,10 @@ async def test_a_former_leader_takes_a_group_back_to_nowhere(monkeypatch: pytest
     leader = LeaderStandIn(leader_epoch=2, log_end=2)
     fetcher, state = build_fetcher(leader, monkeypatch)
     for _ in range(MAX_FORMER_LEADER_ATTEMPTS):
-        await fetcher._resolve_out_of_range(state, state.lineage)
+        await fetcher.resolve_out_of_range(state, state.lineage)
     assert leader.refreshes == MAX_FORMER_LEADER_ATTEMPTS
     leader.leader_epoch, leader.log_end = 3, 9
-    await fetcher._resolve_out_of_range(state, state.lineage)
+    await fetcher.resolve_out_of_range(state, state.lineage)
     assert (state.position, state.offset_spec) == (5, None)
 
 
@@ -67,7 +67,7 @@ async def test_an_epoch_that_stays_higher_than_the_leaders_is_of_another_log(
     leader = LeaderStandIn(leader_epoch=2, log_end=log_end)
     fetcher, state = build_fetcher(leader, monkeypatch)
     for _ in range(MAX_FORMER_LEADER_ATTEMPTS + 1):
-        await fetcher._resolve_out_of_range(state, state.lineage)
+        await fetcher.resolve_out_of_range(state, state.lineage)
     assert (state.offset_spec, state.missing_offset) == (EARLIEST, 5)
 
 
@@ -76,6 +76,6 @@ async def test_an_offset_of_another_log_stops_a_consumer_without_a_reset(
 ):
     fetcher, state = build_fetcher(LeaderStandIn(leader_epoch=2, log_end=2), monkeypatch, None)
     for _ in range(MAX_FORMER_LEADER_ATTEMPTS + 1):
-        await fetcher._resolve_out_of_range(state, state.lineage)
+        await fetcher.resolve_out_of_range(state, state.lineage)
     assert state.is_stopped
     assert TP in fetcher.failures

@@ -16,9 +16,13 @@ from support.waiting import WAIT_TIMEOUT_S
 from gateway.core.error_code import ErrorCode
 from gateway.errors import AccessDenied, BrokerUnavailable, GatewayError, KafkaError, UnknownTopic
 from gateway.kafka.embedded import EmbeddedKafka
-from gateway.kafka.produce import line_producer as module
 from gateway.kafka.produce.line_format import LineFormat, ValueDigest
-from gateway.kafka.produce.line_producer import ProduceProgress, produce, produce_lines
+from gateway.kafka.produce.line_producer import (
+    MAX_BATCH_BYTES,
+    ProduceProgress,
+    produce,
+    produce_lines,
+)
 
 PRODUCE, INIT_PRODUCER_ID = 0, 22  # api keys
 
@@ -63,10 +67,10 @@ async def test_every_line_arrives_once_with_its_bytes(embedded):
     assert done.bytes_read == sum(map(len, values)) + len(values)
 
 
-async def test_one_partition_keeps_the_order_of_the_input(embedded, monkeypatch):
-    monkeypatch.setattr(module, "MAX_BATCH_BYTES", 500)
+async def test_one_partition_keeps_the_order_of_the_input(embedded):
     embedded.create_topic("t", 3)
-    values = [b"%d" % each for each in range(3_000)]
+    values = [b"%0600d" % each for each in range(3_000)]
+    assert sum(map(len, values)) > 3 * MAX_BATCH_BYTES
     done = await produce("t", build_input(*values), servers=embedded.bootstrap, partition=2)
     got = await read_partitions(embedded, "t", 3)
     assert [record.value for record in got[2]] == values
@@ -97,10 +101,9 @@ async def test_headers_keys_and_tombstones_arrive(embedded):
     assert {record.headers for record in got} == {(("host", b"web1"),)}
 
 
-async def test_a_line_larger_than_a_batch_is_a_batch(embedded, monkeypatch):
-    monkeypatch.setattr(module, "MAX_BATCH_BYTES", 1000)
+async def test_a_line_larger_than_a_batch_is_a_batch(embedded):
     embedded.create_topic("t")
-    values = [b"a", b"b" * 50_000, b"c"]
+    values = [b"a", b"b" * (MAX_BATCH_BYTES + 1000), b"c"]
     done = await produce("t", build_input(*values), servers=embedded.bootstrap)
     (got,) = await read_partitions(embedded, "t", 1)
     assert [record.value for record in got] == values
@@ -167,11 +170,10 @@ async def test_an_interrupted_input_is_sent_as_far_as_it_was_read(embedded):
     assert done.acknowledged_records == 2
 
 
-async def test_an_unknown_topic_is_told_before_anything_is_read(kafka, monkeypatch):
+async def test_an_unknown_topic_is_told_before_anything_is_read(kafka):
     """On a real broker: the embedded one creates every topic it is asked for."""
-    monkeypatch.setattr(module, "TOPIC_TIMEOUT_S", 1.0)
     with pytest.raises(UnknownTopic, match="nope"):
-        await produce("nope", io.BytesIO(b"x"), servers=kafka.bootstrap)
+        await produce("nope", io.BytesIO(b"x"), servers=kafka.bootstrap, topic_timeout_s=1.0)
 
 
 async def test_a_real_broker_holds_every_line_once(kafka):

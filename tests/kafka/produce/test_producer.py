@@ -14,7 +14,6 @@ from support.kafka_proxy import ApiKey, KafkaProxy
 from support.topic_reads import open_cluster, read_entries
 from support.waiting import WAIT_TIMEOUT_S, wait_until
 
-from gateway import background_tasks
 from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import AccessDenied, BrokerUnavailable, PartitionFailed
@@ -61,7 +60,6 @@ def one(embedded: EmbeddedKafka) -> EmbeddedKafka:
 
 async def test_records_are_written_after_an_error_that_nobody_expects(one, monkeypatch):
     """The loop that sends had ended, so that every later record timed out."""
-    monkeypatch.setattr(background_tasks, "RESTART_DELAY_S", 0.0)
     async with running_producer(one.bootstrap, "t") as (_, producer):
         failures = [ValueError("it broke")]
         collect_due = producer._collect_due

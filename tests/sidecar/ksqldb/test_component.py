@@ -67,7 +67,7 @@ async def test_a_push_query_is_answered_with_so_many_rows_or_what_came_in_time(k
         answer = await http.post("/ksqldb/active?limit=2", json=asked)
         assert get_names(answer.json()) == ["0", "1"]
         await wait_until(lambda: ksqldb.open_query_count == 0, "the query's end at the server")
-        ksqldb._output = asyncio.Queue()
+        ksqldb.output = asyncio.Queue()
         answer = await http.post("/ksqldb/active?timeout=100", json=asked)
         assert (answer.status_code, answer.json()) == (200, [])
 
@@ -178,7 +178,7 @@ async def test_rows_of_a_configured_query_reach_the_back_end_whatever_breaks(kaf
                 ksqldb.send_row(2, "b")
                 await wait_until(lambda: len(back_end.calls) >= 3, "the row tried again")
                 ksqldb.send_raw(b'[3,"ha')
-                await wait_until(ksqldb._output.empty, "half a row on its way")
+                await wait_until(ksqldb.output.empty, "half a row on its way")
                 proxy.cut()
                 await wait_until(lambda: count_queries(ksqldb) == 2, "the query begun again")
                 back_end.status = 200

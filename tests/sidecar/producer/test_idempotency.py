@@ -67,8 +67,8 @@ async def test_a_claim_that_is_written_while_it_looks_where_to_begin_is_read():
 
     context: Any = SimpleNamespace(cluster=log, get_topic=topic)
     ledger = IdempotencyStore(context, Producer(), transaction_pool=None)  # type: ignore[arg-type]
-    places = await ledger._find_start_offsets()
-    assert {tp.partition: ledger._next_offsets[tp] for tp in places} == log.first_ends
+    starts = await ledger.find_start_offsets()
+    assert {tp.partition: offset for tp, offset in starts.items()} == log.first_ends
 
 
 async def test_partitions_beyond_those_that_it_makes_the_topic_with_are_not_read():
@@ -81,7 +81,7 @@ async def test_partitions_beyond_those_that_it_makes_the_topic_with_are_not_read
     context: Any = SimpleNamespace(cluster=log, get_topic=topic)
     section = Producer(idempotency=Idempotency(partitions=5))
     ledger = IdempotencyStore(context, section, transaction_pool=None)  # type: ignore[arg-type]
-    assert [tp.partition for tp in await ledger._find_start_offsets()] == [0, 1, 2, 3]
+    assert [tp.partition for tp in await ledger.find_start_offsets()] == [0, 1, 2, 3]
 
 
 KEY = hashlib.sha256(b"k").digest()[:16]
@@ -312,7 +312,7 @@ async def write_by_two_with_partitions_added(kafka: Any, topic: Any, used: int, 
         await asyncio.to_thread(kafka.admin.add_partitions, log, more)
         async with running_replica(kafka, name, log, partitions=used) as two:
             await wait_until(lambda: len(get_partitions(one.cluster, log)) == more)
-            await wait_until(one.ledger._is_current)
+            await wait_until(one.ledger.is_current)
             results = [(await two.write_once(key), await one.write_once(key)) for key in keys]
     assert results == [(False, True)] * 12
     assert read_values(kafka, name) == sorted([b"first", *(key.encode() for key in keys)])
@@ -437,7 +437,7 @@ async def test_a_claim_is_written_once_while_a_recreated_topic_is_not_read_yet(
             await one.write_once(f"{number}")
         await one.pause_reading()
         await recreate_topic(kafka, log)
-        await wait_until(lambda: not one.ledger._is_current())
+        await wait_until(lambda: not one.ledger.is_current())
         written = asyncio.create_task(one.write_once("k"))
         await asyncio.wait([written], timeout=0.5)
         one.resume_reading()

@@ -40,7 +40,7 @@ async def _replace_member_after_cut(world: GroupSimulation) -> None:
         topic_id = str(world.kafka.topics[TOPIC].id)
         return [json.dumps({"id": topic_id, "log": log}).encode()] * count
 
-    world._handle_backend_request = answer_late  # type: ignore[method-assign]
+    world.handle_backend_request = answer_late  # type: ignore[method-assign]
     world.start()
     member = world.members[0]
     await wait_until(lambda: member.group.get_runner(TP) is not None, "the partition")
