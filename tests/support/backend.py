@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -102,13 +101,6 @@ class FakeBackend:
     def processed_records(self) -> list[Record]:
         """All records that it processed, in its order, those done twice included."""
         return list(_iter_processed(self.calls))
-
-    @property
-    def processed_counts(self) -> Counter[RecordLocation]:
-        """How often it processed each."""
-        return Counter(
-            (each["topic"], each["partition"], each["offset"]) for each in self.processed_records
-        )
 
 
 def _iter_processed(calls: list[dict[str, Any]]) -> Iterator[Record]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import base64
 import json
 import os
 import re
@@ -199,10 +198,6 @@ class Browser:
             )
             for each in responses
         ]
-
-    async def take_screenshot(self) -> bytes:
-        """A PNG of what is on the screen."""
-        return base64.b64decode(await _read_response(self._http.get("screenshot")))
 
     async def _run_cdp_command(self, command: str, **parameters: Any) -> None:
         await self._post_command("goog/cdp/execute", cmd=command, params=parameters)
