@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.brokers import KafkaCluster
 from support.oracle import (
     AckedRecord,
     FindingKind,
@@ -292,9 +291,7 @@ def streams(draw: st.DrawFn) -> tuple[list[AckedRecord], list[ReceivedRecord | G
 
 
 @given(streams(), st.data())
-def test_a_faultless_stream_passes_and_any_mistake_is_found(
-    made: tuple[list[AckedRecord], list[ReceivedRecord | GapEvent]], data: st.DataObject
-) -> None:
+def test_a_faultless_stream_passes_and_any_mistake_is_found(made, data):
     records, items = made
     judge = oracle(records)
     judge.check_items(items, start={P0: 0})
@@ -354,9 +351,7 @@ def test_events_of_a_stream_are_heard_as_records_and_gaps() -> None:
 # -- real Kafka -----------------------------------------------------------------------
 
 
-async def test_what_kafka_acknowledged_is_what_an_independent_reader_finds(
-    kafka: KafkaCluster, topic: Callable[..., str]
-) -> None:
+async def test_what_kafka_acknowledged_is_what_an_independent_reader_finds(kafka, topic):
     name = topic(partitions=3)
     async with StreamOracle(kafka.bootstrap_servers) as judge:
         await judge.produce_records(name, 50)
@@ -375,9 +370,7 @@ async def test_what_kafka_acknowledged_is_what_an_independent_reader_finds(
         assert kinds(lambda: judge.check_items(leaked, start=start)) == {FindingKind.ABORTED}
 
 
-async def test_an_open_transaction_counts_once_it_is_committed(
-    kafka: KafkaCluster, topic: Callable[..., str]
-) -> None:
+async def test_an_open_transaction_counts_once_it_is_committed(kafka, topic):
     name = topic()
     async with StreamOracle(kafka.bootstrap_servers) as judge:
         async with judge.open_transaction() as opened:
@@ -394,9 +387,7 @@ async def test_an_open_transaction_counts_once_it_is_committed(
         )
 
 
-async def test_a_write_without_an_answer_may_arrive_or_not(
-    kafka: KafkaCluster, topic: Callable[..., str]
-) -> None:
+async def test_a_write_without_an_answer_may_arrive_or_not(kafka, topic):
     """Too large for the topic: refused by the broker, so it did not arrive; it might have."""
     name = topic(configs={"max.message.bytes": "2000"})
     async with StreamOracle(kafka.bootstrap_servers) as judge:
@@ -409,9 +400,7 @@ async def test_a_write_without_an_answer_may_arrive_or_not(
         judge.check_items([got(record) for record in truth], start={TopicPartition(name, 0): 0})
 
 
-async def test_a_reader_that_aiokafka_calls_cancelled_begins_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_reader_that_aiokafka_calls_cancelled_begins_again(monkeypatch):
     """It ended the whole run of the fault bench, since nobody had cancelled anything."""
     answers: list[list[AckedRecord] | None] = [None, [acked(P0, 0)]]
 

@@ -122,9 +122,7 @@ async def start_three_clients(
 
 
 @pytest.mark.parametrize("slow", [SlowClientPolicy.DISCONNECT, SlowClientPolicy.SKIP])
-async def test_who_takes_everything_at_once_is_not_slow_in_a_burst(
-    embedded: EmbeddedKafka, slow: SlowClientPolicy
-):
+async def test_who_takes_everything_at_once_is_not_slow_in_a_burst(embedded, slow):
     """A burst was published slice by slice before the first one was written to anybody."""
     async with orders(embedded) as shown:
         outlets = [BoundedOutlet() for _ in range(10)]
@@ -152,9 +150,7 @@ async def test_heartbeats_go_on_while_members_of_a_herd_take_nothing(embedded: E
 
 
 @pytest.mark.parametrize("more", [0, 800])
-async def test_a_member_of_a_herd_whose_token_expires_is_told_where_it_stands(
-    embedded: EmbeddedKafka, more: int
-):
+async def test_a_member_of_a_herd_whose_token_expires_is_told_where_it_stands(embedded, more):
     """`end` named the place before the herd, from which everything came again; or it never came."""
     async with orders(embedded) as shown:
         clients, outlets = await start_three_clients(shown, NdjsonWire(True), 3)

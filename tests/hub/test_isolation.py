@@ -415,9 +415,7 @@ def what_the_index_finds_is_not_asked_for_the_rest(patch: pytest.MonkeyPatch) ->
     ],
     ids=lambda plant: plant.__name__,
 )
-def test_what_was_planted_is_found(
-    kafka: EmbeddedKafka, plant: Plant, monkeypatch: pytest.MonkeyPatch
-):
+def test_what_was_planted_is_found(kafka, plant, monkeypatch):
     plant(monkeypatch)
     with pytest.raises(
         (IsolationError, FlakyFailure)

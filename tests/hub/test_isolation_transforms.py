@@ -46,9 +46,7 @@ async def orders(embedded: EmbeddedKafka) -> EmbeddedKafka:
     return embedded
 
 
-async def test_what_is_held_of_a_private_read_is_not_used_for_other_transforms(
-    orders: EmbeddedKafka,
-):
+async def test_what_is_held_of_a_private_read_is_not_used_for_other_transforms(orders):
     """It was found by its log and leader alone, and kept the keys of the transforms before."""
     topic = TopicSettings()
     async with open_cluster(orders.bootstrap, "orders") as kafkas:
@@ -67,9 +65,7 @@ async def test_what_is_held_of_a_private_read_is_not_used_for_other_transforms(
     assert archive.read_counts["orders", "held"] == 1
 
 
-async def test_a_topic_that_is_opened_again_goes_by_its_transforms_of_then(
-    embedded: EmbeddedKafka,
-):
+async def test_a_topic_that_is_opened_again_goes_by_its_transforms_of_then(embedded):
     """Those with which it had been opened first were applied for as long as the process lived."""
     embedded.create_topic("orders")
     topic = TopicSettings()

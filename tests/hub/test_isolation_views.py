@@ -78,9 +78,7 @@ def build_view(raw: Any) -> View:
 
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("how", HOW)
-def test_filters_of_scalars_that_look_alike_are_equal_only_if_they_let_the_same_through(
-    where: str, how: str
-):
+def test_filters_of_scalars_that_look_alike_are_equal_only_if_they_let_the_same_through(where, how):
     """1, True and 1.0 are one key of a dictionary, and so are filters made of them unless each is
     made the text that it is compared as."""
     scalars = SCALARS if how in ("equals", "in") else FINITE[:-2]  # no truth value is a bound
@@ -166,9 +164,7 @@ raw_filters = each_filter | st.lists(each_filter, min_size=1, max_size=3)
     st.lists(st.tuples(raw_filters, st.none() | raw_filters), max_size=8),
     st.lists(records, min_size=1, max_size=8),
 )
-def test_views_found_by_value_and_by_the_index_show_what_an_oracle_lets_through(
-    raws: list[tuple[Any, Any]], some: list[Record]
-):
+def test_views_found_by_value_and_by_the_index_show_what_an_oracle_lets_through(raws, some):
     """Channels in an index by their views, as clients find them and records do: each client's
     records are those that its own filter, as it wrote it, lets through."""
     index: FilterIndex[int] = FilterIndex()

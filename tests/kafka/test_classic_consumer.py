@@ -170,7 +170,7 @@ async def test_nobody_pauses_what_it_keeps_while_a_member_is_still_giving_up(kaf
 
 @pytest.mark.parametrize("leads", ["we", "librdkafka"])
 async def test_it_shares_a_group_with_librdkafka_whoever_leads(
-    kafka, topic, group, leads: str, monkeypatch
+    kafka, topic, group, leads, monkeypatch
 ):
     name, plans = topic(partitions=4), list[AssignmentPlan]()
 

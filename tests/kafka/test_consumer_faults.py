@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
-from support.brokers import KafkaCluster
 from support.elections import UNCLEAN_CONFIGS, elect_follower, kill_follower
 from support.group_members import running_member, wait_for_coordinator
 from support.kafka_proxy import ApiKey, KafkaProxy
@@ -134,8 +133,8 @@ async def test_an_offset_above_the_end_of_the_log_is_followed_by_what_is_written
 
 
 async def test_after_an_unclean_election_a_group_goes_on_at_the_cut_and_not_at_the_start(
-    kafka3: KafkaCluster, caplog: pytest.LogCaptureFixture
-) -> None:
+    kafka3, caplog
+):
     """The new leader has more records than the old one lost: only epochs show where they part. A
     reader without an epoch is above the end at first, and began at the start of the topic."""
     name = await asyncio.to_thread(

@@ -74,9 +74,7 @@ async def test_there_are_operations():
 
 
 @pytest.mark.parametrize(("method", "path"), GUARDED)
-async def test_an_unknown_client_gets_401_whatever_is_wrong(
-    http: httpx.AsyncClient, method: str, path: str
-):
+async def test_an_unknown_client_gets_401_whatever_is_wrong(http, method, path):
     """`GET /replays/ID` said 404 to a stranger, and some POSTs 400: what there is, and what a
     request should look like, was told before anybody was asked who they are."""
     for asked in WRONG:
@@ -89,9 +87,7 @@ async def test_an_unknown_client_gets_401_whatever_is_wrong(
 
 
 @pytest.mark.parametrize(("method", "path"), GUARDED)
-async def test_a_client_without_the_scope_gets_403_whatever_is_wrong(
-    http: httpx.AsyncClient, method: str, path: str
-):
+async def test_a_client_without_the_scope_gets_403_whatever_is_wrong(http, method, path):
     """As for a stranger; 404 for what is not there told it what is."""
     for asked in WRONG:
         wrong_ids = "x-correlation-id" in asked.get("headers", {})

@@ -16,7 +16,7 @@ from support.bad_requests import BAD_BODIES, BAD_HEADS
 from support.brokers import embedded_kafka
 from support.gateways import GatewayProcess, GatewayThread, build_config
 from support.raw_http import RawConnection, RawResponse, build_request, send_request
-from support.reference_stream import REFERENCE_TOPICS, ReferenceStream
+from support.reference_stream import REFERENCE_TOPICS
 from support.sse import SseEvent, SseParser
 from support.topic_gateway import run_gateway_process_sync, run_gateway_sync
 from support.waiting import WAIT_TIMEOUT_S, block_until
@@ -151,9 +151,7 @@ def quote_bytes(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("case", TOKENS)
-def test_a_bad_token_is_refused_to_programs(
-    gateway: GatewayThread, token: bytes, case: str
-) -> None:
+def test_a_bad_token_is_refused_to_programs(gateway, token, case):
     bad = TOKENS[case](token)
     answer = get_answer(gateway, build_request("/events/orders", b"Last-Event-ID: " + bad))
     assert answer.status == 400
@@ -161,18 +159,14 @@ def test_a_bad_token_is_refused_to_programs(
 
 
 @pytest.mark.parametrize("case", ["changed", "UTF-8", "bytes that are no text"])
-def test_a_bad_token_in_the_query_is_refused_to_everyone(
-    gateway: GatewayThread, token: bytes, case: str
-) -> None:
+def test_a_bad_token_in_the_query_is_refused_to_everyone(gateway, token, case):
     target = b"/events/orders?lastEventId=" + quote_bytes(TOKENS[case](token))
     for headers in ((), EVENT_SOURCE):
         assert get_answer(gateway, build_request(target, *headers)).problem["status"] == 400
 
 
 @pytest.mark.parametrize("case", ["changed", "of another cluster", "bytes that are no text"])
-def test_a_bad_token_is_told_to_an_event_source_as_a_gap(
-    gateway: GatewayThread, token: bytes, case: str
-) -> None:
+def test_a_bad_token_is_told_to_an_event_source_as_a_gap(gateway, token, case):
     bad = TOKENS[case](token)
     with RawConnection(gateway.port) as wire:
         stream = SseStream(
@@ -378,9 +372,7 @@ def test_what_is_not_said_to_its_end_in_ten_seconds_is_refused(gateway: GatewayT
             wire.read_close()
 
 
-def test_a_stream_with_a_request_body_that_never_comes_harms_itself_only(
-    gateway: GatewayThread,
-) -> None:
+def test_a_stream_with_a_request_body_that_never_comes_harms_itself_only(gateway):
     with RawConnection(gateway.port) as wire:
         stream = SseStream(wire, build_request("/events/orders", b"Content-Length: 5"))
         assert stream.next_event().event_type == "begin"
@@ -389,9 +381,7 @@ def test_a_stream_with_a_request_body_that_never_comes_harms_itself_only(
 # Many
 
 
-def test_two_hundred_connections_that_ask_nothing(
-    gateway: GatewayThread, calm: ReferenceStream
-) -> None:
+def test_two_hundred_connections_that_ask_nothing(gateway, calm):
     with ExitStack() as stack:
         for _ in range(200):
             stack.enter_context(RawConnection(gateway.port))
@@ -413,9 +403,7 @@ def test_two_hundred_streams_cut_by_a_reset_leave_nothing(gateway: GatewayThread
 
 
 @pytest.mark.needs("process")
-def test_clients_that_never_read_take_bounded_memory(
-    process: GatewayProcess, produce: Callable[..., None]
-) -> None:
+def test_clients_that_never_read_take_bounded_memory(process, produce):
     with ExitStack() as stack:
         stuck: list[SseStream] = []
         for _ in range(20):
@@ -462,9 +450,7 @@ NOT_TEXT = {
 
 
 @pytest.mark.parametrize("case", NOT_TEXT)
-def test_a_value_that_is_no_text_is_an_error_where_text_is_promised(
-    odd: dict[str, SseStream], produce: Callable[..., None], case: str
-) -> None:
+def test_a_value_that_is_no_text_is_an_error_where_text_is_promised(odd, produce, case):
     produce("odd", NOT_TEXT[case])
     error = odd["/events/odd"].next_record()
     assert (error.event_type, error.parse_json()["code"]) == ("error", "value-not-text")
@@ -495,9 +481,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("case", TEXTS)
-def test_text_of_any_kind_is_one_event(
-    odd: dict[str, SseStream], produce: Callable[..., None], case: str
-) -> None:
+def test_text_of_any_kind_is_one_event(odd, produce, case):
     value = TEXTS[case]
     produce("odd", value)
     plain = odd["/events/odd"].next_record()
@@ -521,26 +505,20 @@ KEYS = {
 
 @pytest.mark.parametrize("value", [b"v", None], ids=["value", "tombstone"])
 @pytest.mark.parametrize("case", KEYS)
-def test_keys_of_any_kind_are_one_event(
-    odd: dict[str, SseStream], produce: Callable[..., None], case: str, value: bytes | None
-) -> None:
+def test_keys_of_any_kind_are_one_event(odd, produce, case, value):
     produce("odd", value, key=KEYS[case])
     type_ = "delete" if value is None else "message"
     assert [stream.next_record().event_type for stream in odd.values()] == [type_] * 3
 
 
-def test_headers_of_any_kind_are_told(
-    odd: dict[str, SseStream], produce: Callable[..., None]
-) -> None:
+def test_headers_of_any_kind_are_told(odd, produce):
     pairs = [("", b""), ("a\r\n\r\nb", b"\xff"), ("a", None), ("a", b"twice"), ("ce_id", b"\0")]
     pairs += [("ce_specversion", b"1.0"), ("ce_time", b"never"), ("content-type", b"a/b; =\xff")]
     produce("odd", b"v", headers=pairs)
     assert [stream.next_record().event_type for stream in odd.values()] == ["message"] * 3
 
 
-def test_a_record_larger_than_any_fetch_goes_through(
-    odd: dict[str, SseStream], produce: Callable[..., None]
-) -> None:
+def test_a_record_larger_than_any_fetch_goes_through(odd, produce):
     value = json.dumps({"a": "b" * 4 * MIB}).encode()
     produce("odd", value)
     assert odd["/events/odd"].next_record().raw_data == value

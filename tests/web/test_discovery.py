@@ -117,9 +117,7 @@ def list_parameters(stream: dict[str, Any]) -> list[str]:
         ("text/event-stream", False),
     ],
 )
-async def test_a_page_for_those_who_ask_for_one_and_json_for_the_rest(
-    accept: str, page: bool, shop: httpx.AsyncClient
-):
+async def test_a_page_for_those_who_ask_for_one_and_json_for_the_rest(accept, page, shop):
     answer = await shop.get("/", headers={"accept": accept})
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/html" if page else "application/json")
@@ -319,9 +317,7 @@ routes:
         ),
     ],
 )
-def test_a_guarded_stream_says_how_to_show_who_one_is(
-    guards: list[str], lines: list[str], by_page: bool
-):
+def test_a_guarded_stream_says_how_to_show_who_one_is(guards, lines, by_page):
     named = ", ".join(f"{name}: []" for name in guards)
     route = f"  - {{when: [{{path: /orders}}], guarded: {{{named}}}, with: {{topic: orders}}}}\n"
     settings = loads(GUARDS + route)

@@ -124,9 +124,7 @@ async def test_one_that_becomes_full_within_a_round_leaves_it_with_what_it_was_g
 
 
 @pytest.mark.parametrize("slow", SlowClientPolicy)
-async def test_a_rider_whose_round_comes_too_late_falls_out_of_the_ring(
-    slow: SlowClientPolicy, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_rider_whose_round_comes_too_late_falls_out_of_the_ring(slow, monkeypatch):
     outlets = [FakeOutlet(), FakeOutlet()]
     clients = attach_clients(outlets, max_ring_bytes=1000, slow_policy=slow)
     await run_loop_turns()

@@ -81,9 +81,7 @@ def count_clients() -> int:
     return sum(type(each) is Client for each in gc.get_objects())
 
 
-async def test_clients_of_one_view_share_a_channel_and_all_views_the_reads(
-    embedded: EmbeddedKafka,
-):
+async def test_clients_of_one_view_share_a_channel_and_all_views_the_reads(embedded):
     embedded.create_topic("orders", 3)
     async with running_hub(embedded) as hub:
         first, second, other = (
@@ -107,9 +105,7 @@ async def test_a_client_that_left_is_forgotten(embedded: EmbeddedKafka):
         assert (len(hub.clients), len(channel.followers)) == (0, 0)
 
 
-async def test_a_topic_is_no_longer_read_some_time_after_its_last_client(
-    embedded: EmbeddedKafka,
-):
+async def test_a_topic_is_no_longer_read_some_time_after_its_last_client(embedded):
     embedded.create_topic("orders")
     async with running_hub(embedded, NO_LINGER) as hub:
         client = await subscribe_client(hub)
@@ -119,9 +115,7 @@ async def test_a_topic_is_no_longer_read_some_time_after_its_last_client(
         assert not hub.shared_reads.fetcher.partition_fetches
 
 
-async def test_a_bootstrap_topic_is_read_before_anyone_comes_and_goes_on_being(
-    embedded: EmbeddedKafka,
-):
+async def test_a_bootstrap_topic_is_read_before_anyone_comes_and_goes_on_being(embedded):
     embedded.create_topic("orders")
     async with running_hub(embedded, NO_LINGER, bootstrap=["orders"]) as hub:
         assert hub.topics.list_unread_bootstrap() == ["orders"]
@@ -170,9 +164,7 @@ async def test_a_count_ends_a_stream_after_so_many_records(embedded: EmbeddedKaf
         assert heard[-1].parse_json() == {"reason": "until"}
 
 
-async def test_ids_that_a_proxy_may_refuse_are_warned_of_once(
-    embedded: EmbeddedKafka, caplog: pytest.LogCaptureFixture
-):
+async def test_ids_that_a_proxy_may_refuse_are_warned_of_once(embedded, caplog):
     embedded.create_topic("orders", 40)
     async with running_hub(embedded) as hub:
         client = await subscribe_client(hub)
@@ -195,9 +187,7 @@ def list_warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
 
 
-async def test_the_sweep_leaves_a_topic_alone_while_another_of_its_view_is_opened(
-    embedded: EmbeddedKafka,
-):
+async def test_the_sweep_leaves_a_topic_alone_while_another_of_its_view_is_opened(embedded):
     """A route of two topics once began without the first: opened, and not looked at by anybody
     yet, it was swept away in the moment in which the second was being opened."""
     for topic in ("one", "two"):
@@ -223,9 +213,7 @@ async def test_topics_that_a_refused_client_named_are_not_watched(embedded: Embe
         assert [name for name in names if hub.cluster.get_topic(name) is not None] == []
 
 
-async def test_a_topic_that_may_not_be_read_is_not_watched_for_long(
-    embedded: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_topic_that_may_not_be_read_is_not_watched_for_long(embedded, monkeypatch):
     """It was found, so it was watched; then access was denied, and nothing ended the watch."""
     embedded.create_topic("orders", 1)
     async with running_hub(embedded) as hub:
@@ -242,9 +230,7 @@ async def test_a_topic_that_may_not_be_read_is_not_watched_for_long(
         await wait_until(lambda: hub.cluster.get_topic("orders") is None, "it is not watched")
 
 
-async def test_a_client_that_resumes_gets_a_topic_that_is_created_later(
-    embedded: EmbeddedKafka,
-):
+async def test_a_client_that_resumes_gets_a_topic_that_is_created_later(embedded):
     embedded.create_topic("orders", 1)
     async with running_hub(embedded, NO_LINGER) as hub:
         first = await subscribe_client(hub)
@@ -260,9 +246,7 @@ async def test_a_client_that_resumes_gets_a_topic_that_is_created_later(
             assert hub.cluster.get_topic(name) is None, "it is watched no longer"
 
 
-async def test_a_client_whose_start_is_looked_up_rides_the_channel_that_is_fed(
-    embedded: EmbeddedKafka,
-):
+async def test_a_client_whose_start_is_looked_up_rides_the_channel_that_is_fed(embedded):
     """Its channel was made first, and, followed by nobody yet, swept away while Kafka was asked
     for the start: the client then followed a channel that nothing was published to."""
     embedded.create_topic("orders", 1)
@@ -299,9 +283,7 @@ async def test_rings_are_counted_until_their_channels_are_gone(embedded: Embedde
         assert hub.rings.bytes == 0
 
 
-async def test_a_log_gets_an_index_once_many_readers_have_looked_for_keys(
-    embedded: EmbeddedKafka,
-):
+async def test_a_log_gets_an_index_once_many_readers_have_looked_for_keys(embedded):
     embedded.create_topic("orders")
     async with running_hub(embedded) as hub:
         await subscribe_client(hub)
@@ -351,10 +333,7 @@ async def test_the_check_of_heartbeats_keeps_no_client_that_left(embedded: Embed
     ("is_recreated", "gap"), [(True, ("recreated", 39, 0)), (False, ("truncated", 39, 1))]
 )
 async def test_a_position_of_a_topic_that_was_created_again_is_not_called_truncated(
-    embedded: EmbeddedKafka,
-    monkeypatch: pytest.MonkeyPatch,
-    is_recreated: bool,
-    gap: tuple[str, int, int],
+    embedded, monkeypatch, is_recreated, gap
 ):
     """Kafka is asked by the topic's name where the log ends. The answer may be of the new topic
     while metadata still is of the former one."""
@@ -383,7 +362,7 @@ async def test_a_position_of_a_topic_that_was_created_again_is_not_called_trunca
 
 
 async def test_a_position_of_an_earlier_topic_without_an_id_is_not_waited_for(
-    embedded: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
+    embedded, monkeypatch
 ):
     """Brokers before Kafka 2.8 have no topic ids. The epochs of the topic that was created again
     are lower than that of the position, and the client waited until one had reached it."""

@@ -7,7 +7,6 @@ import gzip
 import re
 from collections.abc import Sequence
 
-import pytest
 from support.outlet import FakeOutlet
 from support.single_client import TP, FakeHub, create_client, drain_outlet, get_hub, write_records
 from support.waiting import wait_until
@@ -60,9 +59,7 @@ def have_all_values(outlets: Sequence[FakeOutlet], at: int, end: int) -> bool:
     return all(outlet.values == list(range(at, end)) for outlet in outlets)
 
 
-async def test_they_are_read_for_once_and_ride_from_where_the_leader_came_to(
-    monkeypatch: pytest.MonkeyPatch,
-):
+async def test_they_are_read_for_once_and_ride_from_where_the_leader_came_to(monkeypatch):
     first = await build_first_client()
     encoder, heads = first.subscription.channel.encoder, 0
     head = encoder.encode_entry

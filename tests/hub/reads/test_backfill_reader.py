@@ -155,9 +155,7 @@ async def test_what_one_client_skipped_is_not_skipped_for_others(orders: Embedde
         assert get_offsets(await made.read(TP, PartitionPosition(5, 0))) == list(range(5, 10))
 
 
-async def test_records_of_a_recreated_topic_come_only_after_its_gap(
-    held: tuple[BackfillReader, Any],
-):
+async def test_records_of_a_recreated_topic_come_only_after_its_gap(held):
     """The answer to another client, which had the gap, was given without it: the new topic's
     records passed for those of the old one, and came again behind the gap."""
     made, cluster = held
@@ -180,9 +178,7 @@ async def test_records_of_a_recreated_topic_come_only_after_its_gap(
     third.cancel()
 
 
-async def test_other_places_are_read_one_after_the_other_and_each_gets_its_own(
-    orders: EmbeddedKafka,
-):
+async def test_other_places_are_read_one_after_the_other_and_each_gets_its_own(orders):
     async with running_archive(orders) as (made, fetches):
         answers = await asyncio.gather(
             *(made.read(TP, PartitionPosition(at, 0)) for at in (7, 2, 7, 5))
@@ -257,9 +253,7 @@ async def test_records_are_transformed_as_those_of_the_tail_are(embedded: Embedd
         assert record.key == b"7"
 
 
-async def test_one_answer_for_many_clients_does_not_block_the_loop(
-    held: tuple[BackfillReader, Any],
-):
+async def test_one_answer_for_many_clients_does_not_block_the_loop(held):
     """When 500 clients waited for an answer of 10,000 records, nothing else ran for a second."""
     made, _ = held
     fetcher: Any = made.fetcher
@@ -280,9 +274,7 @@ async def test_one_answer_for_many_clients_does_not_block_the_loop(
     assert made.read_counts == {("orders", "kafka"): 1, ("orders", "joined"): 499}
 
 
-async def test_who_comes_and_goes_while_an_answer_is_handed_out_holds_up_nobody(
-    held: tuple[BackfillReader, Any],
-):
+async def test_who_comes_and_goes_while_an_answer_is_handed_out_holds_up_nobody(held):
     made, cluster = held
     fetcher: Any = made.fetcher
 
@@ -313,9 +305,7 @@ async def test_who_comes_and_goes_while_an_answer_is_handed_out_holds_up_nobody(
     assert not fetcher.readers
 
 
-async def test_closing_ends_those_who_wait_while_an_answer_is_handed_out(
-    held: tuple[BackfillReader, Any],
-):
+async def test_closing_ends_those_who_wait_while_an_answer_is_handed_out(held):
     made, _ = held
     fetcher: Any = made.fetcher
     clients = [asyncio.create_task(made.read(TP, PartitionPosition(0, 0))) for _ in range(200)]

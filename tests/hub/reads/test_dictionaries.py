@@ -144,9 +144,7 @@ async def test_more_than_that_many_are_never_made_and_streams_do_without(hub: Hu
     assert hub.dictionaries.used_bytes == 0
 
 
-async def test_one_of_records_that_kafka_has_no_longer_is_not_offered(
-    hub: Hub, embedded: EmbeddedKafka
-):
+async def test_one_of_records_that_kafka_has_no_longer_is_not_offered(hub, embedded):
     dictionaries = create_dictionaries(hub, check_interval_s=0.0)
     newest = await dictionaries.get_newest(ALL, "a")
     assert await dictionaries.get_newest(ALL, "a") is newest
@@ -174,9 +172,7 @@ async def test_nothing_that_was_begun_before_a_change_is_kept_after_it(hub: Hub)
     await dictionaries.close()
 
 
-async def test_an_error_costs_a_stream_its_dictionary_only(
-    hub: Hub, caplog: pytest.LogCaptureFixture
-):
+async def test_an_error_costs_a_stream_its_dictionary_only(hub, caplog):
     newest = await hub.dictionaries.get_newest(ALL, "a")
 
     def fail(view: View) -> Any:

@@ -95,9 +95,7 @@ async def test_what_several_brokers_bring_in_one_turn_is_one_chunk(embedded: Emb
         assert client.channel.get_chunk(head).data.count(b"data: x\n") == 3
 
 
-async def test_a_client_is_woken_only_when_every_log_and_the_tail_are_there(
-    embedded: EmbeddedKafka,
-):
+async def test_a_client_is_woken_only_when_every_log_and_the_tail_are_there(embedded):
     """It joins from a log what it then rides on: a log ahead of the tail would be a record
     twice, a log behind it one that never comes."""
     embedded.create_topic("orders", 2)

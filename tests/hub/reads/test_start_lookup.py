@@ -31,7 +31,7 @@ class SlowReader:
 
 @pytest.mark.parametrize(("first_after", "returned_after"), [(0.1, 0.35), (0.9, 1.0), (2.0, 1.0)])
 def test_others_are_waited_for_a_moment_after_the_first_but_not_beyond_the_deadline(
-    first_after: float, returned_after: float
+    first_after, returned_after
 ):
     """Where the first one came late, the deadline was exceeded by a quarter of a second."""
 

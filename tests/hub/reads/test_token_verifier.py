@@ -64,9 +64,7 @@ def get_fetched_partitions(hub: Hub) -> set[TopicPartition]:
 
 
 @pytest.mark.parametrize("beyond", [1, MAX_UNKNOWN_PARTITIONS])
-async def test_partitions_that_only_a_token_knows_are_not_fetched(
-    embedded: EmbeddedKafka, beyond: int
-):
+async def test_partitions_that_only_a_token_knows_are_not_fetched(embedded, beyond):
     """They stayed in the shared reads while anybody looked at the topic: 12 % of a core for 60,000,
     long after their client had left."""
     embedded.create_topic("orders", 2)
@@ -92,9 +90,7 @@ async def test_one_partition_more_is_refused(embedded: EmbeddedKafka):
         assert len(get_fetched_partitions(hub)) == 2
 
 
-async def test_many_partitions_of_a_topic_that_nobody_knows_are_to_come_again(
-    embedded: EmbeddedKafka,
-):
+async def test_many_partitions_of_a_topic_that_nobody_knows_are_to_come_again(embedded):
     """The token may be good: refused, an EventSource would lose its place."""
     embedded.create_topic("orders", 1)
     async with running_hub(embedded) as hub:
@@ -132,9 +128,7 @@ async def test_tokens_that_name_too_much_do_not_keep_the_brokers_busy(embedded: 
         assert hub.cluster.request_counts["Metadata"] - asked < 20
 
 
-async def test_a_topic_that_is_known_only_later_is_resumed_where_the_token_stood(
-    embedded: EmbeddedKafka,
-):
+async def test_a_topic_that_is_known_only_later_is_resumed_where_the_token_stood(embedded):
     """Partitions that the token does not speak of begin with their first record, the others where
     it stood, and nobody reads what was there before."""
     embedded.create_topic("orders", 1)
@@ -162,9 +156,7 @@ async def test_a_topic_that_is_known_only_later_is_resumed_where_the_token_stood
 # how far back
 
 
-async def test_what_the_gateway_heard_itself_is_recent_and_kafka_is_not_asked(
-    embedded: EmbeddedKafka,
-):
+async def test_what_the_gateway_heard_itself_is_recent_and_kafka_is_not_asked(embedded):
     embedded.create_topic("orders", 1)
     async with running_hub(embedded) as hub:
         client = await subscribe_client(hub)
@@ -200,9 +192,7 @@ async def test_kafka_is_asked_once_for_all_who_come_back_from_before_that(embedd
     [{"offset": 10**9}, {"offset": 63}],
     ids=["beyond the end, so that it is cut back", "pending since 1970"],
 )
-async def test_a_place_that_leads_back_leads_no_further_than_the_route(
-    embedded: EmbeddedKafka, claim: dict[str, int]
-):
+async def test_a_place_that_leads_back_leads_no_further_than_the_route(embedded, claim):
     """What was found out about a place after the connect was believed, however far back."""
     embedded.create_topic("orders", 1)
     await produce_records(embedded.bootstrap, "orders", [b"old"] * 5)

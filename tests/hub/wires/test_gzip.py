@@ -88,9 +88,7 @@ def get_outlet(client: Client) -> FakeOutlet:
 
 @every_wire
 @pytest.mark.parametrize("seed", range(4))
-async def test_whoever_comes_and_whatever_happens_gets_all_of_it_and_a_right_end(
-    wire: Wire, seed: int
-):
+async def test_whoever_comes_and_whatever_happens_gets_all_of_it_and_a_right_end(wire, seed):
     """Clients come, stall, fall out of the ring and are behind, are told that nothing happens, and
     are ended; in between records are written, small ones and large ones. Small pieces had no flush
     behind them, which Go's decoder waits for."""

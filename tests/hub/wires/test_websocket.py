@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 import orjson
-import pytest
 from support.outlet import FakeOutlet
 from support.single_client import create_client, write_records
 from support.waiting import wait_until
@@ -142,9 +141,7 @@ def test_frames_are_compressed_where_the_client_takes_that():
     assert len(encode_messages(wire, *records)[0]["records"]) == 50
 
 
-async def test_a_message_is_compressed_once_for_all_and_a_small_one_not_at_all(
-    monkeypatch: pytest.MonkeyPatch,
-):
+async def test_a_message_is_compressed_once_for_all_and_a_small_one_not_at_all(monkeypatch):
     made: list[bytes] = []
 
     def record_payload(payload: bytes) -> bytes:

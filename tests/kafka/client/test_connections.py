@@ -183,9 +183,7 @@ async def test_no_answer_in_time_closes_the_connection_and_says_timeout():
         await kafka.close()
 
 
-async def test_a_connection_is_returned_before_the_attempts_that_lost_have_ended(
-    monkeypatch: pytest.MonkeyPatch,
-):
+async def test_a_connection_is_returned_before_the_attempts_that_lost_have_ended(monkeypatch):
     """While it waited for their end, a timeout or a broker that left made it nobody's."""
     is_first, may_end = True, asyncio.Event()
     connect = KafkaConnection.connect
@@ -349,9 +347,7 @@ class FailingCredentials(Credentials):
         return super().__call__()
 
 
-async def test_an_error_that_nobody_expects_of_a_connect_is_a_failure_of_its_broker(
-    caplog: pytest.LogCaptureFixture,
-):
+async def test_an_error_that_nobody_expects_of_a_connect_is_a_failure_of_its_broker(caplog):
     """It went through to whoever had asked, such as the task that reads from the broker, which
     ended; there was no backoff, and no failure to report."""
     credentials = FailingCredentials()
@@ -514,9 +510,7 @@ async def test_an_issuer_that_takes_longer_than_a_broker_may_is_not_taken_for_th
 
 
 @pytest.mark.parametrize("error", [BrokerUnavailable("no token"), RuntimeError("a bug")])
-async def test_a_spare_connection_that_cannot_be_opened_again_is_a_failure_of_its_broker(
-    error: Exception,
-):
+async def test_a_spare_connection_that_cannot_be_opened_again_is_a_failure_of_its_broker(error):
     """Without a token there was no backoff, and nothing said that the broker was not reached."""
     credentials = FailingCredentials()
     async with FakeBroker(echo_body) as broker:
@@ -615,7 +609,7 @@ async def hold_session(asked: BrokerRequest) -> bytes | None:
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
 async def test_a_connection_that_was_replaced_ends_with_its_last_request_or_with_the_others(
-    is_cancelled: bool,
+    is_cancelled,
 ):
     """It waited for answers that nobody waited for any more, beyond the end of the others: looked
     at every 0.1 s, for as long as the broker kept it open."""

@@ -91,9 +91,7 @@ BOOTSTRAP, BROKER = FailedAttempt("kafka.example"), FailedAttempt("kafka.example
          "cannot be reached: connection reset by peer"),
     ],
 )  # fmt: skip
-def test_a_failure_is_a_sentence_with_what_to_do(
-    error: BaseException, attempt: FailedAttempt, text: str
-):
+def test_a_failure_is_a_sentence_with_what_to_do(error, attempt, text):
     assert text in describe_failure(error, attempt)
 
 

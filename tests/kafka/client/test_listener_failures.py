@@ -81,9 +81,7 @@ async def explain(server: str, security: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("listener", ["PLAINTEXT", "SASL"])
 @pytest.mark.parametrize("sasl", [{}, {"sasl": LOGIN}])
-async def test_tls_at_a_port_without_tls(
-    kafka: LocalKafka, known: CertificateAuthority, listener: str, sasl: dict[str, Any]
-):
+async def test_tls_at_a_port_without_tls(kafka, known, listener, sasl):
     tls = {"tls": {"ca": str(known.certificate_path)}}
     said = await explain(kafka.get_addresses(listener)[0], tls | sasl)
     assert said == (
@@ -100,9 +98,7 @@ async def test_plaintext_at_a_port_with_tls(kafka: LocalKafka, listener: str, sa
 
 
 @pytest.mark.parametrize(("listener", "uses_tls"), [("PLAINTEXT", False), ("TLS", True)])
-async def test_a_login_at_a_listener_without_sasl(
-    kafka: LocalKafka, known: CertificateAuthority, listener: str, uses_tls: bool
-):
+async def test_a_login_at_a_listener_without_sasl(kafka, known, listener, uses_tls):
     tls = {"tls": {"ca": str(known.certificate_path)}} if uses_tls else {}
     said = await explain(kafka.get_addresses(listener)[0], {"sasl": LOGIN} | tls)
     assert said == (
@@ -112,9 +108,7 @@ async def test_a_login_at_a_listener_without_sasl(
 
 
 @pytest.mark.parametrize(("listener", "uses_tls"), [("SASL", False), ("SASL_TLS", True)])
-async def test_no_login_at_a_listener_with_sasl(
-    kafka: LocalKafka, known: CertificateAuthority, listener: str, uses_tls: bool
-):
+async def test_no_login_at_a_listener_with_sasl(kafka, known, listener, uses_tls):
     """It closes the connection at the first request, which was taken for a port with TLS."""
     tls = {"tls": {"ca": str(known.certificate_path)}} if uses_tls else {}
     said = await explain(kafka.get_addresses(listener)[0], tls)
@@ -160,9 +154,7 @@ async def test_no_client_certificate(strict_kafka: LocalKafka, known: Certificat
     assert said == "requires a client certificate; set kafka.security.tls.certificate and key"
 
 
-async def test_a_client_certificate_that_is_refused(
-    strict_kafka: LocalKafka, known: CertificateAuthority, unknown: CertificateAuthority
-):
+async def test_a_client_certificate_that_is_refused(strict_kafka, known, unknown):
     for pem in (
         unknown.issue_certificate("stranger"), known.issue_certificate("late", valid_days=-1)
     ):  # fmt: skip

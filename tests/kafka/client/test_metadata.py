@@ -193,9 +193,7 @@ async def test_a_refresh_requested_while_one_is_out_without_the_topic_is_sent():
     await metadata.close()
 
 
-async def test_a_requested_refresh_that_fails_is_no_error_in_the_log(
-    caplog: pytest.LogCaptureFixture,
-):
+async def test_a_requested_refresh_that_fails_is_no_error_in_the_log(caplog):
     metadata, _ = running_metadata(FakeConnections(b1=AWAY))
     metadata.request_refresh("test")
     await wait_until(lambda: metadata.error is not None)
@@ -651,9 +649,7 @@ async def test_a_kept_topic_is_watched_until_the_last_lets_go_and_no_watcher_is_
     await metadata.close()
 
 
-async def test_a_broker_that_is_away_is_logged_once_and_when_it_is_back(
-    caplog: pytest.LogCaptureFixture,
-):
+async def test_a_broker_that_is_away_is_logged_once_and_when_it_is_back(caplog):
     caplog.set_level("INFO", "gateway.kafka.client.outages")
     kafka = FakeConnections(b1=build_topic_answer(), b2=build_topic_answer())
     metadata, _ = running_metadata(kafka)
@@ -696,9 +692,7 @@ class RememberingConnections(FakeConnections):
         return self.failures.get(node)
 
 
-async def test_a_broker_that_nothing_is_asked_of_is_logged_as_back_too(
-    caplog: pytest.LogCaptureFixture,
-):
+async def test_a_broker_that_nothing_is_asked_of_is_logged_as_back_too(caplog):
     """It was away for a second, and logged as away for minutes: until it led a partition again."""
     caplog.set_level("INFO", "gateway.kafka.client.outages")
     kafka = RememberingConnections(b1=build_topic_answer(), b2=AWAY)
@@ -721,9 +715,7 @@ async def test_a_broker_that_owes_an_answer_is_not_asked_whether_it_is_back():
     await metadata.close()
 
 
-async def test_brokers_of_a_cluster_that_was_away_have_no_lines_of_their_own(
-    caplog: pytest.LogCaptureFixture,
-):
+async def test_brokers_of_a_cluster_that_was_away_have_no_lines_of_their_own(caplog):
     """The last failure of each broker stays until it is asked again."""
     caplog.set_level("INFO", "gateway.kafka.client.outages")
     kafka = FakeConnections(b1=build_topic_answer(), b2=build_topic_answer())

@@ -111,9 +111,7 @@ async def test_an_issuer_that_is_silent_is_named_once_no_token_is_left(issuer: F
         issuer.may_answer.set()
 
 
-def test_tokens_are_issued_in_an_event_loop_after_the_one_of_the_first_has_ended(
-    issuer: FakeIssuer,
-):
+def test_tokens_are_issued_in_an_event_loop_after_the_one_of_the_first_has_ended(issuer):
     """A lock belonged to the first loop: connects at the same time raised RuntimeError in the
     second one."""
     now = 0.0
@@ -229,9 +227,7 @@ async def test_an_issuer_that_is_away_is_not_a_refusal():
 
 
 @pytest.mark.parametrize("status", [401, 503])
-async def test_a_valid_token_is_used_while_its_issuer_gives_no_other(
-    issuer: FakeIssuer, status: int, caplog: pytest.LogCaptureFixture
-):
+async def test_a_valid_token_is_used_while_its_issuer_gives_no_other(issuer, status, caplog):
     """A token was dropped at four fifths of its lifetime: with the issuer away from then on,
     connections failed for the last fifth although the brokers still took the token."""
     now = 0.0

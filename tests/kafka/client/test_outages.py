@@ -36,9 +36,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     return caplog
 
 
-def test_an_outage_is_said_once_however_often_it_is_tried(
-    clock: FakeClock, lines: pytest.LogCaptureFixture
-):
+def test_an_outage_is_said_once_however_often_it_is_tried(clock, lines):
     outages = Outages(clock)
     for _ in range(1000):
         outages.report_failure("Kafka", "connection", "refused")
@@ -47,9 +45,7 @@ def test_an_outage_is_said_once_however_often_it_is_tried(
     assert lines.records[0].levelno == logging.WARNING
 
 
-def test_it_is_said_again_once_a_minute_and_when_its_cause_changes(
-    clock: FakeClock, lines: pytest.LogCaptureFixture
-):
+def test_it_is_said_again_once_a_minute_and_when_its_cause_changes(clock, lines):
     outages = Outages(clock)
     for _ in range(13):
         outages.report_failure("Kafka", "connection", "refused")
@@ -63,9 +59,7 @@ def test_it_is_said_again_once_a_minute_and_when_its_cause_changes(
     ]
 
 
-def test_its_end_is_said_once_and_only_where_it_began(
-    clock: FakeClock, lines: pytest.LogCaptureFixture
-):
+def test_its_end_is_said_once_and_only_where_it_began(clock, lines):
     outages = Outages(clock)
     outages.report_recovery("Kafka")
     assert lines.messages == []
@@ -77,9 +71,7 @@ def test_its_end_is_said_once_and_only_where_it_began(
     assert lines.records[1].levelno == logging.INFO
 
 
-def test_what_fails_because_kafka_is_away_has_no_line_of_its_own(
-    clock: FakeClock, lines: pytest.LogCaptureFixture
-):
+def test_what_fails_because_kafka_is_away_has_no_line_of_its_own(clock, lines):
     """Each bootstrap topic had a line, although the line about Kafka said the same."""
     outages = Outages(clock)
     for second in range(30):
@@ -95,9 +87,7 @@ def test_what_fails_because_kafka_is_away_has_no_line_of_its_own(
     assert lines.messages[1:] == ["Kafka answers again after 29.0 s of cause=connection"]
 
 
-def test_what_fails_because_a_broker_is_away_has_no_line_of_its_own(
-    clock: FakeClock, lines: pytest.LogCaptureFixture
-):
+def test_what_fails_because_a_broker_is_away_has_no_line_of_its_own(clock, lines):
     outages = Outages(clock)
     outages.report_failure(format_broker_label(2), "connection", "refused")
     outages.report_failure(format_broker_label(3), "authentication", "wrong password")
@@ -109,9 +99,7 @@ def test_what_fails_because_a_broker_is_away_has_no_line_of_its_own(
     assert lines.messages[2:] == ["group=c cause=connection: refused"]
 
 
-def test_a_part_that_fails_alone_has_a_line_after_a_while(
-    clock: FakeClock, lines: pytest.LogCaptureFixture
-):
+def test_a_part_that_fails_alone_has_a_line_after_a_while(clock, lines):
     """Commits may time out at a broker that answers everything else."""
     outages = Outages(clock)
     outages.report_error("commits", BrokerUnavailable("too late", timeout=True))
@@ -127,18 +115,14 @@ def test_a_part_that_fails_alone_has_a_line_after_a_while(
     ]  # fmt: skip
 
 
-def test_another_reason_than_the_connection_is_said_at_once(
-    clock: FakeClock, lines: pytest.LogCaptureFixture
-):
+def test_another_reason_than_the_connection_is_said_at_once(clock, lines):
     outages = Outages(clock)
     outages.report_error("topic=a", BrokerUnavailable("refused"))
     outages.report_error("topic=a", UnknownTopic("no broker knows it", topic="a"))
     assert lines.messages == ["topic=a cause=unknown-topic: no broker knows it"]
 
 
-def test_a_broker_that_refuses_and_then_is_silent_is_one_outage(
-    clock: FakeClock, lines: pytest.LogCaptureFixture
-):
+def test_a_broker_that_refuses_and_then_is_silent_is_one_outage(clock, lines):
     """Servers that fail in different ways took turns, with a line for each."""
     outages = Outages(clock)
     for _ in range(10):
@@ -147,9 +131,7 @@ def test_a_broker_that_refuses_and_then_is_silent_is_one_outage(
     assert lines.messages == ["Kafka cause=connection: refused"]
 
 
-def test_the_first_contact_is_said_with_how_long_it_took(
-    clock: FakeClock, lines: pytest.LogCaptureFixture
-):
+def test_the_first_contact_is_said_with_how_long_it_took(clock, lines):
     outages = Outages(clock, cluster="east")
     outages.report_contact("is connected: cluster c, 3 brokers")
     assert lines.messages == ["east: Kafka is connected: cluster c, 3 brokers"]

@@ -285,9 +285,7 @@ holey = st.lists(st.integers(0, 3), min_size=1, max_size=30)
 
 
 @given(holey, st.integers(0, 4), st.integers(0, 40), st.data())
-def test_every_offset_is_covered_once_whatever_is_damaged(
-    steps: list[int], codec: int, start: int, data: st.DataObject
-):
+def test_every_offset_is_covered_once_whatever_is_damaged(steps, codec, start, data):
     """Records are exact; entries never overlap or go back; damage is told, not hidden."""
     batches, truth, offset = [], {}, 0
     for step in steps:

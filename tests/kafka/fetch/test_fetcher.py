@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
-import pytest
 from support.log_lines import LogLine, collect_lines
 from support.record_sets import BatchRecord, build_batch
 from support.waiting import wait_until
@@ -491,9 +490,7 @@ async def test_each_change_of_a_partition_is_a_line_with_its_cause():
     ]
 
 
-async def test_a_broker_is_read_on_after_an_error_that_nobody_expects(
-    caplog: pytest.LogCaptureFixture,
-):
+async def test_a_broker_is_read_on_after_an_error_that_nobody_expects(caplog):
     """The task that read from it ended, and nothing started another one: all streams of its
     partitions stalled until the gateway was restarted."""
     async with running_fetcher(2) as scene:
@@ -507,9 +504,7 @@ async def test_a_broker_is_read_on_after_an_error_that_nobody_expects(
     assert "bound to a different event loop" in caplog.text
 
 
-async def test_a_partition_whose_receiver_fails_loses_nothing_and_holds_up_no_other(
-    caplog: pytest.LogCaptureFixture,
-):
+async def test_a_partition_whose_receiver_fails_loses_nothing_and_holds_up_no_other(caplog):
     async with running_fetcher(3) as scene:
         scene.failing_partitions = {0}
         await scene.kafka.answer_fetch(0, 1, 2)

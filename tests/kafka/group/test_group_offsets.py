@@ -132,7 +132,7 @@ async def test_metadata_of_others_is_given_back_as_it_is(metadata: str | None):
     [("here", "here", True), ("here", "there", False), ("here", None, True), (None, "there", True)],
 )
 async def test_an_offset_that_was_copied_from_another_cluster_says_nothing_of_its_topic_here(
-    own: str | None, other: str | None, is_known: bool
+    own, other, is_known
 ):
     """MirrorMaker 2 copies the metadata of offsets, and a topic has another id in each cluster."""
     coordinator, topic_id = StoringCoordinator(other), UUID(int=7)

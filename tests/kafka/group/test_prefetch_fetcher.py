@@ -59,9 +59,7 @@ async def test_a_former_leader_takes_a_group_back_to_nowhere(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("log_end", [2, 9])
-async def test_an_epoch_that_stays_higher_than_the_leaders_is_of_another_log(
-    monkeypatch: pytest.MonkeyPatch, log_end: int
-):
+async def test_an_epoch_that_stays_higher_than_the_leaders_is_of_another_log(monkeypatch, log_end):
     """Brokers say OFFSET_OUT_OF_RANGE of it wherever the offset lies; a group whose offset lay in
     the log asked for it again for ever."""
     leader = LeaderStandIn(leader_epoch=2, log_end=log_end)
@@ -71,9 +69,7 @@ async def test_an_epoch_that_stays_higher_than_the_leaders_is_of_another_log(
     assert (state.offset_spec, state.missing_offset) == (EARLIEST, 5)
 
 
-async def test_an_offset_of_another_log_stops_a_consumer_without_a_reset(
-    monkeypatch: pytest.MonkeyPatch,
-):
+async def test_an_offset_of_another_log_stops_a_consumer_without_a_reset(monkeypatch):
     fetcher, state = build_fetcher(LeaderStandIn(leader_epoch=2, log_end=2), monkeypatch, None)
     for _ in range(MAX_FORMER_LEADER_ATTEMPTS + 1):
         await fetcher.resolve_out_of_range(state, state.lineage)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 from support.brokers import KafkaCluster
@@ -52,9 +52,7 @@ def build_write(
 
 
 @pytest.mark.smoke
-async def test_what_is_committed_is_there_with_its_offsets(
-    kafka: KafkaCluster, cluster: Cluster
-) -> None:
+async def test_what_is_committed_is_there_with_its_offsets(kafka, cluster):
     topic = await watch_topic(cluster, kafka.create_unique_topic(partitions=2))
     tp, group = TopicPartition(topic, 0), f"{topic}.group"
     writer = TransactionalProducer(cluster, f"{topic}-w")
@@ -79,9 +77,7 @@ async def test_what_is_committed_is_there_with_its_offsets(
 
 
 @pytest.mark.smoke
-async def test_who_had_the_id_before_writes_nothing_more(
-    kafka: KafkaCluster, cluster: Cluster
-) -> None:
+async def test_who_had_the_id_before_writes_nothing_more(kafka, cluster):
     topic = await watch_topic(cluster, kafka.create_unique_topic())
     first, second = (TransactionalProducer(cluster, f"{topic}-w") for _ in range(2))
     await first.start()
@@ -96,9 +92,7 @@ async def test_who_had_the_id_before_writes_nothing_more(
     assert not first.is_started
 
 
-async def test_a_record_that_is_refused_takes_all_others_with_it(
-    kafka: KafkaCluster, cluster: Cluster
-) -> None:
+async def test_a_record_that_is_refused_takes_all_others_with_it(kafka, cluster):
     topic = await watch_topic(cluster, kafka.create_unique_topic())
     small = await watch_topic(
         cluster, kafka.create_unique_topic(configs={"max.message.bytes": "1000"})
@@ -116,9 +110,7 @@ async def test_a_record_that_is_refused_takes_all_others_with_it(
     assert [each.value for each in found] == [b"after"]
 
 
-async def test_a_topic_that_is_not_known_yet_holds_up_the_others(
-    kafka: KafkaCluster, cluster: Cluster
-) -> None:
+async def test_a_topic_that_is_not_known_yet_holds_up_the_others(kafka, cluster):
     """Kafka says of the others that they were not attempted, which was taken for the reason."""
     topic = await watch_topic(cluster, kafka.create_unique_topic())
     late = await watch_topic(cluster, kafka.create_unique_topic())
@@ -170,9 +162,7 @@ async def test_who_is_fenced_before_a_refusal_is_undone_is_told(kafka: KafkaClus
         assert not first.is_started
 
 
-async def test_an_id_is_still_ours_when_a_refusal_is_undone(
-    kafka: KafkaCluster, cluster: Cluster
-) -> None:
+async def test_an_id_is_still_ours_when_a_refusal_is_undone(kafka, cluster):
     topic = await watch_topic(
         cluster, kafka.create_unique_topic(configs={"max.message.bytes": "1000"})
     )
@@ -187,9 +177,7 @@ async def test_an_id_is_still_ours_when_a_refusal_is_undone(
     assert [each.value for each in found] == [b"a", b"b"]
 
 
-async def test_an_id_is_still_ours_when_nothing_was_open_to_be_undone(
-    kafka: KafkaCluster, cluster: Cluster
-) -> None:
+async def test_an_id_is_still_ours_when_nothing_was_open_to_be_undone(kafka, cluster):
     """Kafka answers INVALID_TXN_STATE then, which is no fence."""
     topic = await watch_topic(cluster, kafka.create_unique_topic())
     writer = TransactionalProducer(cluster, f"{topic}-w")
@@ -227,9 +215,7 @@ async def start_writer(kafka: TransactionKafka) -> TransactionalProducer:
     ],
 )
 @pytest.mark.parametrize("first", [lose_answer, ErrorCode.NOT_COORDINATOR])
-async def test_a_commit_that_may_be_done_is_not_refused_by_what_comes_next(
-    first: int | Callable[[], KafkaError], second: int | Callable[[], KafkaError]
-) -> None:
+async def test_a_commit_that_may_be_done_is_not_refused_by_what_comes_next(first, second):
     """The error of the second attempt was told as if nothing had been committed by the first, and a
     denied one was taken for an abort."""
     kafka = TransactionKafka(first, second)
@@ -242,9 +228,7 @@ async def test_a_commit_that_may_be_done_is_not_refused_by_what_comes_next(
 
 
 @pytest.mark.parametrize("answer", [refuse_login, ErrorCode.UNKNOWN_SERVER_ERROR])
-async def test_a_commit_without_a_clear_answer_may_be_done(
-    answer: int | Callable[[], KafkaError],
-) -> None:
+async def test_a_commit_without_a_clear_answer_may_be_done(answer):
     """An answer may be lost, and the login for the second attempt refused, within one call of
     `Connections.send_on`."""
     writer = await start_writer(TransactionKafka(answer))
@@ -324,9 +308,7 @@ async def test_a_batch_that_the_replicas_do_not_have_in_time_is_sent_again() -> 
         ([ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.INVALID_RECORD], PartitionFailed),
     ],
 )
-async def test_an_id_is_started_again_after_a_batch_that_may_be_appended(
-    codes: list[int], error: type[KafkaError]
-) -> None:
+async def test_an_id_is_started_again_after_a_batch_that_may_be_appended(codes, error):
     """The next batch had the same sequence numbers, and Kafka took it for the same batch: it was
     told as written, and was not."""
     kafka = TransactionKafka()

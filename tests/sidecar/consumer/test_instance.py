@@ -92,9 +92,7 @@ def test_records_that_were_written_are_committed_with_the_next_poll():
 
 
 @pytest.mark.parametrize("classic", [False, True])
-def test_an_instance_whose_group_was_denied_for_a_while_is_polled_as_before(
-    classic: bool, caplog: pytest.LogCaptureFixture
-):
+def test_an_instance_whose_group_was_denied_for_a_while_is_polled_as_before(classic, caplog):
     """Every poll was a 409 until the sidecar was started anew."""
     caplog.set_level(logging.INFO)
 

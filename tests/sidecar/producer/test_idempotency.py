@@ -324,15 +324,11 @@ async def test_partitions_that_are_added_make_no_difference_to_keys(kafka: Any, 
     await write_by_two_with_partitions_added(kafka, topic, used=2, more=8)
 
 
-async def test_a_replica_uses_the_partitions_that_were_missing_once_they_are_added(
-    kafka: Any, topic: Any
-):
+async def test_a_replica_uses_the_partitions_that_were_missing_once_they_are_added(kafka, topic):
     await write_by_two_with_partitions_added(kafka, topic, used=8, more=8)
 
 
-async def test_a_claim_that_was_taken_over_is_not_released_by_its_former_owner(
-    kafka: Any, topic: Any
-):
+async def test_a_claim_that_was_taken_over_is_not_released_by_its_former_owner(kafka, topic):
     """The first is refused, and slow to undo that. By the time that it released its claim another
     worked under it, and a third found the key free and wrote the record beside."""
     name, log = topic(), topic(2)
@@ -392,9 +388,7 @@ async def recreate_topic(kafka: Any, topic: str) -> None:
     await asyncio.to_thread(kafka.admin.create_topic, topic, 2)
 
 
-async def test_a_claim_is_not_taken_over_by_what_was_read_of_a_topic_that_is_gone(
-    kafka: Any, topic: Any
-):
+async def test_a_claim_is_not_taken_over_by_what_was_read_of_a_topic_that_is_gone(kafka, topic):
     """The positions were those of the topic of before, and beyond the ends of the one made anew:
     what stood there was not read, and the record written again."""
     name, log = topic(), topic(2)
@@ -427,9 +421,7 @@ async def test_a_claim_is_not_taken_over_by_what_was_read_of_a_topic_that_is_gon
     assert read_values(kafka, name).count(b"k") == 1
 
 
-async def test_a_claim_is_written_once_while_a_recreated_topic_is_not_read_yet(
-    kafka: Any, topic: Any
-):
+async def test_a_claim_is_written_once_while_a_recreated_topic_is_not_read_yet(kafka, topic):
     """It was written over and over, since it seemed to be read already."""
     name, log = topic(), topic(2)
     async with running_replica(kafka, name, log) as one:

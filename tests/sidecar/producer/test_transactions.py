@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +10,7 @@ from support.transaction_kafka import TransactionKafka, lose_answer
 
 from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
-from gateway.errors import AuthenticationFailed, KafkaError
+from gateway.errors import AuthenticationFailed
 from gateway.kafka.produce.pending_records import ProducerRecord
 from gateway.kafka.protocol.produce_messages import InitProducerIdRequest, ProduceRequest
 from gateway.kafka.protocol.transaction_messages import AddPartitionsToTxnRequest, EndTxnRequest
@@ -42,9 +41,7 @@ async def write_record(kafka: TransactionKafka, timeout_s: float = 60.0) -> dict
         DENIED,
     ],
 )
-async def test_a_record_whose_transaction_may_be_committed_may_be_written(
-    second: int | Callable[[], KafkaError],
-) -> None:
+async def test_a_record_whose_transaction_may_be_committed_may_be_written(second):
     """It was told as not written (503, 403): the answer to the commit was lost, and the second
     attempt met another error."""
     assert (await write_record(TransactionKafka(lose_answer, second)))["errorCode"] == DOUBTFUL
@@ -63,9 +60,7 @@ async def test_a_record_whose_transaction_is_refused_is_not_written() -> None:
         (EndTxnRequest, DOUBTFUL),
     ],
 )
-async def test_a_record_may_be_written_only_if_the_end_of_its_transaction_was_sent(
-    silent: type, code: int
-) -> None:
+async def test_a_record_may_be_written_only_if_the_end_of_its_transaction_was_sent(silent, code):
     """It was told as perhaps written (504), whatever had no answer in time: also where there was no
     transaction yet."""
     kafka = TransactionKafka()

@@ -140,9 +140,7 @@ async def test_garbage_is_suspect_by_what_it_is(client: httpx.AsyncClient):
         assert isinstance(await build_back_end(client, url).post(b"[]", SENT), SuspectBatch)
 
 
-async def test_it_is_well_by_a_success_of_its_health_path_or_where_none_is_asked(
-    client: httpx.AsyncClient,
-):
+async def test_it_is_well_by_a_success_of_its_health_path_or_where_none_is_asked(client):
     status = 200
 
     async def health(request: Request) -> Response:

@@ -21,9 +21,7 @@ EVENTS = [
 
 
 @pytest.mark.parametrize("protocol", ["consumer", "classic"])
-def test_every_record_is_delivered_once_all_is_well_again(
-    protocol: str, caplog: pytest.LogCaptureFixture
-):
+def test_every_record_is_delivered_once_all_is_well_again(protocol, caplog):
     """A lane that was full when its partitions went was taken for full for ever, a commit that
     nobody could make any more was waited for, and one that was tried again was made for the
     successor of its topic. A right that was taken away for a while ended the membership."""
@@ -35,9 +33,7 @@ def test_every_record_is_delivered_once_all_is_well_again(
 
 
 @pytest.mark.parametrize("protocol", ["consumer", "classic"])
-def test_two_batches_of_a_partition_come_again_also_when_commits_get_no_answer(
-    protocol: str, caplog: pytest.LogCaptureFixture
-):
+def test_two_batches_of_a_partition_come_again_also_when_commits_get_no_answer(protocol, caplog):
     """Lanes went on while a commit was under way, which takes seconds to fail: after a takeover 63
     records came again where a batch has 20. The simulation checks each batch that comes."""
     caplog.set_level(logging.CRITICAL)
@@ -48,9 +44,7 @@ def test_two_batches_of_a_partition_come_again_also_when_commits_get_no_answer(
         assert not world.oracle.violations, (seed, world.oracle.violations, world.log)
 
 
-def test_a_paused_group_that_fails_and_begins_again_stays_paused(
-    caplog: pytest.LogCaptureFixture,
-):
+def test_a_paused_group_that_fails_and_begins_again_stays_paused(caplog):
     """Its new lanes did not know, and sent one batch each."""
     caplog.set_level(logging.CRITICAL)
     world = GroupSimulation(0, is_classic=False)
@@ -86,9 +80,7 @@ def test_a_paused_group_that_fails_and_begins_again_stays_paused(
 
 @pytest.mark.parametrize("refusal", ["login", "right"])
 @pytest.mark.parametrize("protocol", ["consumer", "classic"])
-def test_an_outage_is_logged_once_then_every_minute_and_at_its_end(
-    protocol: str, refusal: str, caplog: pytest.LogCaptureFixture
-):
+def test_an_outage_is_logged_once_then_every_minute_and_at_its_end(protocol, refusal, caplog):
     """Each change of the text was told, such as when the next attempt is: three lines in 28 s."""
     caplog.set_level(logging.INFO)
     world = GroupSimulation(1, is_classic=protocol == "classic")

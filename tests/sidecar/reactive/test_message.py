@@ -29,9 +29,7 @@ letter = st.builds(
 
 
 @given(letter)
-def test_a_parsed_dead_letter_has_the_record_unchanged_with_any_headers(
-    sent: DeadLetterMessage,
-):
+def test_a_parsed_dead_letter_has_the_record_unchanged_with_any_headers(sent):
     assert parse_message(read_back(sent)) == sent
 
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -170,9 +169,7 @@ async def test_a_back_end_that_is_away_costs_no_record(world: ReactiveWorld):
     world.check_order()
 
 
-async def test_a_batch_that_the_back_end_stumbles_over_is_taken_apart_while_it_is_well(
-    world: ReactiveWorld,
-):
+async def test_a_batch_that_the_back_end_stumbles_over_is_taken_apart_while_it_is_well(world):
     world.backend.set_orders(stumble=[17, 42], well=False)
     group = build_settings(world.backend, world.topic, maxRetries=1)
     world.write_records(60)
@@ -287,9 +284,7 @@ async def test_a_seek_while_the_back_end_is_away_leaves_no_lane_standing(world: 
 
 
 @pytest.mark.parametrize("protocol", ["consumer", "classic"])
-async def test_a_rebalance_while_the_back_end_is_away_leaves_no_lane_standing(
-    world: ReactiveWorld, protocol: str
-):
+async def test_a_rebalance_while_the_back_end_is_away_leaves_no_lane_standing(world, protocol):
     """What came back to a lane that had been full was never fetched again."""
     group = build_settings(world.backend, world.topic, maxPollRecords=5, groupProtocol=protocol)
     group |= {"parallelism": 2, "sessionTimeout": "6s", "revokeTimeout": "300ms"}
@@ -324,7 +319,7 @@ async def test_a_recreated_topic_is_read_from_its_start(world: ReactiveWorld, pr
 
 @pytest.mark.parametrize("protocol", ["consumer", "classic"])
 async def test_a_member_goes_on_with_a_recreated_topic_where_another_one_has_come_to(
-    world: ReactiveWorld, protocol: str
+    world, protocol
 ):
     """Who had a partition before the topic was created again read the new one from its start, also
     after another member had read it for a minute: 127 records came again."""
@@ -344,9 +339,7 @@ async def test_a_member_goes_on_with_a_recreated_topic_where_another_one_has_com
     assert await world.fetch_committed(group["group"]) == 90
 
 
-async def test_an_answer_that_names_its_records_in_part_gives_up_none_of_the_others(
-    world: ReactiveWorld, caplog: pytest.LogCaptureFixture
-):
+async def test_an_answer_that_names_its_records_in_part_gives_up_none_of_the_others(world, caplog):
     """Items were taken by their place, and a good record became the dead letter of a bad one."""
     group = build_settings(world.backend, world.topic, maxRetries=1)
     world.backend.set_orders(say="partly", fail=10)
@@ -386,9 +379,7 @@ async def test_an_unknown_group_is_an_error_with_the_nearest_name(world: Reactiv
         assert "did you mean 'billing'?" in answer.json()["description"]
 
 
-async def test_lanes_work_beside_each_other_and_one_that_waits_holds_up_no_other(
-    world: ReactiveWorld,
-):
+async def test_lanes_work_beside_each_other_and_one_that_waits_holds_up_no_other(world):
     group = build_settings(world.backend, world.topic, parallelism=3, maxPollRecords=10)
     world.write_records(210)
     world.backend.set_orders(delay=0.2)
@@ -415,7 +406,7 @@ async def test_ends_of_transactions_are_caught_up_with(world: ReactiveWorld, ora
 
 
 async def test_a_batch_that_is_not_answered_in_time_holds_up_a_rebalance_only_so_long(
-    world: ReactiveWorld, caplog: pytest.LogCaptureFixture
+    world, caplog
 ):
     """It is abandoned: nothing of it is committed, and who has its partitions gets it again.
 
@@ -447,9 +438,7 @@ async def test_a_batch_that_is_not_answered_in_time_holds_up_a_rebalance_only_so
     world.check_order()
 
 
-async def test_topics_are_found_by_a_pattern_and_what_became_of_records_is_audited(
-    world: ReactiveWorld, tmp_path: Path
-):
+async def test_topics_are_found_by_a_pattern_and_what_became_of_records_is_audited(world, tmp_path):
     world.backend.set_orders(fail=10)
     group = build_settings(
         world.backend, world.topic, topics=[], pattern=f"{world.topic}|nothing-.*"
@@ -466,9 +455,7 @@ async def test_topics_are_found_by_a_pattern_and_what_became_of_records_is_audit
     assert all(len(event["correlationId"]) == 36 for event in audited)
 
 
-async def test_a_lane_that_does_not_move_is_reported_as_stuck_and_its_member_stays(
-    world: ReactiveWorld, caplog: pytest.LogCaptureFixture
-):
+async def test_a_lane_that_does_not_move_is_reported_as_stuck_and_its_member_stays(world, caplog):
     world.backend.set_orders(say=503)
     group = build_settings(world.backend, world.topic, maxPollInterval="300ms")
     world.write_records(10)

@@ -53,9 +53,7 @@ ALL: dict[str, Any] = {
         (ALL, build_connection(("X-Api-Key", "k"), ("Cookie", "access=c")), "k"),
     ],
 )
-def test_credentials_are_taken_from_where_the_guard_says(
-    credentials: Any, came: Any, found: str | None
-):
+def test_credentials_are_taken_from_where_the_guard_says(credentials, came, found):
     assert CredentialsLocations(Credentials.model_validate(credentials)).find(came) == found
 
 

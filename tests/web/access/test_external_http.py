@@ -70,17 +70,13 @@ async def elsewhere() -> AsyncIterator[ExternalHttp]:
     ("path", "status", "body"),
     [("/plain?a=b", 200, b"yes"), ("/denied", 403, b"no"), ("/elsewhere", 307, b"")],
 )
-async def test_an_answer_is_what_it_is(
-    elsewhere: ExternalHttp, url: str, path: str, status: int, body: bytes
-):
+async def test_an_answer_is_what_it_is(elsewhere, url, path, status, body):
     response = await elsewhere.get(url + path, timeout_s=WITHIN)
     assert (response.status, response.body) == (status, body)
     assert ("'/plain'" in response.describe_status()) is (path == "/elsewhere")
 
 
-async def test_what_is_sent_is_what_was_given_and_no_cookie_of_another_answer(
-    elsewhere: ExternalHttp, url: str, site: FakeSite
-):
+async def test_what_is_sent_is_what_was_given_and_no_cookie_of_another_answer(elsewhere, url, site):
     await elsewhere.get(f"{url}/cookie", timeout_s=WITHIN)
     await elsewhere.get(f"{url}/plain?t=1", [(b"cookie", b"a=b"), (b"x-a", b"c")], timeout_s=WITHIN)
     request = site.requests[-1]
@@ -90,9 +86,7 @@ async def test_what_is_sent_is_what_was_given_and_no_cookie_of_another_answer(
     assert request.headers["cookie"] == "a=b"
 
 
-async def test_nothing_of_a_question_is_logged(
-    elsewhere: ExternalHttp, url: str, caplog: pytest.LogCaptureFixture
-):
+async def test_nothing_of_a_question_is_logged(elsewhere, url, caplog):
     caplog.set_level(logging.DEBUG)
     secret = [(b"authorization", b"Bearer hunter2")]
     await elsewhere.get(f"{url}/plain?ticket=hunter3", secret, timeout_s=WITHIN)
@@ -108,9 +102,7 @@ async def test_an_answer_without_an_end_is_none(elsewhere: ExternalHttp, url: st
     assert (await elsewhere.get(f"{url}/plain", timeout_s=WITHIN)).status == 200
 
 
-async def test_who_does_not_answer_is_waited_for_so_long(
-    elsewhere: ExternalHttp, url: str, site: FakeSite
-):
+async def test_who_does_not_answer_is_waited_for_so_long(elsewhere, url, site):
     site.may_answer.clear()
     with pytest.raises(ExternalHttpError, match=r"no answer within 0\.1 s"):
         await elsewhere.get(f"{url}/plain", timeout_s=0.1)
@@ -131,9 +123,7 @@ async def test_who_is_away_is_away_and_may_come_back(elsewhere: ExternalHttp, ur
         assert (await elsewhere.get(there, timeout_s=WITHIN)).status == 200
 
 
-async def test_a_connection_that_was_kept_and_closed_is_not_missed(
-    elsewhere: ExternalHttp, url: str
-):
+async def test_a_connection_that_was_kept_and_closed_is_not_missed(elsewhere, url):
     parts = urlsplit(url)
     async with TcpProxy(parts.hostname, parts.port) as proxy:
         for _ in range(5):

@@ -109,9 +109,7 @@ async def request_grant(
         ({"jwt0": []}, {"jwt0": "away"}, ["503", "guard 'jwt0': away"]),
     ],
 )
-async def test_all_guards_of_a_route_grant_all_roles_that_it_names(
-    guarded: Any, headers: dict[str, str], found: list[str]
-):
+async def test_all_guards_of_a_route_grant_all_roles_that_it_names(guarded, headers, found):
     assert await request_grant(build_route(**guarded), None, **headers) == found
 
 
@@ -139,7 +137,7 @@ async def test_all_guards_of_a_route_grant_all_roles_that_it_names(
     ],
 )  # fmt: skip
 async def test_a_told_token_is_taken_by_one_guard_at_least_and_the_others_have_what_came(
-    guarded: Any, told: str, headers: dict[str, str], found: list[str]
+    guarded, told, headers, found
 ):
     assert await request_grant(build_route(**guarded), told, **headers) == found
 

@@ -70,9 +70,7 @@ def build_cookie_connection(text: str = "session=abc") -> HTTPConnection:
     return build_connection(("Cookie", text), ("User-Agent", "x"), ("Host", "gateway"))
 
 
-async def test_the_application_sees_what_is_forwarded_and_the_stream_and_nothing_else(
-    application: FakeExternalHttp,
-):
+async def test_the_application_sees_what_is_forwarded_and_the_stream_and_nothing_else(application):
     made = build_guard(application, forward={"query": ["ticket"]}, url="http://app/who?of=gateway")
     came = build_connection(
         ("Cookie", "session=abc"), ("Authorization", "Basic x"), ("Host", "gateway"),
@@ -167,9 +165,7 @@ async def test_it_may_deny(application: FakeExternalHttp, reply: Any, status: in
         ExternalResponse(200, b'{"identity": "a", "expires": 1e999}'),
     ],
 )
-async def test_nobody_is_let_in_by_an_answer_that_is_none(
-    application: FakeExternalHttp, reply: Any, caplog: pytest.LogCaptureFixture
-):
+async def test_nobody_is_let_in_by_an_answer_that_is_none(application, reply, caplog):
     """503 with a time to come back; the log says once what is wrong."""
     application.reply = reply
     made = build_guard(application)
@@ -236,9 +232,7 @@ async def test_it_is_asked_once_for_all_who_come_with_the_same(application: Fake
     assert [each for each in said[1:] if isinstance(each, Grant)] == said[1:]
 
 
-async def test_nobody_complains_when_all_who_waited_are_gone(
-    application: FakeExternalHttp, caplog: pytest.LogCaptureFixture
-):
+async def test_nobody_complains_when_all_who_waited_are_gone(application, caplog):
     caplog.set_level(logging.ERROR)
     application.reply = ExternalHttpError("it cannot be reached")
     application.may_answer.clear()
@@ -267,9 +261,7 @@ async def test_nobody_complains_when_all_who_waited_are_gone(
         (build_connection(), "c", "Bearer c"),
     ],
 )
-async def test_a_token_stands_in_authorization_however_it_came(
-    application: FakeExternalHttp, came: HTTPConnection, told: str | None, shown: str
-):
+async def test_a_token_stands_in_authorization_however_it_came(application, came, told, shown):
     await build_guard(application).grant(build_access_request(came, told))
     assert application.requests[0][1]["authorization"] == shown
 

@@ -79,9 +79,7 @@ async def wait_until_fetched() -> None:
     await asyncio.sleep(0)  # what its end calls back
 
 
-async def test_they_are_fetched_once_for_all_who_wait(
-    keys: RemoteKeySource, site: FakeExternalHttp
-):
+async def test_they_are_fetched_once_for_all_who_wait(keys, site):
     site.may_answer.clear()
     waiting = [asyncio.create_task(keys.get_current()) for _ in range(50)]
     await asyncio.sleep(0)
@@ -90,9 +88,7 @@ async def test_they_are_fetched_once_for_all_who_wait(
     assert site.request_count == 1 and len(set(map(id, found))) == 1
 
 
-async def test_who_goes_away_meanwhile_does_not_end_it_for_the_others(
-    keys: RemoteKeySource, site: FakeExternalHttp
-):
+async def test_who_goes_away_meanwhile_does_not_end_it_for_the_others(keys, site):
     site.may_answer.clear()
     gone, stays = (asyncio.create_task(keys.get_current()) for _ in range(2))
     await asyncio.sleep(0)
@@ -102,9 +98,7 @@ async def test_who_goes_away_meanwhile_does_not_end_it_for_the_others(
     assert list_key_ids(await stays) == {"k0"} and site.request_count == 1
 
 
-async def test_old_ones_are_fetched_anew_beside_those_who_use_them(
-    keys: RemoteKeySource, site: FakeExternalHttp, clock: FakeClock
-):
+async def test_old_ones_are_fetched_anew_beside_those_who_use_them(keys, site, clock):
     await keys.get_current()
     clock.now += 599
     await keys.get_current()
@@ -124,9 +118,7 @@ async def test_the_same_keys_stay_the_same_object(keys: RemoteKeySource, clock: 
     assert await keys.get_current() is first
 
 
-async def test_an_unknown_key_has_them_fetched_but_not_again_and_again(
-    keys: RemoteKeySource, site: FakeExternalHttp, clock: FakeClock
-):
+async def test_an_unknown_key_has_them_fetched_but_not_again_and_again(keys, site, clock):
     first = await keys.get_current()
     clock.now += 9
     assert await keys.get_newer(first) is first and site.request_count == 1, "too soon"
@@ -162,13 +154,7 @@ async def test_an_unknown_key_has_them_fetched_but_not_again_and_again(
         encode_keys({**build_jwk(get_rsa_key(), "k0"), "d": "AQAB"}),
     ],
 )
-async def test_while_the_issuer_gives_none_the_old_ones_serve(
-    keys: RemoteKeySource,
-    site: FakeExternalHttp,
-    clock: FakeClock,
-    reply: Any,
-    caplog: pytest.LogCaptureFixture,
-):
+async def test_while_the_issuer_gives_none_the_old_ones_serve(keys, site, clock, reply, caplog):
     """For 5 minutes, and up to `maxAge`; it is said once, and once when it is over."""
     caplog.set_level(logging.INFO)
     first = await keys.get_current()
@@ -190,9 +176,7 @@ async def test_while_the_issuer_gives_none_the_old_ones_serve(
     assert len(said) == 2 and "no keys" in said[0] and "again" in said[1]
 
 
-async def test_they_do_not_serve_for_ever(
-    keys: RemoteKeySource, site: FakeExternalHttp, clock: FakeClock
-):
+async def test_they_do_not_serve_for_ever(keys, site, clock):
     await keys.get_current()
     site.reply = ExternalHttpError("it cannot be reached")
     clock.now += 3601
@@ -204,7 +188,7 @@ async def test_they_do_not_serve_for_ever(
 
 
 async def test_before_there_are_any_nobody_is_judged_and_the_issuer_is_not_run_over(
-    keys: RemoteKeySource, site: FakeExternalHttp, clock: FakeClock
+    keys, site, clock
 ):
     site.reply = ExternalHttpError("it cannot be reached")
     for _ in range(100):
@@ -216,9 +200,7 @@ async def test_before_there_are_any_nobody_is_judged_and_the_issuer_is_not_run_o
     assert list_key_ids(await keys.get_current()) == {"k0"} and site.request_count == 2
 
 
-async def test_the_log_says_where_the_keys_were_and_why_there_are_none(
-    keys: RemoteKeySource, site: FakeExternalHttp, caplog: pytest.LogCaptureFixture
-):
+async def test_the_log_says_where_the_keys_were_and_why_there_are_none(keys, site, caplog):
     """Neither the URL nor the cause was in the log."""
     site.reply = ExternalHttpError("it cannot be reached: connection refused")
     with pytest.raises(KeysUnavailable):
@@ -228,7 +210,7 @@ async def test_the_log_says_where_the_keys_were_and_why_there_are_none(
 
 
 async def test_a_problem_is_found_while_there_are_no_keys_and_they_are_tried_again(
-    keys: RemoteKeySource, site: FakeExternalHttp, clock: FakeClock
+    keys, site, clock
 ):
     """Nobody was told but clients, and without clients nobody noticed that it was over."""
     site.reply = ExternalResponse(404, b"")
@@ -254,9 +236,7 @@ async def test_a_problem_is_found_while_there_are_no_keys_and_they_are_tried_aga
     await wait_until_fetched()
 
 
-async def test_an_empty_list_is_an_answer(
-    keys: RemoteKeySource, site: FakeExternalHttp, clock: FakeClock
-):
+async def test_an_empty_list_is_an_answer(keys, site, clock):
     """An issuer may take back all its keys."""
     await keys.get_current()
     site.reply = encode_keys()
@@ -288,9 +268,7 @@ def test_keys_of_other_kinds_are_passed_over():
         ("k0", "HS256", 0), ("k0", "none", 0), (None, "", 0),
     ],
 )  # fmt: skip
-def test_a_key_is_looked_up_by_its_id_and_what_it_is_good_for(
-    kid: str | None, algorithm: str, found: int
-):
+def test_a_key_is_looked_up_by_its_id_and_what_it_is_good_for(kid, algorithm, found):
     keys = KeySet(
         Jwk.model_validate(each)
         for each in (

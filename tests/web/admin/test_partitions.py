@@ -88,9 +88,7 @@ def test_a_partition_whose_start_was_found_has_that_as_its_end_until_it_is_fetch
 
 @pytest.mark.parametrize("read", [None, create_read()], ids=["not read", "resolving"])
 @pytest.mark.parametrize("offset", [None, 5])
-def test_a_partition_that_cannot_be_read_yet_is_pending(
-    read: SharedRead | None, offset: int | None
-):
+def test_a_partition_that_cannot_be_read_yet_is_pending(read, offset):
     row = describe(PartitionPosition(offset), read)
     assert (*get_progress(row), row["cause"]) == (None, None, "pending", None)
 

@@ -154,9 +154,7 @@ def test_its_version_is_that_of_the_gateway():
 
 
 @pytest.mark.needs("npm")
-def test_the_npm_package_holds_the_module_its_hook_their_types_and_what_is_said_of_them(
-    tmp_path: Path,
-):
+def test_the_npm_package_holds_the_module_its_hook_their_types_and_what_is_said_of_them(tmp_path):
     with tarfile.open(pack_module(tmp_path)) as archive:
         names = {name.removeprefix("package/") for name in archive.getnames()}
     assert names == {
@@ -217,9 +215,7 @@ def test_typescript_takes_the_types_and_finds_what_is_wrong_with_a_use(tmp_path:
 
 @pytest.mark.needs("node", "npm")
 @pytest.mark.parametrize("resolution", RESOLUTIONS)
-def test_an_application_imports_the_package_and_its_hook_with_types(
-    resolution: str, tmp_path: Path
-):
+def test_an_application_imports_the_package_and_its_hook_with_types(resolution, tmp_path):
     """The hook was a file of an example, without types, that imported an address of the gateway."""
     packages = tmp_path / "node_modules"
     packages.mkdir()

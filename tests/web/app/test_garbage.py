@@ -7,7 +7,6 @@ import gc
 from types import SimpleNamespace
 from typing import Any, cast
 
-import pytest
 from support.virtual_time import in_virtual_time
 from support.waiting import wait_until
 
@@ -16,9 +15,7 @@ from gateway.web.app import garbage
 
 
 @in_virtual_time
-async def test_garbage_is_collected_when_more_is_kept_than_new_clients_account_for(
-    monkeypatch: pytest.MonkeyPatch,
-):
+async def test_garbage_is_collected_when_more_is_kept_than_new_clients_account_for(monkeypatch):
     checked, collected = list[int](), list[int]()
     pending = 10 * garbage.MAX_PENDING_OBJECTS
     hub: Any = SimpleNamespace(clients=range(pending // garbage.OBJECTS_PER_CLIENT))

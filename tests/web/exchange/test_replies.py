@@ -95,9 +95,7 @@ async def test_each_who_waits_gets_its_own(replies: ReplyReader, streams: FakeSt
     assert len(streams.starts) == 1
 
 
-async def test_the_first_reply_counts_and_is_there_for_who_asks_later(
-    replies: ReplyReader, streams: FakeStreams
-):
+async def test_the_first_reply_counts_and_is_there_for_who_asks_later(replies, streams):
     await replies.start_reading()
     with replies.expect_reply("a") as a:
         streams.live_records.put_nowait(build_record("a", b"1"))
@@ -112,9 +110,7 @@ async def test_the_first_reply_counts_and_is_there_for_who_asks_later(
         assert a.done() and a.result().value == b"1"
 
 
-async def test_what_comes_for_one_who_gave_up_is_late_once(
-    hub: Any, replies: ReplyReader, streams: FakeStreams
-):
+async def test_what_comes_for_one_who_gave_up_is_late_once(hub, replies, streams):
     await replies.start_reading()
     for id, why in (("a", "timeout"), ("b", "left"), ("c", "timeout")):
         with replies.expect_reply(id):
@@ -130,9 +126,7 @@ async def test_what_comes_for_one_who_gave_up_is_late_once(
     assert counted == {"timeout": 2, "left": 1, "late": 2}
 
 
-async def test_what_was_there_before_is_read_once_for_all_who_ask(
-    replies: ReplyReader, streams: FakeStreams
-):
+async def test_what_was_there_before_is_read_once_for_all_who_ask(replies, streams):
     streams.past_records = [build_record("a", b"1"), build_record("b", b"2")]
     await replies.start_reading()
     with replies.expect_reply("a") as a, replies.expect_reply("b") as b:
@@ -144,7 +138,7 @@ async def test_what_was_there_before_is_read_once_for_all_who_ask(
 
 
 async def test_when_the_topic_cannot_be_read_all_hear_it_and_the_next_begins_again(
-    replies: ReplyReader, streams: FakeStreams
+    replies, streams
 ):
     streams.error = BrokerUnavailable("away")
     with pytest.raises(BrokerUnavailable):
@@ -160,7 +154,7 @@ async def test_when_the_topic_cannot_be_read_all_hear_it_and_the_next_begins_aga
 
 
 async def test_after_a_reload_with_other_options_the_topic_is_read_anew_for_those_who_wait_too(
-    hub: Any, replies: ReplyReader, streams: FakeStreams
+    hub, replies, streams
 ):
     await replies.start_reading()
     with replies.expect_reply("a") as a, replies.expect_reply("b") as b:

@@ -69,9 +69,7 @@ def replace_file(source: Path, target: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["localhost", None])
-def test_new_handshakes_get_what_is_in_the_files_by_now(
-    ours: CertificateAuthority, tmp_path: Path, name: str | None
-):
+def test_new_handshakes_get_what_is_in_the_files_by_now(ours, tmp_path, name):
     path = replace_file(ours.issue_certificate("old"), tmp_path / "server.pem")
     tls = TlsContext(build_settings(path))
     assert get_shown_subject(tls.context, ours.create_client_context(), name) == "CN=old"
@@ -83,9 +81,7 @@ def test_new_handshakes_get_what_is_in_the_files_by_now(
         assert tls.expires_at == read_validity(path)[1]
 
 
-def test_what_cannot_be_used_is_refused_and_the_one_before_stays(
-    ours: CertificateAuthority, tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+def test_what_cannot_be_used_is_refused_and_the_one_before_stays(ours, tmp_path, caplog):
     path, key = (
         replace_file(ours.issue_certificate("old"), tmp_path / "a.pem"),
         tmp_path / "key.pem",
@@ -124,17 +120,13 @@ def encrypt_key(pem: bytes) -> bytes:
     ) + pem[end:]  # fmt: skip
 
 
-def test_a_gateway_does_not_start_with_what_cannot_be_used(
-    ours: CertificateAuthority, theirs: CertificateAuthority
-):
+def test_a_gateway_does_not_start_with_what_cannot_be_used(ours, theirs):
     one, other = ours.issue_certificate("one"), theirs.issue_certificate("other")
     with pytest.raises(GatewayError, match=r"listen\.tls: .*one\.pem, .*other\.pem cannot be used"):
         TlsContext(build_settings(one, other))
 
 
-def test_whom_it_trusts_is_read_anew_too(
-    ours: CertificateAuthority, theirs: CertificateAuthority, tmp_path: Path
-):
+def test_whom_it_trusts_is_read_anew_too(ours, theirs, tmp_path):
     trust = replace_file(ours.certificate_path, tmp_path / "trust.pem")
     of = build_settings(ours.issue_certificate("server"), ca=str(trust), mutual="required")
     tls = TlsContext(of)
@@ -164,9 +156,7 @@ class ImpatientTlsContext(TlsContext):
 
 
 @pytest.mark.parametrize("how", ["written", "replaced", "linked"])
-async def test_it_sees_by_itself_that_a_file_has_changed(
-    ours: CertificateAuthority, tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
-):
+async def test_it_sees_by_itself_that_a_file_has_changed(ours, tmp_path, caplog, how):
     old, new = ours.issue_certificate("old"), ours.issue_certificate("new")
     path = tmp_path / "server.pem"
     if how == "linked":  # as Kubernetes has its secrets
@@ -198,13 +188,7 @@ def test_its_expiry_is_a_figure(ours: CertificateAuthority):
 
 
 @pytest.mark.parametrize("days, what", [(-1, "any more"), (3, "yet")])
-def test_one_that_is_not_valid_now_never_replaces_one_that_is(
-    ours: CertificateAuthority,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    days: float,
-    what: str,
-):
+def test_one_that_is_not_valid_now_never_replaces_one_that_is(ours, tmp_path, caplog, days, what):
     """It was taken with a warning, and every handshake failed from then on."""
     path = replace_file(ours.issue_certificate("old"), tmp_path / "server.pem")
     tls = TlsContext(build_settings(path))
@@ -216,9 +200,7 @@ def test_one_that_is_not_valid_now_never_replaces_one_that_is(
     assert get_shown_subject(tls.context, ours.create_client_context()) == "CN=old"
 
 
-def test_one_that_is_over_takes_the_place_of_one_that_is_over(
-    ours: CertificateAuthority, tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+def test_one_that_is_over_takes_the_place_of_one_that_is_over(ours, tmp_path, caplog):
     path = replace_file(ours.issue_certificate("old", valid_days=-2), tmp_path / "server.pem")
     tls = TlsContext(build_settings(path))
     replace_file(ours.issue_certificate("new", valid_days=-1), path)

@@ -52,9 +52,7 @@ def build_scope(*values: str, client: str = "10.0.0.1") -> dict[str, Any]:
         ((f'Cert="{IN_HEADER}"' + " " * MAX_HEADER_CHARS,), None),
     ],
 )
-def test_what_a_proxy_says_is_the_certificate_that_it_saw_itself(
-    values: tuple[str, ...], found: str | None
-):
+def test_what_a_proxy_says_is_the_certificate_that_it_saw_itself(values, found):
     told = build_scope(*values)
     store_forwarded_certificate(told)
     assert told["extensions"].get(FORWARDED_EXTENSION) == (values[-1] if values else None)
@@ -70,9 +68,7 @@ def test_what_a_proxy_says_is_the_certificate_that_it_saw_itself(
         (True, "10.0.0.1", False),
     ],
 )
-async def test_a_certificate_is_believed_of_proxies_that_are_named(
-    proxies: Any, client: str, believed: bool
-):
+async def test_a_certificate_is_believed_of_proxies_that_are_named(proxies, client, believed):
     """Where everybody is, anybody could send the certificate of another, which is no secret."""
     seen: dict[str, Any] = {}
 

@@ -44,9 +44,7 @@ def decode_headers(headers: Any) -> dict[str, str]:
         ),
     ],
 )  # fmt: skip
-def test_an_answer_may_be_read_by_pages_that_are_listed(
-    written: dict[str, Any], origin: str, answer: dict[str, str] | None
-):
+def test_an_answer_may_be_read_by_pages_that_are_listed(written, origin, answer):
     made = build_policy(written)
     assert made.allows_origin(origin) == (answer is not None)
     if answer is not None:
@@ -66,9 +64,7 @@ def test_an_answer_may_be_read_by_pages_that_are_listed(
         (STRICT, EVIL, "GET", "authorization", False),
     ],
 )
-def test_a_preflight_says_what_may_be_asked(
-    written: dict[str, Any], origin: str, method: str, names: str, allowed: bool
-):
+def test_a_preflight_says_what_may_be_asked(written, origin, method, names, allowed):
     made = build_policy(written)
     if not allowed:
         with pytest.raises(HTTPException) as refused:

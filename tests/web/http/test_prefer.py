@@ -28,7 +28,5 @@ def parse_headers(*headers: str) -> Preferences:
         (("wait, , =",), Preferences()),
     ],
 )
-def test_what_is_understood_is_taken_and_the_rest_passed_over(
-    headers: tuple[str, ...], told: Preferences
-):
+def test_what_is_understood_is_taken_and_the_rest_passed_over(headers, told):
     assert parse_headers(*headers) == told

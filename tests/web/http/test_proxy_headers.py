@@ -63,9 +63,7 @@ CASES: list[tuple[Any, str | None, list[tuple[str, str]], str | None]] = [
 
 
 @pytest.mark.parametrize(("proxies", "peer", "headers", "client"), CASES)
-async def test_the_client_is_whom_trusted_proxies_name(
-    proxies: Any, peer: str | None, headers: list[tuple[str, str]], client: str | None
-):
+async def test_the_client_is_whom_trusted_proxies_name(proxies, peer, headers, client):
     assert (await get_client(proxies, peer, *headers))[0] == client
 
 

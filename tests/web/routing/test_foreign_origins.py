@@ -60,9 +60,7 @@ def list_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     ]
 
 
-async def test_a_page_of_another_site_that_may_not_read_a_stream_is_logged_once(
-    caplog: pytest.LogCaptureFixture,
-):
+async def test_a_page_of_another_site_that_may_not_read_a_stream_is_logged_once(caplog):
     """The log had no line, whatever its level: the page got its records, and no CORS header."""
     app = build_app()
     for _ in range(3):
@@ -72,9 +70,7 @@ async def test_a_page_of_another_site_that_may_not_read_a_stream_is_logged_once(
         assert part in line
 
 
-async def test_a_refused_preflight_and_a_refused_websocket_are_logged(
-    caplog: pytest.LogCaptureFixture,
-):
+async def test_a_refused_preflight_and_a_refused_websocket_are_logged(caplog):
     app = build_app()
     await request(app, "OPTIONS", origin="http://one.example", access_control_request_method="PUT")
     await open_websocket(app, "/ws", origin="http://two.example")
@@ -83,9 +79,7 @@ async def test_a_refused_preflight_and_a_refused_websocket_are_logged(
     assert "http://two.example" in second and "/ws" in second
 
 
-async def test_the_line_names_the_route_whose_own_option_decides(
-    caplog: pytest.LogCaptureFixture,
-):
+async def test_the_line_names_the_route_whose_own_option_decides(caplog):
     route = {"when": [{"path": "/mine"}], "with": {"topic": "a"}, "access-control": OWN_ACCESS}
     app = build_app(routes=[route])
     await request(app, path="/mine", origin=PAGE)
@@ -93,9 +87,7 @@ async def test_the_line_names_the_route_whose_own_option_decides(
     assert "access-control of the route /mine" in line
 
 
-async def test_an_origin_that_is_listed_but_sends_cookies_needs_another_option(
-    caplog: pytest.LogCaptureFixture,
-):
+async def test_an_origin_that_is_listed_but_sends_cookies_needs_another_option(caplog):
     app = build_app(listen={"access-control": OWN_ACCESS})
     await open_websocket(app, "/ws", origin="https://shop.example", cookie="a=b")
     (line,) = list_lines(caplog)
@@ -110,9 +102,7 @@ async def test_an_origin_that_is_listed_but_sends_cookies_needs_another_option(
         {"accept": "text/event-stream"},
     ],
 )
-async def test_pages_of_the_own_origin_and_programs_are_not_logged(
-    headers: dict[str, str], caplog: pytest.LogCaptureFixture
-):
+async def test_pages_of_the_own_origin_and_programs_are_not_logged(headers, caplog):
     await request(build_app(), **headers)
     assert not list_lines(caplog)
 

@@ -58,9 +58,7 @@ kept: list[Settings] = []
         ("/all/of/it", None, "all"),
     ],
 )
-def test_a_route_is_found_by_path_and_method(
-    paths: Paths, path: str, method: str | None, name: str
-):
+def test_a_route_is_found_by_path_and_method(paths, path, method, name):
     found = paths.find_route(path, method)
     assert names[id(found.route)] == name
     assert found.is_reply == path.startswith("/replies")
@@ -82,9 +80,7 @@ def test_parameters_of_a_path_are_found_with_it(paths: Paths):
         ("/replies/7/a", None, "GET, HEAD, OPTIONS"),
     ],
 )
-def test_a_path_that_does_not_answer_to_a_method_says_to_which(
-    paths: Paths, path: str, method: str | None, allow: str
-):
+def test_a_path_that_does_not_answer_to_a_method_says_to_which(paths, path, method, allow):
     with pytest.raises(HTTPException) as raised:
         paths.find_route(path, method)
     assert (raised.value.status_code, raised.value.headers) == (405, {"Allow": allow})

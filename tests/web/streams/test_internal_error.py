@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 import httpx
-import pytest
 from support.gateways import build_config
 
 from gateway.config import Settings
@@ -16,9 +15,7 @@ from gateway.web.streams.http_stream import HttpStream
 EVENT_SOURCE = {"Accept": "text/event-stream", "Sec-Fetch-Mode": "cors"}
 
 
-async def test_an_event_source_is_told_to_come_back_and_a_program_gets_500(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+async def test_an_event_source_is_told_to_come_back_and_a_program_gets_500(monkeypatch, caplog):
     """Six EventSources gave up at a gateway that failed for a tenth of a second."""
 
     async def fail(*_: object) -> HttpStream:

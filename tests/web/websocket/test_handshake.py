@@ -59,9 +59,7 @@ VALUES = {
 
 
 @given(st.data(), st.booleans())
-def test_what_is_answered_at_once_is_answered_as_the_library_would(
-    data: st.DataObject, compression: bool
-):
+def test_what_is_answered_at_once_is_answered_as_the_library_would(data, compression):
     """One header at most is not as a browser's."""
     odd = data.draw(st.sampled_from(sorted(VALUES)))
     values = data.draw(st.lists(st.sampled_from(VALUES[odd]), max_size=2))

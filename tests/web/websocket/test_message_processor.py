@@ -70,9 +70,7 @@ async def talk() -> RecordingHandler:
     return RecordingHandler()
 
 
-async def test_what_waits_for_nothing_is_answered_within_the_call_and_without_a_task(
-    talk: RecordingHandler,
-):
+async def test_what_waits_for_nothing_is_answered_within_the_call_and_without_a_task(talk):
     for n in range(3):
         talk.receive_message("ping", id=f"{n}")
     assert [message["id"] for message in talk.sent] == ["0", "1", "2"]
@@ -94,9 +92,7 @@ async def test_what_comes_while_something_waits_is_done_behind_it_in_order(talk:
     assert talk.resume_count
 
 
-async def test_a_client_that_says_much_while_something_waits_is_not_heard_on(
-    talk: RecordingHandler,
-):
+async def test_a_client_that_says_much_while_something_waits_is_not_heard_on(talk):
     talk.receive_message("token", jwt="t")
     for _ in range(MAX_QUEUED_MESSAGES):
         assert not talk.is_busy

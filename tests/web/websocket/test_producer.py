@@ -62,9 +62,7 @@ def test_one_too_many_is_refused_and_not_counted(produces: SocketProducer):
 
 
 @pytest.mark.parametrize("closing", [True, False])
-def test_what_comes_before_a_close_is_to_be_repeated(
-    hub: FakeHub, produces: SocketProducer, closing: bool
-):
+def test_what_comes_before_a_close_is_to_be_repeated(hub, produces, closing):
     hub.draining = not closing
     with pytest.raises(RequestError, match="repeat it over a new one") as caught:
         produces.accept(parse_produce(), is_closing=closing)

@@ -317,9 +317,7 @@ def test_finished_frames_go_out_as_they_are(start: Start):
         b"x-other": False,
     }.items(),
 )
-def test_finished_frames_are_compressed_for_whoever_has_the_window(
-    start: Start, offer: bytes, compressed: bool
-):
+def test_finished_frames_are_compressed_for_whoever_has_the_window(start, offer, compressed):
     with start(compression=True).open_socket(
         "/framed", b"Sec-WebSocket-Extensions: " + offer
     ) as socket:
@@ -380,9 +378,7 @@ def test_a_connection_that_was_taken_over_has_no_task_and_no_protocol_but_the_pe
         assert socket.read_text() == "b"
 
 
-def test_an_application_that_awaited_something_first_gets_events_and_not_the_connection(
-    start: Start,
-):
+def test_an_application_that_awaited_something_first_gets_events_and_not_the_connection(start):
     with start().open_socket("/late") as socket:
         socket.send_bytes(build_frame(OPCODE_TEXT, b"a"))
         assert socket.read_text() == "a"

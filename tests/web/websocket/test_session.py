@@ -126,9 +126,7 @@ async def house() -> SessionSurroundings:
     return made
 
 
-async def test_what_comes_while_something_waits_is_done_behind_it_in_order(
-    house: SessionSurroundings,
-):
+async def test_what_comes_while_something_waits_is_done_behind_it_in_order(house):
     house.receive_message("subscribe", id="a", path="/locked")
     house.receive_message("ping", id="behind")
     house.receive_message("unsubscribe", id="a")
@@ -146,9 +144,7 @@ async def test_what_comes_while_something_waits_is_done_behind_it_in_order(
     assert house.resume_count
 
 
-async def test_what_goes_wrong_in_one_message_is_told_and_the_next_is_done(
-    house: SessionSurroundings,
-):
+async def test_what_goes_wrong_in_one_message_is_told_and_the_next_is_done(house):
     house.receive_message("subscribe", id="a", path="/forbidden")
     house.receive_message("credit", id="nobody", n=1)
     house.receive_message("subscribe", id="b", path="/open")
@@ -170,9 +166,7 @@ async def test_a_stream_that_breaks_is_told_and_logged(house: SessionSurrounding
     await wait_until(lambda: house.list_sent("begin"))
 
 
-async def test_after_a_full_socket_it_is_the_turn_of_those_who_did_not_fill_it(
-    house: SessionSurroundings,
-):
+async def test_after_a_full_socket_it_is_the_turn_of_those_who_did_not_fill_it(house):
     for label in "abc":
         house.receive_message("subscribe", id=label, path=f"/{label}")
     await wait_until(lambda: len(house.list_sent("begin")) == 3)
@@ -187,9 +181,7 @@ async def test_after_a_full_socket_it_is_the_turn_of_those_who_did_not_fill_it(
         assert next(iter(house.session.streams)) == second
 
 
-async def test_a_lost_session_leaves_no_client_no_task_and_nobody_to_tell(
-    house: SessionSurroundings,
-):
+async def test_a_lost_session_leaves_no_client_no_task_and_nobody_to_tell(house):
     house.receive_message("subscribe", id="a", path="/open")
     await wait_until(lambda: house.list_sent("begin"))
     house.receive_message("subscribe", id="b", path="/locked")
@@ -202,9 +194,7 @@ async def test_a_lost_session_leaves_no_client_no_task_and_nobody_to_tell(
     assert not house.list_sent("pong") and house.place.leave_count == 1
 
 
-async def test_a_drain_closes_at_once_where_nothing_runs_and_else_behind_the_last_end(
-    house: SessionSurroundings,
-):
+async def test_a_drain_closes_at_once_where_nothing_runs_and_else_behind_the_last_end(house):
     house.receive_message("subscribe", id="a", path="/open")
     await wait_until(lambda: house.list_sent("begin"))
     house.draining = True

@@ -101,9 +101,7 @@ class FakeSocket:
         ("{}", "10.0.0.7", False),
     ],
 )
-def test_an_unguarded_sidecar_is_refused_by_the_address_that_was_bound(
-    sidecar: str, host: str, refused: bool
-):
+def test_an_unguarded_sidecar_is_refused_by_the_address_that_was_bound(sidecar, host, refused):
     """The name of the host was looked at, if at all: localhost is what /etc/hosts says."""
     guards = "guards: {g: {type: jwt, keys: 'http://k'}}"
     kafka = "kafka: {servers: [a:9092]}"

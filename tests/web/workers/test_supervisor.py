@@ -278,9 +278,7 @@ async def test_a_key_pressed_in_the_terminal_reaches_the_supervisor_alone(tmp_pa
 
 
 @pytest.mark.parametrize("length", [10, 200])
-def test_the_folder_of_the_bus_has_a_path_that_a_socket_can_have(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int
-):
+def test_the_folder_of_the_bus_has_a_path_that_a_socket_can_have(tmp_path, monkeypatch, length):
     folder = tmp_path / ("x" * length)
     folder.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder))
