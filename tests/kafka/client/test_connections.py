@@ -5,13 +5,13 @@ import contextlib
 import gc
 import struct
 import weakref
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import uvloop
-from support.fake_broker import BrokerRequest, FakeBroker, never_answer
+from support.fake_broker import BrokerRequest, FakeBroker, RequestHandler, never_answer
 from support.tcp_proxy import TcpProxy
 from support.waiting import WAIT_TIMEOUT_S, wait_until
 
@@ -54,6 +54,19 @@ def open_connections(broker: FakeBroker, **options: object) -> Connections:
     return made
 
 
+@contextlib.asynccontextmanager
+async def running_connections(
+    handle_request: RequestHandler = never_answer, *, is_mute: bool = False, **options: object
+) -> AsyncIterator[tuple[FakeBroker, Connections]]:
+    """A broker, and connections to it, which are closed at the end."""
+    async with FakeBroker(handle_request, is_mute=is_mute) as broker:
+        kafka = open_connections(broker, **options)
+        try:
+            yield broker, kafka
+        finally:
+            await kafka.close()
+
+
 async def send_again(connections: Connections) -> None:
     """Send as soon as the backoff of the broker allows it, until it has none."""
     async with asyncio.timeout(WAIT_TIMEOUT_S):
@@ -63,12 +76,10 @@ async def send_again(connections: Connections) -> None:
 
 
 async def test_an_answer_comes_back_in_the_highest_version_both_speak():
-    async with FakeBroker(echo_body) as broker:
-        kafka = open_connections(broker)
+    async with running_connections(echo_body) as (broker, kafka):
         assert await kafka.send(1, ConnectionRole.CONTROL, EchoRequest()) == b"hello"
         assert broker.requests == [BrokerRequest(0, 8, "tester", b"hello")]
         assert kafka.request_counts == {"Echo": 1}
-        await kafka.close()
 
 
 async def test_a_broker_too_old_is_told_with_both_ranges():
@@ -118,29 +129,25 @@ def test_a_connection_that_is_cut_while_it_is_written_to_is_lost():
 
 
 async def test_callers_of_one_role_share_a_connection_and_roles_do_not():
-    async with FakeBroker(echo_body) as broker:
-        kafka = open_connections(broker)
+    async with running_connections(echo_body) as (broker, kafka):
         await asyncio.gather(
             *(kafka.send(1, ConnectionRole.CONTROL, EchoRequest()) for _ in range(20))
         )
         assert broker.accepted_count == 1
         await kafka.send(1, ConnectionRole.TAIL, EchoRequest())
         assert broker.accepted_count == 2
-        await kafka.close()
 
 
 async def test_a_waiting_fetch_does_not_hold_up_control_requests():
     async def answer_slowly(asked: BrokerRequest) -> bytes | None:
         return await (never_answer if asked.body == b"wait" else echo_body)(asked)
 
-    async with FakeBroker(answer_slowly) as broker:
-        kafka = open_connections(broker)
+    async with running_connections(answer_slowly) as (broker, kafka):
         waiting = asyncio.create_task(kafka.send(1, ConnectionRole.TAIL, EchoRequest(b"wait")))
         await wait_until(lambda: broker.requests)
         assert await kafka.send(1, ConnectionRole.CONTROL, EchoRequest()) == b"hello"
         assert not waiting.done()
         waiting.cancel()
-        await kafka.close()
 
 
 async def test_a_frozen_broker_holds_up_no_other():
@@ -174,13 +181,11 @@ async def test_a_broker_that_is_back_is_reached_before_tcp_would_repeat_what_was
 
 
 async def test_no_answer_in_time_closes_the_connection_and_says_timeout():
-    async with FakeBroker(never_answer) as broker:
-        kafka = open_connections(broker, request_timeout=0.05)
+    async with running_connections(never_answer, request_timeout=0.05) as (broker, kafka):
         with pytest.raises(BrokerUnavailable) as failed:
             await kafka.send(1, ConnectionRole.CONTROL, EchoRequest())
         assert (failed.value.node, failed.value.timeout) == (1, True)
         await wait_until(lambda: broker.connection_count == 0)
-        await kafka.close()
 
 
 async def test_a_connection_is_returned_before_the_attempts_that_lost_have_ended(monkeypatch):
@@ -199,26 +204,21 @@ async def test_a_connection_is_returned_before_the_attempts_that_lost_have_ended
             await may_end.wait()
 
     monkeypatch.setattr(KafkaConnection, "connect", connect_second)
-    async with FakeBroker(echo_body) as broker:
-        kafka = open_connections(broker)
+    async with running_connections(echo_body) as (_, kafka):
         assert await kafka.send(1, ConnectionRole.CONTROL, EchoRequest()) == b"hello"
         may_end.set()
-        await kafka.close()
 
 
 async def test_a_broker_that_does_not_even_greet_is_a_timeout():
-    async with FakeBroker(is_mute=True) as broker:
-        kafka = open_connections(broker, request_timeout=0.05)
+    async with running_connections(is_mute=True, request_timeout=0.05) as (broker, kafka):
         with pytest.raises(BrokerUnavailable) as failed:
             await kafka.send(1, ConnectionRole.CONTROL, EchoRequest())
         assert failed.value.timeout
         await wait_until(lambda: broker.connection_count == 0)
-        await kafka.close()
 
 
 async def test_a_lost_connection_is_unavailable_and_made_anew_after_its_delay():
-    async with FakeBroker(echo_body) as broker:
-        kafka = open_connections(broker)
+    async with running_connections(echo_body) as (broker, kafka):
         await kafka.send(1, ConnectionRole.CONTROL, EchoRequest())
         broker.handle_request = never_answer
         waiting = asyncio.create_task(kafka.send(1, ConnectionRole.CONTROL, EchoRequest()))
@@ -233,12 +233,10 @@ async def test_a_lost_connection_is_unavailable_and_made_anew_after_its_delay():
 
         await send_again(kafka)
         assert kafka.get_retry_time(1, ConnectionRole.CONTROL) is None
-        await kafka.close()
 
 
 async def test_a_request_that_failed_is_not_kept_once_the_broker_answers():
-    async with FakeBroker(never_answer) as broker:
-        kafka = open_connections(broker, request_timeout=0.05)
+    async with running_connections(never_answer, request_timeout=0.05) as (broker, kafka):
         request = EchoRequest()
         kept = weakref.ref(request)
         with pytest.raises(BrokerUnavailable):
@@ -251,24 +249,20 @@ async def test_a_request_that_failed_is_not_kept_once_the_broker_answers():
         await send_again(kafka)
         gc.collect()
         assert kept() is None
-        await kafka.close()
 
 
 async def test_an_idle_connection_that_the_broker_closed_is_replaced_without_an_error():
-    async with FakeBroker(echo_body) as broker:
-        kafka = open_connections(broker)
+    async with running_connections(echo_body) as (broker, kafka):
         link = await kafka.connect(1, ConnectionRole.CONTROL)
         broker.close_connections()
         await wait_until(lambda: not link.is_open)
         assert await kafka.send(1, ConnectionRole.CONTROL, EchoRequest()) == b"hello"
-        await kafka.close()
 
 
 async def test_a_refused_broker_is_not_tried_again_before_its_delay():
-    async with FakeBroker(echo_body) as broker:
-        kafka = open_connections(
-            broker, create_backoff=lambda: Backoff(60.0, lambda: 1.0, min_delay=60.0)
-        )
+    async with running_connections(
+        echo_body, create_backoff=lambda: Backoff(60.0, lambda: 1.0, min_delay=60.0)
+    ) as (broker, kafka):
         await broker.stop()
         errors = []
         for _ in range(3):
@@ -279,7 +273,6 @@ async def test_a_refused_broker_is_not_tried_again_before_its_delay():
         assert "tried again in" in str(errors[2])
         assert "cannot be reached" in str(errors[2])
         assert 0 < (errors[2].retry_after or 0) <= 60
-        await kafka.close()
 
 
 async def test_servers_that_fail_for_the_same_reason_share_a_sentence():
@@ -315,8 +308,7 @@ async def test_failures_of_one_outage_count_once():
         made.append(Backoff(1.0, lambda: 1.0))
         return made[-1]
 
-    async with FakeBroker(never_answer) as broker:
-        kafka = open_connections(broker, create_backoff=backoff)
+    async with running_connections(never_answer, create_backoff=backoff) as (broker, kafka):
         tasks = [
             asyncio.create_task(kafka.send(1, ConnectionRole.CONTROL, EchoRequest()))
             for _ in range(20)
@@ -326,7 +318,6 @@ async def test_failures_of_one_outage_count_once():
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(isinstance(result, BrokerUnavailable) for result in results)
         assert sum(each.attempts for each in made) == 1
-        await kafka.close()
 
 
 class FailingCredentials(Credentials):
@@ -351,8 +342,7 @@ async def test_an_error_that_nobody_expects_of_a_connect_is_a_failure_of_its_bro
     """It went through to whoever had asked, such as the task that reads from the broker, which
     ended; there was no backoff, and no failure to report."""
     credentials = FailingCredentials()
-    async with FakeBroker(echo_body) as broker:
-        kafka = open_connections(broker, credentials=credentials)
+    async with running_connections(echo_body, credentials=credentials) as (broker, kafka):
         credentials.error = RuntimeError("bound to a different event loop")
         with pytest.raises(BrokerUnavailable, match="different event loop"):
             await kafka.connect(1, ConnectionRole.CONTROL)
@@ -364,15 +354,13 @@ async def test_an_error_that_nobody_expects_of_a_connect_is_a_failure_of_its_bro
         credentials.error = None
         await send_again(kafka)
         assert kafka.get_failure(1) is None
-        await kafka.close()
 
 
 async def test_a_refused_login_is_not_repeated_because_an_older_connection_answers():
     """Each answer on the tail's connection ended the backoff, so that refused logins were repeated
     eight times a second in place of once in 5 to 60 s; and the broker counted as back."""
     credentials = FailingCredentials()
-    async with FakeBroker(echo_body) as broker:
-        kafka = open_connections(broker, credentials=credentials)
+    async with running_connections(echo_body, credentials=credentials) as (_, kafka):
         recovered: list[int] = []
         kafka.add_listener(recovered.append)
         await kafka.send(1, ConnectionRole.TAIL, EchoRequest())
@@ -384,13 +372,11 @@ async def test_a_refused_login_is_not_repeated_because_an_older_connection_answe
         assert kafka.request_stats.connect_failures.total() == 1
         assert isinstance(kafka.get_failure(1), AuthenticationFailed)
         assert recovered == []
-        await kafka.close()
 
 
 async def test_a_login_that_is_accepted_again_ends_the_wait_of_all_roles():
     credentials = FailingCredentials()
-    async with FakeBroker(echo_body) as broker:
-        kafka = open_connections(broker, credentials=credentials)
+    async with running_connections(echo_body, credentials=credentials) as (broker, kafka):
         recovered: list[int] = []
         kafka.add_listener(recovered.append)
         await kafka.send(1, ConnectionRole.CONTROL, EchoRequest())
@@ -406,7 +392,6 @@ async def test_a_login_that_is_accepted_again_ends_the_wait_of_all_roles():
         assert recovered == [1]
         assert kafka.get_retry_time(1, ConnectionRole.CATCHUP) is None
         await wait_until(lambda: broker.connection_count == 1)  # that of the probe is closed
-        await kafka.close()
 
 
 async def hang_fetches(asked: BrokerRequest) -> bytes | None:
@@ -417,8 +402,10 @@ async def test_a_broker_that_can_be_connected_to_again_fails_in_no_role():
     """Its fetches had failed by the same outage: when that of all Kafka was over, the log had one
     of the broker besides."""
     credentials = FailingCredentials()
-    async with FakeBroker(hang_fetches) as broker:
-        kafka = open_connections(broker, credentials=credentials, request_timeout=0.5)
+    async with running_connections(hang_fetches, credentials=credentials, request_timeout=0.5) as (
+        _,
+        kafka,
+    ):
         with pytest.raises(BrokerUnavailable):
             await kafka.send(1, ConnectionRole.TAIL, EchoRequest(b"fetch"))
         credentials.error = BrokerUnavailable("no token")
@@ -431,14 +418,12 @@ async def test_a_broker_that_can_be_connected_to_again_fails_in_no_role():
                     await kafka.connect(1, ConnectionRole.CONTROL)
                 await asyncio.sleep(0.01)
         assert kafka.get_retry_time(1, ConnectionRole.TAIL) is None
-        await kafka.close()
 
 
 async def test_a_broker_whose_fetches_hang_is_not_back_because_it_answers_other_requests():
     """It was logged as away and back every few seconds, as its metadata answers ended the failure
     of its fetches, and the delays of its partitions."""
-    async with FakeBroker(hang_fetches) as broker:
-        kafka = open_connections(broker, request_timeout=0.5)
+    async with running_connections(hang_fetches, request_timeout=0.5) as (broker, kafka):
         recovered: list[int] = []
         kafka.add_listener(recovered.append)
         with pytest.raises(BrokerUnavailable):
@@ -455,12 +440,10 @@ async def test_a_broker_whose_fetches_hang_is_not_back_because_it_answers_other_
         await kafka.send(1, ConnectionRole.TAIL, EchoRequest(b"fetch"))
         assert kafka.get_failure(1) is None
         assert recovered == [1]
-        await kafka.close()
 
 
 async def test_a_role_that_nobody_uses_any_more_does_not_fail_for_ever():
-    async with FakeBroker(hang_fetches) as broker:
-        kafka = open_connections(broker, request_timeout=0.5)
+    async with running_connections(hang_fetches, request_timeout=0.5) as (_, kafka):
         with pytest.raises(BrokerUnavailable):
             await kafka.send(1, ConnectionRole.TAIL, EchoRequest(b"fetch"))
         async with asyncio.timeout(WAIT_TIMEOUT_S):
@@ -468,12 +451,10 @@ async def test_a_role_that_nobody_uses_any_more_does_not_fail_for_ever():
                 await kafka.probe(1, EchoRequest())
                 await asyncio.sleep(0.05)
         assert kafka.get_retry_time(1, ConnectionRole.TAIL) is None
-        await kafka.close()
 
 
 async def test_a_role_that_waits_for_an_answer_is_not_taken_for_one_that_nobody_uses():
-    async with FakeBroker(hang_fetches) as broker:
-        kafka = open_connections(broker, request_timeout=0.5)
+    async with running_connections(hang_fetches, request_timeout=0.5) as (_, kafka):
         with pytest.raises(BrokerUnavailable):
             await kafka.send(1, ConnectionRole.TAIL, EchoRequest(b"fetch"))
         failure, retry_at = kafka.get_failure(1), kafka.get_retry_time(1, ConnectionRole.TAIL)
@@ -487,7 +468,6 @@ async def test_a_role_that_waits_for_an_answer_is_not_taken_for_one_that_nobody_
         await kafka.probe(1, EchoRequest())
         assert kafka.get_failure(1) is failure is not None
         waiting.cancel()
-        await kafka.close()
 
 
 class SlowIssuerCredentials(Credentials):
@@ -501,20 +481,19 @@ class SlowIssuerCredentials(Credentials):
 async def test_an_issuer_that_takes_longer_than_a_broker_may_is_not_taken_for_the_broker():
     """The wait for a token was part of the connect, whose time was over first: the error was that
     the broker gave no answer, and its advertised.listeners were to blame."""
-    async with FakeBroker(echo_body) as broker:
-        kafka = open_connections(broker, credentials=SlowIssuerCredentials(), request_timeout=0.1)
+    async with running_connections(
+        echo_body, credentials=SlowIssuerCredentials(), request_timeout=0.1
+    ) as (_, kafka):
         with pytest.raises(BrokerUnavailable, match=r"login\.example gives no token") as failed:
             await kafka.connect(1, ConnectionRole.CONTROL)
         assert "advertised.listeners" not in str(failed.value)
-        await kafka.close()
 
 
 @pytest.mark.parametrize("error", [BrokerUnavailable("no token"), RuntimeError("a bug")])
 async def test_a_spare_connection_that_cannot_be_opened_again_is_a_failure_of_its_broker(error):
     """Without a token there was no backoff, and nothing said that the broker was not reached."""
     credentials = FailingCredentials()
-    async with FakeBroker(echo_body) as broker:
-        kafka = open_connections(broker, credentials=credentials)
+    async with running_connections(echo_body, credentials=credentials) as (broker, kafka):
         with pytest.raises(BrokerUnavailable, match=r"broker 1 at .* (no token|.*a bug)"):
             async with kafka.borrow_spare(1) as spare:
                 await kafka.send_on(spare, EchoRequest())
@@ -524,7 +503,6 @@ async def test_a_spare_connection_that_cannot_be_opened_again_is_a_failure_of_it
                 await kafka.send_on(spare, EchoRequest())
         assert kafka.get_failure(1) is not None
         assert kafka.get_retry_time(1, ConnectionRole.CONTROL) is not None
-        await kafka.close()
 
 
 async def test_a_broker_that_moved_is_found_at_its_new_address():
@@ -579,8 +557,7 @@ async def test_a_request_whose_time_is_over_leaves_the_next_connection_to_the_ot
             return None
         return asked.body
 
-    async with FakeBroker(answer_once) as broker:
-        kafka = open_connections(broker, credentials=credentials)
+    async with running_connections(answer_once, credentials=credentials) as (broker, kafka):
         await kafka.send(1, ConnectionRole.CONTROL, EchoRequest())
         short = asyncio.create_task(
             kafka.send(1, ConnectionRole.CONTROL, EchoRequest(b"short"), timeout=0.05)
@@ -595,7 +572,6 @@ async def test_a_request_whose_time_is_over_leaves_the_next_connection_to_the_ot
         assert await other == b"other"
         assert b"short" not in [asked.body for asked in broker.requests[2:]]
         assert kafka.get_failure(1) is None
-        await kafka.close()
 
 
 async def hold_session(asked: BrokerRequest) -> bytes | None:
@@ -646,8 +622,7 @@ async def test_who_waits_for_a_broker_that_moves_is_told_and_not_cancelled():
 
 
 async def test_a_caller_that_gives_up_does_not_take_the_attempt_from_others():
-    async with FakeBroker(echo_body, is_mute=True) as broker:
-        kafka = open_connections(broker)
+    async with running_connections(echo_body, is_mute=True) as (broker, kafka):
         first = asyncio.create_task(kafka.connect(1, ConnectionRole.CONTROL))
         await wait_until(lambda: broker.accepted_count)
         second = asyncio.create_task(kafka.connect(1, ConnectionRole.CONTROL))
@@ -660,7 +635,6 @@ async def test_a_caller_that_gives_up_does_not_take_the_attempt_from_others():
         with pytest.raises(BrokerUnavailable):
             await second
         assert broker.accepted_count == 1
-        await kafka.close()
 
 
 async def test_malformed_answers_are_a_broken_connection_not_a_crash():
@@ -669,19 +643,15 @@ async def test_malformed_answers_are_a_broken_connection_not_a_crash():
         def decode(self, version: int, data: bytes, pos: int) -> bytes:
             raise ValueError("what is this")
 
-    async with FakeBroker(echo_body) as broker:
-        kafka = open_connections(broker)
+    async with running_connections(echo_body) as (_, kafka):
         with pytest.raises(BrokerUnavailable, match="what is this"):
             await kafka.send(1, ConnectionRole.CONTROL, MalformedRequest())
-        await kafka.close()
 
 
 async def test_an_unknown_broker_is_unavailable():
-    async with FakeBroker(echo_body) as broker:
-        kafka = open_connections(broker)
+    async with running_connections(echo_body) as (_, kafka):
         with pytest.raises(BrokerUnavailable, match="not in the cluster's metadata"):
             await kafka.send(7, ConnectionRole.CONTROL, EchoRequest())
-        await kafka.close()
 
 
 async def test_a_throttled_broker_has_that_much_longer_to_answer():
@@ -700,12 +670,10 @@ async def test_a_throttled_broker_has_that_much_longer_to_answer():
         await asyncio.sleep(0.3)
         return b"late"
 
-    async with FakeBroker(echo_body) as broker:
-        kafka = open_connections(broker, request_timeout=0.1)
+    async with running_connections(echo_body, request_timeout=0.1) as (broker, kafka):
         await kafka.send(1, ConnectionRole.CONTROL, ThrottledRequest())
         broker.handle_request = answer_late
         assert await kafka.send(1, ConnectionRole.CONTROL, EchoRequest()) == b"late"
-        await kafka.close()
 
 
 async def test_requests_beside_the_throttled_one_have_that_much_longer_too():
@@ -726,8 +694,7 @@ async def test_requests_beside_the_throttled_one_have_that_much_longer_too():
             await asyncio.sleep(1.5)
         return asked.body
 
-    async with FakeBroker(mute_after_first) as broker:
-        kafka = open_connections(broker, request_timeout=0.5)
+    async with running_connections(mute_after_first, request_timeout=0.5) as (broker, kafka):
         await kafka.connect(1, ConnectionRole.GROUP)
         _, *answers = await asyncio.gather(
             kafka.send(1, ConnectionRole.GROUP, ThrottledRequest()),
@@ -736,7 +703,6 @@ async def test_requests_beside_the_throttled_one_have_that_much_longer_too():
         )
         assert answers == [b"one", b"other"]
         assert (kafka.get_failure(1), broker.accepted_count) == (None, 1)
-        await kafka.close()
 
 
 async def test_closing_ends_connections_attempts_and_tasks():
@@ -757,8 +723,7 @@ async def test_closing_ends_connections_attempts_and_tasks():
 
 
 async def test_a_spare_link_is_nobody_elses_and_is_kept_for_the_next():
-    async with FakeBroker(echo_body) as broker:
-        kafka = open_connections(broker)
+    async with running_connections(echo_body) as (_, kafka):
         async with kafka.borrow_spare(1) as one, kafka.borrow_spare(1) as two:
             assert one is not two
             assert await kafka.send_on(one, EchoRequest()) == await kafka.send_on(
@@ -767,17 +732,14 @@ async def test_a_spare_link_is_nobody_elses_and_is_kept_for_the_next():
         async with kafka.borrow_spare(1) as again:
             assert again in (one, two)
         assert kafka.request_stats.connects[ConnectionRole.SPARE] == 2
-        await kafka.close()
 
 
 async def test_a_spare_link_whose_answer_was_not_waited_for_is_closed():
-    async with FakeBroker(never_answer) as broker:
-        kafka = open_connections(broker)
+    async with running_connections(never_answer) as (_, kafka):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1), kafka.borrow_spare(1) as link:
                 await kafka.send_on(link, EchoRequest())
         assert not link.is_open
-        await kafka.close()
 
 
 async def test_spare_links_end_with_the_connections_lent_or_not():
@@ -798,13 +760,11 @@ async def test_a_request_that_finds_its_connection_closed_is_sent_once_more():
     async def answer_or_close(asked: BrokerRequest) -> bytes | None:
         return next(answers)
 
-    async with FakeBroker(answer_or_close) as broker:
-        kafka = open_connections(broker)
+    async with running_connections(answer_or_close) as (broker, kafka):
         assert await kafka.send(1, ConnectionRole.CONTROL, EchoRequest()) == b"first"
         assert await kafka.send(1, ConnectionRole.CONTROL, EchoRequest()) == b"second"
         assert (broker.accepted_count, kafka.get_retry_time(1, ConnectionRole.CONTROL)) == (2, None)
         assert not kafka.request_stats.failures
-        await kafka.close()
 
 
 async def test_many_requests_of_a_closed_connection_share_the_next_one():
@@ -816,32 +776,27 @@ async def test_many_requests_of_a_closed_connection_share_the_next_one():
             return None
         return asked.body
 
-    async with FakeBroker(answer_or_close) as broker:
-        kafka = open_connections(broker)
+    async with running_connections(answer_or_close) as (broker, kafka):
         await kafka.send(1, ConnectionRole.CONTROL, EchoRequest())
         some = [kafka.send(1, ConnectionRole.CONTROL, EchoRequest(b"%d" % n)) for n in range(5)]
         assert await asyncio.gather(*some) == [b"%d" % n for n in range(5)]
         assert broker.accepted_count == 2
-        await kafka.close()
 
 
 async def test_a_request_that_no_connection_answers_is_not_sent_for_ever():
     async def answer_once(asked: BrokerRequest) -> bytes | None:
         return b"first" if len(broker.requests) == 1 else None
 
-    async with FakeBroker(answer_once) as broker:
-        kafka = open_connections(broker)
+    async with running_connections(answer_once) as (broker, kafka):
         await kafka.send(1, ConnectionRole.CONTROL, EchoRequest())
         with pytest.raises(BrokerUnavailable):
             await kafka.send(1, ConnectionRole.CONTROL, EchoRequest())
         assert len(broker.requests) == 3
-        await kafka.close()
 
 
 async def test_a_connection_that_was_closed_is_opened_again_once_for_all_who_use_it():
     """A request and another caller each opened one, and nobody closed that of the request."""
-    async with FakeBroker(echo_body) as broker:
-        kafka = open_connections(broker)
+    async with running_connections(echo_body) as (broker, kafka):
         await kafka.send(1, ConnectionRole.CONTROL, EchoRequest())
         connection = await kafka.connect(1, ConnectionRole.CONTROL)
         broker.close_connections()
@@ -852,4 +807,3 @@ async def test_a_connection_that_was_closed_is_opened_again_once_for_all_who_use
         )
         assert answers == [b"one", b"other"]
         assert broker.accepted_count == 2
-        await kafka.close()

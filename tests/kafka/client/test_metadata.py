@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from uuid import UUID
 
 import pytest
@@ -22,7 +22,6 @@ from gateway.kafka.protocol.requests import (
 )
 
 ID, OTHER = UUID(int=1), UUID(int=2)
-AnswerFactory = Callable[[], Awaitable[dict[str, TopicMetadata]]]
 
 
 def build_topic_answer(leader: int = 1, epoch: int = 0, topic_id: UUID | None = ID, error: int = 0):
@@ -76,10 +75,19 @@ class FakeConnections:
         return [node for node, _ in self.requests]
 
 
-def running_metadata(
-    kafka: FakeConnections, **options: float
-) -> tuple[Metadata, list[TopicChange]]:
+OPENED: list[Metadata] = []  # by `open_metadata`; closed at the end of the test
+
+
+@pytest.fixture(autouse=True)
+async def closed() -> AsyncIterator[None]:
+    yield
+    while OPENED:
+        await OPENED.pop().close()
+
+
+def open_metadata(kafka: FakeConnections, **options: float) -> tuple[Metadata, list[TopicChange]]:
     metadata = Metadata(kafka, [("127.0.0.1", 9000)], **options)  # type: ignore[arg-type]
+    OPENED.append(metadata)
     changes: list[TopicChange] = []
     metadata.add_listener(changes.append)
     metadata.watch("orders")
@@ -90,7 +98,7 @@ AWAY = BrokerUnavailable("away")
 
 
 async def test_a_watched_topic_has_leaders_after_a_refresh():
-    metadata, changes = running_metadata(FakeConnections(b1=build_topic_answer(leader=1, epoch=4)))
+    metadata, changes = open_metadata(FakeConnections(b1=build_topic_answer(leader=1, epoch=4)))
     assert metadata.leader_for_partition(TopicPartition("orders", 0)) is None
     assert not metadata.is_reachable
     await metadata.refresh("test")
@@ -98,7 +106,6 @@ async def test_a_watched_topic_has_leaders_after_a_refresh():
     assert metadata.leader_for_partition(TopicPartition("orders", 1)) is None
     assert (metadata.cluster_id, metadata.is_reachable) == ("cluster", True)
     assert [change.added for change in changes] == [(0,)]
-    await metadata.close()
 
 
 async def test_what_was_described_is_known_as_soon_as_it_is_watched():
@@ -117,7 +124,7 @@ async def test_what_was_described_is_known_as_soon_as_it_is_watched():
 
 async def test_a_watched_topic_that_was_gone_is_known_once_it_is_described_again():
     kafka = FakeConnections(b1=NO_SUCH)
-    metadata, _ = running_metadata(kafka)
+    metadata, _ = open_metadata(kafka)
     await metadata.refresh("test")
     assert metadata.leader_for_partition(TopicPartition("orders", 0)) is None
     kafka.answers[1] = build_topic_answer(leader=2, topic_id=OTHER)
@@ -125,64 +132,58 @@ async def test_a_watched_topic_that_was_gone_is_known_once_it_is_described_again
     assert metadata.leader_for_partition(TopicPartition("orders", 0)) == (2, 0)
     known = metadata.get_topic("orders")
     assert known is not None and known.topic_id == OTHER
-    await metadata.close()
 
 
 async def test_all_who_ask_at_once_share_one_request():
     kafka = FakeConnections(b1=build_topic_answer())
-    metadata, _ = running_metadata(kafka)
+    metadata, _ = open_metadata(kafka)
     await asyncio.gather(*(metadata.refresh("test") for _ in range(50)))
     assert len(kafka.requests) == 1
-    await metadata.close()
 
 
 async def test_refreshes_in_a_row_are_spaced():
     kafka = FakeConnections(b1=build_topic_answer())
-    metadata, _ = running_metadata(kafka)
+    metadata, _ = open_metadata(kafka)
     began = asyncio.get_running_loop().time()
     for _ in range(6):
         await metadata.refresh("test")
     # 0, 20, 40, 80, 160, 250 ms
     assert asyncio.get_running_loop().time() - began >= 0.5
-    await metadata.close()
 
 
 async def test_a_partition_without_a_leader_is_asked_for_until_it_has_one():
     """A restarted broker led its partitions again for up to max_age before it was noticed."""
     kafka = FakeConnections(b1=build_topic_answer(leader=-1, epoch=4))
-    metadata, _ = running_metadata(kafka, max_age=3600.0)
+    metadata, _ = open_metadata(kafka, max_age=3600.0)
     metadata.start()
     await wait_until(lambda: len(kafka.requests) >= 3)
     kafka.answers[1] = build_topic_answer(leader=1, epoch=5)
     await wait_until(lambda: metadata.leader_for_partition(TopicPartition("orders", 0)) == (1, 5))
-    await metadata.close()
 
 
 async def test_a_topic_watched_while_a_request_is_out_is_asked_for_at_once():
     kafka = FakeConnections(b1=build_topic_answer())
-    metadata, _ = running_metadata(kafka)
+    metadata, _ = open_metadata(kafka)
     first = asyncio.create_task(metadata.refresh("test"))
     await wait_until(lambda: kafka.requests)
     metadata.watch("other")
     await metadata.refresh("test")
     assert kafka.requests[-1][1] == ("orders", "other")
     await first
-    await metadata.close()
 
 
 async def test_refreshes_requested_at_once_share_one_request():
     kafka = FakeConnections(b1=build_topic_answer())
-    metadata, changes = running_metadata(kafka)
+    metadata, changes = open_metadata(kafka)
     for _ in range(50):
         metadata.request_refresh("test")
     await wait_until(lambda: changes)
     assert len(kafka.requests) == 1
-    await metadata.close()
 
 
 async def test_a_refresh_requested_while_one_is_out_without_the_topic_is_sent():
     kafka = FakeConnections(b1=build_topic_answer())
-    metadata, _ = running_metadata(kafka)
+    metadata, _ = open_metadata(kafka)
     metadata.request_refresh("test")
     await wait_until(lambda: kafka.requests)
     metadata.watch("other")
@@ -190,11 +191,10 @@ async def test_a_refresh_requested_while_one_is_out_without_the_topic_is_sent():
         metadata.request_refresh("test")
     await wait_until(lambda: len(kafka.requests) == 2)
     assert kafka.requests[-1][1] == ("orders", "other")
-    await metadata.close()
 
 
 async def test_a_requested_refresh_that_fails_is_no_error_in_the_log(caplog):
-    metadata, _ = running_metadata(FakeConnections(b1=AWAY))
+    metadata, _ = open_metadata(FakeConnections(b1=AWAY))
     metadata.request_refresh("test")
     await wait_until(lambda: metadata.error is not None)
     await metadata.close()
@@ -204,19 +204,18 @@ async def test_a_requested_refresh_that_fails_is_no_error_in_the_log(caplog):
 async def test_a_silent_broker_is_hedged_by_another_and_left_alone_next_time():
     kafka = FakeConnections(b1=None, b2=build_topic_answer(leader=2))
     kafka.bootstrap_answer = build_topic_answer(leader=2)
-    metadata, _ = running_metadata(kafka, hedge_delay=0.02)
+    metadata, _ = open_metadata(kafka, hedge_delay=0.02)
     await metadata.refresh("learn of the brokers")
     async with asyncio.timeout(WAIT_TIMEOUT_S):
         await metadata.refresh("test")
         await metadata.refresh("test")
     assert kafka.list_asked_nodes() == [-1, 1, 2, 2]
-    await metadata.close()
 
 
 async def test_a_broker_that_answers_late_is_not_the_first_to_be_asked_again():
     kafka = FakeConnections(b1=None, b2=build_topic_answer())
     kafka.bootstrap_answer = build_topic_answer()
-    metadata, _ = running_metadata(kafka, hedge_delay=0.02)
+    metadata, _ = open_metadata(kafka, hedge_delay=0.02)
     await metadata.refresh("learn of the brokers")
     await metadata.refresh("test")
     kafka.thawed.set()
@@ -224,13 +223,12 @@ async def test_a_broker_that_answers_late_is_not_the_first_to_be_asked_again():
     await asyncio.sleep(0)
     await metadata.refresh("test")
     assert kafka.list_asked_nodes() == [-1, 1, 2, 2]
-    await metadata.close()
 
 
 async def test_a_broker_that_owes_an_answer_is_asked_after_one_that_failed_since():
     kafka = FakeConnections(b1=None, b2=build_topic_answer())
     kafka.bootstrap_answer = build_topic_answer()
-    metadata, _ = running_metadata(kafka, hedge_delay=0.02)
+    metadata, _ = open_metadata(kafka, hedge_delay=0.02)
     await metadata.refresh("learn of the brokers")
     await metadata.refresh("1 is silent")
     kafka.answers[2] = AWAY
@@ -238,14 +236,13 @@ async def test_a_broker_that_owes_an_answer_is_asked_after_one_that_failed_since
     kafka.answers[2] = build_topic_answer()
     await metadata.refresh("test")
     assert kafka.list_asked_nodes()[-1] == 2
-    await metadata.close()
 
 
 async def test_the_failures_of_a_broker_that_left_the_cluster_are_forgotten():
     """They were kept for ever, one for each id that a broker ever had."""
     kafka = FakeConnections(b1=AWAY, b2=build_topic_answer())
     kafka.bootstrap_answer = build_topic_answer()
-    metadata, _ = running_metadata(kafka, hedge_delay=60.0)
+    metadata, _ = open_metadata(kafka, hedge_delay=60.0)
     await metadata.refresh("learn of the brokers")
     await metadata.refresh("1 fails")
     del kafka.answers[1]
@@ -254,35 +251,32 @@ async def test_the_failures_of_a_broker_that_left_the_cluster_are_forgotten():
     await metadata.refresh("1 is listed again")
     await metadata.refresh("1 is asked first, as if it had never failed")
     assert kafka.list_asked_nodes() == [-1, 1, 2, 2, 2, 1]
-    await metadata.close()
 
 
 async def test_a_failing_broker_is_followed_by_the_next_at_once():
     kafka = FakeConnections(b1=AWAY, b2=build_topic_answer())
     kafka.bootstrap_answer = build_topic_answer()
-    metadata, _ = running_metadata(kafka, hedge_delay=60.0)
+    metadata, _ = open_metadata(kafka, hedge_delay=60.0)
     await metadata.refresh("learn of the brokers")
     await metadata.refresh("test")
     await metadata.refresh("test")
     assert kafka.list_asked_nodes() == [-1, 1, 2, 2]
-    await metadata.close()
 
 
 async def test_no_broker_at_all_is_told_and_remembered():
     kafka = FakeConnections(b1=AWAY)
-    metadata, _ = running_metadata(kafka)
+    metadata, _ = open_metadata(kafka)
     with pytest.raises(BrokerUnavailable):
         await metadata.refresh("test")
     assert (metadata.is_reachable, metadata.error) == (False, AWAY)
     kafka.answers[1] = build_topic_answer()
     await metadata.refresh("test")
     assert (metadata.is_reachable, metadata.error) == (True, None)
-    await metadata.close()
 
 
 async def test_it_goes_on_by_itself_until_kafka_is_there():
     kafka = FakeConnections(b1=AWAY)
-    metadata, changes = running_metadata(kafka, max_age=0.05)
+    metadata, changes = open_metadata(kafka, max_age=0.05)
     metadata.start()
     await wait_until(lambda: len(kafka.requests) >= 2)
     kafka.answers[1] = build_topic_answer(leader=1)
@@ -290,12 +284,11 @@ async def test_it_goes_on_by_itself_until_kafka_is_there():
     kafka.answers[1] = build_topic_answer(leader=2, epoch=1)
     await wait_until(lambda: len(changes) == 2)
     assert changes[1].leader_changes.keys() == {0}
-    await metadata.close()
 
 
 async def test_an_answer_of_a_replaced_topic_is_not_believed():
     kafka = FakeConnections(b1=build_topic_answer(epoch=9))
-    metadata, changes = running_metadata(kafka)
+    metadata, changes = open_metadata(kafka)
     await metadata.refresh("test")
     kafka.answers[1] = build_topic_answer(topic_id=OTHER)
     await metadata.refresh("test")
@@ -304,7 +297,6 @@ async def test_an_answer_of_a_replaced_topic_is_not_believed():
     topic = metadata.get_topic("orders")
     assert topic is not None and topic.topic_id == OTHER
     assert [change.is_recreated for change in changes] == [False, True]
-    await metadata.close()
 
 
 async def test_a_broker_that_lags_behind_does_not_bring_back_the_topic_before():
@@ -312,7 +304,7 @@ async def test_a_broker_that_lags_behind_does_not_bring_back_the_topic_before():
     told that the topic was created again, and the elections of the present one went unnoticed."""
     new = build_topic_answer(leader=1, topic_id=OTHER)
     kafka = FakeConnections(b1=new, b2=build_topic_answer(leader=2, epoch=7, topic_id=ID))
-    metadata, changes = running_metadata(kafka)
+    metadata, changes = open_metadata(kafka)
     await metadata.refresh("learn of the brokers")
     kafka.answers[1] = AWAY
     await metadata.refresh("2 lags behind")
@@ -321,12 +313,11 @@ async def test_a_broker_that_lags_behind_does_not_bring_back_the_topic_before():
     await metadata.refresh("both know the present topic")
     assert metadata.leader_for_partition(TopicPartition("orders", 0)) == (1, 9)
     assert not any(change.is_recreated for change in changes)
-    await metadata.close()
 
 
 async def test_a_topic_that_was_created_again_is_believed_when_two_brokers_say_so():
     kafka = FakeConnections(b1=build_topic_answer(epoch=9), b2=build_topic_answer(epoch=9))
-    metadata, changes = running_metadata(kafka)
+    metadata, changes = open_metadata(kafka)
     await metadata.refresh("learn of the brokers")
     kafka.answers[1] = build_topic_answer(topic_id=OTHER)
     await metadata.refresh("1 knows it")
@@ -337,25 +328,23 @@ async def test_a_topic_that_was_created_again_is_believed_when_two_brokers_say_s
     assert not any(change.is_recreated for change in changes)
     await metadata.refresh("2 knows it, too")
     assert [change.is_recreated for change in changes] == [False, True]
-    await metadata.close()
 
 
 async def test_a_new_topic_is_known_after_a_refresh_that_is_to_be_certain():
     """After one refresh the new id was only a claim of one broker, so a client whose token was of
     the new topic was told that the topic was created again."""
     kafka = FakeConnections(**{f"b{node}": build_topic_answer(epoch=9) for node in (1, 2, 3)})
-    metadata, _ = running_metadata(kafka)
+    metadata, _ = open_metadata(kafka)
     await metadata.refresh("learn of the brokers")
     kafka.answers = dict.fromkeys(kafka.answers, build_topic_answer(topic_id=OTHER))
     await metadata.refresh_until_certain(["orders"], "test")
     topic = metadata.get_topic("orders")
     assert topic is not None and topic.topic_id == OTHER
-    await metadata.close()
 
 
 async def test_it_is_not_certain_which_topic_it_is_while_brokers_name_different_ones():
     kafka = FakeConnections(b1=build_topic_answer(), b2=build_topic_answer())
-    metadata, changes = running_metadata(kafka)
+    metadata, changes = open_metadata(kafka)
     await metadata.refresh("learn of the brokers")
     kafka.answers[1] = build_topic_answer(topic_id=OTHER)
     refreshing = asyncio.create_task(metadata.refresh_until_certain(["orders"], "test"))
@@ -364,24 +353,22 @@ async def test_it_is_not_certain_which_topic_it_is_while_brokers_name_different_
     kafka.answers[2] = build_topic_answer(topic_id=OTHER)
     await refreshing
     assert changes[-1].is_recreated
-    await metadata.close()
 
 
 async def test_brokers_that_go_on_naming_different_topics_are_not_asked_for_ever():
     kafka = FakeConnections(b1=build_topic_answer(topic_id=OTHER), b2=build_topic_answer())
     kafka.bootstrap_answer = build_topic_answer()
-    metadata, changes = running_metadata(kafka, claim_period=0.5)
+    metadata, changes = open_metadata(kafka, claim_period=0.5)
     await metadata.refresh("learn of the brokers")
     async with asyncio.timeout(WAIT_TIMEOUT_S):
         await metadata.refresh_until_certain(["orders"], "test")
     assert len(changes) == 1 and not metadata.is_doubtful("orders")
-    await metadata.close()
 
 
 async def test_a_topic_that_was_taken_for_replaced_is_believed_when_all_go_on_naming_it():
     """A replaced id was never believed again, also if that had been a mistake."""
     kafka = FakeConnections(b1=build_topic_answer(), b2=AWAY)
-    metadata, changes = running_metadata(kafka, claim_period=0.5)
+    metadata, changes = open_metadata(kafka, claim_period=0.5)
     await metadata.refresh("learn of the brokers")
     for count, topic_id in enumerate((OTHER, ID), start=1):
         kafka.answers[1] = build_topic_answer(topic_id=topic_id)
@@ -389,7 +376,6 @@ async def test_a_topic_that_was_taken_for_replaced_is_believed_when_all_go_on_na
         assert len(changes) == count
         await refresh_until(metadata, lambda count=count: len(changes) > count)
         assert changes[-1].topic.topic_id == topic_id
-    await metadata.close()
 
 
 async def refresh_until(metadata: Metadata, condition: Callable[[], bool]) -> None:
@@ -402,7 +388,7 @@ async def test_deletion_is_told_after_a_while_where_the_other_broker_is_away():
     """It was not told for as long as the other one was away, and metadata was asked for several
     times a second meanwhile."""
     kafka = FakeConnections(b1=build_topic_answer(), b2=build_topic_answer())
-    metadata, changes = running_metadata(kafka, claim_period=0.5)
+    metadata, changes = open_metadata(kafka, claim_period=0.5)
     metadata.start()
     await wait_until(lambda: changes)
     kafka.answers, kafka.bootstrap_answer = {1: NO_SUCH, 2: AWAY}, AWAY
@@ -410,14 +396,13 @@ async def test_deletion_is_told_after_a_while_where_the_other_broker_is_away():
     began = asyncio.get_running_loop().time()
     await wait_until(lambda: changes[-1].is_deleted)
     assert asyncio.get_running_loop().time() - began >= 0.5
-    await metadata.close()
 
 
 async def test_a_leader_of_a_topic_that_was_replaced_is_not_taken_over():
     """An answer that was under way named it, of an epoch above those of the present topic: for as
     long as these are below it, their leaders were ignored."""
     kafka = FakeConnections(b1=build_topic_answer(epoch=5), b2=build_topic_answer(epoch=5))
-    metadata, changes = running_metadata(kafka)
+    metadata, changes = open_metadata(kafka)
     await metadata.refresh("learn of the brokers")
     kafka.answers[1] = kafka.answers[2] = build_topic_answer(leader=2, topic_id=OTHER)
     await refresh_until(metadata, lambda: changes[-1].is_recreated)
@@ -426,7 +411,6 @@ async def test_a_leader_of_a_topic_that_was_replaced_is_not_taken_over():
     assert metadata.leader_for_partition(tp) == (2, 0)
     metadata.update_leader(tp, 1, 1, OTHER)
     assert metadata.leader_for_partition(tp) == (1, 1)
-    await metadata.close()
 
 
 async def test_a_topic_without_an_id_that_was_created_again_gets_its_leaders_after_a_while():
@@ -436,7 +420,7 @@ async def test_a_topic_without_an_id_that_was_created_again_gets_its_leaders_aft
         b1=build_topic_answer(leader=1, epoch=9, topic_id=None),
         b2=build_topic_answer(leader=1, epoch=9, topic_id=None),
     )
-    metadata, changes = running_metadata(kafka, claim_period=0.5)
+    metadata, changes = open_metadata(kafka, claim_period=0.5)
     await metadata.refresh("learn of the brokers")
     kafka.answers[1] = kafka.answers[2] = build_topic_answer(leader=2, topic_id=None)
     began = asyncio.get_running_loop().time()
@@ -446,7 +430,6 @@ async def test_a_topic_without_an_id_that_was_created_again_gets_its_leaders_aft
     assert [(c.is_deleted, c.is_restored, c.added) for c in changes[1:]] == [
         (True, False, ()), (False, True, (0,)),
     ]  # fmt: skip
-    await metadata.close()
 
 
 async def test_brokers_that_lag_behind_an_election_do_not_bring_back_the_leader_before():
@@ -454,7 +437,7 @@ async def test_brokers_that_lag_behind_an_election_do_not_bring_back_the_leader_
     behind = build_topic_answer(leader=1, epoch=4, topic_id=None)
     ahead = build_topic_answer(leader=2, epoch=5, topic_id=None)
     kafka = FakeConnections(b1=ahead, b2=behind, b3=behind)
-    metadata, changes = running_metadata(kafka)
+    metadata, changes = open_metadata(kafka)
     await metadata.refresh("learn of the brokers")
     kafka.answers[1] = behind
     for _ in range(4):
@@ -464,12 +447,11 @@ async def test_brokers_that_lag_behind_an_election_do_not_bring_back_the_leader_
     await metadata.refresh("they have caught up")
     assert metadata.leader_for_partition(TopicPartition("orders", 0)) == (2, 5)
     assert len(changes) == 1 and not metadata.is_doubtful("orders")
-    await metadata.close()
 
 
 async def test_deletion_is_told_when_two_brokers_say_so():
     kafka = FakeConnections(b1=build_topic_answer(), b2=build_topic_answer())
-    metadata, changes = running_metadata(kafka)
+    metadata, changes = open_metadata(kafka)
     await metadata.refresh("learn of the brokers")
     kafka.answers[1] = NO_SUCH
     await metadata.refresh("test")
@@ -488,24 +470,22 @@ async def test_deletion_is_told_when_two_brokers_say_so():
         True,
         (0,),
     )
-    await metadata.close()
 
 
 async def test_a_broker_that_lost_a_topic_is_still_asked_when_it_is_the_only_one_left():
     kafka = FakeConnections(b1=build_topic_answer(), b2=build_topic_answer())
-    metadata, _ = running_metadata(kafka)
+    metadata, _ = open_metadata(kafka)
     await metadata.refresh("learn of the brokers")
     kafka.answers = {1: NO_SUCH, 2: AWAY}
     kafka.bootstrap_answer = AWAY
     for _ in range(3):
         await metadata.refresh("test")
         assert metadata.is_reachable
-    await metadata.close()
 
 
 async def test_who_waits_for_a_refresh_that_is_closed_is_told_and_not_cancelled():
     kafka = FakeConnections(b1=None)
-    metadata, _ = running_metadata(kafka)
+    metadata, _ = open_metadata(kafka)
     waiting = asyncio.create_task(metadata.refresh("test"))
     describing = asyncio.create_task(metadata.describe_topic("orders"))
     await wait_until(lambda: len(kafka.requests) == 2)
@@ -517,18 +497,17 @@ async def test_who_waits_for_a_refresh_that_is_closed_is_told_and_not_cancelled(
 
 async def test_a_topic_that_never_was_is_told_as_deleted_and_appears_later():
     kafka = FakeConnections(b1=NO_SUCH)
-    metadata, changes = running_metadata(kafka)
+    metadata, changes = open_metadata(kafka)
     await metadata.refresh("by a bootstrap server")
     await metadata.refresh("by a broker")
     assert [change.is_deleted for change in changes] == [True]
     kafka.answers[1] = build_topic_answer()
     await metadata.refresh("test")
     assert (changes[-1].is_restored, changes[-1].added) == (True, (0,))
-    await metadata.close()
 
 
 async def test_a_hint_of_a_newer_leader_is_believed_and_an_old_one_is_not():
-    metadata, changes = running_metadata(
+    metadata, changes = open_metadata(
         FakeConnections(
             b1=build_topic_answer(leader=1, epoch=4), b2=build_topic_answer(leader=1, epoch=4)
         )
@@ -542,7 +521,6 @@ async def test_a_hint_of_a_newer_leader_is_believed_and_an_old_one_is_not():
     assert changes[-1].leader_changes.keys() == {0}
     await metadata.refresh("an older answer")
     assert metadata.leader_for_partition(tp) == (2, 5)
-    await metadata.close()
 
 
 async def test_a_listener_that_fails_does_not_keep_others_from_hearing():
@@ -601,18 +579,17 @@ async def test_describing_without_kafka_is_unavailable_and_not_unknown():
 
 async def test_describing_a_watched_topic_asks_nobody():
     kafka = FakeConnections(b1=build_topic_answer())
-    metadata, _ = running_metadata(kafka)
+    metadata, _ = open_metadata(kafka)
     await metadata.refresh("test")
     assert (await metadata.describe_topic("orders")).topic_id == ID
     assert len(kafka.requests) == 1
-    await metadata.close()
 
 
 async def test_closing_ends_the_periodic_refresh_at_whatever_moment_it_comes():
     """Both it and the round it waited for were cancelled, and it took that for the round's own
     end: it went on for ever, and with it the closing."""
     for turns in range(12):
-        metadata, _ = running_metadata(FakeConnections(b1=build_topic_answer()), max_age=0.0)
+        metadata, _ = open_metadata(FakeConnections(b1=build_topic_answer()), max_age=0.0)
         metadata.start()
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -623,7 +600,7 @@ async def test_closing_ends_the_periodic_refresh_at_whatever_moment_it_comes():
 async def test_closing_leaves_no_task():
     before = asyncio.all_tasks()
     kafka = FakeConnections(b1=None)
-    metadata, _ = running_metadata(kafka, hedge_delay=0.01)
+    metadata, _ = open_metadata(kafka, hedge_delay=0.01)
     metadata.start()
     await wait_until(lambda: kafka.requests)
     await metadata.close()
@@ -652,7 +629,7 @@ async def test_a_kept_topic_is_watched_until_the_last_lets_go_and_no_watcher_is_
 async def test_a_broker_that_is_away_is_logged_once_and_when_it_is_back(caplog):
     caplog.set_level("INFO", "gateway.kafka.client.outages")
     kafka = FakeConnections(b1=build_topic_answer(), b2=build_topic_answer())
-    metadata, _ = running_metadata(kafka)
+    metadata, _ = open_metadata(kafka)
     await metadata.refresh("test")
     assert caplog.messages == ["Kafka is connected: cluster cluster, 2 brokers"]
     for _ in range(3):
@@ -664,7 +641,6 @@ async def test_a_broker_that_is_away_is_logged_once_and_when_it_is_back(caplog):
     assert lines == [
         "broker=2 cause=connection: broker 2 cannot be reached: refused", "broker=2 answers again",
     ]  # fmt: skip
-    await metadata.close()
 
 
 class RememberingConnections(FakeConnections):
@@ -697,29 +673,27 @@ async def test_a_broker_that_nothing_is_asked_of_is_logged_as_back_too(caplog):
     caplog.set_level("INFO", "gateway.kafka.client.outages")
     kafka = RememberingConnections(b1=build_topic_answer(), b2=AWAY)
     kafka.failures[2] = AWAY
-    metadata, _ = running_metadata(kafka, max_age=0.01)
+    metadata, _ = open_metadata(kafka, max_age=0.01)
     metadata.start()
     await wait_until(lambda: f"broker=2 cause=connection: {AWAY}" in caplog.messages)
     kafka.answers[2] = build_topic_answer()
     await wait_until(lambda: "broker=2 answers again after" in caplog.text)
-    await metadata.close()
 
 
 async def test_a_broker_that_owes_an_answer_is_not_asked_whether_it_is_back():
     kafka = RememberingConnections(b1=build_topic_answer(), b2=None)
     kafka.failures[2] = AWAY
-    metadata, _ = running_metadata(kafka, max_age=0.01)
+    metadata, _ = open_metadata(kafka, max_age=0.01)
     metadata.start()
     await wait_until(lambda: kafka.list_asked_nodes().count(1) > 5)
     assert kafka.list_asked_nodes().count(2) == 1
-    await metadata.close()
 
 
 async def test_brokers_of_a_cluster_that_was_away_have_no_lines_of_their_own(caplog):
     """The last failure of each broker stays until it is asked again."""
     caplog.set_level("INFO", "gateway.kafka.client.outages")
     kafka = FakeConnections(b1=build_topic_answer(), b2=build_topic_answer())
-    metadata, _ = running_metadata(kafka)
+    metadata, _ = open_metadata(kafka)
     await metadata.refresh("test")
     kafka.answers[1] = kafka.answers[2] = kafka.bootstrap_answer = AWAY
     with pytest.raises(BrokerUnavailable):
@@ -728,4 +702,3 @@ async def test_brokers_of_a_cluster_that_was_away_have_no_lines_of_their_own(cap
     await metadata.refresh("test")
     lines = [message.partition(" after ")[0] for message in caplog.messages[1:]]
     assert lines == [f"Kafka cause=connection: {AWAY}", "Kafka answers again"]
-    await metadata.close()
