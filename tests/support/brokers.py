@@ -41,7 +41,7 @@ TEST_PROPERTIES = {
 }
 # KIP-392: who says its rack is sent to the replica there; nobody else is.
 NEAREST_REPLICA_PROPERTIES = {
-    "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",
+    "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 }
 
 

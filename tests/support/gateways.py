@@ -200,11 +200,7 @@ class GatewayThread:
     """
 
     def __init__(
-        self,
-        config: Config,
-        *,
-        ready: bool = True,
-        environment: Mapping[str, str] | None = None,
+        self, config: Config, *, ready: bool = True, environment: Mapping[str, str] | None = None
     ) -> None:
         self.config = config
         self.base_url = ""

@@ -294,9 +294,7 @@ class StreamOracle:
         )
 
     def _group_by_partition(
-        self,
-        items: Iterable[ReceivedItem],
-        findings: dict[TopicPartition | None, list[Finding]],
+        self, items: Iterable[ReceivedItem], findings: dict[TopicPartition | None, list[Finding]]
     ) -> dict[TopicPartition, list[ReceivedItem]]:
         found: dict[TopicPartition, list[ReceivedItem]] = defaultdict(list)
         for item in items:

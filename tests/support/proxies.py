@@ -258,10 +258,7 @@ ALL_PROXIES: Sequence[type[Proxy]] = (Nginx, Caddy, HaProxy, Envoy)
 
 @asynccontextmanager
 async def running_proxy(
-    kind: type[Proxy],
-    folder: Path,
-    *ports: int,
-    changes: Mapping[str, str] | None = None,
+    kind: type[Proxy], folder: Path, *ports: int, changes: Mapping[str, str] | None = None
 ) -> AsyncIterator[Proxy]:
     """A proxy in front of the gateways of these ports, ended with the block.
 

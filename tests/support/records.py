@@ -23,10 +23,7 @@ class RecordToSend:
 
 
 async def produce_records(
-    bootstrap: Sequence[str],
-    topic: str,
-    records: Iterable[RecordToSend | bytes],
-    **options: Any,
+    bootstrap: Sequence[str], topic: str, records: Iterable[RecordToSend | bytes], **options: Any
 ) -> list[tuple[int, int]]:
     """Write them with acks=all; (partition, offset) of each. options: of AIOKafkaProducer."""
     async with AIOKafkaProducer(bootstrap_servers=list(bootstrap), acks="all", **options) as to:

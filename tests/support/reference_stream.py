@@ -125,9 +125,7 @@ def calm(
 
 @pytest.fixture
 def unharmed(
-    gateway: GatewayThread | GatewayProcess,
-    calm: ReferenceStream,
-    caplog: pytest.LogCaptureFixture,
+    gateway: GatewayThread | GatewayProcess, calm: ReferenceStream, caplog: pytest.LogCaptureFixture
 ) -> Iterator[None]:
     """After every case: the same gateway, in good health, quiet, and the other stream whole."""
     process = gateway if isinstance(gateway, GatewayProcess) else None

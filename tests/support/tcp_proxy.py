@@ -43,11 +43,7 @@ class TcpProxy:
     """
 
     def __init__(
-        self,
-        host: str | None = None,
-        port: int | None = None,
-        *,
-        receive_buffer: int | None = None,
+        self, host: str | None = None, port: int | None = None, *, receive_buffer: int | None = None
     ) -> None:
         self.port = 0
         self.accepted_at: list[float] = []

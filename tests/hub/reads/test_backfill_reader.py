@@ -16,12 +16,7 @@ from support.waiting import wait_until
 
 from gateway.config import Topic
 from gateway.core.client.read_answer import EntryRun
-from gateway.core.log.partition_reader import (
-    EARLIEST,
-    FetchResult,
-    PartitionReader,
-    TimestampStart,
-)
+from gateway.core.log.partition_reader import EARLIEST, FetchResult, PartitionReader, TimestampStart
 from gateway.core.log.position import PartitionPosition
 from gateway.core.log.record import Entry, Gap, GapReason, Record, TopicPartition
 from gateway.hub.reads.backfill_reader import BackfillReader
@@ -126,9 +121,7 @@ async def test_an_answer_goes_to_all_whose_place_it_covers(orders: EmbeddedKafka
     killed: some had nothing for 30 s."""
     async with running_archive(orders) as (made, fetches):
         places = [2, *range(10)]
-        answers = await asyncio.gather(
-            *(made.read(TP, PartitionPosition(at, 0)) for at in places),
-        )
+        answers = await asyncio.gather(*(made.read(TP, PartitionPosition(at, 0)) for at in places))
         assert [get_offsets(answer) for answer in answers] == [list(range(at, 10)) for at in places]
         assert [asked[TP] for asked in fetches] == [2, 0]
         assert made.read_counts == {("orders", "kafka"): 2, ("orders", "joined"): 9}

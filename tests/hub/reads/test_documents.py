@@ -72,10 +72,7 @@ async def test_where_keys_are_placed_no_other_partition_is_waited_for():
             assert found is not None and found.value == b"1"
             hub = gateway.hub
             hasty = DocumentReader(
-                hub.read_services,
-                hub.key_partitions,
-                hub.keep_open,
-                timeout_s=0.5,
+                hub.read_services, hub.key_partitions, hub.keep_open, timeout_s=0.5
             )
             with pytest.raises(BrokerUnavailable, match="try again"):
                 await hasty.get_latest("orders", b"a")

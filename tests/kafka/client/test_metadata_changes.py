@@ -3,10 +3,7 @@ from __future__ import annotations
 from uuid import UUID
 
 from gateway.core.error_code import ErrorCode
-from gateway.kafka.client.metadata_changes import (
-    LeaderChange,
-    compare_topics,
-)
+from gateway.kafka.client.metadata_changes import LeaderChange, compare_topics
 from gateway.kafka.protocol.requests import PartitionMetadata, TopicMetadata
 
 ID, OTHER = UUID(int=1), UUID(int=2)

@@ -26,10 +26,7 @@ from gateway.errors import (
 from gateway.kafka.client.cluster import Cluster, ClusterSettings
 from gateway.kafka.group.group_offsets import GroupOffsets
 from gateway.kafka.produce.pending_records import ProducerRecord
-from gateway.kafka.produce.transactional_producer import (
-    TransactionalProducer,
-    WrittenOffsets,
-)
+from gateway.kafka.produce.transactional_producer import TransactionalProducer, WrittenOffsets
 
 
 @pytest.fixture
@@ -208,11 +205,7 @@ async def start_writer(kafka: TransactionKafka) -> TransactionalProducer:
 
 @pytest.mark.parametrize(
     "second",
-    [
-        refuse_login,
-        ErrorCode.UNKNOWN_SERVER_ERROR,
-        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-    ],
+    [refuse_login, ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED],
 )
 @pytest.mark.parametrize("first", [lose_answer, ErrorCode.NOT_COORDINATOR])
 async def test_a_commit_that_may_be_done_is_not_refused_by_what_comes_next(first, second):

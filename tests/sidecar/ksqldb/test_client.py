@@ -35,10 +35,7 @@ async def test_a_push_query_is_asked_over_http2_without_tls_and_its_rows_have_na
             ]
         (asked, closing) = ksqldb.requests
         assert (asked.path, asked.http_version) == ("/query-stream", "2")
-        assert asked.body == {
-            "sql": f"{SELECT};",
-            "properties": {"auto.offset.reset": "earliest"},
-        }
+        assert asked.body == {"sql": f"{SELECT};", "properties": {"auto.offset.reset": "earliest"}}
         assert closing.path == "/close-query"
         assert ksqldb.closed_query_ids == ["query_1"]
         await wait_until(lambda: ksqldb.open_query_count == 0, "the query's end at the server")

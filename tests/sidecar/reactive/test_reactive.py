@@ -348,10 +348,7 @@ async def test_an_answer_that_names_its_records_in_part_gives_up_none_of_the_oth
         await wait_for_state(http, group, lag=0, processed=10, deadLetters=2)
         assert sorted(
             int(dead_letter.header_texts["n"]) for dead_letter in await world.read_dead_letters()
-        ) == [
-            0,
-            10,
-        ]
+        ) == [0, 10]
     assert "items of the back end's answer name their records" in caplog.text
 
 

@@ -126,7 +126,7 @@ WRONG = {
         TokenIssuer("EdDSA").issue_token(),
     ],
     "the token needs extensions that are unknown here": [
-        build_unsigned_token(alg="RS256", kid="k0", crit=["b64"], b64=True),
+        build_unsigned_token(alg="RS256", kid="k0", crit=["b64"], b64=True)
     ],
     "the token is no JWT": [
         "x",

@@ -12,11 +12,7 @@ from support.worker_buses import WorkerBuses, worker_buses
 from gateway.config import Route
 from gateway.errors import RequestError
 from gateway.web.access import Grant, Granted
-from gateway.web.admin.blocklist import (
-    Blocklist,
-    BlocklistEntry,
-    serve_blocklist,
-)
+from gateway.web.admin.blocklist import Blocklist, BlocklistEntry, serve_blocklist
 from gateway.web.routing.block_errors import AccessRevoked, RoutePaused
 from gateway.web.routing.match import Match
 from gateway.web.streams.open_streams import StreamRegistry

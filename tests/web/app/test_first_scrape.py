@@ -41,7 +41,7 @@ SIDECAR: dict[str, Any] = {
                 # A member by KIP-848 ends the process of the mock broker.
                 "groupProtocol": "classic",
             }
-        ],
+        ]
     },
     "ksqldb": {
         "url": "http://127.0.0.1:9",

@@ -69,13 +69,7 @@ def test_a_group_has_its_members_and_the_partitions_furthest_behind_first():
     assert [each["lag"] for each in found["partitions"]] == [99, 2, None]
     assert found["lag"] == 101
     assert found["members"] == [
-        {
-            "id": "id-0",
-            "instanceId": None,
-            "clientId": "shop",
-            "host": "10.0.0.1",
-            "partitions": 2,
-        }
+        {"id": "id-0", "instanceId": None, "clientId": "shop", "host": "10.0.0.1", "partitions": 2}
     ]
 
 

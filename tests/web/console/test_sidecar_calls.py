@@ -20,10 +20,7 @@ from gateway.web.app.co_hosted_app import CoHostedApp
 
 ORIGIN = "http://127.0.0.1:9901"
 PAGE = {"Origin": ORIGIN, "Gateway-Console": "1"}
-USERS = {
-    "eve": {"token": "token-of-eve"},
-    "ada": {"token": "token-of-ada", "roles": ["kafka:r"]},
-}
+USERS = {"eve": {"token": "token-of-eve"}, "ada": {"token": "token-of-ada", "roles": ["kafka:r"]}}
 GROUP = {"group": "billing", "topics": ["orders"], "backend": {"host": "http://127.0.0.1:1"}}
 SIDECAR = {"deadLetter": {}, "replay": {}, "reactive": {"groups": GROUP}}
 

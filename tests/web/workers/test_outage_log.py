@@ -97,10 +97,7 @@ async def test_a_broker_that_one_worker_reaches_last_is_no_outage_of_its_own(hos
     await host.check_lines(["Kafka cause=connection: refused"])
     first.outages.report_recovery(CLUSTER_LABEL)
     await host.check_lines(
-        [
-            "Kafka cause=connection: refused",
-            "Kafka answers again after 0.0 s of cause=connection",
-        ]
+        ["Kafka cause=connection: refused", "Kafka answers again after 0.0 s of cause=connection"]
     )
     first.outages.report_failure("broker=1", "connection", "refused", broker=1)
     await host.check_lines(
@@ -130,10 +127,7 @@ async def test_the_outage_of_a_worker_that_ended_does_not_last(host: Host):
     await host.reconnect(host.clusters[0].outages.forget_all)
     host.clusters[1].outages.report_recovery(CLUSTER_LABEL)
     await host.check_lines(
-        [
-            "Kafka cause=connection: refused",
-            "Kafka answers again after 0.0 s of cause=connection",
-        ]
+        ["Kafka cause=connection: refused", "Kafka answers again after 0.0 s of cause=connection"]
     )
 
 

@@ -38,10 +38,7 @@ def write_piece(piece: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
-PRINTERS = {
-    "aiohttp": print_with_aiohttp,
-    "requests": print_with_requests,
-}
+PRINTERS = {"aiohttp": print_with_aiohttp, "requests": print_with_requests}
 
 if __name__ == "__main__":
     library, url, accept = sys.argv[1:]
