@@ -7,9 +7,7 @@ import time
 
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import UnknownTopicOrPartitionError
-from support.records import RecordToSend, open_transaction, produce_records
-from support.requirements import skip_or_fail
+from support.records import RecordToSend, produce_records
 from support.waiting import WAIT_TIMEOUT_S, wait_until
 
 
@@ -30,57 +28,6 @@ async def read_values(bootstrap, topic, partition=0, *, count, **options):
         await reader.seek_to_beginning()
         async with asyncio.timeout(WAIT_TIMEOUT_S):
             return [(await reader.getone()).value for _ in range(count)]
-
-
-async def test_gives_back_what_was_produced(kafka, topic):
-    name = topic(partitions=3)
-    sent = await produce_records(
-        kafka.bootstrap, name, [RecordToSend(b"a", partition=1), RecordToSend(b"b", partition=1)]
-    )
-    assert sent == [(1, 0), (1, 1)]
-    assert await read_values(kafka.bootstrap, name, 1, count=2) == [b"a", b"b"]
-
-
-async def test_an_aborted_transaction_is_never_read(kafka, topic):
-    name = topic()
-    async with open_transaction(kafka.bootstrap) as first:
-        await first.write_records(name, [b"aborted"])
-        await first.abort()
-    async with open_transaction(kafka.bootstrap) as second:
-        await second.write_records(name, [b"committed"])
-        await second.commit()
-    assert await read_values(kafka.bootstrap, name, count=1) == [b"committed"]
-
-
-async def test_an_open_transaction_holds_back_what_comes_after_it(kafka, topic):
-    name = topic()
-    async with open_transaction(kafka.bootstrap) as held:
-        await held.write_records(name, [b"in it"])
-        await produce_records(kafka.bootstrap, name, [b"after it"])
-        reading = asyncio.create_task(read_values(kafka.bootstrap, name, count=2))
-        done, _ = await asyncio.wait([reading], timeout=0.5)
-        assert not done
-        await held.commit()
-    assert await reading == [b"in it", b"after it"]
-
-
-async def test_asking_for_an_unknown_topic_does_not_create_it(kafka):
-    if not kafka.has_fast_retention:
-        skip_or_fail("somebody else's Kafka may create topics by itself")
-    with pytest.raises(UnknownTopicOrPartitionError):
-        await produce_records(kafka.bootstrap, "nobody-made-it", [b"x"], request_timeout_ms=500)
-    assert not kafka.admin.topic_exists("nobody-made-it")
-
-
-async def test_deleting_records_moves_the_log_start(kafka, topic):
-    name = topic(partitions=2)
-    await produce_records(
-        kafka.bootstrap, name, [RecordToSend(b"%d" % n, partition=1) for n in range(5)]
-    )
-    kafka.admin.delete_records(name, {1: 3})
-    assert kafka.admin.get_log_start_offset(name, 1) == 3
-    assert kafka.admin.get_high_watermark(name, 1) == 5
-    assert await read_values(kafka.bootstrap, name, 1, count=2) == [b"3", b"4"]
 
 
 @pytest.mark.smoke
@@ -113,21 +60,6 @@ async def test_compaction_keeps_the_last_of_each_key(retention_kafka):
         while await read_values(retention_kafka.bootstrap, name, count=1) == [b"1"]:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
     assert await read_values(retention_kafka.bootstrap, name, count=2) == [b"2", b"3"]
-
-
-async def test_a_topic_made_again_has_another_id(kafka, topic):
-    name = topic()
-    first = kafka.admin.get_topic_id(name)
-    kafka.admin.delete_topic(name)
-    kafka.admin.create_topic(name)
-    assert kafka.admin.get_topic_id(name) != first
-
-
-async def test_topic_configs_can_be_changed(kafka, topic):
-    name = topic()
-    kafka.admin.alter_configs(name, {"max.message.bytes": "1000"})
-    with pytest.raises(Exception, match="MessageSizeTooLarge"):
-        await produce_records(kafka.bootstrap, name, [b"x" * 2000])
 
 
 class TestThreeNodes:

@@ -91,11 +91,12 @@ class Claims:
     Attributes:
         max_results: How many results are remembered at most; the latest.
         window_s: For how many seconds they are remembered.
+        by_key: The claims of each key, by their owners.
     """
 
     max_results: int
     window_s: float
-    _claims: dict[bytes, dict[str, Claim]] = field(default_factory=dict)
+    by_key: dict[bytes, dict[str, Claim]] = field(default_factory=dict)
     _results: OrderedDict[bytes, ClaimResult] = field(default_factory=OrderedDict)
     # The latest changes that were applied and not read, by key and owner; "" for results.
     _unread_changes: dict[tuple[bytes, str], UnreadChange] = field(default_factory=dict)
@@ -118,7 +119,7 @@ class Claims:
         result = self.get_result(key, now)
         if result is None and claim.expires_at > now - self.window_s - CLAIM_SLACK_S:
             # After `restart` known claims are read again; the known one is the earlier one.
-            self._claims.setdefault(key, {}).setdefault(claim.owner, claim)
+            self.by_key.setdefault(key, {}).setdefault(claim.owner, claim)
 
     def on_release(self, key: bytes, owner: str, offset: int) -> None:
         """Apply a release: the request was not done, and the claim's owner is not going to do it.
@@ -128,12 +129,12 @@ class Claims:
             owner: The owner of the claim.
             offset: Where the release is in the log; claims behind it stay.
         """
-        claims = self._claims.get(key, {})
+        claims = self.by_key.get(key, {})
         claim = claims.get(owner)
         if claim is not None and claim.offset < offset:
             del claims[owner]
         if not claims:
-            self._claims.pop(key, None)
+            self.by_key.pop(key, None)
 
     def apply_release(self, key: bytes, owner: str, tp: TopicPartition, offset: int) -> None:
         """Apply a release that this process has written, whether or not it was read yet."""
@@ -184,7 +185,7 @@ class Claims:
         """
         self._unread_changes.clear()
         self._positions.clear()
-        for claims in self._claims.values():
+        for claims in self.by_key.values():
             for owner, claim in claims.items():
                 claims[owner] = claim._replace(offset=claim.offset - OFFSET_SHIFT)
 
@@ -195,7 +196,7 @@ class Claims:
             self._unread_changes[key, owner] = UnreadChange(tp, offset)
 
     def _set_result(self, key: bytes, result: ClaimResult) -> None:
-        self._claims.pop(key, None)
+        self.by_key.pop(key, None)
         self._results[key] = result
         self._results.move_to_end(key)
         if len(self._results) > self.max_results:
@@ -211,11 +212,11 @@ class Claims:
 
     def get_claim(self, key: bytes, owner: str) -> Claim | None:
         """Return the claim of an owner, whether or not it is the first."""
-        return self._claims.get(key, {}).get(owner)
+        return self.by_key.get(key, {}).get(owner)
 
     def get_first_claim(self, key: bytes) -> Claim | None:
         """Return the claim that holds a key, None if there is none."""
-        claims = self._claims.get(key)
+        claims = self.by_key.get(key)
         return min(claims.values(), key=lambda claim: claim.offset) if claims else None
 
     def expire(self, now: float) -> None:
@@ -225,10 +226,10 @@ class Claims:
             if oldest.finished_at >= now - self.window_s:
                 break
             del self._results[key]
-        for key, claims in list(self._claims.items()):
+        for key, claims in list(self.by_key.items()):
             # An expired claim still holds its key until it is taken over, so it outlives the
             # time in which anybody could know a result of it.
             if all(
                 claim.expires_at < now - self.window_s - CLAIM_SLACK_S for claim in claims.values()
             ):
-                del self._claims[key]
+                del self.by_key[key]

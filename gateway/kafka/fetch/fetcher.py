@@ -106,7 +106,7 @@ class Fetcher:
         self._newcomer_at = float("-inf")  # when a partition last became a newcomer
         self._deliver = deliver
         self._role = role
-        self._fetch_loops: dict[int, list[BrokerFetchLoop]] = {}
+        self.fetch_loops: dict[int, list[BrokerFetchLoop]] = {}
         self._failing_brokers: set[int] = set()  # brokers that were reported as lost
         self._tasks = BackgroundTasks(log)
         self._wake = asyncio.Event()  # ends the wait of `_run_lookups`
@@ -163,7 +163,7 @@ class Fetcher:
     def wake_loops(self) -> None:
         """Let every loop look for partitions that are due."""
         self._wake.set()
-        for fetch_loops in self._fetch_loops.values():
+        for fetch_loops in self.fetch_loops.values():
             for fetch_loop in fetch_loops:
                 fetch_loop.wake.set()
 
@@ -297,15 +297,15 @@ class Fetcher:
 
     def ensure_fetch_loops(self, node: int) -> None:
         """Start the loops of a broker, unless they run."""
-        if node in self._fetch_loops:
+        if node in self.fetch_loops:
             return
         main = BrokerFetchLoop(self, node, self._role)
-        self._fetch_loops[node] = [main]
+        self.fetch_loops[node] = [main]
         # A broker without new records holds a tail's fetch back, so newcomers get a second loop.
         # Catch-up reads fetch what is there already.
         if self._role is ConnectionRole.TAIL:
-            self._fetch_loops[node].append(BrokerFetchLoop(self, node, ConnectionRole.FRESH, main))
-        for fetch_loop in self._fetch_loops[node]:
+            self.fetch_loops[node].append(BrokerFetchLoop(self, node, ConnectionRole.FRESH, main))
+        for fetch_loop in self.fetch_loops[node]:
             self._spawn(fetch_loop.run())
 
     # Metadata.

@@ -73,13 +73,13 @@ class GroupConsumer:
         self._counters = cluster.coordinators.stats
         self._on_gap = on_gap
         reset = options.offset_spec
-        self._prefetcher = PrefetchFetcher(
+        self.prefetcher = PrefetchFetcher(
             cluster,
             options,
             EARLIEST if group and reset is not None else reset,
             self._report_gap,
         )
-        self._assignment = Assignment(cluster, group, options, self._prefetcher)
+        self._assignment = Assignment(cluster, group, options, self.prefetcher)
         self._poll_lock = asyncio.Lock()
         self._raised_failures: dict[TopicPartition, KafkaError] = {}  # the last one of each
         self._closed = False
@@ -115,7 +115,7 @@ class GroupConsumer:
     @property
     def assignment(self) -> frozenset[TopicPartition]:
         """Return the partitions that it may read now."""
-        return frozenset(self._prefetcher.states)
+        return frozenset(self.prefetcher.states)
 
     @property
     def state(self) -> MemberState:
@@ -163,10 +163,10 @@ class GroupConsumer:
             while True:
                 self._raise_new_failure()
                 # Cleared before the look at the records: what comes from here on sets it again.
-                self._prefetcher.changed.clear()
+                self.prefetcher.changed.clear()
                 # A poll with a timeout of 0 asks the brokers once, too, before it is over.
                 is_over = is_requested and now() >= deadline
-                give_up_at = deadline + POLL_GRACE_S if self._prefetcher.is_busy else deadline
+                give_up_at = deadline + POLL_GRACE_S if self.prefetcher.is_busy else deadline
                 if self._has_enough(min_bytes, max_records) or (is_over and now() >= give_up_at):
                     records = self._take_records(max_records, max_bytes)
                     if not records:
@@ -175,11 +175,11 @@ class GroupConsumer:
                 next_due = give_up_at
                 if not is_over:
                     wait, is_requested = max(0.0, deadline - now()), True
-                    next_due = self._prefetcher.start_fetches(
+                    next_due = self.prefetcher.start_fetches(
                         FetchLimits(wait, min_bytes, min(max_bytes, self._options.max_fetch_bytes))
                     )
                     # Computed again, as a request may be under way only now.
-                    give_up_at = deadline + POLL_GRACE_S if self._prefetcher.is_busy else deadline
+                    give_up_at = deadline + POLL_GRACE_S if self.prefetcher.is_busy else deadline
                 await self._wait_for_change(min(next_due, give_up_at))
 
     def poll_nowait(
@@ -206,11 +206,11 @@ class GroupConsumer:
         """Wait until something happened, at most until a time of the event loop's clock."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
-                await self._prefetcher.changed.wait()
+                await self.prefetcher.changed.wait()
 
     def _has_enough(self, min_bytes: int, max_records: int) -> bool:
         """Return whether enough records were fetched to end a poll."""
-        readable = [state for state in self._prefetcher.states.values() if state.is_readable]
+        readable = [state for state in self.prefetcher.states.values() if state.is_readable]
         if sum(state.buffered_bytes for state in readable) >= max(1, min_bytes):
             return True
         return sum(len(state.records) for state in readable) >= max_records
@@ -222,7 +222,7 @@ class GroupConsumer:
         """
         states = [
             state
-            for state in self._prefetcher.states.values()
+            for state in self.prefetcher.states.values()
             if state.is_readable and state.records
         ]
         taken: list[Record] = []
@@ -237,7 +237,7 @@ class GroupConsumer:
                     taken += state.take(max_records - len(taken), max_bytes)
                 max_bytes -= bytes_before - state.buffered_bytes
         if self._options.prefetch:
-            self._prefetcher.start_fetches(FetchLimits(max_bytes=self._options.max_fetch_bytes))
+            self.prefetcher.start_fetches(FetchLimits(max_bytes=self._options.max_fetch_bytes))
         return taken
 
     def _raise_new_failure(self) -> None:
@@ -246,21 +246,21 @@ class GroupConsumer:
             raise KafkaError("the consumer is closed")
         if self._assignment.failure is not None:
             raise self._assignment.failure
-        for tp, failure in self._prefetcher.failures.items():
+        for tp, failure in self.prefetcher.failures.items():
             if self._raised_failures.get(tp) is not failure:
                 self._raised_failures[tp] = failure
                 raise failure
 
     def _raise_lasting_failure(self) -> None:
         """Raise the failure of a partition that needs a seek, for a poll that has no records."""
-        for failure in self._prefetcher.failures.values():
+        for failure in self.prefetcher.failures.values():
             if isinstance(failure, PartitionFailed):
                 raise failure
 
     @property
     def failures(self) -> Mapping[TopicPartition, KafkaError]:
         """Return why some partitions are not read now."""
-        return self._prefetcher.failures
+        return self.prefetcher.failures
 
     def _report_gap(self, tp: TopicPartition, missing: int, next_offset: int) -> None:
         """Log and count what Kafka has deleted, and inform the caller of any offset it lacks.
@@ -298,8 +298,8 @@ class GroupConsumer:
     def seek(self, tp: TopicPartition, offset: int) -> None:
         """Let the next poll return records from an offset on."""
         self._get_state(tp).seek(offset)
-        self._prefetcher.failures.pop(tp, None)
-        self._prefetcher.wake()
+        self.prefetcher.failures.pop(tp, None)
+        self.prefetcher.wake()
 
     def seek_back(self, tp: TopicPartition, offset: int) -> None:
         """Let the next poll return records again, from an offset before the position.
@@ -309,7 +309,7 @@ class GroupConsumer:
         """
         state = self._get_state(tp)
         state.seek(offset, state.epoch_before(offset))
-        self._prefetcher.wake()
+        self.prefetcher.wake()
 
     async def seek_to_beginning(self, tps: Collection[TopicPartition]) -> None:
         """Seek to the first offset of each log; returns when the positions are known."""
@@ -336,10 +336,10 @@ class GroupConsumer:
         resets = [(self._get_state(tp), spec) for tp, spec in specs.items()]
         for state, spec in resets:
             state.reset(spec)
-            self._prefetcher.failures.pop(state.tp, None)
+            self.prefetcher.failures.pop(state.tp, None)
         try:
             async with asyncio.timeout(SEEK_TIMEOUT_S):
-                await self._prefetcher.wait_for_positions([state for state, _ in resets])
+                await self.prefetcher.wait_for_positions([state for state, _ in resets])
         except TimeoutError:
             message = "the offsets to seek to are not known in time"
             raise BrokerUnavailable(message, timeout=True) from None
@@ -355,10 +355,10 @@ class GroupConsumer:
         for state in paused:
             state.is_paused = False
         if paused:
-            self._prefetcher.wake()
+            self.prefetcher.wake()
 
     def _get_state(self, tp: TopicPartition) -> PartitionState:
-        state = self._prefetcher.states.get(tp)
+        state = self.prefetcher.states.get(tp)
         if state is None:
             raise NotOwned(f"{tp} is not this consumer's (any more); see its assignment")
         return state
@@ -404,7 +404,7 @@ class GroupConsumer:
     def _collect_positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
         return {
             tp: OffsetAndMetadata(state.position, state.epoch)
-            for tp, state in self._prefetcher.states.items()
+            for tp, state in self.prefetcher.states.items()
             if state.position is not None and state.position != state.committed
         }
 
@@ -420,7 +420,7 @@ class GroupConsumer:
             return
         self._closed = True
         await self._assignment.close(leave)
-        await self._prefetcher.close()
+        await self.prefetcher.close()
 
 
 def _normalize_offsets(offsets: Offsets) -> dict[TopicPartition, OffsetAndMetadata]:

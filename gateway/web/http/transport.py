@@ -90,7 +90,7 @@ class GatewayProtocol(HttpToolsProtocol):
     CO_HOSTED_APP: CoHostedApp | None = None
     """The co-hosted app of the port, which has its own limits on bodies."""
 
-    _phase = IDLE
+    phase = IDLE
     # Bytes that came behind the buffer in which the head, or the body, began.
     _part_bytes = 0
     # Bytes since the head began, with all of the buffer in which it began: an upper bound of its
@@ -111,7 +111,7 @@ class GatewayProtocol(HttpToolsProtocol):
     # The offer in the scope of the latest request.
     _takeover_offer: TakeoverOffer | None = None
     # The deadline of the head or body; in the end, that of lingering.
-    _timer: TimerHandle | None = None
+    deadline_timer: TimerHandle | None = None
     # Bytes and seconds for the body of the latest request, if it is for the co-hosted app.
     _body_limits: tuple[float, float] | None = None
     on_handshake_done: Callable[[], None] | None = None
@@ -166,7 +166,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
         Under TLS a connection has no halves, and is closed.
         """
-        awaits_response = self._phase is IDLE and self._open_requests and not self._ignores_input
+        awaits_response = self.phase is IDLE and self._open_requests and not self._ignores_input
         if not awaits_response or self.scheme == "https":
             return False
         running = self.running_cycle
@@ -218,9 +218,7 @@ class GatewayProtocol(HttpToolsProtocol):
             return
         self._unset_keepalive_if_required()
         self._part_bytes += len(data)
-        self._received_bytes = (
-            self._received_bytes + len(data) if self._phase is HEAD else len(data)
-        )
+        self._received_bytes = self._received_bytes + len(data) if self.phase is HEAD else len(data)
         trailing_data = None
         try:
             self.parser.feed_data(data)
@@ -235,9 +233,9 @@ class GatewayProtocol(HttpToolsProtocol):
             self._handle_upgrade(trailing_data)
         # Without an open request it is checked while idle, too: line breaks may come, which begin
         # no message, and the client has to send its head in time all the same.
-        if self._phase is not IDLE or not self._open_requests:
+        if self.phase is not IDLE or not self._open_requests:
             self._check_progress()
-        elif self._timer is not None:
+        elif self.deadline_timer is not None:
             self._cancel_timer()
 
     def _handle_upgrade(self, trailing_data: bytes) -> None:
@@ -302,7 +300,7 @@ class GatewayProtocol(HttpToolsProtocol):
             return False
         # `chunked_encoding` is set when the response begins. A phase other than idle means that the
         # body of the request, or a request behind it, is not complete.
-        return self._phase is IDLE and not self.transport.is_closing()
+        return self.phase is IDLE and not self.transport.is_closing()
 
     def resume_http(
         self, transport: asyncio.Transport, pipelined: bytes | None, *, full: bool
@@ -341,12 +339,12 @@ class GatewayProtocol(HttpToolsProtocol):
         """Check an incomplete request: refuse it if it is too large, else set its deadline."""
         if self._ignores_input:
             return
-        if self._phase is HEAD and self._part_bytes > self.MAX_HEAD_BYTES:
+        if self.phase is HEAD and self._part_bytes > self.MAX_HEAD_BYTES:
             self._refuse(self._build_head_too_large())
-        elif self._phase is BODY and self._part_bytes > self._max_body_bytes + self.MAX_HEAD_BYTES:
+        elif self.phase is BODY and self._part_bytes > self._max_body_bytes + self.MAX_HEAD_BYTES:
             self._refuse(self._build_body_too_large())
-        elif self._timer is None:  # the deadline stays where the first piece has set it
-            seconds = self._body_timeout_s if self._phase is BODY else self.HEAD_TIMEOUT_S
+        elif self.deadline_timer is None:  # the deadline stays where the first piece has set it
+            seconds = self._body_timeout_s if self.phase is BODY else self.HEAD_TIMEOUT_S
             if seconds != math.inf:
                 self._start_timer(seconds)
 
@@ -356,9 +354,9 @@ class GatewayProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Begin a request. Called by the parser."""
         super().on_message_begin()
-        self._phase, self._is_websocket_upgrade = HEAD, None
+        self.phase, self._is_websocket_upgrade = HEAD, None
         self._part_bytes = 0
-        if self._timer is not None:
+        if self.deadline_timer is not None:
             self._cancel_timer()
 
     def _should_upgrade(self) -> bool:
@@ -375,9 +373,9 @@ class GatewayProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is previous_cycle:  # uvicorn creates none for a WebSocket
             return
-        self._phase = BODY
+        self.phase = BODY
         self._part_bytes = self._body_size = 0
-        if self._timer is not None:
+        if self.deadline_timer is not None:
             self._cancel_timer()
         self._open_requests += 1
         # A connection with another request behind the one that runs cannot be taken over.
@@ -401,7 +399,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """End a request. Called by the parser."""
-        self._phase = IDLE
+        self.phase = IDLE
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -474,7 +472,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._cancel_timer()
         host, port = self.client or ("-", 0)
         self.logger.info("refused %s:%d: %d %s: %s", host, port, error.status, error.title, error)
-        if self._phase is BODY:
+        if self.phase is BODY:
             self._refuse_body(error)
         elif self._open_requests:
             self._queue_refusal(error)
@@ -513,7 +511,7 @@ class GatewayProtocol(HttpToolsProtocol):
             (b"connection", b"close"),
         ]
         lines = b"".join([b"%s: %s\r\n" % header for header in headers])
-        if self._phase is not IDLE and self.parser.get_method() == b"HEAD":
+        if self.phase is not IDLE and self.parser.get_method() == b"HEAD":
             body = b""  # RFC 9110 9.3.2
         status = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n".encode()
         self.transport.write(status + lines + b"\r\n" + body)
@@ -536,7 +534,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.flow.resume_reading()
-        self._timer = self.loop.call_later(self.LINGER_S, self.transport.abort)
+        self.deadline_timer = self.loop.call_later(self.LINGER_S, self.transport.abort)
 
     def _build_head_too_large(self) -> RequestError:
         if head.head_size(self.url, []) > self.MAX_HEAD_BYTES:
@@ -554,25 +552,25 @@ class GatewayProtocol(HttpToolsProtocol):
     # Deadlines. A request that comes complete in one piece never starts a timer.
 
     def _start_timer(self, seconds: float) -> None:
-        self._timer = self.loop.call_later(seconds, self._on_timeout)
+        self.deadline_timer = self.loop.call_later(seconds, self._on_timeout)
 
     def _cancel_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self.deadline_timer is not None:
+            self.deadline_timer.cancel()
+            self.deadline_timer = None
 
     def _on_timeout(self) -> None:
-        self._timer = None
+        self.deadline_timer = None
         if self.transport.is_closing():
             return
         # While reading is paused the client cannot complete its request: that is not its fault.
         if self.flow.read_paused:
             self._start_timer(self.HEAD_TIMEOUT_S)
-        elif self._phase is IDLE:
+        elif self.phase is IDLE:
             self.transport.close()
         else:
-            part, seconds = self._phase.value, self.HEAD_TIMEOUT_S
-            if self._phase is BODY:
+            part, seconds = self.phase.value, self.HEAD_TIMEOUT_S
+            if self.phase is BODY:
                 seconds = self._body_timeout_s
             detail = f"the request's {part} was not complete after {seconds:g} s; send it again"
             self._refuse(RequestError(408, "Request timeout", detail))

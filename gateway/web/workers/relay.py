@@ -33,7 +33,7 @@ CallHandler: TypeAlias = Callable[[int, Any], Any]
 class Relay:
     """The server of the bus, which listens on a Unix socket between `start` and `close`.
 
-    Owned by the supervisor. Between calls, `_links` has one link per connected worker, and a link
+    Owned by the supervisor. Between calls, `links` has one link per connected worker, and a link
     of which no `hello` came yet is in `_unidentified_links`.
 
     Attributes:
@@ -52,7 +52,7 @@ class Relay:
         self.join_callbacks: list[Callable[[int], None]] = []
         self.leave_callbacks: list[Callable[[int], None]] = []
         self._socket_path = socket_path
-        self._links: dict[int, Link] = {}
+        self.links: dict[int, Link] = {}
         self._unidentified_links: set[Link] = set()
         self._handlers: dict[str, CallHandler] = {}
         self._server: asyncio.Server
@@ -65,7 +65,7 @@ class Relay:
     async def close(self) -> None:
         """Close all connections."""
         self._server.close()
-        for link in [*self._links.values(), *self._unidentified_links]:
+        for link in [*self.links.values(), *self._unidentified_links]:
             link.abort()
         await self._server.wait_closed()
 
@@ -82,7 +82,7 @@ class Relay:
     @property
     def workers(self) -> list[int]:
         """Return the numbers of the connected workers, sorted."""
-        return sorted(self._links)
+        return sorted(self.links)
 
     def _create_link(self) -> Link:
         link = Link(
@@ -100,9 +100,9 @@ class Relay:
         """Identify a connection by its first message, and drop an older one of that worker."""
         _, worker = message
         self._unidentified_links.discard(link)
-        if worker in self._links:
-            self._remove_worker(worker, self._links[worker])
-        self._links[worker] = link
+        if worker in self.links:
+            self._remove_worker(worker, self.links[worker])
+        self.links[worker] = link
         link.on_message = partial(self._on_message, worker, link)
         link.on_lost = partial(self._remove_worker, worker, link)
         for callback in self.join_callbacks:
@@ -112,9 +112,9 @@ class Relay:
     def _remove_worker(self, worker: int, link: Link) -> None:
         """Forget a worker's connection, unless a newer one has replaced it."""
         # A link that was replaced is lost later, when the worker has another one.
-        if self._links.get(worker) is not link:
+        if self.links.get(worker) is not link:
             return
-        del self._links[worker]
+        del self.links[worker]
         link.abort()
         for callback in self.leave_callbacks:
             callback(worker)
@@ -122,7 +122,7 @@ class Relay:
 
     def _announce_workers(self) -> None:
         """Send all workers the numbers of those that are connected."""
-        for link in list(self._links.values()):
+        for link in list(self.links.values()):
             link.send("here", self.workers)
 
     def _on_message(self, worker: int, link: Link, message: list[Any]) -> None:
@@ -138,8 +138,8 @@ class Relay:
                 self._send_to_others(worker, "ask", worker, *rest)
             case "answer":
                 recipient, *answer = rest
-                if recipient in self._links:
-                    self._links[recipient].send("answer", worker, *answer)
+                if recipient in self.links:
+                    self.links[recipient].send("answer", worker, *answer)
             case "call":
                 number, topic, data = rest
                 link.send(
@@ -147,7 +147,7 @@ class Relay:
                 )
 
     def _send_to_others(self, worker: int, *message: Any) -> None:
-        for other, link in list(self._links.items()):
+        for other, link in list(self.links.items()):
             if other != worker:
                 link.send(*message)
 

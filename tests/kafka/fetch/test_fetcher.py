@@ -333,7 +333,7 @@ async def test_one_that_came_meanwhile_is_read_on_where_the_fetch_that_waited_wa
         scene.fetcher.remove_partition(tp(0))
         waiting.answer_future.set_result({})
         await wait_until(
-            lambda: not scene.fetcher._fetch_loops[NODE][0].is_busy, "it has nothing to do"
+            lambda: not scene.fetcher.fetch_loops[NODE][0].is_busy, "it has nothing to do"
         )
         fresh.answer_future.set_result({tp(1): fetch_record(0)})
         assert (await scene.kafka.wait_for_fetch()).wants.keys() == {tp(1)}

@@ -229,7 +229,7 @@ async def test_what_is_fetched_ahead_is_bounded_and_is_not_what_a_commit_means(k
         )
         consumer.assign([tp])
         await read_values(consumer, 1, max_records=1)
-        held = consumer._prefetcher.states[tp]
+        held = consumer.prefetcher.states[tp]
         assert 0 < held.buffered_bytes < 100_000
         await consumer.commit()
         assert (await consumer.committed([tp]))[tp].offset == 1
@@ -471,7 +471,8 @@ async def test_nothing_is_left_of_a_closed_member(kafka, topic, group):
         await consumer.poll(1.0)
         await consumer.close()
         await wait_until(lambda: not {t for t in asyncio.all_tasks() - before if _is_own_task(t)})
-        assert not made.metadata._watch_counts
+        made.metadata.unwatch(name)
+        assert made.get_topic(name) is None, "somebody watches it still"
 
 
 def _is_own_task(task: asyncio.Task) -> bool:

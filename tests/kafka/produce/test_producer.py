@@ -60,16 +60,16 @@ def one(embedded: EmbeddedKafka) -> EmbeddedKafka:
 
 async def test_records_are_written_after_an_error_that_nobody_expects(one, monkeypatch):
     """The loop that sends had ended, so that every later record timed out."""
-    async with running_producer(one.bootstrap, "t") as (_, producer):
+    async with running_producer(one.bootstrap, "t") as (kafkas, producer):
         failures = [ValueError("it broke")]
-        collect_due = producer._collect_due
+        leader_for_partition = kafkas.leader_for_partition
 
-        def fail_once(now: float) -> Any:
+        def fail_once(tp: TopicPartition) -> Any:
             if failures:
                 raise failures.pop()
-            return collect_due(now)
+            return leader_for_partition(tp)
 
-        monkeypatch.setattr(producer, "_collect_due", fail_once)
+        monkeypatch.setattr(kafkas, "leader_for_partition", fail_once)
         assert await producer.send(T, None, b"a", timeout_s=LONG) == 0
         assert not failures
 

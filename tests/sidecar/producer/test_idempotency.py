@@ -356,7 +356,7 @@ async def test_a_claim_that_was_taken_over_is_not_released_by_its_former_owner(k
 
         digest = b"d" * 16
         first = asyncio.create_task(one.ledger.run_once("k", digest, refuse))
-        await wait_until(lambda: two.ledger.claims._claims or one.ledger.claims._claims)
+        await wait_until(lambda: two.ledger.claims.by_key or one.ledger.claims.by_owner)
         second = asyncio.create_task(two.ledger.run_once("k", digest, wait))
         async with asyncio.timeout(60):
             await taken.wait()
@@ -401,7 +401,7 @@ async def test_a_claim_is_not_taken_over_by_what_was_read_of_a_topic_that_is_gon
             await one.write_once(f"{number}")
         async with running_replica(kafka, name, log, timeout="2s") as gone:
             owner = asyncio.create_task(gone.ledger.run_once("k", b"d" * 16, hang))
-            claims = one.ledger.claims._claims
+            claims = one.ledger.claims.by_key
             await wait_until(lambda: claims)
             owner.cancel()
             await asyncio.gather(owner, return_exceptions=True)

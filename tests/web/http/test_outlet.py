@@ -271,7 +271,7 @@ def get_protocol(server: OutletServer, wire: RawConnection) -> GatewayProtocol:
             and each.client[1] == wire.local_port
         ]
 
-    if asyncio._get_running_loop() is None:
+    if threading.current_thread() is threading.main_thread():  # which does not serve
         wait_until(find_protocols, "it is not connected")
     return find_protocols()[0]
 
@@ -326,8 +326,8 @@ def test_what_an_application_sends_behind_an_outlet_is_not_heard(server):
 def test_deadlines_of_its_request_do_not_end_a_stream(server):
     with RawConnection(server.served.port) as wire:
         wire.send_bytes(build_request("/take/later")[:-9])
-        wait_until(lambda: get_protocol(server, wire)._phase is HEAD, "nothing has come")
-        timer = get_protocol(server, wire)._timer
+        wait_until(lambda: get_protocol(server, wire).phase is HEAD, "nothing has come")
+        timer = get_protocol(server, wire).deadline_timer
         assert timer is not None and not timer.cancelled()
         wire.send_bytes(build_request("/take/later")[-9:])
         assert wire.read_head().status == 200

@@ -291,7 +291,7 @@ async def test_a_supervisor_that_hangs_holds_up_nobody_for_long():
     async with worker_buses(2) as made:
         ledger, gates = await build_shared_limits(made, ImpatientLimits, connections=4)
         # it counts them, and does not say so
-        made.relay._links[1].send = lambda *message: None  # type: ignore[method-assign]
+        made.relay.links[1].send = lambda *message: None  # type: ignore[method-assign]
         assert len(await enter_all(gates[:1], 3)) == 2
         await made.wait_until_linked()
         await wait_until(lambda: ledger.total == 2, lambda: f"{ledger.total}: counted twice", 60)
