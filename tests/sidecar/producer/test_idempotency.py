@@ -356,7 +356,7 @@ async def test_a_claim_that_was_taken_over_is_not_released_by_its_former_owner(k
 
         digest = b"d" * 16
         first = asyncio.create_task(one.ledger.run_once("k", digest, refuse))
-        await wait_until(lambda: two.ledger.claims.by_key or one.ledger.claims.by_owner)
+        await wait_until(lambda: two.ledger.claims.by_key or one.ledger.claims.by_key)
         second = asyncio.create_task(two.ledger.run_once("k", digest, wait))
         async with asyncio.timeout(60):
             await taken.wait()
