@@ -28,7 +28,6 @@ from .work import Cell, note_failure, wait_until_quiet, warm_up
 
 BATCH_RECORDS = 50
 CATCH_UP_TIMEOUT_S = 60.0  # s; who comes back later than that is not waited for
-STALL_TIMEOUT_S = 5.0  # s without a record that was missed: no more of them will come
 BYTES_PER_MB = 1e6
 READ_SHARE = "read from Kafka, of the values' bytes"
 
@@ -56,6 +55,7 @@ class Size:
     cases: Sequence[Case] = CASES
     rate: float = 100.0
     has_proxy: bool = True
+    stall_timeout_s: float = 5.0  # without a record that was missed: no more of them will come
 
 
 async def run(kafka: Kafka, peer: Peer, size: Size) -> Cell:
@@ -83,7 +83,7 @@ async def _measure_case(cell: Cell, kafka: Kafka, peer: Peer, case: Case, size: 
         while len(outcomes) < case.repeats and all(
             len(o.completion_times) == len(clients) for o in outcomes
         ):
-            outcomes.append(await _measure_return(case, served, clients, size.rate, proxy))
+            outcomes.append(await _measure_return(case, served, clients, size, proxy))
         _add_rows(cell, case, clients, outcomes)
         for client in clients:
             client.disconnect()
@@ -121,7 +121,7 @@ async def _measure_return(
     case: Case,
     server: RunningServer,
     clients: list[ExactClient],
-    rate: float,
+    size: Size,
     proxy: KafkaProxy | None,
 ) -> Outcome:
     first, end = await _produce_missed(server, clients, case)
@@ -129,12 +129,12 @@ async def _measure_return(
         client.expect_records(first, end)
     since, read = time.monotonic(), _get_bytes_read(proxy)
     watching = asyncio.create_task(_watch_peak_memory(server.pid))
-    tasks = [watching, asyncio.create_task(_send_records(server, rate))]
+    tasks = [watching, asyncio.create_task(_send_records(server, size.rate))]
     try:
         with measure_cost(server.pid) as spent:
             connecting = asyncio.create_task(_reconnect_clients(clients, server))
             tasks.append(connecting)
-            in_time = await _wait_until_complete(clients, connecting)
+            in_time = await _wait_until_complete(clients, connecting, size.stall_timeout_s)
         read = _get_bytes_read(proxy) - read
         fetches = proxy.count_requests(ApiKey.FETCH, since=since) if proxy else 0
     finally:
@@ -214,16 +214,19 @@ def _get_bytes_read(proxy: KafkaProxy | None) -> int:
     return sum(broker.bytes_to_client for broker in proxy.brokers) if proxy else 0
 
 
-async def _wait_until_complete(clients: list[ExactClient], connecting: asyncio.Task[float]) -> bool:
+async def _wait_until_complete(
+    clients: list[ExactClient], connecting: asyncio.Task[float], stall_timeout_s: float
+) -> bool:
     """Until all are, or everybody has a stream and nothing that was missed has come for a while.
-    False if some were still getting theirs after `WITHIN`. Raises OSError if one got no stream."""
+    False if some were still getting theirs after `CATCH_UP_TIMEOUT_S`. Raises OSError if one got
+    no stream."""
     left, began = -1, time.monotonic()
     moved = began
     while not all(client.completed_at for client in clients):
         now = sum(client.missing_count for client in clients)
         if now != left:
             left, moved = now, time.monotonic()
-        elif connecting.done() and time.monotonic() - moved > STALL_TIMEOUT_S:
+        elif connecting.done() and time.monotonic() - moved > stall_timeout_s:
             connecting.result()
             return True
         if time.monotonic() - began > CATCH_UP_TIMEOUT_S:

@@ -175,11 +175,8 @@ async def test_nothing_is_lost_by_a_cut_or_a_restart(real: RealKafka, wire: Wire
 
 
 @pytest.mark.night
-async def test_what_a_server_forgets_is_counted_as_lost(
-    mock: MockKafka, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(catchup, "STALL_TIMEOUT_S", 0.3)
-    size = catchup.Size(cases=(catchup.Case("cut", 2, 30),), has_proxy=False)
+async def test_what_a_server_forgets_is_counted_as_lost(mock: MockKafka):
+    size = catchup.Size(cases=(catchup.Case("cut", 2, 30),), has_proxy=False, stall_timeout_s=0.3)
     cell = await catchup.run(mock, BY_HAND, size)
     assert get_value(cell, "lost", "cut") > 30, "of 60; on a busy machine it has the last"
 

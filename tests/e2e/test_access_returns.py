@@ -27,7 +27,6 @@ from gateway.kafka.local import BrokerSecurity, LocalKafka
 
 pytestmark = [pytest.mark.needs("kafka"), pytest.mark.night]
 
-WITHIN = 90.0
 PARTITIONS = 12
 REFUSED_SECONDS = 12.0
 """For which Kafka refuses: two attempts of a partition that is tried by itself, and more."""
@@ -91,7 +90,7 @@ async def read_all(oracle: StreamOracle, client: RawClient, rounds: int) -> None
     await oracle.produce_records("orders", PARTITIONS * 10)
     wanted = rounds * PARTITIONS * 10
     await client.wait_for_events(
-        lambda events: sum(each["event"] == "message" for each in events) >= wanted, WITHIN
+        lambda events: sum(each["event"] == "message" for each in events) >= wanted
     )
 
 
@@ -99,7 +98,7 @@ async def all_resume_together(gateway: GatewayProcess, since: int) -> None:
     def lines() -> list[int]:
         return resumed(gateway.log[since:])
 
-    await wait_until(lambda: sum(lines()) >= PARTITIONS, lambda: str(lines()), WITHIN)
+    await wait_until(lambda: sum(lines()) >= PARTITIONS, lambda: str(lines()))
     assert len(lines()) <= LINES, lines()
 
 
@@ -116,9 +115,7 @@ async def refuse_for_a_while(
         await read_all(oracle, client, 1)
         since = len(gateway.log)
         await asyncio.to_thread(refuse, kafka)
-        await wait_until(
-            lambda: f"cause={cause}" in gateway.log[since:], gateway.read_log_tail, WITHIN
-        )
+        await wait_until(lambda: f"cause={cause}" in gateway.log[since:], gateway.read_log_tail)
         await asyncio.sleep(REFUSED_SECONDS)
         since = len(gateway.log)
         await asyncio.to_thread(allow_again, kafka)

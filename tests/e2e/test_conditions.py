@@ -21,13 +21,13 @@ from support.gateways import (
 )
 from support.multiplex import MultiplexClient
 from support.topic_gateway import run_gateway_sync
+from support.waiting import WAIT_TIMEOUT_S
 from support.workers import running_workers
 
 from gateway.kafka.embedded import EmbeddedKafka
 
 kafka = embedded_kafka({"docs": 2, "plain": 1})
 
-WITHIN = 120.0
 COMPARED = 20  # conditional writes that each of two clients gets in
 BY_ID = [{"key": "${params.id}"}]
 
@@ -162,7 +162,7 @@ async def lost_updates(
         assert (await http.get(f"/items/{key}")).status_code == 200
     plain = [(way, Plain(gateway, key)) for way in ways]
     over = asyncio.Event()
-    async with asyncio.timeout(WITHIN), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(WAIT_TIMEOUT_S), asyncio.TaskGroup() as group:
         for way, writer in plain:
             group.create_task(writer.write(way, over))
         compared = await asyncio.gather(*(compare(gateway, key) for _ in range(2)))

@@ -14,8 +14,6 @@ from support.kafka_proxy import KafkaProxy
 from support.oracle import StreamOracle
 from support.tcp_proxy import TcpProxy
 
-WITHIN = 60.0
-
 
 async def test_an_open_transaction_is_named_first(
     kafka: KafkaCluster, topic: Callable[..., str], oracle: StreamOracle
@@ -26,7 +24,7 @@ async def test_an_open_transaction_is_named_first(
         running_gateway_process(config) as gateway,
         RawClient(f"{gateway.base_url}/events/{name}") as client,
     ):
-        await client.wait_for_events(1, WITHIN)
+        await client.wait_for_events(1)
         async with oracle.open_transaction() as opened:
             await opened.send_records(name, 1)
             await oracle.produce_records(name, 20)
@@ -56,7 +54,7 @@ async def test_a_quota_of_kafka_is_named_first(
             running_gateway_process(config) as gateway,
             RawClient(f"{gateway.base_url}/events/{name}") as client,
         ):
-            await client.wait_for_events(1, WITHIN)
+            await client.wait_for_events(1)
             diagnosis = await diagnose_gateway(gateway, write(), interval_s=3)
             assert get_first(diagnosis) == "kafka-throttles", describe(diagnosis)
 

@@ -19,13 +19,12 @@ from support.instances import ConsumerInstance, get_offsets
 from support.reactive import build_settings
 from support.secure_kafka import grant_access, revoke_access
 from support.sidecars import running_sidecar, wait_until_ready
-from support.waiting import wait_until
+from support.waiting import WAIT_TIMEOUT_S, wait_until
 
 from gateway.kafka.local import LocalKafka
 
 PRINCIPAL = "User:carol"
 SASL = {"sasl": {"mechanism": "plain", "username": "carol", "password": "pw"}}
-WITHIN = 60.0
 
 
 def permit(admin: KafkaAdmin, group: str) -> None:
@@ -48,7 +47,7 @@ def write(kafka: LocalKafka, topic: str, numbers: range) -> None:
 async def until_refused(http: httpx.AsyncClient, group: str, instance: ConsumerInstance) -> None:
     """Wait until both groups are refused, and see that everybody who asks is told."""
     state: Mapping[str, Any] = {}
-    async with asyncio.timeout(WITHIN):
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
         while state.get("state") != "FAILED":  # with its failure at once
             state = (await http.get(f"/reactive/{group}")).json()
             await asyncio.sleep(0.05)
@@ -87,9 +86,7 @@ async def test_a_group_whose_right_is_taken_away_and_given_back_goes_on(
             instance = await ConsumerInstance.create_instance(http, active)
             await instance.subscribe(topic)
             write(kafka, topic, range(3))
-            await wait_until(
-                lambda: len(backend.processed_records) >= 3, "the first records", WITHIN
-            )
+            await wait_until(lambda: len(backend.processed_records) >= 3, "the first records")
             assert get_offsets(await instance.poll_until(3)) == [0, 1, 2]
             await wait_until_ready(http)
 
@@ -102,15 +99,15 @@ async def test_a_group_whose_right_is_taken_away_and_given_back_goes_on(
 
             await wait_until_ready(http)
             await wait_until(
-                lambda: set(get_offsets(backend.processed_records)) == set(range(6)), "all", WITHIN
+                lambda: set(get_offsets(backend.processed_records)) == set(range(6)), "all"
             )
             seen: set[int] = set()
-            async with asyncio.timeout(WITHIN):
+            async with asyncio.timeout(WAIT_TIMEOUT_S):
                 while not seen >= {3, 4, 5}:
                     answer = await instance.send_request("GET", "/records", timeout=1000)
                     if answer.status_code == 200:
                         seen |= set(get_offsets(answer.json()))
-            async with asyncio.timeout(WITHIN):
+            async with asyncio.timeout(WAIT_TIMEOUT_S):
                 while (await http.get(f"/reactive/{groups[0]}")).json()["failure"]:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
             await instance.delete_instance()

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 from gateway.cli import app
 
-WITHIN = 900.0  # s; Spark gives a Python worker 10 s, and a job waits up to 60 s to try again
+# A Python worker of Spark takes up to 10 s to start, and a job waits up to 60 s to try again.
+DEMO_TIMEOUT_S = 900.0
 
 
 @asynccontextmanager
@@ -25,7 +26,7 @@ async def shop(place: Path, *options: str) -> AsyncIterator[DemoProcess]:
     command = ("pipeline", "demo")
     environ = {**os.environ, "TMPDIR": str(place)}
     async with running_demo(
-        0, *options, command=command, environment=environ, timeout_s=WITHIN
+        0, *options, command=command, environment=environ, timeout_s=DEMO_TIMEOUT_S
     ) as running:
         try:
             yield running
@@ -40,7 +41,7 @@ async def shop(place: Path, *options: str) -> AsyncIterator[DemoProcess]:
 
 
 @pytest.mark.needs("java17", "chromium")
-@pytest.mark.timeout(3 * WITHIN)
+@pytest.mark.timeout(3 * DEMO_TIMEOUT_S)
 async def test_the_shop_comes_to_the_page_and_leaves_nothing_behind(tmp_path: Path):
     async with (
         shop(tmp_path, "--clicks", "20", "--orders", "10") as running,
@@ -48,16 +49,16 @@ async def test_the_shop_comes_to_the_page_and_leaves_nothing_behind(tmp_path: Pa
     ):
         await tab.open_url(running.url)
         await tab.wait_for_script(
-            "return document.querySelectorAll('#parts li').length >= 4", WITHIN
+            "return document.querySelectorAll('#parts li').length >= 4", DEMO_TIMEOUT_S
         )
         for job in ("known", "visits", "settled"):
             shown = f"return Number(document.querySelector('[data-job={job}]').dataset.count) > 5"
-            await tab.wait_for_script(shown, WITHIN)
+            await tab.wait_for_script(shown, DEMO_TIMEOUT_S)
         await tab.wait_for_script(
-            "return Number(document.getElementById('unpaid').textContent) > 2", WITHIN
+            "return Number(document.getElementById('unpaid').textContent) > 2", DEMO_TIMEOUT_S
         )
         await tab.wait_for_script(
-            "return document.querySelectorAll('#jobs tr').length >= 3", WITHIN
+            "return document.querySelectorAll('#jobs tr').length >= 3", DEMO_TIMEOUT_S
         )
         assert "country" not in await tab.get_text("#known tr td:nth-child(3)")
         assert await tab.run_script("return document.querySelector('[data-state=failed]')") is None

@@ -20,7 +20,6 @@ from gateway.kafka.embedded import EmbeddedKafka
 
 STREAM_COUNT = 100
 RECORD_COUNT = 20
-WITHIN = 180.0  # s; a browser with a hundred streams is slow on a busy machine
 # More than Chromium takes of all streams of a connection, and of one stream, before a page reads.
 LARGE_PARTITIONS, LARGE_RECORDS, LARGE_BYTES = 8, 160, 100_000
 CONNECTION_WINDOW_BYTES, STREAM_WINDOW_BYTES = 15 << 20, 6 << 20
@@ -66,16 +65,15 @@ class SharedConnection(NamedTuple):
         """Open EventSources, and then bodies that nobody reads: those can fill the window."""
         read_count = STREAM_COUNT - unread_count
         await self.tab.run_script(OPEN_STREAMS, read_count)
-        await self.tab.wait_for_script(f"return live === {read_count}", WITHIN)
+        await self.tab.wait_for_script(f"return live === {read_count}")
         await self.tab.run_script(OPEN_UNREAD_STREAMS, unread_count)
-        await self.tab.wait_for_script(f"return unread.length === {unread_count}", WITHIN)
+        await self.tab.wait_for_script(f"return unread.length === {unread_count}")
 
     async def wait_for_bytes(self, count: int) -> None:
         """Until so many have gone to the browser."""
         await wait_until(
             lambda: self.network.bytes_to_client >= count,
             lambda: f"{self.network.bytes_to_client} of {count} bytes",
-            WITHIN,
         )
 
     async def produce_orders(self) -> None:
@@ -84,13 +82,11 @@ class SharedConnection(NamedTuple):
 
     async def wait_for_orders_of_socket(self) -> None:
         """Until the WebSocket has all."""
-        await self.tab.wait_for_script(f"return socketCount === {RECORD_COUNT}", WITHIN)
+        await self.tab.wait_for_script(f"return socketCount === {RECORD_COUNT}")
 
     async def wait_for_orders(self) -> None:
         """Until every EventSource has each of them once."""
-        await self.tab.wait_for_script(
-            f"return counts.every((count) => count === {RECORD_COUNT})", WITHIN
-        )
+        await self.tab.wait_for_script(f"return counts.every((count) => count === {RECORD_COUNT})")
 
 
 @asynccontextmanager

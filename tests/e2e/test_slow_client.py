@@ -25,7 +25,7 @@ from support.clients.wires import WireName, client_for_wire
 from support.gateways import GatewayProcess, build_config, running_gateway_process
 from support.oracle import Position, StreamOracle
 from support.received import GapEvent, parse_gaps
-from support.waiting import wait_until
+from support.waiting import WAIT_TIMEOUT_S, wait_until
 
 from gateway.core.log.record import TopicPartition
 
@@ -35,7 +35,6 @@ OTHERS = 19
 RATE = 100  # records/s
 SIZE = 12_000  # bytes; 14 MB in a stall
 PARTITIONS = 12
-WITHIN = 60.0  # s
 IMPATIENT = """
 from gateway.web.http import edge
 edge.USER_TIMEOUT_S = 3.0
@@ -121,7 +120,7 @@ async def whole(
     """It has so many records, the right ones."""
     with contextlib.suppress(TimeoutError):  # the oracle says better what is missing
         await client.wait_for_events(
-            lambda e: sum(each["event"] == "message" for each in e) >= count, WITHIN
+            lambda e: sum(each["event"] == "message" for each in e) >= count
         )
     oracle.check_events(client.events, start=start)
 
@@ -132,7 +131,7 @@ async def readers(url: str, count: int) -> AsyncIterator[list[Reader]]:
     try:
         for _ in range(count):
             started.append(await Reader.start(url))
-        await wait_until(lambda: all(reader.begun for reader in started), "all streams", WITHIN)
+        await wait_until(lambda: all(reader.begun for reader in started), "all streams")
         yield started
     finally:
         for reader in started:
@@ -170,16 +169,14 @@ async def test_clients_that_stop_reading_for_a_while_harm_nobody_and_lose_nothin
         }
         for client in slow.values():
             await stack.enter_async_context(client)
-            await client.wait_for_events(1, WITHIN)
+            await client.wait_for_events(1)
         memory: list[int] = []
         watching = asyncio.create_task(watch_memory(gateway, memory))
         stack.callback(watching.cancel)
 
         async def wait_for_others() -> None:
             count = len(oracle.list_acked())
-            await wait_until(
-                lambda: all(len(r.latencies) == count for r in others), "the others", WITHIN
-            )
+            await wait_until(lambda: all(len(r.latencies) == count for r in others), "the others")
 
         calm, calm_cpu = time.monotonic(), gateway.cpu_seconds
         await flow(oracle, name, CALM)
@@ -251,22 +248,20 @@ async def test_a_client_that_never_reads_is_cut_at_last_and_the_others_go_on(
         before = gateway.connection_count
         never = client_for_wire(wire, FastReconnectClient)(url, receive_buffer=16_384)
         await stack.enter_async_context(never)
-        await never.wait_for_events(1, WITHIN)
+        await never.wait_for_events(1)
         never.stop_reading()
         assert gateway.connection_count == before + 1
         began = time.monotonic()
         for _ in range(10):
             await oracle.produce_records(name, 80, key=unique, fields={"pad": "x" * SIZE})
-        while gateway.connection_count > before and time.monotonic() < began + WITHIN:
+        while gateway.connection_count > before and time.monotonic() < began + WAIT_TIMEOUT_S:
             await flow(oracle, name, 0.2)
         taken = time.monotonic() - began
         print(f"cut after {taken:.1f} s")
         assert gateway.connection_count == before
         assert taken > 2.0
         count = len(oracle.list_acked())
-        await wait_until(
-            lambda: all(len(r.latencies) == count for r in others), "the others", WITHIN
-        )
+        await wait_until(lambda: all(len(r.latencies) == count for r in others), "the others")
         assert not any(reader.lost for reader in others)
         never.resume_reading()
         start = {TopicPartition(name, p): 0 for p in range(PARTITIONS)}

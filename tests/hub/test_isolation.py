@@ -29,6 +29,7 @@ from support.gateways import build_config
 from support.isolated_client import READERS_BY_WIRE, IsolatedClient
 from support.isolation import IDENTITY_TEMPLATE, IsolationError, ViewRequest, WrittenRecord
 from support.topic_reads import open_cluster
+from support.waiting import WAIT_TIMEOUT_S
 
 from gateway.config import Rate, Settings
 from gateway.core.channel.filters import Filter, Filters
@@ -43,7 +44,6 @@ EXAMPLES = 12
 SEED = 1  # of those that always run
 SECONDS = float(os.environ.get("GATEWAY_ISOLATION_SECONDS", "0"))
 PARTITIONS = 2
-WITHIN = 30.0  # s
 BIG = 48 * 1024  # characters
 BURST = 14  # records of these are more than a ring holds
 MAX_WRITTEN = 4 << 20  # bytes of a partition; the mock of Kafka forgets what is beyond 5 MB
@@ -269,7 +269,7 @@ class IsolationWorld:
             await self._wait_until_complete()
 
     async def _wait_until_complete(self) -> None:
-        deadline = time.monotonic() + WITHIN
+        deadline = time.monotonic() + WAIT_TIMEOUT_S
         while True:
             for client in self.clients:
                 client.grant_credit()
@@ -315,7 +315,7 @@ async def play_scenario(
     others: Sequence[ViewRequest],
     steps: Sequence[tuple[str, int, int]],
 ) -> None:
-    async with asyncio.timeout(4 * WITHIN), running_world(kafka, cache) as world:
+    async with asyncio.timeout(2 * WAIT_TIMEOUT_S), running_world(kafka, cache) as world:
         await world.write_records(8)
         for ask in others:
             world.resolve_request(ask)

@@ -105,7 +105,7 @@ class ModelClient:
         it.reattach(*self.detached_state)
         self.detached_state = None
         if self.replica.metadata.topic_id != self._topic_id:
-            self.replica._drop_unverified(it)
+            self.replica.drop_unverified(it)
 
     def grant_credit(self, records: int) -> None:
         self.subscription.grant_credit(records)
@@ -117,7 +117,7 @@ class ModelClient:
         data, self.wire = self.wire[:size], self.wire[size:]
         events = self.parser.feed(data)
         self.last_event_id = (
-            self.parser._pending_id if self.takes_ids_early else self.parser.last_event_id
+            self.parser.pending_id if self.takes_ids_early else self.parser.last_event_id
         )
         return events
 

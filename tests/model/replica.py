@@ -170,7 +170,7 @@ class Replica:
             self.metadata = answer
             self.tail.set_topic_id(TOPIC, answer.topic_id)
             for sub in self._list_followers():
-                self._drop_unverified(sub)
+                self.drop_unverified(sub)
         else:
             before = self.metadata.partitions
             merged = tuple(
@@ -194,7 +194,7 @@ class Replica:
         every = [each for channel in self.channels for each in channel.followers]
         return [each for each in every if isinstance(each, Subscription)]
 
-    def _drop_unverified(self, sub: Subscription) -> None:
+    def drop_unverified(self, sub: Subscription) -> None:
         """What it has not held against the log yet is of the topic that is no more."""
         for work in (self.private_jobs, self.verifications):
             for key in [key for key in work if key[0] is sub]:

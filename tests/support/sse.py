@@ -42,7 +42,7 @@ class SseParser:
     last_event_id: str = ""
     retry_ms: int | None = None
     comment_count: int = 0
-    _pending_id: str = field(init=False)
+    pending_id: str = field(init=False)
     _pending_type: str = ""
     _pending_data: list[bytes] = field(default_factory=list)
     _buffer: bytes = b""
@@ -50,7 +50,7 @@ class SseParser:
     _after_cr: bool = False
 
     def __post_init__(self) -> None:
-        self._pending_id = self.last_event_id
+        self.pending_id = self.last_event_id
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
         return [event for line in self._split_lines(chunk) if (event := self._parse_line(line))]
@@ -83,13 +83,13 @@ class SseParser:
             case b"data":
                 self._pending_data.append(value)
             case b"id" if b"\0" not in value:
-                self._pending_id = value.decode(errors="replace")
+                self.pending_id = value.decode(errors="replace")
             case b"retry" if value and not value.strip(b"0123456789"):
                 self.retry_ms = int(value)
         return None
 
     def _dispatch_event(self) -> SseEvent | None:
-        self.last_event_id = self._pending_id
+        self.last_event_id = self.pending_id
         data, type_ = self._pending_data, self._pending_type
         self._pending_data, self._pending_type = [], ""
         if not data:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Self
 
-WAIT_TIMEOUT_S = 60.0  # s; far above what anything takes here; with Spark beside it, node took 20
+WAIT_TIMEOUT_S = 180.0  # far above what anything takes; with Spark beside it, node took 20 s
 BLOCK_TIMEOUT_S = 600.0  # s; a Spark job starts in 6 to 60 s, and has batches before it ends
 
 

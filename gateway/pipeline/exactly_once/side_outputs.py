@@ -119,7 +119,7 @@ class SideOutputs:
         self._settings = settings
         self._inputs = inputs
         self._query_id = query_id
-        self._side_outputs = {
+        self.side_outputs = {
             name: SideOutput(
                 spark,
                 query_id,
@@ -161,7 +161,7 @@ class SideOutputs:
         """
         with self._lock:
             batch = self._checkpoint.read_batch(epoch)
-            if self._side_outputs:
+            if self.side_outputs:
                 self._scan_when_due(epoch)
             self._current_batch = batch
             self._report_recreated()
@@ -172,7 +172,7 @@ class SideOutputs:
 
         A failure is logged. The batches are then scanned by a later call or before the next batch.
         """
-        if not self._side_outputs or self._clock() - self._scanned_at < SCAN_INTERVAL_S:
+        if not self.side_outputs or self._clock() - self._scanned_at < SCAN_INTERVAL_S:
             return
         with self._lock:
             if not self._has_left_records():
@@ -207,7 +207,7 @@ class SideOutputs:
     def _scan_rest(self) -> None:
         """Scan all batches that are written and were not scanned."""
         committed = self._checkpoint.read_last_committed()
-        if committed is None or not self._side_outputs:
+        if committed is None or not self.side_outputs:
             self._has_scanned_earlier = True
             return
         # None, so that a later batch of this run would look for unscanned batches again.
@@ -248,7 +248,7 @@ class SideOutputs:
         If the ledger does not say how far that was, as when a checkpoint was restored, only the
         last batch is returned.
         """
-        position = self._ledger.read_values([self._ledger_key]).get(self._ledger_key)
+        position = self.ledger.read_values([self._ledger_key]).get(self._ledger_key)
         scanned = int(position["to"]) if position is not None else max(-1, epoch - 2)
         unscanned: list[WrittenBatch] = []
         for number in range(epoch - 1, scanned, -1):
@@ -270,7 +270,7 @@ class SideOutputs:
             epoch: The last of these batches, or the last batch before this process.
             is_repeated: Whether an earlier process may have written some of the records.
         """
-        for name, side_output in self._side_outputs.items():
+        for name, side_output in self.side_outputs.items():
             if side_output.input.on_invalid == "dead-letter":
                 batches = self._select_batches(name, "dlq", name, is_repeated=is_repeated)
                 self._log_sent(name, "dlq", batches, side_output.write_invalid(batches))
@@ -296,7 +296,7 @@ class SideOutputs:
         pending = self._pending_batches
         if is_repeated and pending:
             last = pending[-1].batch.number
-            last_written = self._side_outputs[input_name].read_last_batch(kind, last)
+            last_written = self.side_outputs[input_name].read_last_batch(kind, last)
             pending = [written for written in pending if written.batch.number > last_written]
         indexes = [
             i
@@ -322,7 +322,7 @@ class SideOutputs:
         A failure has no other effect than that the next start scans these batches again: each
         `SideOutput` has its own record of what was written.
         """
-        ledger, timeout = self._ledger, self._output.transaction_timeout
+        ledger, timeout = self.ledger, self._output.transaction_timeout
         try:
             if self._ledger_producer is None:
                 transactional_id = f"{self._query_id}-beside"
@@ -341,7 +341,7 @@ class SideOutputs:
         return f"{self._query_id}|beside"
 
     @cached_property
-    def _ledger(self) -> Ledger:
+    def ledger(self) -> Ledger:
         output = self._output
         client_config = build_client_config(self._output_cluster)
         return open_ledger(output.topic, output.writers, output.transaction_timeout, client_config)
@@ -384,7 +384,7 @@ class SideOutputs:
                 self._query_id,
                 input_name,
                 gap_topic,
-                self._ledger,
+                self.ledger,
                 input_config=build_client_config(cluster),
                 timeout_s=self._output.transaction_timeout,
                 ensure_topic=lambda: topics.ensure_topic(

@@ -74,8 +74,8 @@ class Process:
             get_counts=lambda epoch: {"late": (counts or {}).get(epoch, 0)},
             clock=lambda: self.now,
         )
-        self.beside.__dict__["_ledger"] = told
-        self.beside._side_outputs = {"from": told}  # type: ignore[dict-item]
+        self.beside.__dict__["ledger"] = told
+        self.beside.side_outputs = {"from": told}  # type: ignore[dict-item]
 
     def batches(self, numbers: Sequence[int], seconds: float = 1.0) -> None:
         for number in numbers:
@@ -87,7 +87,7 @@ class Process:
 @pytest.fixture(autouse=True)
 def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     def told(self: SideOutputs, epoch: int) -> None:
-        self._ledger.entry = {"to": epoch}  # type: ignore[attr-defined]
+        self.ledger.entry = {"to": epoch}  # type: ignore[attr-defined]
 
     monkeypatch.setattr(module.SideOutputs, "_store_scan_position", told)
 

@@ -139,7 +139,8 @@ def test_rows_of_several_batches_are_held_against_what_their_own_was(spark: Any)
     )
     batches = [BatchOffsets(7, start, between, 1000), BatchOffsets(8, between, end, 2000)]
     found = add_watermarks(rows, "orders", batches).collect()
-    assert sorted((row._partition, row._offset, row._held.timestamp()) for row in found) == [
+    columns = [(row["_partition"], row["_offset"], row["_held"].timestamp()) for row in found]
+    assert sorted(columns) == [
         (0, 1, 1.0),
         (0, 2, 1.0),
         (0, 3, 2.0),

@@ -387,16 +387,13 @@ def count_streams() -> int:
     )
 
 
-async def test_a_line_that_is_too_long_ends_it_when_those_before_are_written(
-    monkeypatch, kafka, name
-):
-    monkeypatch.setattr("gateway.sidecar.producer.ndjson.LINGER_S", 0.1)
+async def test_a_line_that_is_too_long_ends_it_when_those_before_are_written(kafka, name):
     async with running_sidecar(kafka.bootstrap, producer={"maxBytes": "1000B"}) as http:
         await wait_until_ready(http)
         good = b'{"partition":0,"value":"v"}\n'
         for first, long in ((0, b"x" * 1001), (2, b"x" * 1001 + b"\n" + good)):
             async with open_ndjson_request(http, name) as (reader, writer):
-                writer.write(build_chunk(good * 2 + long))
+                writer.write(build_chunk(good * 2 + long) + build_chunk(b""))
                 for offset in (first, first + 1):
                     assert json.loads(await read_json_line(reader))["offset"] == offset
                 result = json.loads(await read_json_line(reader))
@@ -408,13 +405,13 @@ async def test_a_line_that_is_too_long_ends_it_when_those_before_are_written(
 
 async def test_a_request_that_is_silent_too_long_ends_with_an_error(monkeypatch, http, name):
     monkeypatch.setattr("gateway.sidecar.producer.ndjson.IDLE_TIMEOUT_S", 0.5)
-    monkeypatch.setattr("gateway.sidecar.producer.ndjson.LINGER_S", 0.1)
     async with open_ndjson_request(http, name) as (reader, writer):
         writer.write(build_chunk(b'{"partition":0}\n{"parti'))
         assert json.loads(await read_json_line(reader))["offset"] == 0
         result = json.loads(await read_json_line(reader))
         assert result["errorCode"] == 408
         assert result["error"].startswith("nothing came for 0.5 s")
+        writer.write(build_chunk(b""))
         assert b"0\r\n\r\n" in await reader.read()
 
 

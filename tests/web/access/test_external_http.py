@@ -14,11 +14,9 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 from support.app_server import running_app
 from support.certificates import CertificateAuthority
 from support.tcp_proxy import TcpProxy
-from support.waiting import wait_until
+from support.waiting import WAIT_TIMEOUT_S, wait_until
 
 from gateway.web.access.external_http import ExternalHttp, ExternalHttpError, parse_json
-
-WITHIN = 30.0
 
 
 class FakeSite:
@@ -71,14 +69,16 @@ async def elsewhere() -> AsyncIterator[ExternalHttp]:
     [("/plain?a=b", 200, b"yes"), ("/denied", 403, b"no"), ("/elsewhere", 307, b"")],
 )
 async def test_an_answer_is_what_it_is(elsewhere, url, path, status, body):
-    response = await elsewhere.get(url + path, timeout_s=WITHIN)
+    response = await elsewhere.get(url + path, timeout_s=WAIT_TIMEOUT_S)
     assert (response.status, response.body) == (status, body)
     assert ("'/plain'" in response.describe_status()) is (path == "/elsewhere")
 
 
 async def test_what_is_sent_is_what_was_given_and_no_cookie_of_another_answer(elsewhere, url, site):
-    await elsewhere.get(f"{url}/cookie", timeout_s=WITHIN)
-    await elsewhere.get(f"{url}/plain?t=1", [(b"cookie", b"a=b"), (b"x-a", b"c")], timeout_s=WITHIN)
+    await elsewhere.get(f"{url}/cookie", timeout_s=WAIT_TIMEOUT_S)
+    await elsewhere.get(
+        f"{url}/plain?t=1", [(b"cookie", b"a=b"), (b"x-a", b"c")], timeout_s=WAIT_TIMEOUT_S
+    )
     request = site.requests[-1]
     assert request.url.query == "t=1"
     expected = {"accept", "accept-encoding", "cookie", "host", "x-a"}
@@ -89,17 +89,17 @@ async def test_what_is_sent_is_what_was_given_and_no_cookie_of_another_answer(el
 async def test_nothing_of_a_question_is_logged(elsewhere, url, caplog):
     caplog.set_level(logging.DEBUG)
     secret = [(b"authorization", b"Bearer hunter2")]
-    await elsewhere.get(f"{url}/plain?ticket=hunter3", secret, timeout_s=WITHIN)
+    await elsewhere.get(f"{url}/plain?ticket=hunter3", secret, timeout_s=WAIT_TIMEOUT_S)
     with pytest.raises(ExternalHttpError) as away:
-        await elsewhere.get("http://127.0.0.1:1/?ticket=hunter3", secret, timeout_s=WITHIN)
+        await elsewhere.get("http://127.0.0.1:1/?ticket=hunter3", secret, timeout_s=WAIT_TIMEOUT_S)
     said = "".join(each.getMessage() for each in caplog.records) + str(away.value)
     assert "hunter" not in said
 
 
 async def test_an_answer_without_an_end_is_none(elsewhere: ExternalHttp, url: str):
     with pytest.raises(ExternalHttpError, match="longer than 1000 bytes"):
-        await elsewhere.get(f"{url}/huge", timeout_s=WITHIN, max_body_bytes=1000)
-    assert (await elsewhere.get(f"{url}/plain", timeout_s=WITHIN)).status == 200
+        await elsewhere.get(f"{url}/huge", timeout_s=WAIT_TIMEOUT_S, max_body_bytes=1000)
+    assert (await elsewhere.get(f"{url}/plain", timeout_s=WAIT_TIMEOUT_S)).status == 200
 
 
 async def test_who_does_not_answer_is_waited_for_so_long(elsewhere, url, site):
@@ -107,7 +107,7 @@ async def test_who_does_not_answer_is_waited_for_so_long(elsewhere, url, site):
     with pytest.raises(ExternalHttpError, match=r"no answer within 0\.1 s"):
         await elsewhere.get(f"{url}/plain", timeout_s=0.1)
     site.may_answer.set()
-    assert (await elsewhere.get(f"{url}/plain", timeout_s=WITHIN)).status == 200
+    assert (await elsewhere.get(f"{url}/plain", timeout_s=WAIT_TIMEOUT_S)).status == 200
 
 
 @pytest.mark.parametrize("fault", ["refuse", "hang_up", "hide"])
@@ -115,19 +115,21 @@ async def test_who_is_away_is_away_and_may_come_back(elsewhere: ExternalHttp, ur
     parts = urlsplit(url)
     async with TcpProxy(parts.hostname, parts.port) as proxy:
         there = f"http://{proxy.address}/plain"
-        assert (await elsewhere.get(there, timeout_s=WITHIN)).status == 200
+        assert (await elsewhere.get(there, timeout_s=WAIT_TIMEOUT_S)).status == 200
         await getattr(proxy, fault)()
         with pytest.raises(ExternalHttpError):
-            await elsewhere.get(there, timeout_s=0.2 if fault == "hide" else WITHIN)
+            await elsewhere.get(there, timeout_s=0.2 if fault == "hide" else WAIT_TIMEOUT_S)
         await proxy.restore()
-        assert (await elsewhere.get(there, timeout_s=WITHIN)).status == 200
+        assert (await elsewhere.get(there, timeout_s=WAIT_TIMEOUT_S)).status == 200
 
 
 async def test_a_connection_that_was_kept_and_closed_is_not_missed(elsewhere, url):
     parts = urlsplit(url)
     async with TcpProxy(parts.hostname, parts.port) as proxy:
         for _ in range(5):
-            assert (await elsewhere.get(f"http://{proxy.address}/", timeout_s=WITHIN)).status == 200
+            assert (
+                await elsewhere.get(f"http://{proxy.address}/", timeout_s=WAIT_TIMEOUT_S)
+            ).status == 200
             proxy.cut()
 
 
@@ -151,7 +153,7 @@ async def test_a_connection_that_was_kept_and_closed_is_not_missed(elsewhere, ur
 async def test_nobody_there_is_away(elsewhere: ExternalHttp, url: str, cause: str):
     """Only the name of an exception was told: `it cannot be reached (ConnectError)`."""
     with pytest.raises(ExternalHttpError) as away:
-        await elsewhere.get(url, timeout_s=WITHIN)
+        await elsewhere.get(url, timeout_s=WAIT_TIMEOUT_S)
     assert cause in str(away.value)
 
 
@@ -169,7 +171,7 @@ async def test_a_server_that_does_not_fit_in_tls_is_told(elsewhere: ExternalHttp
     async def explain(scheme: str, server: asyncio.Server) -> str:
         with pytest.raises(ExternalHttpError) as away:
             port = server.sockets[0].getsockname()[1]
-            await elsewhere.get(f"{scheme}://127.0.0.1:{port}/", timeout_s=WITHIN)
+            await elsewhere.get(f"{scheme}://127.0.0.1:{port}/", timeout_s=WAIT_TIMEOUT_S)
         assert "_ssl.c" not in str(away.value)
         return str(away.value)
 
@@ -202,7 +204,7 @@ def test_a_body_that_is_no_json_is_described(body: bytes, reason: str):
 async def test_its_end_ends_who_still_waits(url: str, site: FakeSite):
     elsewhere = ExternalHttp()
     site.may_answer.clear()
-    waiting = asyncio.create_task(elsewhere.get(f"{url}/plain", timeout_s=WITHIN))
+    waiting = asyncio.create_task(elsewhere.get(f"{url}/plain", timeout_s=WAIT_TIMEOUT_S))
     await wait_until(lambda: site.requests)
     await elsewhere.close()
     await asyncio.gather(waiting, return_exceptions=True)

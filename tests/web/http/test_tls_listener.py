@@ -14,7 +14,7 @@ import uvloop
 from starlette.types import Receive, Scope, Send
 from support.certificates import CertificateAuthority
 from support.unfinished_handshakes import build_client_hello, count_open, open_unfinished_clients
-from support.waiting import wait_until
+from support.waiting import WAIT_TIMEOUT_S, wait_until
 from support.worker_buses import worker_buses
 
 from gateway.config import Limits as LimitSettings
@@ -33,7 +33,6 @@ from gateway.web.routing.limits import LimitReached, Limits, serve_limits
 from gateway.web.workers.bus import Bus
 
 LOOPS = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
-WITHIN = 30.0
 REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 Test = Callable[[], Awaitable[None]]
@@ -45,7 +44,7 @@ def run(request: pytest.FixtureRequest) -> Callable[[Test], None]:
 
     def on_loop(test: Test) -> None:
         async def within() -> None:
-            async with asyncio.timeout(WITHIN):
+            async with asyncio.timeout(WAIT_TIMEOUT_S):
                 await test()
 
         with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
@@ -140,14 +139,14 @@ def test_of_one_address_only_so_many_handshakes_are_held(run, authority: Certifi
             open_unfinished_clients(port.number, 300) as clients,
         ):
             await wait_until(
-                lambda: count_open(clients) <= 20, lambda: f"{count_open(clients)} held", WITHIN
+                lambda: count_open(clients) <= 20, lambda: f"{count_open(clients)} held"
             )
             assert port.listener.pending_handshakes == count_open(clients) == 20
             assert port.listener.refused_counts["perAddress"] >= 280 - (300 - len(clients))
             assert await port.request_body("127.0.0.2") == "https 0"
             with pytest.raises(OSError):
                 await port.request_body()
-        await wait_until(lambda: port.listener.pending_handshakes == 0, "all are gone", WITHIN)
+        await wait_until(lambda: port.listener.pending_handshakes == 0, "all are gone")
 
     run(test)
 
@@ -159,7 +158,7 @@ def test_of_all_addresses_only_so_many_are_held(run, authority: CertificateAutho
             open_unfinished_clients(port.number, 20) as first,
             open_unfinished_clients(port.number, 20, "127.0.0.2") as second,
         ):
-            await wait_until(lambda: count_open(second) <= 10, "those too many are closed", WITHIN)
+            await wait_until(lambda: count_open(second) <= 10, "those too many are closed")
             assert (count_open(first), count_open(second)) == (20, 10)
             assert port.listener.refused_counts == {"connections": 10}
             figures = MetricSamples()
@@ -201,7 +200,7 @@ def test_what_is_no_tls_is_closed(run, authority: CertificateAuthority, data: by
         ):
             for client in clients:
                 assert b"HTTP" not in await client.wait_closed()
-            await wait_until(lambda: port.listener.pending_handshakes == 0, "they left", WITHIN)
+            await wait_until(lambda: port.listener.pending_handshakes == 0, "they left")
             assert port.listener.refused_counts == {"failed": 5}
 
     run(test)
@@ -221,7 +220,7 @@ def test_a_client_that_asks_for_nothing_counts_until_it_does(run, authority: Cer
                 assert await port.request_body() == "https 0"  # while the first is still open
             async with port.connect():
                 assert port.listener.pending_handshakes == 1
-            await wait_until(lambda: port.listener.pending_handshakes == 0, "it left", WITHIN)
+            await wait_until(lambda: port.listener.pending_handshakes == 0, "it left")
             assert await port.request_body() == "https 0"
             assert port.listener.refused_counts["perAddress"] == 1
 
@@ -250,7 +249,7 @@ def test_a_proxy_that_is_believed_has_no_bound_of_its_own(run, authority, forwar
             running_port(authority, limits, forwarded=forwarded) as port,
             open_unfinished_clients(port.number, 60) as clients,
         ):
-            await wait_until(lambda: count_open(clients) <= 50, "those too many are closed", WITHIN)
+            await wait_until(lambda: count_open(clients) <= 50, "those too many are closed")
             assert count_open(clients) == 50
 
     run(test)
@@ -262,9 +261,7 @@ def test_closing_ends_the_handshakes_under_way(run, authority: CertificateAuthor
             running_port(authority, {}) as port,
             open_unfinished_clients(port.number, 50) as clients,
         ):
-            await wait_until(
-                lambda: port.listener.pending_handshakes == 50, "all are accepted", WITHIN
-            )
+            await wait_until(lambda: port.listener.pending_handshakes == 50, "all are accepted")
             port.listener.close()
             await port.listener.wait_closed()
             assert port.listener.pending_handshakes == 0
