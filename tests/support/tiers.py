@@ -85,9 +85,14 @@ def _leave_out_others(config: pytest.Config, items: list[pytest.Item], wanted: l
         (kept if is_wanted else left_out).append(item)
     items[:] = kept
     config.hook.pytest_deselected(items=left_out)
-    tiers = Counter(map(choose_tier, left_out))
-    tiers["kafka"] += sum(tiers.pop(tier) for tier in wanted if tier in tiers)  # without a Java
-    config.stash[LEFT_OUT] = +tiers
+    config.stash[LEFT_OUT] = Counter(_describe_door(choose_tier(item), wanted) for item in left_out)
+
+
+def _describe_door(tier: str, wanted: list[str]) -> str:
+    """Say how the tests of a tier that are left out are run."""
+    if tier in wanted:
+        return "make test, with a Java 17"
+    return "make test" if tier == "test" else f"make test-{tier}"
 
 
 def _can_run(item: pytest.Item) -> bool:
@@ -116,10 +121,8 @@ def pytest_testnodedown(node: Any) -> None:
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     left_out = config.stash.get(LEFT_OUT, None)
     if left_out:
-        parts = [f"{left_out[tier]} (make test-{tier})" for tier in TIERS if tier in left_out]
-        terminalreporter.write_line(
-            f"not run: {', '.join(parts)}; make test-all runs all but the last"
-        )
+        parts = ", ".join(f"{count} ({door})" for door, count in sorted(left_out.items()))
+        terminalreporter.write_line(f"not run: {parts}; make test-all runs all but the night's")
 
 
 @pytest.hookimpl(wrapper=True)
