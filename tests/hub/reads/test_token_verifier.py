@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -206,4 +207,17 @@ async def test_a_place_that_leads_back_leads_no_further_than_the_route(embedded,
             while b"new" not in got:
                 got += await client.pull().next_bytes() or b""
         assert b"data: old" not in got
+        client.close()
+
+
+async def test_what_is_found_out_later_is_read_no_further_back_than_the_route(embedded):
+    embedded.create_topic("orders", 1)
+    await produce_records(embedded.bootstrap, "orders", [b"old"] * 5)
+    async with running_hub(embedded) as hub:
+        client = await subscribe_client(hub)
+        sent = parse_token(client.subscription.token.decode())
+        for token, start in ((replace(sent, max_age=0.0), 5), (sent, 2), (None, 2)):
+            assert start == await hub.read_services.token_verifier.limit_start(
+                token, client.subscription.channel.tail, TopicPartition("orders", 0), 2
+            )
         client.close()

@@ -128,6 +128,15 @@ def test_aborted_records_are_holes_and_the_producers_next_transaction_is_not():
     assert decoded.entries[-1] == Skip(TP, 5, 7, 0)
 
 
+def test_an_abort_whose_records_were_read_before_does_not_hide_the_next_transaction():
+    data = (
+        build_marker(1, 7, ABORT_MARKER)
+        + build_batch([2], attributes=TRANSACTIONAL_FLAG, producer_id=7)
+        + build_marker(3, 7, COMMIT_MARKER)
+    )
+    assert get_offsets(decode_record_set(TP, data, 1, aborted=[(7, 0)])) == [2]
+
+
 def test_an_aborted_transaction_later_in_the_data_does_not_touch_what_is_before():
     data = (
         build_batch([0], attributes=TRANSACTIONAL_FLAG, producer_id=7)

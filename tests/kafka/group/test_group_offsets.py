@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 from support.virtual_time import run_in_virtual_time
 
+from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
 from gateway.errors import UnknownTopic
 from gateway.kafka.client.coordinators import Coordinators
@@ -32,7 +33,11 @@ class FakeCoordinator:
 
     def __init__(self, judge: Callable[[TopicPartition, float], int]) -> None:
         self.stored_offsets: dict[TopicPartition, int] = {}
+        self.forgotten_groups: list[str] = []
         self._get_error = judge
+
+    def forget(self, group: str) -> None:
+        self.forgotten_groups.append(group)
 
     async def send(self, group: str, request: Any) -> OffsetCommitResponse:
         now = asyncio.get_running_loop().time()
@@ -84,6 +89,13 @@ def test_an_unknown_topic_does_not_end_the_wait_for_another_reason():
             await measure_commit(coordinator, {HERE: 5, GONE: 7})
 
     run_in_virtual_time(main())
+    assert coordinator.stored_offsets == {HERE: 5}
+
+
+def test_a_coordinator_that_is_none_any_more_is_looked_for_again():
+    coordinator = FakeCoordinator(lambda _, now: ErrorCode.NOT_COORDINATOR if now < 0.01 else 0)
+    run_in_virtual_time(measure_commit(coordinator, {HERE: 5}))
+    assert coordinator.forgotten_groups == ["billing"]
     assert coordinator.stored_offsets == {HERE: 5}
 
 

@@ -37,6 +37,7 @@ def test_pages_of_the_gateways_own_host_may(origin: str, host: str):
     ("origin", "host"),
     [
         ("https://evil.example", "gateway.example"),
+        ("https://shop.example.evil.example", "gateway.example"),
         ("http://gateway.example.evil", "gateway.example"),
         ("http://evil.gateway.example", "gateway.example"),
         ("http://gateway.example:81", "gateway.example"),
