@@ -6,8 +6,7 @@ import asyncio
 import gc
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Any
+from collections.abc import AsyncIterator, Iterable
 
 import pytest
 import uvloop
@@ -59,9 +58,7 @@ def numbers(records: Iterable[Record]) -> list[int]:
     return sorted(int(record.value or b"") for record in records)
 
 
-async def test_a_loop_hears_what_is_written_from_its_begin_on(
-    gateway: Gateway, orders: EmbeddedKafka
-):
+async def test_a_loop_hears_what_is_written_from_its_begin_on(gateway, orders):
     await put(orders, range(9))
     got: list[Record] = []
     async with gateway.subscribe("orders") as stream:
@@ -91,9 +88,7 @@ async def test_it_goes_on_exactly_after_any_record(gateway: Gateway, orders: Emb
         assert numbers([*all_of_it[: n + 1], *rest]) == list(range(30))
 
 
-async def test_filters_and_fields_choose_as_for_every_other_client(
-    gateway: Gateway, orders: EmbeddedKafka
-):
+async def test_filters_and_fields_choose_as_for_every_other_client(gateway, orders):
     texts = [b'{"n": %d, "who": "ada"}' % n for n in range(9)]
     await produce_records(
         orders.bootstrap, "orders", [*map(RecordToSend, texts), RecordToSend(b"no json")]
@@ -143,9 +138,7 @@ async def test_a_gap_goes_to_who_asked_for_it_and_the_loop_goes_on(orders: Embed
     assert {(gap.partition, gap.to_offset) for gap in gaps} == {(0, 5), (1, 5), (2, 5)}
 
 
-async def test_a_gap_that_nobody_asked_for_is_logged(
-    orders: EmbeddedKafka, caplog: pytest.LogCaptureFixture
-):
+async def test_a_gap_that_nobody_asked_for_is_logged(orders, caplog):
     async with asyncio.timeout(60):
         async with Gateway(servers=orders.bootstrap) as first:
             position = await gapped(first, orders)
@@ -239,9 +232,7 @@ async def giving_up_the_opening(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("leave", [breaking, failing, cancelled, closing, giving_up_the_opening])
-async def test_whoever_leaves_a_loop_leaves_nothing_behind(
-    leave: Callable[[Gateway], Any], gateway: Gateway, orders: EmbeddedKafka
-):
+async def test_whoever_leaves_a_loop_leaves_nothing_behind(leave, gateway, orders):
     await put(orders, range(9))
     async for _ in gateway.subscribe("orders", start="earliest", until="latest"):
         pass
@@ -257,9 +248,7 @@ async def test_whoever_leaves_a_loop_leaves_nothing_behind(
     )
 
 
-async def test_a_stream_that_nobody_reads_holds_a_bounded_backlog(
-    gateway: Gateway, orders: EmbeddedKafka
-):
+async def test_a_stream_that_nobody_reads_holds_a_bounded_backlog(gateway, orders):
     """And gets all of it when it reads again."""
     big = [RecordToSend(b"%06d" % n + b"x" * 2000, None, n % 3) for n in range(2000)]
     async with gateway.subscribe("orders") as slow, gateway.subscribe("orders") as quick:
@@ -278,9 +267,7 @@ async def test_a_stream_that_nobody_reads_holds_a_bounded_backlog(
     assert got == set(range(1, 2000))
 
 
-async def test_a_loop_over_what_is_there_already_does_not_stop_all_others(
-    gateway: Gateway, orders: EmbeddedKafka
-):
+async def test_a_loop_over_what_is_there_already_does_not_stop_all_others(gateway, orders):
     big = [RecordToSend(b"x" * 2000, None, n % 3) for n in range(1000)]
     async with gateway.subscribe("orders") as behind, gateway.subscribe("orders") as ahead:
         await produce_records(orders.bootstrap, "orders", big)

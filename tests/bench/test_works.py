@@ -183,9 +183,7 @@ async def test_what_a_server_forgets_is_counted_as_lost(mock: MockKafka):
 
 @pytest.mark.night
 @pytest.mark.parametrize("work", ["produce", "consume"])
-async def test_a_sidecar_a_library_and_a_bridge_by_hand_carry_all_records(
-    real: RealKafka, work: str
-):
+async def test_a_sidecar_a_library_and_a_bridge_by_hand_carry_all_records(real, work):
     size = transfer.Size(
         work, records=60, bridge_records=60, clients=2, batch_records=10, partitions=4, rounds=1,
         formats=("json",),

@@ -43,9 +43,7 @@ def is_written(folder: Path) -> bool:
     return (folder / "gateway.yaml").exists()
 
 
-def test_the_topics_of_the_cluster_become_routes_and_the_file_passes_check_cluster(
-    folder: Path, kafka: EmbeddedKafka
-):
+def test_the_topics_of_the_cluster_become_routes_and_the_file_passes_check_cluster(folder, kafka):
     result = init("--servers", ",".join(kafka.bootstrap))
     assert (result.exit_code, result.stderr) == (0, ""), result.output
     settings = load_written(folder)
@@ -62,9 +60,7 @@ def test_the_topics_of_the_cluster_become_routes_and_the_file_passes_check_clust
         *((SecurityPreset.SCRAM_512, guard) for guard in GuardPreset),
     ],
 )
-def test_every_preset_gives_a_configuration_without_a_secret(
-    folder: Path, security: SecurityPreset, guard: GuardPreset
-):
+def test_every_preset_gives_a_configuration_without_a_secret(folder, security, guard):
     arguments = ["--security", security, "--guard", guard]
     arguments += ["--issuer", "https://login.example"] if guard is GuardPreset.JWT else []
     result = init("--topic", "orders", *arguments, "--origin", "http://localhost:5173")
@@ -140,9 +136,7 @@ def test_a_file_is_replaced_only_by_force(folder: Path):
         (["--security", "kerberos"], 2, "scram-512"),
     ],
 )
-def test_nothing_is_written_if_something_is_wrong(
-    folder: Path, arguments: list[str], code: int, word: str
-):
+def test_nothing_is_written_if_something_is_wrong(folder, arguments, code, word):
     result = init(*arguments)
     assert (result.exit_code, word in result.output) == (code, True), result.output
     assert list(folder.iterdir()) == []
@@ -223,7 +217,7 @@ async def test_an_issuer_that_is_given_is_not_asked_for_and_nor_is_the_guard(fol
 @pytest.mark.needs("process")
 @pytest.mark.parametrize(("is_interrupted", "code"), [(True, 130), (False, 1)])
 async def test_the_end_at_a_prompt_is_an_exit_code_without_a_second_message(
-    folder: Path, is_interrupted: bool, code: int
+    folder, is_interrupted, code
 ):
     """^C ended with 1 and `Aborted!`."""
     async with running_init_on_terminal(folder) as (command, main, output):

@@ -154,9 +154,7 @@ def test_check_asks_guards_of_other_kinds_too(config: Path):
         (["decode", "dHJ1ZQ.W10.c"], 1, "the header of the token is true or false and not"),
     ],
 )
-def test_what_cannot_be_done_is_reported_with_what_to_do(
-    config: Path, arguments: list[str], code: int, word: str
-):
+def test_what_cannot_be_done_is_reported_with_what_to_do(config, arguments, code, word):
     result = token(*arguments)
     assert (result.exit_code, word in result.output) == (code, True), result.output
 

@@ -70,9 +70,7 @@ async def test_options_of_a_file_are_named_by_their_cluster(tls_server: str, tmp
     assert "correct kafka.west.servers" in await explain(KafkaSource(file, None), "b")
 
 
-async def test_servers_of_the_command_line_are_named_as_their_option(
-    tls_server: str, tmp_path: Path
-):
+async def test_servers_of_the_command_line_are_named_as_their_option(tls_server, tmp_path):
     """`kafka.servers` was to be corrected, in a file that does not exist."""
     assert "correct --servers" in await explain(KafkaSource(None, ["127.0.0.1:1"]), "a")
     file = write_clusters(tmp_path, tls_server)

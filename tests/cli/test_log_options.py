@@ -62,9 +62,7 @@ def test_help_lists_every_component(command: str):
         ("gateway.kafka.fetch", "kafka.fetch"),
     ],
 )
-def test_an_unknown_component_is_answered_with_the_nearest(
-    command: str, name: str, closest: str, config: Path
-):
+def test_an_unknown_component_is_answered_with_the_nearest(command, name, closest, config):
     result = run(command, "-c", str(config), "--debug", "kafka", "--debug", name)
     assert result.exit_code == 2
     assert f"unknown component '{name}'; did you mean '{closest}'?" in result.stderr
@@ -76,9 +74,7 @@ def test_a_component_that_resembles_none_is_answered_with_all(config: Path):
 
 
 @pytest.mark.parametrize("command", ["run", "sidecar"])
-def test_what_is_served_logs_these_components_in_detail(
-    command: str, config: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_what_is_served_logs_these_components_in_detail(command, config, monkeypatch):
     served = []
     monkeypatch.setattr(server, "serve", lambda settings, **options: served.append(options))
     result = run(command, "-c", str(config), "--debug", "kafka.fetch", "--debug", "sidecar")

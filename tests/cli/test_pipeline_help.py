@@ -54,9 +54,7 @@ def test_names_of_jobs_are_completed_from_the_file_that_is_given(file: Path, she
     assert complete_jobs(shell, line, 5) == {"visits", "visitors"}
 
 
-def test_the_file_may_stand_behind_or_be_the_usual_one_of_the_directory(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_file_may_stand_behind_or_be_the_usual_one_of_the_directory(file, monkeypatch):
     line = f"gateway pipeline doctor visi -c {file}"
     assert complete_jobs("bash", line, 3) == {"visits", "visitors"}
     file.rename(file.with_name("gateway.yaml"))

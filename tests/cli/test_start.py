@@ -100,9 +100,7 @@ def test_the_command_that_is_shown_prints_that_configuration(folder: Path, serve
         (["--print-config"], "--topic"),
     ],
 )
-def test_wrong_values_of_a_start_without_a_file_are_wrong_usage(
-    folder: Path, arguments: list[str], word: str
-):
+def test_wrong_values_of_a_start_without_a_file_are_wrong_usage(folder, arguments, word):
     result = gateway("run", *arguments)
     assert (result.exit_code, word in result.output) == (2, True), result.output
 
@@ -120,9 +118,7 @@ COMMANDS: Sequence[Sequence[str]] = (
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_without_a_configuration_all_ways_to_give_one_are_named(
-    folder: Path, command: Sequence[str]
-):
+def test_without_a_configuration_all_ways_to_give_one_are_named(folder, command):
     """Commands said only that `--config` was missing."""
     result = gateway(*command)
     assert result.exit_code == 2
@@ -194,9 +190,7 @@ def test_the_printed_configuration_has_the_servers_of_the_environment(folder: Pa
     assert 'servers: "d:3"' in option
 
 
-def test_the_topics_and_origins_of_the_command_line_override_variables(
-    folder: Path, served: list[Any]
-):
+def test_the_topics_and_origins_of_the_command_line_override_variables(folder, served):
     """Variables overrode --topic and --origin, while others were printed than were served."""
     result = gateway(
         *("run", "--topic", "orders", "--origin", "http://a"),
@@ -236,7 +230,7 @@ ENVIRONMENTS: Sequence[dict[str, str]] = (
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS, ids=lambda each: next(iter(each), "none"))
 def test_the_printed_configuration_is_the_one_that_the_environment_serves(
-    folder: Path, served: list[Any], environment: dict[str, str]
+    folder, served, environment
 ):
     """Of all variables it had only that of the servers."""
     arguments = ["run", "-t", "orders", "--workers", "2"]
@@ -251,9 +245,7 @@ def test_the_printed_configuration_is_the_one_that_the_environment_serves(
 
 
 @pytest.mark.parametrize("name", ["GATEWAY_KAFKA__SERVERS", "GATEWAY_KAFKA_SERVERS"])
-def test_the_variable_of_the_servers_has_two_names_in_all_commands(
-    folder: Path, served: list[Any], name: str
-):
+def test_the_variable_of_the_servers_has_two_names_in_all_commands(folder, served, name):
     """`run` ignored the one that the help of commands names, `topics` and others the other one."""
     for command in (["topics"], ["produce", "orders"]):
         assert "nowhere" in gateway(*command, **{name: "nowhere"}).output, command
@@ -283,9 +275,7 @@ def test_a_folder_as_the_default_configuration_is_called_one(folder: Path):
     ],
     ids=" ".join,
 )
-def test_a_path_that_cannot_be_written_is_one_line(
-    folder: Path, served: list[Any], command: Sequence[str]
-):
+def test_a_path_that_cannot_be_written_is_one_line(folder, served, command):
     """Each of these ended in a traceback."""
     (folder / "a-file").touch()
     result = gateway(*command)
@@ -332,9 +322,7 @@ def test_the_variables_of_commands_are_known():
 
 
 @pytest.mark.needs("process")
-async def test_the_kafka_of_the_default_configuration_is_the_one_that_is_read(
-    folder: Path, kafka: EmbeddedKafka
-):
+async def test_the_kafka_of_the_default_configuration_is_the_one_that_is_read(folder, kafka):
     servers = ",".join(kafka.bootstrap)
     await produce_records(kafka.bootstrap, "orders", [RecordToSend(b"v", b"k")])
     (folder / "gateway.yaml").write_text(f"kafka: {{servers: '{servers}'}}\n")

@@ -59,9 +59,7 @@ entries = st.tuples(
 
 
 @given(st.lists(entries, min_size=1, max_size=4))
-def test_whoever_lacks_the_roles_of_a_field_is_not_shown_it_by_a_list_that_is_taken(
-    fields: list[Entry],
-):
+def test_whoever_lacks_the_roles_of_a_field_is_not_shown_it_by_a_list_that_is_taken(fields):
     """What a field asks for counts for somebody, or the list is refused: a client without those
     roles was shown it as a part of another field, and nothing said so."""
     try:

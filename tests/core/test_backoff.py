@@ -24,9 +24,7 @@ def test_jitter_is_the_share_of_a_delay_that_is_random(jitter: float, shortest: 
 
 
 @given(st.floats(0.0, 1.0), st.floats(0, 1, exclude_max=True), st.integers(1, 5000))
-def test_no_number_of_failures_exceeds_the_limit_or_shortens_the_delay(
-    jitter: float, drawn: float, failures: int
-):
+def test_no_number_of_failures_exceeds_the_limit_or_shortens_the_delay(jitter, drawn, failures):
     """2.0 ** 1024 raises OverflowError: a back end that is away for a day must not reach it."""
     policy = BackoffPolicy(0.1, 5.0, jitter)
     delays = [policy.compute_delay(failures + more, lambda: drawn) for more in range(3)]

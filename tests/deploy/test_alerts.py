@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 from support.backend import running_backend
-from support.brokers import KafkaCluster
 from support.clients.raw import RawClient
 from support.gateways import GatewayProcess, build_config, build_route, running_gateway_process
 from support.oracle import StreamOracle
@@ -64,9 +63,7 @@ def assert_readable(alert: Mapping[str, Any], **labels: str) -> None:
         assert text and "<no value>" not in text and "error" not in text, text
 
 
-async def test_a_broker_that_is_away_and_a_partition_without_leader(
-    prometheus: PrometheusServer, embedded: EmbeddedKafka
-):
+async def test_a_broker_that_is_away_and_a_partition_without_leader(prometheus, embedded):
     config = build_config(embedded.bootstrap, ["stock"], kafka={"bootstrap": ["stock"]})
     async with watched(prometheus, config) as (_, instance):
         embedded.down(1)
@@ -83,9 +80,7 @@ async def test_a_broker_that_is_away_and_a_partition_without_leader(
 
 
 @pytest.mark.night
-async def test_records_that_were_deleted_before_they_were_read(
-    prometheus: PrometheusServer, embedded: EmbeddedKafka
-):
+async def test_records_that_were_deleted_before_they_were_read(prometheus, embedded):
     config = build_config(embedded.bootstrap, ["stock"], kafka={"bootstrap": ["stock"]})
     async with (
         watched(prometheus, config) as (gateway, instance),
@@ -106,9 +101,7 @@ async def test_records_that_were_deleted_before_they_were_read(
 
 
 @pytest.mark.night
-async def test_clients_that_are_slow_and_those_that_use_up_the_memory(
-    prometheus: PrometheusServer, embedded: EmbeddedKafka
-):
+async def test_clients_that_are_slow_and_those_that_use_up_the_memory(prometheus, embedded):
     own = {"when": [{"path": "/own/{who}"}],
            "with": {"topic": "stock", "filters": [{"key": "${params.who}"}]}}  # fmt: skip
     routes = [build_route("stock", "value"), own]
@@ -146,7 +139,7 @@ async def test_clients_that_are_slow_and_those_that_use_up_the_memory(
 
 @pytest.mark.night
 async def test_a_loop_that_is_late_a_reload_that_is_refused_and_a_guard_without_keys(
-    prometheus: PrometheusServer, embedded: EmbeddedKafka
+    prometheus, embedded
 ):
     guard = {"type": "jwt", "issuer": "test", "keys": "http://127.0.0.1:9/keys"}
     routes = [{**build_route("stock", "value"), "guarded": {"login": []}}]
@@ -181,9 +174,7 @@ async def test_a_loop_that_is_late_a_reload_that_is_refused_and_a_guard_without_
 
 
 @pytest.mark.night
-async def test_a_worker_that_crashes_and_one_that_hangs(
-    prometheus: PrometheusServer, embedded: EmbeddedKafka
-):
+async def test_a_worker_that_crashes_and_one_that_hangs(prometheus, embedded):
     config = build_config(embedded.bootstrap, ["stock"])
     async with running_workers(config, 2) as gateway:
         # The other workers have a second to answer, which is in the time of a scrape.
@@ -207,9 +198,7 @@ async def test_a_worker_that_crashes_and_one_that_hangs(
 
 
 @pytest.mark.night
-async def test_a_back_end_that_refuses_records_and_one_that_is_away(
-    prometheus: PrometheusServer, kafka: KafkaCluster
-):
+async def test_a_back_end_that_refuses_records_and_one_that_is_away(prometheus, kafka):
     async with running_backend() as backend:
         world = ReactiveWorld(kafka, backend)
         group = build_settings(backend, world.topic, maxRetries=1)

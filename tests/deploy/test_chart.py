@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -199,15 +198,11 @@ def test_helm_lints_it_and_kubernetes_knows_every_field(rendered: dict[str, Rend
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_values_that_cannot_work_are_refused_with_what_to_do(
-    rendered: dict[str, Rendered], name: str
-):
+def test_values_that_cannot_work_are_refused_with_what_to_do(rendered, name):
     assert REFUSED[name][1] in rendered[name].problem
 
 
-def test_the_gateway_loads_its_configuration_and_listens_where_the_pod_is_asked(
-    variant: Rendered, tmp_path: Path
-):
+def test_the_gateway_loads_its_configuration_and_listens_where_the_pod_is_asked(variant, tmp_path):
     settings = load_settings(variant)
     container, pod = find_container(variant), find_pod(variant)
     if settings.sidecar is None:
@@ -313,9 +308,7 @@ def test_each_pod_is_scraped_once(rendered: dict[str, Rendered]):
     assert find_workload(made)["spec"]["serviceName"] == "kafka-gateway-pods"
 
 
-def test_a_static_member_has_the_name_of_its_pod_and_time_to_come_back(
-    rendered: dict[str, Rendered],
-):
+def test_a_static_member_has_the_name_of_its_pod_and_time_to_come_back(rendered):
     made = rendered["static members"]
     sidecar = load_settings(made).sidecar
     assert sidecar is not None and sidecar.reactive is not None

@@ -197,9 +197,7 @@ async def under_load(url: str, kafka: EmbeddedKafka) -> AsyncIterator[None]:
 
 @pytest.mark.night
 @pytest.mark.needs("prometheus")
-async def test_each_panel_of_the_gateway_has_data_under_load(
-    prometheus: PrometheusServer, kafka: EmbeddedKafka
-):
+async def test_each_panel_of_the_gateway_has_data_under_load(prometheus, kafka):
     guard = {"type": "jwt", "issuer": "test", "keys": "http://127.0.0.1:9/keys"}
     routes = [
         build_route("orders", "value"),
@@ -216,9 +214,7 @@ async def test_each_panel_of_the_gateway_has_data_under_load(
 
 @pytest.mark.night
 @pytest.mark.needs("prometheus")
-async def test_each_panel_of_the_sidecar_has_data(
-    prometheus: PrometheusServer, kafka: EmbeddedKafka
-):
+async def test_each_panel_of_the_sidecar_has_data(prometheus, kafka):
     config = build_config(kafka.bootstrap, ["orders"], [], sidecar=SIDECAR)
     async with (
         running_gateway_process(config, ready=False) as gateway,

@@ -8,7 +8,6 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
 
-import pytest
 from typer.testing import CliRunner
 
 from gateway.cli import app
@@ -35,9 +34,7 @@ def test_the_image_is_asked_for_its_health_by_a_command_that_knows_port_and_tls(
     assert CliRunner().invoke(app, [*arguments, "--help"]).exit_code == 0
 
 
-def test_a_container_without_a_file_is_asked_for_its_health_as_variables_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_container_without_a_file_is_asked_for_its_health_as_variables_say(tmp_path, monkeypatch):
     """`run --topic` in a container was unhealthy: the check wanted a configuration file."""
     monkeypatch.chdir(tmp_path)
     with HTTPServer(("127.0.0.1", 0), Alive) as server:

@@ -20,8 +20,6 @@ from support.clients.raw import RawClient
 from support.ports import find_free_port
 from support.waiting import wait_until
 
-from gateway.kafka.embedded import EmbeddedKafka
-
 ROOT = Path(__file__).parents[2]
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 BASE = """
@@ -106,9 +104,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
 
 
 @pytest.mark.needs("buildah", "debootstrap")
-async def test_the_image_streams_from_kafka_and_says_that_it_is_healthy(
-    image: Image, embedded: EmbeddedKafka, tmp_path: Path
-):
+async def test_the_image_streams_from_kafka_and_says_that_it_is_healthy(image, embedded, tmp_path):
     embedded.create_topic("orders", 1)
     port = find_free_port()
     variables = {**image.environment, "GATEWAY_LISTEN__PORT": str(port)}

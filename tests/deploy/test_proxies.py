@@ -7,7 +7,6 @@ import json
 import zlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 import httpx
 import pytest
@@ -60,9 +59,7 @@ async def proxy(
 
 @in_module_loop
 @every_version
-async def test_an_event_arrives_before_the_next_is_produced(
-    kafka: EmbeddedKafka, proxy: Proxy, http2: bool
-):
+async def test_an_event_arrives_before_the_next_is_produced(kafka, proxy, http2):
     """Also what is compressed, which the gateway does once for all: a proxy that holds the first
     event back would wait for ever here."""
     async with (
@@ -84,7 +81,7 @@ async def test_an_event_arrives_before_the_next_is_produced(
 
 @every_proxy
 async def test_a_stream_resumes_across_a_reload_of_the_proxy_and_a_restart_of_the_gateway(
-    embedded: EmbeddedKafka, tmp_path: Path, kind: type[Proxy]
+    embedded, tmp_path, kind
 ):
     embedded.create_topic("orders", 2)
     async with (
@@ -114,7 +111,7 @@ async def test_a_stream_resumes_across_a_reload_of_the_proxy_and_a_restart_of_th
 
 @every_proxy
 async def test_while_no_gateway_is_there_an_event_source_is_told_to_come_back(
-    embedded: EmbeddedKafka, tmp_path: Path, kind: type[Proxy]
+    embedded, tmp_path, kind
 ):
     """A 502 or 503 would end it for good; a program gets one."""
     async with (
@@ -145,7 +142,7 @@ async def test_while_no_gateway_is_there_an_event_source_is_told_to_come_back(
     ],
 )
 async def test_after_all_gateways_were_away_each_stream_is_let_through_at_once(
-    embedded: EmbeddedKafka, tmp_path: Path, kind: type[Proxy]
+    embedded, tmp_path, kind
 ):
     """nginx let one request in every 2 s through to a replica that had failed once, until a request
     to it ended, which streams never do: clients got 503 for minutes."""
@@ -218,9 +215,7 @@ async def test_the_id_of_2000_partitions_comes_through(proxy: Proxy, http2: bool
 
 
 @every_proxy
-async def test_limits_are_by_the_clients_own_addresses(
-    embedded: EmbeddedKafka, tmp_path: Path, kind: type[Proxy]
-):
+async def test_limits_are_by_the_clients_own_addresses(embedded, tmp_path, kind):
     """A client may claim to be somebody else; the proxy's word, its own address, decides."""
     embedded.create_topic("orders", 1)
     listen = {"limits": {"perAddress": 1}, **TRUSTING}

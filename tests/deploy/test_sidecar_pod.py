@@ -15,7 +15,6 @@ from ruamel.yaml import YAML
 from support.gateways import running_gateway_process
 
 from gateway.config import Settings, iter_warnings, loads
-from gateway.kafka.embedded import EmbeddedKafka
 
 SOURCE = Path(__file__).parents[2] / "deploy" / "kustomize" / "sidecar"
 CONFIGURATION = (SOURCE / "gateway.yaml").read_text()
@@ -56,9 +55,7 @@ def test_the_back_end_is_called_where_its_container_listens_and_has_time_to_answ
 
 
 @pytest.mark.needs("process")
-async def test_its_probes_pass_while_the_sidecar_runs_and_fail_when_it_is_gone(
-    embedded: EmbeddedKafka,
-):
+async def test_its_probes_pass_while_the_sidecar_runs_and_fail_when_it_is_gone(embedded):
     config: Any = YAML(typ="safe", pure=True).load(CONFIGURATION)
     config["kafka"]["servers"] = embedded.bootstrap
     config["sidecar"].pop("reactive")  # the embedded Kafka has no groups

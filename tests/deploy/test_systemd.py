@@ -20,7 +20,6 @@ from support.waiting import wait_until
 from gateway.cli import EXIT_CONFIG_ERROR
 from gateway.config import Listen
 from gateway.config.sections.sidecar import Backend
-from gateway.kafka.embedded import EmbeddedKafka
 from gateway.web.workers.supervisor import Supervisor
 
 UNITS = Path(__file__).parents[2] / "deploy" / "systemd"
@@ -43,9 +42,7 @@ def read_options(name: str) -> dict[str, list[str]]:
 @pytest.mark.parametrize(
     ("name", "work"), [("gateway.service", 0.0), ("gateway-sidecar.service", Backend().timeout)]
 )
-def test_a_service_knows_a_wrong_configuration_and_waits_for_the_streams_to_end(
-    name: str, work: float
-):
+def test_a_service_knows_a_wrong_configuration_and_waits_for_the_streams_to_end(name, work):
     options = read_options(name)
     assert options["RestartPreventExitStatus"] == [str(EXIT_CONFIG_ERROR)]
     assert int(options["TimeoutStopSec"][0]) > STOP_S + work
@@ -89,9 +86,7 @@ def test_the_sockets_have_the_ports_of_the_configuration_and_their_names():
 
 
 @pytest.mark.needs("systemd")
-async def test_systemds_own_program_starts_the_gateway_with_the_first_client(
-    embedded: EmbeddedKafka, tmp_path: Path
-):
+async def test_systemds_own_program_starts_the_gateway_with_the_first_client(embedded, tmp_path):
     embedded.create_topic("orders", 1)
     config = build_config(embedded.bootstrap, ["orders"], listen={"port": 80})
     with (tmp_path / "gateway.yaml").open("w") as file:
@@ -122,7 +117,7 @@ async def test_systemds_own_program_starts_the_gateway_with_the_first_client(
 @pytest.mark.needs("process")
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_a_client_that_comes_during_a_restart_waits_and_is_served(
-    embedded: EmbeddedKafka, tmp_path: Path, workers: int
+    embedded, tmp_path, workers
 ):
     """Without the socket it is refused, and an EventSource's page sees an error."""
     embedded.create_topic("orders", 1)

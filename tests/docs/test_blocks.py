@@ -87,7 +87,7 @@ def test_blocks_that_are_run_do_not_begin_with_an_output():
 
 @pytest.mark.parametrize("page", CHECKED_PAGES, ids=lambda page: page.stem)
 def test_configurations_of_a_page_are_loaded_and_its_commands_exist_with_their_options(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page, tmp_path, monkeypatch
 ):
     """Paths of URLs are routes of the page's configurations, or of the demo."""
     settings = [loads(CONFIG)]
@@ -123,7 +123,7 @@ def contains(whole: Any, part: Any) -> bool:
 
 
 def test_examples_of_the_reference_are_cut_from_configurations_without_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path, monkeypatch
 ):
     wholes = [load_yaml(json.dumps(each)) for each in load_examples().values()]
     for whole in wholes:

@@ -14,9 +14,7 @@ SECONDS = 15.0
 
 @pytest.mark.needs("kafka")
 @pytest.mark.timeout(900)
-async def test_clients_get_what_is_theirs_whatever_happens(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+async def test_clients_get_what_is_theirs_whatever_happens(capsys):
     result = await run_seed(SEED, RunOptions(SECONDS, clients=30, kinds=CHEAP))
     assert result.is_clean, "\n".join([result.verdict, result.error, *result.findings])
     assert result.faults

@@ -58,9 +58,7 @@ def test_the_text_that_was_written_is_shown_digit_for_digit(schema: JsonSchemaCo
         ({"id": 1, "tags": ["a", 2]}, "/tags/1"), ({"id": 1, "a/b": "x"}, "/a~1b"),
     ],
 )  # fmt: skip
-def test_what_is_not_allowed_is_refused_both_ways(
-    schema: JsonSchemaCodec, value: Any, pointer: str
-):
+def test_what_is_not_allowed_is_refused_both_ways(schema, value, pointer):
     with pytest.raises(FormatError, match="does not fit its JSON Schema") as told:
         schema.encode(value)
     assert told.value.pointer == pointer
@@ -109,9 +107,7 @@ def fits(schema: JsonSchemaCodec, value: Any) -> bool:
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize("own", [{}, {"$id": "http://x.example/deep/item.json"}])
 @pytest.mark.parametrize("name", ["item.json", "http://x.example/deep/item.json"])
-def test_references_of_a_schema_with_an_identifier_of_its_own_are_found(
-    draft: str, own: dict[str, str], name: str
-):
+def test_references_of_a_schema_with_an_identifier_of_its_own_are_found(draft, own, name):
     """Where a referenced schema had an `$id`, what it referred to itself was not found."""
     used = {
         name: {**own, "properties": {"sku": {"$ref": "sku.json#/definitions/Sku"}}},

@@ -26,9 +26,7 @@ from gateway.formats.model import Model
         ("boolean", b"\0", b"false"),
     ],
 )
-async def test_numbers_are_as_kafkas_own_serializers_write_them(
-    name: str, data: bytes, text: bytes
-):
+async def test_numbers_are_as_kafkas_own_serializers_write_them(name, data, text):
     model = Model(name)
     assert model.decode(data) == text
     assert await model.encode("t", text) == data

@@ -80,13 +80,7 @@ def codecs_of(url: str, **options: Any) -> Codecs:
 
 @FORMATS
 async def test_a_value_is_written_and_read_by_who_knows_only_its_bytes(
-    codecs: Codecs,
-    url: str,
-    topic: str,
-    format: SerializationFormat,
-    text: str,
-    value: Any,
-    bad: Any,
+    codecs, url, topic, format, text, value, bad
 ):
     data, id = await codecs.encode(format, topic, False, value, SchemaSelector(text=text))
     assert data is not None and id is not None
@@ -104,7 +98,7 @@ async def test_a_value_is_written_and_read_by_who_knows_only_its_bytes(
 
 @FORMATS
 async def test_a_schema_is_named_by_text_id_version_or_subject(
-    codecs: Codecs, topic: str, format: SerializationFormat, text: str, value: Any, bad: Any
+    codecs, topic, format, text, value, bad
 ):
     by_text = await codecs.encode(format, topic, True, value, SchemaSelector(text=text))
     id, subject = by_text.schema_id, f"{topic}-key"

@@ -210,9 +210,7 @@ async def test_the_next_url_is_asked_when_one_does_not_answer(fake: Fake, url: s
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-async def test_a_registry_that_cannot_answer_is_away_and_comes_back(
-    fake: Fake, url: str, status: int
-):
+async def test_a_registry_that_cannot_answer_is_away_and_comes_back(fake, url, status):
     id = fake.register_schema("orders-value", TEXT)
     fake.error_status = status
     asked = registry(url)

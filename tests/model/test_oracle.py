@@ -52,17 +52,13 @@ class TestGapAfterTruncation:
         with pytest.raises(BrokenPromise, match="lost b'v6' at 2"):
             send_gap(oracle, 3, 5, "skipped")
 
-    def test_may_begin_where_the_log_was_cut_off_again(
-        self, oracle: Oracle, kafka: SimulatedBrokers
-    ):
+    def test_may_begin_where_the_log_was_cut_off_again(self, oracle, kafka):
         send_gap(oracle, 5, 2, "truncated")
         send_record(oracle, kafka.partitions[0], 2)
         self.truncate(kafka, lost=2)
         send_gap(oracle, 4, 5, "skipped")
 
-    def test_may_not_begin_there_once_both_truncations_were_sent(
-        self, oracle: Oracle, kafka: SimulatedBrokers
-    ):
+    def test_may_not_begin_there_once_both_truncations_were_sent(self, oracle, kafka):
         send_gap(oracle, 5, 2, "truncated")
         send_record(oracle, kafka.partitions[0], 2)
         self.truncate(kafka, lost=3)

@@ -179,9 +179,7 @@ def find_bug(bug: PlantedBug, patch: pytest.MonkeyPatch, first_seed: int = 0) ->
         pytest.param(who_falls_goes_on_where_the_channel_stands, 1, id="records too few"),
     ],
 )
-def test_the_model_finds_a_bug_of_each_kind(
-    bug: PlantedBug, first_seed: int, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_model_finds_a_bug_of_each_kind(bug, first_seed, monkeypatch):
     find_bug(bug, monkeypatch, first_seed)
 
 
@@ -192,9 +190,7 @@ def test_the_model_finds_it(bug: PlantedBug, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.night
-def test_what_is_found_is_told_as_a_short_story(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_what_is_found_is_told_as_a_short_story(monkeypatch, capsys):
     """From one of the seeds at least: hypothesis shrinks for 500 tries and no longer."""
     it_joins_the_ride_one_record_early(monkeypatch)
     shortest = ""

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from support.brokers import KafkaCluster
 from support.dead_letters import read_committed
 from support.pipeline_process import running_pipeline, write_config
 from support.waiting import block_until
@@ -26,7 +25,7 @@ FOLLOWING = 2  # batches that may begin after the signal
 @pytest.mark.needs("java17")
 @pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once"])
 def test_a_job_ends_within_two_batches_after_sigterm_while_records_keep_coming(
-    kafka: KafkaCluster, tmp_path: Path, guarantee: str
+    kafka, tmp_path, guarantee
 ):
     """More and more batches began, until it was stopped where Spark was idle, by luck; then the
     next batch was broken off while it was planned, with a thousand lines in the log."""

@@ -13,7 +13,6 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -160,9 +159,7 @@ def without_ends(found: Mapping[Any, int]) -> Counter[Any]:
 
 @pytest.mark.needs("java17")
 @pytest.mark.timeout(0 if LARGE else SPARK_TEST_TIMEOUT_S)
-def test_a_job_killed_at_random_moments_writes_each_row_once(
-    kafka: KafkaCluster, spark: Any, tmp_path: Path
-):
+def test_a_job_killed_at_random_moments_writes_each_row_once(kafka, spark, tmp_path):
     clicks, payments, to = (kafka.create_unique_topic(partitions=PARTITIONS) for _ in range(3))
     fill(kafka.bootstrap, clicks, payments)
     story = JobHistory(settings(JOB, clicks, payments, to), kafka.bootstrap, tmp_path)

@@ -304,7 +304,7 @@ def _name(name: str, n: int) -> str:
 )
 @pytest.mark.timeout(SPARK_TEST_TIMEOUT_S)
 def test_whatever_happens_to_a_checkpoint_each_row_is_written_once_or_it_is_refused(
-    kafka: KafkaCluster, spark: Any, tmp_path: Path, seed: int
+    kafka, spark, tmp_path, seed
 ):
     clicks, to = (kafka.create_unique_topic(PARTITIONS) for _ in range(2))
     kind = kind_of(seed)

@@ -77,9 +77,7 @@ def test_all_bad_records_are_told_once(spark: Any, topic: tuple[Any, str]):
 
 
 @pytest.mark.parametrize("kind", JOBS)
-def test_all_good_records_are_rows_and_no_job_ends(
-    spark: Any, topic: tuple[Any, str], tmp_path: Path, kind: str
-):
+def test_all_good_records_are_rows_and_no_job_ends(spark, topic, tmp_path, kind):
     records, directory = topic
     made = job(kind)
     raw = spark.readStream.schema(RAW).parquet(directory)

@@ -11,7 +11,6 @@ import os
 import random
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,9 +72,7 @@ def job(kind: str, read: dict[str, Any], users: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "kind", ["query", *(pytest.param(kind, marks=pytest.mark.night) for kind in [*KEPT][1:])]
 )
-def test_good_records_are_rows_bad_ones_dead_letters_and_no_job_ends(
-    kafka: KafkaCluster, spark: Any, tmp_path: Path, kind: str
-):
+def test_good_records_are_rows_bad_ones_dead_letters_and_no_job_ends(kafka, spark, tmp_path, kind):
     """A value out of range, a key of any bytes or half of a surrogate pair ended the job, or
     changed without a word."""
     topic, users, to = (
@@ -146,7 +143,7 @@ def test_good_records_are_rows_bad_ones_dead_letters_and_no_job_ends(
     ],
 )
 def test_kafka_refuses_timestamps_that_spark_cannot_read_where_readme_says_so(
-    kafka: KafkaCluster, configs: dict[str, str], timestamp: int, refused: bool
+    kafka, configs, timestamp, refused
 ):
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
     told: list[Any] = []

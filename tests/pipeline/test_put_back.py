@@ -24,7 +24,7 @@ from gateway.pipeline.run import query
 
 @pytest.mark.needs("java17")
 def test_a_checkpoint_from_before_a_fresh_start_or_of_another_job_writes_nothing(
-    kafka: KafkaCluster, spark: Any, tmp_path: Path
+    kafka, spark, tmp_path
 ):
     """The earlier checkpoint went on beside the ledger of the later one: its rows came twice."""
     clicks, to = kafka.create_unique_topic(), kafka.create_unique_topic(2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -138,9 +137,7 @@ def produce(kafka: Any, topic: str, records: list[tuple[int, bytes]]) -> None:
     assert producer.flush(60) == 0
 
 
-def test_topics_of_100_and_of_50_partitions_are_joined(
-    spark: Any, kafka: Any, cluster: Kafka, tmp_path: Path
-) -> None:
+def test_topics_of_100_and_of_50_partitions_are_joined(spark, kafka, cluster, tmp_path):
     """A record's partition says nothing about its key to Spark, which shuffles by key: topics need
     no equal number of partitions, nor the same partitioner."""
     orders, payments = kafka.create_unique_topic(100), kafka.create_unique_topic(50)
@@ -174,9 +171,7 @@ def test_topics_of_100_and_of_50_partitions_are_joined(
 @pytest.mark.parametrize(
     "more", [{"maxRecordsPerPartition": 500}, {"minPartitions": 8}], ids=["records", "partitions"]
 )
-def test_a_hot_partition_is_read_by_several_tasks(
-    spark: Any, kafka: Any, cluster: Kafka, more: dict[str, int]
-) -> None:
+def test_a_hot_partition_is_read_by_several_tasks(spark, kafka, cluster, more):
     from pyspark.sql import functions as F
 
     hot = kafka.create_unique_topic(4)
@@ -211,9 +206,7 @@ def test_what_is_hot_is_found_in_the_newest_records(spark: Any, kafka: Any, clus
     assert "o-7" in render_report(left)
 
 
-def test_the_command_tells_each_input(
-    spark: Any, kafka: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_tells_each_input(spark, kafka, tmp_path, monkeypatch):
     orders, payments = kafka.create_unique_topic(1), kafka.create_unique_topic(1)
     for topic in (orders, payments):
         produce(kafka, topic, [(0, order_json("order", 7, n)) for n in range(10)])

@@ -60,9 +60,7 @@ def test_json_is_an_object_a_line_with_what_it_is_about_as_members(out: StringIO
     }
 
 
-def test_the_lines_about_a_start_are_of_the_format_of_the_log(
-    out: StringIO, capsys: pytest.CaptureFixture[str]
-):
+def test_the_lines_about_a_start_are_of_the_format_of_the_log(out, capsys):
     """They were text among JSON, which those who read a container's log could not parse."""
     logs.configure("json", "error", stream=out, worker=2)
     logs.announce("listening on http://127.0.0.1:8080")

@@ -31,9 +31,7 @@ def test_two_totals_say_what_lies_between(before: bytes, between: bytes, repeate
 
 
 @given(parts, parts, parts)
-def test_it_does_not_matter_which_are_put_together_first(
-    a: list[bytes], b: list[bytes], c: list[bytes]
-):
+def test_it_does_not_matter_which_are_put_together_first(a, b, c):
     one, two, three = (Crc32Sum.from_bytes(b"".join(each)) for each in (a, b, c))
     assert (one + two) + three == one + (two + three)
 

@@ -77,9 +77,7 @@ def test_any_bytes_mean_the_same_however_they_are_cut(pieces: list[bytes], data:
     ),
     st.integers(1, 9),
 )
-def test_messages_come_out_as_they_were_sent_in_fragments_with_pings_between(
-    texts: list[tuple[str, bool]], fragments: int
-):
+def test_messages_come_out_as_they_were_sent_in_fragments_with_pings_between(texts, fragments):
     sent, due = b"", []
     for text, compressed in texts:
         payload = deflate_payload(text.encode()) if compressed else text.encode()

@@ -61,9 +61,7 @@ def test_a_header_is_as_short_as_it_can_be(length: int):
 
 
 @given(st.lists(texts | repetitive, max_size=5), st.integers(WINDOW_BITS, 15), st.booleans())
-def test_compressed_frames_are_read_by_every_client_with_the_window(
-    sent: list[str], window: int, fresh: bool
-):
+def test_compressed_frames_are_read_by_every_client_with_the_window(sent, window, fresh):
     """Whether the client keeps its context between messages or not."""
     shared = b"".join(encode_deflated_text(each.encode()) for each in sent)
     assert read_texts(shared, window=window, fresh=fresh) == sent
@@ -120,9 +118,7 @@ def test_only_plain_text_messages_are_read_back():
     st.integers(WINDOW_BITS, 15),
     st.booleans(),
 )
-def test_a_member_is_inserted_into_every_frame(
-    sent: list[dict[str, str]], label: str, window: int, fresh: bool
-):
+def test_a_member_is_inserted_into_every_frame(sent, label, window, fresh):
     """Whether a frame is compressed or not, and whether the client keeps its context."""
     shared = b"".join(
         make(json.dumps(each).encode())

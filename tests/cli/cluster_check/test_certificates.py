@@ -37,9 +37,7 @@ def test_a_pair_that_fits_is_told_until_when(house: CertificateAuthority):
         (timedelta(days=-2), FindingState.FAILS, "valid from"),
     ],
 )
-def test_its_time_is_told(
-    house: CertificateAuthority, after: timedelta, state: FindingState, piece: str
-):
+def test_its_time_is_told(house, after, state, piece):
     pem = house.issue_certificate("web", valid_days=90)
     found = check_key_pair("listen.tls.certificate", pem, pem, None, NOW + after)
     assert found.state is state and piece in found.detail
@@ -56,7 +54,7 @@ def test_the_key_of_another_does_not_fit(house: CertificateAuthority):
     [("right", FindingState.WARNING), ("wrong", FindingState.FAILS), (None, FindingState.FAILS)],
 )
 def test_a_key_with_a_password_is_opened_by_it_and_nobody_is_asked_for_one(
-    house: CertificateAuthority, tmp_path: Path, password: str | None, state: FindingState
+    house, tmp_path, password, state
 ):
     pem = house.issue_certificate("web")
     key = serialization.load_pem_private_key(pem.read_bytes(), None)

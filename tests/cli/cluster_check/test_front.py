@@ -113,18 +113,14 @@ async def find_problems(gateway: GatewayProcess, proxy: Proxy) -> dict[str, str]
     "kind",
     [pytest.param(each, id=each.NAME, marks=pytest.mark.needs(each.NAME)) for each in ALL_PROXIES],
 )
-async def test_nothing_is_wrong_with_the_files_of_the_repository(
-    gateway: GatewayProcess, tmp_path: Path, kind: type[Proxy]
-):
+async def test_nothing_is_wrong_with_the_files_of_the_repository(gateway, tmp_path, kind):
     async with running_proxy(kind, tmp_path / "proxy", gateway.port) as proxy:
         assert await find_problems(gateway, proxy) == {}
 
 
 @pytest.mark.needs("nginx", "haproxy")
 @pytest.mark.parametrize("wrong", WRONG_PROXIES.values(), ids=WRONG_PROXIES)
-async def test_a_wrong_configuration_is_named(
-    gateway: GatewayProcess, tmp_path: Path, wrong: WrongProxy
-):
+async def test_a_wrong_configuration_is_named(gateway, tmp_path, wrong):
     async with running_proxy(
         wrong.kind, tmp_path / "proxy", gateway.port, changes=wrong.changes
     ) as proxy:

@@ -124,9 +124,7 @@ def test_a_missing_topic_is_told_with_the_nearest_that_there_is():
         (TopicRequirement("orders"), topic(error=17), FindingState.FAILS, "error 17"),
     ],
 )
-def test_what_is_lacking_is_told(
-    want: TopicRequirement, told: TopicMetadata, state: FindingState, piece: str
-):
+def test_what_is_lacking_is_told(want, told, state, piece):
     ((found, detail),) = said(want, told)
     assert found is state and piece in detail
 

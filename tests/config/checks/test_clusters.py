@@ -93,9 +93,7 @@ def test_a_route_is_of_the_cluster_that_has_its_topics(options: dict[str, Any], 
         ({"topic": "${params.x}", "allow": ["*"]}, "add kafka: eu or kafka: us"),
     ],
 )
-def test_a_route_that_may_be_of_several_or_none_is_told_what_to_add(
-    options: dict[str, Any], said: str
-):
+def test_a_route_that_may_be_of_several_or_none_is_told_what_to_add(options, said):
     assert said in refused(BOTH + route(**options))
 
 

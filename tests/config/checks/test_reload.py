@@ -57,7 +57,7 @@ def settings(text: str, folder: Path = Path()) -> Settings:
     ids=["trust", "forwarded", "host", "sidecar-guard", "admin-guard", "sidecar-path"],
 )
 def test_a_valid_file_is_refused_if_it_disagrees_with_what_stays(
-    running: str, loaded: str, problem: str, tmp_path: Path
+    running, loaded, problem, tmp_path
 ):
     """The two were combined unchecked: guards without certificates, or a KeyError for a guard."""
     shutil.copy(certifi.where(), tmp_path / "pem")
@@ -89,9 +89,7 @@ SCRAM = "mechanism: scram-sha-512, username: u"
     ],
     ids=["password", "verify", "sasl-added", "tls-for-sasl"],
 )
-def test_a_login_is_taken_over_if_the_brokers_listener_stays_the_same(
-    running: str, loaded: str, kept: tuple[str, ...]
-):
+def test_a_login_is_taken_over_if_the_brokers_listener_stays_the_same(running, loaded, kept):
     """A password that was rotated needed a restart."""
     text = "kafka: {{servers: [a:1], topics: [orders], security: {{{}}}}}"
     before, after = loads(text.format(running)), loads(text.format(loaded))

@@ -39,9 +39,7 @@ def refused(words: str, with_: dict[str, Any], *more: dict[str, Any], **when: An
         ({**COMMAND, "key": "${params.id}"}, "DELETE", "DELETE"),
     ],
 )
-def test_a_route_answers_to_its_method_or_to_that_of_its_capability(
-    with_: dict[str, Any], method: str | None, answers: str
-):
+def test_a_route_answers_to_its_method_or_to_that_of_its_capability(with_, method, answers):
     route = made(with_, method=method).routes[0]
     assert route.get_method(route.when[0]) == answers
 
@@ -100,9 +98,7 @@ def test_what_does_not_fit_a_capability_is_refused(words: str, with_: dict[str, 
         ("DELETE needs key", COMMAND, "DELETE"),
     ],
 )
-def test_a_method_that_its_capability_does_not_have_is_refused(
-    words: str, with_: dict[str, Any], method: str
-):
+def test_a_method_that_its_capability_does_not_have_is_refused(words, with_, method):
     refused(words, with_, method=method)
 
 

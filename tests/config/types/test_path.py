@@ -60,9 +60,7 @@ def test_patterns_that_match_the_same_have_one_shape():
 
 
 @given(PATTERN, PATTERN, st.lists(PATHS, min_size=1))
-def test_a_pattern_that_covers_another_matches_all_its_paths(
-    one: str, other: str, paths: list[str]
-):
+def test_a_pattern_that_covers_another_matches_all_its_paths(one, other, paths):
     try:
         wide, narrow = PathPattern.parse(one), PathPattern.parse(other)
     except ValueError:

@@ -125,9 +125,7 @@ def apply_entries(
 
 
 @given(histories(), st.data())
-def test_what_is_left_may_be_cut_anywhere_and_gone_on_with(
-    history: list[Entry], data: st.DataObject
-):
+def test_what_is_left_may_be_cut_anywhere_and_gone_on_with(history, data):
     """However often: the place after the last one that was sent leads to all that is newer, and no
     record without a key comes twice."""
     end = history[-1].next_offset if history else 0
@@ -146,9 +144,7 @@ def test_what_is_left_may_be_cut_anywhere_and_gone_on_with(
 
 
 @given(histories(), st.integers(1, 3))
-def test_a_stretch_holds_so_much_and_what_follows_tells_what_is_not_the_latest(
-    history: list[Entry], records: int
-):
+def test_a_stretch_holds_so_much_and_what_follows_tells_what_is_not_the_latest(history, records):
     """A table larger than memory, window by window: each key comes once, with its latest."""
     at, got = 0, list[Entry]()
     while at < (history[-1].next_offset if history else 0):
@@ -317,17 +313,13 @@ def run_script(
 
 
 @given(steps, st.sampled_from([1, 700, 1 << 20]), st.sampled_from([1, 500, 1 << 20]))
-def test_a_client_of_steps_knows_the_topic_after_any_history(
-    script: Sequence[tuple[Any, ...]], ring: int, cache: int
-):
+def test_a_client_of_steps_knows_the_topic_after_any_history(script, ring, cache):
     topic = KeyedTopic(is_stepped=True, max_ring_bytes=ring, max_log_bytes=cache)
     run_script(topic, SnapshotClient(topic), script)
 
 
 @given(steps, st.sampled_from([1, 700]), st.sampled_from([1, 500, 1 << 20]))
-def test_a_slow_client_that_is_conflated_knows_the_topic_after_any_history(
-    script: Sequence[tuple[Any, ...]], ring: int, cache: int
-):
+def test_a_slow_client_that_is_conflated_knows_the_topic_after_any_history(script, ring, cache):
     topic = KeyedTopic(max_ring_bytes=ring, max_log_bytes=cache)
     run_script(topic, SnapshotClient(topic, slow_policy=SlowClientPolicy.CONFLATE), script)
 

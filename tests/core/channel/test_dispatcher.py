@@ -147,7 +147,7 @@ turns = st.lists(
 
 @given(st.lists(filter_lists, max_size=6), turns, st.booleans())
 def test_what_a_channel_is_told_is_what_it_sees_when_it_looks_at_every_entry_itself(
-    filters: list[Filters], turns: list[list[Entry]], exact: bool
+    filters, turns, exact
 ):
     """Bytes, ids, and whether it ends; where ids come in batches too."""
     tail = build_tail(FrequentTokenTail if exact else LongTokenTail)

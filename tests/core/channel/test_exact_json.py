@@ -43,9 +43,7 @@ def test_what_json_has_not_as_a_number_is_none(text: str):
 
 
 @given(st.integers(-(10**50), 10**50).filter(bool), st.integers(-60, 60), st.integers(0, 9))
-def test_equal_numbers_are_one_value_however_they_are_written(
-    digits: int, exponent: int, zeros: int
-):
+def test_equal_numbers_are_one_value_however_they_are_written(digits, exponent, zeros):
     number = parse_number(f"{digits}e{exponent}")
     wider = parse_number(f"{digits}{'0' * zeros}e{exponent - zeros}")
     assert number is not None and wider is not None

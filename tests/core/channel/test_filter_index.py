@@ -62,9 +62,7 @@ changes = st.lists(st.tuples(st.integers(0, 7), st.none() | filter_lists), max_s
 
 
 @given(changes, st.lists(records, min_size=1, max_size=4), filter_lists)
-def test_an_index_finds_what_every_filter_by_itself_lets_through(
-    changes: list[tuple[int, Filters | None]], some: list[Record], within: Filters
-):
+def test_an_index_finds_what_every_filter_by_itself_lets_through(changes, some, within):
     index: FilterIndex[int] = FilterIndex()
     there: dict[int, Filters] = {}
     for to, filters in changes:
@@ -80,9 +78,7 @@ def test_an_index_finds_what_every_filter_by_itself_lets_through(
 
 
 @given(filter_lists, filter_lists, records)
-def test_filters_that_name_their_keys_let_no_other_through(
-    route: Filters, client: Filters, record: Record
-):
+def test_filters_that_name_their_keys_let_no_other_through(route, client, record):
     both = route.narrow(client)
     if both.keys is not None and both.matches(record):
         assert record.key in both.keys
@@ -105,9 +101,7 @@ def test_filters_that_name_their_keys_let_no_other_through(
         ),
     ],
 )
-def test_of_a_thousand_filters_on_values_of_their_own_at_most_one_is_asked(
-    own, monkeypatch: pytest.MonkeyPatch
-):
+def test_of_a_thousand_filters_on_values_of_their_own_at_most_one_is_asked(own, monkeypatch):
     index = build_index(*map(own, range(1000)))
     value = orjson.dumps({"who": "500", "total": 12})
     record = RECORD._replace(key=b"500", headers=[("who", b"500")], value=value)
@@ -119,9 +113,7 @@ def test_of_a_thousand_filters_on_values_of_their_own_at_most_one_is_asked(
     )
 
 
-def test_an_equality_alone_is_not_asked_again_and_the_rest_of_an_and_is(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_an_equality_alone_is_not_asked_again_and_the_rest_of_an_and_is(monkeypatch):
     assert count_evaluations(build_index(Filter(key=b"ada")), RECORD, monkeypatch) == 0
     assert (
         count_evaluations(
@@ -135,9 +127,7 @@ def test_an_equality_alone_is_not_asked_again_and_the_rest_of_an_and_is(
     assert list(build_index(Filter(key=both)).find(RECORD)) == []
 
 
-def test_of_two_parts_the_one_that_all_have_in_common_is_not_looked_up(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_of_two_parts_the_one_that_all_have_in_common_is_not_looked_up(monkeypatch):
     """`region: eu` of the route, `/customer` of the client: nearly all are found by the field."""
     own = [
         Filter(headers=OFTEN.headers, fields=(("/customer", f"{n}"),))
@@ -148,9 +138,7 @@ def test_of_two_parts_the_one_that_all_have_in_common_is_not_looked_up(
     assert count_evaluations(index, RECORD, monkeypatch) <= MAX_CHEAP_BUCKET_SIZE + 1
 
 
-def test_the_value_is_parsed_once_however_many_look_into_it_and_not_for_keys_alone(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_the_value_is_parsed_once_however_many_look_into_it_and_not_for_keys_alone(monkeypatch):
     keys = [Filter(key=b"%d" % n) for n in range(10)] + [Filter(key=b"ada")]
     assert count_parses(build_index(*keys), RECORD, monkeypatch) == 0
     into = Filter(key=b"bob", fields=(("/paid", "true"),))

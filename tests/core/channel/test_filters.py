@@ -248,9 +248,7 @@ def test_a_header_without_a_value_is_there_and_has_no_text():
         (b"-0", (("gte", 0), ("lte", 0)), True),
     ],
 )
-def test_numbers_of_the_value_are_compared_by_all_of_their_digits(
-    written: bytes, bounds: tuple[tuple[str, int], ...], inside: bool
-):
+def test_numbers_of_the_value_are_compared_by_all_of_their_digits(written, bounds, inside):
     """As doubles, several of these would be equal to the bound."""
     record = RECORD._replace(value=b'{"n": %s}' % written)
     assert (
@@ -332,9 +330,7 @@ def test_filters_let_through_what_an_oracle_lets_through(filters: Filters, recor
 
 
 @given(filter_lists, filter_lists, filter_lists, records)
-def test_narrowing_lets_through_what_both_do_and_nothing_else(
-    route: Filters, client: Filters, more: Filters, record: Record
-):
+def test_narrowing_lets_through_what_both_do_and_nothing_else(route, client, more, record):
     both = route.narrow(client)
     assert both.matches(record) == (route.matches(record) and client.matches(record))
     again = both.narrow(more)
@@ -377,9 +373,7 @@ def one_of(*texts: str) -> Condition:
         (Filters(), None),
     ],
 )  # fmt: skip
-def test_keys_are_looked_up_if_no_others_can_pass_and_they_are_few(
-    filters: Filters, keys: set[bytes] | None
-):
+def test_keys_are_looked_up_if_no_others_can_pass_and_they_are_few(filters, keys):
     assert get_lookup_keys(filters) == keys
 
 

@@ -84,9 +84,7 @@ def apply_step(partition: KeyedPartition, step: tuple[str, Any], *, has_index: b
 
 
 @given(st.sampled_from(FILTERS), TERMS, st.booleans(), st.lists(STEPS, max_size=40))
-def test_a_reader_gets_the_same_with_an_index_as_without(
-    filters: Filters, terms: SubscriptionTerms, has_snapshot: bool, steps: list[tuple[str, Any]]
-):
+def test_a_reader_gets_the_same_with_an_index_as_without(filters, terms, has_snapshot, steps):
     plain = KeyedPartition(filters, terms, has_snapshot=has_snapshot)
     indexed = KeyedPartition(filters, terms, has_snapshot=has_snapshot)
     for step in [*steps, ("credit", 1000), ("take", 1 << 16)]:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import given
@@ -139,12 +138,7 @@ scripts = st.lists(
     st.sampled_from([1, 900]),
 )
 def test_whoever_begins_with_a_snapshot_knows_the_topic_after_any_history(
-    before: Sequence[tuple[Any, ...]],
-    after: Sequence[tuple[Any, ...]],
-    steps: bool,
-    blocks: bool,
-    ring: int,
-    cache: int,
+    before, after, steps, blocks, ring, cache
 ):
     """At the end of a first snapshot that was not cut it knows the topic as of its id."""
     topic = KeyedTopic(is_stepped=steps, max_ring_bytes=ring, max_log_bytes=cache)
@@ -169,9 +163,7 @@ def test_whoever_begins_with_a_snapshot_knows_the_topic_after_any_history(
 
 
 @given(scripts, scripts)
-def test_at_its_end_a_client_knows_the_topic_as_of_its_id(
-    before: Sequence[tuple[Any, ...]], meanwhile: Sequence[tuple[Any, ...]]
-):
+def test_at_its_end_a_client_knows_the_topic_as_of_its_id(before, meanwhile):
     topic = KeyedTopic()
     for name, *rest in before:
         if name == "write":

@@ -69,9 +69,7 @@ values = st.sampled_from([None, b"", b"1"])
 
 
 @given(st.lists(st.tuples(keys, values), max_size=20), st.integers(1, 400), st.data())
-def test_whoever_reads_an_edition_in_pieces_gets_all_of_it_once(
-    written: list[tuple[bytes | None, bytes | None]], most: int, data: st.DataObject
-):
+def test_whoever_reads_an_edition_in_pieces_gets_all_of_it_once(written, most, data):
     """Also after a cut, at any place that it was told."""
     records = [record(offset, key, value) for offset, (key, value) in enumerate(written)]
     edition = build_table(*records).take_snapshot()
@@ -130,9 +128,7 @@ records_of_keys = st.tuples(
 
 
 @given(st.lists(records_of_keys, max_size=30), st.integers(0, 30))
-def test_the_latest_that_is_accepted_is_found_in_a_history(
-    written: list[tuple[bytes | None, bytes | None]], start: int
-):
+def test_the_latest_that_is_accepted_is_found_in_a_history(written, start):
     """As by looking at each record: what is not accepted replaces nothing, and a tombstone
     removes its key for all."""
     records = [record(n, key, value) for n, (key, value) in enumerate(written)]

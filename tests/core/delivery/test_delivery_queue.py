@@ -519,9 +519,7 @@ worlds = st.builds(
 
 
 @given(worlds, st.lists(happening, max_size=60))
-def test_every_record_is_processed_or_a_dead_letter_in_order_and_none_is_skipped(
-    world: LaneWorld, happenings: Sequence[tuple[object, ...]]
-):
+def test_every_record_is_processed_or_a_dead_letter_in_order_and_none_is_skipped(world, happenings):
     for what in happenings:
         match what:
             case ("poll", tp, count):
@@ -548,9 +546,7 @@ def test_every_record_is_processed_or_a_dead_letter_in_order_and_none_is_skipped
 
 
 @given(worlds, st.lists(st.sampled_from(["away", "late"]), max_size=60))
-def test_a_back_end_that_is_away_or_late_makes_no_dead_letters(
-    world: LaneWorld, kinds: Sequence[str]
-):
+def test_a_back_end_that_is_away_or_late_makes_no_dead_letters(world, kinds):
     for tp in SEVERAL:
         world.poll_partition(tp, 99)
     for kind in kinds:
@@ -559,9 +555,7 @@ def test_a_back_end_that_is_away_or_late_makes_no_dead_letters(
 
 
 @given(worlds, st.lists(st.sampled_from(["stumbles", "garbage"]), max_size=60))
-def test_while_the_probe_fails_a_suspect_batch_makes_no_dead_letters(
-    world: LaneWorld, kinds: Sequence[str]
-):
+def test_while_the_probe_fails_a_suspect_batch_makes_no_dead_letters(world, kinds):
     for tp in SEVERAL:
         world.poll_partition(tp, 99)
     for kind in kinds:

@@ -84,9 +84,7 @@ def test_who_joins_first_asks_for_a_name_leads_and_has_all(group: ClassicGroupCo
     )
 
 
-def test_heartbeats_come_soon_after_an_assignment_and_then_at_their_interval(
-    group: ClassicGroupCoordinator, alone: MemberConnection
-):
+def test_heartbeats_come_soon_after_an_assignment_and_then_at_their_interval(group, alone):
     """What others gave up waits until everybody has heard of the next round."""
     waits, now = [], 0.0
     for _ in range(8):
@@ -100,9 +98,7 @@ def test_heartbeats_come_soon_after_an_assignment_and_then_at_their_interval(
     assert 0.8 * 3.0 <= waits[-1] <= 3.0
 
 
-def test_who_is_there_keeps_what_it_keeps_while_another_joins(
-    group: ClassicGroupCoordinator, alone: MemberConnection
-):
+def test_who_is_there_keeps_what_it_keeps_while_another_joins(group, alone):
     """Two rounds, and nothing but what moves is ever touched."""
     two = build_peer()
     settle_group(group, [alone, two], 10.0)
@@ -113,9 +109,7 @@ def test_who_is_there_keeps_what_it_keeps_while_another_joins(
     assert group.rebalance_count == 3
 
 
-def test_what_is_given_up_is_held_until_it_is_released_with_heartbeats(
-    group: ClassicGroupCoordinator, alone: MemberConnection
-):
+def test_what_is_given_up_is_held_until_it_is_released_with_heartbeats(group, alone):
     two = build_peer()
     now = 10.0
     while not alone.revoking_partitions:
@@ -136,9 +130,7 @@ def test_what_is_given_up_is_held_until_it_is_released_with_heartbeats(
     assert two.member.owned == tps(2, 3)
 
 
-def test_what_who_left_had_goes_to_others_who_give_up_nothing(
-    group: ClassicGroupCoordinator, alone: MemberConnection
-):
+def test_what_who_left_had_goes_to_others_who_give_up_nothing(group, alone):
     two = build_peer()
     now = settle_group(group, [alone, two], 10.0)
     last = alone.member.leave(now)
@@ -153,9 +145,7 @@ def test_who_never_joined_has_nothing_to_leave():
     assert create_member().leave(0.0) is None
 
 
-def test_a_static_member_says_nothing_as_it_leaves_and_comes_back_to_what_it_had(
-    group: ClassicGroupCoordinator,
-):
+def test_a_static_member_says_nothing_as_it_leaves_and_comes_back_to_what_it_had(group):
     static, other = build_peer(instance_id="pod-0"), build_peer()
     now = settle_group(group, [static, other], 0.0)
     had, rebalances, others = static.member.owned, group.rebalance_count, list(other.events)
@@ -229,9 +219,7 @@ def test_a_refusal_that_may_pass_is_tried_again_slowly(error: int):
 
 
 @pytest.mark.parametrize("expired", [False, True])
-def test_a_member_whose_right_is_back_has_all_that_it_had(
-    group: ClassicGroupCoordinator, alone: MemberConnection, expired: bool
-):
+def test_a_member_whose_right_is_back_has_all_that_it_had(group, alone, expired):
     had, now = alone.member.owned, alone.member.next_request_at
     name = alone.member.identity.member_id
     ask = alone.member.next_request(now)
@@ -253,9 +241,7 @@ def test_a_member_whose_right_is_back_has_all_that_it_had(
     ("error", "name"),
     [(ErrorCode.UNKNOWN_MEMBER_ID, ""), (ErrorCode.ILLEGAL_GENERATION, "member-0")],
 )
-def test_who_is_forgotten_has_lost_all_and_joins_anew(
-    alone: MemberConnection, error: int, name: str
-):
+def test_who_is_forgotten_has_lost_all_and_joins_anew(alone, error, name):
     now = alone.member.next_request_at
     ask = alone.member.next_request(now)
     assert ask is not None
@@ -287,9 +273,7 @@ def test_another_coordinator_is_looked_up_and_what_is_owned_stays(alone: MemberC
     assert isinstance(alone.member.next_request(alone.member.next_request_at), HeartbeatRequest)
 
 
-def test_after_the_session_timeout_without_a_word_all_is_lost(
-    group: ClassicGroupCoordinator, alone: MemberConnection
-):
+def test_after_the_session_timeout_without_a_word_all_is_lost(group, alone):
     now = 0.0
     while (now := alone.member.next_request_at) < 10.0:
         alone.send_due(group, now)
@@ -332,9 +316,7 @@ def test_a_commit_that_was_refused_brings_the_next_heartbeat_forward(alone: Memb
     assert isinstance(alone.member.next_request(0.5), HeartbeatRequest)
 
 
-def test_a_leader_waits_for_metadata_of_all_topics_of_all_members(
-    group: ClassicGroupCoordinator, alone: MemberConnection
-):
+def test_a_leader_waits_for_metadata_of_all_topics_of_all_members(group, alone):
     two = MemberConnection(create_member(topics=["prices"]))
     now = 10.0
     while not alone.member.has_unknown_topics:
@@ -365,9 +347,7 @@ def test_a_leader_waits_once_for_a_topic_that_does_not_exist():
     assert not one.member.has_unknown_topics and now == METADATA_WAIT_S
 
 
-def test_a_leader_gives_out_partitions_that_are_new(
-    group: ClassicGroupCoordinator, alone: MemberConnection
-):
+def test_a_leader_gives_out_partitions_that_are_new(group, alone):
     alone.member.on_metadata(build_topics(orders=4, other=1), 1.0)
     assert alone.member.state is MemberState.RUNNING
     alone.member.on_metadata(build_topics(orders=6), 1.0)
@@ -388,9 +368,7 @@ def test_a_topic_that_was_made_anew_is_lost_and_taken_from_its_start(alone: Memb
     assert alone.member.on_metadata({"orders": TopicInfo(second, 3)}, 3.0) == []
 
 
-def test_what_is_being_given_up_of_a_topic_that_is_made_anew_is_given_up_at_once(
-    group: ClassicGroupCoordinator, alone: MemberConnection
-):
+def test_what_is_being_given_up_of_a_topic_that_is_made_anew_is_given_up_at_once(group, alone):
     alone.member.on_metadata({"orders": TopicInfo(UUID(int=1), 4)}, 1.0)
     other = build_peer()
     for now in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0):
@@ -407,9 +385,7 @@ def test_what_is_being_given_up_of_a_topic_that_is_made_anew_is_given_up_at_once
     assert alone.member.owned | other.member.owned == tps(0, 1, 2, 3)
 
 
-def test_topics_no_longer_wanted_are_given_up(
-    group: ClassicGroupCoordinator, alone: MemberConnection
-):
+def test_topics_no_longer_wanted_are_given_up(group, alone):
     alone.member.subscribe(["orders"], 1.0)
     assert alone.member.state is MemberState.RUNNING
     alone.member.subscribe(["prices"], 1.0)
@@ -545,7 +521,7 @@ class GroupStory:
 
 @given(story=STORY, static=st.booleans(), partitions=st.integers(0, 7))
 def test_whatever_happens_no_two_read_the_same_and_in_the_end_all_is_read(
-    story, static: bool, partitions: int
+    story, static, partitions
 ):
     told = GroupStory(static, partitions)
     for what, number in [("join", 0), ("join", 0), *story]:

@@ -100,7 +100,7 @@ def test_what_was_returned_already_of_a_log_that_is_cut_off_is_followed_by_the_n
     st.integers(0, 8),
 )
 def test_after_a_truncation_each_record_of_the_new_log_comes_once(
-    old_log: list[tuple[int, bool]], new_epochs: list[int], common: int, taken: int
+    old_log, new_epochs, common, taken
 ):
     """`old_log` has the epoch of each offset, and whether it holds a record; the first `common` are
     in both logs. The broker is asked as KIP-320 has it until it finds no divergence. The replica
@@ -208,9 +208,7 @@ def test_every_record_is_returned_once_and_in_order_however_it_is_taken(fetches,
     st.integers(0, 5),
     st.integers(1, 7),
 )
-def test_the_epoch_before_an_offset_is_that_of_the_record_before_it(
-    epochs: list[int], first: int, taken_at_once: int
-):
+def test_the_epoch_before_an_offset_is_that_of_the_record_before_it(epochs, first, taken_at_once):
     """Offsets below where reading began, and above what was returned, have none: a commit of them
     says nothing about the log."""
     first = min(first, len(epochs) - 1)

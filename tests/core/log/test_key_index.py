@@ -19,9 +19,7 @@ INDEX_KEYS = st.sampled_from([b"a", b"b", b"", CONTROL_KEY, None])
 
 
 @given(st.lists(st.tuples(INDEX_KEYS, st.integers(0, 2))), st.integers(0, 50))
-def test_entries_are_found_by_key_in_order_until_they_are_dropped(
-    steps: list[tuple[bytes | str | None, int]], start: int
-):
+def test_entries_are_found_by_key_in_order_until_they_are_dropped(steps, start):
     index, empty_bytes = KeyIndex(start), KeyIndex(0).bytes
     held: deque[tuple[int, bytes | str | None]] = deque()
     for key, dropped_count in steps:

@@ -26,7 +26,7 @@ def test_every_cause_has_a_rule_and_every_code_a_cause():
 
 @given(CAUSE, st.floats(0, 1, exclude_max=True), st.floats(0.1, 10), st.integers(1, 2000))
 def test_no_delay_is_longer_than_its_bound_and_only_the_first_may_be_none(
-    cause: Cause, drawn: float, ceiling: float, attempts: int
+    cause, drawn, ceiling, attempts
 ):
     backoff = Backoff(ceiling, lambda: drawn)
     delays = [backoff.next_delay(cause) for _ in range(attempts)]

@@ -67,9 +67,7 @@ def test_a_token_says_what_was_written(places: list[tuple[int | None, int]], iss
 
 
 @given(PLACES, st.data())
-def test_a_damaged_token_is_refused_wherever_it_is_hurt(
-    places: list[tuple[int | None, int]], data: st.DataObject
-):
+def test_a_damaged_token_is_refused_wherever_it_is_hurt(places, data):
     token = bytearray(build_token(places))
     at = data.draw(st.integers(0, len(token) - 1))
     other = data.draw(st.sampled_from([c for c in ALPHABET if c != token[at]]))
@@ -95,9 +93,7 @@ def test_what_looks_like_a_token_but_names_too_much_is_refused():
 
 
 @given(PLACES.filter(bool), st.data())
-def test_an_overlay_is_the_token_with_some_partitions_elsewhere(
-    places: list[tuple[int | None, int]], data: st.DataObject
-):
+def test_an_overlay_is_the_token_with_some_partitions_elsewhere(places, data):
     own = data.draw(st.dictionaries(st.integers(0, 45), st.tuples(OFFSETS, st.just(7))))
     text = TokenWriter(
         "cluster",

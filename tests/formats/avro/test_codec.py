@@ -207,9 +207,7 @@ def test_a_default_of_an_enclosing_record_has_all_of_its_fields():
         ),
     ],
 )  # fmt: skip
-def test_a_default_that_lacks_a_field_of_an_enclosing_record_is_none(
-    schema: Any, value: Any, missing: str
-):
+def test_a_default_that_lacks_a_field_of_an_enclosing_record_is_none(schema, value, missing):
     """The record was not complete yet, so nothing was required: records were invented, or
     fastavro raised a ValueError.
     """

@@ -41,18 +41,14 @@ def test_a_checkpoint_knows_its_query_and_how_far_it_is(checkpoint: Checkpoint):
     ) == (ID, 1, 0)
 
 
-def test_a_batch_begins_where_the_one_before_ended_the_first_where_its_source_began(
-    checkpoint: Checkpoint,
-):
+def test_a_batch_begins_where_the_one_before_ended_the_first_where_its_source_began(checkpoint):
     batch = checkpoint.read_batch(1)
     assert batch.start == ({("orders", 0): 100, ("orders", 1): 80},)
     assert batch.end == ({("orders", 0): 150, ("orders", 1): 80},)
     assert checkpoint.read_batch(0).start == ({("orders", 0): 5, ("orders", 1): 7},)
 
 
-def test_late_events_are_held_against_the_watermark_of_the_batch_before(
-    checkpoint: Checkpoint, tmp_path: Path
-):
+def test_late_events_are_held_against_the_watermark_of_the_batch_before(checkpoint, tmp_path):
     write(tmp_path / "offsets" / "2", offsets(90_000, {"0": 150, "1": 90}))
     assert [checkpoint.read_batch(number).watermark_ms for number in range(3)] == [0, 0, 60_000]
 
@@ -85,7 +81,7 @@ def test_two_ranges_under_one_number_have_different_marks(checkpoint: Checkpoint
 
 
 def test_a_batch_that_spark_has_forgotten_and_a_format_of_another_version_are_told(
-    checkpoint: Checkpoint, tmp_path: Path
+    checkpoint, tmp_path
 ):
     with pytest.raises(PipelineError, match="no offsets of batch 9"):
         checkpoint.read_batch(9)

@@ -142,9 +142,7 @@ class TestEventLog:
         (batch,) = build_run(load_records(log)).batches
         assert batch.tasks is not None and len(batch.tasks.stages) == 2
 
-    def test_that_is_being_written_is_read_as_far_as_it_goes(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ):
+    def test_that_is_being_written_is_read_as_far_as_it_goes(self, tmp_path, caplog):
         """The last frame of a compressed one is not closed yet."""
         more = [*events(), {"Event": "SparkListenerJobStart", "Job ID": 6}]
         log = tmp_path / "app-1.zstd.inprogress"

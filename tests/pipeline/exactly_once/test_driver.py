@@ -72,7 +72,7 @@ def writer(
 
 
 def test_a_checkpoint_that_was_put_back_is_refused_before_the_plan_is_changed(
-    output: Output, query: str, ledger: Ledger, tmp_path: Path
+    output, query, ledger, tmp_path
 ):
     """Each writer asked for itself, in its own task: those that had an older entry, or none, had
     committed rows of the wrong batch when the other one refused."""
@@ -92,7 +92,7 @@ def test_a_checkpoint_that_was_put_back_is_refused_before_the_plan_is_changed(
 
 
 def test_the_number_of_writers_changes_with_the_first_batch_that_nobody_has_begun(
-    output: Output, query: str, ledger: Ledger, tmp_path: Path
+    output, query, ledger, tmp_path
 ):
     held = checkpoint(tmp_path / "held", 10, 20)
     writer(output, query, ledger, held).prepare(0)
@@ -106,7 +106,7 @@ def test_the_number_of_writers_changes_with_the_first_batch_that_nobody_has_begu
 
 
 def test_a_batch_keeps_its_number_of_writers_after_a_copy_has_changed_it_for_the_next(
-    output: Output, query: str, ledger: Ledger, tmp_path: Path
+    output, query, ledger, tmp_path
 ):
     """The batch was repeated with the number of the plan, and rows were written again by a writer
     that had no entry."""
@@ -124,9 +124,7 @@ def test_a_batch_keeps_its_number_of_writers_after_a_copy_has_changed_it_for_the
         assert plan is not None and plan.writers == writers
 
 
-def test_a_checkpoint_from_before_a_fresh_start_is_refused(
-    output: Output, query: str, ledger: Ledger, tmp_path: Path
-):
+def test_a_checkpoint_from_before_a_fresh_start_is_refused(output, query, ledger, tmp_path):
     """It went on by its own entries, which are as they were, and wrote the job's rows again."""
     earlier, fresh = checkpoint(tmp_path / "earlier", 10, 20), checkpoint(tmp_path / "fresh", 20)
     later = uuid.uuid4().hex
@@ -144,7 +142,7 @@ def test_a_checkpoint_from_before_a_fresh_start_is_refused(
 
 @pytest.mark.needs("java17")
 def test_a_fresh_checkpoint_fences_a_process_that_still_runs_by_the_earlier_one(
-    kafka: KafkaCluster, spark: Any, output: Output, query: str, ledger: Ledger, tmp_path: Path
+    kafka, spark, output, query, ledger, tmp_path
 ):
     """Only one that started later was refused; the one that ran wrote its rows beside."""
     held = checkpoint(tmp_path / "held", 1, 2)
@@ -162,7 +160,7 @@ def test_a_fresh_checkpoint_fences_a_process_that_still_runs_by_the_earlier_one(
 
 @pytest.mark.needs("java17")
 def test_a_refused_batch_is_written_by_no_writer_and_of_two_processes_the_later_one_writes(
-    kafka: KafkaCluster, spark: Any, output: Output, query: str, ledger: Ledger, tmp_path: Path
+    kafka, spark, output, query, ledger, tmp_path
 ):
     """A checkpoint was put back by one batch: the writer of that batch refused, and the other one
     committed its row, which came once more with the right checkpoint."""
@@ -187,9 +185,7 @@ def test_a_refused_batch_is_written_by_no_writer_and_of_two_processes_the_later_
 
 
 @pytest.mark.needs("java17")
-def test_a_row_that_is_too_large_for_the_output_is_a_dead_letter(
-    kafka: KafkaCluster, spark: Any, query: str, tmp_path: Path
-):
+def test_a_row_that_is_too_large_for_the_output_is_a_dead_letter(kafka, spark, query, tmp_path):
     """It was tried again for ever, and the rows beside it never came."""
     topic = kafka.create_unique_topic(configs={"max.message.bytes": "20000"})
     rows = [(str(n), "x" * size) for n, size in enumerate([1_000, 19_000, 20_000, 2_000_000])]
@@ -213,9 +209,7 @@ def test_a_row_that_is_too_large_for_the_output_is_a_dead_letter(
 
 
 @pytest.mark.needs("java17")
-def test_what_kafka_refuses_for_good_is_not_tried_again(
-    kafka: KafkaCluster, spark: Any, query: str, tmp_path: Path
-):
+def test_what_kafka_refuses_for_good_is_not_tried_again(kafka, spark, query, tmp_path):
     """Every error of Kafka was taken for one that may pass."""
     topic = kafka.create_unique_topic(configs={"cleanup.policy": "compact"})
     output = Output.model_validate({"topic": topic, "writers": WRITERS})
@@ -234,13 +228,7 @@ def test_what_kafka_refuses_for_good_is_not_tried_again(
 @pytest.mark.needs("java17")
 @pytest.mark.parametrize("max_driver_rows", [0, 5])
 def test_small_and_large_batches_are_written_once_by_the_driver_and_by_the_workers(
-    kafka: KafkaCluster,
-    spark: Any,
-    output: Output,
-    query: str,
-    ledger: Ledger,
-    tmp_path: Path,
-    max_driver_rows: int,
+    kafka, spark, output, query, ledger, tmp_path, max_driver_rows
 ):
     held = checkpoint(tmp_path / "held", *range(5))
     write = ExactlyOnceOutput(
@@ -260,13 +248,7 @@ def test_small_and_large_batches_are_written_once_by_the_driver_and_by_the_worke
 
 @pytest.mark.needs("java17")
 def test_rows_with_too_many_bytes_for_the_driver_are_written_by_the_workers(
-    kafka: KafkaCluster,
-    spark: Any,
-    output: Output,
-    query: str,
-    ledger: Ledger,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    kafka, spark, output, query, ledger, tmp_path, monkeypatch
 ):
     """The error is planted: the setting is of the whole Spark context."""
     held = checkpoint(tmp_path / "held", *range(4))

@@ -90,9 +90,7 @@ def expected() -> Counter[tuple[bytes | None, bytes | None]]:
 
 
 @pytest.mark.parametrize("fault", ["kill", "freeze"])
-def test_a_broker_that_dies_or_freezes_inside_a_transaction_costs_no_row(
-    kafka3: KafkaCluster, spark: Any, fault: str
-):
+def test_a_broker_that_dies_or_freezes_inside_a_transaction_costs_no_row(kafka3, spark, fault):
     topic = kafka3.create_unique_topic(
         partitions=2, replication=3, configs={"min.insync.replicas": "2"}
     )

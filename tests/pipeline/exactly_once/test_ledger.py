@@ -87,9 +87,7 @@ def test_a_plan_is_found_beside_entries(ledger: Ledger):
     assert ledger.read_plan("q") == WriterPlan(3, 2)
 
 
-def test_an_entry_behind_a_siblings_open_transaction_is_waited_for(
-    kafka: KafkaCluster, ledger: Ledger
-):
+def test_an_entry_behind_a_siblings_open_transaction_is_waited_for(kafka, ledger):
     """Reading to the last stable offset at hand says that nothing is there, and its rows would be
     written twice."""
     sibling, own = writer(ledger, MIN_WRITER_PARTITIONS), writer(ledger, 0)

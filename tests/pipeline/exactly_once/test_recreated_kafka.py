@@ -6,7 +6,6 @@ import json
 import logging
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from support.brokers import KafkaCluster
 from support.dead_letters import read_committed
 from support.jobs import create_job_loop, run_until_ended
 from support.pipelines import JobHistory
-from support.redis import RedisServer
 from support.waiting import block_until
 
 from gateway.errors import PipelineError
@@ -79,14 +77,7 @@ def places(kafka: KafkaCluster) -> Any:
 
 @pytest.mark.needs("java17")
 @pytest.mark.parametrize("guarantee", TELLING)
-def test_a_new_topic_is_read_from_its_begin(
-    kafka: KafkaCluster,
-    spark: Any,
-    tmp_path: Path,
-    places: tuple[str, str],
-    guarantee: str,
-    caplog: pytest.LogCaptureFixture,
-):
+def test_a_new_topic_is_read_from_its_begin(kafka, spark, tmp_path, places, guarantee, caplog):
     """At least once, what it had before the old position was lost without a word."""
     topic, to = places
     job = query_of(topic, to, guarantee)
@@ -109,14 +100,7 @@ def test_a_new_topic_is_read_from_its_begin(
 @pytest.mark.needs("java17")
 @pytest.mark.parametrize("guarantee", TELLING)
 @pytest.mark.parametrize("count", [3, 40])
-def test_a_query_that_runs_begins_again(
-    kafka: KafkaCluster,
-    spark: Any,
-    tmp_path: Path,
-    places: tuple[str, str],
-    guarantee: str,
-    count: int,
-):
+def test_a_query_that_runs_begins_again(kafka, spark, tmp_path, places, guarantee, count):
     """The new topic is shorter than the old one, or longer."""
     topic, to = places
     produce(kafka, topic, range(10))
@@ -142,9 +126,7 @@ def test_a_query_that_runs_begins_again(
 
 
 @pytest.mark.needs("java17")
-def test_a_batch_that_read_a_topic_while_it_was_recreated_is_not_committed(
-    kafka: KafkaCluster, spark: Any, tmp_path: Path
-):
+def test_a_batch_that_read_a_topic_while_it_was_recreated_is_not_committed(kafka, spark, tmp_path):
     """Its rows of the new topic were written, and again by the next batch."""
     partitions = 4  # two cores: the last ones are read after the first
     topic, to = kafka.create_unique_topic(partitions), kafka.create_unique_topic()
@@ -171,9 +153,7 @@ def test_a_batch_that_read_a_topic_while_it_was_recreated_is_not_committed(
 
 
 @pytest.mark.needs("java17")
-def test_a_new_topic_that_ends_where_the_old_one_did_is_read(
-    kafka: KafkaCluster, spark: Any, tmp_path: Path, places: tuple[str, str]
-):
+def test_a_new_topic_that_ends_where_the_old_one_did_is_read(kafka, spark, tmp_path, places):
     """Spark plans no batch for it, and topics were compared in batches only: the job stalled."""
     topic, to = places
     produce(kafka, topic, range(10))
@@ -188,9 +168,7 @@ def test_a_new_topic_that_ends_where_the_old_one_did_is_read(
 
 
 @pytest.mark.needs("java17")
-def test_a_topic_is_known_before_the_first_batch_is_planned(
-    kafka: KafkaCluster, spark: Any, tmp_path: Path, places: tuple[str, str]
-):
+def test_a_topic_is_known_before_the_first_batch_is_planned(kafka, spark, tmp_path, places):
     """A job that failed before its first batch read the new topic from the old end."""
     topic, to = places
     produce(kafka, topic, range(10))
@@ -214,9 +192,7 @@ def test_a_topic_is_known_before_the_first_batch_is_planned(
 
 
 @pytest.mark.needs("java17")
-def test_state_of_a_topic_that_is_gone_is_not_made_again_of_another(
-    kafka: KafkaCluster, spark: Any, tmp_path: Path, places: tuple[str, str]
-):
+def test_state_of_a_topic_that_is_gone_is_not_made_again_of_another(kafka, spark, tmp_path, places):
     """Batches were done again with records of the new topic, and counted 51 of 56."""
     topic, to = places
     job = query_of(topic, to, "exactly-once")
@@ -252,9 +228,7 @@ class Endless(JobHistory):
 
 
 @pytest.mark.needs("java17")
-def test_a_job_waits_for_a_topic_that_is_away(
-    kafka: KafkaCluster, tmp_path: Path, places: tuple[str, str]
-):
+def test_a_job_waits_for_a_topic_that_is_away(kafka, tmp_path, places):
     """Spark gives up after 3 s; the job was at its end then, and its process perhaps not."""
     topic, to = places
     produce(kafka, topic, range(10))
@@ -271,9 +245,7 @@ def test_a_job_waits_for_a_topic_that_is_away(
 
 
 @pytest.mark.needs("java17")
-def test_unreadable_records_of_a_new_topic_are_told_once_each(
-    kafka: KafkaCluster, spark: Any, tmp_path: Path, places: tuple[str, str]
-):
+def test_unreadable_records_of_a_new_topic_are_told_once_each(kafka, spark, tmp_path, places):
     """The record was passed over by the offsets of the old topic, which lost a dead letter."""
     topic, to = places
     produce(kafka, topic, range(4))
@@ -295,12 +267,7 @@ def test_unreadable_records_of_a_new_topic_are_told_once_each(
 
 @pytest.mark.needs("java17")
 def test_a_table_is_loaded_from_the_begin_of_a_new_topic(
-    kafka: KafkaCluster,
-    spark: Any,
-    tmp_path: Path,
-    places: tuple[str, str],
-    redis_server: RedisServer,
-    caplog: pytest.LogCaptureFixture,
+    kafka, spark, tmp_path, places, redis_server, caplog
 ):
     topic, _ = places
     into = {"kind": "redis", "url": redis_server.url, "prefix": "users:", "fields": {"n": "long"}}

@@ -7,7 +7,7 @@ import json
 import os
 import threading
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from confluent_kafka import Producer
@@ -48,9 +48,7 @@ def held() -> Held:
 
 
 @pytest.mark.needs("java17")
-def test_starts_of_a_query_leave_neither_descriptors_nor_threads(
-    kafka: KafkaCluster, spark: Any, tmp_path: Path
-):
+def test_starts_of_a_query_leave_neither_descriptors_nor_threads(kafka, spark, tmp_path):
     """Each left a connection from the JVM open, with a descriptor and a thread of its own."""
     topic, to = kafka.create_unique_topic(), kafka.create_unique_topic()
     made = {"name": "query", "type": "query", "trigger": "available-now", "to": {"topic": to}}

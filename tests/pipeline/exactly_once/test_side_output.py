@@ -4,7 +4,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from support.brokers import KafkaCluster
 
 from gateway.config import Kafka
 from gateway.config.sections.job import Input, Output
@@ -53,7 +52,7 @@ def test_batches_that_read_a_topic_before_it_was_recreated_are_left_out():
 
 
 def test_a_process_that_still_runs_writes_no_late_records_once_another_has_asked_how_far_it_was(
-    kafka: KafkaCluster,
+    kafka,
 ):
     """It committed the late records of batch 3 after the next process had read that there were
     none, and that one wrote batches 3 and 4 together: those of batch 3 were there twice."""

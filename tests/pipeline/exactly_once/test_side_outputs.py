@@ -27,9 +27,7 @@ BEGIN = 1_800_000_000_000  # ms
 
 
 @pytest.mark.needs("java17")
-def test_what_is_late_undecodable_or_gone_is_told_once(
-    kafka: KafkaCluster, spark: Any, tmp_path: Path
-):
+def test_what_is_late_undecodable_or_gone_is_told_once(kafka, spark, tmp_path):
     clicks, to = kafka.create_unique_topic(), kafka.create_unique_topic()
 
     def run() -> None:
@@ -64,9 +62,7 @@ def test_what_is_late_undecodable_or_gone_is_told_once(
 
 
 @pytest.mark.needs("java17")
-def test_both_sides_of_a_join_tell_their_own_records_of_one_topic(
-    kafka: KafkaCluster, spark: Any, tmp_path: Path
-):
+def test_both_sides_of_a_join_tell_their_own_records_of_one_topic(kafka, spark, tmp_path):
     """What the right side left out was taken for told, as the left side had told of the batch. And
     what is left by a run that has done all there was waited for a run with new records."""
     events, to = kafka.create_unique_topic(), kafka.create_unique_topic()
@@ -92,9 +88,7 @@ def test_both_sides_of_a_join_tell_their_own_records_of_one_topic(
 
 
 @pytest.mark.needs("java17")
-def test_two_clusters_with_a_topic_of_one_name_are_told_apart(
-    kafka: KafkaCluster, spark: Any, tmp_path: Path
-):
+def test_two_clusters_with_a_topic_of_one_name_are_told_apart(kafka, spark, tmp_path):
     """One cluster's position was held against the other's log start, a gap that there was not;
     then the one was read up to the other's end, for ever."""
     topic, to = kafka.create_unique_topic(), kafka.create_unique_topic()
@@ -128,9 +122,7 @@ def test_two_clusters_with_a_topic_of_one_name_are_told_apart(
 
 @pytest.mark.night
 @pytest.mark.needs("java17")
-def test_a_topic_that_was_made_anew_is_told_and_read_from_its_begin(
-    kafka: KafkaCluster, spark: Any, tmp_path: Path
-):
+def test_a_topic_that_was_made_anew_is_told_and_read_from_its_begin(kafka, spark, tmp_path):
     """What the new topic had before the old position was passed over without a word."""
     topic, other, to = (
         kafka.create_unique_topic(),

@@ -70,9 +70,7 @@ def test_an_epoch_that_two_numbers_of_writers_wrote_is_refused_until_it_is_over(
         ],  # of a former plan
     ],
 )
-def test_one_writer_that_knows_of_another_history_refuses_the_checkpoint_for_all(
-    entries: list[LedgerEntry],
-):
+def test_one_writer_that_knows_of_another_history_refuses_the_checkpoint_for_all(entries):
     """Each writer asked for its own entry alone, so those with older ones wrote their rows while
     the one that knew better refused."""
     marks = {5: "five", 6: "six", 7: "seven"}
@@ -112,9 +110,7 @@ def test_the_number_of_writers_changes_between_epochs_only():
 
 
 @pytest.mark.parametrize("planned", [1, 3])
-def test_an_epoch_that_has_begun_is_finished_by_as_many_writers_whatever_the_plan_says(
-    planned: int,
-):
+def test_an_epoch_that_has_begun_is_finished_by_as_many_writers_whatever_the_plan_says(planned):
     change = PlanChange(WriterPlan(4, planned, "copy"), writers=planned, epoch=7, driver_id="now")
     entries = [LedgerEntry(6, planned), LedgerEntry(7, 2)]
     assert change.choose_plan(entries) == WriterPlan(6, 2, "now")
@@ -295,7 +291,7 @@ def run_until(driver: Driver, condition: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("begun, planned", [(1, 2), (2, 1)])
 def test_an_epoch_that_a_copy_of_the_checkpoint_has_written_is_not_divided_by_the_plan_after_it(
-    begun: int, planned: int
+    begun, planned
 ):
     """The copy committed an epoch and then changed the plan. The other driver repeated the epoch
     with the new number of writers: the writer that got the row then had no entry, and wrote it
@@ -321,9 +317,7 @@ ACTIONS = st.lists(
 
 @given(actions=ACTIONS, wanted=st.integers(1, 4))
 @settings(max_examples=400, deadline=None)
-def test_every_row_is_written_once_whoever_crashes_lives_on_or_runs_by_a_copy(
-    actions: list[tuple[str, int, int]], wanted: int
-):
+def test_every_row_is_written_once_whoever_crashes_lives_on_or_runs_by_a_copy(actions, wanted):
     """Crashes, zombies of dead processes, other numbers of writers, and copies of the checkpoint
     that are put back or run beside it: a row is never there twice, and never lost, as one of the
     checkpoints is always that of what was written."""

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from gateway.config import Kafka
@@ -22,9 +20,7 @@ KAFKA = Kafka(servers=("localhost:9092",))  # a plan asks nobody
         ("WITH w AS (SELECT n FROM a) SELECT n FROM b UNION ALL SELECT n FROM w", "ab", "ab"),
     ],
 )
-def test_sources_of_a_query_are_known_by_the_inputs_that_they_read(
-    spark: Any, sql: str, lines: str, numbers: str
-):
+def test_sources_of_a_query_are_known_by_the_inputs_that_they_read(spark, sql, lines, numbers):
     """As Spark 4.2.0 has them in a checkpoint. Both inputs read the same topic."""
     session = spark.newSession()
     value = {"fields": {"n": "bigint"}}

@@ -177,8 +177,8 @@ def steps(spark: Any, events: Sequence[Event]) -> Iterator[Any]:
     ids=["top", "distinct"],
 )
 def test_two_aggregations_in_a_row_tell_each_window_once_when_it_has_ended(
-    spark: Any, tmp_path: Path, given: Any, column: Any, oracle: Any
-) -> None:
+    spark, tmp_path, given, column, oracle
+):
     events = clicks(1000)
     *rows, dropped = streamed(spark, settings(**given), list(steps(spark, events)), tmp_path)
     expected = {key: oracle(each) for key, each in windows(events).items()}
@@ -193,9 +193,7 @@ def test_updates_tell_a_window_whenever_it_grows(spark: Any, tmp_path: Path) -> 
     assert [row["distinct"] for row in rows] == [1, 2]
 
 
-def test_late_are_the_events_whose_last_window_the_watermark_has_passed(
-    spark: Any, tmp_path: Path
-) -> None:
+def test_late_are_the_events_whose_last_window_the_watermark_has_passed(spark, tmp_path):
     """Against Spark: what it drops of a batch is what is found late against the watermark of the
     batch before."""
     after = [Event(at, "ann", "a", 1) for at in (59.9, 60, 119.9, 120, 150)]

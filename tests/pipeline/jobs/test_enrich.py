@@ -156,9 +156,7 @@ def test_a_topic_is_its_latest_value_of_each_key(spark: Any):
     ]
 
 
-def test_a_table_that_is_replaced_does_not_end_a_running_job(
-    spark: Any, tmp_path: Path, until_done: Callable[[Any], Any]
-):
+def test_a_table_that_is_replaced_does_not_end_a_running_job(spark, tmp_path, until_done):
     """A stream joined with files dies once they are overwritten: FILE_NOT_EXIST."""
     users, clicks = tmp_path / "users", tmp_path / "clicks"
 
@@ -197,9 +195,7 @@ def test_a_table_that_is_replaced_does_not_end_a_running_job(
     assert seen == [("1", "first"), ("2", "second"), ("3", "second")]
 
 
-def test_a_stream_is_enriched_from_redis(
-    spark: Any, tmp_path: Path, redis_server: RedisServer, until_done: Callable[[Any], Any]
-):
+def test_a_stream_is_enriched_from_redis(spark, tmp_path, redis_server, until_done):
     with redis_server.create_client() as client:
         client.set("users:ann", '{"name":"Ann"}')
     clicks = tmp_path / "clicks"

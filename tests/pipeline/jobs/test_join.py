@@ -140,9 +140,7 @@ def test_in_batch_it_equals_the_oracle(spark: Any, kind: str, on: tuple[str, ...
         ("left", {"keys": "all"}, ()),
     ],
 )
-def test_salting_changes_no_result(
-    spark: Any, kind: str, salt: dict[str, Any], hot: tuple[str, ...]
-) -> None:
+def test_salting_changes_no_result(spark, kind, salt, hot):
     orders, payments = shop()
     on = {"merchant": "merchant"}
     job = settings(kind=kind, on=on, select=TOLD, salt={"buckets": 4, **salt})
@@ -233,9 +231,7 @@ class Stream:
 
 
 @pytest.mark.parametrize("kind", ["inner", "left"])
-def test_heartbeats_without_a_key_complete_it_to_the_last_order(
-    spark: Any, tmp_path: Path, kind: str
-) -> None:
+def test_heartbeats_without_a_key_complete_it_to_the_last_order(spark, tmp_path, kind):
     """Spark pushes filters below the watermark, those of a job as well as `key IS NOT NULL` that
     it makes itself for an inner join: heartbeats they take away move no watermark, and the last
     orders wait for ever (4,977 of 500,000)."""
@@ -317,8 +313,6 @@ def test_real_time_mode_is_refused_with_the_reason() -> None:
 
 
 @pytest.mark.parametrize(("keys", "names"), [("auto", ("a", "b")), ("all", ()), (["c"], ("c",))])
-def test_the_keys_that_are_spread_are_the_listed_ones_or_those_found(
-    keys: object, names: tuple[str, ...]
-) -> None:
+def test_the_keys_that_are_spread_are_the_listed_ones_or_those_found(keys, names):
     assert join.select_hot_keys(settings(salt={"keys": keys}).salt, ["b", "a"]) == names
     assert join.select_hot_keys(None, ["a"]) == ()

@@ -62,9 +62,7 @@ def test_redis_holds_what_the_topic_holds_when_compacted(spark: Any, redis_serve
     assert noted["at"] > 1_700_000_000_000
 
 
-def test_records_without_a_key_are_no_rows_and_a_note_is_not_overwritten(
-    spark: Any, redis_server: RedisServer
-):
+def test_records_without_a_key_are_no_rows_and_a_note_is_not_overwritten(spark, redis_server):
     rows = records(spark, (None, "1"), ("!loaded", "2"), ("a", "3"))
     load.BatchLoader(settings(redis_server.url))(rows, 0)
     assert stored(redis_server) == {"a": "3"}

@@ -38,9 +38,7 @@ def test_tables_are_what_topics_must_be_there_for(sql: str, read: list[str]) -> 
         ("1.5e3 + 'text' || \"text\"", []),
     ],
 )
-def test_columns_are_named_by_what_is_no_call_no_keyword_and_no_parameter(
-    sql: str, columns: list[str]
-) -> None:
+def test_columns_are_named_by_what_is_no_call_no_keyword_and_no_parameter(sql, columns):
     assert list(iter_columns(sql)) == columns
 
 

@@ -75,11 +75,7 @@ def scraped(told: ProgressReporter) -> dict[str, float]:
 
 
 def test_a_job_is_told_to_prometheus_a_topic_the_log_and_the_doctor(
-    told: ProgressReporter,
-    session: Any,
-    kafka: Any,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    told, session, kafka, tmp_path, caplog
 ):
     logs.configure("json", "info")
     caplog.set_level(logging.INFO)
@@ -155,9 +151,7 @@ def test_a_record_has_the_alerts_of_its_job(tmp_path: Path):
     assert all(each["alerts"] == {} for each in read_records(get_progress_path(str(tmp_path), "b")))
 
 
-def test_lines_of_the_log_have_job_query_run_and_batch(
-    told: ProgressReporter, session: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_lines_of_the_log_have_job_query_run_and_batch(told, session, tmp_path, capsys):
     logs.configure("json", "info")
     query = counted(session, tmp_path, "lines")
     block_until(
@@ -170,9 +164,7 @@ def test_lines_of_the_log_have_job_query_run_and_batch(
     assert said[0]["message"].startswith("1,000 rows in ")
 
 
-def test_a_query_that_fails_is_counted_by_its_error(
-    told: ProgressReporter, session: Any, tmp_path: Path
-):
+def test_a_query_that_fails_is_counted_by_its_error(told, session, tmp_path):
     from pyspark.sql import functions as F
 
     rows = read_stream(session, 10).select(F.assert_true(F.col("value") < 5))
@@ -210,9 +202,7 @@ def consumed(servers: str, topic: str, count: int) -> list[tuple[str, dict[str, 
         consumer.close()
 
 
-def test_invalid_records_are_counted_in_the_line_of_their_batch(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+def test_invalid_records_are_counted_in_the_line_of_their_batch(tmp_path, caplog):
     """The line of a batch counted them as rows, and no other line said that they were left out."""
     caplog.set_level(logging.INFO)
     observed = {"observedMetrics": {"from": {"rows": 5, "invalid": 1}}}

@@ -28,9 +28,7 @@ def test_is_beside_the_jobs_checkpoints(tmp_path: Path):
     )
 
 
-def test_of_checkpoints_elsewhere_is_on_this_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_of_checkpoints_elsewhere_is_on_this_machine(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     one, other = (
         get_progress_path("s3a://one/jobs", "orders"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,9 +38,7 @@ def test_else_it_does_not_nor_in_real_time_mode():
 
 
 @pytest.mark.needs("java17")
-def test_a_query_ends_with_the_batch_under_way_while_records_keep_coming(
-    spark: Any, tmp_path: Path
-):
+def test_a_query_ends_with_the_batch_under_way_while_records_keep_coming(spark, tmp_path):
     """Spark is idle for microseconds between two batches. It was stopped where that was seen, by
     luck, or inside a batch after a minute."""
     under_way, told = threading.Event(), threading.Event()
@@ -68,9 +65,7 @@ def test_a_query_ends_with_the_batch_under_way_while_records_keep_coming(
 
 
 @pytest.mark.needs("java17")
-def test_a_query_that_waits_for_its_trigger_is_idle_and_one_in_a_batch_is_not(
-    spark: Any, tmp_path: Path
-):
+def test_a_query_that_waits_for_its_trigger_is_idle_and_one_in_a_batch_is_not(spark, tmp_path):
     under_way, told = threading.Event(), threading.Event()
 
     def batch(rows: Any, epoch: int) -> None:

@@ -51,9 +51,7 @@ def test_it_is_set_in_the_context_only():
         ({}, {"master": "spark://host:7077"}),
     ],
 )
-def test_another_home_python_or_machine_keeps_its_own(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], spark: dict[str, Any]
-):
+def test_another_home_python_or_machine_keeps_its_own(monkeypatch, variables, spark):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with spark_home_for_workers(Spark(**{"master": "local[2]", **spark})):
@@ -66,9 +64,7 @@ def test_this_python_may_be_named(monkeypatch: pytest.MonkeyPatch):
         assert "SPARK_HOME" in os.environ
 
 
-def test_without_a_writable_cache_spark_has_its_own_home(
-    monkeypatch: pytest.MonkeyPatch, cache: Path
-):
+def test_without_a_writable_cache_spark_has_its_own_home(monkeypatch, cache):
     (cache / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache / "file"))
     with spark_home_for_workers(Spark(master="local[2]")):

@@ -53,9 +53,7 @@ def test_a_batch_under_way_is_not_copied(tmp_path: Path, source: LocalFiles) -> 
     assert not {"offsets/6", "state/0/0/7.changelog"} & target.list_sizes().keys()
 
 
-def test_a_damaged_snapshot_is_left_out_where_an_older_one_is_whole(
-    tmp_path: Path, source: LocalFiles
-) -> None:
+def test_a_damaged_snapshot_is_left_out_where_an_older_one_is_whole(tmp_path, source):
     fake_checkpoint.truncate_file(source.path / "state/0/0/6.zip")
     target = LocalFiles(tmp_path / "copy")
     backup.create_backup(source, target, "sessions")
@@ -64,9 +62,7 @@ def test_a_damaged_snapshot_is_left_out_where_an_older_one_is_whole(
     assert {"state/0/0/4.zip", "state/0/0/6.changelog"} <= names.keys()
 
 
-def test_what_has_no_substitute_is_told_and_nothing_is_copied(
-    tmp_path: Path, source: LocalFiles
-) -> None:
+def test_what_has_no_substitute_is_told_and_nothing_is_copied(tmp_path, source):
     fake_checkpoint.truncate_file(source.path / "state/0/0/SSTs/000001-shared.sst")
     fake_checkpoint.truncate_file(source.path / "state/0/0/1.changelog")
     with pytest.raises(PipelineError, match=r"SSTs/000001-shared\.sst has \d+ bytes"):
@@ -79,9 +75,7 @@ def test_a_directory_in_use_takes_no_copy(source: LocalFiles, copied: LocalFiles
         backup.create_backup(source, copied, "sessions")
 
 
-def test_files_that_retention_takes_meanwhile_are_tried_again(
-    tmp_path: Path, source: LocalFiles
-) -> None:
+def test_files_that_retention_takes_meanwhile_are_tried_again(tmp_path, source):
     lost: list[str] = []
 
     class LosingFiles(LocalFiles):
@@ -106,9 +100,7 @@ def test_what_comes_back_is_what_was_copied(tmp_path: Path, copied: LocalFiles) 
     assert all((to / name).read_bytes() == copied.read(name) for name in back)
 
 
-def test_a_restored_job_has_a_new_identity_unless_it_is_the_same(
-    tmp_path: Path, copied: LocalFiles
-) -> None:
+def test_a_restored_job_has_a_new_identity_unless_it_is_the_same(tmp_path, copied):
     """The ledger of the old one has batches that are to come under the same numbers."""
     old = json.loads(copied.read("metadata"))["id"]
     new = json.loads((restored(tmp_path, copied) / "metadata").read_bytes())["id"]
@@ -139,9 +131,7 @@ def test_a_checkpoint_without_a_batch_cannot_be_copied(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_a_restored_checkpoint_is_of_one_query(
-    tmp_path: Path, source: LocalFiles, same: bool
-) -> None:
+def test_a_restored_checkpoint_is_of_one_query(tmp_path, source, same):
     """Its definition names the query, and that of a copy is another one."""
     content = {"format": 1, "job": "sessions", "query": "before", "definition": {}, "hot": []}
     source.write(definition.DEFINITION_FILE, json.dumps(content).encode())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +69,7 @@ def test_keys_are_counted_by_partition_and_shown(job: CountingQuery, spark: Any)
 
 
 @pytest.mark.parametrize("remote", [False, True])
-def test_a_restored_copy_goes_on_after_its_batch(
-    job: CountingQuery, spark: Any, tmp_path: Path, remote: bool
-) -> None:
+def test_a_restored_copy_goes_on_after_its_batch(job, spark, tmp_path, remote):
     """Also by way of Hadoop, which other file systems are reached by."""
     where = tmp_path / "copy"
     copy = HadoopFiles(where.as_uri(), spark) if remote else LocalFiles(where)
@@ -136,9 +134,7 @@ def test_sessions_go_on_over_a_rescaling(spark: Any, tmp_path: Path) -> None:
     assert found == {(name, 0, 4) for name in names}
 
 
-def test_a_rescaling_that_was_killed_is_finished_before_anything_else(
-    job: CountingQuery, spark: Any
-) -> None:
+def test_a_rescaling_that_was_killed_is_finished_before_anything_else(job, spark):
     files = LocalFiles(job.checkpoint)
     rescale.rescale_state(spark, files, 3)
     files.remove("commits/5")
@@ -176,9 +172,7 @@ def changelog(store: Path) -> None:
     flip_byte(store / "5.changelog")
 
 
-def test_a_damaged_snapshot_is_passed_over_and_told(
-    job: CountingQuery, watch: damage.StateLogWatcher
-) -> None:
+def test_a_damaged_snapshot_is_passed_over_and_told(job, watch):
     snapshot(job.checkpoint / "state/0/1")
     goes_on(job)
     said = _alert()
@@ -187,22 +181,14 @@ def test_a_damaged_snapshot_is_passed_over_and_told(
 
 
 @pytest.mark.parametrize("harm", [snapshot, tables])
-def test_bits_flipped_in_a_snapshot_are_mended_by_spark_where_checksums_are(
-    job: CountingQuery, watch: damage.StateLogWatcher, harm: Callable[[Path], None]
-) -> None:
+def test_bits_flipped_in_a_snapshot_are_mended_by_spark_where_checksums_are(job, watch, harm):
     harm(job.checkpoint / "state/0/0")
     goes_on(job)
     assert "state/0/0" in _alert()
 
 
 @pytest.mark.parametrize(("harm", "sums"), [(tables, False), (changelog, False), (changelog, True)])
-def test_what_spark_gives_up_at_is_mended(
-    job: CountingQuery,
-    spark: Any,
-    watch: damage.StateLogWatcher,
-    harm: Callable[[Path], None],
-    sums: bool,
-) -> None:
+def test_what_spark_gives_up_at_is_mended(job, spark, watch, harm, sums):
     """A changelog, or, on a file system without checksums, a table: with them Spark mends it."""
     harm(job.checkpoint / "state/0/0")
     if not sums:

@@ -139,12 +139,7 @@ KEYS = st.sampled_from("abcdef")
     failures=st.lists(st.booleans(), max_size=12),
 )
 def test_no_value_is_older_than_its_bound_or_the_last_request(
-    size: int,
-    staleness: float,
-    negative: float,
-    batches: list[tuple[list[str], list[str]]],
-    steps: list[float],
-    failures: list[bool],
+    size, staleness, negative, batches, steps, failures
 ):
     """Whatever changes, fails and takes its time: a value that is used was the table's at some
     time within `staleness`, or since the last request that did not fail began."""

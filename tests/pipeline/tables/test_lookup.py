@@ -174,9 +174,7 @@ def test_what_became_too_old_while_redis_was_away_is_not_used():
     assert looking.take_stats().failures == 2
 
 
-def test_an_idle_connection_that_was_closed_is_no_line_of_the_log(
-    caplog: pytest.LogCaptureFixture,
-):
+def test_an_idle_connection_that_was_closed_is_no_line_of_the_log(caplog):
     stored = Stored(Clock(), {"a": b"1"}, failures=1)
     assert table(looked(), stored).get_values(["a"]) == [b"1"]
     assert not caplog.records

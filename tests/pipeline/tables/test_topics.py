@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
-
-from support.redis import RedisServer
 
 from gateway.config import Kafka
 from gateway.config.sections.pipelines import Broadcast, Load
@@ -25,9 +22,7 @@ def produce(kafka: Any, topic: str, *records: tuple[str, str | None]) -> None:
     assert producer.flush(30) == 0
 
 
-def test_a_compacted_topic_is_a_table(
-    spark: Any, kafka: Any, tmp_path: Path, redis_server: RedisServer
-):
+def test_a_compacted_topic_is_a_table(spark, kafka, tmp_path, redis_server):
     users = kafka.create_unique_topic(2)
     cluster = Kafka.model_validate({"servers": kafka.bootstrap})
     produce(kafka, users, ("a", '{"name":"old"}'), ("b", '{"name":"bob"}'))

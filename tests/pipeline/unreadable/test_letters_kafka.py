@@ -67,9 +67,7 @@ def test_what_retention_took_is_no_run(kafka: KafkaCluster, topic: str):
     assert list(read_run({"bootstrap.servers": kafka.bootstrap_servers}, topic, 0, 1)) == []
 
 
-def test_letters_that_were_sent_before_a_crash_are_not_sent_again(
-    kafka: KafkaCluster, letters: DeadLetterWriter
-):
+def test_letters_that_were_sent_before_a_crash_are_not_sent_again(kafka, letters):
     topic = kafka.create_unique_topic()
     records = [UnreadableRecord(n, BEYOND + n, b"k%d" % n, b"v", [("h", None)]) for n in range(4)]
     origin = RecordOrigin("left", TopicDescription(topic, "id", 1), 0)

@@ -73,9 +73,7 @@ def test_a_batch_is_cut_to_end_before_a_record(held: LocalFiles):
     assert held.read("sources/0/0") == INITIAL
 
 
-def test_the_start_of_a_batch_is_moved_and_the_one_before_keeps_its_end_and_its_mark(
-    held: LocalFiles,
-):
+def test_the_start_of_a_batch_is_moved_and_the_one_before_keeps_its_end_and_its_mark(held):
     """Killed after any of the steps, the next start does all of them again."""
     write_batch(held, 0, {"0": 100, "1": 80})
     write_batch(held, 1, {"0": 150, "1": 90}, done=False)

@@ -56,9 +56,7 @@ def source(kafka: KafkaCluster, topic: str, on_invalid: str = "skip") -> dict[st
     return {"t": InputSource(made, cluster, TopicDescription(topic, "A", 3), None)}
 
 
-def test_one_start_passes_over_what_each_partition_has_next(
-    kafka: KafkaCluster, topic: str, tmp_path: Path
-):
+def test_one_start_passes_over_what_each_partition_has_next(kafka, topic, tmp_path):
     """Each partition's record took two starts of its own."""
     found = UnreadableOffset(topic, 0, 2, BEYOND)
     skip_records("job", source(kafka, topic), unfinished_of(tmp_path, topic), found, Event())
@@ -66,17 +64,13 @@ def test_one_start_passes_over_what_each_partition_has_next(
     assert [(each.start, each.end) for each in ranges] == [(0, 2), (2, 3), (0, 3)]
 
 
-def test_a_record_that_the_batch_starts_with_moves_it(
-    kafka: KafkaCluster, topic: str, tmp_path: Path
-):
+def test_a_record_that_the_batch_starts_with_moves_it(kafka, topic, tmp_path):
     found = UnreadableOffset(topic, 1, 0, BEYOND)
     skip_records("job", source(kafka, topic), unfinished_of(tmp_path, topic), found, Event())
     assert [each.start for each in unfinished_of(tmp_path, topic).list_ranges()] == [0, 2, 0]
 
 
-def test_a_record_that_must_not_be_passed_over_changes_nothing(
-    kafka: KafkaCluster, topic: str, tmp_path: Path
-):
+def test_a_record_that_must_not_be_passed_over_changes_nothing(kafka, topic, tmp_path):
     """Another process that runs the job may have passed over it: then another try may help."""
     unfinished = unfinished_of(tmp_path, topic)
     files = {name: unfinished.files.read(name) for name in unfinished.files.list_sizes()}
@@ -93,9 +87,7 @@ def test_a_record_that_must_not_be_passed_over_changes_nothing(
 
 
 @pytest.mark.parametrize("limit", ["ending", "time"])
-def test_a_long_run_is_passed_over_in_parts_with_one_line_each(
-    kafka: KafkaCluster, tmp_path: Path, limit: str, caplog: pytest.LogCaptureFixture
-):
+def test_a_long_run_is_passed_over_in_parts_with_one_line_each(kafka, tmp_path, limit, caplog):
     """All of it was read before the job could be ended, with a line of each thousand."""
     long = kafka.create_unique_topic(3, configs=ANY_TIME)
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from support.brokers import KafkaCluster
 from support.dead_letters import get_header, read_committed
 from support.jobs import run_until_ended
 from support.pipelines import JobHistory
-from support.redis import RedisServer
 from support.waiting import block_until
 
 from gateway.pipeline.exactly_once.ledger import ledger_topic
@@ -76,9 +74,7 @@ def users_of(kafka: KafkaCluster, topic: str) -> Counter[str]:
 
 @pytest.mark.needs("java17")
 @pytest.mark.parametrize("kind", ["query", "sessions", "aggregate", "join"])
-def test_good_records_around_unreadable_ones_are_rows_once(
-    kafka: KafkaCluster, spark: Any, tmp_path: Path, topics: tuple[str, str], kind: str
-):
+def test_good_records_around_unreadable_ones_are_rows_once(kafka, spark, tmp_path, topics, kind):
     """One record ended the job, and each of its starts."""
     topic, to = topics
     job = settings(kind, topic, to)
@@ -98,7 +94,7 @@ def test_good_records_around_unreadable_ones_are_rows_once(
 @pytest.mark.needs("java17")
 @pytest.mark.parametrize("told", [True, False])
 def test_at_least_once_a_letter_is_sent_once_where_that_is_asked_for(
-    kafka: KafkaCluster, spark: Any, tmp_path: Path, topics: tuple[str, str], told: bool
+    kafka, spark, tmp_path, topics, told
 ):
     topic, to = topics
     job = settings("query", topic, to, **({"onInvalid": "dead-letter"} if told else {}))
@@ -111,9 +107,7 @@ def test_at_least_once_a_letter_is_sent_once_where_that_is_asked_for(
 
 
 @pytest.mark.needs("java17")
-def test_where_bad_records_end_the_job_this_one_does(
-    kafka: KafkaCluster, spark: Any, tmp_path: Path, topics: tuple[str, str]
-):
+def test_where_bad_records_end_the_job_this_one_does(kafka, spark, tmp_path, topics):
     topic, to = topics
     produce(kafka, topic, 0, ["a", "bad1", "b"])
     job = settings("query", topic, to, onInvalid="fail")
@@ -124,9 +118,7 @@ def test_where_bad_records_end_the_job_this_one_does(
 
 
 @pytest.mark.needs("java17")
-def test_a_table_is_read_around_unreadable_records(
-    kafka: KafkaCluster, spark: Any, tmp_path: Path, topics: tuple[str, str]
-):
+def test_a_table_is_read_around_unreadable_records(kafka, spark, tmp_path, topics):
     topic, to = topics
     table = kafka.create_unique_topic(2, configs=ANY_TIME)
     produce(kafka, table, 0, ["a", "bad1", "bad2", "b", "bad3"])
@@ -145,11 +137,7 @@ def test_a_table_is_read_around_unreadable_records(
 
 @pytest.mark.needs("java17")
 def test_a_loaded_table_has_the_records_around_unreadable_ones(
-    kafka: KafkaCluster,
-    spark: Any,
-    tmp_path: Path,
-    topics: tuple[str, str],
-    redis_server: RedisServer,
+    kafka, spark, tmp_path, topics, redis_server
 ):
     topic, _ = topics
     produce(kafka, topic, 0, ["bad1", "a", "bad2"])
@@ -163,9 +151,7 @@ def test_a_loaded_table_has_the_records_around_unreadable_ones(
 
 
 @pytest.mark.needs("java17")
-def test_a_restored_job_goes_on_behind_what_was_passed_over(
-    kafka: KafkaCluster, spark: Any, tmp_path: Path, topics: tuple[str, str]
-):
+def test_a_restored_job_goes_on_behind_what_was_passed_over(kafka, spark, tmp_path, topics):
     """Its identity is another one, so it sends the letters of what it reads, and of no more."""
     topic, to = topics
     job = settings("query", topic, to)
@@ -195,7 +181,7 @@ def test_a_restored_job_goes_on_behind_what_was_passed_over(
 
 @pytest.mark.needs("java17")
 def test_a_job_that_is_killed_between_its_letters_and_its_rows_repeats_none(
-    kafka: KafkaCluster, tmp_path: Path, topics: tuple[str, str]
+    kafka, tmp_path, topics
 ):
     topic, to = topics
     job = settings("query", topic, to)

@@ -54,9 +54,7 @@ class Load:
         return None
 
 
-def test_scattered_records_are_left_out_by_one_read(
-    kafka: KafkaCluster, caplog: pytest.LogCaptureFixture
-):
+def test_scattered_records_are_left_out_by_one_read(kafka, caplog):
     """Each of them took a whole read by Spark: 97 s for forty."""
     topic = kafka.create_unique_topic(2, configs=ANY_TIME)
     rng = random.Random(7)
