@@ -5,7 +5,7 @@ local real broker. All are plain processes, so the fixtures are sync and serve e
 A test that needs what the choice lacks (killing nodes) is skipped, with CI=true it fails.
 
 With `--tier` one broker serves all workers: the process that starts them chooses, and tells them by
-a variable of its own.
+a variable of its own. Without workers one is started only for a test that asks for it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import pytest
@@ -26,6 +26,7 @@ from support.requirements import skip_or_fail
 from gateway.errors import LocalBrokerError
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.kafka.local import LocalKafka
+from gateway.kafka.local.java import find_java
 from gateway.kafka.local.node import KafkaNode
 from gateway.kafka.local.properties import FAST_RETENTION_PROPERTIES, SINGLE_NODE_PROPERTIES
 
@@ -102,8 +103,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """Start the broker that all workers share, unless there is no Java for it."""
     config = session.config
     is_worker = hasattr(config, "workerinput")
-    is_wanted = config.getoption("tier") and not config.getoption("collectonly")
-    if is_worker or not is_wanted or os.environ.get(KAFKA_VARIABLE):
+    has_workers = config.getoption("tier") and config.getoption("numprocesses", 0)
+    if is_worker or not has_workers or os.environ.get(KAFKA_VARIABLE):
         return
     try:
         cluster = _shared_kafka.enter_context(_running_cluster())
@@ -117,9 +118,15 @@ def pytest_unconfigure() -> None:
     _shared_kafka.close()
 
 
+@cache
 def has_kafka() -> bool:
-    """Whether there is one that no test has to start."""
-    return bool(os.environ.get(KAFKA_VARIABLE) or os.environ.get(SHARED_KAFKA_VARIABLE))
+    """Whether there is one, or what one needs."""
+    if os.environ.get(KAFKA_VARIABLE) or os.environ.get(SHARED_KAFKA_VARIABLE):
+        return True
+    try:
+        return bool(find_java())
+    except LocalBrokerError:
+        return is_docker_available()
 
 
 @pytest.fixture(scope="session")
