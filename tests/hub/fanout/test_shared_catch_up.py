@@ -124,6 +124,19 @@ async def test_one_that_takes_nothing_holds_up_nobody_and_loses_nothing():
     await wait_until(lambda: have_all_values([*outlets, stuck], 0, MISSED + 1))
 
 
+async def test_one_that_is_let_go_amid_the_pieces_reads_on_behind_what_it_was_sent():
+    first = await build_first_client(hub=FakeHub(max_take_bytes=500))
+    outlets = [FakeOutlet(), FakeOutlet(capacity=300), slow := FakeOutlet(capacity=1500)]
+    attach_late_clients(first, outlets, 0)
+    await wait_until(lambda: have_all_values(outlets[:1], 0, MISSED))
+    (shared,) = find_shared(first)
+    shared.release_stalled([slow.client.source])
+    slow.capacity = float("inf")
+    drain_outlet(slow.client)
+    await wait_until(lambda: len(slow.values) >= MISSED)
+    assert slow.values == list(range(MISSED))
+
+
 async def test_each_member_stands_behind_what_it_was_sent():
     """A member does not follow the channel, so its own subscription does not know where it is."""
     first = await build_first_client(max_ring_bytes=200, hub=FakeHub(max_take_bytes=500))

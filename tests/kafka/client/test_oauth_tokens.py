@@ -82,6 +82,19 @@ async def test_it_is_kept_until_shortly_before_it_expires(issuer: FakeIssuer):
     assert len(issuer.requests) == 2
 
 
+async def test_the_lifetime_of_a_token_counts_from_before_it_was_asked_for(issuer: FakeIssuer):
+    now = 0.0
+    tokens = ClientCredentialsTokenProvider(issuer.url, "me", "secret", clock=lambda: now)
+    issuer.may_answer.clear()
+    waiting = asyncio.create_task(tokens.token())
+    await wait_until(lambda: issuer.requests)
+    now = 50.0
+    issuer.may_answer.set()
+    assert await waiting == "one"
+    now, issuer.answer_body = 101.0, {"access_token": "two"}
+    assert await tokens.token() == "two"
+
+
 async def test_a_valid_token_is_used_while_its_issuer_is_silent(issuer: FakeIssuer):
     """Connects waited for the issuer for as long as they may wait for the broker, so each of them
     failed although the token was valid for up to a fifth of its lifetime more."""

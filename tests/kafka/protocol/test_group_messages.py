@@ -79,3 +79,8 @@ async def test_an_offset_of_a_topic_that_was_deleted_is_not_taken_for_its_succes
         request = OffsetCommitRequest(group, {tp: OffsetAndMetadata(7)}, NO_MEMBER, ids)
         answer = await made.coordinators.send(group, request)
         assert answer.errors == {tp: ErrorCode.UNKNOWN_TOPIC_ID}
+
+
+def test_offsets_of_an_open_transaction_are_waited_for():
+    """KIP-447: with `require_stable`, which is the last field."""
+    assert OffsetFetchRequest("group", None).encode(8)[-2:] == b"\1\0"

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Sequence
 
 import pytest
+from support.virtual_time import run_in_virtual_time
 from support.waiting import wait_until
 
 from gateway.core.delivery.verdict import BackendUnavailable
@@ -81,6 +82,23 @@ async def test_a_back_end_that_is_away_gets_the_same_batch_until_it_has_it(gone)
     assert delivery.outcomes == {"delivered": 3}
     assert delivery.failure is None
     assert len(back_end.ids) == 1
+
+
+def test_a_back_end_that_is_away_is_asked_at_ever_longer_intervals():
+    back_end, times = FakeBackEnd(*[503] * 20), list[float]()
+
+    async def post(body: bytes, id: str) -> BackendResponse | BackendUnavailable:
+        times.append(asyncio.get_running_loop().time())
+        return await back_end(body, id)
+
+    async def deliver() -> None:
+        batches = RowBatcher(100, 1000, linger=30.0)
+        await batches.put(b"1")
+        batches.end()
+        await RowDelivery("q", post, retries=2, initial=0.1, max=60.0).run(batches)
+
+    run_in_virtual_time(deliver())
+    assert times[-1] - times[-2] > 10.0
 
 
 async def test_a_row_that_is_refused_is_found_and_the_others_are_delivered_in_order():

@@ -286,6 +286,15 @@ def test_a_refusal_behind_an_ignored_upgrade_keeps_its_reason(served):
         assert wire.read_last_response().problem["status"] == 413
 
 
+def test_an_upgrade_behind_an_unanswered_request_is_refused(served):
+    """The parser does not read what follows it, so it would be a way to smuggle a request."""
+    with RawConnection(served.port) as wire:
+        upgrade = build_request("/two", b"Connection: Upgrade", b"Upgrade: h2c")
+        wire.send_bytes(build_request("/slow") + upgrade)
+        assert wire.read_response().body == b"slow"
+        assert wire.read_last_response().problem["status"] == 400
+
+
 @on_both_loops
 def test_a_websocket_is_handed_on_and_outlives_the_deadlines(hasty):
     lines = (b"Connection: Upgrade", b"Upgrade: websocket", b"Sec-WebSocket-Version: 13")
