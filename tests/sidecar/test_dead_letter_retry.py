@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -15,6 +16,16 @@ from support.backend import FakeBackend, running_backend
 from support.brokers import KafkaCluster
 from support.dead_letters import get_header, read_committed, write_dead_letters
 from support.sidecars import running_sidecar, wait_until_ready
+
+from gateway.core.delivery.verdict import (
+    BackendUnavailable,
+    BatchResults,
+    RecordResult,
+    SuspectBatch,
+    Verdict,
+)
+from gateway.core.log.record import TopicPartition
+from gateway.sidecar.dead_letter_retry.retry import DeadLetterRetry
 
 REACTIVE_PATH = "/consumers/deadLetter/reactive"
 ACTIVE_PATH = "/consumers/deadLetter/active"
@@ -223,3 +234,39 @@ async def test_what_makes_no_sense_is_refused_with_what_to_do(setting):
     body = {"group": "g", "topic": setting.topic, "offsets": [{"partition": 9, "offset": 1}]}
     answer = await setting.http.post(f"{ACTIVE_PATH}/offsets", json=body)
     assert answer.status_code == 400
+
+
+async def test_what_the_back_end_was_not_asked_about_is_not_committed():
+    """It fails at the batch and takes the first one alone; then it is away."""
+    verdicts = [SuspectBatch("no"), BatchResults([RecordResult(True)]), BackendUnavailable("away")]
+    committed = []
+
+    async def post(*_: object) -> Verdict:
+        return verdicts.pop(0)
+
+    async def encode(_: object) -> Any:
+        return SimpleNamespace(body=b"", sent=[1], complete_verdict=lambda verdict: verdict)
+
+    async def commit(writes: object, **options: object) -> None:
+        committed.append(options["offsets"])
+
+    tp = TopicPartition("orders.dlq", 0)
+    message = SimpleNamespace(
+        retries=0, origin=tp, offset=0, key=None, correlation_id=None, traceability_id=None
+    )
+    letters: Any = [
+        SimpleNamespace(
+            origin=tp, message=message, record=SimpleNamespace(tp=tp, next_offset=number)
+        )
+        for number in (1, 2, 3)
+    ]
+    pieces: list[Any] = [
+        SimpleNamespace(group="billing", offsets_group="billing.dlq"),
+        SimpleNamespace(post=post),
+        SimpleNamespace(encode=encode),
+        SimpleNamespace(record=lambda event: None),
+    ]
+    transactions: Any = SimpleNamespace(commit=commit)
+    retry = DeadLetterRetry(*pieces)
+    await retry.retry_batch(transactions, letters, {tp: 3}, last=False)
+    assert committed == [{tp: 1}]

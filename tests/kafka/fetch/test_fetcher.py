@@ -301,6 +301,19 @@ async def test_what_comes_of_a_partition_whose_leader_moved_is_too_late():
         await wait_until(lambda: scene.list_partitions(Record) == [1, 0])
 
 
+async def test_what_comes_from_behind_a_truncation_is_too_late():
+    async with running_fetcher(1) as scene:
+        for offset in (0, 1):
+            await scene.kafka.answer_fetch(0, offset=offset)
+        asked = await scene.kafka.wait_for_fetch()
+        scene.kafka.epoch_end = 1
+        scene.kafka.move_leader(0, partition(NODE, 1))
+        await wait_until(lambda: scene.readers[0].position.offset == 1)
+        asked.answer_future.set_result({tp(0): fetch_record(2)})
+        assert (await scene.kafka.wait_for_fetch_of(0)).wants[tp(0)].offset == 1
+        assert [each.offset for each in scene.entries if type(each) is Record] == [0, 1]
+
+
 async def test_one_that_came_meanwhile_is_not_held_up_by_the_fetch_that_waits():
     async with running_fetcher(1) as scene:
         await scene.kafka.answer_fetch()

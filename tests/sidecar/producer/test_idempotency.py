@@ -22,7 +22,7 @@ from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
 from gateway.errors import AuthenticationFailed, BrokerUnavailable, KafkaError, PartitionFailed
 from gateway.kafka.client.cluster import Cluster, ClusterSettings
-from gateway.kafka.client.offsets import LATEST, OffsetAndTimestamp
+from gateway.kafka.client.offsets import LATEST, READ_COMMITTED, OffsetAndTimestamp
 from gateway.kafka.client.outages import Outages
 from gateway.kafka.produce.pending_records import ProducerRecord
 from gateway.kafka.produce.producer import Producer as Writer
@@ -45,7 +45,9 @@ class FakeCluster:
     def get_topic(self, name: str) -> Any:
         return SimpleNamespace(name=name, error=0, topic_id=None)
 
-    async def list_offsets(self, specs: Mapping[TopicPartition, int]) -> dict[TopicPartition, Any]:
+    async def list_offsets(
+        self, specs: Mapping[TopicPartition, int], isolation: int = READ_COMMITTED
+    ) -> dict[TopicPartition, Any]:
         results = {
             tp: OffsetAndTimestamp(self.end_offsets[tp.partition] if spec == LATEST else -1, -1, 0)
             for tp, spec in specs.items()
@@ -216,6 +218,23 @@ async def test_a_request_whose_owner_cannot_be_fenced_may_be_done_by_it():
         with pytest.raises(BrokerUnavailable, match="its owner may have done it") as told:
             await ledger.store.run_once("k", DIGEST, do_nothing)
         assert told.value.timeout
+
+
+async def test_nothing_is_done_in_place_of_an_owner_before_its_key_is_read_to_the_end():
+    """Another may have released the claim and own the key, under an id that is not fenced."""
+    done = []
+
+    async def note_work(
+        by: TransactionalProducer, result: Callable[[bytes], ProducerRecord]
+    ) -> tuple[bytes, WrittenOffsets]:
+        done.append(by.id)
+        return await do_nothing(by, result)
+
+    async with running_unread_ledger("100ms") as ledger:
+        ledger.add_claim("another", expires_in_s=-1.0)
+        with pytest.raises(BrokerUnavailable, match="it may have been done"):
+            await ledger.store.run_once("k", DIGEST, note_work)
+    assert not done
 
 
 async def test_the_topic_is_watched_while_it_is_read():
