@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 from support.kafka_wire import ApiKey
+from support.oracle import StreamOracle
 from support.raw_produce import produce_raw
 from support.record_sets import BatchRecord, encode_varint
 from support.records import RecordToSend, produce_records
@@ -114,3 +115,16 @@ async def test_a_damaged_record_is_left_out_of_a_lookup_and_fails_a_committed_re
         with pytest.raises(PartitionFailed, match="is damaged from 1 to 2") as failed:
             await read_committed(cluster, T, 0)
         assert failed.value.code == ErrorCode.CORRUPT_MESSAGE
+
+
+@pytest.mark.smoke
+async def test_records_of_an_aborted_transaction_are_not_read(kafka, topic):
+    name = topic()
+    async with (
+        StreamOracle(kafka.bootstrap_servers) as oracle,
+        open_cluster(kafka.bootstrap, name) as cluster,
+    ):
+        await oracle.produce_transaction(name, 3, commit=False)
+        (acked,) = await oracle.produce_records(name, 1)
+        read = await read_committed(cluster, TopicPartition(name, 0), 0)
+        assert [record.value for record in read.records] == [acked.value]
