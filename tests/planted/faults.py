@@ -196,9 +196,9 @@ KAFKA = (
     ),
     PlantedFault(
         "stale-fetch-delivered",
-        "gateway/kafka/fetch/broker_fetch_loop.py",
-        "if partition_fetch.want.offset != reader.position.offset:",
-        "if reader.position.offset is None:",
+        "gateway/kafka/fetch/fetcher.py",
+        "            partition_fetch.in_flight.remove_partition(partition_fetch)\n",
+        "            pass\n",
         ("tests/kafka/fetch",),
     ),
     PlantedFault(
