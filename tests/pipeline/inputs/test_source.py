@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from gateway.config import Kafka
@@ -28,3 +30,10 @@ def test_sources_of_a_query_are_known_by_the_inputs_that_they_read(spark, sql, l
         input = Input.model_validate({"topic": "t", "value": value})
         read_stream(session, input, KAFKA, {}, input_name=name).createOrReplaceTempView(name)
     assert find_sources(session.sql(sql)) == Sources(tuple(lines), tuple(numbers))
+
+
+@pytest.mark.needs("java17")
+def test_the_watermark_is_as_far_behind_as_configured(spark, capsys):
+    input = Input.model_validate({"topic": "t", "watermark": "10m", "value": {"model": "string"}})
+    read_stream(spark, input, KAFKA, {}, input_name="a").explain()
+    assert re.search(r"EventTimeWatermark .*, 10 minutes", capsys.readouterr().out)
