@@ -31,12 +31,10 @@ from support.gateways import (
 )
 from support.multiplex import MultiplexClient
 from support.oracle import StreamOracle
-from support.records import produce_records
 from support.waiting import WAIT_TIMEOUT_S, wait_until
 from support.workers import find_workers as workers_of
 from support.workers import running_workers, wait_for_workers
 
-from gateway.core.token.resume_token import parse_token
 from gateway.kafka.embedded import EmbeddedKafka
 
 kafka = embedded_kafka({"orders": 3, "stock": 3})
@@ -268,41 +266,6 @@ async def test_what_holds_up_a_stream_is_told_until_it_is_over(
         await error_listed(http, held_up=False)
 
 
-async def test_a_stream_is_told_with_each_of_its_partitions(kafka: EmbeddedKafka):
-    async with running(config_of(kafka), 1) as gateway, AsyncExitStack() as stack:
-        client = await connected(stack, gateway, "sse", "/open/1?from=earliest")
-        http = await stack.enter_async_context(open_admin_api(gateway))
-        (written,) = await produce_records(kafka.bootstrap, "orders", [b"1"])
-        row = await described(http, written[0], "live", next_offset=written[1] + 1)
-        assert (row["topic"], row["lag"], row["cause"]) == ("orders", 0, None)
-        assert row["endOffset"] == row["nextOffset"]
-        await client.wait_for_events(lambda _: bool(named(client, "message")))
-        kafka.down(1)
-        try:
-            row = await described(http, written[0], "failing")
-            assert (row["nextOffset"], row["cause"]) == (written[1] + 1, "connection")
-        finally:
-            kafka.up(1)
-        await described(http, written[0], "live")
-
-
-async def described(
-    http: httpx.AsyncClient, partition: int, state: str, *, next_offset: int | None = None
-) -> dict[str, Any]:
-    """That partition of its only stream, once it is so; all of them agree with the position."""
-    async with asyncio.timeout(WAIT_TIMEOUT_S):
-        while True:
-            (listed,) = await list_streams(http)
-            stream = (await http.get(f"/streams/{listed['id']}")).json()
-            (topic,) = parse_token(stream["position"]).topics
-            assert [row["nextOffset"] for row in stream["partitions"]] == topic.offsets
-            assert [row["partition"] for row in stream["partitions"]] == [0, 1, 2]
-            row = stream["partitions"][partition]
-            if row["state"] == state and next_offset in (None, row["nextOffset"]):
-                return row
-            await asyncio.sleep(0.05)
-
-
 async def error_listed(http: httpx.AsyncClient, *, held_up: bool) -> Any:
     """That of its only stream, once it has one, or none any more."""
     async with asyncio.timeout(WAIT_TIMEOUT_S):
@@ -336,20 +299,6 @@ async def test_streams_are_ended_by_id_and_by_who_has_them_and_no_others(
         assert (
             "admin: disconnect identity='ada' guard='users' ended=3" in read_log(gateway)[before:]
         )
-
-
-async def test_streams_are_ended_by_any_path_of_their_route(gateway: AnyGateway):
-    """A path of a route that was not its first one selected no stream."""
-    async with AsyncExitStack() as stack:
-        paths = ["/kept", "/v2/kept"]
-        clients = [await connected(stack, gateway, "sse", path, "ada") for path in paths]
-        http = await stack.enter_async_context(open_admin_api(gateway))
-        for path in paths:
-            assert len(await list_streams(http, f"route={path}")) == 2
-        answer = await http.delete("/streams?route=/v2/kept")
-        assert answer.json() == {"ended": 2, "missing": []}
-        for client in clients:
-            await ended(client, "disconnected")
 
 
 async def test_what_is_misspelt_ends_nothing(gateway: AnyGateway):
@@ -434,24 +383,6 @@ async def test_without_a_word_of_it_there_is_no_such_port(kafka: EmbeddedKafka):
         assert not gateway.admin_url
 
 
-@pytest.mark.night
-async def test_a_thousand_streams_are_listed_while_others_have_their_turn(gateway: AnyGateway):
-    async with AsyncExitStack() as stack:
-        (host, port) = gateway.base_url.removeprefix("http://").split(":")
-        for n in range(1000):
-            reader, writer = await asyncio.open_connection(host, int(port))
-            stack.callback(writer.close)
-            asked = f"GET /open/{n} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-            writer.write(asked.encode())
-            await reader.readuntil(b"event: begin")
-        http = await stack.enter_async_context(open_admin_api(gateway))
-        found = await list_streams(http, "limit=333")
-        numbers = sorted(int(stream["url"].rpartition("/")[2]) for stream in found)
-        assert numbers == list(range(1000))
-        assert (await http.delete("/streams?route=/open/{id}")).json()["ended"] == 1000
-        await wait_until(lambda: gateway.connection_count == 0, "the end of all")
-
-
 # revocation
 
 
@@ -481,27 +412,6 @@ async def test_who_is_revoked_has_no_stream_and_gets_none_until_that_is_lifted(
         assert (await http.delete("/revocations?identity=ada")).status_code == 404
         await connected(stack, gateway, wire, "/kept", "ada")
         assert len(named(bob, "begin")) == 1 and reasons(bob) == []
-
-
-async def test_a_revocation_holds_for_all_guards_and_until_its_time(gateway: AnyGateway):
-    async with (
-        open_admin_api(gateway) as http,
-        client_of(gateway) as client,
-    ):
-
-        async def status() -> int:
-            return (await client.get("/kept?until=latest", headers=bearer("ada"))).status_code
-
-        for gone_by in ("2000-01-01T00:00:00Z", 1.5):
-            await http.post("/revocations", json={"identity": "ada", "until": gone_by})
-            assert await status() == 200
-            assert (await http.get("/revocations")).json() == {"revocations": []}
-        later = "2999-01-01T00:00:00+02:00"
-        told = await http.post("/revocations", json={"identity": "ada", "until": later})
-        assert told.json()["until"] == "2998-12-31T22:00:00+00:00"
-        assert await status() == 403
-        await http.post("/revocations", json={"identity": "ada", "until": 1})
-        assert await status() == 200
 
 
 async def test_a_revocation_that_is_none_is_refused_with_what_to_say(gateway: AnyGateway):

@@ -9,11 +9,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 from support.admin_api import ADMIN_SECTION, open_admin_api
 from support.brokers import embedded_kafka
-from support.gateways import GatewayThread, build_config
+from support.gateways import GatewayThread, build_config, create_http_client
 from support.in_process_gateway import running_in_process_gateway
 from support.multiplex import MultiplexClient
 from support.topic_gateway import run_gateway_sync
@@ -58,7 +57,7 @@ def of(address: str, token: str | None = None) -> dict[str, str]:
 async def statuses(
     gateway: GatewayThread, method: str, path: str, headers: dict[str, str]
 ) -> list[int]:
-    async with httpx.AsyncClient(base_url=gateway.base_url, trust_env=False, timeout=60) as http:
+    async with create_http_client(gateway) as http:
         return [
             (await http.request(method, path, headers=headers)).status_code
             for _ in range(BURST + 10)

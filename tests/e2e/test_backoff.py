@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx
 import pytest
 from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as Place
@@ -20,7 +19,7 @@ from support import secure_kafka
 from support.admin import KafkaAdmin
 from support.brokers import TEST_PROPERTIES, KafkaCluster, running_kafka
 from support.continuous_writer import ContinuousWriter, TimedClient
-from support.gateways import build_config, running_gateway_process
+from support.gateways import build_config, create_http_client, running_gateway_process
 from support.kafka_proxy import ApiKey, ErrorInjection, KafkaProxy
 from support.oracle import StreamOracle
 from support.waiting import wait_until
@@ -31,9 +30,7 @@ from gateway.kafka.local import BrokerSecurity, LocalKafka
 
 pytestmark = pytest.mark.needs("kafka")
 
-PARTITIONS = 4
 MOST = 10  # requests a second, of one partition
-RECONNECT_MAX = 1.0  # s, as configured by default
 CODES = sorted(CAUSE_BY_ERROR_CODE)
 SLOW = {
     code
@@ -63,71 +60,10 @@ def broker(module_broker: KafkaCluster) -> Iterator[KafkaCluster]:
 # -- a broker that is away -------------------------------------------------------------
 
 
-@pytest.mark.night
-@pytest.mark.parametrize(("how", "span"), [("killed", 4.0), ("hung up", 3.0), ("hidden", 4.0)])
-async def test_a_broker_that_is_away_is_not_hammered_and_soon_read_again(broker, how, span):
-    """How soon: after the first moment that another client can read the partition."""
-    name = await asyncio.to_thread(broker.create_unique_topic, PARTITIONS)
-    async with (
-        KafkaProxy.wrap_cluster(broker.bootstrap_servers) as proxy,
-        StreamOracle(broker.bootstrap_servers) as oracle,
-        running_gateway_process(build_config(proxy.bootstrap, [name])) as gateway,
-        ContinuousWriter(
-            broker.bootstrap_servers, oracle, name, range(PARTITIONS), max_unacked=400
-        ) as flow,
-        TimedClient(f"{gateway.base_url}/records/{name}") as client,
-    ):
-        await wait_until(lambda: client.has_received(flow.partitions), client.describe_state, 30)
-        began = time.monotonic()
-        await taken(how, broker, proxy)
-        await asyncio.sleep(span)
-        asked = proxy.count_requests(since=began + 0.5) + proxy.count_connects(since=began + 0.5)
-        seen = dict.fromkeys(flow.partitions, time.monotonic())
-        await given_back(broker, proxy)
-        if how == "killed":
-            seen = await readable(broker, flow.partitions)
-        back = min(seen.values())
-        await wait_until(lambda: flow.has_acked(flow.partitions, back), "writers are back", 60)
-        await wait_until(
-            lambda: client.has_received(flow.partitions, back), client.describe_state, 30
-        )
-        late = [
-            client.get_first_time(tp, began + 1) - first(flow, tp, seen[tp])
-            for tp in flow.partitions
-        ]
-        rate = asked / (span - 0.5)
-        print(
-            f"\n{how} for {span:.0f} s: {rate:.1f} requests and connects a second, resumes", end=""
-        )
-        print(" after " + "/".join(f"{each:.2f}" for each in sorted(late)) + " s")
-        assert rate < MOST * PARTITIONS
-        assert max(late) < RECONNECT_MAX + 4
-        await flow.stop()
-        await client.wait_until_caught_up(oracle, flow.partitions)
-        oracle.check_events(client.list_record_events())
-        assert client.open_count == 1
-
-
 def first(flow: ContinuousWriter, tp: TopicPartition, readable_at: float) -> float:
     """From when on there was a record that could be read: what the gateway is measured from."""
     acked = [at for at in flow.acked_at[tp].values() if at > readable_at]
     return max(readable_at, min(acked)) if acked else readable_at
-
-
-async def taken(how: str, broker: KafkaCluster, proxy: KafkaProxy) -> None:
-    assert broker.local_kafka is not None
-    if how == "killed":
-        broker.local_kafka.get_node(1).kill()
-    elif how == "hung up":
-        await proxy[1].hang_up()
-    else:
-        await proxy[1].hide()
-
-
-async def given_back(broker: KafkaCluster, proxy: KafkaProxy) -> None:
-    assert broker.local_kafka is not None
-    broker.local_kafka.get_node(1).start()  # if it does not run
-    await proxy[1].unhide()
 
 
 async def readable(
@@ -294,7 +230,7 @@ async def test_a_denied_topic_is_told_so_and_harms_no_other(broker):
         ContinuousWriter(servers, oracle, "revoked", range(2)) as revoked,
         TimedClient(f"{gateway.base_url}/records/orders") as client,
         TimedClient(f"{gateway.base_url}/records/revoked") as other,
-        httpx.AsyncClient(base_url=gateway.base_url, trust_env=False, timeout=30) as http,
+        create_http_client(gateway) as http,
     ):
         await wait_until(lambda: client.has_received(flow.partitions), client.describe_state, 30)
         await wait_until(lambda: other.has_received(revoked.partitions), other.describe_state, 30)
@@ -337,31 +273,3 @@ async def test_a_denied_topic_is_told_so_and_harms_no_other(broker):
             await reader.wait_until_caught_up(oracle, writer.partitions)
             oracle.check_events(reader.list_record_events())
             assert reader.open_count == 1
-
-
-@pytest.mark.night
-async def test_wrong_credentials_are_told_to_clients_and_by_health(broker):
-    admin = broker.admin
-    await asyncio.to_thread(admin.create_topic, "paid", 2)
-    async with (
-        by_sasl(broker) as proxy,
-        running_gateway_process(as_carol(proxy, ["paid"], "not it"), ready=False) as gateway,
-        httpx.AsyncClient(base_url=gateway.base_url, trust_env=False, timeout=30) as http,
-    ):
-        deadline = time.monotonic() + 60
-        while True:
-            health = await http.get("/health/ready")
-            assert health.status_code == 503
-            if any("refuses the login" in reason for reason in health.json()["reasons"]):
-                break
-            assert time.monotonic() < deadline, health.text
-            await asyncio.sleep(0.05)
-        began, span = time.monotonic(), 3.0
-        answer = await http.get("/records/paid")
-        assert answer.status_code == 503 and "retry-after" in answer.headers
-        assert "not it" not in answer.text + health.text + gateway.log
-        await asyncio.sleep(span)
-        rate = proxy.count_connects(since=began) / span
-        print(f"\nwrong password: {rate:.1f} connects a second; {health.text}")
-        assert rate < MOST
-        assert (await http.get("/health/live")).status_code == 200

@@ -7,7 +7,6 @@ Figures are printed (`pytest -s`); what is asserted is loose.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -20,7 +19,7 @@ from support.clients.wires import WireName, client_for_wire
 from support.continuous_writer import ContinuousWriter, TimedClient
 from support.gateways import GatewayProcess, build_config, running_gateway_process
 from support.kafka_proxy import ApiKey, KafkaProxy
-from support.oracle import AckedRecord, StreamOracle, parse_events
+from support.oracle import StreamOracle
 from support.waiting import wait_until
 
 from gateway.core.log.record import TopicPartition
@@ -29,7 +28,6 @@ PARTITIONS = 12
 NODE = 2  # the broker that is hidden, killed or frozen
 # s; longer than a test waits for BEGIN, so that a BEGIN was not sent because it expired
 READY_TIMEOUT = "60s"
-PAGE_WAIT = 30.0  # s; how long a page may wait for records
 BROWSER = {"Accept": "text/event-stream", "User-Agent": "Mozilla/5.0"}
 
 
@@ -148,56 +146,6 @@ async def test_a_hidden_leader_is_pending_and_its_records_come_once_it_shows(
             await s.end(client)
             for tp in s.out:
                 assert client.received_offsets[tp][0][1] <= ends[tp], "since the connect"
-
-
-async def test_pages_do_not_wait_for_a_hidden_leader_and_miss_nothing_of_it(kafka3):
-    async with scene(kafka3) as s:
-        await s.proxy[NODE].hide()
-        async with running_gateway_process(s.config()) as gateway:
-            pages = Pages(gateway.base_url, f"/records/{s.topic}?wait={PAGE_WAIT:.0f}s")
-            async with pages.http:
-                ends = {tp: len(s.flow.acked_at[tp]) for tp in s.out}
-                while not pages.firsts.keys() >= s.others or len(pages.took) < 5:
-                    await pages.turn()
-                assert not pages.firsts.keys() & s.out
-                assert max(pages.took) < PAGE_WAIT
-                shown = time.monotonic()
-                await s.proxy[NODE].unhide()
-                while not pages.firsts.keys() >= s.out:
-                    await pages.turn()
-                told("pages", each=pages.took, flows_after_unhiding=time.monotonic() - shown)
-                await s.flow.stop()
-                while s.oracle.list_missing(parse_events(pages.events), pages.due):
-                    await pages.turn()
-            s.oracle.check_events(pages.events)
-            assert all(pages.firsts[tp] <= ends[tp] for tp in s.out), "since the connect"
-
-
-class Pages:
-    """Goes from page to page. took: seconds for each. firsts: of each partition, the first
-    offset."""
-
-    def __init__(self, base_url: str, follow: str) -> None:
-        lines = {"Accept": "application/x-ndjson"}
-        self.http = httpx.AsyncClient(base_url=base_url, headers=lines, trust_env=False, timeout=60)
-        self.events: list[dict[str, str]] = []
-        self.firsts: dict[TopicPartition, int] = {}
-        self.took: list[float] = []
-        self._follow = follow
-
-    async def turn(self) -> None:
-        answer = await self.http.get(self._follow)
-        assert answer.status_code == 200, answer.text
-        self.took.append(answer.elapsed.total_seconds())
-        self._follow = answer.links["next"]["url"]
-        for line in answer.text.splitlines()[:-1]:
-            record = json.loads(line)
-            tp = TopicPartition(record["topic"], record["partition"])
-            self.firsts.setdefault(tp, record["offset"])
-            self.events.append({"event": "message", "id": "", "data": line})
-
-    def due(self, acked: AckedRecord) -> bool:
-        return acked.offset >= self.firsts[acked.tp]
 
 
 @pytest.mark.night
@@ -362,48 +310,6 @@ async def test_one_broker_of_three_is_missed_by_its_own_partitions_alone(kafka3,
         await s.end(client)
         await late.wait_until_caught_up(s.oracle, s.flow.partitions)
         s.oracle.check_events(late.list_record_events())
-
-
-@pytest.mark.night
-async def test_a_topic_new_to_a_warm_gateway_does_not_wait_for_fetches_under_way(kafka3):
-    """Kafka holds those of an idle topic back for half a second."""
-    placed = [[leader_of(number)] for number in range(PARTITIONS)]
-    idle, *cold = [
-        await asyncio.to_thread(lambda: kafka3.create_unique_topic(assignment=placed))
-        for _ in range(5)
-    ]
-    async with (
-        KafkaProxy.wrap_cluster(kafka3.bootstrap_servers) as proxy,
-        StreamOracle(kafka3.bootstrap_servers) as oracle,
-        running_gateway_process(build_config(proxy.bootstrap, [idle, *cold])) as gateway,
-        TimedClient(f"{gateway.base_url}/records/{idle}") as waiting,
-    ):
-        await wait_until(lambda: waiting.get_event_data("begin"), waiting.describe_state, 30)
-        for topic in cold:
-            await oracle.produce_records(topic, 1, partition=0)
-        await asyncio.sleep(2.5)  # the partitions there are no newcomers any more
-        begins, records = [], []
-        for topic in cold:
-            began = time.monotonic()
-            async with TimedClient(f"{gateway.base_url}/records/{topic}") as client:
-                await wait_until(
-                    lambda c=client: c.get_event_data("begin"), client.describe_state, 30
-                )
-                begins.append(time.monotonic() - began)
-                every = {TopicPartition(topic, number) for number in range(PARTITIONS)}
-                pending = client.get_pending()
-                await wait_until(
-                    lambda c=client, p=pending: p <= c.get_ready(), client.describe_state, 30
-                )
-                await oracle.produce_records(topic, 1, partition=5)
-                acked = time.monotonic()
-                await wait_until(
-                    lambda c=client: c.get_event_data("message"), client.describe_state, 30, 0.002
-                )
-                records.append(time.monotonic() - acked)
-                assert client.get_pending() <= every
-        told("new topic, warm gateway", begin=begins, first_record=records)
-        assert min(begins) < 1 and min(records) < 0.4
 
 
 async def test_new_partitions_are_read_and_a_topic_made_anew_goes_on_from_its_start(kafka3):

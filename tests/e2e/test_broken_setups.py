@@ -9,7 +9,6 @@ import asyncio
 import os
 import re
 import socket
-import ssl
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -84,9 +83,9 @@ def guarded(known: CertificateAuthority) -> Iterator[LocalKafka]:
 
 
 @asynccontextmanager
-async def silent(tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
+async def silent() -> AsyncIterator[str]:
     """A server that accepts connections and never answers."""
-    server = await asyncio.start_server(_say_nothing, "127.0.0.1", 0, ssl=tls)
+    server = await asyncio.start_server(_say_nothing, "127.0.0.1", 0)
     try:
         yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
@@ -171,67 +170,6 @@ async def test_nobody_answers():
 
 async def test_the_name_does_not_resolve():
     await check(Setup("broker.invalid:9092", "broker.invalid"))
-
-
-@pytest.mark.night
-async def test_a_broker_without_tls_is_asked_by_tls(
-    guarded: LocalKafka, known: CertificateAuthority
-):
-    servers = ",".join(guarded.bootstrap)
-    await check(Setup(servers, "TLS", {"tls": {"ca": str(known.certificate_path)}}))
-
-
-@pytest.mark.night
-async def test_a_broker_with_tls_is_asked_without(guarded: LocalKafka):
-    await check(Setup(",".join(guarded.get_addresses("TLS")), "TLS"))
-
-
-@pytest.mark.night
-async def test_the_authority_is_another_one(guarded: LocalKafka, directory: Path):
-    other = CertificateAuthority(directory, "other")
-    tls = {"ca": str(other.certificate_path)}
-    await check(Setup(",".join(guarded.get_addresses("TLS")), "certificate", {"tls": tls}))
-
-
-@pytest.mark.night
-async def test_the_certificate_is_not_for_this_host(known: CertificateAuthority):
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(known.issue_certificate("elsewhere", hostname="kafka.example"))
-    async with silent(context) as server:
-        tls = {"ca": str(known.certificate_path)}
-        await check(Setup(server, "other names than 127.0.0.1", {"tls": tls}))
-
-
-@pytest.mark.night
-async def test_no_client_certificate_is_shown(guarded: LocalKafka, known: CertificateAuthority):
-    tls = {"ca": str(known.certificate_path)}
-    await check(Setup(",".join(guarded.get_addresses("TLS")), "certificate", {"tls": tls}))
-
-
-@pytest.mark.night
-async def test_the_client_certificate_has_expired(guarded: LocalKafka, known: CertificateAuthority):
-    pem = str(known.issue_certificate("late", valid_days=-1))
-    tls = {"ca": str(known.certificate_path), "certificate": pem, "key": pem}
-    await check(Setup(",".join(guarded.get_addresses("TLS")), "may have expired", {"tls": tls}))
-
-
-@pytest.mark.night
-async def test_the_password_is_wrong(guarded: LocalKafka):
-    sasl = SASL | {"password": "guessed"}
-    servers = ",".join(guarded.get_addresses("SASL"))
-    await check(Setup(servers, "refuses the login", {"sasl": sasl}, lines=2))
-
-
-@pytest.mark.night
-async def test_the_mechanism_is_not_offered(guarded: LocalKafka):
-    sasl = SASL | {"mechanism": "scram-sha-512"}
-    servers = ",".join(guarded.get_addresses("SASL"))
-    await check(Setup(servers, "does not offer", {"sasl": sasl}))
-
-
-@pytest.mark.night
-async def test_a_broker_that_wants_a_password_is_given_none(guarded: LocalKafka):
-    await check(Setup(",".join(guarded.get_addresses("SASL")), "kafka.security.sasl"))
 
 
 async def test_the_topic_may_not_be_read(guarded: LocalKafka):

@@ -11,7 +11,7 @@ import httpx
 import pytest
 import websockets
 from support.clients.raw import RawClient
-from support.gateways import GatewayThread, build_config
+from support.gateways import GatewayThread, build_config, create_http_client
 from support.records import RecordToSend, produce_records
 from support.sse import SseEvent, parse_stream
 from support.topic_gateway import run_gateway_sync
@@ -68,7 +68,7 @@ def gateway(broker: EmbeddedKafka) -> Iterator[GatewayThread]:
 
 async def get(gateway: GatewayThread, path: str, **query: Any) -> httpx.Response:
     asked = {"from": "earliest", "until": "latest", **query}
-    async with httpx.AsyncClient(base_url=gateway.base_url, trust_env=False, timeout=60) as http:
+    async with create_http_client(gateway) as http:
         return await http.get(path, params=asked)
 
 
@@ -86,10 +86,6 @@ async def told(gateway: GatewayThread, path: str, **query: Any) -> list[tuple[st
     """Topic and offset of every record, tombstones too."""
     found = [each.parse_json() for each in records(await events(gateway, path, **query))]
     return sorted((each["topic"], each["offset"]) for each in found)
-
-
-async def offsets(gateway: GatewayThread, path: str, **query: Any) -> list[int]:
-    return [offset for _, offset in await told(gateway, path, **query)]
 
 
 async def problem(gateway: GatewayThread, path: str, **query: Any) -> Mapping[str, Any]:
@@ -148,55 +144,6 @@ async def test_a_pattern_hears_live_what_its_topics_get(
         assert r"\"yes\"" in eu and r"\"yes\"" in us
 
 
-# Filters
-
-
-async def test_conditions_of_the_file_filter(gateway: GatewayThread):
-    assert await offsets(gateway, "/some", min="5") == [0, 1, 3]
-    assert await offsets(gateway, "/some", min="15.5") == [1, 3]
-    assert await offsets(gateway, "/some", min="15.51") == [3]
-    assert "'many'" in (await problem(gateway, "/some", min="many"))["detail"]
-
-
-@pytest.mark.parametrize(
-    ("filters", "found"),
-    [
-        (["key=bob-1"], [2]),
-        (["key^=ada-"], [0, 1, 4]),
-        (["key=in(ada-2,bob-2)"], [1, 3]),
-        (["header.kind"], [0, 3]),
-        (["header.kind=old"], [3]),
-        (["/email"], [1]),
-        (["!/email", "/amount"], [0, 2]),
-        (["/amount>=15.5"], [1, 2]),
-        (["/amount>=5", "/amount<15.50"], [0]),
-        (["/amount>18446744073709551616"], [2]),
-        (["/amount=18446744073709551617"], [2]),
-        (['{"value": {"/region": {"in": ["eu"]}, "/amount": {"lt": 10}}}'], [0]),
-        (['[{"key": "bob-2"}, {"value": {"/region": "us"}}]'], [1, 3]),
-        (['[{"key": {"prefix": "ada"}}]', "/region=eu"], [0]),
-    ],
-)  # fmt: skip
-async def test_a_filter_of_the_query_narrows(
-    gateway: GatewayThread, filters: list[str], found: list[int]
-):
-    assert await offsets(gateway, "/free", filter=filters) == found
-
-
-async def test_a_filter_is_refused_where_the_route_leaves_no_choice(gateway: GatewayThread):
-    choices = {"clientFilters": {"filter": "key=a"}, "clientFields": {"fields": "/a"}}
-    for option, query in choices.items():
-        refusal = await problem(gateway, "/one/orders", **query)
-        assert refusal["status"] == 403
-        assert option in refusal["detail"]
-
-
-async def test_what_is_no_filter_is_told_what_to_write(gateway: GatewayThread):
-    refusal = await problem(gateway, "/free", filter="amount>10")
-    assert refusal["status"] == 400
-    assert "/amount>=10" in refusal["detail"]
-
-
 # Fields
 
 
@@ -212,28 +159,6 @@ async def test_only_the_fields_that_a_route_shows_leave_the_house(gateway: Gatew
         b'{"key":"ada-1"}',
     ]
     assert found[-1].event_type == "delete"
-
-
-async def test_a_client_asks_for_less(gateway: GatewayThread):
-    found = [each.raw_data for each in records(await events(gateway, "/shown", fields="/email"))]
-    assert found[:4] == [b"{}", b'{"email":"a@b"}', b"{}", b"null"]
-    whole = [
-        each.parse_json() for each in records(await events(gateway, "/free", fields="/region"))
-    ]
-    assert [each["value"] for each in whole[:2]] == ['{"region":"eu"}', '{"region":"us"}']
-    assert [each["key"] for each in whole[:2]] == ["ada-1", "ada-2"]
-    assert whole[-1]["value"] is None, "a tombstone"
-
-
-@pytest.mark.parametrize(
-    "query", [{"filter": "/card^=4"}, {"filter": "!/card"}, {"fields": "/card"}]
-)
-async def test_what_is_hidden_is_not_told_by_asking_about_it(
-    gateway: GatewayThread, query: dict[str, str]
-):
-    refusal = await problem(gateway, "/shown", **query)
-    assert refusal["status"] == 403
-    assert "/card" in refusal["detail"]
 
 
 # On a WebSocket
@@ -271,30 +196,3 @@ async def test_a_message_chooses_as_a_query_does(gateway: GatewayThread):
         assert [each["offset"] for each in heard["exact"]] == [2]
         assert [each["value"] for each in heard["fields"]] == ['{"region":"eu"}']
         assert errors.keys() == {"hidden"} and "/card" in errors["hidden"]
-
-
-# Resuming
-
-
-async def test_a_token_goes_on_under_another_choice_and_says_so(gateway: GatewayThread):
-    """The offsets are the topic's: what the other filter lets through after them, and no more."""
-    some = await events(gateway, "/free", filter="key^=ada-", until="1")
-    (first,) = [event for event in some if event.event_type == "message"]
-    assert (first.parse_json()["offset"], some[0].parse_json().get("view")) == (0, None)
-    token = first.last_event_id
-    for query, expected, view in (
-        ({"filter": "key^=ada-"}, [1, 4], None),
-        ({"filter": '{"key": {"prefix": "ada-"}}'}, [1, 4], None),
-        ({"filter": "key^=bob-"}, [2, 3], "changed"),
-        ({"filter": "key^=ada-", "fields": "/amount"}, [1, 4], "changed"),
-        ({}, [1, 2, 3, 4], "changed"),
-    ):
-        found = await events(gateway, "/free", lastEventId=token, **query)
-        assert found[0].parse_json().get("view") == view, query
-        assert [each.parse_json()["offset"] for each in records(found)] == expected, query
-
-
-async def test_a_token_goes_on_with_more_topics_than_it_knows(gateway: GatewayThread):
-    """What it knows goes on where it stood, what is new to it is heard live."""
-    token = (await events(gateway, "/any/pay-us", until="1"))[-1].last_event_id
-    assert await told(gateway, "/any/pay-*", lastEventId=token) == []

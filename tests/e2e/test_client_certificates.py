@@ -1,4 +1,4 @@
-"""Clients that are known by their certificate: of a handshake, or by the word of a proxy."""
+"""Clients that are known by the certificate of their handshake."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import httpx
 import pytest
 from support.brokers import embedded_kafka
 from support.certificates import CertificateAuthority
 from support.gateways import GatewayThread, build_config, running_gateway
-from support.stream_attempts import WIRE_NAMES, AttemptOptions, attempt_stream
+from support.stream_attempts import WIRE_NAMES, attempt_stream
 from websockets.exceptions import InvalidHandshake
 
 from gateway.kafka.embedded import EmbeddedKafka
@@ -83,20 +82,3 @@ async def test_where_it_is_required_nobody_else_is_heard(
                 await attempt_stream(
                     wire, url, "/events/open", verify=authority.create_client_context()
                 )
-
-
-@pytest.mark.parametrize(
-    ("forwarded", "believed"), [(["127.0.0.1"], True), (["192.0.2.0/24"], False)]
-)
-async def test_a_proxys_word_counts_if_it_is_named(
-    kafka: EmbeddedKafka, authority: CertificateAuthority, forwarded: list[str], believed: bool
-):
-    pem = authority.issue_certificate("ada").read_text()
-    shown = quote(pem[pem.index("-----BEGIN CERTIFICATE") :], safe="")
-    async with guarded(kafka, {"forwarded": True}, forwarded=forwarded) as gateway:
-        for wire in WIRE_NAMES:
-            for form in (shown, f'Hash=1;Subject="CN=eve,O=x";Cert="{shown}"'):
-                comes = AttemptOptions({"X-Forwarded-Client-Cert": form})
-                told = await attempt_stream(wire, gateway.base_url, PATH, comes)
-                assert told.status == (200 if believed else 401), told
-            assert (await attempt_stream(wire, gateway.base_url, PATH)).status == 401

@@ -18,6 +18,7 @@ from support.clients.client import ReceivedEvent
 from support.clients.raw import RawClient
 from support.gateways import (
     build_config,
+    create_http_client,
     running_gateway,
     running_gateway_process,
 )
@@ -114,7 +115,7 @@ async def test_one_that_is_away_holds_up_nobody_of_the_other(
     """It takes nobody from it either, once both were there: it stays ready, and says why not."""
     async with (
         running_gateway(config(kafkas)) as gateway,
-        httpx.AsyncClient(base_url=gateway.base_url, trust_env=False, timeout=30) as http,
+        create_http_client(gateway) as http,
         RawClient(f"{gateway.base_url}/eu/orders") as eu,
         RawClient(f"{gateway.base_url}/us/orders") as us,
     ):

@@ -8,10 +8,8 @@ from __future__ import annotations
 import asyncio
 import gzip
 import re
-import secrets
 import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack
 
 import httpx
 import pytest
@@ -20,12 +18,11 @@ from support.clients.client import ReceivedEvent, SseClient
 from support.clients.curl import CurlClient
 from support.clients.httpx_sse import HttpxSseClient
 from support.clients.node_sse import FetchEventSourceClient
-from support.gateways import GatewayThread, build_config, running_gateway
+from support.gateways import GatewayThread
 from support.head_recorder import HeadRecorder
 from support.oracle import StreamOracle, parse_events
 from support.raw_http import RawConnection
 from support.records import produce_records
-from support.tcp_proxy import TcpProxy
 from support.topic_gateway import topic_fixture, topic_gateway_fixture
 from support.waiting import WAIT_TIMEOUT_S, wait_until
 
@@ -151,104 +148,6 @@ async def test_a_rider_whose_time_is_up_has_a_right_end(
         text = gzip.decompress(await raw(answer))
     assert b'{"reason":"lifetime"}' in text
     assert set(numbers(text)) <= set(range(20))
-
-
-@pytest.mark.night
-async def test_some_that_resume_and_one_that_stalls_get_all_and_a_right_end(kafka: EmbeddedKafka):
-    """What does not shrink fills the network and the ring, so that the slow one falls out of it
-    and reads alone for a while; what those missed who come back is read for all of them at once;
-    then the gateway drains."""
-    name = "stalled"
-    kafka.create_topic(name, PARTITIONS)
-    config = build_config(kafka.bootstrap, [name])
-    async with AsyncExitStack() as stack:
-        gateway = await stack.enter_async_context(running_gateway(config))
-        slow = await stack.enter_async_context(TcpProxy(receive_buffer=32_768))
-        slow.set_target("127.0.0.1", gateway.port)
-        http = await stack.enter_async_context(
-            httpx.AsyncClient(headers=GZIP, trust_env=False, timeout=WAIT_TIMEOUT_S)
-        )
-        known = ""
-        first = Reader(http, f"{gateway.base_url}/events/{name}")
-        stalled = Reader(http, f"http://{slow.address}/events/{name}")
-        readers = [first, stalled]
-        for reader in readers:
-            await stack.enter_async_context(reader)
-        slow.stall()
-        written = 0
-        for _ in range(60):
-            notes = [secrets.token_urlsafe(12_000) for _ in range(8)]
-            values = [
-                b'{"order":%d,"note":"%b"}' % (written + n, note.encode())
-                for n, note in enumerate(notes)
-            ]
-            await produce_records(kafka.bootstrap, name, values)
-            written += len(values)
-            if written == 120:
-                await first.has(range(120))
-                known = first.last_event_id
-            if written == 240:
-                for _ in range(8):
-                    readers.append(Reader(http, first.url, known))
-                    await stack.enter_async_context(readers[-1])
-        await first.has(range(written))
-        assert len(stalled.text) < len(first.text) / 2
-        slow.unstall()
-        await stalled.has(range(written))
-        for reader in readers[2:]:
-            await reader.has(range(120, written))
-        await asyncio.gather(gateway.drain(), *(reader.ended() for reader in readers))
-        for reader in readers:
-            text = gzip.decompress(bytes(reader.body))
-            assert text == bytes(reader.text)
-            assert b'{"reason":"drain"}' in text
-
-
-class Reader:
-    """body: as it came. text: what it inflates to so far."""
-
-    def __init__(self, http: httpx.AsyncClient, url: str, last_event_id: str = "") -> None:
-        self.url = url
-        self.body = bytearray()
-        self.text = bytearray()
-        self._http = http
-        self._headers = {"Last-Event-ID": last_event_id} if last_event_id else {}
-        self._inflating = zlib.decompressobj(31)
-
-    async def __aenter__(self) -> Reader:
-        self._reading = asyncio.create_task(self._read())
-        await wait_until(lambda: self.text.count(b"\n\n"), "its begin")
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._reading.cancel()
-        await asyncio.gather(self._reading, return_exceptions=True)
-
-    @property
-    def last_event_id(self) -> str:
-        return re.findall(rb"\nid: (\S+)\n\n", bytes(self.text))[-1].decode()
-
-    async def has(self, expected: range) -> None:
-        """So many, and each of them once."""
-        count = len(expected)
-        await wait_until(lambda: self.text.count(b'"order":') >= count, self._state, interval_s=0.1)
-        assert sorted(numbers(bytes(self.text))) == list(expected)
-
-    async def ended(self) -> None:
-        await asyncio.wait_for(self._reading, WAIT_TIMEOUT_S)
-
-    def _state(self) -> str:
-        return f"{self.text.count(b'order')} orders in {len(self.body)} bytes"
-
-    async def _read(self) -> None:
-        async with self._http.stream("GET", self.url, headers=self._headers) as answer:
-            assert answer.headers["content-encoding"] == "gzip"
-            async for piece in answer.aiter_raw():
-                self.body += piece
-                self.text += self._inflating.decompress(piece)
-
-
-# -- shared ------------------------------------------------------------------------
 
 
 async def test_those_who_came_at_different_times_are_sent_the_same_blocks(

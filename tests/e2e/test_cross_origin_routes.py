@@ -13,7 +13,7 @@ from starlette.routing import Route
 from support.app_server import running_app
 from support.brokers import embedded_kafka
 from support.browser import running_browser
-from support.gateways import GatewayThread, build_config, running_gateway
+from support.gateways import GatewayThread, build_config, create_http_client, running_gateway
 from support.multiplex import MultiplexClient
 from support.stream_attempts import AttemptOptions, attempt_stream
 from support.topic_gateway import run_gateway_sync
@@ -23,6 +23,8 @@ from gateway.kafka.embedded import EmbeddedKafka
 
 SHOP, BANK, EVIL = "https://shop.example", "https://bank.example", "https://evil.example"
 FOR = {"/shop": SHOP, "/bank": BANK, "/any": "*", "/own": None, "/as-all": SHOP}
+
+
 PAGES = ("/", "/health/live", "/asyncapi.json", "/nowhere")
 
 kafka = embedded_kafka({"orders": 1})
@@ -95,9 +97,7 @@ async def test_answers_and_preflights_are_for_the_sites_of_their_route(
 async def test_of_two_routes_of_one_path_it_is_that_of_the_method(
     gateway: GatewayThread, method: str, origin: str
 ):
-    async with httpx.AsyncClient(
-        base_url=gateway.base_url, trust_env=False, timeout=WAIT_TIMEOUT_S
-    ) as to:
+    async with create_http_client(gateway) as to:
         for each in (SHOP, BANK):
             asked = {"Origin": each, "Access-Control-Request-Method": method}
             answer = await to.options("/bank", headers=asked)

@@ -14,9 +14,6 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from support.browser import running_browser
 from support.gateways import GatewayThread, build_config, build_route, running_gateway
-from support.moved_ids import move_id
-from support.tasks import running_task
-from support.waiting import wait_until
 from support.zstd import FrameDecoder, build_dictionary_headers
 
 from gateway.kafka.embedded import EmbeddedKafka
@@ -137,59 +134,6 @@ async def test_a_stream_is_whole_and_a_quarter_of_its_size(kafka: EmbeddedKafka,
             assert body.orders[ORDERS // 2 :] == rest.orders
 
 
-async def test_events_come_one_by_one_for_clients_that_came_at_different_times(
-    kafka: EmbeddedKafka,
-):
-    async with serving(configure(kafka)) as http:
-        dictionary = await load(http)
-        async with (
-            live_stream(http, dictionary) as first,
-            live_stream(http, dictionary) as second,
-        ):
-            for number in range(100, 103):
-                await produce_orders(kafka, [number])
-                await first.wait_for_order(number)
-                await second.wait_for_order(number)
-            async with live_stream(http, dictionary) as third:
-                await produce_orders(kafka, [103])
-                for each in (first, second, third):
-                    await each.wait_for_order(103)
-            assert first.orders == second.orders == list(range(100, 104))
-            assert third.orders == [103]
-
-
-class LiveStream:
-    """A stream that goes on, as far as it has come."""
-
-    def __init__(self, dictionary: LoadedDictionary) -> None:
-        self._decoder = FrameDecoder(dictionary.content)
-        self.text = b""
-
-    @property
-    def orders(self) -> list[int]:
-        return [int(each) for each in re.findall(rb'"order": ?(\d+)', self.text)]
-
-    async def wait_for_order(self, number: int) -> None:
-        await wait_until(lambda: number in self.orders, lambda: str(self.orders), WITHIN)
-
-    async def read_from(self, response: httpx.Response) -> None:
-        async for piece in response.aiter_raw():
-            self.text += self._decoder.feed(piece)
-
-
-@asynccontextmanager
-async def live_stream(
-    http: httpx.AsyncClient, dictionary: LoadedDictionary
-) -> AsyncIterator[LiveStream]:
-    headers = {**dictionary.request_headers, "Accept": EVENTS}
-    async with http.stream("GET", "/events/orders", headers=headers) as response:
-        assert response.headers["content-encoding"] == "dcz"
-        stream = LiveStream(dictionary)
-        async with running_task(stream.read_from(response)):
-            await wait_until(lambda: b"event: begin" in stream.text, timeout_s=WITHIN)
-            yield stream
-
-
 async def test_another_replica_makes_the_same_dictionary_of_its_id(kafka: EmbeddedKafka):
     config = configure(kafka)
     async with serving(config) as http, serving(config) as other:
@@ -200,16 +144,6 @@ async def test_another_replica_makes_the_same_dictionary_of_its_id(kafka: Embedd
         # What a client names is offered to nobody else.
         assert (await load(other)).id != dictionary.id
         assert (await read(other, dictionary)).coding == "dcz"
-
-
-async def test_an_id_of_records_that_do_not_exist_is_served_without(kafka: EmbeddedKafka):
-    async with serving(configure(kafka)) as http:
-        dictionary = await load(http)
-        for offset in (1, ORDERS, 10**9):
-            id = move_id(dictionary.id, "orders", offset)
-            wrong = dictionary._replace(content=b"something else", use=f'id="{id}"')
-            body = await read(http, wrong)
-            assert body.coding == "gzip" and sorted(body.orders) == list(range(ORDERS))
 
 
 async def test_many_clients_with_views_of_their_own_all_get_a_dictionary(kafka: EmbeddedKafka):

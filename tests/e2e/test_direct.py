@@ -71,21 +71,6 @@ def is_live(wire: RawConnection) -> bool:
 
 
 @every_format
-async def test_a_connection_goes_on_behind_its_streams(
-    gateway: GatewayThread, kafka: EmbeddedKafka, topic: Topic, accept: bytes
-):
-    name = topic()
-    await produce_records(kafka.bootstrap, name, numbered(20))
-    with RawConnection(gateway.port) as wire:
-        for _ in range(3):
-            wire.send_bytes(build_request(f"/value/{name}{WHOLE}", accept))
-            assert wire.read_head().headers["transfer-encoding"] == "chunked"
-            assert numbers(rest(wire)) == list(range(20))
-            wire.send_bytes(build_request("/health/live"))
-            assert is_live(wire)
-
-
-@every_format
 async def test_requests_behind_a_stream_are_answered_when_it_has_ended(
     gateway: GatewayThread, kafka: EmbeddedKafka, topic: Topic, accept: bytes
 ):

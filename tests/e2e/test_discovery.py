@@ -1,4 +1,4 @@
-"""What a gateway says of itself, held against what it does: over the socket and in a browser."""
+"""The list of streams: its lines work as printed, and its page in a browser."""
 
 from __future__ import annotations
 
@@ -6,36 +6,24 @@ import asyncio
 import json
 import shlex
 from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-import httpx
 import pytest
-from support.asyncapi import check_payload, find_faults, get_messages
 from support.browser import ENTER, TAB, Browser, running_browser
 from support.gateways import GatewayThread, build_config, running_gateway
 from support.records import RecordToSend, produce_records
-from support.scrape import fetch_metrics
-from support.sse import SseEvent, SseParser, parse_stream
 from support.waiting import WAIT_TIMEOUT_S
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.typing import Subprotocol
 
 from gateway.kafka.embedded import EmbeddedKafka
-
-NDJSON = "application/x-ndjson"
-PROTOCOL = Subprotocol("gateway.v1")
 
 MARKUP = "<img src=x onerror=alert(1)>"
 RECORDS = [
     RecordToSend(json.dumps({"order": n, "note": MARKUP}).encode(), b"ada", partition=0)
     for n in range(20)
 ]
-TOMBSTONE, BINARY = (
-    RecordToSend(None, b"ada", partition=0),
-    RecordToSend(b"\xff", b"\xfe", partition=0),
-)
+TOMBSTONE = RecordToSend(None, b"ada", partition=0)
 
 
 def config(kafka: EmbeddedKafka) -> dict[str, Any]:
@@ -59,7 +47,6 @@ def config(kafka: EmbeddedKafka) -> dict[str, Any]:
 
 
 JSON = {"value": {"model": "json"}}
-ONE_READY = ("gateway_partition_ready", {"topic": "orders", "partition": 1})
 
 
 @asynccontextmanager
@@ -68,122 +55,6 @@ async def shop() -> AsyncIterator[tuple[EmbeddedKafka, GatewayThread]]:
         await produce_records(kafka.bootstrap, "json", [RECORDS[0]])
         async with running_gateway(config(kafka)) as gateway:
             yield kafka, gateway
-
-
-@asynccontextmanager
-async def asking(gateway: GatewayThread) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(
-        base_url=gateway.base_url, trust_env=False, timeout=WAIT_TIMEOUT_S
-    ) as http:
-        yield http
-
-
-# What is sent is as published
-
-
-def check(told: Any, operation: str, events: list[SseEvent]) -> set[str]:
-    """Every event against its schema; their names."""
-    known = get_messages(told, operation)
-    for event in events:
-        message = known[event.event_type]
-        text = message["contentType"] == "text/plain"
-        check_payload(told, message, event.data if text else event.parse_json())
-    return names_of(events)
-
-
-def check_lines(told: Any, operation: str, text: str) -> set[str]:
-    known, names = get_messages(told, operation), set[str]()
-    for line in filter(None, text.split("\n")):
-        payload = json.loads(line)
-        first = next(iter(payload))
-        name = first if first.startswith("@") else "record"
-        names.add(name)
-        check_payload(told, known[name], payload)
-    return names
-
-
-def names_of(events: list[SseEvent]) -> set[str]:
-    return {event.event_type for event in events}
-
-
-async def heard(
-    answer: httpx.Response, enough: Callable[[list[SseEvent]], object]
-) -> list[SseEvent]:
-    parser, events = SseParser(), list[SseEvent]()
-    async with asyncio.timeout(WAIT_TIMEOUT_S):
-        async for piece in answer.aiter_bytes():
-            events += parser.feed(piece)
-            if enough(events):
-                break
-    return events
-
-
-async def test_what_is_sent_is_what_the_description_says():
-    """A live stream that begins without one partition, and one of each kind of record."""
-    async with shop() as (kafka, gateway), asking(gateway) as http:
-        told = (await http.get("/asyncapi.json")).json()
-        assert find_faults(told) == []
-        kafka.lead("orders", 1, None)
-        async with asyncio.timeout(WAIT_TIMEOUT_S):
-            while (await fetch_metrics(gateway.base_url))[ONE_READY]:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-        async with http.stream("GET", "/events/orders") as answer:
-            sent = asyncio.create_task(
-                produce_records(kafka.bootstrap, "orders", [*RECORDS, TOMBSTONE, BINARY])
-            )
-            live = heard(answer, lambda got: {"ready", "error"} <= names_of(got))
-            reading = asyncio.create_task(live)
-            await sent
-            kafka.lead("orders", 1, 1)
-            names = check(told, "events-orders.sse", await reading)
-        assert {"begin", "message", "delete", "error", "ready"} <= names
-        whole = {"from": "earliest", "until": "latest"}
-        for path in ("envelope", "cloudevents", "json"):
-            found = parse_stream((await http.get(f"/{path}", params=whole)).content)
-            assert {"begin", "message", "end"} <= check(told, f"{path}.sse", found)
-            lines = await http.get(f"/{path}", params=whole, headers={"Accept": NDJSON})
-            named = check_lines(told, f"{path}.ndjson", lines.text)
-            assert {"record", "@end"} <= named
-        async with http.stream("GET", "/events/orders/nobody") as answer:
-            idle = asyncio.create_task(heard(answer, lambda got: "position" in names_of(got)))
-            await produce_records(kafka.bootstrap, "orders", RECORDS)
-            assert "position" in check(told, "events-orders-customer.sse", await idle)
-        lost = {"Last-Event-ID": "x", "Sec-Fetch-Mode": "cors", "Accept": "text/event-stream"}
-        refused = await http.get("/events/orders", params={"until": "latest"}, headers=lost)
-        assert "gap" in check(told, "events-orders.sse", parse_stream(refused.content))
-
-
-async def test_what_a_websocket_hears_is_what_the_description_says():
-    """On the socket of all streams, and on a route's own path, as its line in `/` has it."""
-    async with shop() as (kafka, gateway), asking(gateway) as http:
-        told = (await http.get("/asyncapi.json")).json()
-        links = (await http.get("/")).json()["links"]
-        known = get_messages(told, "events-orders.websocket.send")
-        async with connect(links["websocket"], proxy=None, subprotocols=[PROTOCOL]) as socket:
-            for each in (
-                {"type": "ping", "id": "p"},
-                {"type": "subscribe", "id": "a", "path": "/events/orders", "credit": 100},
-                {"type": "subscribe", "id": "b", "path": "/nowhere"},
-            ):
-                await socket.send(json.dumps(each))
-            heard = await told_by(socket, {"pong", "begin", "error"})
-            await produce_records(kafka.bootstrap, "orders", [*RECORDS, TOMBSTONE, BINARY])
-            heard += await told_by(socket, {"records", "delete", "error"})
-            await socket.send('{"type": "unsubscribe", "id": "a"}')
-            heard += await told_by(socket, {"end"})
-        own = links["websocket"].removesuffix("/ws") + "/events/orders?from=earliest&until=3"
-        async with connect(own, proxy=None) as socket:
-            heard += await told_by(socket, {"begin", "records", "end"})
-        for message in heard:
-            check_payload(told, known[message["type"]], message)
-
-
-async def told_by(socket: ClientConnection, wanted: set[str]) -> list[Any]:
-    heard: list[Any] = []
-    async with asyncio.timeout(WAIT_TIMEOUT_S):
-        while not wanted <= {each["type"] for each in heard}:
-            heard.append(json.loads(await socket.recv()))
-    return heard
 
 
 # The lines

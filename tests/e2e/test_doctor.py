@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,6 @@ from support.doctor import (
 from support.gateways import GatewayProcess, build_config, running_gateway_process
 from support.oracle import StreamOracle
 from support.waiting import WAIT_TIMEOUT_S, wait_until
-from support.workers import find_workers, running_workers
 from typer.testing import CliRunner, Result
 
 from gateway.cli import app
@@ -88,51 +85,7 @@ async def test_a_gateway_under_load_is_healthy(kafka: EmbeddedKafka, oracle: Str
         assert diagnosis.clients == 2 and diagnosis.deliveries_per_second > 0
 
 
-async def test_a_gateway_with_many_clients_is_healthy(kafka: EmbeddedKafka, oracle: StreamOracle):
-    routes = [
-        {"when": [{"path": "/all"}], "with": {"topic": "orders"}},
-        {
-            "when": [{"path": "/own/{key}"}],
-            "with": {"topic": "orders", "filters": [{"key": "${params.key}"}]},
-        },
-    ]
-    async with running(kafka, routes) as gateway, AsyncExitStack() as stack:
-        for number in range(150):
-            path = "/all" if number % 2 else f"/own/{number}"
-            url = f"{gateway.base_url}{path}"
-            await stack.enter_async_context(RawClient(url))
-        async with open_admin_api(gateway) as http:
-            async with asyncio.timeout(WAIT_TIMEOUT_S):
-                while sum(await count_streams(http)) < 150:  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
-        writing = produce_forever(oracle, 4, key=b"2")
-        assert describe(await diagnose_gateway(gateway, writing)).keys() <= LOADED
-
-
-async def count_streams(http: httpx.AsyncClient) -> list[int]:
-    return [route["streams"] for route in (await http.get("/routes")).json()["routes"]]
-
-
 # what was done to Kafka
-
-
-async def test_a_broker_that_is_away_is_named_first(kafka: EmbeddedKafka):
-    async with running(kafka) as gateway, following(gateway):
-        kafka.down(1)
-        await wait_until(lambda: "Kafka cause=" in gateway.log, gateway.read_log_tail)
-        diagnosis = await diagnose_gateway(gateway)
-        assert get_first(diagnosis) == "broker-away", describe(diagnosis)
-        assert "orders 0, 1, 2" in str(get_first_cause(diagnosis).evidence)
-
-
-async def test_partitions_without_a_leader_are_named_first():
-    with EmbeddedKafka({"orders": 3}, fetch_version=11) as kafka:
-        async with running(kafka) as gateway, following(gateway):
-            kafka.lead("orders", 1, None)
-            await wait_until(lambda: "no-leader" in gateway.log, gateway.read_log_tail)
-            diagnosis = await diagnose_gateway(gateway)
-            assert get_first(diagnosis) == "partition-leaderless", describe(diagnosis)
-            assert "orders 1" in str(get_first_cause(diagnosis).evidence)
 
 
 async def test_a_topic_that_was_deleted_is_named_first(kafka: EmbeddedKafka):
@@ -151,27 +104,6 @@ async def test_a_broker_that_is_too_old_is_named_first():
             assert "Fetch" in str(get_first_cause(diagnosis).evidence)
 
 
-async def test_records_that_kafka_deleted_are_named_first(
-    kafka: EmbeddedKafka, oracle: StreamOracle
-):
-    async with running(kafka) as gateway, following(gateway):
-        await oracle.produce_records("orders", 3, partition=0)
-
-        async def delete_unread() -> None:
-            await asyncio.sleep(1)
-            gateway.send_signal(signal.SIGSTOP)
-            await oracle.produce_records("orders", 20, partition=0)
-            kafka.delete_records("orders", {0: 20})
-            gateway.send_signal(signal.SIGCONT)
-            await asyncio.sleep(60)
-
-        diagnosis = await diagnose_gateway(gateway, delete_unread(), interval_s=6)
-        assert get_first(diagnosis) == "gaps", describe(diagnosis)
-        assert "retention" in str(get_first_cause(diagnosis).evidence)
-        later = await diagnose_gateway(gateway)
-        assert describe(later).keys() <= LOADED and "records in gaps: " in str(later.past)
-
-
 # what was done to the gateway
 
 
@@ -183,55 +115,6 @@ def closed_port() -> Iterator[int]:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield held.getsockname()[1]
-
-
-async def test_a_guard_without_keys_is_named_first(kafka: EmbeddedKafka, closed_port: int):
-    keys = f"http://127.0.0.1:{closed_port}/jwks"
-    guard = {"type": "jwt", "issuer": "https://i.example", "audience": "gateway", "keys": keys}
-    route = {
-        "when": [{"path": "/own"}], "guarded": {"login": []}, "with": {"topic": "orders"},
-    }  # fmt: skip
-    async with running(kafka, [route], guards={"login": guard}) as gateway:
-        diagnosis = await diagnose_gateway(gateway)
-        assert get_first(diagnosis) == "guard-away", describe(diagnosis)
-        assert "guard login: " in get_first_cause(diagnosis).evidence[0]
-
-
-async def test_memory_that_is_used_up_is_named_first(kafka: EmbeddedKafka, oracle: StreamOracle):
-    async with running(kafka, memory="1MiB") as gateway, following(gateway) as client:
-        written = [
-            oracle.produce_records("orders", 500, fields={"pad": os.urandom(4000).hex()})
-            for _ in range(1)
-        ]
-        await asyncio.gather(*written)
-        await client.wait_for_events(501)
-        diagnosis = await diagnose_gateway(gateway)
-        assert get_first(diagnosis) == "memory-full", describe(diagnosis)
-        assert "cache" in str(get_first_cause(diagnosis).evidence)
-
-
-async def test_clients_that_do_not_read_are_named_first(kafka: EmbeddedKafka, oracle: StreamOracle):
-    async with (
-        running(kafka) as gateway,
-        following(gateway),
-        following(gateway, "/records/orders", receive_buffer=4096) as slow,
-    ):
-        slow.stop_reading()
-        pad = {"pad": "x" * 20_000}
-        writing = asyncio.create_task(produce_forever(oracle, 10, fields=pad))
-        try:
-            async with open_admin_api(gateway) as http, asyncio.timeout(WAIT_TIMEOUT_S):
-                while "slow" not in await list_states(http):  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
-            diagnosis = await diagnose_gateway(gateway, interval_s=3)
-        finally:
-            writing.cancel()
-        assert get_first(diagnosis) == "slow-clients", describe(diagnosis)
-        assert "/records/orders" in get_first_cause(diagnosis).evidence[0]
-
-
-async def list_states(http: httpx.AsyncClient) -> list[str]:
-    return [stream["state"] for stream in (await http.get("/streams")).json()["streams"]]
 
 
 async def test_a_limit_that_refuses_clients_is_named_first(kafka: EmbeddedKafka):
@@ -265,54 +148,6 @@ async def test_a_paused_route_is_named_first(kafka: EmbeddedKafka):
         await http.post("/routes/events/orders/pause")
         diagnosis = await diagnose_gateway(gateway)
         assert get_first(diagnosis) == "route-paused", describe(diagnosis)
-
-
-# what was done to workers
-
-
-async def test_a_worker_whose_loop_is_late_is_named_first(kafka: EmbeddedKafka):
-    async def hold_up(worker: int) -> None:
-        process = find_workers(gateway)[worker]
-        try:
-            while True:
-                process.suspend()
-                await asyncio.sleep(0.7)
-                process.resume()
-                await asyncio.sleep(0.2)
-        finally:
-            process.resume()
-
-    async with running_workers(build_doctor_config(kafka), 2) as gateway:
-        diagnosis = await diagnose_gateway(gateway, hold_up(2), interval_s=4)
-        assert get_first(diagnosis) == "loop-lag", describe(diagnosis)
-        assert get_first_cause(diagnosis).evidence[0].startswith("worker 2: ")
-
-
-async def test_a_worker_that_does_not_answer_is_named_first(kafka: EmbeddedKafka):
-    async with running_workers(build_doctor_config(kafka), 2) as gateway:
-        process = find_workers(gateway)[1]
-        process.suspend()
-        try:
-            diagnosis = await diagnose_gateway(gateway)
-        finally:
-            process.resume()
-        assert get_first(diagnosis) == "worker-missing", describe(diagnosis)
-        assert "1" in get_first_cause(diagnosis).evidence[0]
-
-
-async def test_a_worker_that_was_killed_is_named_first(kafka: EmbeddedKafka):
-    async def kill_worker() -> None:
-        await asyncio.sleep(0.5)
-        find_workers(gateway)[1].kill()
-        await wait_until(
-            lambda: gateway.log.count("Application startup complete") == 3,
-            "it is back",
-        )
-        await asyncio.sleep(60)
-
-    async with running_workers(build_doctor_config(kafka), 2) as gateway:
-        diagnosis = await diagnose_gateway(gateway, kill_worker(), interval_s=10)
-        assert get_first(diagnosis) == "worker-restarts", describe(diagnosis)
 
 
 # the command

@@ -224,13 +224,6 @@ async def test_what_its_route_does_not_let_through_replaces_no_document(http: ht
     assert (await http.get("/eu/moved")).status_code == 404
 
 
-async def test_a_topic_of_more_keys_than_its_cache_holds_says_what_to_do(http: httpx.AsyncClient):
-    await asyncio.gather(*(put(http, f"/many/{n}", bytes(4096)) for n in range(32)))
-    answer = await http.get("/many/1")
-    assert (answer.status_code, "cache.bytes" in answer.json()["detail"]) == (503, True)
-    assert int(answer.headers["retry-after"]) >= 1
-
-
 async def test_while_kafka_is_away_a_client_is_asked_to_come_back():
     with EmbeddedKafka(topics={"orders": 1}) as kafka:
         config = build_config(

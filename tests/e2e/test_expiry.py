@@ -75,16 +75,6 @@ async def test_a_stream_ends_with_its_token_and_says_so(gateway: GatewayThread, 
     assert "token-expired" in answer.text.strip().splitlines()[-1]
 
 
-async def test_a_token_that_never_ends_ends_nothing_and_one_that_is_over_lets_nobody_in(
-    gateway: GatewayThread,
-):
-    async with httpx.AsyncClient(timeout=WAIT_TIMEOUT_S) as http:
-        came = await http.get(f"{gateway.base_url}/mine?until=latest", headers=bearer(exp=None))
-        assert '"reason":"until"' in came.text
-        late = await http.get(f"{gateway.base_url}/mine", headers=bearer(exp=time.time() - 1))
-        assert late.status_code == 401
-
-
 @pytest.mark.night
 async def test_a_socket_goes_on_with_a_new_token_and_ends_without_one(gateway: GatewayThread):
     headers = bearer(exp=time.time() + SOON)
@@ -172,26 +162,6 @@ def seen(client: RawClient) -> list[tuple[int, str]]:
     """Offsets, from its first one on, and keys of its records."""
     told = [json.loads(each["data"]) for each in client.events if each["event"] == "message"]
     return [(record["offset"] - told[0]["offset"], record["key"]) for record in told]
-
-
-@pytest.mark.night
-@HTTP
-async def test_a_stream_goes_on_with_a_token_that_is_posted_and_ends_with_that_one(
-    gateway: GatewayThread, oracle: StreamOracle, wire: WireName
-):
-    first, then = time.time() + 2 * SOON, time.time() + 4 * SOON
-    url = f"{gateway.base_url}/mine"
-    async with client_for_wire(wire, RawClient)(url, headers=bearer(exp=first)) as client:
-        assert await renew(gateway, client, exp=then) == 204
-        (asked, *_) = challenges(client)
-        assert asked["guard"] == "login" and int(asked["expires"]) == int(first)
-        await oracle.produce_records("orders", 1, key=b"a")
-        await client.wait_for_events(
-            lambda _: any(each["event"] == "end" for each in client.events)
-        )
-        assert json.loads(client.events[-1]["data"])["reason"] == "token-expired"
-        assert time.time() >= int(then)
-        assert len(begins(client)) == 1 and seen(client) == [(0, "a")]
 
 
 @HTTP

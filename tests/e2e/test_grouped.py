@@ -154,11 +154,3 @@ async def test_the_javascript_module_tells_each_partition(
             for each in heard()
         )
         assert not client.errors
-
-
-@pytest.mark.parametrize("query", ["?grouped=maybe", "?grouped&grouped"])
-async def test_what_is_not_understood_is_refused(kafka: EmbeddedKafka, query: str):
-    async with running(kafka) as gateway, create_http_client(gateway) as http:
-        for accept in ("text/event-stream", "application/x-ndjson"):
-            answer = await http.get(PATH + query, headers={"Accept": accept})
-            assert answer.status_code == 400 and "grouped" in answer.text

@@ -5,12 +5,8 @@ Tokens are signed by keys made here, and the keys are had from a server of HTTP.
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import hmac
 import json
 import re
-import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
@@ -18,19 +14,16 @@ from urllib.parse import urlencode
 import httpx
 import pytest
 import pytest_asyncio
-from cryptography.hazmat.primitives import serialization
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from support.app_server import running_app
 from support.brokers import embedded_kafka
-from support.gateways import GatewayThread, build_config, running_gateway
+from support.gateways import GatewayThread, build_config, create_http_client, running_gateway
 from support.issuer import (
     AUDIENCE,
     ISSUER_NAME,
     JwksApp,
     TokenIssuer,
-    build_jwk,
-    get_private_key,
     get_rsa_key,
 )
 from support.multiplex import MultiplexClient
@@ -52,7 +45,7 @@ kafka = embedded_kafka({"orders": 1})
 
 ISSUER, MACHINES = TokenIssuer(), TokenIssuer("HS256", "shared")
 SHOP, EVIL = "https://shop.example", "https://evil.example"
-PAST, FUTURE = 1_000_000_000, int(time.time()) + 100_000
+PAST = 1_000_000_000
 READ = "orders:read"
 RECORDS = [
     RecordToSend(b'{"owner":"ada","of":"adas"}', b"adas"),
@@ -78,16 +71,13 @@ def path(name: str) -> str:
 
 
 async def application(scope: Any, receive: Any, send: Any) -> None:
-    """Knows the cookie of ada, and a ticket; denies eve's, and fails on others'."""
+    """Knows the cookie of ada, and a ticket, and fails on others'."""
     request = Request(scope)
     shown = request.cookies.get("session") or request.query_params.get("ticket")
     answers: Mapping[str | None, Response] = {
         "of-ada": JSONResponse({"identity": "ada", "roles": ["staff"]}),
         "of-guest": JSONResponse({"identity": "guest"}),
-        "of-eve": Response(status_code=403),
         "old": Response(status_code=401),
-        "login": Response(status_code=302, headers={"Location": "/login"}),
-        "nobody": JSONResponse({"roles": ["staff"]}),
     }
     await answers.get(shown, Response(status_code=500))(scope, receive, send)
 
@@ -162,71 +152,12 @@ def token(**options: Any) -> str:
     return ISSUER.issue_token(scope=f"profile {READ}", **options)
 
 
-def encoded(part: Any) -> str:
-    return base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=")
-
-
-def unsigned(algorithm: str, signed: Callable[[bytes], bytes] = lambda text: b"") -> str:
-    head = encoded({"alg": algorithm, "kid": "k0"})
-    claims = {"iss": ISSUER_NAME, "aud": AUDIENCE, "sub": "ada", "exp": FUTURE, "scope": READ}
-    text = f"{head}.{encoded(claims)}"
-    signature = base64.urlsafe_b64encode(signed(text.encode())).decode().rstrip("=")
-    return f"{text}.{signature}"
-
-
-def by_public_key(text: bytes) -> bytes:
-    """HS256, with what everybody knows as the secret."""
-    public = get_rsa_key().public_key()
-    encoding, form = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    return hmac.new(public.public_bytes(encoding, form), text, hashlib.sha256).digest()
-
-
-def resigned(good: str) -> str:
-    """The claims of another, under a signature that was good."""
-    head, _, signature = good.split(".")
-    claims = {"iss": ISSUER_NAME, "aud": AUDIENCE, "sub": "eve", "exp": FUTURE, "scope": READ}
-    return f"{head}.{encoded(claims)}.{signature}"
-
-
-# (the token, the status, a word of what is said)
+# (the token, the status, a word of what is said); tests/web/access/test_jwt.py has each other kind
 TOKENS: Mapping[str, tuple[Callable[[], str], int, str]] = {
     "good": (token, 200, ""),
-    "good, of several audiences": (lambda: token(aud=["shop", AUDIENCE]), 200, ""),
-    "good, by another algorithm of the key": (lambda: token(algorithm="PS384"), 200, ""),
-    "good, without a key id": (lambda: token(headers={"kid": None}), 200, ""),
     "expired": (lambda: token(exp=PAST), 401, "expired"),
-    "not valid yet": (lambda: token(nbf=FUTURE), 401, "not valid yet"),
-    "of another audience": (lambda: token(aud="shop"), 401, "audience"),
-    "of no audience": (lambda: token(aud=None), 401, "no claim aud"),
-    "of another issuer": (lambda: token(iss=EVIL), 401, "issuer"),
-    "of no issuer": (lambda: token(iss=None), 401, "no claim iss"),
-    "of nobody": (lambda: token(sub=None), 401, "names nobody"),
-    "without a signature": (lambda: unsigned("none"), 401, "no key"),
-    "of an algorithm nobody knows": (lambda: unsigned("None"), 401, "no key"),
-    "signed with the public key": (lambda: unsigned("HS256", by_public_key), 401, "no key"),
     "of another key": (lambda: token(key=get_rsa_key(1)), 401, "signature"),
-    "of another kind of key": (lambda: TokenIssuer("ES256").issue_token(scope=READ), 401, "no key"),
-    "of an unknown key": (lambda: token(headers={"kid": "k9"}), 401, "no key"),
-    "with its own key": (
-        lambda: token(key=get_rsa_key(1), headers={"jwk": build_jwk(get_rsa_key(1))}),
-        401,
-        "signature",
-    ),
-    "with claims of another": (lambda: resigned(token()), 401, "signature"),
-    "with extensions": (
-        lambda: unsigned("RS256").replace(
-            encoded({"alg": "RS256", "kid": "k0"}),
-            encoded({"alg": "RS256", "kid": "k0", "crit": ["b64"], "b64": True}),
-        ),
-        401,
-        "extensions",
-    ),
-    "cut short": (lambda: token()[:-9], 401, "no JWT|signature"),
-    "no token at all": (lambda: "not-a-jwt-at-all", 401, "no JWT"),
     "without the role": (lambda: ISSUER.issue_token(scope="profile"), 403, READ),
-    "without roles": (lambda: ISSUER.issue_token(), 403, READ),
-    "with the role in another case": (lambda: ISSUER.issue_token(scope="Orders:Read"), 403, READ),
-    "with roles in a list": (lambda: ISSUER.issue_token(scope=["a", READ]), 200, ""),
 }
 
 
@@ -255,13 +186,8 @@ def nowhere(secret: str, log: str, told: AttemptResult) -> None:
             assert part not in log
 
 
-@pytest.mark.parametrize(
-    ("wire", "case"),
-    [
-        *(("events", case) for case in TOKENS),
-        *((wire, case) for wire in OTHER_WIRES for case in ("good", "expired", "without roles")),
-    ],
-)
+@pytest.mark.parametrize("wire", WIRE_NAMES)
+@pytest.mark.parametrize("case", TOKENS)
 async def test_a_token_opens_what_it_is_for(
     gateway: GatewayThread, debug_log: pytest.LogCaptureFixture, wire: str, case: str
 ):
@@ -304,25 +230,14 @@ async def test_a_token_may_come_in_several_ways_and_is_never_told_again(
 
 
 GUARD_CASES: Sequence[tuple[str, AttemptOptions, int]] = [
-    ("open", AttemptOptions(), 200),
     ("open", AttemptOptions.with_bearer("nonsense"), 200),
     ("any", AttemptOptions.with_bearer(ISSUER.issue_token()), 200),
     ("shared", AttemptOptions.with_bearer(MACHINES.issue_token()), 200),
-    ("shared", AttemptOptions.with_bearer(MACHINES.issue_token(algorithm="HS512")), 401),
-    (
-        "shared",
-        AttemptOptions.with_bearer(MACHINES.issue_token(key=get_private_key("HS256", 7))),
-        401,
-    ),
     ("shared", AttemptOptions.with_bearer(ISSUER.issue_token()), 401),
-    ("shared", AttemptOptions({"Cookie": f"access={MACHINES.issue_token()}"}), 401),
     ("session", AttemptOptions({"Cookie": "session=of-ada"}), 200),
     ("session", AttemptOptions(query={"ticket": "of-ada"}), 200),
     ("session", AttemptOptions({"Cookie": "session=of-guest"}), 403),
-    ("session", AttemptOptions({"Cookie": "session=of-eve"}), 403),
     ("session", AttemptOptions({"Cookie": "session=old"}), 401),
-    ("session", AttemptOptions({"Cookie": "session=login"}), 503),
-    ("session", AttemptOptions({"Cookie": "session=nobody"}), 503),
     ("session", AttemptOptions({"Cookie": "session=makes-it-fail"}), 503),
     (
         "both",
@@ -331,16 +246,8 @@ GUARD_CASES: Sequence[tuple[str, AttemptOptions, int]] = [
         ),
         200,
     ),
-    (
-        "both",
-        AttemptOptions({**AttemptOptions.with_bearer(token()).headers, "Cookie": "session=old"}),
-        401,
-    ),
-    ("both", AttemptOptions({"Authorization": "Bearer x", "Cookie": "session=of-ada"}), 401),
     ("both", AttemptOptions.with_bearer(token()), 401),
     ("dev", AttemptOptions({"Authorization": "Basic YWRhOmxvdmVsYWNl"}), 200),
-    ("dev", AttemptOptions.with_bearer("t0p-secret"), 200),
-    ("dev", AttemptOptions({"Authorization": "Basic YWRhOmxvdmVsYWNlLg=="}), 401),
     ("dev", AttemptOptions.with_bearer("t0p-guest"), 403),
 ]
 UNAVAILABLE = ("session", AttemptOptions({"Cookie": "session=makes-it-fail"}), 503)
@@ -378,18 +285,6 @@ async def test_who_brings_nothing_is_asked_who_it_is(gateway: GatewayThread, wir
     if wire != "multiplex":
         assert 'Bearer realm="test"' in told.challenge and "error" not in told.challenge
         assert told.challenge.startswith("Basic" if name == "dev" else "Bearer")
-
-
-async def test_who_sends_two_tokens_in_one_place_is_refused(
-    gateway: GatewayThread, debug_log: pytest.LogCaptureFixture
-):
-    async with httpx.AsyncClient(trust_env=False, timeout=RESPONSE_TIMEOUT_S) as http:
-        twice = [("Authorization", f"Bearer {token()}")] * 2
-        for headers, query in ((twice, ""), ([], f"?x={token()}&x={token()}")):
-            answer = await http.get(gateway.base_url + path("read") + query, headers=headers)
-            assert answer.status_code == 400, answer.text
-            assert 'error="invalid_request"' in answer.headers["www-authenticate"]
-            assert token()[:30] not in debug_log.text
 
 
 @pytest.mark.parametrize("wire", WIRE_NAMES)
@@ -564,7 +459,7 @@ async def test_a_record_is_written_by_who_may(gateway: GatewayThread):
 
 
 async def test_what_streams_there_are_is_told_with_the_guard_of_each(gateway: GatewayThread):
-    async with httpx.AsyncClient(base_url=gateway.base_url, trust_env=False) as http:
+    async with create_http_client(gateway) as http:
         told = (await http.get("/asyncapi.json")).json()
         assert told["components"]["securitySchemes"]
         assert "t0p-secret" not in str(told) + (await http.get("/")).text

@@ -80,23 +80,3 @@ async def test_names_are_those_that_are_listed(kafka: EmbeddedKafka, running: An
             assert await status(http, host) == 200, host
         for host in (EVIL, "shop.example.evil.example", "www.shop.example"):
             assert await status(http, host) == 421, host
-
-
-@pytest.mark.parametrize(
-    ("listen", "expected"),
-    [
-        ({"forwarded": ["127.0.0.1"]}, 200),
-        ({"forwarded": True}, 200),
-        ({"forwarded": ["192.0.2.1"]}, 421),
-        ({"hosts": ["*"]}, 200),
-        ({"host": "0.0.0.0"}, 200),
-    ],
-)
-async def test_names_that_a_proxy_or_the_operator_answers_for_are_taken(
-    kafka: EmbeddedKafka, listen: Any, expected: int
-):
-    async with gateway_on(kafka, **listen) as gateway:
-        url = gateway.base_url.replace("0.0.0.0", "127.0.0.1")
-        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as http:
-            headers = {"Host": "shop.example", "X-Forwarded-For": "203.0.113.9"}
-            assert (await http.get(PATHS[0], headers=headers)).status_code == expected

@@ -1,4 +1,4 @@
-"""What HTTP sees of a gateway: heads, methods, errors, starts and ends of streams."""
+"""What HTTP sees of a gateway: heads, topics of a path, history, streams of several topics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from support.brokers import KafkaCluster
 from support.clients.client import ReceivedEvent
 from support.clients.raw import RawClient
-from support.gateways import GatewayProcess
+from support.gateways import GatewayProcess, create_http_client
 from support.oracle import StreamOracle
 from support.raw_http import RawConnection, build_request
 from support.topic_gateway import TopicNames, build_topic_config, run_gateway_sync, topic_fixture
@@ -32,7 +32,7 @@ topic = topic_fixture()
 
 @pytest.fixture
 async def http(gateway: GatewayProcess) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=gateway.base_url, trust_env=False) as http:
+    async with create_http_client(gateway) as http:
         yield http
 
 
@@ -94,49 +94,6 @@ async def test_head_answers_as_get_would_and_keeps_the_connection(
         assert wire.read_response().status == 200
 
 
-async def test_what_is_not_a_stream_is_a_problem(http: httpx.AsyncClient, topic: Topic):
-    name = topic()
-    cases = [
-        ("GET", "/nowhere", 404),
-        ("GET", "/value", 404),
-        ("GET", f"/value/{name}/", 404),
-        ("GET", "/value/no-such-topic", 404),
-        ("POST", f"/value/{name}", 405),
-        ("PUT", f"/value/{name}", 405),
-        ("DELETE", "/health/live", 405),
-        ("GET", f"/value/{name}?from=yesterday", 400),
-        ("GET", f"/value/{name}?from=2999-01-01", 400),
-        ("GET", f"/value/{name}?until=0", 400),
-        ("GET", f"/value/{name}?from=live&from=earliest", 400),
-        ("GET", f"/value/{name}?lastEventId=nonsense", 400),
-        ("GET", f"/recent/{name}?from=-2h", 403),
-        ("GET", f"/forgetful/{name}?from=-1s", 403),
-    ]
-    for method, path, status in cases:
-        answer = await http.request(method, path, headers={"Accept": "*/*"})
-        assert answer.status_code == status, (method, path, answer.text)
-        assert answer.headers["content-type"] == "application/problem+json", (method, path)
-        assert answer.headers["cache-control"] == "no-store"
-        told = answer.json()
-        assert told["status"] == status and told["title"] and told["detail"], told
-        assert told["instance"] == path.partition("?")[0]
-        if status == 405:
-            assert {"GET", "HEAD"} <= allowed(answer), (method, path)
-        if "no-such-topic" in path:
-            assert told["topic"] == "no-such-topic"
-
-
-def allowed(answer: httpx.Response) -> set[str]:
-    return {each.strip() for each in answer.headers["allow"].split(",")}
-
-
-async def test_a_page_of_the_same_origin_asks_for_no_leave(http: httpx.AsyncClient, topic: Topic):
-    answer = await http.options(f"/value/{topic()}")
-    assert answer.status_code in (200, 204)
-    assert {"GET", "HEAD"} <= allowed(answer)
-    assert "access-control-allow-origin" not in answer.headers
-
-
 async def test_a_path_cannot_choose_a_topic_that_is_not_configured(
     http: httpx.AsyncClient, kafka: KafkaCluster
 ):
@@ -147,9 +104,6 @@ async def test_a_path_cannot_choose_a_topic_that_is_not_configured(
         answer = await http.get(path)
         assert answer.status_code == 404, path
         assert "served here" in answer.json()["detail"]
-
-
-# -- where a stream begins and ends ----------------------------------------------------
 
 
 async def test_it_begins_and_ends_where_it_is_told(
@@ -178,6 +132,9 @@ async def test_it_begins_and_ends_where_it_is_told(
 async def until_later(instant: str) -> None:
     then = datetime.fromisoformat(instant).timestamp()
     await wait_until(lambda: datetime.now(UTC).timestamp() > then + 0.005)
+
+
+# -- where a stream begins and ends ----------------------------------------------------
 
 
 async def test_a_route_with_an_hour_of_history_gives_no_more_of_it(
@@ -210,25 +167,3 @@ async def test_two_topics_come_in_one_stream_and_resume_together(
         await client.wait_for_events(lambda events: len(records(client)) == 80)
         start = oracle.get_start_offsets(one, 2) | oracle.get_start_offsets(two, 3)
         oracle.check_events(client.events, start=dict.fromkeys(start, 0))
-
-
-async def test_a_stream_ends_at_the_age_its_route_gives_it_and_goes_on_in_another(
-    gateway: GatewayProcess, topic: Topic, oracle: StreamOracle
-):
-    name = topic()
-    async with RawClient(f"{gateway.base_url}/brief/{name}") as client:
-        await client.wait_for_events(lambda events: said(client, "end"), within=30)
-        assert said(client, "end") == [{"reason": "lifetime"}]
-        acked = await oracle.produce_records(name, 5)  # while nobody is connected
-        await client.stop()  # it was asked to come back within seconds
-        await client.start()
-        await client.wait_for_events(lambda events: len(records(client)) == 5, within=60)
-        assert [each["data"].encode() for each in records(client)] == [a.value for a in acked]
-        assert client.open_count >= 2
-
-
-async def test_an_idle_stream_is_kept_alive_by_comments(gateway: GatewayProcess, topic: Topic):
-    async with RawClient(f"{gateway.base_url}/beating/{topic()}") as client:
-        await wait_until(lambda: client.body.count(b"\n:\n") >= 3, client.describe_state)
-        assert client.body.endswith(b"\n\n:\n:\n:\n") or b":\n:\n" in client.body
-        assert [each["event"] for each in client.events] == ["begin"]

@@ -12,11 +12,9 @@ from support.gateways import (
     GatewayThread,
     build_config,
     create_http_client,
-    running_gateway,
 )
 from support.multiplex import MultiplexClient
 from support.topic_gateway import run_gateway_sync
-from support.workers import running_workers
 
 from gateway.kafka.embedded import EmbeddedKafka
 
@@ -113,21 +111,3 @@ async def test_who_it_was_does_not_stand_in_the_record(gateway: GatewayThread):
         lines = {"Accept": "application/x-ndjson"}
         text = (await http.get("/all?from=earliest&until=latest", headers=lines)).text
     assert '"named"' in text and "ada" not in text
-
-
-@pytest.mark.smoke
-@pytest.mark.needs("process")
-async def test_the_same_client_repeats_at_any_worker_and_replica(kafka: EmbeddedKafka):
-    config = build_config(kafka.bootstrap, ["votes"], ROUTES, guards=GUARDS)
-    async with running_workers(config) as gateway:
-        offsets = set()
-        for n in range(12):
-            for who in ("of-ada", "of-eve"):
-                async with create_http_client(gateway) as http:  # at any worker
-                    answer = await vote(http, "workers", who)
-                    assert answer.status_code == (201 if n == 0 else 200), answer.text
-                    offsets.add((who, answer.json()["partition"], answer.json()["offset"]))
-        assert len(offsets) == 2
-    async with running_gateway(config) as another, create_http_client(another) as http:
-        for who in ("of-ada", "of-eve"):
-            assert (await vote(http, "workers", who)).status_code == 200

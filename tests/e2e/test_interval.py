@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Any
@@ -27,11 +26,7 @@ ROUNDS = 40
 
 kafka = embedded_kafka()
 topic = topic_fixture()
-INTERVALS = ("50ms", "1s", "2s", "60s")
-ROUTES: dict[str, dict[str, Any]] = {
-    "all": {"format": "envelope"},
-    **{each: {"format": "envelope", "interval": each} for each in INTERVALS},
-}
+ROUTES = {"50ms": {"format": "envelope", "interval": "50ms"}}
 
 
 @pytest.fixture(scope="module")
@@ -65,45 +60,6 @@ def has_all(client: RawClient, sent: Sequence[RecordToSend]) -> Any:
 
 
 @every_wire
-async def test_a_flush_has_the_latest_of_each_key_and_all_without_one(
-    kafka: EmbeddedKafka, gateway: GatewayThread, topic: Callable[..., str], wire: WireName
-):
-    prices = topic(PARTITIONS)
-    async with (
-        client_for_wire(wire, FastReconnectClient)(f"{gateway.base_url}/1s/{prices}") as client,
-        client_for_wire(wire, FastReconnectClient)(f"{gateway.base_url}/all/{prices}") as whole,
-    ):
-        await begun(client, whole)
-        sent = [row(k, n) for n in range(ROUNDS) for k in range(KEYS)]
-        sent += [RecordToSend(b"%d" % n, None, n % PARTITIONS) for n in range(ROUNDS)]
-        sent += [RecordToSend(None, b"k0", 0)]
-        await produce_records(kafka.bootstrap, prices, sent)
-        await wait_until(has_all(client, sent), lambda: f"the latest: {client.describe_state()}")
-        await wait_until(lambda: len(parse_envelopes(whole.events)) == len(sent), "all of it")
-        # What was sent in less than some seconds is some flushes, not one for every record.
-        assert len(parse_envelopes(client.events)) - ROUNDS < KEYS * ROUNDS / 2
-
-
-async def test_only_the_last_event_of_a_flush_has_an_id(
-    kafka: EmbeddedKafka, gateway: GatewayThread, topic: Callable[..., str]
-):
-    prices = topic(PARTITIONS)
-    async with (
-        RawClient(f"{gateway.base_url}/2s/{prices}") as client,
-    ):
-        await begun(client)
-        sent = [row(k, n) for n in range(3) for k in range(KEYS)]
-        await produce_records(kafka.bootstrap, prices, sent)
-        await wait_until(has_all(client, sent), "the latest")
-        blocks = [b for b in client.body.split(b"\n\n") if b.startswith(b"data:")]
-        ids = [b"\nid:" in block for block in blocks]
-        assert ids[-1]
-        assert not all(ids), "those before it have none"
-        assert client.events[0]["event"] == "begin"
-        assert json.loads(client.events[0]["data"])["resume"] == "batch"
-
-
-@every_wire
 async def test_one_that_is_cut_anywhere_knows_the_latest_in_the_end(
     kafka: EmbeddedKafka, gateway: GatewayThread, topic: Callable[..., str], wire: WireName
 ):
@@ -127,24 +83,3 @@ async def test_one_that_is_cut_anywhere_knows_the_latest_in_the_end(
         opened = client.open_count
         await wait_until(lambda: client.open_count > opened, "it comes back")
         await wait_until(has_all(client, sent), lambda: f"the latest: {client.describe_state()}")
-
-
-async def test_clients_of_the_same_topic_with_and_without_an_interval_do_not_disturb_each_other(
-    kafka: EmbeddedKafka,
-    gateway: GatewayThread,
-    topic: Callable[..., str],
-):
-    """A long interval holds nobody up: not who comes, and not who has none."""
-    prices = topic(PARTITIONS)
-    async with (
-        RawClient(f"{gateway.base_url}/60s/{prices}") as first,
-        RawClient(f"{gateway.base_url}/all/{prices}") as whole,
-    ):
-        await begun(first, whole)
-        sent = [row(1, n) for n in range(10)]
-        for each in sent:
-            await produce_records(kafka.bootstrap, prices, [each])
-        await wait_until(lambda: len(parse_envelopes(whole.events)) == 10, "all of it")
-        async with RawClient(f"{gateway.base_url}/60s/{prices}") as late:
-            await begun(late)
-        assert len(parse_envelopes(first.events)) < 10

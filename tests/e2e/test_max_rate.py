@@ -24,7 +24,6 @@ from support.latest_values import (
 )
 from support.multiplex import MultiplexClient
 from support.oracle import StreamOracle
-from support.received import GapEvent, parse_events
 from support.records import RecordToSend, produce_records
 from support.scrape import fetch_metrics
 from support.topic_gateway import run_gateway_sync
@@ -34,7 +33,6 @@ from gateway.core.log.record import TopicPartition
 from gateway.kafka.embedded import EmbeddedKafka
 
 RATE = 40
-PAD = {"pad": "x" * 10_000}
 RING = 150  # of these are more than a ring holds
 
 BEHIND = "gateway_clients_behind", {"route": "/hourly", "state": "max-rate"}
@@ -136,20 +134,6 @@ async def test_no_change_of_what_is_shown_gives_more(gateway: GatewayThread, ora
         oracle.check_events(socket.get_events("a"), end={TopicPartition("hourly", 0): 5})
 
 
-async def test_one_that_may_skip_is_told_what_it_did_not_get(
-    gateway: GatewayThread, oracle: StreamOracle
-):
-    async with RawClient(f"{gateway.base_url}/large") as client:
-        await client.wait_for_events(1)
-        for _ in range(2):
-            await oracle.produce_records("large", RING, fields=PAD)
-        await client.wait_for_events(lambda events: get_event_data(events, "gap"))
-        assert len(parse_envelopes(client.events)) == 5
-        gaps = [each for each in parse_events(client.events) if isinstance(each, GapEvent)]
-        assert {gap.reason for gap in gaps} == {"skipped"}
-        assert all(gap.start >= 5 for gap in gaps)
-
-
 async def test_one_that_may_be_conflated_is_so_while_it_catches_up(
     kafka: EmbeddedKafka, gateway: GatewayThread
 ):
@@ -163,16 +147,6 @@ async def test_one_that_may_be_conflated_is_so_while_it_catches_up(
             lambda events: build_known_table(events) == build_written_table(sent)
         )
         assert len(parse_envelopes(client.events)) < count / 3
-
-
-async def test_one_that_may_not_be_slow_is_ended(gateway: GatewayThread, oracle: StreamOracle):
-    async with MultiplexClient(gateway.base_url) as socket:
-        await socket.subscribe("a", "/ended")
-        for _ in range(2):
-            await oracle.produce_records("ended", RING, fields=PAD)
-        assert (await socket.wait_for_message("a", "end"))["reason"] == "slow"
-        assert len(socket.get_records("a")) == 5
-        oracle.check_events(socket.get_events("a")[:-1], end={TopicPartition("ended", 0): 5})
 
 
 async def test_one_may_get_the_latest_of_what_it_was_too_slow_for(

@@ -58,7 +58,7 @@ def records(client: Any) -> int:
     return sum(event["event"] == "message" for event in client.events)
 
 
-async def test_deliveries_are_those_that_clients_got_by_route_and_wire(kafka: EmbeddedKafka):
+async def test_deliveries_and_partitions_that_are_read_have_their_figures(kafka: EmbeddedKafka):
     config = build_config(kafka.bootstrap, ["orders"])
     events, lines = "/events/orders", "/records/orders"
     async with (
@@ -93,6 +93,16 @@ async def test_deliveries_are_those_that_clients_got_by_route_and_wire(kafka: Em
         for wire in ("sse", "ndjson", "websocket"):
             live = found.sum_series("gateway_delivery_latency_seconds_count", wire=wire)
             assert live == found.sum_series("gateway_deliveries_total", wire=wire)
+        fetched = {"topic": "orders", "reader": "tail"}
+        assert found["gateway_fetched_records_total", fetched] == 200
+        for partition in range(3):
+            of = {"topic": "orders", "partition": partition}
+            assert found["gateway_partition_ready", of] == 1
+            assert found["gateway_partition_lag_records", of] == 0
+        assert found["gateway_partition_ready_seconds_count", {"topic": "orders"}] == 3
+        assert found["gateway_kafka_request_seconds_count", {"api": "Fetch"}] > 0
+        cached = found["gateway_memory_bytes", {"part": "cache"}]
+        assert 0 < cached < found["gateway_memory_limit_bytes", {}]
 
 
 async def test_what_was_caught_up_on_is_no_live_delivery(kafka: EmbeddedKafka):
@@ -115,27 +125,6 @@ async def test_what_was_caught_up_on_is_no_live_delivery(kafka: EmbeddedKafka):
         assert found["gateway_catchup_records_total", {**of, "source": "cache"}] >= 200
         gone = {**of, "reason": "left"}
         await scrapes(gateway, lambda each: each["gateway_streams_ended_total", gone] == 2, "gone")
-
-
-async def test_each_partition_that_is_read_has_its_figures(kafka: EmbeddedKafka):
-    config = build_config(kafka.bootstrap, ["orders"])
-    async with (
-        running_gateway(config) as gateway,
-        StreamOracle(kafka.bootstrap[0]) as oracle,
-        RawClient(gateway.base_url + "/events/orders") as client,
-    ):
-        await client.wait_for_events(1)
-        await oracle.produce_records("orders", 200)
-        await wait_until(lambda: records(client) == 200, "all")
-        found = await fetch_metrics(gateway, accept=OPENMETRICS_TYPE)
-        fetched = {"topic": "orders", "reader": "tail"}
-        assert found["gateway_fetched_records_total", fetched] == 200
-        for partition in range(3):
-            of = {"topic": "orders", "partition": partition}
-            assert found["gateway_partition_ready", of] == 1
-            assert found["gateway_partition_lag_records", of] == 0
-        assert found["gateway_partition_ready_seconds_count", {"topic": "orders"}] == 3
-        assert found["gateway_kafka_request_seconds_count", {"api": "Fetch"}] > 0
 
 
 async def test_bytes_are_those_of_the_streams_and_the_path_is_as_configured(kafka: EmbeddedKafka):
@@ -373,8 +362,8 @@ async def test_no_counter_falls_while_a_worker_is_late_or_when_it_crashed(kafka:
         for _ in range(requests):  # a connection each, so that both workers count some
             async with httpx.AsyncClient(trust_env=False, timeout=WAIT_TIMEOUT_S) as http:
                 assert (await http.get(f"{gateway.base_url}/nothing")).status_code == 404
-        found = await scrapes(gateway, lambda each: count_refused(each) == requests, "all refused")
-        assert found["gateway_workers", {}] == 2
+        before = await scrapes(gateway, lambda each: count_refused(each) == requests, "all refused")
+        assert before["gateway_workers", {}] == 2
         worker = find_workers(gateway)[2]
         worker.suspend()
         try:
@@ -390,8 +379,10 @@ async def test_no_counter_falls_while_a_worker_is_late_or_when_it_crashed(kafka:
             gateway, lambda each: each["gateway_worker_restarts_total", restarted] == 1, "restart"
         )
         assert count_refused(found) == requests
-        found = await scrapes(gateway, lambda each: each["gateway_workers", {}] == 2, "both again")
-        assert count_refused(found) == requests
+        again = await scrapes(gateway, lambda each: each["gateway_workers", {}] == 2, "both again")
+        assert count_refused(again) == requests
+        started_at = "process_start_time_seconds"
+        assert again[started_at, restarted] > before[started_at, restarted]
 
 
 def count_refused(scrape: MetricsScrape) -> float:

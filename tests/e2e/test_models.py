@@ -47,17 +47,6 @@ SHOWN = [
     {"id": 2, "region": None, "at": "2024-02-29T13:05:00.250Z"},
     {"id": 3, "region": "us", "at": "2024-02-29T13:05:00.250Z"},
 ]
-PROTO = """syntax = "proto3"; package shop;
-message Note { string text = 1; }
-message Order { int64 id = 1; string region = 2; repeated Note notes = 3; }
-"""
-JSON_ORDER = {
-    "$schema": "http://json-schema.org/draft-07/schema#",
-    "title": "Order",
-    "type": "object",
-    "properties": {"id": {"type": "integer"}, "region": {"type": ["string", "null"]}},
-    "required": ["id"],
-}
 
 
 @pytest.fixture
@@ -155,36 +144,6 @@ async def test_avro_is_shown_as_json_in_every_format(
         assert [each.parse_json()["data"] for each in found[:3]] == SHOWN
         assert [each.parse_json() for each in await events(gateway, "/eu")] == [{"id": 1}]
     assert registry.requests["GET /schemas/ids/1"] <= 2, "once for the gateway, once for us"
-
-
-async def test_protobuf_and_json_schema_are_shown_as_json(
-    embedded: EmbeddedKafka, registry: FakeRegistry, url: str
-):
-    from confluent_kafka.schema_registry.json_schema import JSONSerializer
-
-    protos, jsons = created(embedded, "protos"), created(embedded, "jsons")
-    id = registry.register_schema(f"{protos}-value", PROTO, "PROTOBUF")
-    # by hand, from the description of the wire: zero, id, index list [1], the message Order
-    order = bytes.fromhex("08 d2 09 12 02") + b"eu" + bytes.fromhex("1a 04 0a 02") + b"hi"
-    framed = b"\0" + id.to_bytes(4, "big") + b"\x02\x02" + order
-    note = b"\0" + id.to_bytes(4, "big") + b"\x00" + b"\x0a\x02hi"
-    await produce_records(embedded.bootstrap, protos, [RecordToSend(framed), RecordToSend(note)])
-    client = SchemaRegistryClient({"url": url})
-    write = JSONSerializer(json.dumps(JSON_ORDER), client, conf=BY_TOPIC)
-    value = {"id": 7, "region": "eu"}
-    data = await asyncio.to_thread(by_confluent, write, jsons, value)
-    await produce_records(embedded.bootstrap, jsons, [RecordToSend(data)])
-    topics = (
-        {"name": protos, "value": model("protobuf")},
-        {"name": jsons, "value": model("jsonschema")},
-    )
-    async with streaming(embedded, url, *topics) as gateway:
-        found = await events(gateway, f"/events/{protos}")
-        shown = {"id": "1234", "region": "eu", "notes": [{"text": "hi"}]}
-        assert [event.parse_json() for event in found] == [shown, {"text": "hi"}]
-        assert [event.parse_json() for event in await events(gateway, f"/events/{jsons}")] == [
-            value
-        ]
 
 
 @pytest.mark.parametrize("on_invalid", ["error", "skip", "raw"])

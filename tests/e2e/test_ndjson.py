@@ -6,7 +6,6 @@ import asyncio
 import json
 import shutil
 import sys
-import time
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -107,28 +106,6 @@ async def test_the_head_is_that_of_a_stream_and_get_and_head_agree(
             assert {"Origin", "Accept", "Accept-Encoding"} <= set(head.headers["vary"].split(", "))
 
 
-async def test_what_is_wrong_before_the_first_byte_is_a_problem(
-    http: httpx.AsyncClient, topic: Topic
-):
-    name = topic()
-    for path, status in (
-        ("/value/no-such-topic", 404),
-        (f"/value/{name}?lastEventId=nonsense", 400),
-        (f"/value/{name}?wait=1h", 400),
-        (f"/value/{name}?positions=maybe", 400),
-        (f"/recent/{name}?from=-2h", 403),
-    ):
-        answer = await http.get(path)
-        assert answer.status_code == status, path
-        assert answer.headers["content-type"] == "application/problem+json"
-
-
-async def test_nothing_up_to_now_is_the_last_line_alone(http: httpx.AsyncClient, topic: Topic):
-    lines, end = read(await http.get(f"/value/{topic(3)}?until=latest"))
-    assert (lines, end["reason"]) == ([], "until")
-    assert end["position"]
-
-
 async def test_with_positions_every_line_says_where_to_go_on(
     kafka: EmbeddedKafka, http: httpx.AsyncClient, topic: Topic
 ):
@@ -155,13 +132,6 @@ async def test_an_idle_stream_gets_an_empty_line_now_and_then(
             if len(body) >= 3:
                 break
     assert set(body) == {ord("\n")}
-
-
-async def test_an_end_that_is_not_the_clients_is_told_in_the_last_line_too(
-    http: httpx.AsyncClient, topic: Topic
-):
-    lines, end = read(await http.get(f"/brief/{topic()}"))
-    assert (lines, end["reason"]) == ([], "lifetime")
 
 
 async def test_a_body_cut_at_any_byte_is_gone_on_with_behind_its_last_whole_line(
@@ -203,22 +173,6 @@ async def test_curl_and_jq_read_what_there_is(
 
 
 # -- pages: ?wait= -----------------------------------------------------------------
-
-
-async def test_a_page_waits_for_something_and_then_is_sent_at_once(
-    kafka: EmbeddedKafka, http: httpx.AsyncClient, topic: Topic
-):
-    name = topic(3)
-    began = time.monotonic()
-    waiting = asyncio.create_task(http.get(f"/value/{name}?wait=5m"))
-    done, _ = await asyncio.wait([waiting], timeout=0.5)
-    assert not done
-    await produce_records(kafka.bootstrap, name, [b"1"])
-    answer = await waiting
-    assert time.monotonic() - began < WAIT_TIMEOUT_S
-    assert int(answer.headers["content-length"]) == len(answer.content)
-    lines, end = read(answer)
-    assert (lines, end["reason"]) == ([1], "wait")
 
 
 async def test_an_empty_page_still_says_where_to_go_on(

@@ -22,7 +22,7 @@ from support.brokers import KafkaCluster
 from support.clients.fast_reconnect import FastReconnectClient
 from support.clients.wires import WireName, client_for_wire
 from support.elections import UNCLEAN_CONFIGS, elect_follower, kill_follower
-from support.gateways import build_config, build_route, running_gateway_process
+from support.gateways import build_config, running_gateway_process
 from support.kafka_proxy import ApiKey, KafkaProxy, SeenRequest
 from support.oracle import AckedRecord, StreamOracle, parse_events
 from support.received import GapEvent, ReceivedRecord, parse_gaps
@@ -32,6 +32,7 @@ from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
 
 WITHIN = 60.0  # s
+
 
 # The gateway, telling on SIGUSR1 how many tasks its loop has.
 COUNTED = """
@@ -255,89 +256,6 @@ async def test_a_hundred_advances_in_a_row_are_a_gap_each_and_leak_nothing(
         assert cold[1] <= warm[1] + 2
         assert cold[2] <= warm[2] + 1
         assert cold[3] < warm[3] + (16 << 20)
-
-
-async def test_chasing_a_log_start_that_moves_is_one_gap(
-    kafka: KafkaCluster, topic: Callable[..., str]
-) -> None:
-    """ListOffsets answers an offset that is gone again when it is fetched."""
-    name = topic(partitions=1)
-    async with AsyncExitStack() as stack:
-        oracle = await stack.enter_async_context(StreamOracle(kafka.bootstrap_servers))
-        proxy = await stack.enter_async_context(KafkaProxy.wrap_cluster(kafka.bootstrap_servers))
-        held = Held(kafka, proxy, oracle)
-        gateway = await stack.enter_async_context(
-            running_gateway_process(
-                build_config(proxy.bootstrap, [{"name": name, "cache": {"bytes": "1B"}}])
-            )
-        )
-        live = FastReconnectClient(f"{gateway.base_url}/records/{name}")
-        await stack.enter_async_context(listening(live))
-        await oracle.produce_records(name, 10)
-        await records(live, 10)
-        starts = iter((60, 70, 80, 90, 100))
-        count = proxy.on_response
-        assert count is not None
-
-        def move_on(request: SeenRequest, answer: dict[str, Any]) -> None:
-            count(request, answer)
-            if request.api_key == ApiKey.LIST_OFFSETS and (start := next(starts, 0)):
-                kafka.admin.delete_records(name, {0: start})
-
-        proxy.on_response = move_on
-        since = time.monotonic()
-        await held.advance(name, 1, lost=40, kept=160)
-        await whole(oracle, [live], name, 1)
-        asked = proxy.count_requests(ApiKey.LIST_OFFSETS, since=since)
-        print(f"chasing: {told(live)}, {asked} ListOffsets, {len(held.errors)} attempts")
-        (gap,) = told(live)
-        assert gap.start in (10, 11), "the last fetch may have come before it was hidden, or not"
-        assert gap == GapEvent(TopicPartition(name, 0), gap.start, 100, "retention")
-        assert asked == 6
-        assert asked <= len(held.errors)
-
-
-async def test_many_clients_are_told_alike_and_nobody_of_what_the_leader_does_not_confirm(
-    kafka: KafkaCluster, topic: Callable[..., str]
-) -> None:
-    """Riders, some cut while brokers are hidden, one with a filter; then a fetch is refused as
-    out of range, as by a follower that is behind, although the leader has the offset."""
-    name = topic(partitions=4)
-    filtered = {"topic": name, "format": "envelope", "filters": [{"key": "key-1"}]}
-    routes = [build_route(name, "envelope"), {"when": [{"path": "/keyed"}], "with": filtered}]
-    made = {"name": name, "cache": {"bytes": "1B"}}
-    async with AsyncExitStack() as stack:
-        oracle = await stack.enter_async_context(StreamOracle(kafka.bootstrap_servers))
-        proxy = await stack.enter_async_context(KafkaProxy.wrap_cluster(kafka.bootstrap_servers))
-        held = Held(kafka, proxy, oracle)
-        gateway = await stack.enter_async_context(
-            running_gateway_process(build_config(proxy.bootstrap, [made], routes))
-        )
-        riders = [FastReconnectClient(f"{gateway.base_url}/records/{name}") for _ in range(20)]
-        keyed = FastReconnectClient(f"{gateway.base_url}/keyed")
-        clients = [*riders, keyed]
-        await stack.enter_async_context(listening(*clients))
-        for n in range(3):
-            for client in riders[: 5 * n]:
-                client.cut()
-            await held.advance(name, 4, lost=13, kept=7)
-            for client in clients:
-                await client.wait_for_events(
-                    lambda _, c=client, n=n: len(told(c)) >= 4 * n + 4, WITHIN
-                )
-        since, before = time.monotonic(), len(held.errors)
-        refusals = proxy.inject_error(
-            ApiKey.FETCH, ErrorCode.OFFSET_OUT_OF_RANGE, topic=name, partition=1, times=3
-        )
-        await oracle.produce_records(name, 20)
-        await wait_until(lambda: refusals.hit_count == 3, "refusals")
-        await whole(oracle, riders, name, 4)
-        await whole(oracle, [keyed], name, 4, view=lambda acked: acked.key == b"key-1")
-        asked = proxy.count_requests(ApiKey.LIST_OFFSETS, since=since)
-        print(f"{refusals.hit_count} false refusals, {asked} ListOffsets")
-        assert asked <= 3 + len(held.errors) - before
-        for client in clients:
-            assert len(told(client)) == 12
 
 
 async def test_a_client_that_stopped_reading_is_told_what_went_meanwhile(

@@ -268,13 +268,6 @@ async def test_over_websocket_a_route_fixes_what_it_fixes_over_http(
         assert told in (answer["type"], answer.get("code")), answer
 
 
-async def test_a_path_that_only_takes_records_is_no_stream(shop: GatewayThread):
-    async with create_http_client(shop) as http:
-        assert (await http.get("/once", headers={"Accept": "text/event-stream"})).status_code == 405
-        streams = (await http.get("/")).json()["streams"]
-        assert [each["paths"] for each in streams] == [["/orders"]]
-
-
 async def test_while_kafka_is_away_a_client_is_asked_to_come_back():
     with EmbeddedKafka(topics={"orders": 1}) as kafka:
         config = build_config(kafka.bootstrap, ["orders"], [command("/orders")])

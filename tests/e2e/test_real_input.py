@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import re
 import sys
@@ -109,31 +108,6 @@ async def values(url: str) -> list[bytes]:
     assert json.loads(events[-1].raw_data) == {"reason": "until"}
     assert {event.event_type for event in events[1:-1]} == {"message"}
     return [event.raw_data for event in events[1:-1]]
-
-
-@pytest.mark.night
-async def test_one_partition_comes_out_in_order_to_the_byte(
-    gateway: GatewayProcess, kafka: KafkaCluster, names: TopicNames, text: Text
-):
-    topic = names.create_topic(kafka)
-    said = await produced(kafka, topic, text)
-    file = text.path.read_bytes() + b"\n"  # which its last line lacks
-    assert said[3] == hashlib.sha256(file).hexdigest()
-    url = f"{gateway.base_url}/records/{topic}?from=earliest&until=latest"
-    got = [
-        json.loads(e.raw_data)["value"].encode()
-        async for e in stream(url)
-        if e.event_type == "message"
-    ]
-    assert len(got) == len(text.lines)
-    assert digest_of(got).ordered_digest == said[3]
-
-    folded = digest_of([line.replace(b"\r", b"\n") for line in text.lines])
-    plain = await values(f"{gateway.base_url}/value/{topic}?from=earliest&until=latest")
-    assert len(plain) == len(text.lines)
-    assert digest_of(plain).ordered_digest == folded.ordered_digest, (
-        "all but CR, which SSE folds into LF"
-    )
 
 
 class Impatient(RawClient):

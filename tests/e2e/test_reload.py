@@ -291,12 +291,15 @@ async def test_all_workers_take_it_over_also_one_that_is_started_later(
             assert set(keys(client)) == {"b"}
 
 
-# under load
-
-
 EACH_ROUTE, RELOADS, EACH = 250, 20, 20
+
+
 PATHS = ("/same", "/filter", "/format", "/topics")
+
+
 UNTIL, ANEW = 8, 4  # so many of the reloads change options of a topic, none of the first ones
+
+
 _OFFSET = re.compile(rb'"partition":(\d+),"offset":(\d+),"timestamp"|"id":"orders:(\d+):(\d+)"')
 
 

@@ -8,7 +8,6 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
-import httpx
 import pytest
 import pytest_asyncio
 from starlette.requests import Request
@@ -186,7 +185,7 @@ async def test_a_body_that_comes_behind_the_reload_is_not_written_by_what_was_be
         await came.wait()
         yield b"hind"
 
-    async with httpx.AsyncClient(base_url=gateway.base_url, trust_env=False) as http:
+    async with create_http_client(gateway) as http:
         asking = asyncio.create_task(http.post("/room", content=body(), headers=COOKIE))
         await reload()
         came.set()

@@ -9,7 +9,12 @@ from typing import Any
 
 import httpx
 from support.brokers import KafkaCluster
-from support.gateways import GatewayProcess, build_config, running_gateway_process
+from support.gateways import (
+    GatewayProcess,
+    build_config,
+    create_http_client,
+    running_gateway_process,
+)
 from support.service import running_service
 from support.waiting import wait_until
 from support.workers import running_workers
@@ -44,9 +49,7 @@ async def test_any_worker_knows_a_reply_also_one_that_was_not_there(
     requests, replies = (each["name"] for each in made["kafka"]["topics"])
     async with running_service([kafka.bootstrap_servers], requests) as service:
         async with running_workers(made) as gateway:
-            async with httpx.AsyncClient(
-                base_url=gateway.base_url, trust_env=False, timeout=WITHIN
-            ) as http:
+            async with create_http_client(gateway) as http:
                 later = {"Prefer": "respond-async"}
                 answer = await http.post("/ask", content=REQUEST, headers=later)
             assert answer.status_code == 202, answer.text

@@ -151,17 +151,6 @@ async def test_a_request_is_answered_with_its_reply(gateway: GatewayThread, serv
         assert request.header(REPLY_TO_HEADER) == b"replies"
 
 
-@pytest.mark.parametrize(
-    ("body", "status"),
-    [(saying("", status="204"), 204), (saying("no"), 200), (saying("", status="99"), 502)],
-)
-async def test_the_status_is_that_of_the_reply(gateway: GatewayThread, body: bytes, status: int):
-    async with browsing(gateway) as http:
-        answer = await http.post("/ask", content=body)
-        assert answer.status_code == status
-        assert "content-type" in answer.headers or status == 204
-
-
 async def test_one_without_a_reply_ends_in_time_and_a_late_reply_is_dropped_and_counted(
     gateway: GatewayThread, service: ReplyService
 ):
@@ -284,15 +273,6 @@ async def test_the_names_of_the_headers_are_the_routes(
         )
         request = next(each for each in service.requests if each.header("number"))
         assert request.header("answer-to") == b"replies"
-
-
-async def test_a_route_with_replies_takes_nothing_over_websocket(gateway: GatewayThread):
-    from websockets.asyncio.client import connect
-
-    url = gateway.base_url.replace("http", "ws", 1) + "/ws"
-    async with connect(url, proxy=None) as ws, asyncio.timeout(WITHIN):
-        await ws.send('{"type": "produce", "id": "1", "path": "/ask", "value": "v"}')
-        assert json.loads(await ws.recv())["code"] == "forbidden"
 
 
 async def test_a_gateway_that_ends_tells_those_who_wait_to_come_back(

@@ -1,4 +1,4 @@
-"""What stands between the gateway and its brokers: TLS, SASL, codecs, racks.
+"""What stands between the gateway and its brokers: TLS, SASL, racks.
 
 GATEWAY_SESSION_SECONDS: for how long sessions of 2 s are looked at (5).
 """
@@ -6,8 +6,6 @@ GATEWAY_SESSION_SECONDS: for how long sessions of 2 s are looked at (5).
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 import os
 import signal
 import time
@@ -15,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
 
 import httpx
 import pytest
@@ -30,8 +27,13 @@ from support.brokers import KafkaCluster, running_kafka
 from support.certificates import CertificateAuthority
 from support.clients.client import ReceivedEvent
 from support.clients.raw import RawClient
-from support.gateways import build_config, running_gateway_process, wait_until_ready
-from support.kafka_proxy import ApiKey, KafkaProxy
+from support.gateways import (
+    build_config,
+    create_http_client,
+    running_gateway_process,
+    wait_until_ready,
+)
+from support.kafka_proxy import KafkaProxy
 from support.oracle import StreamOracle
 from support.secure_kafka import PASSWORDS_BY_USER, build_unsecured_jwt, grant_access
 from support.tasks import running_task
@@ -83,15 +85,6 @@ async def reads(kafka: LocalKafka, listener: str, **security: Any) -> None:
                        for acked in oracle.list_acked())  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "mechanism",
-    ["plain", *(pytest.param(f"scram-sha-{n}", marks=pytest.mark.night) for n in (256, 512))],
-)
-async def test_it_reads_with_a_password(secured: LocalKafka, mechanism: str):
-    sasl = {"mechanism": mechanism, "username": "carol", "password": "pw"}
-    await reads(secured, "SASL", sasl=sasl)
-
-
 async def test_it_reads_through_tls_and_with_a_password_in_it(
     secured: LocalKafka, authority: CertificateAuthority
 ):
@@ -99,20 +92,6 @@ async def test_it_reads_through_tls_and_with_a_password_in_it(
     sasl = {"mechanism": "scram-sha-512", "username": "carol", "password": "pw"}
     await reads(secured, "TLS", tls=tls)
     await reads(secured, "SASL_TLS", tls=tls, sasl=sasl)
-
-
-async def test_it_reads_as_who_its_certificate_says(
-    secured: LocalKafka, authority: CertificateAuthority
-):
-    """The broker takes the name for its own rules: another one may not read."""
-    mine = {"ca": str(authority.certificate_path)}
-    for name, allowed in {"client": True, "stranger": False}.items():
-        pem = str(authority.issue_certificate(name))
-        tls = {**mine, "certificate": pem, "key": pem}
-        if allowed:
-            await reads(secured, "TLS", tls=tls)
-        else:
-            await denied(configured(secured, "TLS", tls=tls))
 
 
 async def test_who_may_not_read_is_told(secured: LocalKafka):
@@ -176,7 +155,7 @@ async def _outlive_sessions(
         async with (
             running_gateway_process(config) as gateway,
             RawClient(f"{gateway.base_url}/read") as client,
-            httpx.AsyncClient(base_url=gateway.base_url, trust_env=False) as http,
+            create_http_client(gateway) as http,
         ):
             await client.wait_for_events(1)
             ends, answers = time.monotonic() + SESSION_SECONDS, list[int]()
@@ -233,7 +212,7 @@ async def test_a_wrong_password_is_a_reason_not_to_be_ready(secured: LocalKafka)
     config = configured(secured, "SASL", sasl=sasl)
     async with (
         running_gateway_process(config, ready=False) as gateway,
-        httpx.AsyncClient(base_url=gateway.base_url, trust_env=False) as http,
+        create_http_client(gateway) as http,
     ):
         told = ""
         async with asyncio.timeout(WAIT_TIMEOUT_S):
@@ -245,35 +224,6 @@ async def test_a_wrong_password_is_a_reason_not_to_be_ready(secured: LocalKafka)
         stream = await http.get(f"/events/{TOPIC}", timeout=30)
         assert stream.status_code == 503
         assert "guessed" not in told + stream.text + gateway.log
-
-
-async def test_it_reads_with_a_bearer_token_from_a_file(secured: LocalKafka, tmp_path: Path):
-    file = tmp_path / "token"
-    file.write_text(build_unsecured_jwt())
-    await reads(secured, "SASL", sasl={"mechanism": "oauthbearer", "tokenFile": str(file)})
-
-
-async def test_it_reads_with_a_bearer_token_that_is_issued_to_it(secured: LocalKafka):
-    asked: list[tuple[str, dict[str, list[str]]]] = []
-
-    async def issue(request: Request) -> JSONResponse:
-        form = parse_qs((await request.body()).decode())
-        asked.append((request.headers["authorization"], form))
-        token = {"access_token": build_unsecured_jwt(), "token_type": "Bearer", "expires_in": 600}
-        return JSONResponse(token)
-
-    async with running_app(Starlette(routes=[Route("/token", issue, methods=["POST"])])) as issuer:
-        sasl = {
-            "mechanism": "oauthbearer",
-            "tokenUrl": f"{issuer}/token",
-            "clientId": "gateway",
-            "clientSecret": "s3cret",
-            "scope": "kafka",
-        }
-        await reads(secured, "SASL", sasl=sasl)
-    assert asked[0][0] == "Basic " + base64.b64encode(b"gateway:s3cret").decode()
-    assert asked[0][1] == {"grant_type": ["client_credentials"], "scope": ["kafka"]}
-    assert len(asked) == 1, "kept for all connections while it is valid"
 
 
 async def test_it_speaks_https_itself_and_ends_in_order(
@@ -302,30 +252,6 @@ async def test_it_speaks_https_itself_and_ends_in_order(
         assert body.endswith('event: end\ndata: {"reason":"drain"}\n\n')
         await http.aclose()  # a kept connection would have to take part in TLS's farewell
         assert await gateway.stop() == 0
-
-
-async def test_every_codec_of_the_producers_is_read(kafka: KafkaCluster):
-    codecs = (None, "gzip", "snappy", "lz4", "zstd")
-    name = kafka.create_unique_topic(partitions=2)
-    async with KafkaProxy.wrap_cluster(kafka.bootstrap_servers) as network:
-        config = build_config(network.bootstrap, [name], name="codecs")
-        async with (
-            running_gateway_process(config) as gateway,
-            RawClient(f"{gateway.base_url}/records/{name}") as client,
-        ):
-            await client.wait_for_events(1)
-            seen: list[bytes] = []
-            for codec in codecs:
-                async with StreamOracle(
-                    kafka.bootstrap_servers, compression_type=codec, linger_ms=20
-                ) as oracle:
-                    await oracle.produce_records(name, 40, fields={"padding": "x" * 300})
-                    seen += [acked.value or b"" for acked in oracle.list_acked()]
-            await client.wait_for_events(has(len(seen)))
-            got = [e for e in client.events if e["event"] == "message"]
-            assert sorted(json.loads(e["data"])["value"].encode() for e in got) == sorted(seen)
-        names = {each.client_id for each in network.list_requests(ApiKey.FETCH)}
-        assert names == {"gateway-codecs"}
 
 
 async def test_a_gateway_in_a_rack_reads_from_the_replica_in_it(kafka3: KafkaCluster):

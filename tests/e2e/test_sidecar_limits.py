@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from support.brokers import embedded_kafka
-from support.gateways import build_config
+from support.gateways import build_config, create_http_client
 from support.in_process_gateway import running_in_process_gateway
 from support.ndjson_request import build_chunk, open_ndjson_request, read_json_line
 from support.sidecars import running_sidecar, wait_until_ready
@@ -79,7 +79,7 @@ async def test_two_workers_count_together(kafka):
     async with running_workers(config, 2) as gateway:
         statuses = []
         for _ in range(12):  # a connection each, which either may take
-            async with httpx.AsyncClient(base_url=gateway.base_url, trust_env=False) as http:
+            async with create_http_client(gateway) as http:
                 statuses.append((await post(http)).status_code)
         assert statuses[-1] == 429
         assert statuses.count(429) >= 7

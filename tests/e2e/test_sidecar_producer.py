@@ -341,15 +341,6 @@ async def test_a_transactional_batch_is_there_whole_or_not_at_all(kafka, topic):
     assert values(kafka, name) == [b"a", b"b", b"e"]
 
 
-async def test_a_key_whose_records_were_refused_may_be_used_again(kafka, topic):
-    name = topic(configs={"max.message.bytes": "2000"})
-    async with running_gateway_process(config(kafka.bootstrap_servers), command=COMMAND) as gateway:
-        refused = await post(gateway, name, "x" * 5000, key="k")
-        assert refused.status_code == 413
-        assert (await post(gateway, name, "small", key="k")).status_code == 200
-    assert values(kafka, name) == [b"small"]
-
-
 @asynccontextmanager
 async def reading_until_a_transaction_ends(
     servers: str,

@@ -8,13 +8,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx
 import pytest
 from support.brokers import KafkaCluster
 from support.clients.fast_reconnect import FastReconnectClient
 from support.clients.raw import RawClient
 from support.clients.wires import WireName, client_for_wire, every_wire
-from support.gateways import GatewayThread, build_config, running_gateway
+from support.gateways import GatewayThread, build_config, create_http_client, running_gateway
 from support.latest_values import (
     build_known_table,
     build_written_table,
@@ -24,8 +23,7 @@ from support.latest_values import (
 from support.ndjson_parser import NdjsonParser
 from support.oracle import read_records
 from support.records import RecordToSend, produce_records
-from support.scrape import fetch_metrics
-from support.waiting import WAIT_TIMEOUT_S, wait_until
+from support.waiting import wait_until
 
 from gateway.kafka.embedded import EmbeddedKafka
 
@@ -138,39 +136,6 @@ async def test_one_that_is_cut_again_and_again_knows_it_all_in_the_end(
         assert not get_event_data(client.events, "gap")
 
 
-async def test_a_table_larger_than_the_cache_is_read_from_kafka_and_each_key_comes_once(
-    embedded: EmbeddedKafka, caplog: pytest.LogCaptureFixture
-):
-    embedded.create_topic("prices", PARTITIONS)
-    pad = "x" * 1000
-    history = [keyed(n, f"old {n} {pad}") for n in range(300)]
-    history += [keyed(n, f"new {n} {pad}") for n in range(0, 300, 3)] + [keyed(7, None)]
-    await produce_records(embedded.bootstrap, "prices", history)
-    small = {"name": "prices", "cache": {"bytes": "64KiB"}}
-    async with serving(embedded.bootstrap, small) as gateway:
-        for _ in range(2):
-            async with RawClient(f"{gateway.base_url}/table") as client:
-                await ended(client)
-                assert build_known_table(client.events) == build_written_table(history)
-                assert len(parse_envelopes(client.events)) == len(build_written_table(history))
-        assert "raise cache.bytes of the topic" in caplog.text
-
-
-async def test_many_who_come_at_once_share_one_read(embedded: EmbeddedKafka):
-    embedded.create_topic("prices", PARTITIONS)
-    await produce_records(embedded.bootstrap, "prices", HISTORY)
-    async with serving(embedded.bootstrap, "prices") as gateway:
-        clients = [RawClient(f"{gateway.base_url}/table") for _ in range(40)]
-        try:
-            await asyncio.gather(*(client.start() for client in clients))
-            for client in clients:
-                await ended(client)
-                assert build_known_table(client.events) == build_written_table(HISTORY)
-        finally:
-            for client in clients:
-                await client.stop()
-
-
 async def test_who_says_where_to_begin_gets_no_snapshot(embedded: EmbeddedKafka):
     embedded.create_topic("prices", PARTITIONS)
     await produce_records(embedded.bootstrap, "prices", HISTORY)
@@ -188,9 +153,7 @@ async def test_until_latest_is_the_snapshot_and_its_end(embedded: EmbeddedKafka)
     await produce_records(embedded.bootstrap, "prices", HISTORY)
     async with (
         serving(embedded.bootstrap, "prices", "empty") as gateway,
-        httpx.AsyncClient(
-            base_url=gateway.base_url, trust_env=False, timeout=WAIT_TIMEOUT_S
-        ) as http,
+        create_http_client(gateway) as http,
     ):
         answer = await http.get(
             "/table?until=latest&positions", headers={"Accept": "application/x-ndjson"}
@@ -201,25 +164,6 @@ async def test_until_latest_is_the_snapshot_and_its_end(embedded: EmbeddedKafka)
         assert build_known_table(events) == build_written_table(HISTORY)
         names = [e["event"] for e in events if e["event"] != "message"]
         assert names == ["begin", "snapshot-end", "end"]
-
-
-async def test_filters_and_fields_are_those_of_the_view(embedded: EmbeddedKafka):
-    embedded.create_topic("prices", 1)
-    values = ['{"region": "eu", "price": 1}', '{"region": "us", "price": 2}']
-    await produce_records(
-        embedded.bootstrap,
-        "prices",
-        [RecordToSend(v.encode(), b"k%d" % n) for n, v in enumerate(values)],
-    )
-    async with (
-        serving(
-            embedded.bootstrap, "prices", filters=[{"value": {"/region": "eu"}}],
-            fields=["/price"], format="value",
-        ) as gateway,
-        RawClient(f"{gateway.base_url}/table") as client,
-    ):  # fmt: skip
-        await ended(client)
-        assert [e["data"] for e in client.events if e["event"] == "message"] == ['{"price":1}']
 
 
 OWNED = [
@@ -237,7 +181,7 @@ OF_ADA = {"filters": [{"value": {"/owner": "ada"}}], "format": "value"}
 
 @pytest.mark.parametrize("cache", ["64MiB", "1KiB"], ids=["held", "spilled"])
 async def test_what_a_view_does_not_show_replaces_nothing_in_its_snapshot(
-    embedded: EmbeddedKafka, cache: str
+    embedded: EmbeddedKafka, cache: str, caplog: pytest.LogCaptureFixture
 ):
     """Tables were made before filters looked: whoever came after k1 went to another owner was not
     shown the last record of it that it may see, and a live client had it. A tombstone removes its
@@ -252,6 +196,7 @@ async def test_what_a_view_does_not_show_replaces_nothing_in_its_snapshot(
                 await ended(client)
                 shown = [json.loads(e["data"])["n"] for e in client.events if is_record(e)]
                 assert shown == [1, 4]
+        assert ("raise cache.bytes of the topic" in caplog.text) == (cache == "1KiB")
         more = [
             OWNED[0],
             RecordToSend(b'{"owner": "bob", "n": 8}', b"k2"),
@@ -265,45 +210,6 @@ async def test_what_a_view_does_not_show_replaces_nothing_in_its_snapshot(
 
 def is_record(event: dict[str, Any]) -> bool:
     return bool(event["event"] == "message")
-
-
-async def test_many_filtered_views_share_one_read_of_the_topic(embedded: EmbeddedKafka):
-    """Each has a table of its own; what they are made of is read from Kafka once."""
-    embedded.create_topic("prices", 1)
-    some = [
-        RecordToSend(b'{"owner": "o%d", "n": %d}' % (n % 7, n), b"k%d" % (n % 20))
-        for n in range(600)
-    ]
-    await produce_records(embedded.bootstrap, "prices", some)
-    latest: dict[str, dict[bytes, int]] = {}
-    for n in range(600):
-        latest.setdefault(f"o{n % 7}", {})[b"k%d" % (n % 20)] = n
-    routes = [
-        {
-            "when": [{"path": "/table/{owner}"}],
-            "with": {
-                "topic": "prices", "mode": "snapshot",
-                "filters": [{"value": {"/owner": "${params.owner}"}}],
-            },
-        }
-    ]  # fmt: skip
-    async with running_gateway(build_config(embedded.bootstrap, ["prices"], routes)) as gateway:
-
-        async def shown(owner: str) -> None:
-            async with RawClient(f"{gateway.base_url}/table/{owner}") as client:
-                await ended(client)
-                told = [json.loads(e["data"])["n"] for e in client.events if is_record(e)]
-                assert told == sorted(latest[owner].values())
-
-        await shown("o0")
-        reads = await reads_of(gateway)
-        await asyncio.gather(*(shown(f"o{n % 7}") for n in range(28)))
-        assert await reads_of(gateway) == reads
-
-
-async def reads_of(gateway: GatewayThread) -> float:
-    """Records that came from Kafka, whoever read them."""
-    return (await fetch_metrics(gateway)).sum_series("gateway_fetched_records_total")
 
 
 async def test_a_topic_that_kafka_has_compacted_is_whole_and_another_is_warned_of(
@@ -339,30 +245,3 @@ async def test_a_topic_that_kafka_has_compacted_is_whole_and_another_is_warned_o
             "the warning",
         )
         assert f"{compacted} has cleanup.policy" not in caplog.text
-
-
-async def test_a_partition_that_cannot_be_read_holds_up_no_other():
-    """It is told as pending, and comes when it can be read."""
-    with EmbeddedKafka(fetch_version=11) as embedded:
-        await _without_a_leader(embedded)
-
-
-async def _without_a_leader(embedded: EmbeddedKafka) -> None:
-    embedded.create_topic("prices", 2)
-    rows = [RecordToSend(b"v%d" % n, b"k%d" % n, n % 2) for n in range(10)]
-    await produce_records(embedded.bootstrap, "prices", rows)
-    async with serving(
-        embedded.bootstrap, {"name": "prices", "partitionReadyTimeout": "1s"}
-    ) as gateway:
-        embedded.lead("prices", 1, None)
-        async with RawClient(f"{gateway.base_url}/table") as client:
-            await ended(client)
-            (end,) = get_event_data(client.events, "snapshot-end")
-            assert end["pending"] == [{"topic": "prices", "partition": 1}]
-            assert build_known_table(client.events) == build_written_table(rows[::2])
-            more = [RecordToSend(b"new", b"k0", 0)]
-            await produce_records(embedded.bootstrap, "prices", more)
-            await knows(client, build_written_table([*rows[::2], *more]))
-            embedded.lead("prices", 1, 1)
-            await knows(client, build_written_table([*rows, *more]))
-            assert len(get_event_data(client.events, "snapshot-end")) == 1

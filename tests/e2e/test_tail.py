@@ -10,7 +10,6 @@ import json
 import os
 import pty
 import re
-import select
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -31,7 +30,6 @@ from support.gateways import (
     running_gateway_process,
 )
 from support.oracle import StreamOracle
-from support.received import GapEvent
 from support.records import RecordToSend, produce_records
 from support.tail import running_tail
 from support.tcp_proxy import TcpProxy
@@ -39,10 +37,7 @@ from support.topic_gateway import TOPIC_TEMPLATE, TopicNames, run_gateway_sync
 from support.waiting import WAIT_TIMEOUT_S, wait_until
 
 from gateway.core.log.record import TopicPartition
-from gateway.core.token.resume_token import parse_token
 from gateway.kafka.embedded import EmbeddedKafka
-
-pytestmark = pytest.mark.needs("process")
 
 pytestmark = pytest.mark.needs("process")
 
@@ -210,16 +205,6 @@ async def test_filters_and_fields_are_asked_of_the_gateway(
     ]
 
 
-async def test_where_to_end_may_stand_in_the_address(
-    gateway: GatewayThread, topic: str, oracle: StreamOracle
-):
-    await oracle.produce_records(topic, 10)
-    url = f"{gateway.base_url}/events/{topic}?from=earliest"
-    async with running_tail(f"{url}&until=latest") as whole, running_tail(f"{url}&until=4") as some:
-        assert [await whole.wait_ended(), await some.wait_ended()] == [0, 0]
-    assert [len(whole.complete_lines), len(some.complete_lines)] == [10, 4]
-
-
 # Standard output
 
 
@@ -266,21 +251,6 @@ async def test_a_reader_that_has_enough_ends_it_quietly(
     assert shell.returncode == 0
     assert out.count(b"\n") == 2
     assert re.fullmatch(rb"gateway: following [^\n]*\n", err)
-
-
-async def test_a_reader_that_does_not_read_does_not_keep_it_from_ending(
-    gateway: GatewayThread, topic: str, oracle: StreamOracle
-):
-    await oracle.produce_records(topic, 5000)  # more than a pipe holds
-    url = f"{gateway.base_url}/records/{topic}?from=earliest"
-    reading, writing = os.pipe()
-    try:
-        async with running_tail(url, stdout=writing) as it:
-            await wait_until(lambda: not select.select((), (writing,), (), 0)[1], "a full pipe")
-            assert await it.send_signal() == 130
-    finally:
-        os.close(reading)
-        os.close(writing)
 
 
 @asynccontextmanager
@@ -335,33 +305,6 @@ async def test_a_terminal_gets_colours_and_no_commands(
         assert "\x1b" not in re.sub(r"\x1b\[\d+m", "", shown())
 
 
-# What will not come
-
-
-async def test_a_gap_is_told_and_only_strictly_a_failure(
-    kafka: EmbeddedKafka, servers: str, topic: str, oracle: StreamOracle, tmp_path: Path
-):
-    """Straight from Kafka: a gateway that runs has what was deleted in its cache."""
-    kept = [topic, "-s", servers, "--position", str(tmp_path / "p"), "--from", "earliest"]
-    await oracle.produce_records(topic, 10, partition=0)
-    async with running_tail(*kept, "-n", "2") as first:
-        assert await first.wait_ended() == 0
-    kafka.delete_records(topic, {0: 4})
-    for _ in range(2):  # it stays a failure
-        async with running_tail(*kept, "--until", "latest", "--strict") as strict:
-            assert await strict.wait_ended() == 1
-        told = f"gateway: gap in {topic}-0 from offset 2 to 4 (retention)"
-        assert f"{told}; without --strict it is skipped\n" in strict.stderr
-        (place,) = parse_token((tmp_path / "p").read_text().strip()).topics
-        assert place.offsets == [2, 0, 0]
-        assert strict.stdout == b""
-    async with running_tail(*kept, "--until", "latest") as lenient:
-        assert await lenient.wait_ended() == 0
-    assert f"{told}\n" in lenient.stderr
-    gap = GapEvent(TopicPartition(topic, 0), 2, 4, "retention")
-    oracle.check_items([*first.parse_records(), gap, *lenient.parse_records()], start=zero(topic))
-
-
 # What goes wrong
 
 
@@ -371,19 +314,6 @@ async def test_a_path_that_is_none_is_answered_with_the_nearest(gateway: Gateway
     assert it.stderr.startswith("gateway: 404: ")
     assert f"did you mean /records/{NAMES.names[0]}?" in it.stderr
     assert it.stderr.count("\n") == 1
-
-
-@every_wire
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [(["--from", "yesterday"], "?from=yesterday"), (["--filter", "/n>=x"], "filter")],
-)
-async def test_what_the_gateway_refuses_is_told_in_its_words(
-    wire: Wire, gateway: GatewayThread, topic: str, options: list[str], said: str
-):
-    async with running_tail(wire(gateway.base_url, f"/records/{topic}"), *options) as it:
-        assert await it.wait_ended() == 1
-    assert said in it.stderr and it.stderr.count("\n") == 1
 
 
 async def test_topics_and_brokers_that_are_none_are_told(servers: str):

@@ -16,10 +16,9 @@ from support.gateways import (
     GatewayProcess,
     GatewayThread,
     build_config,
-    running_gateway,
     running_gateway_process,
 )
-from support.unfinished_handshakes import build_client_hello, count_open, open_unfinished_clients
+from support.unfinished_handshakes import count_open, open_unfinished_clients
 from support.waiting import WAIT_TIMEOUT_S, wait_until
 from support.workers import running_workers
 
@@ -106,38 +105,6 @@ async def test_a_flood_of_one_address_is_held_to_its_bound(kafka: EmbeddedKafka,
         print(f"grown by {grown / 2**20:.1f} MB, served again after {waited:.1f} s, {told}")
         assert "Traceback" not in gateway.log
         assert await gateway.stop() == 0
-
-
-@pytest.mark.night  # the ten seconds that a handshake may take
-async def test_a_slow_handshake_is_closed_and_a_stream_beside_it_goes_on(
-    kafka: EmbeddedKafka, tmp_path: Path
-):
-    authority = CertificateAuthority(tmp_path)
-    made = config(kafka, authority, perAddress=5)
-    async with (
-        running_gateway(made, ready=False) as gateway,
-        open_unfinished_clients(gateway.port, 1, data=b"") as (slow,),
-    ):
-        for byte in build_client_hello():
-            if slow.is_closed:
-                break
-            assert (await get(gateway, authority, "/health/live")).status_code == 200
-            slow.writer.write(bytes([byte]))
-            await asyncio.sleep(1.0)
-        await slow.wait_closed()
-        assert (await figures(gateway, authority))["timeout"] == 1
-
-
-@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"\x00" * 64])
-async def test_what_is_no_tls_is_closed(kafka: EmbeddedKafka, tmp_path: Path, data: bytes):
-    authority = CertificateAuthority(tmp_path)
-    async with (
-        running_gateway(config(kafka, authority), ready=False) as gateway,
-        open_unfinished_clients(gateway.port, 5, data=data) as clients,
-    ):
-        async with asyncio.timeout(WAIT_TIMEOUT_S):
-            assert all([b"HTTP" not in await client.wait_closed() for client in clients])
-        assert (await figures(gateway, authority))["failed"] == 5
 
 
 @pytest.mark.needs("process")

@@ -78,22 +78,3 @@ async def test_the_stream_of_a_token_without_an_end_has_one(gateway: GatewayThre
     async with MultiplexClient(gateway.base_url, additional_headers=bearer(exp=None)) as socket:
         await socket.subscribe("a", "/short")
         assert (await socket.wait_for_message("a", "end"))["reason"] == "token-expired"
-
-
-@pytest.mark.parametrize(
-    ("path", "claims", "status"),
-    [
-        ("/short", {"exp": None, "iat": int(time.time()) - 3600}, 401),
-        ("/plain", {"exp": None, "iat": int(time.time()) - 90_000}, 401),
-        ("/plain", {"exp": None, "iat": int(time.time()) - 3600}, 200),
-        ("/dated", {"exp": None}, 401),
-        ("/dated", {}, 200),
-    ],
-)
-async def test_who_is_let_in(
-    gateway: GatewayThread, path: str, claims: dict[str, Any], status: int
-):
-    async with httpx.AsyncClient(timeout=WAIT_TIMEOUT_S, trust_env=False) as http:
-        url = f"{gateway.base_url}{path}?until=latest"
-        answer = await http.get(url, headers=bearer(**claims))
-        assert answer.status_code == status, answer.text

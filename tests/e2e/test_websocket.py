@@ -19,7 +19,13 @@ from support.gateways import (
 )
 from support.multiplex import MultiplexClient
 from support.oracle import StreamOracle
-from support.raw_websocket import DEFLATE_HEADER, OPCODE_TEXT, RawWebSocket, ServerFrame
+from support.raw_websocket import (
+    DEFLATE_HEADER,
+    OPCODE_TEXT,
+    RawWebSocket,
+    ServerFrame,
+    build_handshake,
+)
 from support.tcp_proxy import TcpProxy
 from support.topic_gateway import run_gateway_sync
 from websockets.asyncio.client import connect
@@ -155,6 +161,12 @@ async def test_pages_of_other_sites_and_paths_of_no_route_are_refused_with_a_pro
         assert response.headers["Content-Type"] == "application/problem+json"
         assert json.loads(response.body or b"")["status"] == answered
     assert answered == status
+
+
+def test_a_handshake_may_have_a_resume_token_as_long_as_http_takes(gateway: GatewayThread):
+    with RawWebSocket(gateway.port) as socket:
+        socket.send_bytes(build_handshake("/records/orders?lastEventId=" + "a" * 40_000))
+        assert socket.read_head().status == 101  # that the token is none is said by the stream
 
 
 async def test_compressed_messages_are_the_same_smaller_and_shared(

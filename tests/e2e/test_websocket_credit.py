@@ -145,35 +145,6 @@ def values(socket: MultiplexClient, label: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("credit", [0, 3])
-async def test_one_that_falls_out_of_the_ring_gets_no_more_than_granted_and_at_last_everything(
-    gateway: GatewayThread, oracle: StreamOracle, credit: int
-):
-    """The log in memory does not hold it any more either: the rest comes from Kafka."""
-    name = "one" if credit else "two"
-    async with MultiplexClient(gateway.base_url) as socket:
-        await socket.subscribe("other", f"/{name}")
-        await socket.subscribe(SLOW, f"/{name}", credit=credit)
-        grants = Grants(socket, credit)
-        for _ in range(2):
-            await oracle.produce_records(name, RING, fields=PAD)
-            await grants.give(4)
-            await socket.wait_until(lambda: socket.record_counts.get(SLOW, 0) == grants.total)
-        await socket.wait_until(lambda: socket.record_counts["other"] == 2 * RING)
-        position = (await socket.unsubscribe(SLOW))["position"]
-        first = socket.get_events(SLOW)
-        await socket.subscribe("rest", f"/{name}", credit=1, lastEventId=position)
-        await socket.send_message("credit", id="rest", n=2**53)
-        await oracle.produce_records(name, 10)
-        await socket.wait_until(
-            lambda: socket.record_counts["rest"] == 2 * RING + 10 - grants.total
-        )
-        grants.kept()
-        oracle.check_events([*first, *socket.get_events("rest")])
-        await socket.change("rest", **key(1))  # with as much credit as nobody uses up
-        await socket.wait_for_pong()
-
-
-@pytest.mark.parametrize("credit", [0, 3])
 async def test_a_slow_one_that_may_skip_is_told_what_and_goes_on_live(
     gateway: GatewayThread, oracle: StreamOracle, credit: int
 ):

@@ -145,28 +145,6 @@ async def test_one_who_writes_to_a_part_of_a_topic_may_write_there(shop: Gateway
         assert (await ask(ws, produce("4", topic="orders")))["topic"] == "orders"
 
 
-async def test_a_key_that_is_used_again_is_a_repeat_or_a_mistake(shop: GatewayThread):
-    first = produce("1", path="/orders", idempotencyKey="again", key="ada")
-    async with socket(address(shop)) as ws, socket(address(shop)) as other:
-        produced = await ask(ws, first)
-        for again in (ws, other):
-            assert await ask(again, first) == {**produced, "repeated": True}
-        mistake = await ask(other, {**first, "value": "another"})
-        assert (mistake["type"], mistake["code"]) == ("error", "idempotency-key-reused")
-
-
-async def test_many_records_of_one_socket_keep_their_order(shop: GatewayThread):
-    async with socket(address(shop)) as ws, asyncio.timeout(WAIT_TIMEOUT_S):
-        for n in range(80):
-            await ws.send(json.dumps(produce(str(n), path="/orders", key="same")))
-        offsets = {}
-        while len(offsets) < 80:
-            said = json.loads(await ws.recv())
-            assert said["type"] == "produced", said
-            offsets[int(said["id"])] = said["offset"]
-        assert [offsets[n] for n in range(80)] == sorted(offsets.values())
-
-
 # Once, on a real broker.
 
 

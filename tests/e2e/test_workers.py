@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from contextlib import AsyncExitStack
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -15,7 +13,7 @@ import httpx
 import pytest
 from support.brokers import embedded_kafka
 from support.clients.raw import RawClient
-from support.gateways import GatewayProcess, build_config, running_gateway_process
+from support.gateways import GatewayProcess, build_config
 from support.oracle import StreamOracle, read_records
 from support.received import parse_events
 from support.tasks import running_task
@@ -161,21 +159,6 @@ async def test_workers_without_a_supervisor_drain_and_free_the_port(kafka: Embed
             await client.stop()
             assert json.loads(client.events[-1]["data"]) == {"reason": "drain"}
         await gateway.start()
-
-
-@pytest.mark.smoke
-async def test_what_ends_each_worker_at_its_start_ends_it_at_once(
-    kafka: EmbeddedKafka, tmp_path: Path
-):
-    ends = "import os, sys\nif 'gateway.web.workers.worker' in sys.orig_argv: os._exit(3)\n"
-    (tmp_path / "sitecustomize.py").write_text(ends)
-    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    async with running_gateway_process(
-        config(kafka, workers=3), ready=False, environment={"PYTHONPATH": path}
-    ) as gateway:
-        await wait_until(lambda: not gateway.is_alive, "the end")
-        assert await gateway.stop() == 3
-        assert "another starts" not in gateway.log
 
 
 @pytest.mark.smoke

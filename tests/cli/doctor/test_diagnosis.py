@@ -19,7 +19,7 @@ from gateway.telemetry.samples import MetricSamples
 SECONDS, NOW = 5.0, 1_800_000_000.0
 DAY = 86_400.0
 
-Series = Mapping[Any, Mapping[tuple[str, ...], float]]
+Series = Mapping[Any, Mapping[tuple[str, ...], float | Histogram]]
 
 
 def scrape(series: Series) -> Scrape:
@@ -30,7 +30,8 @@ def scrape(series: Series) -> Scrape:
     samples.add_histogram(catalog.EVENT_LOOP_LAG_SECONDS, Histogram(), 1)
     for metric, values in series.items():
         for labels, value in values.items():
-            samples.add(metric, value, *labels)
+            add = samples.add_histogram if isinstance(value, Histogram) else samples.add
+            add(metric, value, *labels)  # type: ignore[arg-type]
     return Scrape.parse(b"".join(expose(samples, "").pieces).decode())
 
 
@@ -45,8 +46,29 @@ def names(before: Series, after: Series, **more: Any) -> list[str]:
 HELD = catalog.PARTITION_OPEN_TRANSACTION_SECONDS
 P0 = ("orders", "0")
 LIMITED = ("/events", "max-rate")
+LEADERLESS = {catalog.PARTITION_RECOVERING: {(*P0, "no-leader"): 1}}
+FULL = {catalog.MEMORY_LIMIT_BYTES: {(): 1 << 20}, catalog.MEMORY_BYTES: {("cache",): 1_040_000}}
+MISSING = {catalog.WORKERS_MISSING: {(): 1}}
+LATE = Histogram()
+LATE.observe(0.5, times=8)
 
 PLANTED: dict[str, tuple[Series, Series]] = {
+    "partition-leaderless": (LEADERLESS, LEADERLESS),
+    "gaps": (
+        {},
+        {
+            catalog.GAPS: {("orders", "retention"): 1},
+            catalog.GAP_RECORDS: {("orders", "retention"): 20},
+        },
+    ),
+    "guard-away": ({}, {catalog.GUARD_READY: {("login",): 0}}),
+    "memory-full": (FULL, FULL),
+    "loop-lag": ({}, {catalog.EVENT_LOOP_LAG_SECONDS: {("2",): LATE}}),
+    "worker-missing": (MISSING, MISSING),
+    "worker-restarts": (
+        {catalog.PROCESS_START_TIME_SECONDS: {("1",): NOW - DAY}},
+        {catalog.PROCESS_START_TIME_SECONDS: {("1",): NOW - 3}},
+    ),
     "broker-refuses": (
         {catalog.PARTITION_RECOVERING: {(*P0, "access-denied"): 1}},
         {catalog.PARTITION_RECOVERING: {(*P0, "access-denied"): 1}},
@@ -143,6 +165,20 @@ HEALTHY: dict[str, tuple[Series, Series]] = {
 @pytest.mark.parametrize("name", HEALTHY)
 def test_what_passes_is_no_cause(name: str):
     assert names(*HEALTHY[name]) == []
+
+
+def test_a_filter_that_matches_some_records_is_no_cause():
+    route = {"route": "/own", "filtered": True, "topics": ["orders"], "paused": None}
+    before: Series = {catalog.CLIENTS: {("/own", "sse"): 5}}
+    read: Series = {catalog.FETCHED_RECORDS: {("orders", "tail"): 5000}}
+    some: Series = {catalog.DELIVERIES: {("/own", "sse"): 1}}
+    assert names(before, {**before, **read}, routes=[route]) == ["filter-matches-none"]
+    assert names(before, {**before, **read, **some}, routes=[route]) == []
+
+
+def test_what_was_lost_before_is_told_as_past():
+    (told,) = diagnose(observe(*HEALTHY["gaps of yesterday"])).past
+    assert told.startswith("records in gaps: 5 (")
 
 
 def test_a_root_cause_comes_before_what_it_causes():

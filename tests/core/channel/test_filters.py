@@ -39,6 +39,7 @@ def test_a_key_passes_only_when_it_is_equal():
     assert matches_filters(Filter(key=b"ada"))
     assert not matches_filters(Filter(key=b"adam"))
     assert not matches_filters(Filter(key=b""), record=RECORD._replace(key=None))
+    assert matches_filters(Filter(key=b"ada"), record=RECORD._replace(value=None)), "a tombstone"
 
 
 @pytest.mark.parametrize("region", [b"eu", b"us"])

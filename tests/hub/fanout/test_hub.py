@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.gateways import build_config
+from support.kafka_wire import ApiKey
 from support.key_readers import scan_keys
 from support.records import RecordToSend, produce_records
 from support.sse import SseEvent, SseParser
@@ -21,6 +22,7 @@ from support.waiting import wait_until
 from gateway.config import Settings
 from gateway.core.channel.filters import Filter, Filters
 from gateway.core.client.end_reason import EndReason
+from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
 from gateway.core.token.resume_token import (
     TokenWriter,
@@ -228,6 +230,14 @@ async def test_a_topic_that_may_not_be_read_is_not_watched_for_long(embedded, mo
             await subscribe_client(hub)
         assert known_when_denied == [True]
         await wait_until(lambda: hub.cluster.get_topic("orders") is None, "it is not watched")
+
+
+async def test_a_topic_that_brokers_show_and_do_not_let_it_read_is_denied(embedded):
+    embedded.create_topic("orders", 1)
+    embedded.fail(ApiKey.FETCH, *[ErrorCode.TOPIC_AUTHORIZATION_FAILED] * 100)
+    async with running_hub(embedded) as hub:
+        with pytest.raises(AccessDenied, match="allow it READ"):
+            await subscribe_client(hub)
 
 
 async def test_a_client_that_resumes_gets_a_topic_that_is_created_later(embedded):

@@ -60,6 +60,14 @@ async def test_starting_without_kafka_returns_at_once_and_says_how_it_stands():
         assert not away.is_reachable
 
 
+async def test_requests_have_the_client_id_of_the_settings():
+    async with FakeBroker() as broker:
+        server = f"127.0.0.1:{broker.address[1]}"
+        async with Cluster(ClusterSettings([server], client_id="gateway-shop")):
+            await wait_until(lambda: broker.requests)
+        assert {request.client_id for request in broker.requests} == {"gateway-shop"}
+
+
 async def test_kafka_that_comes_later_is_found(kafka, topic):
     """Behind a proxy that refuses at first."""
     name = topic()

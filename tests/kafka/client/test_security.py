@@ -129,6 +129,19 @@ async def test_a_topic_the_principal_may_not_read_is_denied(secured):
         assert heard[0].is_denied
 
 
+async def test_tokens_come_from_where_the_configuration_says(tmp_path):
+    file = tmp_path / "token"
+    file.write_text("of the file\n")
+    sasl: dict[str, Any] = {"mechanism": "oauthbearer", "tokenFile": str(file)}
+    credentials = create_credentials(parse_security(sasl=sasl))
+    assert await credentials()["sasl_oauth_token_provider"].token() == "of the file"
+    client = {"tokenUrl": "http://localhost/token", "clientId": "gateway", "clientSecret": "s3cret"}
+    sasl = {"mechanism": "oauthbearer", "scope": "kafka", **client}
+    issued = create_credentials(parse_security(sasl=sasl))()["sasl_oauth_token_provider"]
+    told = (issued.url, issued.client_id, issued.client_secret, issued.scope)
+    assert told == ("http://localhost/token", "gateway", "s3cret", "kafka")
+
+
 def test_without_settings_it_is_plain_text():
     assert create_credentials(None)() == {"security_protocol": "PLAINTEXT"}
 

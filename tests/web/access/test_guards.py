@@ -5,13 +5,19 @@ from typing import Any
 import pytest
 from starlette.requests import HTTPConnection
 from support.access_requests import build_connection, build_route
+from support.tasks import running_task
+from support.waiting import wait_until
 
-from gateway.config import Route, Settings
+from gateway.config import Jwt, Route, Settings
 from gateway.errors import GuardUnavailable, NotGranted, RequestError
+from gateway.telemetry import catalog
+from gateway.telemetry.samples import MetricSamples
 from gateway.web.access import Grant, Granted, allow_anyone
 from gateway.web.access.guard import AccessRequest, Guard
 from gateway.web.access.guard_errors import GuardErrors
 from gateway.web.access.guards import Guards
+from gateway.web.access.jwks import KeySet, StaticKeySource
+from gateway.web.access.jwt import JwtGuard
 
 
 class FakeGuard:
@@ -22,6 +28,9 @@ class FakeGuard:
         self.errors = GuardErrors(name, "orders", "log in")
         self.request_count = 0
         self._name, self._known = name, known
+
+    def find_problem(self) -> str | None:
+        return "away" if self._name == "session" else None
 
     async def grant(self, request: AccessRequest) -> Grant:
         self.request_count += 1
@@ -53,9 +62,9 @@ class FakeGuards(Guards):
         return FakeGuard(name, known, renewable=name != "machines")
 
 
-def build_guards(own: Any = allow_anyone) -> Guards:
+def build_settings() -> Settings:
     names = ("jwt0", "session", "machines")
-    settings = Settings.model_validate(
+    return Settings.model_validate(
         {
             "kafka": {"servers": ["a:1"], "topics": [{"name": "orders"}]},
             "guards": {name: {"type": "http", "url": "http://127.0.0.1:9/"} for name in names},
@@ -68,7 +77,10 @@ def build_guards(own: Any = allow_anyone) -> Guards:
             ],
         }
     )
-    return FakeGuards(settings, own)
+
+
+def build_guards(own: Any = allow_anyone) -> Guards:
+    return FakeGuards(build_settings(), own)
 
 
 async def request_grant(
@@ -205,3 +217,27 @@ async def test_only_guards_that_a_route_names_are_made():
         await made(settings.routes[0], {}, build_connection(("Cookie", "a=b")), None)
     with pytest.raises(NotGranted):
         await made(settings.routes[0], {}, build_connection(), None)
+
+
+async def test_keys_are_fetched_before_anybody_comes():
+    requests: list[str] = []
+
+    class RecordingKeySource(StaticKeySource):
+        async def get_current(self) -> KeySet:
+            requests.append("keys")
+            return await super().get_current()
+
+    class JwtGuards(Guards):
+        def create_guard(self, name: str, settings: Settings) -> Guard:
+            section = Jwt.model_validate({"type": "jwt", "keys": "http://127.0.0.1:9/"})
+            return JwtGuard(name, section, "orders", RecordingKeySource(()))
+
+    async with running_task(JwtGuards(build_settings(), allow_anyone).run()):
+        await wait_until(lambda: requests, "the keys")
+
+
+def test_a_guard_that_cannot_decide_is_not_ready():
+    samples = MetricSamples()
+    build_guards().collect_metrics(samples)
+    ready = {("jwt0",): 1, ("session",): 0, ("machines",): 1}
+    assert samples[catalog.GUARD_READY] == ready

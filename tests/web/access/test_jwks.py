@@ -34,6 +34,7 @@ class FakeExternalHttp:
         self, url: str, headers: Any = (), *, timeout_s: float, max_body_bytes: int
     ) -> ExternalResponse:
         self.request_count += 1
+        self.timeout_s = timeout_s
         reply = self.reply
         await self.may_answer.wait()
         if isinstance(reply, ExternalHttpError):
@@ -60,7 +61,8 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def keys(site: FakeExternalHttp, clock: FakeClock) -> RemoteKeySource:
-    settings = Jwks.model_validate({"refresh": "10m", "cooldown": "10s", "maxAge": "1h"})
+    times = {"refresh": "10m", "cooldown": "10s", "maxAge": "1h", "timeout": "3s"}
+    settings = Jwks.model_validate(times)
     return RemoteKeySource("jwt0", "http://issuer/jwks", settings, site, clock)  # type: ignore[arg-type]
 
 
@@ -86,6 +88,7 @@ async def test_they_are_fetched_once_for_all_who_wait(keys, site):
     site.may_answer.set()
     found = await asyncio.gather(*waiting)
     assert site.request_count == 1 and len(set(map(id, found))) == 1
+    assert site.timeout_s == 3
 
 
 async def test_who_goes_away_meanwhile_does_not_end_it_for_the_others(keys, site):

@@ -6,6 +6,7 @@ import asyncio
 from contextlib import suppress
 from typing import Any
 
+import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parsed
 from starlette.requests import Request
@@ -62,6 +63,8 @@ async def test_a_gateway_that_is_not_started_has_figures_too():
     assert get_values(found["gateway_kafka_reachable"]) == {(): 0}
     assert get_values(found["gateway_workers"]) == {(): 1}
     assert get_values(found["process_resident_memory_bytes"])[("1",)] > 1 << 20
+    started_at = get_values(found["process_start_time_seconds"])[("1",)]
+    assert started_at == pytest.approx(psutil.Process().create_time(), abs=1)
     assert "gateway_partition_ready" not in found
 
 
@@ -77,6 +80,8 @@ async def test_one_scrape_is_of_all_workers_and_says_who_is_missing():
         assert get_values(found["gateway_workers"]) == {(): 3}
         assert get_values(found["gateway_workers_missing"]) == {(): 0}
         assert get_values(found["process_open_fds"]).keys() == {("1",), ("2",), ("3",)}
+        lag = found["gateway_event_loop_lag_seconds"].samples
+        assert {sample.labels["worker"] for sample in lag} == {"1", "2", "3"}
 
         await made.stop_worker(3)
         found = await scrape_metrics(several[1])

@@ -200,6 +200,7 @@ async def test_what_ends_the_first_at_its_start_ends_all_with_its_status(tmp_pat
     async with start_supervisor(tmp_path, ends=78) as running:
         async with asyncio.timeout(60):
             assert await running.run_task == 78
+        assert [worker.restarts for worker in running.supervisor.workers] == [0, 0, 0]
 
 
 async def test_one_that_crashed_is_started_again_at_once_and_the_others_go_on(tmp_path):
