@@ -11,11 +11,17 @@ KAFKA   := $(VENV)/.kafka
 PIP     := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PYTHON) deploy/install.py
 
+# An environment that was copied or moved runs the code of where it was.
+ifneq ($(shell $(BIN)/python -c 'print(open("$(VENV)/.root").read())' 2>/dev/null),$(CURDIR))
+$(READY) $(TESTING) $(SHOW): FORCE
+FORCE:
+endif
+
 # Python may keep what it compiles: packages are installed without that.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-pipeline test test-kafka test-spark test-clients test-all test-night durations check lint types layers names format docs js manifests image dist bench figures model isolation faults soak fuzz groups reactive kills planted lock clean
+.PHONY: help setup demo demo-pipeline test test-kafka test-spark test-clients test-all test-night test-budgets test-properties durations check lint types layers names format docs js manifests image dist bench figures model isolation faults soak fuzz groups reactive kills planted lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,11 +73,15 @@ test-all: test ## everything CI runs; a test whose program is missing says what 
 	@$(MAKE) --no-print-directory -j2 --output-sync check
 	$(PYTEST) --tier kafka --tier spark --tier clients $(SHARED)
 
-test-night: setup ## budgets of time and memory, random properties, seeds of faults, a soak: some hours
+test-night: ## budgets of time and memory, random properties, seeds of faults, a soak: some hours
+	@$(MAKE) --no-print-directory --keep-going test-budgets test-properties faults soak \
+	  SEEDS=$(or $(SEEDS),1-20) MINUTES=$(or $(MINUTES),30)
+
+test-budgets: setup
 	$(PYTEST) --tier night
+
+test-properties: setup
 	GATEWAY_HYPOTHESIS_PROFILE=night $(PYTEST) --tier test $(SHARED)
-	$(MAKE) --no-print-directory faults SEEDS=$(or $(SEEDS),1-20)
-	$(MAKE) --no-print-directory soak MINUTES=$(or $(MINUTES),30)
 
 durations: setup ## write what each module of tests takes into tests/durations.json
 	$(PYTEST) --tier test --tier kafka --tier spark --tier clients $(SHARED) --record-durations
@@ -152,7 +162,7 @@ reactive: setup ## the reactive consumer with its back end away; SECONDS=300 REC
 	  $(BIN)/python -m pytest tests/e2e/test_sidecar_reactive.py tests/e2e/test_sidecar_faults.py -q -s --timeout 0 $(ARGS)
 
 planted: setup ## which tests find each of sixty planted faults; OUTPUT=found.jsonl ARGS="--only NAME"
-	PYTHONPATH=tests $(BIN)/python -m planted --output $(or $(OUTPUT),planted.jsonl) $(ARGS)
+	PYTHONPATH=tests $(BIN)/python -m planted --output $(or $(OUTPUT),.venv/planted.jsonl) $(ARGS)
 
 kills: setup ## a job whose process tree is killed; RECORDS=200000 KILLS=5 JOB=query|sessions|aggregate|join|enrich
 	GATEWAY_KILLS=$(or $(KILLS),5) GATEWAY_KILLS_RECORDS=$(or $(RECORDS),200000) \

@@ -8,6 +8,8 @@ where it is installed.
 from __future__ import annotations
 
 import argparse
+import fcntl
+import os
 import re
 import shutil
 import subprocess
@@ -18,8 +20,9 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PIP_SCRIPT = '#!/bin/sh\nexec "$(dirname "$0")/python" -m pip "$@"\n'
-GATEWAY_SCRIPT = "#!{python}\nimport sys\n\nfrom gateway.cli import main\n\nsys.exit(main())\n"
+SCRIPT = '#!/bin/sh\nexec "$(dirname "$(readlink -f "$0")")/python" -P -m {module} "$@"\n'
+# What would lead packages, or the search for them, elsewhere.
+FOREIGN_VARIABLES = re.compile(r"PYTHON(PATH|HOME)|PIP_(TARGET|PREFIX|ROOT|USER|DRY_RUN)")
 
 
 def main() -> int:
@@ -27,26 +30,47 @@ def main() -> int:
     parser.add_argument("lock", type=Path)
     parser.add_argument("--size", default="", help="what is downloaded, such as 60 MB, to be told")
     options = parser.parse_args()
+    for name in filter(FOREIGN_VARIABLES.fullmatch, list(os.environ)):
+        del os.environ[name]
     directory = ROOT / ".venv"
-    if not (directory / "bin" / "pip").exists():  # what is created last
+    fcntl.flock(os.open(ROOT, os.O_RDONLY), fcntl.LOCK_EX)  # of `make demo` beside `make test`
+    return install(directory, options.lock, options.size)
+
+
+def install(directory: Path, lock: Path, size: str) -> int:
+    """Return the exit status.
+
+    The file `.root` says whose the environment is. It is there unless an installation was cut off,
+    which may leave a package that is neither installed nor missing.
+    """
+    owner = directory / ".root"
+    if not owner.exists() or owner.read_text() != str(ROOT) or not can_run(directory):
         create_environment(directory)
-    count = len(re.findall(r"^[\w.-]+==", options.lock.read_text(), re.MULTILINE))
-    size = f", {options.size}" if options.size else ""
-    print(f"{count} packages of {options.lock.name}{size}, into .venv", file=sys.stderr)
-    if status := install_packages(directory, options.lock, count):
-        return status
-    link_project(directory)
-    return 0
+    owner.unlink(missing_ok=True)
+    count = len(re.findall(r"^[\w.-]+==", lock.read_text(), re.MULTILINE))
+    described = f", {size}" if size else ""
+    print(f"{count} packages of {lock.name}{described}, into .venv", file=sys.stderr)
+    status = install_packages(directory, lock, count)
+    if not status:
+        link_project(directory)
+    owner.write_text(str(ROOT))
+    return status
+
+
+def can_run(directory: Path) -> bool:
+    """Whether the Python is still there that the environment was created with."""
+    python = directory / "bin" / "python"
+    return python.exists() and not subprocess.run([python, "-c", ""]).returncode
 
 
 def create_environment(directory: Path) -> None:
     """Create it with the pip that Python brings, unpacked: installing it takes 4 s of CPU."""
     wheel = find_bundled_pip()
-    venv.create(directory, symlinks=True, with_pip=wheel is None)
+    venv.create(directory, symlinks=True, clear=True, with_pip=wheel is None)
     if wheel is not None:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(find_site_packages(directory))
-        write_script(directory / "bin" / "pip", PIP_SCRIPT)
+        write_script(directory / "bin" / "pip", SCRIPT.format(module="pip"))
 
 
 def find_bundled_pip() -> Path | None:
@@ -88,8 +112,7 @@ def install_packages(directory: Path, lock: Path, count: int) -> int:
 def link_project(directory: Path) -> None:
     """As an editable installation does, without building one."""
     (find_site_packages(directory) / "kafka-gateway.pth").write_text(f"{ROOT}\n")
-    python = directory / "bin" / "python"
-    write_script(directory / "bin" / "gateway", GATEWAY_SCRIPT.format(python=python))
+    write_script(directory / "bin" / "gateway", SCRIPT.format(module="gateway"))
 
 
 def find_site_packages(directory: Path) -> Path:

@@ -11,27 +11,23 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-_enter: Any = asyncio.Timeout.__aenter__
-_exit: Any = asyncio.Timeout.__aexit__
 
+def repair_timeouts(timeout_class: Any = asyncio.Timeout) -> None:
+    enter, exit = timeout_class.__aenter__, timeout_class.__aexit__
 
-async def enter_timeout(self: Any) -> Any:
-    await _enter(self)
-    self._cancelling = self._task.cancelling()
-    return self
+    async def enter_timeout(self: Any) -> Any:
+        await enter(self)
+        self._cancelling = self._task.cancelling()
+        return self
 
+    async def exit_timeout(self: Any, exc_type: Any, exc: Any, traceback: Any) -> None:
+        is_expired = self.expired()
+        await exit(self, exc_type, exc, traceback)
+        if (
+            is_expired
+            and exc_type is asyncio.CancelledError
+            and self._task.cancelling() <= self._cancelling
+        ):
+            raise TimeoutError from exc
 
-async def exit_timeout(self: Any, exc_type: Any, exc: Any, traceback: Any) -> None:
-    is_expired = self.expired()
-    await _exit(self, exc_type, exc, traceback)
-    if (
-        is_expired
-        and exc_type is asyncio.CancelledError
-        and self._task.cancelling() <= self._cancelling
-    ):
-        raise TimeoutError from exc
-
-
-def repair_timeouts() -> None:
-    timeout: Any = asyncio.Timeout
-    timeout.__aenter__, timeout.__aexit__ = enter_timeout, exit_timeout
+    timeout_class.__aenter__, timeout_class.__aexit__ = enter_timeout, exit_timeout

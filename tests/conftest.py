@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,6 +15,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 from support.requirements import require_tools
+
+from gateway.config.sections.variables import COMMAND_VARIABLES, OLD_NAMES
 
 pytest_plugins = [
     "support.brokers",
@@ -46,7 +49,13 @@ if PROFILE == "day":
 
 
 def pytest_configure() -> None:
-    """A shell has jobs in the background ignore ^C; so would all that tests start and interrupt."""
+    """Leave out what the shell has of its own: options for the gateway, a proxy for loopback, and
+    that jobs in the background ignore ^C."""
+    for name in list(os.environ):
+        if name in COMMAND_VARIABLES | OLD_NAMES.keys() or re.fullmatch(r"GATEWAY_.+__.+", name):
+            del os.environ[name]
+    direct = f"{os.environ.get('NO_PROXY', '')},localhost,127.0.0.1,::1"
+    os.environ["no_proxy"] = os.environ["NO_PROXY"] = direct.lstrip(",")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -26,13 +26,10 @@ from support.gateways import build_config, running_gateway_process
 from support.kafka_proxy import ApiKey, KafkaProxy, SeenRequest
 from support.oracle import AckedRecord, StreamOracle, parse_events
 from support.received import GapEvent, ReceivedRecord, parse_gaps
-from support.waiting import wait_until
+from support.waiting import WAIT_TIMEOUT_S, wait_until
 
 from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
-
-WITHIN = 60.0  # s
-
 
 # The gateway, telling on SIGUSR1 how many tasks its loop has.
 COUNTED = """
@@ -75,15 +72,13 @@ async def listening(*clients: FastReconnectClient) -> AsyncIterator[None]:
         for client in clients:
             await stack.enter_async_context(client)
         for client in clients:
-            await client.wait_for_events(1, WITHIN)
+            await client.wait_for_events(1)
         yield
 
 
 async def records(client: FastReconnectClient, count: int) -> None:
     """Wait until it has so many records in all."""
-    await client.wait_for_events(
-        lambda e: sum(each["event"] == "message" for each in e) >= count, WITHIN
-    )
+    await client.wait_for_events(lambda e: sum(each["event"] == "message" for each in e) >= count)
 
 
 def everything(acked: AckedRecord) -> bool:
@@ -180,12 +175,12 @@ async def test_deleted_records_are_one_gap_for_live_and_late_clients(
 
         since = time.monotonic()
         await held.advance(name, 3, lost=15, kept=5)
-        await wait_until(lambda: len(told(live)) == 3, live.describe_state, WITHIN)
+        await wait_until(lambda: len(told(live)) == 3, live.describe_state)
         asked = proxy.count_requests(ApiKey.LIST_OFFSETS, since=since)
         assert 1 <= asked <= len(held.errors), f"{asked} ListOffsets, {len(held.errors)} attempts"
 
         await late.start()
-        await wait_until(lambda: len(told(late)) == 3, late.describe_state, WITHIN)
+        await wait_until(lambda: len(told(late)) == 3, late.describe_state)
         for p in range(3):
             await oracle.produce_records(name, 2, partition=p)
         reason = "skipped" if policy == "latest" else "retention"
@@ -240,9 +235,7 @@ async def test_a_hundred_advances_in_a_row_are_a_gap_each_and_leak_nothing(
                 warm = await footprint()
             began = time.monotonic()
             await held.advance(name, 2, lost=4, kept=1)
-            await wait_until(
-                lambda n=n: len(told(live)) >= 2 * (n + 1), live.describe_state, WITHIN
-            )
+            await wait_until(lambda n=n: len(told(live)) >= 2 * (n + 1), live.describe_state)
             took.append(time.monotonic() - began)
         await whole(oracle, [live], name, 2)
         cold = await footprint()
@@ -318,7 +311,7 @@ async def test_real_retention_is_told_to_live_late_and_slow_clients(
             await oracle.produce_records(name, 50, partition=p)
         configs = {"retention.ms": "500", "segment.ms": "300"}
         await asyncio.to_thread(kafka.admin.alter_configs, name, configs)
-        deadline = time.monotonic() + WITHIN
+        deadline = time.monotonic() + WAIT_TIMEOUT_S
         while (
             min(
                 [await asyncio.to_thread(kafka.admin.get_log_start_offset, name, p) for p in (0, 1)]
@@ -333,9 +326,9 @@ async def test_real_retention_is_told_to_live_late_and_slow_clients(
             await oracle.produce_records(name, 5, partition=p, timestamp=later)
         for broker in proxy.brokers:
             await broker.unhide()
-        await wait_until(lambda: len(told(live)) == 2, live.describe_state, WITHIN)
+        await wait_until(lambda: len(told(live)) == 2, live.describe_state)
         await late.start()
-        await wait_until(lambda: len(told(late)) == 2, late.describe_state, WITHIN)
+        await wait_until(lambda: len(told(late)) == 2, late.describe_state)
         await whole(oracle, [live, late], name, 2)
         starts = {
             TopicPartition(name, p): await asyncio.to_thread(
@@ -394,9 +387,7 @@ async def test_a_topic_created_anew_is_told_to_all_partitions_of_all_clients(
         for client in clients[1:]:
             await client.stop()
         await asyncio.to_thread(kafka3.admin.delete_topic, name)
-        await clients[0].wait_for_events(
-            lambda e: any(each["event"] == "error" for each in e), WITHIN
-        )
+        await clients[0].wait_for_events(lambda e: any(each["event"] == "error" for each in e))
         await asyncio.to_thread(kafka3.admin.create_topic, name, 6)
         await oracle.close()  # its sequence numbers were of the old topic
         oracle.mark_recreated(name)

@@ -18,12 +18,12 @@ from support.clients.raw import RawClient
 from support.gateways import GatewayProcess
 from support.sse import SseEvent, SseParser
 from support.topic_gateway import TopicNames, build_topic_config, run_gateway_sync
+from support.waiting import WAIT_TIMEOUT_S
 
 from gateway.core.log.record import TopicPartition
 from gateway.kafka.produce.line_format import ValueDigest
 
 LINES = 100_000
-WITHIN = 100.0  # s
 
 
 class Text(NamedTuple):
@@ -82,7 +82,7 @@ async def produced(kafka: KafkaCluster, topic: str, text: Text, *options: str) -
         *("--file", str(text.path), *options),
         stdout=asyncio.subprocess.PIPE,
     )
-    out, _ = await asyncio.wait_for(process.communicate(), WITHIN)
+    out, _ = await asyncio.wait_for(process.communicate())
     assert process.returncode == 0
     said = re.search(r"(\d+) of (\d+) lines.*sha256=(\w+) unordered=(\w+)", out.decode())
     assert said is not None, out
@@ -93,7 +93,7 @@ async def produced(kafka: KafkaCluster, topic: str, text: Text, *options: str) -
 async def stream(url: str) -> AsyncIterator[SseEvent]:
     parser = SseParser()
     async with (
-        httpx.AsyncClient(trust_env=False, timeout=WITHIN) as http,
+        httpx.AsyncClient(trust_env=False, timeout=WAIT_TIMEOUT_S) as http,
         http.stream("GET", url, headers={"Accept": "text/event-stream"}) as answer,
     ):
         assert answer.status_code == 200
@@ -133,9 +133,7 @@ async def test_twelve_partitions_come_out_whole_over_many_cuts(
         cuts = 0
         while not has_ended(client):
             client.cut_after(2_000_000 + 12_345 * cuts)
-            await client.wait_for_events(
-                lambda _: not client.is_cut_pending or has_ended(client), WITHIN
-            )
+            await client.wait_for_events(lambda _: not client.is_cut_pending or has_ended(client))
             cuts += 1
         for event in client.events:
             if event["event"] == "message":

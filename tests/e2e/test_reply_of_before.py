@@ -16,10 +16,9 @@ from support.gateways import (
     running_gateway_process,
 )
 from support.service import running_service
-from support.waiting import wait_until
+from support.waiting import WAIT_TIMEOUT_S, wait_until
 from support.workers import running_workers
 
-WITHIN = 60.0
 # Held by the service: a reply that is there before Kafka confirms the request is the answer itself.
 REQUEST = b'{"hold": true, "body": "the result"}'
 
@@ -36,7 +35,7 @@ def config(kafka: KafkaCluster, requests: str, replies: str) -> dict[str, Any]:
 async def asked(gateway: GatewayProcess, location: str) -> tuple[int, str]:
     """By a connection of its own."""
     async with httpx.AsyncClient(
-        base_url=gateway.base_url, trust_env=False, timeout=2 * WITHIN
+        base_url=gateway.base_url, trust_env=False, timeout=2 * WAIT_TIMEOUT_S
     ) as http:
         answer = await http.get(location, headers={"Prefer": "wait=60"})
         return answer.status_code, answer.text
@@ -54,7 +53,7 @@ async def test_any_worker_knows_a_reply_also_one_that_was_not_there(
                 answer = await http.post("/ask", content=REQUEST, headers=later)
             assert answer.status_code == 202, answer.text
             location = answer.headers["location"]
-            await wait_until(lambda: service.held_requests, "the request", WITHIN)
+            await wait_until(lambda: service.held_requests, "the request")
             await service.answer_held()
             answers = await asyncio.gather(*(asked(gateway, location) for _ in range(24)))
             assert set(answers) == {(200, "the result")}

@@ -25,7 +25,7 @@ from support.gateways import (
 )
 from support.scrape import fetch_metrics
 from support.service import CORRELATION_ID_HEADER, REPLY_TO_HEADER, ReplyService, running_service
-from support.waiting import wait_until
+from support.waiting import WAIT_TIMEOUT_S, wait_until
 from support.workers import running_workers
 
 from gateway.config import loads
@@ -37,7 +37,6 @@ of_module: Any = {"scope": "module", "loop_scope": "module"}
 
 kafka = embedded_kafka({"requests": 3, "replies": 2})
 
-WITHIN = 300.0
 MANY = 1000
 GROUP = 50
 TOPICS = ["requests", "replies"]
@@ -95,7 +94,11 @@ async def gateway(kafka: EmbeddedKafka, service: ReplyService) -> AsyncIterator[
 async def browsing(gateway: GatewayThread, **headers: str) -> AsyncIterator[httpx.AsyncClient]:
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(
-        base_url=gateway.base_url, trust_env=False, timeout=WITHIN, limits=limits, headers=headers
+        base_url=gateway.base_url,
+        trust_env=False,
+        timeout=WAIT_TIMEOUT_S,
+        limits=limits,
+        headers=headers,
     ) as http:
         yield http
 
@@ -112,7 +115,7 @@ async def outcomes(gateway: GatewayThread) -> dict[str, float]:
 async def grown(gateway: GatewayThread, before: dict[str, float], **by: float) -> None:
     """Until so many more are counted; nothing else is."""
     wanted = {word: count + by.get(word, 0.0) for word, count in before.items()}
-    async with asyncio.timeout(WITHIN):
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
         while (found := await outcomes(gateway)) != wanted:
             assert all(found[word] <= wanted[word] for word in wanted), (found, wanted)
             await asyncio.sleep(0.05)
@@ -158,7 +161,7 @@ async def test_one_without_a_reply_ends_in_time_and_a_late_reply_is_dropped_and_
     async with browsing(gateway) as http:
         answer = await http.post("/brief", content=HOLD)
         assert (answer.status_code, answer.json()["title"]) == (504, "No reply in time")
-        await wait_until(lambda: service.held_requests, "the request", WITHIN)
+        await wait_until(lambda: service.held_requests, "the request")
         await grown(gateway, before, timeout=1)
         await service.answer_held()
         await grown(gateway, before, timeout=1, late=1)
@@ -170,7 +173,7 @@ async def test_one_whose_client_went_away_is_counted(gateway: GatewayThread, ser
     before = await outcomes(gateway)
     async with browsing(gateway) as http:
         asked = asyncio.create_task(http.post("/ask/1", content=HOLD))
-        await wait_until(lambda: service.held_requests, "the request", WITHIN)
+        await wait_until(lambda: service.held_requests, "the request")
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
     await grown(gateway, before, left=1)
@@ -184,10 +187,10 @@ async def test_tried_again_it_is_asked_once_and_answered_all_the_same(
     key = {"Idempotency-Key": "once"}
     async with browsing(gateway) as http, browsing(gateway) as other:
         assert (await http.post("/brief", content=HOLD, headers=key)).status_code == 504
-        await wait_until(lambda: service.held_requests, "the request", WITHIN)
+        await wait_until(lambda: service.held_requests, "the request")
         seen = len(service.requests)
         await service.answer_held()
-        async with asyncio.timeout(WITHIN):
+        async with asyncio.timeout(WAIT_TIMEOUT_S):
             while True:
                 answer = await other.post("/brief", content=HOLD, headers=key)
                 if answer.status_code == 200:
@@ -214,7 +217,7 @@ async def test_a_reply_is_asked_for_later(gateway: GatewayThread, service: Reply
         assert (again.status_code, again.headers["location"]) == (202, location)
         assert int(again.headers["retry-after"]) >= 1
         waiting = asyncio.create_task(http.get(location, headers={"Prefer": "wait=60"}))
-        await wait_until(lambda: service.held_requests, "the request", WITHIN)
+        await wait_until(lambda: service.held_requests, "the request")
         await service.answer_held()
         for answer in (await waiting, await http.get(location), await http.get(location)):
             assert (answer.status_code, answer.content) == (200, HOLD)
@@ -269,7 +272,8 @@ async def test_the_names_of_the_headers_are_the_routes(
     async with browsing(gateway) as http:
         assert (await http.post("/named", content=SILENT)).status_code == 504
         await wait_until(
-            lambda: any(each.header("number") for each in service.requests), timeout_s=WITHIN
+            lambda: any(each.header("number") for each in service.requests),
+            timeout_s=WAIT_TIMEOUT_S,
         )
         request = next(each for each in service.requests if each.header("number"))
         assert request.header("answer-to") == b"replies"
@@ -283,7 +287,7 @@ async def test_a_gateway_that_ends_tells_those_who_wait_to_come_back(
     async with running_gateway(config) as gateway:
         async with browsing(gateway) as http:
             asked = asyncio.create_task(http.post("/ask/1", content=HOLD, headers=key))
-            await wait_until(lambda: service.held_requests, "the request", WITHIN)
+            await wait_until(lambda: service.held_requests, "the request")
             draining = asyncio.create_task(gateway.drain())
             answer = await asked
             assert (answer.status_code, answer.json()["title"]) == (503, "Draining")
@@ -292,7 +296,9 @@ async def test_a_gateway_that_ends_tells_those_who_wait_to_come_back(
         await gateway.start()
         async with browsing(gateway) as http:
             asked = asyncio.create_task(http.post("/ask/1", content=HOLD, headers=key))
-            async with asyncio.timeout(WITHIN):  # what this Kafka has by then is found by no time
+            async with asyncio.timeout(
+                WAIT_TIMEOUT_S
+            ):  # what this Kafka has by then is found by no time
                 while True:
                     if (await fetch_metrics(gateway)).sum_series("gateway_clients", wire="program"):
                         break
@@ -311,7 +317,7 @@ async def test_below_another_application_and_its_server_it_is_the_same(
     async with (
         app.lifespan(),
         running_app(whole) as url,
-        httpx.AsyncClient(base_url=url, trust_env=False, timeout=WITHIN) as http,
+        httpx.AsyncClient(base_url=url, trust_env=False, timeout=WAIT_TIMEOUT_S) as http,
     ):
         answer = await http.post("/kafka/later/1", content=b"below", headers=ASYNC)
         location = answer.headers["location"]
@@ -347,7 +353,9 @@ async def test_a_thousand_at_once_each_hear_their_own_reply(
             request = {"hold": True, "body": f"of {n}"}
             asked.append(tasks.create_task(http.post(f"/ask/{n}", json=request)))
             if len(asked) % GROUP == 0:
-                await wait_until(lambda: len(service.held_requests) == len(asked), timeout_s=WITHIN)
+                await wait_until(
+                    lambda: len(service.held_requests) == len(asked), timeout_s=WAIT_TIMEOUT_S
+                )
         await service.answer_held()
     answers = [each.result() for each in asked]
     assert {each.status_code for each in answers} == {200}

@@ -3,7 +3,8 @@
     PYTHONPATH=tests python -m planted --output found.jsonl --pytest-args='--tier test'
 
 A fault counts as found if a test fails with it and passes without it. The nearest tests run first,
-and all of them only if none of those fails. Faults that the output names are not tried again.
+and all of them only if none of those fails. What the output says of the same commit and the same
+arguments is not tried again. The exit status is 0 if all are found.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -142,9 +143,11 @@ def check(faults: Sequence[PlantedFault]) -> None:
     print(f"{len(faults)} faults can be planted")
 
 
-def read_results(path: Path) -> dict[str, dict[str, Any]]:
+def read_results(path: Path, of: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the results of a commit and of arguments, but for those that failed to be any."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return {result["name"]: result for result in map(json.loads, lines)}
+    results = (result for result in map(json.loads, lines) if "error" not in result)
+    return {each["name"]: each for each in results if all(each.get(k) == of[k] for k in of)}
 
 
 def describe(result: dict[str, Any] | None) -> str:
@@ -176,14 +179,23 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
-def main() -> None:
+def run_git(tree: Path, *arguments: str) -> str:
+    return subprocess.check_output(["git", "-C", str(tree), *arguments], text=True).strip()
+
+
+def main() -> int:
     arguments = parse_arguments()
     faults = [fault for fault in FAULTS if not arguments.only or fault.name in arguments.only]
     if arguments.check:
         try:
-            return check(faults)
+            check(faults)
+            return 0
         except (RunFailed, SyntaxError) as exc:
             raise SystemExit(str(exc)) from None
+    if run_git(arguments.tree, "status", "--porcelain"):
+        print("what is not committed is not in the copy", file=sys.stderr)
+    commit = run_git(arguments.tree, "rev-parse", "HEAD")
+    of = {"commit": commit, "arguments": [*arguments.pytest_args, "--", *arguments.then]}
     with tempfile.TemporaryDirectory(prefix="planted-") as directory:
         root = Path(directory).resolve() / "gateway"
         clone = ["git", "clone", "--quiet", "--shared", str(arguments.tree.resolve()), str(root)]
@@ -191,16 +203,19 @@ def main() -> None:
         copy = Copy(root, arguments.timeout, arguments.pytest_args)
         copy.check_import()
         for fault in faults:
-            if fault.name in read_results(arguments.output):
+            if fault.name in read_results(arguments.output, of):
                 continue
-            result = copy.try_fault(fault, arguments.then)
+            result = of | copy.try_fault(fault, arguments.then)
             with arguments.output.open("a", encoding="utf-8") as output:
                 output.write(json.dumps(result) + "\n")
             print(f"{fault.name}: {describe(result)} ({result['seconds']} s)", flush=True)
-    results = read_results(arguments.output)
-    print(f"\n{sum(results.get(each.name, {}).get('found', False) for each in faults)} found")
+    results = read_results(arguments.output, of)
+    found = sum(results.get(each.name, {}).get("found", False) for each in faults)
+    print(f"\n{found} of {len(faults)} found")
     for fault in faults:
         print(f"{fault.name:40} {describe(results.get(fault.name))}")
+    return int(found < len(faults))
 
 
-main()
+if __name__ == "__main__":
+    sys.exit(main())

@@ -239,14 +239,20 @@ class GatewayThread:
         await wait_until(
             lambda: server.started or not self._thread.is_alive(), "listening", START_TIMEOUT_S
         )
-        assert server.started, "the gateway ended at its start"
+        if not server.started:
+            await self.stop()
+            raise AssertionError("the gateway ended at its start")
         if self._ready:
             await wait_until_ready(self.base_url)
 
     def _serve(self, server: Server, listening: socket.socket) -> None:
-        with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-            self._loop = runner.get_loop()
-            runner.run(server.serve([listening]))
+        self._failure: BaseException | None = None
+        try:
+            with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+                self._loop = runner.get_loop()
+                runner.run(server.serve([listening]))
+        except BaseException as failure:
+            self._failure = failure
 
     def write_config(self, config: Config) -> None:
         """The configuration of the next start or reload; the port stays."""
@@ -289,6 +295,8 @@ class GatewayThread:
 
     async def _wait_until_ended(self) -> None:
         await wait_until(lambda: not self._thread.is_alive(), "the end", STOP_TIMEOUT_S)
+        if self._failure is not None:
+            raise self._failure
 
     def _load_settings(self) -> Settings:
         listen = {"host": "127.0.0.1", **self.config.get("listen", {})}

@@ -23,10 +23,14 @@ KAFKA_PIECES = frozenset({"kafka", "process"})
 
 # What Python announces when a process is started, and what `support.gateways` announces.
 PROCESS_EVENTS = frozenset(
-    {"subprocess.Popen", "os.posix_spawn", "os.system", "os.exec", "gateway.tests.process"}
+    {
+        *("subprocess.Popen", "os.posix_spawn", "os.system", "os.exec", "os.fork", "os.forkpty"),
+        "gateway.tests.process",
+    }
 )
 
 _guarded_test: str | None = None
+_process_event = ""  # of a process that the test has started
 _has_audit_hook = False
 
 
@@ -128,11 +132,12 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Any:
     """Fail a test of the first tier that starts a process without saying so."""
-    global _guarded_test, _has_audit_hook
+    global _guarded_test, _has_audit_hook, _process_event
     if not _has_audit_hook and item.config.getoption("tier") == ["test"]:
         _has_audit_hook = True
         sys.addaudithook(_refuse_process)
     _guarded_test = None if item.get_closest_marker("smoke") else item.nodeid
+    _process_event = ""
     try:
         return (yield)
     finally:
@@ -140,11 +145,25 @@ def pytest_runtest_protocol(item: pytest.Item) -> Any:
 
 
 def _refuse_process(event: str, arguments: tuple[Any, ...]) -> None:
+    global _process_event
     if event in PROCESS_EVENTS and _guarded_test and os.getpid() == _pid:
-        pytest.fail(
-            f'{_guarded_test} starts a process ({event}): mark it `needs("process")`, or `smoke`',
-            pytrace=False,
-        )
+        _process_event = event
+        _fail_for_process()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """Also where a thread or a task of the test started it, which nobody may hear fail."""
+    if _process_event:
+        _fail_for_process()
+
+
+def _fail_for_process() -> None:
+    pytest.fail(
+        f'{_guarded_test} starts a process ({_process_event}): mark it `needs("process")`, or '
+        "`smoke`",
+        pytrace=False,
+    )
 
 
 _pid = os.getpid()
