@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Iterator
 from random import Random
@@ -127,8 +128,10 @@ class Plain:
             MultiplexClient(self.gateway.base_url) as self._socket,
         ):
             while not over.is_set():
+                began = time.monotonic()
                 await way(self)
-                await asyncio.sleep(random.uniform(0, 0.02))
+                # In proportion, so that others get in between on a slow machine, too.
+                await asyncio.sleep(random.uniform(0, 12 * (time.monotonic() - began)))
 
 
 async def compare(gateway: AnyGateway, key: str) -> list[tuple[int, int]]:
