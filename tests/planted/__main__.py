@@ -4,7 +4,8 @@
 
 A fault counts as found if a test fails with it and passes without it. The nearest tests run first,
 and all of them only if none of those fails. What the output says of the same commit and the same
-arguments is not tried again. The exit status is 0 if all are found.
+arguments is not tried again. The exit status is 0 if all are found. `found.json` names a test that
+found each.
 """
 
 from __future__ import annotations
