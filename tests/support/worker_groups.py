@@ -61,7 +61,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if needs_spark(item) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SPARK_TEST_TIMEOUT_S))
         groups[item] = group
-    for module, group in {(_get_module(item), group) for item, group in groups.items()}:
+    # In one order, or the sums differ in their last digit, and with them the order in each worker.
+    for module, group in sorted({(_get_module(item), group) for item, group in groups.items()}):
         totals[group] += seconds.get(module, DEFAULT_MODULE_SECONDS)
     items.sort(key=lambda item: (-totals[groups[item]], groups[item]))
 
