@@ -117,7 +117,7 @@ async def test_a_gateway_that_ends_costs_no_record(gateway: GatewayThread, oracl
         await client.wait_until_live()
         await oracle.produce_records(TOPIC, 20)
         await client.wait_for_events(complete(oracle))
-        await gateway.stop()
+        await gateway.drain()
         await oracle.produce_records(TOPIC, 20)
         await gateway.start()
         await client.wait_for_events(complete(oracle))

@@ -111,7 +111,7 @@ async def test_each_gets_what_was_written_while_it_was_cut_off_and_the_gateway_w
         await it.reconnect()
         await it.wait_for_events(has(60))
 
-        await gateway.stop()
+        await gateway.drain()
         await oracle.produce_records(topic, 20)
         await gateway.start()
         await it.reconnect()

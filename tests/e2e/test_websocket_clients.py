@@ -187,7 +187,7 @@ async def have_tried_in_vain(clients: Sequence[SocketClient]) -> None:
 async def restarting(gateway: GatewayThread) -> AsyncIterator[None]:
     """It is told to end, and started again after the block."""
     try:
-        await gateway.stop()
+        await gateway.drain()
         yield
     finally:
         await gateway.start()
