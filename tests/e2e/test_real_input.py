@@ -82,7 +82,7 @@ async def produced(kafka: KafkaCluster, topic: str, text: Text, *options: str) -
         *("--file", str(text.path), *options),
         stdout=asyncio.subprocess.PIPE,
     )
-    out, _ = await asyncio.wait_for(process.communicate())
+    out, _ = await asyncio.wait_for(process.communicate(), WAIT_TIMEOUT_S)
     assert process.returncode == 0
     said = re.search(r"(\d+) of (\d+) lines.*sha256=(\w+) unordered=(\w+)", out.decode())
     assert said is not None, out
