@@ -112,6 +112,8 @@ class GatewayProtocol(HttpToolsProtocol):
     _takeover_offer: TakeoverOffer | None = None
     # The deadline of the head or body; in the end, that of lingering.
     deadline_timer: TimerHandle | None = None
+    # The next probe of a client that has closed its side, or the end of its response.
+    _half_close_timer: TimerHandle | None = None
     # Bytes and seconds for the body of the latest request, if it is for the co-hosted app.
     _body_limits: tuple[float, float] | None = None
     on_handshake_done: Callable[[], None] | None = None
@@ -140,7 +142,10 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Disconnect the request that runs. Called by the loop."""
+        # uvicorn cancels it only after an orderly end, and it holds this protocol.
+        self._unset_keepalive_if_required()
         self._cancel_timer()
+        self._cancel_half_close_timer()
         self.finish_handshake()
         self._withdraw_offer()
         # uvicorn notifies the latest request only, which may be pipelined behind the one that runs.
@@ -172,22 +177,30 @@ class GatewayProtocol(HttpToolsProtocol):
         running = self.running_cycle
         if running is not None and running.scope["extensions"].get(DISCONNECT_AT_EOF):
             return False
-        if running is not None and running.response_started:
-            self._limit_half_closed(running)
         if not self._is_half_closed:
             self._is_half_closed = True
             self.cycle.keep_alive = False
-            self.loop.call_later(
+            self._half_close_timer = self.loop.call_later(
                 self.FIRST_PROBE_DELAY_S, self._send_probe, 2 * self.FIRST_PROBE_DELAY_S
             )
+        if running is not None and running.response_started:
+            self._limit_half_closed(running)
         return True
+
+    def _cancel_half_close_timer(self) -> None:
+        if self._half_close_timer is not None:
+            self._half_close_timer.cancel()
+            self._half_close_timer = None
 
     def _limit_half_closed(self, cycle: RequestResponseCycle) -> None:
         """Give a response that has begun a limited time, as it cannot be probed.
 
         It may write nothing for a long time, to a client that may be gone.
         """
-        self.loop.call_later(self.HALF_CLOSED_TIMEOUT_S, self._end_half_closed, cycle)
+        self._cancel_half_close_timer()
+        self._half_close_timer = self.loop.call_later(
+            self.HALF_CLOSED_TIMEOUT_S, self._end_half_closed, cycle
+        )
 
     def _end_half_closed(self, cycle: RequestResponseCycle) -> None:
         if self.running_cycle is cycle and not self.transport.is_closing():
@@ -210,7 +223,7 @@ class GatewayProtocol(HttpToolsProtocol):
             return
         if running.scope["http_version"] != "1.0":  # which has no interim responses
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self.loop.call_later(delay, self._send_probe, 2 * delay)
+        self._half_close_timer = self.loop.call_later(delay, self._send_probe, 2 * delay)
 
     def data_received(self, data: bytes) -> None:
         """Parse what came, and refuse what is malformed or too much. Called by the loop."""
@@ -284,6 +297,7 @@ class GatewayProtocol(HttpToolsProtocol):
         cycle.disconnected = cycle.response_complete = True
         cycle.message_event.set()
         self.connections.discard(self)
+        self._cancel_half_close_timer()
         outlet = HttpOutlet(self, owner, keep_alive=cycle.keep_alive)
         if self._is_half_closed:
             self.loop.call_soon(outlet.eof_received)

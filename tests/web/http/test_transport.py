@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import socket
 import struct
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -121,7 +123,7 @@ def on_loop(request) -> Iterator[Callable[[type[HttpToolsProtocol]], RunningServ
                         protocol,
                         LOOPS[request.param],
                         ws=WebSocketProtocol,
-                        timeout_keep_alive=2,
+                        timeout_keep_alive=3600 if protocol is ForgettingNothing else 2,
                     )
                 )
             return running[protocol]
@@ -483,25 +485,42 @@ def test_whoever_does_not_close_after_a_refusal_is_cut(hasty):
         wait_until(lambda: not hasty.connections, "the connection lingers for ever")
 
 
-def test_timers_do_not_outlive_the_connection(hasty):
-    for sent in (
-        b"",
-        b"GET",
-        build_post(b"Content-Length: 5"),
-        build_request("/"),
-        b"nonsense\r\n\r\n",
+class ForgettingNothing(GatewayProtocol):
+    """Its timers never end by themselves."""
+
+    HEAD_TIMEOUT_S = BODY_TIMEOUT_S = LINGER_S = HALF_CLOSED_TIMEOUT_S = 3600.0
+
+
+@on_both_loops
+@pytest.mark.parametrize("is_reset", [False, True], ids=["closed", "reset"])
+def test_nothing_of_a_connection_outlives_it(on_loop, is_reset):
+    """A timer held one that its client had reset, with the head of its last request, for 75 s."""
+    served = on_loop(ForgettingNothing)
+    for sent, is_half_closed, is_answered in (
+        (b"", False, False),
+        (b"GET", False, False),
+        (build_post(b"Content-Length: 5"), False, False),
+        (build_request("/"), False, True),
+        (build_request("/stream"), False, True),
+        (build_request("/late"), True, True),
+        (b"nonsense\r\n\r\n", False, True),
     ):
-        with RawConnection(hasty.port) as wire:
+        with RawConnection(served.port) as wire:
             wire.send_bytes(sent)
-        with RawConnection(hasty.port) as wire:
-            wire.send_bytes(sent)
-            reset = struct.pack("ii", 1, 0)
-            wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
-    wait_until(lambda: not hasty.connections, "connections stay")
-    time.sleep(
-        2 * ImpatientProtocol.HEAD_TIMEOUT_S
-    )  # what a timer does wrong is in `served.errors`
-    assert not hasty.errors
+            if is_half_closed:
+                wire.socket.shutdown(socket.SHUT_WR)
+            if is_answered:
+                wire.read_until(b"\r\n\r\n")
+            wait_until(lambda: find_connections(served, wire), "it does not connect")
+            left = [weakref.ref(each) for each in find_connections(served, wire)]
+            if is_reset:
+                reset = struct.pack("ii", 1, 0)
+                wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+        wait_until(
+            lambda left=left: gc.collect() >= 0 and not any(each() for each in left),
+            f"{sent!r}: {left}",
+        )
+    assert not served.errors
 
 
 # Limits in memory
