@@ -149,8 +149,8 @@ TOKEN_BYTES = Metric(
 WEBSOCKETS = _gauge("gateway_websockets", "WebSockets that are open, with any number of streams.")
 REFUSED_CONNECTIONS = _counter(
     "gateway_refused_connections",
-    "Connections that were refused, by the limit: connections (of all clients), perAddress, "
-    "perIdentity, rate (too many new ones from one address).",
+    "Connections and requests that were refused, by the limit: connections (of all clients), "
+    "perAddress, perIdentity, rate (too many new ones from one address).",
     "limit",
 )  # fmt: skip
 TLS_HANDSHAKES = _gauge(

@@ -15,9 +15,10 @@ from gateway.web.http.certificate import TlsContext
 from gateway.web.http.edge import (
     EdgeServer,
     configure_socket,
-    create_tls_listener,
+    create_port_limits,
     create_uvicorn_config,
 )
+from gateway.web.http.tls_listener import TlsListener
 from gateway.web.routing.limits import Limits
 from gateway.web.workers.sockets import bind, format_url
 
@@ -84,12 +85,15 @@ async def serve_admin(
         settings: The configuration.
         listening_socket: The bound socket.
         tls: The certificate of `listen`, if there is one.
-        limits: The limits of TLS handshakes.
+        limits: The limits, which this port has for itself.
     """
     tls_listener = None
+    port_limits = create_port_limits(settings, limits, "admin")
     if tls is not None and uses_tls(settings):
-        tls_listener = create_tls_listener(listening_socket, tls, settings, limits, port="admin")
-    config = create_uvicorn_config(app, settings, lifespan="off", timeout_graceful_shutdown=1)
+        tls_listener = TlsListener(listening_socket, tls.context, port_limits)
+    config = create_uvicorn_config(
+        app, settings, port_limits=port_limits, lifespan="off", timeout_graceful_shutdown=1
+    )
     config.load()
     configure_socket(listening_socket)
     server = _AdminServer(config, tls_listener)

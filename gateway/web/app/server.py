@@ -27,10 +27,11 @@ from gateway.web.http.certificate import TlsContext
 from gateway.web.http.edge import (
     EdgeServer,
     configure_socket,
-    create_tls_listener,
+    create_port_limits,
     create_uvicorn_config,
 )
 from gateway.web.http.hosts import get_allowed_names
+from gateway.web.http.tls_listener import TlsListener
 from gateway.web.http.uvicorn_internals import describe_fallback
 from gateway.web.routing.limits import Limits
 from gateway.web.websocket.connection import WebSocketConnection
@@ -197,12 +198,13 @@ def create_server(
     listen = settings.listen
     tls = None if listen.tls is None else TlsContext(listen.tls)
     tls_listener = None
+    limits: Limits = app.state.limits
+    port_limits = create_port_limits(settings, limits)
     if tls is not None:
         app.add_startup(tls.watch)
-        tls_listener = create_tls_listener(listening_socket, tls, settings, app.state.limits)
+        tls_listener = TlsListener(listening_socket, tls.context, port_limits)
         app.state.metrics.collectors += [tls.collect_metrics, tls_listener.collect_metrics]
     if admin_socket is not None:
-        limits: Limits = app.state.limits
         app.add_startup(
             partial(listener.serve_admin, app.admin.app, settings, admin_socket, tls, limits)
         )
@@ -211,6 +213,7 @@ def create_server(
         app,
         settings,
         app.co_hosted_app,
+        port_limits=port_limits,
         allowed_names=get_allowed_names(listen),
         websocket_protocol=_build_websocket_protocol(listen.drain_timeout),
         ws_per_message_deflate=listen.websocket.compression,

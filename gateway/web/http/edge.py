@@ -18,11 +18,10 @@ from starlette.types import ASGIApp
 
 from gateway.config import Settings
 from gateway.web.app.co_hosted_app import CoHostedApp
-from gateway.web.routing.limits import Limits
+from gateway.web.routing.limits import Limits, PortLimits
 from gateway.web.workers.sockets import LISTEN_BACKLOG
 from gateway.wire.message_reader import MessageReader
 
-from .certificate import TlsContext
 from .hosts import HostCheckMiddleware
 from .proxy_headers import ForwardedMiddleware, TrustedProxies
 from .tls_listener import TlsListener
@@ -98,29 +97,19 @@ def configure_socket(listening_socket: socket.socket, user_timeout_s: float | No
         listening_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
 
 
-def create_tls_listener(
-    listening_socket: socket.socket,
-    tls_context: TlsContext,
-    settings: Settings,
-    limits: Limits,
-    *,
-    port: str = "",
-) -> TlsListener:
-    """Return the listener that accepts the connections of a port with TLS.
+def create_port_limits(settings: Settings, limits: Limits, port: str = "") -> PortLimits:
+    """Return the limits of a port.
 
     A trusted proxy is exempt from the limits of one address, as its connections are those of many
     clients.
 
     Args:
-        listening_socket: The bound socket.
-        tls_context: The certificate.
         settings: The settings of the gateway, for the trusted proxies.
-        limits: The limits that count the handshakes.
+        limits: The limits of the process.
         port: A name for the port, where the process has several.
     """
     proxies = settings.listen.forwarded
-    is_proxy = TrustedProxies(() if proxies is False else proxies).is_trusted
-    return TlsListener(listening_socket, tls_context.context, limits, port=port, is_proxy=is_proxy)
+    return PortLimits(limits, port, TrustedProxies(() if proxies is False else proxies).is_trusted)
 
 
 def create_uvicorn_config(
@@ -128,6 +117,7 @@ def create_uvicorn_config(
     settings: Settings,
     co_hosted_app: CoHostedApp | None = None,
     *,
+    port_limits: PortLimits | None = None,
     allowed_names: frozenset[str] | None = None,
     websocket_protocol: type[WebSocketProtocol] | None = None,
     **options: Any,
@@ -138,6 +128,7 @@ def create_uvicorn_config(
         app: The application of the port.
         settings: The settings of the gateway.
         co_hosted_app: A co-hosted app that `app` serves too, whose requests may have other bodies.
+        port_limits: The limits of connections; None for none.
         allowed_names: The names that `Host` may have, as `get_allowed_names` returns them; None
             for any.
         websocket_protocol: The protocol of WebSockets; None if the port has none.
@@ -157,7 +148,7 @@ def create_uvicorn_config(
         )
     return uvicorn.Config(
         app,
-        **_choose_protocols(co_hosted_app, websocket_protocol),
+        **_choose_protocols(co_hosted_app, port_limits, websocket_protocol),
         log_config=None,
         access_log=False,
         server_header=False,
@@ -169,15 +160,18 @@ def create_uvicorn_config(
 
 
 def _choose_protocols(
-    co_hosted_app: CoHostedApp | None, websocket_protocol: type[WebSocketProtocol] | None
+    co_hosted_app: CoHostedApp | None,
+    port_limits: PortLimits | None,
+    websocket_protocol: type[WebSocketProtocol] | None,
 ) -> dict[str, Any]:
     """Return uvicorn's options for our protocols, or for its own if it lacks what ours need."""
     if not find_missing_internals():
         # Only a uvicorn that is known can import it.
         from .transport import GatewayProtocol
 
+        constants = {"CO_HOSTED_APP": co_hosted_app, "PORT_LIMITS": port_limits}
         return {
-            "http": type("Protocol", (GatewayProtocol,), {"CO_HOSTED_APP": co_hosted_app}),
+            "http": type("Protocol", (GatewayProtocol,), constants),
             "ws": "none" if websocket_protocol is None else websocket_protocol,
         }
     return {

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
     from uvicorn.server import ServerState
 
+    from gateway.web.routing.limits import OpenConnection
+
 
 TAKEOVER = "gateway.takeover"
 """Name of the ASGI extension. Its value is a callable that `take_over` calls."""
@@ -147,8 +149,16 @@ class TakeoverConnection(Protocol):
     def create_outlet(self, owner: OutletOwner) -> HttpOutlet | None:
         """Give the connection to a stream, if the response that runs can be taken over."""
 
+    def hand_connection_over(self) -> OpenConnection | None:
+        """Return the connection, where it is counted."""
+
     def resume_http(
-        self, transport: asyncio.Transport, pipelined: bytes | None, *, full: bool
+        self,
+        transport: asyncio.Transport,
+        pipelined: bytes | None,
+        *,
+        full: bool,
+        open_connection: OpenConnection | None,
     ) -> None:
         """Serve a connection again after a stream."""
 
@@ -206,6 +216,7 @@ class HttpOutlet(asyncio.Protocol):
         "_app_state",
         "_config",
         "_keep_alive",
+        "_open_connection",
         "_owner",
         "_pipelined",
         "_protocol_class",
@@ -238,6 +249,7 @@ class HttpOutlet(asyncio.Protocol):
         self._app_state = protocol.app_state
         self._owner: OutletOwner | None = owner
         self._keep_alive = keep_alive
+        self._open_connection = protocol.hand_connection_over()
         # What the client sent behind the request of the stream; None once it was too much.
         self._pipelined: bytes | None = b""
         self._transport = transport = protocol.transport
@@ -280,7 +292,8 @@ class HttpOutlet(asyncio.Protocol):
         if self._keep_alive:
             self._server_state.connections.discard(self)
             protocol = self._protocol_class(self._config, self._server_state, self._app_state)
-            protocol.resume_http(transport, pipelined, full=full)
+            connection, self._open_connection = self._open_connection, None
+            protocol.resume_http(transport, pipelined, full=full, open_connection=connection)
         else:
             transport.close()
 
@@ -350,6 +363,8 @@ class HttpOutlet(asyncio.Protocol):
         self._server_state.connections.discard(self)
         owner = self._owner
         self._detach()
+        if self._open_connection is not None:
+            self._open_connection()
         if owner is not None:
             owner.close()
 

@@ -4,7 +4,7 @@ An accepted socket is counted before anything is created for it. Only an admitte
 transport and TLS state, of which a handshake that never completes holds 57 to 95 KB. A connection
 above the limit is closed at once and unread: before the handshake there is no way to say why, and
 clients reconnect on their own. A connection counts as a handshake until the head of its first
-request is complete, and by `listen.limits` from then on, because a client that completes the
+request is complete, beside `listen.limits`, because a client that completes the
 handshake and sends no request holds the same memory.
 
 The sockets are accepted here for two reasons. `create_server(ssl=...)` creates the TLS state before
@@ -28,7 +28,7 @@ from gateway.background_tasks import BackgroundTasks
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
 from gateway.web.routing.connection_counts import LimitKind
-from gateway.web.routing.limits import ConnectionSlot, LimitReached, Limits, normalize_address
+from gateway.web.routing.limits import ConnectionSlot, LimitReached, PortLimits
 
 if TYPE_CHECKING:
     from .transport import GatewayProtocol
@@ -54,9 +54,8 @@ REASONS = (*_LIMIT_REASONS.values(), REASON_TIMEOUT, REASON_FAILED)
 class TlsListener:
     """A listening socket, and its connections that have not sent a request yet.
 
-    Created by `edge.create_tls_listener`, and started and closed by `EdgeServer`, for which it
-    stands in for an `asyncio.Server`. It counts handshakes by `Limits`, so that several workers
-    share the limits.
+    Started and closed by `EdgeServer`, for which it stands in for an `asyncio.Server`. It counts
+    handshakes by `PortLimits`, so that several workers share the limits.
 
     Attributes:
         pending_handshakes: How many admitted connections have not completed the handshake and the
@@ -70,10 +69,8 @@ class TlsListener:
         self,
         listening_socket: socket.socket,
         context: ssl.SSLContext,
-        limits: Limits,
+        limits: PortLimits,
         *,
-        port: str = "",
-        is_proxy: Callable[[str], bool] = lambda peer: False,
         timeout_s: float = HANDSHAKE_TIMEOUT_S,
     ) -> None:
         """Prepare a listener, which accepts nothing until it is started.
@@ -82,16 +79,11 @@ class TlsListener:
             listening_socket: The bound socket. Its owner closes it.
             context: The SSL context of the server.
             limits: The limits by which handshakes are counted.
-            port: A name for the port, where a process has several. Each port has its own counts.
-            is_proxy: Returns whether an address is that of a proxy. A proxy is exempt from the
-                limit of one address, as many clients connect through it.
             timeout_s: How long one handshake may take, in seconds.
         """
         self._listening_socket = listening_socket
         self._context = context
         self._limits = limits
-        self._port = port
-        self._is_proxy = is_proxy
         self._timeout_s = timeout_s
         self._handshakes = BackgroundTasks(log)
         self._retry_timer: asyncio.TimerHandle | None = None
@@ -147,7 +139,7 @@ class TlsListener:
     async def _run_handshake(self, connection: socket.socket, address: str) -> None:
         """Complete the handshake of an accepted socket, or close it."""
         try:
-            slot = await self._limits.reserve_slot(self._build_limit_keys(address))
+            slot = await self._limits.reserve_handshake(address)
         except BaseException as exc:
             connection.close()
             if not isinstance(exc, LimitReached):
@@ -182,17 +174,6 @@ class TlsListener:
         else:
             if not reports_head:  # it is uvicorn's own (`edge`)
                 end_handshake()
-
-    def _build_limit_keys(self, address: str) -> list[str]:
-        """Return the keys of `Limits` under which a handshake from an address counts."""
-        keys = [LimitKind.HANDSHAKES.build_key(self._port)]
-        if address and not self._is_proxy(address):
-            keys.append(
-                LimitKind.HANDSHAKES_OF_ADDRESS.build_key(
-                    f"{self._port} {normalize_address(address)}"
-                )
-            )
-        return keys
 
     def _end_handshake(self, slot: ConnectionSlot) -> None:
         """Stop counting a connection as a handshake."""

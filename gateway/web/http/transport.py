@@ -41,6 +41,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.errors import RequestError
 from gateway.web.app.co_hosted_app import CoHostedApp
+from gateway.web.routing.limits import OPEN_CONNECTION, OpenConnection, PortLimits
 from gateway.web.websocket.protocol import WebSocketProtocol
 
 from . import client_certificate, head
@@ -89,6 +90,8 @@ class GatewayProtocol(HttpToolsProtocol):
     FIRST_PROBE_DELAY_S = 0.01  # until the second probe after a half-close; doubled each time
     CO_HOSTED_APP: CoHostedApp | None = None
     """The co-hosted app of the port, which has its own limits on bodies."""
+    PORT_LIMITS: PortLimits | None = None
+    """The limits by which connections are counted."""
 
     phase = IDLE
     # Bytes that came behind the buffer in which the head, or the body, began.
@@ -116,6 +119,8 @@ class GatewayProtocol(HttpToolsProtocol):
     _half_close_timer: TimerHandle | None = None
     # Bytes and seconds for the body of the latest request, if it is for the co-hosted app.
     _body_limits: tuple[float, float] | None = None
+    # The connection where it is counted, until another protocol has it.
+    open_connection: OpenConnection | None = None
     on_handshake_done: Callable[[], None] | None = None
     """Called once: when the first head is complete, or when the connection is lost."""
 
@@ -123,6 +128,16 @@ class GatewayProtocol(HttpToolsProtocol):
         """Wait for the first request, with a deadline. Called by the loop."""
         self._attach_transport(transport)
         self._start_timer(self.HEAD_TIMEOUT_S)
+        if self.PORT_LIMITS is not None:
+            peer = self.client[0] if self.client else ""
+            self.open_connection = self.PORT_LIMITS.open_connection(peer, self._on_refused)
+
+    def _on_refused(self, stays: bool) -> None:
+        """End the connection, which is one too many, unless a request of it is to be answered."""
+        if not stays:
+            self.transport.abort()
+        elif self.timeout_keep_alive_task is not None:
+            self.transport.close()
 
     def _attach_transport(self, transport: asyncio.Transport) -> None:
         """Do what uvicorn's `connection_made` does, without a socket object for each address.
@@ -154,6 +169,8 @@ class GatewayProtocol(HttpToolsProtocol):
             running.disconnected = True
             running.message_event.set()
         self.running_cycle = None
+        if self.open_connection is not None:
+            self.open_connection()
         super().connection_lost(exc)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
@@ -273,8 +290,15 @@ class GatewayProtocol(HttpToolsProtocol):
         protocol_class = cast("type[WebSocketProtocol]", self.ws_protocol_class)
         protocol = protocol_class(self.config, self.server_state, self.app_state)
         self.parser = None  # type: ignore[assignment]  # or it and this protocol would be a cycle
-        protocol.start_handshake(self.transport, self.scope, self.url, trailing_data)
+        protocol.start_handshake(
+            self.transport, self.scope, self.url, trailing_data, self.hand_connection_over()
+        )
         self.transport.set_protocol(protocol)
+
+    def hand_connection_over(self) -> OpenConnection | None:
+        """Return the connection, which another protocol has to call when it is lost."""
+        connection, self.open_connection = self.open_connection, None
+        return None if connection is None else connection.hand_over()
 
     # Connections that streams take over (`outlet`).
 
@@ -317,7 +341,12 @@ class GatewayProtocol(HttpToolsProtocol):
         return self.phase is IDLE and not self.transport.is_closing()
 
     def resume_http(
-        self, transport: asyncio.Transport, pipelined: bytes | None, *, full: bool
+        self,
+        transport: asyncio.Transport,
+        pipelined: bytes | None,
+        *,
+        full: bool,
+        open_connection: OpenConnection | None,
     ) -> None:
         """Serve a connection again after a stream. Called by `HttpOutlet` on a new protocol.
 
@@ -326,7 +355,9 @@ class GatewayProtocol(HttpToolsProtocol):
             pipelined: What came behind the request of the stream; None if it was too much, which is
                 refused.
             full: Whether bytes of the stream still wait in the transport.
+            open_connection: The connection, where it is counted.
         """
+        self.open_connection = open_connection
         self._attach_transport(transport)
         transport.set_protocol(self)
         transport.set_write_buffer_limits()  # the defaults, which the outlet has changed
@@ -399,6 +430,10 @@ class GatewayProtocol(HttpToolsProtocol):
         if self._tls_extension is not None:
             tls_extension = client_certificate.TLS_EXTENSION
             self.scope["extensions"][tls_extension] = self._tls_extension  # type: ignore[assignment]
+        if self.open_connection is not None:
+            self.scope["extensions"][OPEN_CONNECTION] = self.open_connection  # type: ignore[assignment]
+            if self.open_connection.refusal is not None:
+                self.cycle.keep_alive = False
         # The parser reports trailers as headers, too. They go to a list of their own, since those
         # of the application are complete. An upgrade has no body, and so no trailers.
         if not self.parser.should_upgrade():
@@ -415,17 +450,36 @@ class GatewayProtocol(HttpToolsProtocol):
         """End a request. Called by the parser."""
         self.phase = IDLE
         super().on_message_complete()
+        if self.cycle is not None and self.cycle.response_complete:
+            self._release_request()
 
     def on_response_complete(self) -> None:
         """Start the next request, or send the refusal that has waited. Called by uvicorn."""
         self._open_requests -= 1
         super().on_response_complete()
+        if not self._open_requests:
+            self._release_request()
+            if self.open_connection is not None and self.open_connection.refusal is not None:
+                self.transport.close()
         if (
             self._pending_refusal is not None
             and not self._open_requests
             and not self.transport.is_closing()
         ):
             self._send_refusal(self._pending_refusal)
+
+    def _release_request(self) -> None:
+        """Drop the request that was answered, which uvicorn keeps until the next one.
+
+        64 KiB of each connection, for as long as the connection is idle.
+        """
+        if self.phase is BODY:  # what is left of it is still to be read
+            return
+        self._withdraw_offer()
+        self.cycle = self.running_cycle = None  # type: ignore[assignment]
+        if self.phase is IDLE:  # or they are of the next request
+            self.scope = self.headers = None  # type: ignore[assignment]
+            self.url = b""
 
     def finish_handshake(self) -> None:
         """Call `on_handshake_done`, unless it was called before."""

@@ -1,11 +1,18 @@
 """Limit the clients that are connected at once, and how often one address sends requests.
 
-Connections are limited in total, per address and per identity. With several workers the supervisor
-counts (`ConnectionCounts`), so that the limits are those of the host. A worker sends it one message
-for all clients that connect in one turn of the event loop; a connect takes 0.3 ms longer for it,
-and 0.07 ms more of CPU. When a worker ends, its connections are released at once. While the
-supervisor does not answer, each worker admits its share of connections on its own; when the
-supervisor is back, every worker sends it what it holds.
+Connections are limited in total and per address, from accept to close (`PortLimits`), and per
+identity. What the connection does not count under, its requests do while they run: their identity,
+the address that a trusted proxy gives, and everything on another ASGI server.
+
+A connection above a limit stays for one request, which is answered as its client understands it: a
+stream ends as busy, an exchange gets 503 or 429, a page is sent. So many may stay as there may be
+TLS handshakes; others are closed at once.
+
+With several workers the supervisor counts (`ConnectionCounts`), so that the limits are those of the
+host. A worker sends it one message for all clients that connect in one turn of the event loop; a
+connect takes 0.3 ms longer for it, and 0.07 ms more of CPU. When a worker ends, its connections are
+released at once. While the supervisor does not answer, each worker admits its share of connections
+on its own; when the supervisor is back, every worker sends it what it holds.
 """
 
 from __future__ import annotations
@@ -15,6 +22,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from ipaddress import IPv4Address, ip_address, ip_network
 from math import inf
 from time import monotonic
@@ -29,12 +37,13 @@ from gateway.web.access import NO_GRANTS, Granted
 from gateway.web.workers.bus import Bus, SupervisorUnavailable
 from gateway.web.workers.relay import Relay
 
-from .connection_counts import TOTAL_KEY, ConnectionCounts, LimitKind, LimitRefusal, count_keys
+from .connection_counts import ConnectionCounts, LimitKind, LimitRefusal, count_keys
 
 log = logging.getLogger(__name__)
 
 BUS_TOPIC = "limits"
 FULL_PERIOD_S = 3.0  # seconds after a refusal in which the gateway says that it is full
+QUIET_PERIOD_S = 60.0  # seconds without a refusal after which the next one is logged again
 RETRY_AFTER_RANGE_S = (3.0, 10.0)  # seconds, at random, until a refused client may try again
 
 _REFUSALS = {
@@ -48,6 +57,9 @@ _REFUSALS = {
     ),
     LimitKind.HANDSHAKES_OF_ADDRESS: (429, "your address has as many TLS handshakes as it may"),
 }
+
+OPEN_CONNECTION = "gateway.open_connection"
+"""Name of the ASGI extension whose value is the `OpenConnection` that a request came by."""
 
 ReleaseSlot: TypeAlias = Callable[[], None]
 
@@ -111,6 +123,83 @@ class ConnectionSlot:
             self._keys = (*self._keys, *keys)
 
 
+class OpenConnection(ConnectionSlot):
+    """A connection that counts from accept to close, when its protocol calls it.
+
+    Attributes:
+        refusal: Why it is one too many; None if it is not, or while the supervisor is asked.
+    """
+
+    __slots__ = ("_answer", "_on_refused", "refusal")
+
+    def __init__(
+        self,
+        limits: Limits,
+        keys: Sequence[str],
+        refused_keys: Sequence[str],
+        on_refused: Callable[[bool], None],
+    ) -> None:
+        """Count a connection.
+
+        Args:
+            limits: The limits.
+            keys: The keys under which it is counted.
+            refused_keys: The keys under which it is counted instead if it is refused.
+            on_refused: Called when it is refused, also within this call, with whether it may stay
+                for one request.
+        """
+        super().__init__(limits)
+        self.refusal: LimitRefusal | None = None
+        self._on_refused: Callable[[bool], None] | None = on_refused
+        resolve = partial(self._resolve, limits, keys, refused_keys)
+        answer = limits.start_acquiring(keys)
+        self._answer = answer if isinstance(answer, asyncio.Future) else None
+        if isinstance(answer, asyncio.Future):
+            answer.add_done_callback(lambda future: resolve(future.result()))
+        else:
+            resolve(answer)
+
+    def _resolve(
+        self,
+        limits: Limits,
+        keys: Sequence[str],
+        refused_keys: Sequence[str],
+        refusal: LimitRefusal | None,
+    ) -> None:
+        is_lost, on_refused = self._limits is None, self._on_refused
+        self._answer = self._on_refused = None
+        self.refusal = refusal
+        if refusal is not None:
+            keys = () if is_lost or not limits.acquire_locally(refused_keys) else refused_keys
+            if not (is_lost or keys):
+                limits.count_refusal(refusal)
+            if on_refused is not None:
+                on_refused(bool(keys))
+        if is_lost:
+            limits.release(keys)
+        else:
+            self._keys = keys
+
+    def hand_over(self) -> OpenConnection:
+        """Return this for another protocol of the connection; `on_refused` is not called."""
+        self._on_refused = None
+        return self
+
+    async def get_keys(self) -> Sequence[str]:
+        """Return the keys under which the connection is counted.
+
+        Raises:
+            LimitReached: It is one too many.
+        """
+        if self._answer is not None:
+            await asyncio.wait([self._answer])
+        if self.refusal is not None:
+            if self._limits is not None:
+                self._limits.count_refusal(self.refusal)
+            raise LimitReached(self.refusal)
+        return self._keys
+
+
 class Limits:
     """The limits of `listen.limits`, as one worker sees them.
 
@@ -132,10 +221,11 @@ class Limits:
         self._settings = settings
         connection_limits = (settings.connections, settings.per_address, settings.per_identity)
         self._is_unlimited = not any(connection_limits)
+        self.counts_connections = bool(settings.connections or settings.per_address)
         self._is_shared = bus.worker_count > 1
         self._own_counts = ConnectionCounts.from_settings(settings, bus.worker_count)
         self.refused_counts: Counter[str] = Counter()  # refused connections, by the limit
-        self._refused_at = -inf  # when the limit of all connections last refused one
+        self._refused_at: dict[LimitKind, float] = {}  # when a limit last refused one
         # What the next message to the supervisor asks for, and what it releases.
         self._pending_requests: list[tuple[Sequence[str], asyncio.Future[LimitRefusal | None]]] = []
         self._released_keys: Counter[str] = Counter()
@@ -150,7 +240,7 @@ class Limits:
     @property
     def is_full(self) -> bool:
         """Return whether the limit of all connections has refused a client in the last seconds."""
-        return monotonic() - self._refused_at < FULL_PERIOD_S
+        return monotonic() - self._refused_at.get(LimitKind.ALL, -inf) < FULL_PERIOD_S
 
     async def check_rate(self, scope: Scope) -> None:
         """Count a request, before anything is known of its client but the address.
@@ -178,26 +268,40 @@ class Limits:
         return None if refusal is None else refusal.retry_after_s
 
     async def acquire_slot(self, scope: Scope, granted: Granted = NO_GRANTS) -> ConnectionSlot:
-        """Count one connection.
+        """Count a stream, socket or exchange, under what its connection does not count under yet.
 
         Args:
-            scope: The ASGI scope of the connection.
+            scope: The ASGI scope.
             granted: What guards granted to its client.
 
         Returns:
-            The slot, to be called when the connection ends.
+            The slot, to be called when it ends.
 
         Raises:
             LimitReached: A limit is reached.
         """
         if self._is_unlimited:
             return UNCOUNTED_SLOT
-        keys = [TOTAL_KEY]
-        if self._settings.per_address is not None and (address := get_client_address(scope)):
-            keys.append(LimitKind.ADDRESS.build_key(address))
-        keys += self.get_identity_keys(granted)
-        await self.acquire(keys)
+        connection: OpenConnection | None = scope.get("extensions", {}).get(OPEN_CONNECTION)
+        counted_keys = () if connection is None else await connection.get_keys()
+        address = get_client_address(scope)
+        keys = [*self.build_keys(address), *self.get_identity_keys(granted)]
+        keys = [key for key in keys if key not in counted_keys]
+        if keys:
+            await self.acquire(keys)
         return ConnectionSlot(self, tuple(keys))
+
+    def build_keys(self, address: str, port: str = "") -> list[str]:
+        """Return the keys of a connection; those of all and of one address.
+
+        Args:
+            address: The address, as `get_client_address` returns it; empty if it is not to count.
+            port: The name of the port; empty for that of clients.
+        """
+        keys = [LimitKind.ALL.build_key(port)]
+        if self._settings.per_address is not None and address:
+            keys.append(LimitKind.ADDRESS.build_key(f"{port} {address}".lstrip()))
+        return keys
 
     async def reserve_slot(self, keys: Sequence[str]) -> ConnectionSlot:
         """Count something under these keys that is no connection yet, such as a TLS handshake.
@@ -242,29 +346,38 @@ class Limits:
         """Acquire keys, and count a refusal in `refused_counts`."""
         refusal = await self._acquire_keys(keys)
         if refusal is not None:
-            self.refused_counts[refusal.limit] += 1
-            if refusal.limit is LimitKind.ALL:
-                self._refused_at = monotonic()
+            self.count_refusal(refusal)
         return refusal
+
+    def count_refusal(self, refusal: LimitRefusal) -> None:
+        """Count a refusal in `refused_counts`, and log the first one of its limit for a while."""
+        self.refused_counts[refusal.limit] += 1
+        now = monotonic()
+        if now - self._refused_at.get(refusal.limit, -inf) > QUIET_PERIOD_S:
+            log.warning(
+                "clients are refused by listen.limits.%s; logged again after %g s without any",
+                refusal.limit,
+                QUIET_PERIOD_S,
+            )
+        self._refused_at[refusal.limit] = now
+
+    def start_acquiring(
+        self, keys: Sequence[str]
+    ) -> asyncio.Future[LimitRefusal | None] | LimitRefusal | None:
+        """Return why these keys are refused, None if they are acquired, or a future of it."""
+        if self._is_shared:
+            return self._enqueue_request(keys)
+        return self._own_counts.acquire(0, keys, monotonic())
+
+    def acquire_locally(self, keys: Sequence[str]) -> bool:
+        """Return whether keys are acquired that this worker counts by itself."""
+        return self._own_counts.acquire(0, keys, monotonic()) is None
 
     async def _acquire_keys(self, keys: Sequence[str]) -> LimitRefusal | None:
         """Return why these keys are refused; None if they are acquired."""
-        if self._is_shared:
-            return await self._request_keys(keys)
-        return self._own_counts.acquire(0, keys, monotonic())
-
-    def release(self, keys: Sequence[str]) -> None:
-        """Release what is counted under these keys."""
-        self._own_counts.release(0, count_keys(keys))
-        if self._is_shared:
-            self._released_keys.update(count_keys(keys))
-            self._schedule_flush()
-
-    async def _request_keys(self, keys: Sequence[str]) -> LimitRefusal | None:
-        """Ask the supervisor, together with all other requests of this turn of the loop."""
-        answer: asyncio.Future[LimitRefusal | None] = asyncio.get_running_loop().create_future()
-        self._pending_requests.append((keys, answer))
-        self._schedule_flush()
+        answer = self.start_acquiring(keys)
+        if not isinstance(answer, asyncio.Future):
+            return answer
         try:
             return await answer
         except asyncio.CancelledError:
@@ -272,6 +385,20 @@ class Limits:
                 # It was admitted, but cancelled before it ran again: nobody else would release it.
                 self.release(keys)
             raise
+
+    def release(self, keys: Sequence[str]) -> None:
+        """Release what is counted under these keys."""
+        self._own_counts.release(0, count_keys(keys))
+        if self._is_shared and keys:
+            self._released_keys.update(count_keys(keys))
+            self._schedule_flush()
+
+    def _enqueue_request(self, keys: Sequence[str]) -> asyncio.Future[LimitRefusal | None]:
+        """Ask the supervisor, together with all other requests of this turn of the loop."""
+        answer: asyncio.Future[LimitRefusal | None] = asyncio.get_running_loop().create_future()
+        self._pending_requests.append((keys, answer))
+        self._schedule_flush()
+        return answer
 
     def _schedule_flush(self) -> None:
         """Start the task that sends messages, unless it runs."""
@@ -338,6 +465,59 @@ class Limits:
         """Send the supervisor what is held here, which replaces all that it knew of this worker."""
         self._released_keys.clear()
         self._bus.notify_supervisor(BUS_TOPIC, {"held": dict(self._own_counts.get_held(0))})
+
+
+class PortLimits:
+    """The limits of the connections and TLS handshakes of one port, which has its own counts."""
+
+    def __init__(
+        self, limits: Limits, port: str = "", is_proxy: Callable[[str], bool] = lambda peer: False
+    ) -> None:
+        """Create the limits of a port.
+
+        Args:
+            limits: The limits of the process.
+            port: A name for the port, where the process has several.
+            is_proxy: Returns whether an address is that of a proxy. A proxy is exempt from the
+                limit of one address, as many clients connect through it.
+        """
+        self._limits = limits
+        self._port = port
+        self._is_proxy = is_proxy
+
+    def open_connection(
+        self, peer: str, on_refused: Callable[[bool], None]
+    ) -> OpenConnection | None:
+        """Count a connection; None if there are no such limits.
+
+        Args:
+            peer: The address of the socket; empty for that of a Unix socket.
+            on_refused: As for `OpenConnection`.
+        """
+        limits = self._limits
+        if not limits.counts_connections:
+            return None
+        keys = limits.build_keys(self._get_address(peer), self._port)
+        refused_keys = self._build_handshake_keys(peer, f"refused {self._port}")
+        return OpenConnection(limits, keys, refused_keys, on_refused)
+
+    async def reserve_handshake(self, peer: str) -> ConnectionSlot:
+        """Count a TLS handshake.
+
+        Raises:
+            LimitReached: There are too many. It is not counted among the refused connections.
+        """
+        return await self._limits.reserve_slot(self._build_handshake_keys(peer, self._port))
+
+    def _build_handshake_keys(self, peer: str, name: str) -> list[str]:
+        keys = [LimitKind.HANDSHAKES.build_key(name)]
+        if address := self._get_address(peer):
+            keys.append(LimitKind.HANDSHAKES_OF_ADDRESS.build_key(f"{name} {address}"))
+        return keys
+
+    def _get_address(self, peer: str) -> str:
+        """Return what counts as one address; empty for a proxy."""
+        return "" if not peer or self._is_proxy(peer) else normalize_address(peer)
 
 
 def serve_limits(relay: Relay, settings: Settings) -> ConnectionCounts:

@@ -63,6 +63,7 @@ class WebSocketConnection(asyncio.Protocol):
         "_ignores_input",
         "_is_paused",
         "_listener",
+        "_open_connection",
         "_ping_payload",
         "_ping_scheduler",
         "_ping_sent_at",
@@ -94,6 +95,7 @@ class WebSocketConnection(asyncio.Protocol):
         *,
         handshake_response: bytes = b"",
         deflate: bool = False,
+        open_connection: Callable[[], None] | None = None,
     ) -> None:
         """Take a transport over.
 
@@ -104,8 +106,10 @@ class WebSocketConnection(asyncio.Protocol):
             connections: The connections of the server, which contain this one while it lasts.
             handshake_response: What is written first.
             deflate: Whether frames may be compressed.
+            open_connection: The connection, where it is counted. It is called when it is lost.
         """
         self.transport = transport
+        self._open_connection = open_connection
         self.deflate = deflate
         # `_ignores_input`: what comes is discarded until the peer closes its side.
         self.closed = self._ignores_input = False
@@ -373,4 +377,6 @@ class WebSocketConnection(asyncio.Protocol):
             if handle is not None:
                 handle.cancel()
         self._read_handle = self._timer = None
+        if self._open_connection is not None:
+            self._open_connection()
         self._notify_closed(ABNORMAL_CLOSURE, "")

@@ -30,6 +30,7 @@ from websockets.http11 import Response
 
 from gateway.web.http import client_certificate
 from gateway.web.http.outlet import TAKEOVER
+from gateway.web.routing.limits import OPEN_CONNECTION, OpenConnection
 from gateway.wire import websocket
 from gateway.wire.message_reader import MessageReader
 
@@ -100,6 +101,7 @@ class WebSocketProtocol(asyncio.Protocol):
         http_scope: Mapping[str, Any],
         target: bytes,
         trailing_data: bytes,
+        open_connection: OpenConnection | None = None,
     ) -> None:
         """Take a connection over, and answer its request to upgrade.
 
@@ -108,8 +110,10 @@ class WebSocketProtocol(asyncio.Protocol):
             http_scope: The scope of the request, which uvicorn fills in only partly for an upgrade.
             target: The request target.
             trailing_data: What came behind the head.
+            open_connection: The connection, where it is counted.
         """
         self.transport = transport
+        self._open_connection = open_connection
         self._server_state.connections.add(self)  # type: ignore[arg-type]
         path, headers = target.decode(), cast("list[tuple[bytes, bytes]]", http_scope["headers"])
         request = UpgradeRequest(http_scope["method"], path, http_scope["http_version"], headers)
@@ -151,10 +155,12 @@ class WebSocketProtocol(asyncio.Protocol):
 
     def _build_extensions(self) -> dict[str, Any]:
         extensions: dict[str, Any] = {"websocket.http.response": {}, TAKEOVER: self._take_over}
+        if self._open_connection is not None:
+            extensions[OPEN_CONNECTION] = self._open_connection
         tls_extension = client_certificate.build_tls_extension(self.transport)
-        if tls_extension is None:
-            return extensions
-        return {**extensions, client_certificate.TLS_EXTENSION: tls_extension}
+        if tls_extension is not None:
+            extensions[client_certificate.TLS_EXTENSION] = tls_extension
+        return extensions
 
     async def _run_app(self, scope: Any) -> None:
         try:
@@ -199,6 +205,8 @@ class WebSocketProtocol(asyncio.Protocol):
         self._server_state.connections.discard(self)
         if self._timer is not None:
             self._timer.cancel()
+        if self._open_connection is not None:
+            self._open_connection()
         self.on_closed(ABNORMAL_CLOSURE, "")
 
     def shutdown(self) -> None:
@@ -285,6 +293,7 @@ class WebSocketProtocol(asyncio.Protocol):
             connections,
             handshake_response=head,
             deflate=self._handshake.deflate,
+            open_connection=self._open_connection,
         )
         # The application may take the connection over until it awaits something else.
         self._loop.call_soon(self._listen)

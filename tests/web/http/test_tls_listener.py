@@ -24,7 +24,7 @@ from gateway.web.http.certificate import TlsContext
 from gateway.web.http.edge import (
     EdgeServer,
     configure_socket,
-    create_tls_listener,
+    create_port_limits,
     create_uvicorn_config,
 )
 from gateway.web.http.tls_listener import TlsListener
@@ -71,11 +71,16 @@ class TlsPort:
     """A port with TLS in this loop."""
 
     def __init__(
-        self, listening: socket.socket, listener: TlsListener, authority: CertificateAuthority
+        self,
+        listening: socket.socket,
+        listener: TlsListener,
+        authority: CertificateAuthority,
+        limits: Limits,
     ) -> None:
         self.number = listening.getsockname()[1]
         self.listener = listener
         self.authority = authority
+        self.limits = limits
 
     async def request_body(self, source: str = "127.0.0.1", certificate: Path | None = None) -> str:
         """Return the body of an answer on a new connection, which closes behind it."""
@@ -115,18 +120,18 @@ async def running_port(
     tls = TlsContext(ListenTls(certificate=own, key=own, ca=authority.certificate_path))
     gate = Limits(LimitSettings.model_validate(limits), Bus())
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listening:
-        if forwarded is False:
-            listener = TlsListener(listening, tls.context, gate, timeout_s=timeout_s)
-        else:
-            listener = create_tls_listener(listening, tls, settings, gate)
-        config = create_uvicorn_config(count_certificates, settings, lifespan="off")
+        port_limits = create_port_limits(settings, gate)
+        listener = TlsListener(listening, tls.context, port_limits, timeout_s=timeout_s)
+        config = create_uvicorn_config(
+            count_certificates, settings, port_limits=port_limits, lifespan="off"
+        )
         config.load()
         configure_socket(listening)
         server = EdgeServer(config, listener)
         server.lifespan = config.lifespan_class(config)
         await server.startup(sockets=[listening])
         try:
-            yield TlsPort(listening, listener, authority)
+            yield TlsPort(listening, listener, authority, gate)
         finally:
             server.force_exit = True
             await server.shutdown(sockets=[listening])
@@ -223,6 +228,25 @@ def test_a_client_that_asks_for_nothing_counts_until_it_does(run, authority: Cer
             await wait_until(lambda: port.listener.pending_handshakes == 0, "it left")
             assert await port.request_body() == "https 0"
             assert port.listener.refused_counts["perAddress"] == 1
+
+    run(test)
+
+
+def test_a_connection_past_its_handshake_counts_while_it_is_idle(
+    run, authority: CertificateAuthority
+):
+    async def test() -> None:
+        async with (
+            running_port(authority, {"perAddress": 1}) as port,
+            port.connect() as (_, writer),
+        ):
+            writer.write(REQUEST)
+            await wait_until(lambda: port.listener.pending_handshakes == 0)
+            async with port.connect() as (reader, other):
+                other.write(REQUEST)  # which is answered, and the last one of its connection
+                assert b"connection: close" in (await reader.read()).lower()
+            writer.transport.abort()
+            await wait_until(lambda: port.limits.connection_count == 0)
 
     run(test)
 
