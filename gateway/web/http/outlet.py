@@ -225,9 +225,9 @@ class HttpOutlet(asyncio.Protocol):
         "full",
     )
 
-    MAX_PIPELINED_BYTES = 64 * 1024
-    """How many bytes of further requests are kept for after the stream. If more come, the
-    connection is closed with the stream."""
+    MAX_PIPELINED_BYTES = 1024
+    """How many bytes of further requests are kept for after the stream, as long as that is, and
+    uncounted. If more come, none are kept, and the connection is closed with the stream."""
 
     PROBE_DELAYS_S = 0.1, 0.5, 2.0
     """When to write further probes to a client that has closed its side, in seconds after that."""

@@ -3,7 +3,7 @@
     head       64 KiB (431, or 414 for the request line alone), complete within 10 s (408)
     body       64 KiB (413), complete within 10 s (408); chunk framing and trailers count
     meaning    one Host, chunked or Content-Length, http targets (400, 501, 505); see `head`
-    pipelining 16 requests behind an unanswered one; one more is refused (429)
+    pipelining 16 requests behind an unanswered one, with heads of 8 KiB; more are refused (429)
     HTTP/1.0   no chunks: a response without Content-Length ends with the connection
                (RFC 9112 6.1, 6.3)
     half-close a client that closes its side after its request is answered; probes find out
@@ -86,6 +86,7 @@ class GatewayProtocol(HttpToolsProtocol):
     BODY_TIMEOUT_S = 10.0
     LINGER_S = 2.0
     MAX_PIPELINED_REQUESTS = 16
+    MAX_PIPELINED_BYTES = 8 * 1024  # of their heads: the request before them may be a stream
     HALF_CLOSED_TIMEOUT_S = 10.0  # how long a response goes on that had begun at a half-close
     FIRST_PROBE_DELAY_S = 0.01  # until the second probe after a half-close; doubled each time
     CO_HOSTED_APP: CoHostedApp | None = None
@@ -101,6 +102,8 @@ class GatewayProtocol(HttpToolsProtocol):
     _received_bytes = 0
     # Requests that were read and whose response is not complete.
     _open_requests = 0
+    # Bytes of the heads that were read behind an unanswered request.
+    _pipelined_bytes = 0
     # A request was refused, or the connection is a WebSocket: what comes is discarded.
     _ignores_input = False
     # The client has closed its side, and waits for a response.
@@ -458,6 +461,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._open_requests -= 1
         super().on_response_complete()
         if not self._open_requests:
+            self._pipelined_bytes = 0
             self._release_request()
             if self.open_connection is not None and self.open_connection.refusal is not None:
                 self.transport.close()
@@ -507,14 +511,22 @@ class GatewayProtocol(HttpToolsProtocol):
             self._body_limits = self._get_body_limits(self.CO_HOSTED_APP)
         if length is not None and length > self._max_body_bytes:
             raise self._build_body_too_large()
-        if self._open_requests > self.MAX_PIPELINED_REQUESTS:
-            limit = self.MAX_PIPELINED_REQUESTS
-            detail = f"more than {limit} requests wait on this connection; open another"
-            raise RequestError(429, "Too many pipelined requests", detail)
+        if self._open_requests:
+            self._check_pipelined()
         if self.parser.should_upgrade() and (length != 0 or self._open_requests):
             # The parser does not read the body of an upgrade: its bytes would be parsed as the next
             # request, which is a way to smuggle one.
             raise head.build_bad_request("an upgrade with a body or behind an unanswered request")
+
+    def _check_pipelined(self) -> None:
+        self._pipelined_bytes += head.head_size(self.url, self.headers)
+        for count, limit, what in (
+            (self._open_requests, self.MAX_PIPELINED_REQUESTS, "requests"),
+            (self._pipelined_bytes, self.MAX_PIPELINED_BYTES, "bytes"),
+        ):
+            if count > limit:
+                detail = f"more than {limit} {what} wait on this connection; open another"
+                raise RequestError(429, "Too many pipelined requests", detail)
 
     def _get_body_limits(self, co_hosted_app: CoHostedApp) -> tuple[float, float] | None:
         """Return the co-hosted app's bytes and seconds for this body; None if it is not its own."""

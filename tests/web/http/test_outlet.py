@@ -417,7 +417,7 @@ def test_an_application_that_fails_after_it_took_over_ends_the_connection(server
 
 
 def test_requests_behind_a_stream_are_answered_after_it_in_order(server):
-    requests = [build_request("/a", b"X: " + b"a" * 5000), build_request("/b"), build_request("/c")]
+    requests = [build_request("/a", b"X: " + b"a" * 500), build_request("/b"), build_request("/c")]
     with RawConnection(server.served.port) as wire:
         begin_stream(wire, "/take/behind")
         server.get_client("behind")
@@ -484,8 +484,23 @@ def test_a_stream_whose_request_is_not_whole_is_sent_by_asgi(server):
         assert json.loads(wire.read_response().body) == {"path": "/next"}
 
 
+def test_what_comes_behind_a_stream_is_not_kept(server):
+    """64 KiB of each stream were kept as long as it lasted, and counted nowhere."""
+    with RawConnection(server.served.port) as wire:
+        begin_stream(wire, "/take/behind-much")
+        server.get_client("behind-much")
+        wire.send_bytes(build_request("/a", b"X: " + b"a" * 30_000))
+        outlet = server.get_client("behind-much").outlet
+        wait_until(lambda: not outlet.transport.is_reading(), "it is read on")
+        server.push_chunks("behind-much", b"x")
+        assert wire.read_chunk() == b"x"
+        server.finish_stream("behind-much")
+        assert read_rest(wire) == b""
+        assert wire.read_last_response().problem["status"] == 429
+
+
 def test_what_comes_behind_a_stream_is_bounded(tight):
-    """More than 64 KiB: no more is read, and the connection ends with the stream."""
+    """More than that: no more is read, and the connection ends with the stream."""
     with RawConnection(tight.served.port) as wire:
         begin_stream(wire, "/take/flood")
         tight.get_client("flood")

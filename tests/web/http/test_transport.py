@@ -534,6 +534,15 @@ def test_more_than_sixteen_pipelined_requests_are_not_queued(served):
         assert wire.read_last_response().problem["status"] == 429
 
 
+def test_large_heads_behind_an_unanswered_request_are_not_queued(served):
+    with RawConnection(served.port) as wire:
+        large = build_request("/", b"X: " + 5000 * b"x")
+        wire.send_bytes(build_request("/slow") + 2 * large)
+        assert wire.read_response().body == b"slow"
+        assert wire.read_response().status == 200
+        assert wire.read_last_response().problem["status"] == 429
+
+
 @on_both_loops
 def test_requests_behind_a_stream_are_left_in_the_socket(served):
     with RawConnection(served.port) as wire:
