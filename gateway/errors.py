@@ -250,7 +250,12 @@ class NotGranted(RequestError):
     def __init__(
         self, status: int, detail: str, *, challenge: str | None = None, roles: Sequence[str] = ()
     ) -> None:
-        title = {400: "Bad request", 401: "Unauthorized", 403: "Forbidden"}[status]
+        title = {
+            400: "Bad request",
+            401: "Unauthorized",
+            403: "Forbidden",
+            431: "Request header fields too large",
+        }[status]
         super().__init__(status, title, detail)
         self.challenge = challenge
         self.roles = tuple(roles)

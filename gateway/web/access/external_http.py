@@ -37,6 +37,10 @@ class ExternalHttpError(Exception):
     """There is no usable response. The message says why, and contains nothing secret."""
 
 
+class UnsendableRequest(ExternalHttpError):
+    """The request was not sent: HTTP does not allow what it contains."""
+
+
 def parse_json(body: bytes) -> Any:
     """Parse the JSON of a response.
 
@@ -139,6 +143,8 @@ async def _get_with_retry(
             # The server may have closed an idle connection just as it was used again. A GET may be
             # repeated (RFC 9110 9.2.2).
             return await _get_once(transport, url, headers, max_body_bytes)
+    except httpx.LocalProtocolError as exc:
+        raise UnsendableRequest(describe_http_failure(exc, url)) from None
     except TimeoutError:  # handled by `get`; it is an OSError, so the next clause would catch it
         raise
     except HTTP_ERRORS as exc:

@@ -51,6 +51,10 @@ class GuardErrors:
         challenge = f'{self._challenge}, error="invalid_token", error_description="{reason}"'
         return NotGranted(401, f"{reason}; {self._hint}", challenge=challenge)
 
+    def build_too_large(self, reason: str) -> NotGranted:
+        """Return the error for credentials that are too large; `reason` as above."""
+        return NotGranted(431, f"{reason}; send fewer or smaller cookies and headers")
+
     def build_ambiguous_credentials(self, reason: str) -> NotGranted:
         """Return the error for credentials that came more than once; `reason` as above."""
         challenge = f'{self._challenge}, error="invalid_request", error_description="{reason}"'

@@ -5,6 +5,7 @@
     200 {"identity": "ada", "roles": ["orders:read"], "attributes": {"tenant": "acme"},
          "expires": 1790000000}     granted; everything but `identity` is optional
     401, 403                        denied
+    400, 413, 414, 431              the client sent what the application cannot read (401 or 431)
     anything else, or nothing       the client is refused, and asked to come back (503)
 
 The method is that of the request. A stream over WebSocket is a GET; a record that is written there
@@ -34,7 +35,13 @@ from gateway.config.guards.credentials import CREDENTIALS_PLACEHOLDER
 
 from .claims import format_claim, parse_roles
 from .credentials import get_subprotocol_token
-from .external_http import ExternalHttp, ExternalHttpError, Headers, parse_json
+from .external_http import (
+    ExternalHttp,
+    ExternalHttpError,
+    Headers,
+    UnsendableRequest,
+    parse_json,
+)
 from .grant import Grant
 from .guard import AccessRequest, Guard, GuardContext
 from .guard_errors import GuardErrors
@@ -44,7 +51,10 @@ _TOKEN_PATTERN = re.compile(r"[\x21-\x7e]+")  # tokens that cannot add a header 
 
 log = logging.getLogger(__name__)
 
-DeniedStatus: TypeAlias = Literal[401, 403]
+MAX_URL_CHARS = 65_536  # httpx takes no longer ones
+
+DeniedStatus: TypeAlias = Literal[400, 401, 403, 431]
+"""400: the application, or HTTP, does not allow what the client sent; 431: it is too large."""
 
 
 class ApplicationRequest(NamedTuple):
@@ -127,6 +137,10 @@ class HttpGuard(Guard[Http]):
             decision = await self._get_decision(application_request)
         except ExternalHttpError as exc:
             raise self.errors.build_unavailable("the application does not say who you are") from exc
+        if decision == 431:
+            raise self.errors.build_too_large("the application does not take as much as you sent")
+        if decision == 400:
+            raise self.errors.build_invalid_token("the application does not take what you sent")
         if decision == 401:
             raise self.errors.build_invalid_token("the application does not know you")
         if decision == 403:
@@ -152,6 +166,8 @@ class HttpGuard(Guard[Http]):
         url = self._settings.url
         if query:
             url += ("&" if "?" in url else "?") + urlencode(query)
+        if len(url) > MAX_URL_CHARS:
+            raise self.errors.build_too_large("the application does not take as much as you sent")
         action_headers = [
             (b"x-forwarded-method", request.method.encode("latin-1")),
             (b"x-forwarded-uri", request.path.encode()),
@@ -192,13 +208,21 @@ class HttpGuard(Guard[Http]):
                 application_request.url, application_request.headers, timeout_s=timeout_s
             )
             decision = self._parse_response(response.status, response.body)
+        except UnsendableRequest:  # by the client's fault, as the application could not be asked
+            return 400
         except ExternalHttpError as exc:
-            problem = f"the application at {self._settings.url} cannot be asked: {exc}"
             if self._problem is None:
-                log.warning("guard %s: %s", self._name, problem)
-            self._problem = problem
+                log.warning(
+                    "guard %s: the application at %s cannot be asked: %s",
+                    self._name,
+                    self._settings.url,
+                    exc,
+                )
+            # Clients may read it, so it does not name the URL.
+            self._problem = f"the application cannot be asked: {exc}"
             raise
-        self._problem = None
+        if decision not in (400, 431):  # which a server before the application may answer
+            self._problem = None
         self._cache_decision(digest, decision)
         return decision
 
@@ -214,9 +238,11 @@ class HttpGuard(Guard[Http]):
 
     def _parse_response(self, status: int, body: bytes) -> Grant | DeniedStatus:
         """Return the decision of a response."""
-        # Comparing one by one lets mypy narrow the type.
-        if status == 401 or status == 403:
-            return 401 if status == 401 else 403
+        match status:
+            case 400 | 401 | 403:
+                return status
+            case 413 | 414 | 431:  # a header or parameter that the gateway takes is too large
+                return 431
         if not 200 <= status < 300:
             raise ExternalHttpError(f"it answers {status}; 200, 401 and 403 are understood")
         try:
@@ -244,7 +270,10 @@ class HttpGuard(Guard[Http]):
 
 
 def _get_forwarded_headers(name: str, request: AccessRequest) -> Headers:
-    """Return a header as it came; for `authorization`, the token if that came in another way."""
+    """Return a header as it came; for `authorization`, the token if that came in another way.
+
+    Whitespace around a value is no part of it (RFC 9110 5.5), and no client may send it on.
+    """
     connection = request.connection
     if name == "authorization":
         has_no_header = "authorization" not in connection.headers
@@ -252,7 +281,8 @@ def _get_forwarded_headers(name: str, request: AccessRequest) -> Headers:
         if token is not None:
             return [(b"authorization", b"Bearer " + token.encode("latin-1"))]
     encoded_name = name.encode()
-    return [(key, value) for key, value in connection.scope["headers"] if key == encoded_name]
+    values = [value for key, value in connection.scope["headers"] if key == encoded_name]
+    return [(encoded_name, value.strip(b" \t")) for value in values]
 
 
 def _parse_expiry(value: object) -> float | None:

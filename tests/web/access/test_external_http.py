@@ -16,7 +16,12 @@ from support.certificates import CertificateAuthority
 from support.tcp_proxy import TcpProxy
 from support.waiting import WAIT_TIMEOUT_S, wait_until
 
-from gateway.web.access.external_http import ExternalHttp, ExternalHttpError, parse_json
+from gateway.web.access.external_http import (
+    ExternalHttp,
+    ExternalHttpError,
+    UnsendableRequest,
+    parse_json,
+)
 
 
 class FakeSite:
@@ -84,6 +89,13 @@ async def test_what_is_sent_is_what_was_given_and_no_cookie_of_another_answer(el
     expected = {"accept", "accept-encoding", "cookie", "host", "x-a"}
     assert set(request.headers) == expected
     assert request.headers["cookie"] == "a=b"
+
+
+async def test_what_http_does_not_allow_is_not_sent(elsewhere: ExternalHttp, url: str, site):
+    with pytest.raises(UnsendableRequest):
+        await elsewhere.get(url, [(b"cookie", b"a=b\t")], timeout_s=WAIT_TIMEOUT_S)
+    assert not site.requests
+    assert (await elsewhere.get(url, timeout_s=WAIT_TIMEOUT_S)).body == b"yes"
 
 
 async def test_nothing_of_a_question_is_logged(elsewhere, url, caplog):

@@ -19,7 +19,7 @@ from support.waiting import wait_until
 
 from gateway.config import Http
 from gateway.errors import GuardUnavailable, NotGranted
-from gateway.web.access.external_http import ExternalHttpError, ExternalResponse
+from gateway.web.access.external_http import ExternalHttpError, ExternalResponse, UnsendableRequest
 from gateway.web.access.grant import Grant
 from gateway.web.access.http import HttpGuard
 
@@ -136,6 +136,54 @@ async def test_it_may_deny(application: FakeExternalHttp, reply: Any, status: in
     with pytest.raises(NotGranted) as refused:
         await build_guard(application).grant(build_access_request(build_cookie_connection()))
     assert refused.value.status == status and "abc" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("reply", "status"),
+    [
+        (ExternalResponse(400, b""), 401),
+        (UnsendableRequest("it cannot be reached (LocalProtocolError)"), 401),
+        (ExternalResponse(413, b""), 431),
+        (ExternalResponse(414, b""), 431),
+        (ExternalResponse(431, b""), 431),
+    ],
+)
+async def test_what_the_application_cannot_read_is_the_clients_fault(
+    application, reply, status, caplog
+):
+    """The guard was said to be away: anybody could do that with a cookie of 20 KB."""
+    application.reply = reply
+    made = build_guard(application)
+    with pytest.raises(NotGranted) as refused:
+        await made.grant(build_access_request(build_cookie_connection()))
+    assert refused.value.status == status and "abc" not in str(refused.value)
+    assert made.find_problem() is None and not caplog.records
+    application.reply = ExternalResponse(500, b"")
+    with pytest.raises(GuardUnavailable):
+        await made.grant(build_access_request(build_cookie_connection("session=b")))
+    problem = made.find_problem()
+    assert problem is not None and "//app" not in problem, "clients can read it"
+    application.reply = reply
+    with pytest.raises(NotGranted):
+        await made.grant(build_access_request(build_cookie_connection("session=c")))
+    assert made.find_problem() == problem
+
+
+async def test_a_parameter_that_no_url_can_hold_is_not_sent(application: FakeExternalHttp):
+    made = build_guard(application, forward={"query": ["ticket"]})
+    came = build_connection(query_string="ticket=" + 30_000 * "%3D")
+    with pytest.raises(NotGranted) as refused:
+        await made.grant(build_access_request(came))
+    assert refused.value.status == 431 and not application.requests
+    assert made.find_problem() is None
+
+
+async def test_whitespace_around_a_header_is_not_sent(application: FakeExternalHttp):
+    await build_guard(application).grant(
+        build_access_request(build_cookie_connection("\tsession=abc \t"))
+    )
+    ((_, headers),) = application.requests
+    assert headers["cookie"] == "session=abc"
 
 
 @pytest.mark.parametrize(
