@@ -50,7 +50,7 @@ def add_zero_series(hubs: Hubs, samples: MetricSamples) -> Iterator[None]:
     settings = hubs.settings
     for route in islice(settings.routes, MAX_ROUTES):
         if isinstance(route.with_, StreamWith):
-            _add_stream_series(route.when[0].path, route.with_, samples)
+            _add_stream_series(route.name, route.with_, samples)
             yield
     for cluster, kafka in settings.clusters.items():
         cluster_samples = samples.for_cluster(cluster)

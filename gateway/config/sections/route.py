@@ -105,6 +105,25 @@ class Route(Section):
             return f"'{key}' belongs in `with`, which this route has; move it there"
         return None
 
+    shares_path: ClassVar[bool] = False
+    """Whether another route has the same first path. `Settings` says so of a route. It is no field:
+    routes are equal whatever others there are."""
+
+    @property
+    def path(self) -> str:
+        """The first path, as configured."""
+        return self.when[0].path
+
+    @property
+    def name(self) -> str:
+        """Its name in metrics, logs, reports and the admin API: its first path as configured.
+
+        Of routes that have the same one, those with another method than GET have it before their
+        path.
+        """
+        method = self.get_method(self.when[0])
+        return f"{method} {self.path}" if self.shares_path and method != "GET" else self.path
+
     @property
     def stream(self) -> StreamWith:
         """What the route does, if it is known to be a stream."""

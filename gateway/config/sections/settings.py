@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Self
 
@@ -84,6 +85,13 @@ class Settings(Section):
         clusters = {name: self._add_client_id(kafka) for name, kafka in self.clusters.items()}
         # Sections are frozen, so only a validator may assign, and not in the usual way.
         object.__setattr__(self, "kafka", clusters.get("", clusters))
+        return self
+
+    @model_validator(mode="after")
+    def _name_routes(self) -> Self:
+        counts = Counter(route.path for route in self.routes)
+        for route in self.routes:
+            object.__setattr__(route, "shares_path", counts[route.path] > 1)
         return self
 
     def _add_client_id(self, kafka: Kafka) -> Kafka:

@@ -73,7 +73,7 @@ class AccessRequest:
                     for part in pattern.segments
                 ]
                 return "/" + "/".join([*segments, "*"] if pattern.has_wildcard else segments)
-        return self.route.when[0].path
+        return self.route.path
 
     @property
     def _patterns(self) -> Iterator[PathPattern]:

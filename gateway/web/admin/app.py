@@ -24,7 +24,6 @@ from gateway.web.app.health import build_readiness
 from gateway.web.app.metrics import Metrics
 from gateway.web.app.reload import Reloader
 from gateway.web.http.problems import EXCEPTION_HANDLERS, build_problem
-from gateway.web.routing.match import get_route_name
 from gateway.web.routing.routes import Routes
 from gateway.web.workers.bus import Bus
 from gateway.web.workers.log_levels import LogLevels
@@ -199,16 +198,16 @@ class AdminApi:
             streams.update(worker_streams)
         routes = []
         for route in self._stream_routes.settings.routes:
-            pause = self.blocklist.find_pause(get_route_name(route))
+            pause = self.blocklist.find_pause(route.name)
             routes.append(
                 {
-                    "route": get_route_name(route),
+                    "route": route.name,
                     "paths": [when.path for when in route.when],
                     "capability": route.with_.capability,
                     "topics": [str(template) for template in route.with_.topic_templates],
                     "filtered": bool(route.with_.filters),
                     "guarded": list(route.guarded),
-                    "streams": streams[get_route_name(route)],
+                    "streams": streams[route.name],
                     "paused": None if pause is None else _format_entry(pause),
                 }
             )
@@ -217,9 +216,7 @@ class AdminApi:
 
     def _count_streams_by_route(self, worker: int, data: Any) -> dict[str, int]:
         """Return the number of streams of each route in this process."""
-        return Counter(
-            get_route_name(stream.match.route) for stream in self._stream_routes.stream_registry
-        )
+        return Counter(stream.match.route.name for stream in self._stream_routes.stream_registry)
 
     async def _pause_route(self, request: Request) -> Response:
         route = self._find_route_name(request.path_params["path"])
@@ -230,8 +227,10 @@ class AdminApi:
 
     async def _resume_route(self, request: Request) -> Response:
         """Resume a route; also one that a reload removed or renamed while it was paused."""
-        path = f"/{request.path_params['path'].lstrip('/')}"
-        route = path if self.blocklist.find_pause(path) is not None else self._find_route_name(path)
+        path = request.path_params["path"]
+        names = (path, f"/{path.lstrip('/')}")
+        paused = [name for name in names if self.blocklist.find_pause(name) is not None]
+        route = paused[0] if paused else self._find_route_name(path)
         result = await self.blocklist.remove_entry(("", "", route))
         log_action(request, "resume", route=route)
         return JSONResponse({"route": route, "missing": result.missing}, headers=NO_STORE_HEADERS)
@@ -252,15 +251,19 @@ class AdminApi:
         return stream_filter._replace(route=self._find_route_name(stream_filter.route))
 
     def _find_route_name(self, path: str) -> str:
-        """Return the name of the route with this path, which may come without its first slash.
+        """Return the name of the route with this name or path.
+
+        The path may come without its first slash. If several routes have it, it is the first one.
 
         Raises:
             RequestError: 404 if there is none.
         """
+        if any(route.name == path for route in self._stream_routes.settings.routes):
+            return path
         path = f"/{path.lstrip('/')}"
         for route in self._stream_routes.settings.routes:
             if path in [when.path for when in route.when]:
-                return get_route_name(route)
+                return route.name
         paths = [when.path for route in self._stream_routes.settings.routes for when in route.when]
         hint = suggest(path, paths, "see /routes")
         raise RequestError(404, "Unknown route", f"no route has the path {path!r}; {hint}")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 from gateway.core.client.end_reason import EndReason
 from gateway.errors import RequestError
 from gateway.web.routing.block_errors import AccessRevoked, RoutePaused
-from gateway.web.routing.match import Match, get_route_name
+from gateway.web.routing.match import Match
 from gateway.web.streams.open_streams import StreamRegistry
 from gateway.web.workers.bus import Bus, SupervisorUnavailable
 from gateway.web.workers.relay import Relay
@@ -115,7 +115,7 @@ class Blocklist:
         """Return the error that forbids a stream now; None if it is allowed."""
         if not self._entries:
             return None
-        if ("", "", get_route_name(match.route)) in self._entries:
+        if ("", "", match.route.name) in self._entries:
             return RoutePaused()
         for guard, grant in match.granted.items():
             for key in ((guard, grant.identity, ""), ("", grant.identity, "")):

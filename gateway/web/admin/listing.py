@@ -25,7 +25,6 @@ from gateway.hub.fanout.lag_scan import LagScan
 from gateway.hub.reads.shared_reads import SharedRead
 from gateway.telemetry.redaction import redact_url
 from gateway.web.http.tcp_info import get_acknowledged_bytes
-from gateway.web.routing.match import get_route_name
 from gateway.web.routing.routes import Routes
 from gateway.web.streams.open_streams import OpenStream
 from gateway.web.workers.bus import Bus
@@ -288,7 +287,7 @@ class StreamListing:
         url = match.path + (f"?{urlencode(stream.query, safe='/,:')}" if stream.query else "")
         row: dict[str, Any] = {
             "id": id,
-            "route": get_route_name(match.route),
+            "route": match.route.name,
             "url": redact_url(url),
             "identity": match.granted.identities,
             "address": stream.address,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gateway.web.access import Granted
-from gateway.web.routing.match import get_route_name
 from gateway.web.streams.open_streams import OpenStream
 
 
@@ -27,10 +26,7 @@ class StreamFilter(NamedTuple):
     def matches(self, stream: OpenStream) -> bool:
         """Return whether a stream is selected."""
         return (
-            (
-                self.route is None
-                or any(get_route_name(m.route) == self.route for m in stream.matches)
-            )
+            (self.route is None or any(m.route.name == self.route for m in stream.matches))
             and (self.address is None or stream.address == self.address)
             and any(has_grant(match.granted, self.guard, self.identity) for match in stream.matches)
         )

@@ -22,7 +22,6 @@ from gateway.config.checks.reload import apply_reload
 from gateway.errors import GatewayError
 from gateway.telemetry import logs
 from gateway.web.access.guards import find_changed_guards
-from gateway.web.routing.match import get_route_name
 
 from .reload_counts import ReloadCounts
 
@@ -283,16 +282,21 @@ def _build_outcome(
 def _iter_changes(running: Sequence[Route], loaded: Sequence[Route]) -> Iterator[tuple[str, str]]:
     """Yield the name of each route and what becomes of it.
 
-    Two routes are the same route if they have a path in common.
+    Two routes are the same route if they answer to a path and a method in common.
     """
-    old_by_path = {when.path: route for route in running for when in route.when}
+    old_by_target = {target: route for route in running for target in _list_targets(route)}
     for route in loaded:
-        old = [old_by_path[when.path] for when in route.when if when.path in old_by_path]
+        old = [old_by_target[each] for each in _list_targets(route) if each in old_by_target]
         if not old:
-            yield get_route_name(route), ADDED
+            yield route.name, ADDED
         else:
-            yield get_route_name(old[0]), SAME if route in old else CHANGED
-    new_paths = {when.path for route in loaded for when in route.when}
+            yield old[0].name, SAME if route in old else CHANGED
+    new_targets = {target for route in loaded for target in _list_targets(route)}
     for route in running:
-        if all(when.path not in new_paths for when in route.when):
-            yield get_route_name(route), REMOVED
+        if new_targets.isdisjoint(_list_targets(route)):
+            yield route.name, REMOVED
+
+
+def _list_targets(route: Route) -> list[tuple[str, str]]:
+    """Return the paths of a route, each with the method that it answers to."""
+    return [(when.path, route.get_method(when)) for when in route.when]

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from gateway.errors import RequestError, StreamEnded
 from gateway.telemetry.log_context import bind_log_context
 from gateway.web.app.tracing import ROUTE_SCOPE_KEY
-from gateway.web.routing.match import Match, get_route_name
+from gateway.web.routing.match import Match
 from gateway.web.routing.routes import Routes
 from gateway.web.streams.disconnect import ClientDisconnected
 from gateway.web.websocket.origin import is_origin_allowed
@@ -28,8 +28,8 @@ async def respond(routes: Routes, match: Match, request: Request) -> Response:
         RequestError: The request is refused.
         KafkaError: Kafka does not answer.
     """
-    name = request.scope[ROUTE_SCOPE_KEY] = get_route_name(match.route)
-    bind_log_context(route=name)
+    request.scope[ROUTE_SCOPE_KEY] = match.route.path  # spans have the method beside it
+    bind_log_context(route=match.route.name)
     if match.route.with_.can_write and not match.is_reply:
         _check_origin(routes, match, request)
     match = await routes.admit(match, request)

@@ -17,7 +17,7 @@ from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import RequestError
 from gateway.hub.fanout.view import View
 from gateway.hub.wires.transform import header_names
-from gateway.web.routing.match import Match, get_route_name
+from gateway.web.routing.match import Match
 from gateway.web.routing.routes import Routes
 from gateway.web.routing.views import TemplateValues
 from gateway.web.websocket.messages import ProduceMessage
@@ -264,7 +264,7 @@ def get_idempotency_scope(match: Match) -> str:
 
     Clients of a route without guards share a scope, as nothing distinguishes them.
     """
-    path = get_route_name(match.route)
+    path = match.route.path
     return f"{path} {hash_requester(match)}" if match.granted else path
 
 
@@ -274,7 +274,7 @@ def hash_requester(match: Match) -> str:
     It is written into records, which others may read, so it must not reveal the client. Every
     replica computes the same.
     """
-    requester = json.dumps([get_route_name(match.route), sorted(match.granted.subject)])
+    requester = json.dumps([match.route.path, sorted(match.granted.subject)])
     return sha256(requester.encode()).hexdigest()
 
 

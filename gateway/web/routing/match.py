@@ -1,4 +1,4 @@
-"""A route that a request matched, and its name."""
+"""A route that a request matched."""
 
 from __future__ import annotations
 
@@ -42,8 +42,3 @@ class Match(NamedTuple):
         """Return the parameters of the path pattern, by name."""
         names = () if self.pattern is None else self.pattern.params
         return dict(zip(names, self.values, strict=True))
-
-
-def get_route_name(route: Route) -> str:
-    """Return the name of a route in metrics, logs and traces: its first path as configured."""
-    return route.when[0].path

@@ -39,7 +39,7 @@ from gateway.web.websocket.request import QueryPairs, build_request, merge_query
 from . import query
 from .foreign_origins import LISTEN_OPTION, ForeignOriginLog, OriginRefusal
 from .limits import Limits
-from .match import Match, get_route_name
+from .match import Match
 from .parameters import Parameters
 from .paths import PathMatch, Paths
 from .views import Views
@@ -255,7 +255,7 @@ class Routes:
         access, option = self.settings.listen.access_control, LISTEN_OPTION
         if route is not None and route.access_control is not None:
             access = route.access_control
-            option = f"access-control of the route {get_route_name(route)}"
+            option = f"access-control of the route {route.name}"
         is_listed = access.policy == "cross-origin" and is_listed_origin(access, origin)
         self._foreign_origins.report(OriginRefusal(origin, path, option, is_listed))
 
@@ -337,7 +337,7 @@ class Routes:
             TokenError: The resume token cannot be used, and the client can read the error.
             KafkaError: No broker could be asked.
         """
-        name = request.scope[ROUTE_SCOPE_KEY] = get_route_name(match.route)
+        name = request.scope[ROUTE_SCOPE_KEY] = match.route.name
         bind_log_context(route=name)
         query_pairs = query.get_query_pairs(request)
         self.check_parameters(match, query_pairs)
@@ -455,7 +455,7 @@ class Routes:
                 expires_at=match.granted.expires,
                 position_refused=position_refused,
                 handover=handover,
-                route=get_route_name(match.route),
+                route=match.route.name,
                 rate=with_.max_rate,
             ),
         )

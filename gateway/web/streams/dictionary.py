@@ -28,7 +28,7 @@ from gateway.hub.wires.dictionary import DictionaryWire
 from gateway.hub.wires.wire import Wire
 from gateway.web.http.encoding import get_accept_encoding, negotiate_wire, prefers_dcz
 from gateway.web.http.security_headers import NOSNIFF_HEADERS
-from gateway.web.routing.match import Match, get_route_name
+from gateway.web.routing.match import Match
 from gateway.web.routing.parameters import SELECTION_PARAMETERS
 from gateway.web.routing.query import get_query_pairs
 from gateway.web.routing.routes import Routes
@@ -71,7 +71,7 @@ async def negotiate_stream(
     dictionary = None
     with contextlib.suppress(KafkaError):  # it will be raised again when the stream is opened
         dictionaries, view = await _get_dictionaries(routes, match, request)
-        dictionary = await dictionaries.find(view, get_route_name(match.route), digest, id)
+        dictionary = await dictionaries.find(view, match.route.name, digest, id)
     if dictionary is None:
         return negotiate_wire(wire, match.route, request)
     return DictionaryWire(wire, dictionary), DCZ_HEADERS
@@ -93,7 +93,7 @@ async def respond(routes: Routes, match: Match, request: Request) -> Response:
         while True:
             match = await routes.refresh(match, request)
             dictionaries, view = await _get_dictionaries(routes, match, request)
-            newest = await dictionaries.get_newest(view, get_route_name(match.route))
+            newest = await dictionaries.get_newest(view, match.route.name)
             # The wait may have been long: what was configured or blocked meanwhile counts.
             routes.check_blocklist(match)
             if routes.is_current(match):

@@ -29,7 +29,7 @@ from gateway.hub.fanout.view import View
 from gateway.hub.fanout.wall_clock_timer import WallClockTimer
 from gateway.web.access import Granted
 from gateway.web.routing.block_errors import AccessRevoked, RoutePaused
-from gateway.web.routing.match import Match, get_route_name
+from gateway.web.routing.match import Match
 from gateway.web.websocket.request import QueryPairs
 
 STREAMS_PER_SLICE = 100  # streams that are visited before other tasks run
@@ -487,7 +487,7 @@ class StreamRegistry:
         for n, stream in enumerate(self):
             # Streams may close while others are asked about.
             if not stream.is_closed:
-                route = get_route_name(stream.match.route)
+                route = stream.match.route.name
                 outcomes[route, await visit(stream)] += 1
             if n % STREAMS_PER_SLICE == STREAMS_PER_SLICE - 1:
                 await asyncio.sleep(0)

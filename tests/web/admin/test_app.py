@@ -7,7 +7,7 @@ import json
 import httpx
 import pytest
 
-from gateway.config import loads
+from gateway.config import Settings, loads
 from gateway.web.app.app import create_app
 
 CONFIG = {
@@ -31,3 +31,37 @@ async def test_streams_are_selected_by_any_path_of_a_route_and_by_no_other(metho
         response = await http.request(method, "/streams", params={"route": "/v2/order"})
     assert response.status_code == 404
     assert "did you mean '/v2/orders'?" in response.json()["detail"]
+
+
+DOCUMENT = {
+    "when": [{"path": "/d/{id}"}],
+    "with": {"topic": "orders", "capability": "fetch", "filters": [{"key": "${params.id}"}]},
+}
+WRITER = {
+    "when": [{"path": "/d/{id}", "method": "PUT"}],
+    "with": {"topic": "orders", "capability": "produce", "key": "${params.id}"},
+}
+
+
+async def test_routes_that_share_a_path_are_two():
+    """Reports knew the last of them only, and a pause of one paused both."""
+
+    def load(*routes: object) -> Settings:
+        return loads(json.dumps(CONFIG | {"routes": routes}), name="test")
+
+    app = create_app(load(DOCUMENT, WRITER))
+    for routes, change in (
+        ((DOCUMENT, WRITER), None),
+        ((WRITER,), ("/d/{id}", "removed")),
+        ((DOCUMENT,), ("PUT /d/{id}", "removed")),
+    ):
+        outcome = await app.reload.preview(load(*routes))
+        changes = [(each.route, each.change) for each in outcome.changes]
+        assert changes == ([] if change is None else [change])
+    transport = httpx.ASGITransport(app.admin.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:9901") as http:
+        response = await http.post("/routes/PUT%20/d/%7Bid%7D/pause")
+        assert response.status_code == 200, response.text
+        routes_told = (await http.get("/routes")).json()["routes"]
+    paused = {each["route"]: each["paused"] is not None for each in routes_told}
+    assert paused == {"/d/{id}": False, "PUT /d/{id}": True}
