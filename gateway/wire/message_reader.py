@@ -1,6 +1,7 @@
 """Read what a WebSocket client sends, message by message and within bounds.
 
-    message    at most 1 MiB, uncompressed (close code 1009); text must be UTF-8 (1007)
+    message    at most 1 MiB, compressed and uncompressed (close code 1009); text must be UTF-8
+               (1007)
     frames     as RFC 6455 5 and RFC 7692 7 have them (1002)
     floods     frames that cost work and complete no message, such as pings and tiny fragments, are
                counted against an allowance (1008)
@@ -74,7 +75,7 @@ class MessageReader:
     # A client that sends a message byte by byte may thus do so for a thousand bytes.
     MAX_IDLE_FRAMES = 1000
     IDLE_FRAMES_PER_SECOND = 50
-    SMALL_FRAGMENT_BYTES = 128  # fragments of fewer bytes count as idle frames
+    SMALL_FRAGMENT_BYTES = 128  # fragments that add fewer bytes count as idle frames
 
     def __init__(self, window: int = 0) -> None:
         """Start a connection.
@@ -161,7 +162,8 @@ class MessageReader:
     def _check_length(self, first: int, length: int) -> None:
         """Check the length of a frame against the bounds of messages and control frames."""
         is_control = first & 0x0F >= CLOSE
-        size_so_far = 0 if is_control or self._message is None else self._message.size
+        message = None if is_control else self._message
+        size_so_far = 0 if message is None else max(message.size, message.received_bytes)
         if size_so_far + length > self.MAX_MESSAGE_BYTES:
             raise ProtocolError(
                 MESSAGE_TOO_BIG, f"a message of more than {self.MAX_MESSAGE_BYTES} bytes"
@@ -183,11 +185,9 @@ class MessageReader:
         if opcode > CLOSE:
             self._count_idle_frame(now)
             return opcode, payload
-        if not first & _FIN and len(payload) < self.SMALL_FRAGMENT_BYTES:
-            self._count_idle_frame(now)
-        return self._add_fragment(first, payload)
+        return self._add_fragment(first, payload, now)
 
-    def _add_fragment(self, first: int, payload: bytes) -> ReceivedMessage | None:
+    def _add_fragment(self, first: int, payload: bytes, now: float) -> ReceivedMessage | None:
         """Add a frame of data to the message that it is of, and return that if it is complete."""
         opcode, message = first & 0x0F, self._message
         if (opcode == CONT) is (message is None):
@@ -195,8 +195,11 @@ class MessageReader:
         if message is None:
             window = self._window if first & _RSV1 else 0
             message = self._message = _FragmentedMessage(opcode, window, self.MAX_MESSAGE_BYTES)
+        size_before = message.size
         message.add(payload, last=bool(first & _FIN))
         if not first & _FIN:
+            if message.size - size_before < self.SMALL_FRAGMENT_BYTES:
+                self._count_idle_frame(now)
             return None
         self._message = None
         return opcode or message.opcode, message.join()
@@ -215,11 +218,12 @@ class _FragmentedMessage:
     Attributes:
         opcode: TEXT or BINARY.
         size: How many bytes of it are there, uncompressed.
+        received_bytes: How many bytes of it were received, which may be compressed.
     """
 
     def __init__(self, opcode: int, window: int, max_size: int) -> None:
         self.opcode = opcode
-        self.size = 0
+        self.size = self.received_bytes = 0
         self._max_size = max_size
         self._texts: list[str] = []
         self._pieces: list[bytes] = []
@@ -228,6 +232,7 @@ class _FragmentedMessage:
 
     def add(self, payload: bytes, *, last: bool) -> None:
         """Add a fragment. Text is checked at once, so that bad UTF-8 does not wait for the end."""
+        self.received_bytes += len(payload)
         if self._decompressor is not None:
             payload = self._decompress(payload + _FLUSH_TAIL if last else payload)
         self.size += len(payload)

@@ -194,3 +194,25 @@ def test_a_large_frame_that_comes_byte_by_byte_is_not_copied_with_each():
     reader = MessageReader()
     sent = build_frame(OPCODE_TEXT, b"a" * 300_000)
     assert heard(reader, cut(sent, 1)) == [(OPCODE_TEXT, "a" * 300_000)]
+
+
+NOTHING = b"\x00\x00\x00\xff\xff"  # an empty block of deflate
+
+
+@pytest.mark.parametrize(
+    ("fragment", "code"),
+    [
+        pytest.param(26 * NOTHING, 1008, id="small"),
+        pytest.param(40_000 * NOTHING, 1009, id="large"),
+    ],
+)
+def test_fragments_that_inflate_to_nothing_come_to_an_end(fragment: bytes, code: int):
+    """They counted by their compressed length, and the message by what was inflated of it."""
+    reader = MessageReader(WINDOW)
+    frames = (
+        build_frame(
+            OPCODE_CONTINUATION if n else OPCODE_TEXT, fragment, fin=False, rsv=0 if n else 4
+        )
+        for n in range(MessageReader.MAX_IDLE_FRAMES + 10)
+    )
+    assert heard(reader, list(frames)) == [code]
