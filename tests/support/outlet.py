@@ -9,7 +9,8 @@ from typing import Any
 class FakeOutlet:
     """Takes `room` bytes, and is full then."""
 
-    transport = None
+    transport: Any = None
+    copies_data = False
 
     def __init__(self, capacity: float = float("inf")) -> None:
         self.chunks: list[bytes] = []

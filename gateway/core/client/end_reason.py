@@ -18,7 +18,9 @@ class EndReason(StrEnum):
 
     # The stream itself, as it takes what it is sent.
     UNTIL = "until"  # everything up to the end that the client asked for was sent
-    SLOW = "slow"  # the client fell out of the ring, and `slowClient` of its route is `disconnect`
+    # The client fell out of the ring, and `slowClient` of its route is `disconnect`; or what waits
+    # for it is too much of `memory`.
+    SLOW = "slow"
     OFFSET_OUT_OF_RANGE = "offset-out-of-range"  # records are lost: `offsetOutOfRange` is `fail`
     # The hub.
     LIFETIME = "lifetime"  # the stream has been open for as long as its route allows

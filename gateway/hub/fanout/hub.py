@@ -177,6 +177,7 @@ class Hub:
         self.memory: dict[str, int] = {}
         self.rings = RingBudget(list_rings=self._iter_channels)
         self._unsent_bytes = 0  # in the write buffers of slow clients, as of the last check
+        self._limits_unsent = False  # whether the last check disconnected clients
         self._grown_bytes = 0  # bytes by which the logs grew since memory was bounded last
         self.is_full = False
         self._numbers = numbers or itertools.count(1)
@@ -635,7 +636,35 @@ class Hub:
             if count % CLIENTS_PER_SLICE == 0 or scan.should_yield:
                 await asyncio.sleep(0)
         self.behind, self._unsent_bytes = scan.behind, scan.unsent_bytes
+        self._limit_unsent(scan)
         return loop.time() - now
+
+    def _limit_unsent(self, scan: LagScan) -> None:
+        """Disconnect those for whom most waits, while it is more than what cannot be freed may be.
+
+        They are connected already, so refusing new clients does not bound what waits for them.
+        """
+        others = sum(hub.memory.get("unsent", 0) for hub in self.process_hubs if hub is not self)
+        excess = self._unsent_bytes + others - self.settings.memory // PINNED_MEMORY_DIVISOR
+        count = 0
+        for unsent in sorted(
+            scan.unsent.values(), key=lambda each: each.size / len(each.clients), reverse=True
+        ):
+            if excess <= 0:
+                break
+            excess -= unsent.size
+            self._unsent_bytes -= unsent.size
+            for client in unsent.clients:
+                if client in self.clients:
+                    client.disconnect()
+                    count += 1
+        if count and not self._limits_unsent:
+            log.warning(
+                "clients that read nothing are disconnected, as what waits for them is more than "
+                "half of memory: %d now",
+                count,
+            )
+        self._limits_unsent = bool(count)
 
     def sweep(self, now: float) -> None:
         """Close what nobody uses any more, announce positions and bound memory.

@@ -22,6 +22,10 @@ class Outlet(Protocol):
     def transport(self) -> asyncio.Transport | None:
         """Return the transport of the connection; None if it belongs to another server."""
 
+    @property
+    def copies_data(self) -> bool:
+        """Return whether what waits is a copy, and not the bytes that were written themselves."""
+
     def write(self, data: bytes) -> None:
         """Send bytes now; what the other side does not take waits. Never raises, never blocks."""
 

@@ -297,6 +297,7 @@ class LeaderOutlet:
     """Take the bytes of a leader for its `SharedCatchUp`, which creates it."""
 
     transport = None
+    copies_data = False
 
     def __init__(self, shared_catch_up: SharedCatchUp) -> None:
         self._shared_catch_up = shared_catch_up

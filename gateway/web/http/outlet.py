@@ -32,6 +32,16 @@ TAKEOVER = "gateway.takeover"
 """Name of the ASGI extension. Its value is a callable that `take_over` calls."""
 
 
+def copies_writes(transport: asyncio.Transport) -> bool:
+    """Return whether a transport holds copies of what it could not send yet.
+
+    uvloop's holds the bytes that were written, which many connections may share. TLS encrypts them
+    for each, and asyncio joins what waits.
+    """
+    is_uvloop = type(transport).__module__.startswith("uvloop")
+    return not is_uvloop or transport.get_extra_info("sslcontext") is not None
+
+
 class OutletOwner(Protocol):
     """The stream that an outlet belongs to, as far as the outlet knows it."""
 
@@ -265,6 +275,11 @@ class HttpOutlet(asyncio.Protocol):
     def transport(self) -> asyncio.Transport:
         """The connection; `CLOSED_TRANSPORT` when it is gone."""
         return self._transport
+
+    @property
+    def copies_data(self) -> bool:
+        """Whether what waits is a copy of what was written."""
+        return copies_writes(self._transport)
 
     def write(self, data: bytes) -> None:
         """Write bytes, or buffer what the socket does not take at once.
