@@ -47,6 +47,7 @@ PROBLEMS = {
     "Conflict": "Another reload is under way, or what is asked for does not fit the present state.",
     "Content too large": "The body or the record is larger than the gateway or its topic takes.",
     "Draining": "The gateway is about to end. Send the request again: another one answers.",
+    "Expectation failed": "`Expect` is not `100-continue`. Leave it out.",
     "Forbidden": "A guard knows the client and does not admit it. The detail names missing roles.",
     "Foreign origin": "A page of another site asks. List its origin in `access-control`.",
     "Guard unavailable": "The issuer or the application that decides is away. Come back later.",

@@ -66,6 +66,9 @@ def address(gateway: GatewayThread) -> str:
 @pytest.fixture(scope="module")
 def shop() -> Iterator[GatewayThread]:
     routes = [{"when": [{"path": path}], "with": made} for path, made in ROUTES]
+    asks = {"capability": "produce", "topic": "stock", "replyTo": "orders"}
+    asks["correlation"] = {"replyTo": "own-reply-to"}  # type: ignore[assignment]
+    routes.append({"when": [{"path": "/ask"}], "with": asks})
     with (
         EmbeddedKafka(topics={"orders": 3, "stock": 1}) as kafka,
         run_gateway_sync(build_config(kafka.bootstrap, ["orders", "stock"], routes)) as gateway,
@@ -87,6 +90,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("/ws", {"path": "/orders", "key": "?", "base64": True}, "bad-request"),
     ("/ws", {"path": "/orders", "value": 5, "base64": True}, "bad-request"),
     ("/ws", {"path": "/orders", "headers": {"idempotency-key": "x"}}, "bad-request"),
+    ("/ws", {"path": "/orders", "headers": {"Zilla:reply-to": "x"}}, "forbidden"),
+    ("/ws", {"path": "/orders", "headers": {"zilla:correlation-id": "x"}}, "forbidden"),
+    ("/ws", {"path": "/orders", "headers": {":path": "/x"}}, "forbidden"),
+    ("/ws", {"path": "/orders", "headers": {"own-reply-to": "x"}}, "forbidden"),
     ("/closed", {}, "forbidden"),
     ("/of/ada", {"key": "bob"}, "forbidden"),
 ]

@@ -30,6 +30,8 @@ BAD_HEADS: dict[str, tuple[int, bytes]] = {
         build_post(b"Content-Length: 65537", b"Expect: 100-continue"),
     ),
     "GET with a large body": (413, build_request("/", b"Content-Length: 99999")),
+    "an unknown expectation": (417, build_request("/", b"Expect: 200-ok")),
+    "two expectations": (417, build_request("/", b"Expect: 100-continue, other")),
     "length and chunked": (
         400,
         build_post(b"Content-Length: 5", CHUNKED_HEADER, body=b"0\r\n\r\n"),

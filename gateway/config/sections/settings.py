@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
+from gateway.config.capabilities.produce import Correlation
 from gateway.config.checks.clusters import find_clusters
 from gateway.config.checks.crosscheck import check_settings
 from gateway.config.guards.kinds import AnyGuardSection
@@ -103,6 +105,19 @@ class Settings(Section):
     def clusters(self) -> Mapping[str, Kafka]:
         """The clusters by name; the name of a single cluster is empty."""
         return {"": self.kafka} if isinstance(self.kafka, Kafka) else self.kafka
+
+    @cached_property
+    def request_header_names(self) -> frozenset[str]:
+        """The headers, in lower case, by which services know a request and where to reply.
+
+        The gateway alone writes them. Those by default may be another gateway's, of the same topic.
+        """
+        names = {":method", ":path"}
+        sections = [getattr(route.with_, "correlation", None) for route in self.routes]
+        for section in (Correlation(), *sections):
+            if section is not None:
+                names |= {section.reply_to.lower(), section.correlation_id.lower()}
+        return frozenset(names)
 
     def get_cluster_name(self, route: Route) -> str:
         """Return the name of the cluster of a route: the one it names, or that lists its topics.

@@ -102,7 +102,8 @@ def _refuse_foreign_page(request: Request) -> None:
     """
     headers = request.headers
     origin = headers.get("origin")
-    is_foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site") or (
+    sites = set(headers.getlist("sec-fetch-site"))
+    is_foreign = not sites <= {"same-origin", "none"} or (
         origin is not None and is_foreign_request(origin, request.scope)
     )
     if is_foreign:

@@ -96,6 +96,10 @@ async def parse_produce_message(
         raise _build_forbidden_error(
             f"{path} deletes nothing; a `when` with method: DELETE allows it"
         )
+    for name in message.headers:
+        if name.lower() in routes.settings.request_header_names:
+            what = f"the header '{name}' tells services of a request where to reply"
+            raise _build_forbidden_error(f"{what}; leave it out")
     values = build_template_values(match, query, message.idempotency_key)
     headers = [(name, text.encode()) for name, text in message.headers.items()]
     key, headers = resolve_key_and_headers(with_, values, key, headers)

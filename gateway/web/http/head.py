@@ -20,7 +20,7 @@ MAX_QUERY_PARAMETERS = 256  # a head has space for 7,000, which take 3 ms to par
 # An IPv6 address in brackets or a registered name, and perhaps a port (RFC 9110 7.2).
 _HOST_PATTERN = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+;=%-]*)(:[0-9]*)?")
 _ABSOLUTE_FORM = re.compile(rb"https?://([^/?]+)(.*)", re.IGNORECASE | re.DOTALL)
-_FRAMING_HEADERS = frozenset((b"host", b"content-length", b"transfer-encoding"))
+_CHECKED_HEADERS = frozenset((b"host", b"content-length", b"transfer-encoding", b"expect"))
 
 
 def build_bad_request(detail: str) -> RequestError:
@@ -56,7 +56,8 @@ def parse_body_length(version: str, headers: RawHeaders) -> int | None:
         The length in bytes, 0 without a body; None for a chunked body.
 
     Raises:
-        RequestError: 400, 501 or 505, for a head that another server could read differently.
+        RequestError: 400, 501 or 505, for a head that another server could read differently; 417
+            for an expectation that is not known.
     """
     if version not in ("1.1", "1.0"):
         detail = "this port speaks HTTP/1.1; other versions are for a proxy in front of it"
@@ -64,7 +65,7 @@ def parse_body_length(version: str, headers: RawHeaders) -> int | None:
     length: int | None = 0
     hosts = 0
     for name, value in headers:
-        if name not in _FRAMING_HEADERS:
+        if name not in _CHECKED_HEADERS:
             continue
         if name == b"host":
             hosts += 1
@@ -72,6 +73,10 @@ def parse_body_length(version: str, headers: RawHeaders) -> int | None:
                 raise build_bad_request("Host is not a host with perhaps a port (RFC 9112 3.2)")
         elif name == b"content-length":
             length = int(value)  # the parser has refused anything but digits
+        elif name == b"expect":
+            if version != "1.0" and value.lower() != b"100-continue":  # RFC 9110 10.1.1
+                detail = "no expectation but 100-continue is known; leave Expect out"
+                raise RequestError(417, "Expectation failed", detail)
         else:
             _require_chunked(version, value)
             length = None

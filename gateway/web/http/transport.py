@@ -2,7 +2,8 @@
 
     head       64 KiB (431, or 414 for the request line alone), complete within 10 s (408)
     body       64 KiB (413), complete within 10 s (408); chunk framing and trailers count
-    meaning    one Host, chunked or Content-Length, http targets (400, 501, 505); see `head`
+    meaning    one Host, chunked or Content-Length, http targets, a known Expect (400, 417, 501,
+               505); see `head`
     pipelining 16 requests behind an unanswered one, with heads of 8 KiB; more are refused (429)
     HTTP/1.0   no chunks: a response without Content-Length ends with the connection
                (RFC 9112 6.1, 6.3)

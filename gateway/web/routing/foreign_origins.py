@@ -101,7 +101,8 @@ def is_foreign_request(origin: str, scope: Scope) -> bool:
         scope: The ASGI scope of the request.
     """
     headers = dict(reversed(scope["headers"]))
-    site = headers.get(b"sec-fetch-site")
-    if site is not None:
-        return site not in (b"same-origin", b"none")
+    # Of several, which no browser sends, all have to say the same.
+    sites = {value for name, value in scope["headers"] if name == b"sec-fetch-site"}
+    if sites and sites != {b"none"}:  # that is of requests without an origin
+        return sites != {b"same-origin"}
     return not is_same_origin(origin, headers.get(b"host", b"").decode("latin-1"))

@@ -94,11 +94,15 @@ class Paths:
     def format_allow(self, path: str) -> str:
         """Return the methods that a path answers to, as in `Allow` (RFC 9110 10.2.1).
 
+        `*` stands for all paths (RFC 9110 9.3.7).
+
         Raises:
             HTTPException: 404 if no route has the path.
         """
         methods = [
-            served.method for served in self._served_paths if served.pattern.match(path) is not None
+            served.method
+            for served in self._served_paths
+            if path == "*" or served.pattern.match(path) is not None
         ]
         if not methods:
             raise HTTPException(404)

@@ -33,6 +33,15 @@ async def test_streams_are_selected_by_any_path_of_a_route_and_by_no_other(metho
     assert "did you mean '/v2/orders'?" in response.json()["detail"]
 
 
+async def test_a_page_of_another_site_that_also_says_that_it_is_none_is_refused():
+    app = create_app(loads(json.dumps(CONFIG), name="test"))
+    transport = httpx.ASGITransport(app.admin.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:9901") as http:
+        for sites, status in ((["none"], 200), (["none", "cross-site"], 403)):
+            headers = [("Sec-Fetch-Site", site) for site in sites]
+            assert (await http.get("/routes", headers=headers)).status_code == status
+
+
 DOCUMENT = {
     "when": [{"path": "/d/{id}"}],
     "with": {"topic": "orders", "capability": "fetch", "filters": [{"key": "${params.id}"}]},

@@ -17,6 +17,7 @@ from gateway.web.routing.foreign_origins import (
     REPEAT_AFTER_S,
     ForeignOriginLog,
     OriginRefusal,
+    is_foreign_request,
 )
 
 PAGE = "http://127.0.0.1:26100"
@@ -118,6 +119,27 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+@pytest.mark.parametrize(
+    ("sites", "origin", "is_foreign"),
+    [
+        (["same-origin"], PAGE, False),
+        (["cross-site"], "http://gateway", True),
+        (["same-origin", "cross-site"], "http://gateway", True),
+        (["none", "cross-site"], "http://gateway", True),
+        (["none"], PAGE, True),
+        (["none"], "http://gateway", False),
+        ([], PAGE, True),
+    ],
+)
+def test_what_a_browser_says_of_the_site_decides_if_it_says_one_thing(
+    sites: list[str], origin: str, is_foreign: bool
+):
+    """The first of several was believed, and `none` beside the origin of another site."""
+    headers = [(b"host", b"gateway"), *((b"sec-fetch-site", site.encode()) for site in sites)]
+    scope = {"type": "http", "scheme": "http", "headers": headers}
+    assert is_foreign_request(origin, scope) is is_foreign
 
 
 def refuse(origin: str) -> OriginRefusal:

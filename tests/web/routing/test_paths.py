@@ -87,6 +87,12 @@ def test_a_path_that_does_not_answer_to_a_method_says_to_which(paths, path, meth
     assert paths.format_allow(path) == allow
 
 
+def test_the_server_as_a_whole_answers_to_the_methods_of_all_paths(paths: Paths):
+    assert set(paths.format_allow("*").split(", ")) == {
+        "GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS",
+    }  # fmt: skip
+
+
 def test_a_path_of_no_route_is_none_for_every_method(paths: Paths):
     for ask in (paths.find_route, paths.format_allow, paths.find_writable):
         with pytest.raises(HTTPException) as raised:
