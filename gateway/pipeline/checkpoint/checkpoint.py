@@ -42,9 +42,9 @@ class BatchOffsets(NamedTuple):
         number: The number of the batch.
         start: The first offsets of each source; see `Sources` for their order.
         end: The offsets after the last ones, by source.
-        watermark_ms: The watermark of the batch before, in ms of event time, 0 for none. Spark
-            drops late events by this watermark, and ends windows by the batch's own one, since
-            operators may follow each other.
+        watermark_ms: The watermark of the batch before, in ms of event time. Spark drops late
+            events by this watermark, and ends windows by the batch's own one, since operators may
+            follow each other. It begins at 0 (1970), and drops earlier events even in batch 0.
     """
 
     number: int

@@ -158,6 +158,15 @@ def find_late_rows(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCause
     ]
     if ahead > 0:
         evidence.append(f"the watermark is {ahead:.0f} s ahead of the newest event of a batch")
+    # Before Spark has set a watermark, it drops by 1970.
+    early = sum(
+        each.dropped_rows
+        for batch in run.batches
+        if batch.watermark is None
+        for each in batch.operators
+    )
+    if early:
+        evidence.append(f"{early:,} of them are of before 1970, where Spark's watermark begins")
     yield BatchCause(
         "late-drops",
         "events later than the watermark allows",
@@ -166,6 +175,9 @@ def find_late_rows(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCause
         "One event far ahead has moved the watermark, because a producer's clock is wrong. Filter "
         "such events before they get into the topic."
         if ahead > 0
+        else "Windows, sessions and joins leave out all events of before 1970; with from.late: "
+        "topic, the input's .late topic has them."
+        if early > dropped / 2
         else "A longer watermark waits for late rows, and keeps more state.",
         share * run.batch_seconds,
         share,

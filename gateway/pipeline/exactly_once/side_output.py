@@ -104,12 +104,10 @@ def build_late_records(raw: DataFrame, late_rows: DataFrame, input_name: str) ->
 def add_watermarks(rows: DataFrame, topic: str, batches: Iterable[BatchOffsets]) -> DataFrame:
     """Add the watermark that each row was compared with, as `WATERMARK_COLUMN`.
 
-    Rows of batches without a watermark are left out: none of them was late.
-
     Args:
         rows: Typed rows of several batches.
         topic: The topic that they are of.
-        batches: The batches.
+        batches: The batches, at least one of which has records of the topic.
     """
     from pyspark.sql import functions as F
 
@@ -117,11 +115,8 @@ def add_watermarks(rows: DataFrame, topic: str, batches: Iterable[BatchOffsets])
     ranges = [
         f"({place.partition}, {start}L, {end}L, {batch.watermark_ms}L)"
         for batch in batches
-        if batch.watermark_ms
         for place, (start, end) in offset_ranges(topic, batch.start, batch.end).items()
     ]
-    if not ranges:
-        return rows.limit(0).withColumn(WATERMARK_COLUMN, F.lit(None).cast("timestamp"))
     columns = "_of, _from, _to, _ms"
     table = rows.sparkSession.sql(f"SELECT * FROM VALUES {', '.join(ranges)} AS t({columns})")
     in_range = (F.col("_offset") >= F.col("_from")) & (F.col("_offset") < F.col("_to"))

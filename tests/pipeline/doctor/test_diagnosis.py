@@ -212,6 +212,14 @@ class TestLate:
         records = [SICK["late-drops"](n) for n in range(8)]
         assert not diagnose(build_run(records), Thresholds(max_late_share=0.4)).causes
 
+    def test_events_before_1970_are_late_whatever_the_watermark(self):
+        def historic(n: int) -> dict[str, Any]:
+            late = build_operator(dropped_count=9_000)
+            return build_progress(n, operators=[late], tasks=EVEN, newest=n - 3e9)
+
+        (cause,) = found(historic).causes
+        assert cause.name == "late-drops" and "of before 1970" in cause.advice
+
 
 class TestSink:
     def test_tasks_that_wait_are_not_judged_on_a_busy_machine(self):

@@ -197,13 +197,16 @@ def test_late_are_the_events_whose_last_window_the_watermark_has_passed(spark, t
     """Against Spark: what it drops of a batch is what is found late against the watermark of the
     batch before."""
     after = [Event(at, "ann", "a", 1) for at in (59.9, 60, 119.9, 120, 150)]
-    parts = [table(spark, [Event(130, "ann", "a", 1)]), table(spark, after)]
+    first = [Event(at, "ann", "a", 1) for at in (-60, -0.5, 0, 130)]  # late from 1970 on
+    parts = [table(spark, first), table(spark, after)]
     watermark = EPOCH + timedelta(seconds=120)
     late = aggregate.select_late(settings(), parts[1], watermark).collect()
     *_, dropped = streamed(spark, settings(), parts, tmp_path)
     assert [row["time"].replace(tzinfo=UTC).timestamp() for row in late] == [59.9, 60, 119.9]
+    early = aggregate.select_late(settings(), parts[0], EPOCH).collect()
+    assert [row["time"].replace(tzinfo=UTC).timestamp() for row in early] == [-60, -0.5]
     # Spark counts groups, after the first aggregation of each task: here one for each window
-    assert dropped == 2
+    assert dropped == 3
     sliding = aggregate.select_late(settings(window=SLIDING), parts[1], watermark).collect()
     assert [row["time"].replace(tzinfo=UTC).timestamp() for row in sliding] == [59.9, 60]
 

@@ -20,6 +20,7 @@ from gateway.pipeline.jobs import join
 from gateway.pipeline.run.output import get_key_columns
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 ORDERS = {"order": "string", "merchant": "string", "amount": "double", "at": "timestamp"}
 PAYMENTS = {"payment": "string", "order": "string", "merchant": "string", "at": "timestamp"}
 OF_RECORDS = "_key binary, _topic string, _partition int, _offset bigint, _timestamp timestamp"
@@ -254,12 +255,16 @@ def test_what_is_late_is_what_spark_drops(spark: Any, tmp_path: Path) -> None:
     payments = [payment(f"{n}", n / 1000) for n in (-2, -1, 0, 1)]
     job = settings()
     stream = Stream(spark, job, tmp_path)
-    stream.batch([order("a", 600)], [payment("a", 601)])
+    historic = [order(f"{n}", n / 1000 - NOON.timestamp()) for n in (-1, 0, 1)]
+    stream.batch([order("a", 600), *historic], [payment("a", 601)])
+    assert stream.dropped == 2, "the first watermark is 1970"
     stream.batch(orders, payments)
     tables = both(spark, orders, payments)
     late = {side: join.select_late(job, tables[side], NOON, side) for side in ("left", "right")}
     assert [row.order for row in late["left"].collect()] == ["-1", "0"]
-    assert stream.dropped == late["left"].count() + late["right"].count()
+    early = join.select_late(job, both(spark, historic, payments)["left"], EPOCH, "left")
+    assert [row.order for row in early.collect()] == ["-1", "0"]
+    assert stream.dropped == 2 + late["left"].count() + late["right"].count()
 
 
 # Without Spark

@@ -198,7 +198,9 @@ def test_open_sessions_are_told_as_they_grow_merge_and_close_over_a_restart(spar
         mode=job.get_output_mode(chosen),
     )
     with fed:
-        came = fed.process_rows(rows([Event("a", at("10:00"), 1), Event("a", at("10:40"), 2)]))
+        historic = [Event("z", 0, 1), Event("z", -1, 1)]  # late, as the first watermark is 1970
+        opening = [Event("a", at("10:00"), 1), Event("a", at("10:40"), 2)]
+        came = fed.process_rows(rows(historic + opening))
         assert [(row["start"].hour, row["state"]) for row in came] == [(10, "open")] * 2
         fed.restart_query()
         came = fed.process_rows(rows([Event("a", at("10:20"), 4), Event("b", at("10:50"), 1)]))
@@ -212,11 +214,13 @@ def test_open_sessions_are_told_as_they_grow_merge_and_close_over_a_restart(spar
         late = [Event("a", at("10:45"), 9), Event("a", at("10:46"), 1)]  # the watermark is 10:45
         came = fed.process_rows(rows(late))
         assert found(came, "open") == [Session("a", at("10:00"), at("10:46"), 4, 8)]
-        assert fed.dropped_row_count == 1
+        assert fed.dropped_row_count == 3
         came = fed.process_rows(rows([Event("c", at("12:00"), 1)]))
         assert found(came, "closed") == [Session("a", at("10:00"), at("10:46"), 4, 8)]
     missed = job.select_late(chosen, table(spark, late), instant(at("10:45"))).collect()
     assert [micros(row.time) for row in missed] == [at("10:45")]
+    early = job.select_late(chosen, table(spark, historic + opening), instant(0)).collect()
+    assert [micros(row.time) for row in early] == [0, -1]
 
 
 def test_who_never_pauses_gets_sessions_of_the_longest_as_the_oracle_cuts_them(spark, tmp_path):
