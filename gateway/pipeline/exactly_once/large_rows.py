@@ -29,12 +29,7 @@ def estimate_row_size(row: Mapping[str, Any]) -> int:
         row: The columns `key` and `value`, and `headers` if the row has any.
     """
     headers = _estimate_headers_size(parse_headers(row.get("headers")))
-    return (
-        BATCH_OVERHEAD_BYTES
-        + len(_encode_text(row["key"]) or b"")
-        + len(_encode_text(row["value"]) or b"")
-        + headers
-    )
+    return BATCH_OVERHEAD_BYTES + len(row["key"] or b"") + len(row["value"] or b"") + headers
 
 
 def build_dead_letter(
@@ -47,15 +42,17 @@ def build_dead_letter(
         row: The columns `key` and `value`, and `headers` if the row has any.
         max_bytes: The largest batch that the topic takes, in bytes.
     """
+    # Key, value and headers are three quarters of the batch at most, the rest is for the reason.
+    sample_bytes = min(MAX_SAMPLE_BYTES, max_bytes // 4)
     size = f"the row has {estimate_row_size(row):,} bytes, and topic {topic} takes {max_bytes:,}"
     advice = "raise its max.message.bytes, or make its rows smaller"
     headers = parse_headers(row.get("headers"))
-    kept = headers if _estimate_headers_size(headers) <= MAX_SAMPLE_BYTES else []
+    kept = headers if _estimate_headers_size(headers) <= sample_bytes else []
     added = build_dead_letter_headers(topic, f"{size}; {advice}")
-    key, value = _encode_text(row["key"]), _encode_text(row["value"])
+    key, value = row["key"], row["value"]
     return (
-        key and key[:MAX_KEY_BYTES],
-        value and value[: min(MAX_SAMPLE_BYTES, max_bytes // 2)],
+        key and key[: min(MAX_KEY_BYTES, sample_bytes)],
+        value and value[:sample_bytes],
         [*kept, *added],
     )
 
@@ -64,7 +61,3 @@ def _estimate_headers_size(headers: Headers) -> int:
     return sum(
         HEADER_OVERHEAD_BYTES + len(name.encode()) + len(value or b"") for name, value in headers
     )
-
-
-def _encode_text(text: str | bytes | None) -> bytes | None:
-    return text.encode() if isinstance(text, str) else text

@@ -115,7 +115,7 @@ class WriteTask:
             PlanSuperseded: Another driver has taken the query over.
             CheckpointRefused: The ledger has other batches than the checkpoint.
         """
-        non_empty = (batch for batch in batches if batch.num_rows)
+        non_empty = (_cast_to_bytes(batch) for batch in batches if batch.num_rows)
         first = next(non_empty, None)
         if first is None:  # no transaction and no entry: a repeated epoch has no rows here, either
             return TaskResult(writer, self.processes_by_writer.get(writer, ""), 0, False, 0.0)
@@ -181,7 +181,8 @@ class WriteTask:
     def _split_by_size(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
         """Return the rows that their topic takes, and those that are too large for it."""
         # The usual case: if the whole Arrow batch is smaller than one record may be, every row is.
-        if batch.nbytes <= self.max_bytes:
+        # Arrow has fewer bytes for a single row than a record batch of Kafka.
+        if batch.nbytes + large_rows.BATCH_OVERHEAD_BYTES <= self.max_bytes:
             return batch, batch.slice(0, 0)
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -207,8 +208,7 @@ class WriteTask:
     def _write_rows(self, producer: LedgerProducer, batch: pa.RecordBatch) -> int:
         """Write rows to the topics that they name; return how many of them are dead letters."""
         names = batch.schema.names
-        # As bytes, because a text of Spark need not be UTF-8, such as a key that was cast.
-        keys, values = (batch.column(name).cast("binary").to_pylist() for name in ("key", "value"))
+        keys, values = (batch.column(name).to_pylist() for name in ("key", "value"))
         if "headers" not in names and "topic" not in names:
             producer.write_to_topic(self.topic, keys, values)
             return 0
@@ -220,11 +220,17 @@ class WriteTask:
         refused = (
             0 if self.dead_letter_topic == self.topic else targets.count(self.dead_letter_topic)
         )
+        tags = [large_rows.parse_headers(column) for column in headers]
         if refused:
-            topics.create_topic(self.ledger.client_config, self.dead_letter_topic)
-        producer.write_rows(
-            targets, keys, values, [large_rows.parse_headers(column) for column in headers]
-        )
+            client_config, topic = self.ledger.client_config, self.dead_letter_topic
+            topics.create_topic(client_config, topic)
+            max_bytes = topics.fetch_max_message_bytes(client_config, topic)
+            for i, row in enumerate(batch.to_pylist()):
+                if targets[i] == topic and large_rows.estimate_row_size(row) > max_bytes:
+                    keys[i], values[i], tags[i] = large_rows.build_dead_letter(
+                        topic, row, max_bytes
+                    )
+        producer.write_rows(targets, keys, values, tags)
         return refused
 
     def _commit(self, producer: LedgerProducer, writer: int) -> None:
@@ -232,6 +238,17 @@ class WriteTask:
         entry = {"epoch": self.epoch, "writers": self.plan.writers, "mark": self.digest}
         producer.write_entry(self.ledger.topic, partition, key, entry)
         producer.commit()
+
+
+def _cast_to_bytes(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows with keys and values as bytes: a text of Spark need not be UTF-8.
+
+    No bytes are copied.
+    """
+    for name in ("key", "value"):
+        index = batch.schema.get_field_index(name)
+        batch = batch.set_column(index, name, batch.column(index).cast("binary"))
+    return batch
 
 
 def _build_result_batch(result: TaskResult) -> pa.RecordBatch:
