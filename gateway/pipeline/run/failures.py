@@ -88,6 +88,13 @@ _RETRIABLE_PATTERN = re.compile(
     r"PRODUCER_FENCED|INVALID_PRODUCER_EPOCH)\b"
     r"|\b(RegistryUnavailable|BrokerUnavailable|PipelineUnavailable|TopicMissing|TransactionInterrupted):"
     r"|Failed to (?:create new|construct) Kafka\w*"
+    # Processes that Spark has lost, and a state store that a task of the last query still holds.
+    r"|ExecutorLostFailure|FetchFailedException|UNRELEASED_THREAD_ERROR"
+)
+# The cause in Java is only that of the broken connection.
+_LOST_WORKER_PATTERN = re.compile(
+    r"Python worker (?:exited unexpectedly|failed to connect back)|waiting for the Python worker"
+    r"|Python daemon failed to launch worker"
 )
 _TRACEBACK_PATTERN = re.compile(r"Traceback \(most recent call last\)")
 # The line of an exception in a traceback of Python, and in one of Java.
@@ -175,9 +182,11 @@ def classify_causes(causes: Sequence[ExceptionCause]) -> QueryFailure:
         return QueryFailure(_truncate(f"{_format_reason(causes)}; {advice}"), False)
     if unreadable := find_unreadable(causes):
         return QueryFailure(unreadable.reason, False)
-    return QueryFailure(
-        _format_reason(causes), any(_RETRIABLE_PATTERN.search(text) for text in texts)
-    )
+    reason = _format_reason(causes)
+    if any(_LOST_WORKER_PATTERN.search(text) for text in texts):
+        advice = "a Python worker of Spark was killed, or ran out of memory"
+        return QueryFailure(_truncate(f"{reason}; {advice}"), True)
+    return QueryFailure(reason, any(_RETRIABLE_PATTERN.search(text) for text in texts))
 
 
 def build_kafka_error(operation: str, error: KafkaException) -> PipelineError:

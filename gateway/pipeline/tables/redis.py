@@ -7,6 +7,7 @@ password, an unknown certificate, a redirection of a cluster), a PipelineError i
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,11 @@ LOADED_KEY = "!loaded"
 # the same network.
 CONNECT_TIMEOUT_S = 2.0
 RESPONSE_TIMEOUT_S = 5.0
+
+
+# Errors without a class in redis-py: too few replicas, a script that runs, a full disk. In a
+# pipeline, the command stands before the error.
+_TRANSIENT_ERROR_PATTERN = re.compile(r"(?:^|caused error: )(?:NOREPLICAS|BUSY|MISCONF) ")
 
 
 class RedisUnavailable(Exception):
@@ -226,10 +232,13 @@ class _ErrorTranslator:
         # is reported as a ConnectionError, but another try would not help.
         denied = (e.AuthenticationError, e.AuthorizationError)
         transient = (
-            e.ConnectionError, e.TimeoutError, e.MasterDownError, e.ReadOnlyError, e.TryAgainError,
+            e.ConnectionError, e.TimeoutError, e.ClusterDownError, e.ReadOnlyError, e.TryAgainError,
         )  # fmt: skip
         is_untrusted = error is not None and isinstance(error.__context__, SSLCertVerificationError)
-        if isinstance(error, transient) and not isinstance(error, denied) and not is_untrusted:
+        is_transient = isinstance(error, transient) or (
+            isinstance(error, e.ResponseError) and _TRANSIENT_ERROR_PATTERN.search(str(error))
+        )
+        if is_transient and not isinstance(error, denied) and not is_untrusted:
             raise RedisUnavailable(str(error)) from error
         if isinstance(error, e.RedisError):
             problem = f"Redis at {self._server.display_url} refuses: {error}"

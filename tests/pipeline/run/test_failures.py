@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import traceback
 import weakref
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -19,11 +22,13 @@ from gateway.pipeline.run.failures import (
     explain_error,
     find_unreadable,
 )
+from gateway.pipeline.run.job_run import classify_error
 
 STREAM = ExceptionCause(
     "org.apache.spark.sql.streaming.StreamingQueryException",
     "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: long\nplan\nplan",
 )
+SPARK = "org.apache.spark.SparkException"
 PYTHON = "An exception was raised by the Python Proxy. Return Message: Traceback (most recent " + (
     'call last):\n  File "writer.py", line 1, in __call__\n    raise x\n'
 )
@@ -61,6 +66,11 @@ def test_our_own_errors_say_enough_by_themselves():
         ("org.apache.kafka.common.KafkaException", "Failed to create new KafkaAdminClient", True),
         ("py4j.Py4JException", "cimpl.KafkaException: KafkaError{code=_TRANSPORT,val=-195", True),
         ("x", "gateway.errors.RegistryUnavailable: the registry does not answer", True),
+        (SPARK, "Timed out while waiting for the Python worker to connect back", True),
+        (SPARK, "Lost task 0.3 (executor 3): ExecutorLostFailure (code 137)", True),
+        (SPARK, "org.apache.spark.shuffle.MetadataFetchFailedException: Missing an output", True),
+        ("x", "[CANNOT_LOAD_STATE_STORE.UNRELEASED_THREAD_ERROR] An error occurred", True),
+        ("java.io.IOException", "No space left on device", False),
         ("org.apache.kafka.common.errors.TopicAuthorizationException", "Not authorized", False),
         ("org.apache.kafka.common.errors.RecordTooLargeException", "too large", False),
         ("org.apache.spark.SparkArithmeticException", "[DIVIDE_BY_ZERO] Division by zero.", False),
@@ -141,6 +151,25 @@ def test_of_a_call_of_java_the_cause_in_java_is_told():
     assert classify_causes([STREAM, raised]).reason == "ArithmeticException: long overflow"
     without = ExceptionCause("py4j.Py4JException", PYTHON + JAVA.splitlines()[0])
     assert "An error occurred while calling o1253" in classify_causes([STREAM, without]).reason
+
+
+def test_a_python_worker_that_was_killed_is_named_and_passes(spark):
+    """The reason was "IOException: Broken pipe", and ended the job."""
+
+    def die(batches: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+        yield from batches
+
+    with pytest.raises(Exception, match="Python worker") as raised:
+        spark.range(1).mapInArrow(die, "id bigint").collect()
+    failure = classify_error(raised.value)
+    assert failure.is_transient
+    assert failure.reason.endswith("a Python worker of Spark was killed, or ran out of memory")
+    java = JAVA.replace("[FAILED]", "Python worker exited unexpectedly (crashed)").replace(
+        "java.lang.ArithmeticException: long overflow", "java.io.IOException: Broken pipe"
+    )
+    written = classify_causes([STREAM, ExceptionCause("py4j.Py4JException", PYTHON + java)])
+    assert written.is_transient and written.reason.startswith("IOException: Broken pipe; a Python")
 
 
 def test_what_spark_raises_here_is_told_by_its_cause_in_java(spark):

@@ -61,6 +61,17 @@ def test_a_server_that_is_gone_is_away(redis_server: RedisServer):
         found(redis, "a")
 
 
+@pytest.mark.parametrize(
+    "options", [("--min-replicas-to-write", "1"), ("--cluster-enabled", "yes")], ids=lambda o: o[0]
+)
+def test_a_server_that_takes_no_writes_now_is_away(options: tuple[str, ...]):
+    """The job ended, though a replica that comes back, or a cluster's failover, is all it takes."""
+    with running_redis(*options) as server:
+        redis = RedisTable(RedisConfig(server.url, "t:", keys_per_command=10))
+        with pytest.raises(RedisUnavailable, match=r"NOREPLICAS|slot not served"):
+            redis.store_rows([("a", b"1")])
+
+
 def test_a_wrong_password_is_told_at_once():
     with running_redis("--requirepass", "right") as server:
         settings = {"kind": "redis", "url": server.url, "fields": {"name": "string"}}
