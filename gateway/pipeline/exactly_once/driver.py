@@ -14,7 +14,7 @@ begun in one way may be finished in the other.
 from __future__ import annotations
 
 import logging
-import time
+import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -106,6 +106,7 @@ class ExactlyOnceOutput:
         job: str = "",
         read_topics: tuple[ReadTopic, ...] = (),
         max_driver_rows: int = MAX_DRIVER_ROWS,
+        stop_event: threading.Event | None = None,
     ) -> None:
         """Set the output up; Kafka is not contacted yet.
 
@@ -123,6 +124,7 @@ class ExactlyOnceOutput:
                 recreated since.
             max_driver_rows: The most rows of a batch that the driver writes itself; 0 leaves all
                 batches to the workers.
+            stop_event: Once it is set, an attempt that Kafka interrupts is the last one.
         """
         self._query_id = query_id
         self._job = job
@@ -136,6 +138,7 @@ class ExactlyOnceOutput:
         self._plan: WriterPlan | None = None
         self._processes_by_writer: dict[int, str] = {}
         self._max_driver_rows = max_driver_rows
+        self._stop_event = stop_event or threading.Event()
         # Of the last batches, whether the driver could have written them. Empty before the first
         # batch, which may be a backlog and which the workers therefore write.
         self._were_small: deque[bool] = deque(maxlen=_RECENT_BATCHES)
@@ -174,8 +177,9 @@ class ExactlyOnceOutput:
                 # the plan. So the next attempt creates producers and reads the plan again.
                 self._processes_by_writer.clear()
                 self._plan = None
-                self._raise_unless_retriable(error, epoch, is_last=attempt == MAX_ATTEMPTS - 1)
-                time.sleep(RETRY_DELAY_S * 2**attempt)
+                is_last = attempt == MAX_ATTEMPTS - 1 or self._stop_event.is_set()
+                self._raise_unless_retriable(error, epoch, is_last=is_last)
+                self._stop_event.wait(RETRY_DELAY_S * 2**attempt)
         raise AssertionError("the last attempt returns or raises")
 
     def _raise_unless_retriable(self, error: Exception, epoch: int, *, is_last: bool) -> None:

@@ -321,7 +321,15 @@ def _create_writer(
         if replay_state:
             return _discard_rows
         return _create_batch_function(
-            spark, job, to, settings, job_checkpoint, find_sources(rows), rewound, input_topics
+            spark,
+            job,
+            to,
+            settings,
+            job_checkpoint,
+            find_sources(rows),
+            rewound,
+            input_topics,
+            stop_event,
         )
 
     if isinstance(job, config.Enrich) and isinstance(job.table, config.Broadcast):
@@ -403,6 +411,7 @@ def _create_batch_function(
     sources: Sources,
     rewound_inputs: RewoundInputs,
     input_topics: InputTopics,
+    stop_event: threading.Event,
 ) -> BatchFunction:
     """Return the function that writes the encoded rows of a batch into Kafka.
 
@@ -436,6 +445,7 @@ def _create_batch_function(
         checkpoint=checkpoint,
         job=name,
         read_topics=input_topics.read_topics,
+        stop_event=stop_event,
     )
 
     def write_exactly_once(rows: DataFrame, epoch: int) -> None:

@@ -1,7 +1,8 @@
 """Run jobs for `gateway pipeline run`: queries in one Spark process, until all have ended.
 
 If a job fails, the others continue. SIGTERM and SIGINT end each job after its current batch, but
-after `STOP_TIMEOUT_S` at the latest. The next start repeats a batch that was not finished.
+after `STOP_TIMEOUT_S` at the latest, and the process after `EXIT_TIMEOUT_S`. The next start repeats
+a batch that was not finished.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -45,7 +47,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-STOP_TIMEOUT_S = 60.0  # for batches to end after a signal
+STOP_TIMEOUT_S = 50.0  # for batches to end after a signal
+EXIT_TIMEOUT_S = 60.0  # for the process to end, whatever Kafka, Redis or Spark do
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 POLL_INTERVAL_S = 1.0  # between two checks of the queries; a signal ends the wait at once
 
 
@@ -68,7 +72,7 @@ def run_jobs(settings: Settings, pipelines: Pipelines, jobs: Sequence[Job], *, f
         spark = create_session(pipelines.spark, f"gateway-{settings.name}")
         if not is_submitted():
             stack.callback(spark.stop)
-        install_signal_handlers(stop_event)  # again, because Spark installs one for SIGINT
+        _install_signal_handlers()  # again, because Spark installs one for SIGINT
         runs = _create_runs(spark, settings, pipelines, jobs, stack, fresh, stop_event)
         try:
             poll_runs(runs, stop_event)
@@ -358,33 +362,64 @@ def stop_runs(runs: Sequence[JobRun], timeout_s: float = STOP_TIMEOUT_S) -> None
 
 
 @contextmanager
-def stop_on_signals() -> Iterator[threading.Event]:
-    """Yield an event that SIGTERM and SIGINT set. A second signal ends the process at once."""
+def stop_on_signals(exit_timeout_s: float = EXIT_TIMEOUT_S) -> Iterator[threading.Event]:
+    """Yield an event that SIGTERM and SIGINT set.
+
+    A second signal ends the process at once, and so does the end of the timeout, if the context has
+    not ended until then. The ledger makes that safe in the middle of a batch.
+
+    Python runs signal handlers in the main thread only, where a call of librdkafka may hold them up
+    for as long as a transaction may stay open. So a thread reads the signals, from the descriptor
+    to which Python writes each at once.
+
+    Args:
+        exit_timeout_s: How long the process may go on after a signal, in seconds.
+    """
     stop_event = threading.Event()
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    handlers = {number: signal.getsignal(number) for number in numbers}
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    timer = threading.Timer(exit_timeout_s, _end_process, (exit_timeout_s,))
+    timer.daemon = True
+
+    def watch_signals() -> None:
+        while received := reader.recv(1):  # until the context has closed the writer
+            number = received[0]
+            if number in _STOP_SIGNALS:
+                if stop_event.is_set():
+                    os._exit(128 + number)
+                stop_event.set()
+                timer.start()
+
+    watcher = threading.Thread(target=watch_signals, name="signals", daemon=True)
+    watcher.start()
+    handlers = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
+    previous_descriptor = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     try:
-        install_signal_handlers(stop_event)
+        _install_signal_handlers()
         yield stop_event
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(previous_descriptor)
+        writer.close()
+        watcher.join()
+        timer.cancel()
+        reader.close()
 
 
-def install_signal_handlers(stop_event: threading.Event) -> None:
-    """Install the handlers of `stop_on_signals`, also over those of Spark.
+def _install_signal_handlers() -> None:
+    """Let Python write the signals to the descriptor of `stop_on_signals`, and do nothing else."""
+    for number in _STOP_SIGNALS:
+        signal.signal(number, lambda *_: None)
 
-    Args:
-        stop_event: The event that the first signal sets.
-    """
 
-    def on_signal(number: int, _: object) -> None:
-        if stop_event.is_set():
-            os._exit(128 + number)
-        stop_event.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, on_signal)
+def _end_process(timeout_s: float) -> None:
+    log.warning(
+        "a call to Kafka, Redis or Spark has not ended %g s after the signal; the process ends, "
+        "and the next start repeats the batch",
+        timeout_s,
+    )
+    os._exit(0)
 
 
 def _build_progress_client_config(settings: Settings) -> dict[str, object]:

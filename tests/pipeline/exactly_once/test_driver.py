@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 from support.brokers import KafkaCluster
 from support.dead_letters import get_header, read_committed
 
@@ -89,6 +91,26 @@ def test_a_checkpoint_that_was_put_back_is_refused_before_the_plan_is_changed(
         writer(output, query, ledger, newer).prepare(0)
     assert ledger.read_plan(query) == plan
     writer(output, query, ledger, newer).prepare(1)
+
+
+def test_a_batch_that_kafka_interrupts_is_not_tried_again_once_the_job_is_to_stop(
+    output, query, ledger
+):
+    """Five more attempts were begun after the signal, each as long as Kafka did not answer."""
+    attempts = []
+
+    class Interrupted(Checkpoint):
+        def compute_digest(self, number: int) -> str:
+            attempts.append(number)
+            raise KafkaException(KafkaError(KafkaError._TRANSPORT, "away"))
+
+    stop = threading.Event()
+    stop.set()
+    held = Interrupted("/nowhere")
+    write = ExactlyOnceOutput(query, output, ledger.client_config, checkpoint=held, stop_event=stop)
+    with pytest.raises(PipelineUnavailable, match="the next start finishes it"):
+        write(None, 0)
+    assert attempts == [0]
 
 
 def test_the_number_of_writers_changes_with_the_first_batch_that_nobody_has_begun(

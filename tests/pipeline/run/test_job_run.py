@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
+from support.waiting import block_until
 
 from gateway.config.sections.pipelines import Sessions
 from gateway.errors import CheckpointRefused, PipelineUnavailable
@@ -218,6 +221,32 @@ def test_a_signal_is_heard_between_two_looks_at_the_jobs(world, number):
         poll_runs([job], told, interval_s=1e6)
     assert world.queries
     assert not job.is_done
+
+
+@pytest.mark.needs("process")
+@pytest.mark.parametrize(("timeout_s", "status"), [(0.1, 0), (1e6, 128 + signal.SIGTERM)])
+def test_a_process_that_waits_in_a_call_of_c_ends_by_signals(timeout_s, status):
+    """Python runs no handler then: librdkafka's calls held the process for minutes. The second
+    signal ends it at once, the first in the time that is given."""
+    call = f"""
+import hashlib
+from gateway.pipeline.run.runner import stop_on_signals
+with stop_on_signals(exit_timeout_s={timeout_s}):
+    print("waits", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
+"""
+    with subprocess.Popen([sys.executable, "-c", call], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"waits\n"
+            process.send_signal(signal.SIGTERM)
+            if timeout_s > 1:  # signals that come together are one
+                block_until(
+                    lambda: process.send_signal(signal.SIGTERM) or process.poll(), "the end"
+                )
+            assert process.wait(60) == status
+        finally:
+            process.kill()
 
 
 def test_a_query_that_waits_for_records_does_what_is_left(world):
