@@ -145,3 +145,22 @@ def test_an_undecodable_record_is_a_dead_letter_while_its_topic_is_idle(kafka, s
     with create_job_loop(spark, [kafka.bootstrap_servers], tmp_path, job(topic, 2)) as loop:
         loop.poll_until(has_letter, "a dead letter")
     assert [json.loads(each.value())["user"] for each in letters] == ["oops"]
+
+
+def test_a_jvm_that_was_killed_ends_the_command_with_one_line(kafka, tmp_path):
+    """It ended with four chained tracebacks of ours, and no word of the JVM. What pyspark's own
+    threads print of their connections stays."""
+    topic = kafka.create_unique_topic(2)
+    kafka.create_topic(f"{topic}-visits", 2)
+    produce_values(kafka.bootstrap_servers, topic, [*clicks(0), *ends(60_000)], "user")
+    file = tmp_path / "gateway.yaml"
+    write_config(file, kafka.bootstrap_servers, job(topic, 2), checkpoints=tmp_path / "jobs")
+    with running_pipeline("run", "all", "-c", file, log=tmp_path / "log") as run:
+        with open_row_reader(kafka.bootstrap_servers, f"{topic}-visits") as out:
+            out.read_until(len(windows(clicks(0))), run)
+        (jvm,) = (each for each in run.list_descendants() if each.name() == "java")
+        jvm.kill()
+        assert run.wait_ended() == 1
+    log = run.log_path.read_text()
+    assert log.splitlines()[-1].startswith("gateway: Spark's JVM has ended with signal 9; ")
+    assert "gateway/pipeline/run" not in log

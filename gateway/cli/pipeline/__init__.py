@@ -7,11 +7,15 @@ names of jobs for shells, and `driver` is what spark-submit runs. Start reading 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from gateway.cli.commands import format_exit_codes
+from gateway.errors import PipelineError
 
 from . import (
     backup,
@@ -28,7 +32,29 @@ from . import (
     submit,
 )
 
+
+class _SparkGroup(TyperGroup):
+    """The group of the pipeline's commands, which says how Spark's JVM ended if it did."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command.
+
+        Raises:
+            PipelineError: Spark's JVM has ended, and a call of it has failed.
+        """
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            if "pyspark" in sys.modules:
+                from gateway.pipeline.spark.session import describe_jvm_end
+
+                if problem := describe_jvm_end(error):
+                    raise PipelineError(problem) from None
+            raise
+
+
 pipeline = typer.Typer(
+    cls=_SparkGroup,
     no_args_is_help=True,
     rich_markup_mode=None,
     epilog=format_exit_codes(),

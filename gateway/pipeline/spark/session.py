@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 
 # The class archive of the JDK makes each start of a driver 0.3 s faster.
 _JVM_OPTIONS = ("-Xshare:auto", "-XX:+UseG1GC")
+
+_JVM_END_TIMEOUT_S = 10.0  # from the end of its connections to that of its process
+_OUT_OF_MEMORY_STATUS = 52  # Spark's SparkExitCode.OOM
 
 _CLASS_PATH_SETTINGS = ("spark.jars", "spark.driver.extraClassPath")
 
@@ -118,6 +123,44 @@ def create_session(
     _ = session.streams
     session.sparkContext.setLogLevel(os.environ.get("GATEWAY_SPARK_LOG", "ERROR"))
     return session
+
+
+def describe_jvm_end(error: Exception) -> str | None:
+    """Return how Spark's JVM has ended, in one line; None if it has not, as far as is known.
+
+    Args:
+        error: What a call of the JVM has raised.
+    """
+    from py4j.protocol import Py4JError, Py4JJavaError
+    from pyspark import SparkContext
+
+    if "[JAVA_GATEWAY_EXITED]" in str(error):
+        return "Spark's JVM ended while it started; its output above has the reason"
+    gateway = SparkContext._gateway
+    is_lost = isinstance(error, Py4JError | ConnectionError)
+    if gateway is None or not is_lost or isinstance(error, Py4JJavaError):
+        return None
+    if is_submitted():
+        return "Spark's JVM does not answer any more; the output of spark-submit has the reason"
+    try:
+        return format_jvm_end(gateway.proc.wait(_JVM_END_TIMEOUT_S))
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def format_jvm_end(status: int) -> str:
+    """Return the line for a JVM that has ended.
+
+    Args:
+        status: Its exit code, or the negative number of the signal that ended it.
+    """
+    ended = f"exit code {status}" if status >= 0 else f"signal {-status}"
+    hints = {
+        -signal.SIGKILL: "the machine may have had no memory left: lower spark.memory",
+        _OUT_OF_MEMORY_STATUS: "it had too little memory: raise spark.memory",
+    }
+    hint = hints.get(status, "its output above has the reason")
+    return f"Spark's JVM has ended with {ended}; {hint}. The next start goes on from the checkpoint"
 
 
 def build_session_conf(

@@ -16,6 +16,7 @@ from gateway.pipeline.spark.session import (
     build_checkpoint_conf,
     build_session_conf,
     create_job_session,
+    format_jvm_end,
 )
 from gateway.pipeline.spark.versions import SCALA_VERSION, SPARK_VERSION
 
@@ -25,6 +26,18 @@ def executable(path, banner):
     path.write_text(f"#!/bin/sh\necho '{banner}' >&2\n")
     path.chmod(0o755)
     return path
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        (-9, "signal 9; the machine may have had no memory left: lower spark.memory"),
+        (52, "exit code 52; it had too little memory: raise spark.memory"),
+        (1, "exit code 1; its output above has the reason"),
+    ],
+)
+def test_how_the_jvm_ended_is_said_with_what_to_do(status: int, reason: str):
+    assert f"JVM has ended with {reason}" in format_jvm_end(status)
 
 
 @pytest.mark.needs("java17")
