@@ -174,6 +174,20 @@ def fetch_max_message_bytes(options: Mapping[str, Any], name: str) -> int:
     Raises:
         PipelineUnavailable: Kafka does not answer now.
     """
+    return int(fetch_config(options, name, "max.message.bytes") or DEFAULT_MAX_MESSAGE_BYTES)
+
+
+def fetch_config(options: Mapping[str, Any], name: str, key: str) -> str | None:
+    """Return a setting of a topic, or None if the user may not read it.
+
+    Args:
+        options: librdkafka's properties of the cluster.
+        name: The name of the topic.
+        key: The name of the setting.
+
+    Raises:
+        PipelineUnavailable: Kafka does not answer now.
+    """
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
 
@@ -181,13 +195,12 @@ def fetch_max_message_bytes(options: Mapping[str, Any], name: str) -> int:
     resource = ConfigResource(ResourceType.TOPIC, name)
     try:
         futures = admin.describe_configs([resource], request_timeout=REQUEST_TIMEOUT_S)
-        configs = futures[resource].result(REQUEST_TIMEOUT_S)
-        return int(configs["max.message.bytes"].value)
+        return str(futures[resource].result(REQUEST_TIMEOUT_S)[key].value)
     except KafkaException as error:
         problem = build_kafka_error(f"the settings of topic {name} cannot be read", error)
         if isinstance(problem, PipelineUnavailable):
             raise problem from error
-        return DEFAULT_MAX_MESSAGE_BYTES
+        return None
 
 
 def create_admin_client(options: Mapping[str, Any]) -> Any:

@@ -29,7 +29,8 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from gateway.errors import PipelineUnavailable
+from gateway.errors import PipelineError, PipelineUnavailable
+from gateway.pipeline import topics
 from gateway.pipeline.run.failures import build_kafka_error
 
 from .writer_plan import LedgerEntry, WriterPlan
@@ -359,17 +360,26 @@ def open_ledger(
         client_config: librdkafka's properties of the cluster.
 
     Raises:
-        PipelineError: Kafka does not answer, or the topic cannot be created.
+        PipelineError: Kafka does not answer, or the topic cannot be created, or it was created with
+            settings by which it is no ledger.
     """
     topic = ledger_topic(output)
     admin = AdminClient(dict(client_config))
+    wanted_partitions = 1 + max(MIN_WRITER_PARTITIONS, writers)
     try:
-        topics = admin.list_topics(timeout=30).topics
-        if topic not in topics or topics[topic].error is not None:
-            _create_topic(admin, topic, 1 + max(MIN_WRITER_PARTITIONS, writers))
+        known_topics = admin.list_topics(timeout=30).topics
+        if topic not in known_topics or known_topics[topic].error is not None:
+            _create_topic(admin, topic, wanted_partitions)
         partitions = _await_partitions(admin, topic)
     except KafkaException as error:
         raise build_kafka_error(f"the ledger {topic} cannot be reached", error) from error
+    policy = topics.fetch_config(client_config, topic, "cleanup.policy")
+    if partitions < 2 or policy not in ("compact", None):
+        problem = f"the ledger {topic} has {partitions} partitions and cleanup.policy={policy}"
+        raise PipelineError(
+            f"{problem}; it needs two or more, better {wanted_partitions}, and compact alone: "
+            "change it, or delete it if the output has no rows yet, and let the job create it"
+        )
     return Ledger(topic, dict(client_config), partitions, timeout_s + REQUEST_TIMEOUT_S)
 
 

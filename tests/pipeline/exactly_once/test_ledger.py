@@ -57,6 +57,18 @@ def test_the_last_committed_entry_of_a_writer_is_found_in_the_tail_or_behind_it(
     assert ledger.read_entries("other") == []
 
 
+@pytest.mark.parametrize(
+    ("partitions", "policy"), [(1, "compact"), (9, "delete"), (9, "compact,delete")]
+)
+def test_a_topic_that_cannot_be_a_ledger_is_named_with_what_it_needs(kafka, partitions, policy):
+    """One partition ended the job with "integer modulo by zero". Where records are deleted, it
+    forgot after a week what was committed."""
+    topic = ledger_topic(output := f"out-{uuid.uuid4().hex[:8]}")
+    kafka.create_topic(topic, partitions, configs={"cleanup.policy": policy})
+    with pytest.raises(PipelineError, match=rf"{partitions} partitions and .*={policy}; it needs"):
+        open_ledger(output, 2, 10.0, {"bootstrap.servers": kafka.bootstrap_servers})
+
+
 def test_what_is_aborted_is_no_entry(ledger: Ledger):
     producer = writer(ledger, 1)
     commit(ledger, producer, 1, 3)
