@@ -107,6 +107,7 @@ class ExactlyOnceOutput:
         read_topics: tuple[ReadTopic, ...] = (),
         max_driver_rows: int = MAX_DRIVER_ROWS,
         stop_event: threading.Event | None = None,
+        on_repeat: Callable[[], None] = lambda: None,
     ) -> None:
         """Set the output up; Kafka is not contacted yet.
 
@@ -125,6 +126,7 @@ class ExactlyOnceOutput:
             max_driver_rows: The most rows of a batch that the driver writes itself; 0 leaves all
                 batches to the workers.
             stop_event: Once it is set, an attempt that Kafka interrupts is the last one.
+            on_repeat: Called before the rows of a batch are computed once more.
         """
         self._query_id = query_id
         self._job = job
@@ -139,6 +141,7 @@ class ExactlyOnceOutput:
         self._processes_by_writer: dict[int, str] = {}
         self._max_driver_rows = max_driver_rows
         self._stop_event = stop_event or threading.Event()
+        self._on_repeat = on_repeat
         # Of the last batches, whether the driver could have written them. Empty before the first
         # batch, which may be a backlog and which the workers therefore write.
         self._were_small: deque[bool] = deque(maxlen=_RECENT_BATCHES)
@@ -180,6 +183,7 @@ class ExactlyOnceOutput:
                 is_last = attempt == MAX_ATTEMPTS - 1 or self._stop_event.is_set()
                 self._raise_unless_retriable(error, epoch, is_last=is_last)
                 self._stop_event.wait(RETRY_DELAY_S * 2**attempt)
+                self._on_repeat()
         raise AssertionError("the last attempt returns or raises")
 
     def _raise_unless_retriable(self, error: Exception, epoch: int, *, is_last: bool) -> None:
@@ -243,6 +247,8 @@ class ExactlyOnceOutput:
         if is_tried:
             results = self._write_in_driver(rows, task)
         is_too_large = is_tried and results is None
+        if is_too_large:
+            self._on_repeat()
         if results is None:
             # A repeated batch must give every writer the same rows. The hash of the key ensures
             # that. The position of the rows does not: it depends on how Spark divided the batch

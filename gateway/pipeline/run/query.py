@@ -215,6 +215,18 @@ def retire_query(query: Any) -> None:
         state.compareAndSet(current, terminated)
 
 
+def reset_metrics(query: Any) -> None:
+    """Let the progress of the current batch count only what is computed from now on.
+
+    Spark adds up the rows of all computations of a batch: those that are read, that are late, and
+    that `observe` counts.
+
+    Args:
+        query: The StreamingQuery.
+    """
+    query._jsq.streamingQuery().lastExecution().executedPlan().resetMetrics()
+
+
 def retires_itself(job: Job) -> bool:
     """Return whether the batches of a job end in Python, and retire their query there.
 
@@ -446,6 +458,7 @@ def _create_batch_function(
         job=name,
         read_topics=input_topics.read_topics,
         stop_event=stop_event,
+        on_repeat=lambda: reset_metrics(spark.streams.get(job_checkpoint.query_id)),
     )
 
     def write_exactly_once(rows: DataFrame, epoch: int) -> None:

@@ -14,6 +14,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from support.brokers import KafkaCluster
 from support.dead_letters import get_header, read_committed
+from support.jobs import JOB_TIMEOUT_S
+from support.pipeline_process import produce_values
 
 from gateway.config.sections.job import Output
 from gateway.errors import CheckpointRefused, PipelineError, PipelineUnavailable
@@ -22,6 +24,7 @@ from gateway.pipeline.exactly_once import ExactlyOnceOutput
 from gateway.pipeline.exactly_once.driver import choose_writer
 from gateway.pipeline.exactly_once.ledger import Ledger, ledger_topic, open_ledger, writer_key
 from gateway.pipeline.exactly_once.producers import LedgerProducer, drop_query_producers
+from gateway.pipeline.run.query import reset_metrics
 
 WRITERS = 2
 
@@ -266,6 +269,37 @@ def test_small_and_large_batches_are_written_once_by_the_driver_and_by_the_worke
     assert again(rows, len(counts) - 1) == 0
     values = Counter(each.value() for each in read_committed(kafka, output.topic))
     assert len(values) == sum(counts) and set(values.values()) == {1}
+
+
+@pytest.mark.needs("java17")
+def test_a_batch_that_is_computed_twice_is_counted_once(
+    kafka, spark, output, query, ledger, tmp_path
+):
+    """The driver computes a batch to see that it is too large for it, and then the workers do."""
+    from pyspark.sql import functions as F
+
+    topic, held = kafka.create_unique_topic(), checkpoint(tmp_path / "held", *range(2))
+    options = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "subscribe": topic}
+    source = spark.readStream.format("kafka").options(**options, startingOffsets="earliest").load()
+    rows = source.observe("read", F.count(F.lit(1)).alias("rows")).select("key", "value")
+    write = ExactlyOnceOutput(
+        query,
+        output,
+        ledger.client_config,
+        checkpoint=held,
+        max_driver_rows=5,
+        on_repeat=lambda: reset_metrics(spark.streams.active[0]),
+    )
+    writer = rows.writeStream.trigger(availableNow=True).foreachBatch(write)
+    counts = []
+    for count in (3, 40):
+        produce_values(kafka.bootstrap_servers, topic, [{"n": n} for n in range(count)], "n")
+        stream = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+        assert stream.awaitTermination(JOB_TIMEOUT_S)
+        progress = stream.lastProgress
+        counts.append((progress["numInputRows"], progress["observedMetrics"]["read"]["rows"]))
+    assert counts == [(3, 3), (40, 40)]
+    assert len(read_committed(kafka, output.topic)) == 43
 
 
 @pytest.mark.needs("java17")
