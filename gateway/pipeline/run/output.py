@@ -42,10 +42,9 @@ def encode_rows(
     """
     from pyspark.sql import functions as F
 
-    beside = [F.col(name[1:]) for name in ("_headers", "_to") if name in rows.columns]
     names = [name for name in rows.columns if name not in RECORD_COLUMN_TYPES]
     value = F.to_json(F.struct(*(F.col(f"`{name}`") for name in names)), _JSON_OPTIONS)
-    records = rows.select(build_key(rows, key_columns).alias("key"), value.alias("value"), *beside)
+    records = rows.select(build_key(rows, key_columns).alias("key"), value.alias("value"))
     return schemas.encode_values(records, output, catalogs or {})
 
 

@@ -59,6 +59,9 @@ def test_keys_are_the_text_of_one_column_or_an_array_of_several(rows):
 
 
 def test_columns_of_the_record_are_no_part_of_the_value(spark):
-    rows = spark.createDataFrame([("a", "t", 5)], "user string, _topic string, _offset bigint")
+    """A column of a query that was named `_to` or `_headers` ended the job."""
+    columns = "user string, _topic string, _offset bigint, _to string, _headers string"
+    rows = spark.createDataFrame([("a", "t", 5, "b", "c")], columns)
     (row,) = encode_rows(rows, TO, ("_topic",)).collect()
-    assert (row.key, json.loads(row.value)) == ("t", {"user": "a"})
+    value = {"user": "a", "_to": "b", "_headers": "c"}
+    assert (row.key, json.loads(row.value)) == ("t", value)
