@@ -33,6 +33,7 @@ PARTITION_COUNT = 3
 QUIET_TIMEOUT_S = 300.0  # virtual ones, for a group to deliver all once nothing happens any more
 MAX_POLL_INTERVAL_S = 60.0
 BATCH_RECORDS = 7
+OLD_RECORDS = 30  # of each partition, from before a group that begins with `latest`
 
 RecordLocation = tuple[UUID, int, int]  # of a record: topic id, partition, offset
 
@@ -76,9 +77,13 @@ class DeliveryOracle:
 
 
 class GroupSimulation:
-    """One history of a group. Everything random is drawn from `seed`."""
+    """One history of a group. Everything random is drawn from `seed`.
 
-    def __init__(self, seed: int, *, is_classic: bool) -> None:
+    With `reset="latest"` the group is owed what comes after the first offset that it has committed
+    of a partition, all of a partition that was added later, and nothing that was there before it.
+    """
+
+    def __init__(self, seed: int, *, is_classic: bool, reset: str = "earliest") -> None:
         random.seed(seed)  # what members draw their delays from
         self.rng = random.Random(seed)
         self.kafka = SimulatedKafka(self.rng, is_classic=is_classic)
@@ -91,12 +96,17 @@ class GroupSimulation:
         self.members: list[SidecarMember] = []
         self.log: list[str] = []
         self._checked_offsets: dict[tuple[UUID, int], int] = {}
+        self._old_ends: dict[tuple[UUID, int], int] = {}  # of the records that are from before
+        if reset == "latest":
+            for p in range(PARTITION_COUNT):
+                self._append(TopicPartition(TOPIC, p), OLD_RECORDS)
+                self._old_ends[self.kafka.topics[TOPIC].id, p] = OLD_RECORDS
         parallelism = self.rng.choice((1, 1, 2, 3))
         self._settings = Group.model_validate(
             {
                 "group": "g", "topics": [TOPIC], "valueFormat": "json",
                 "groupProtocol": "classic" if is_classic else "consumer",
-                "autoOffsetReset": "earliest", "parallelism": parallelism,
+                "autoOffsetReset": reset, "parallelism": parallelism,
                 "sessionTimeout": "6s", "heartbeatInterval": "1s", "revokeTimeout": "5s",
                 "maxPollInterval": f"{MAX_POLL_INTERVAL_S:g}s", "maxPollRecords": BATCH_RECORDS,
                 "retryDelay": "500ms", "retryDelayMax": "5s",
@@ -109,8 +119,10 @@ class GroupSimulation:
     def produce(self) -> None:
         """Write some records to one partition, more than a lane holds at times."""
         tp = TopicPartition(TOPIC, self.rng.randrange(len(self.kafka.topics[TOPIC].logs)))
+        self._append(tp, self.rng.choice((1, 3, 20, 60)))
+
+    def _append(self, tp: TopicPartition, count: int) -> None:
         log, topic = self.kafka.get_log(tp), self.kafka.topics[TOPIC]
-        count = self.rng.choice((1, 3, 20, 60))
         places = [(topic.id, tp.partition, log.log_end_offset + n) for n in range(count)]
         self.poison_records |= {place for place in places if self.rng.random() < 0.02}
         self.kafka.append_records(tp, [json.dumps({"id": str(topic.id)}).encode()] * count)
@@ -178,6 +190,18 @@ class GroupSimulation:
             sidecar.task.cancel()
             await asyncio.wait([sidecar.task])
             self.kafka.clusters.remove(sidecar.cluster)
+
+    async def restart(self) -> None:
+        """Let all end, as by SIGTERM or SIGKILL, and one of them begin again."""
+        while self.members:
+            member = self.members.pop()
+            if self.rng.random() < 0.5:
+                member.cluster.failure_mode = "refused"
+            member.task.cancel()
+            await asyncio.wait([member.task])
+            self.kafka.clusters.remove(member.cluster)
+        await asyncio.sleep(self.rng.choice((0.0, 3.0)))
+        self.start()
 
     def expire(self) -> None:
         """Let the coordinator forget a member."""
@@ -297,10 +321,16 @@ class GroupSimulation:
         )
 
     def _check_commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+        topic = self.kafka.topics[TOPIC]
+        if self._old_ends and not self._checked_offsets:  # now it begins, with these partitions
+            for p in range(len(topic.logs)):
+                self._old_ends.setdefault((topic.id, p), 0)
         for tp, offset in offsets.items():
             if tp.topic != TOPIC:
                 continue
-            key = self.kafka.topics[TOPIC].id, tp.partition
+            key = topic.id, tp.partition
+            if key not in self._checked_offsets and key in self._old_ends:
+                self.oracle.waived_records |= {(*key, n) for n in range(offset)}
             for n in range(self._checked_offsets.get(key, 0), offset):
                 if not self.oracle.is_settled((*key, n)):
                     self.oracle.violations.append(f"committed unprocessed: {tp} {n} by {offset}")
@@ -325,6 +355,11 @@ class GroupSimulation:
             return httpx.Response(500)
         if mode == "late":
             await asyncio.sleep(10)
+        for *key, offset in places:
+            if offset < self._old_ends.get((key[0], key[1]), 0):
+                self.oracle.violations.append(f"from before the group: {key} {offset}")
+            if (key[0], key[1]) not in self._checked_offsets:
+                self.oracle.violations.append(f"sent before its start was kept: {key} {offset}")
         for place, poison in zip(places, poisoned, strict=True):
             if not poison:
                 self.oracle.mark_processed(place)

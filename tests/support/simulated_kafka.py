@@ -44,6 +44,7 @@ from gateway.kafka.client.outages import Outages
 from gateway.kafka.fetch.decompression import DecompressionSlot
 from gateway.kafka.protocol.fetch_messages import FetchedPartition, FetchRequest, FetchResponse
 from gateway.kafka.protocol.group_messages import (
+    NO_MEMBER,
     ConsumerGroupHeartbeatRequest,
     FindCoordinatorRequest,
     FindCoordinatorResponse,
@@ -311,6 +312,8 @@ class SimulatedKafka:
         return OffsetCommitResponse(0, errors)
 
     def _check_identity(self, identity: Any) -> int:
+        if identity == NO_MEMBER and not self.member_ids:
+            return 0
         member = self._coordinator.members.get(identity.member_id)
         if member is not None:
             return 0 if member.epoch == identity.epoch else ErrorCode.STALE_MEMBER_EPOCH

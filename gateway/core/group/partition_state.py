@@ -51,6 +51,8 @@ class PartitionState:
             yet.
         missing_offset: The offset that Kafka does not have, while `offset_spec` looks for where to
             go on.
+        is_starting: Nothing is fetched yet, as the group may have no offset of it: whoever gets the
+            partition next would begin elsewhere, and lose what was returned here.
         is_paused: The application has paused it.
         is_revoking: It is being given up, and nothing more is returned of it.
         is_out_of_range: What follows `records` could not be fetched: the offset is out of range. It
@@ -83,6 +85,7 @@ class PartitionState:
     offset_spec: int | None = None
     committed: int | None = None
     missing_offset: int | None = None
+    is_starting: bool = False
     is_paused: bool = False
     is_revoking: bool = False
     is_out_of_range: bool = False

@@ -5,10 +5,13 @@ a topic of the same name was created; and whoever had the partition before canno
 offset from those that others have committed of the new topic since. The mark is the text that Kafka
 keeps along with an offset:
 
-    topic-id=5f0c9a52-6a53-4c0b-9a3f-1c1c6a5d9a10,cluster-id=MkU3OEVBNTcwNTJENDM2Qk
+    topic-id=5f0c9a52-6a53-4c0b-9a3f-1c1c6a5d9a10,partitions=3,cluster-id=MkU3OEVBNTcwNTJENDM2Qk
 
 Programs that copy offsets to another cluster copy that text, too (MirrorMaker 2 does so in its
 checkpoints). There every topic has another id, which says nothing about the copied offset.
+
+The number of partitions tells those that were added after the group had begun, all of whose records
+the group is owed, from those of which it has not committed an offset for another reason.
 """
 
 from __future__ import annotations
@@ -16,7 +19,11 @@ from __future__ import annotations
 from typing import NamedTuple, Self
 from uuid import UUID
 
-_TOPIC_ID_PREFIX, _CLUSTER_ID_PREFIX = "topic-id=", ",cluster-id="
+_TOPIC_ID_PREFIX, _PARTITIONS_PREFIX, _CLUSTER_ID_PREFIX = (
+    "topic-id=",
+    ",partitions=",
+    ",cluster-id=",
+)
 
 
 class TopicMark(NamedTuple):
@@ -25,10 +32,13 @@ class TopicMark(NamedTuple):
     Attributes:
         topic_id: The id of the topic.
         cluster_id: The id of its cluster; None if brokers send none.
+        initial_partitions: How many partitions it had when the group began; 0 for a topic that was
+            created later, None if that is not known.
     """
 
     topic_id: UUID
     cluster_id: str | None = None
+    initial_partitions: int | None = None
 
     @classmethod
     def parse(cls, metadata: str | None) -> Self | None:
@@ -36,15 +46,18 @@ class TopicMark(NamedTuple):
         if metadata is None or not metadata.startswith(_TOPIC_ID_PREFIX):
             return None
         text, _, cluster_id = metadata.removeprefix(_TOPIC_ID_PREFIX).partition(_CLUSTER_ID_PREFIX)
+        topic_id, _, partitions = text.partition(_PARTITIONS_PREFIX)
         try:
-            return cls(UUID(text), cluster_id or None)
+            return cls(UUID(topic_id), cluster_id or None, int(partitions) if partitions else None)
         except ValueError:
             return None
 
     def __str__(self) -> str:
         """Return the mark as metadata of an offset."""
         cluster = f"{_CLUSTER_ID_PREFIX}{self.cluster_id}" if self.cluster_id else ""
-        return f"{_TOPIC_ID_PREFIX}{self.topic_id}{cluster}"
+        count = self.initial_partitions
+        partitions = f"{_PARTITIONS_PREFIX}{count}" if count is not None else ""
+        return f"{_TOPIC_ID_PREFIX}{self.topic_id}{partitions}{cluster}"
 
     def is_of_other_cluster(self, cluster_id: str | None) -> bool:
         """Return whether the mark was made in another cluster.

@@ -17,10 +17,12 @@ from collections.abc import Collection, Mapping
 from contextvars import Context
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import Protocol, assert_never
 from uuid import UUID
 
 from gateway.background_tasks import BackgroundTasks, run_supervised
+from gateway.core.error_code import ErrorCode, code_from_error
 from gateway.core.group.member import (
     MemberState,
     PartitionsAssigned,
@@ -28,8 +30,10 @@ from gateway.core.group.member import (
     PartitionsRevoked,
 )
 from gateway.core.group.partition_state import EARLIEST, LATEST, PartitionState
+from gateway.core.group.topic_mark import TopicMark
 from gateway.core.log.record import TopicPartition
-from gateway.errors import BrokerUnavailable, KafkaError
+from gateway.core.log.recovery import cause_from_code
+from gateway.errors import AccessDenied, BrokerUnavailable, GroupFailed, KafkaError
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.metadata_changes import TopicChange
 from gateway.kafka.protocol.group_messages import OffsetAndMetadata
@@ -100,6 +104,10 @@ class Assignment:
         # Those that were recreated since, until their committed offset is known, which may be of
         # either topic.
         self._recreated: set[TopicPartition] = set()
+        # Topics that were created (again) since this consumer began, and of each topic how many
+        # partitions it had when the group began, as in its marks.
+        self._later_topics: set[str] = set()
+        self._initial_partitions: dict[tuple[str, UUID | None], int] = {}
         self._unlisten = cluster.metadata.add_listener(self._on_metadata_change)
 
     @property
@@ -137,6 +145,7 @@ class Assignment:
             watch = run_supervised(partial(self._watch_pattern, member, topics), name)
             self._pattern_task = self._tasks.start(watch, name, context=Context())
         else:
+            self._later_topics |= {topic for topic in topics if self._is_missing(topic)}
             member.subscribe(frozenset(topics))
 
     def assign(self, tps: Collection[TopicPartition]) -> None:
@@ -156,8 +165,16 @@ class Assignment:
             self._cluster.metadata.release_watch(topic)
         self._topics = topics
         self._start_resolving(
-            [self._prefetcher.add_partition(tp) for tp in tps if tp not in self._prefetcher.states]
+            [self._add_partition(tp) for tp in tps if tp not in self._prefetcher.states]
         )
+
+    def note_seek(self, state: PartitionState) -> None:
+        """Let a partition that was assigned by hand be read at once; a seek needs no commit then.
+
+        Who assigns by hand seeks again after a restart.
+        """
+        if self._member is None:
+            state.is_starting = False
 
     async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         """Commit offsets, and note them in the states of their partitions.
@@ -183,7 +200,7 @@ class Assignment:
             else offset
             for tp, offset in offsets.items()
         }
-        topic_ids = {tp.topic: state.topic_id for tp, state in states.items()}
+        marks = {tp.topic: self._build_mark(state) for tp, state in states.items()}
         group_offsets = self._offsets
         if (get_owned := group_offsets.get_owned) is not None:
             # A partition that was assigned again has another state object.
@@ -193,7 +210,7 @@ class Assignment:
                     tp for tp in get_owned() if self._prefetcher.states.get(tp) is states.get(tp)
                 },
             )
-        await group_offsets.commit(offsets, topic_ids.get)
+        await group_offsets.commit(offsets, marks.get)
         for tp, state in states.items():
             state.committed = offsets[tp].offset
 
@@ -288,7 +305,7 @@ class Assignment:
         All earlier changes were applied by now, so the listener keeps nothing of an earlier
         assignment of the same partitions that it could still commit.
         """
-        states = [self._prefetcher.add_partition(tp) for tp in tps]
+        states = [self._add_partition(tp) for tp in tps]
         try:
             if self._listener is not None and tps:
                 await self._listener.on_partitions_assigned(tps)
@@ -331,6 +348,11 @@ class Assignment:
                 self._resolve_positions(list(states)), "a lookup of positions", context=Context()
             )
 
+    def _add_partition(self, tp: TopicPartition) -> PartitionState:
+        state = self._prefetcher.add_partition(tp)
+        state.is_starting = bool(self._group_name)
+        return state
+
     async def _resolve_positions(self, states: list[PartitionState]) -> None:
         """Find the positions of partitions: the committed offset, or else what the reset says.
 
@@ -339,39 +361,119 @@ class Assignment:
         """
         reported: KafkaError | None = None
         try:
-            while states := [
-                state for state in states if self._is_assigned(state) and _needs_position(state)
-            ]:
-                start = self._options.offset_spec
+            while states := [state for state in states if self._needs_start(state)]:
                 try:
                     offsets = await self._fetch_committed([state.tp for state in states])
-                    if (
-                        start == LATEST
-                        and len(offsets) < len(states)
-                        and await self._has_committed()
-                    ):
-                        # The group is not new, so a partition that it has not read is: it was
-                        # added later, and its records came after the group had started.
-                        start = EARLIEST
+                    missing = [state for state in states if state.tp not in offsets]
+                    resets = await self._choose_resets(missing)
                 except KafkaError as exc:
                     if not isinstance(exc, BrokerUnavailable):
                         self._report_lookup_failure(reported := exc)
                     await asyncio.sleep(exc.retry_after or RETRY_DELAY_S)
                     continue
                 self._clear_lookup_failure(reported)
-                # Filtered once more: a partition may have been sought during the lookup.
-                for state in filter(_needs_position, states):
-                    self._set_start(state, offsets.get(state.tp), start)
+                # Filtered once more: some may have been revoked during the lookup.
+                for state in filter(self._needs_start, states):
+                    self._set_start(state, offsets.get(state.tp), resets.get(state.tp))
                 self._prefetcher.wake()
-                # Looked up now and not by the first poll, because `latest` means the end as of now.
-                await self._prefetcher.wait_for_positions(states)
+                await self._commit_starts(states)
+                break
         finally:
             self._clear_lookup_failure(reported)  # also if they were lost, as nobody asks then
+
+    async def _commit_starts(self, states: list[PartitionState]) -> None:
+        """Look up positions, and commit those of partitions that the group has no offset of.
+
+        Looked up now and not by the first poll, because `latest` means the end as of now.
+        """
+        now = asyncio.get_running_loop().time
+        while states := [
+            state
+            for state in states
+            if self._is_assigned(state) and (state.is_starting or state.offset_spec is not None)
+        ]:
+            for state in states:  # the application may have committed another offset
+                state.is_starting = state.is_starting and state.committed is None
+            offsets = {
+                state.tp: OffsetAndMetadata(state.position, state.epoch)
+                for state in states
+                if state.is_starting and state.position is not None and state.retry_at <= now()
+            }
+            if not offsets:
+                await self._prefetcher.look_up_positions()
+                continue
+            started = [state for state in states if state.tp in offsets]
+            failure: KafkaError | None = None
+            failed: Collection[tuple[str, int]] = ()
+            try:
+                await self.commit(offsets)
+            except KafkaError as exc:
+                failure, failed = exc, offsets if exc.partitions is None else exc.partitions
+            for state in started:
+                if state.tp in failed:
+                    assert failure is not None
+                    self._on_start_refused(state, failure)
+                elif self._is_assigned(state):
+                    self._prefetcher.failures.pop(state.tp, None)
+                    if state.position != offsets[state.tp].offset:  # it was sought meanwhile
+                        state.committed = None
+            self._prefetcher.wake()
+
+    def _on_start_refused(self, state: PartitionState, failure: KafkaError) -> None:
+        """Try the commit of a start again later; without a member there may be none ever."""
+        if self._member is None and not isinstance(failure, BrokerUnavailable):
+            state.is_starting = False
+        elif self._is_assigned(state):
+            if isinstance(failure, AccessDenied | GroupFailed):
+                self._prefetcher.failures[state.tp] = failure
+            cause, now = cause_from_code(code_from_error(failure)), asyncio.get_running_loop().time
+            state.back_off(cause, now(), failure.retry_after or 0.0)
+
+    async def _choose_resets(
+        self, states: Collection[PartitionState]
+    ) -> dict[TopicPartition, int | None]:
+        """Return where partitions begin of which the group has committed no offset.
+
+        `latest` is meant for what was there when the group began. A partition that was added since
+        is read from its start, because all of its records came after that.
+        """
+        if not states or self._options.offset_spec != LATEST or not self._group_name:
+            return {state.tp: self._options.offset_spec for state in states}
+        topic_ids: dict[str, set[UUID]] = {}
+        for tp, (_, mark) in (await self._offsets.committed_with_topics(None)).items():
+            if mark is not None:
+                topic_ids.setdefault(tp.topic, set()).add(mark.topic_id)
+                self._note_initial_partitions(tp.topic, mark)
+        resets: dict[TopicPartition, int | None] = {}
+        for tp, topic_id in ((state.tp, state.topic_id) for state in states):
+            key = tp.topic, topic_id
+            if tp.topic in self._later_topics:
+                self._initial_partitions[key] = 0
+            was_recreated = topic_id is not None and topic_ids.get(tp.topic, set()) - {topic_id}
+            is_later = was_recreated or tp.partition >= self._initial_partitions.get(key, inf)
+            resets[tp] = EARLIEST if is_later else LATEST
+        return resets
+
+    def _note_initial_partitions(self, topic: str, mark: TopicMark) -> None:
+        if mark.initial_partitions is not None:
+            key = topic, mark.topic_id
+            known = self._initial_partitions.get(key, mark.initial_partitions)
+            self._initial_partitions[key] = min(known, mark.initial_partitions)
+
+    def _build_mark(self, state: PartitionState) -> TopicMark | None:
+        """Return the mark of the topic of a partition; None while its id is not known."""
+        key = state.tp.topic, state.topic_id
+        topic = self._cluster.get_topic(state.tp.topic)
+        if topic is not None and topic.topic_id == state.topic_id:
+            self._initial_partitions.setdefault(key, len(topic.partitions))
+        if state.topic_id is None:
+            return None
+        return TopicMark(state.topic_id, initial_partitions=self._initial_partitions.get(key))
 
     def _set_start(
         self,
         state: PartitionState,
-        found: tuple[OffsetAndMetadata, UUID | None] | None,
+        found: tuple[OffsetAndMetadata, TopicMark | None] | None,
         start: int | None,
     ) -> None:
         """Let a partition begin at its committed offset, if that is of the topic as it is now.
@@ -381,23 +483,30 @@ class Assignment:
 
         Args:
             state: The partition.
-            found: Its committed offset, and the id of the topic that this is of.
+            found: Its committed offset, and the mark of the topic that this is of.
             start: Where it begins without one.
         """
         was_recreated = state.tp in self._recreated
         self._recreated.discard(state.tp)
-        committed, topic_id = found or (None, None)
+        committed, mark = found or (None, None)
+        topic_id = mark and mark.topic_id
+        if mark is not None:
+            self._note_initial_partitions(state.tp.topic, mark)
         if topic_id is not None:
             was_recreated = state.topic_id not in (None, topic_id)
         if was_recreated:
             message = "group %s: %s was created again; it is read from its start"
             log.warning(message, self._group_name, state.tp)
-            state.reset(EARLIEST)
-        elif committed is None:
-            self._prefetcher.reset_position(state, start)
-        else:
+            start = EARLIEST
+        elif committed is not None:
+            state.committed, state.is_starting = committed.offset, False
+        if not _needs_position(state):
+            return  # it was sought during the lookup
+        if committed is not None and not was_recreated:
             state.seek(committed.offset, committed.epoch)
-            state.committed = committed.offset
+        else:
+            self._prefetcher.reset_position(state, start)
+            state.is_starting = state.is_starting and start is not None
         if state.topic_id is None:
             state.expected_topic_id = topic_id
 
@@ -419,17 +528,21 @@ class Assignment:
 
     async def _fetch_committed(
         self, tps: list[TopicPartition]
-    ) -> dict[TopicPartition, tuple[OffsetAndMetadata, UUID | None]]:
-        """Return the committed offsets with their topics' ids; none without a group."""
+    ) -> dict[TopicPartition, tuple[OffsetAndMetadata, TopicMark | None]]:
+        """Return the committed offsets with their topics' marks; none without a group."""
         return await self._offsets.committed_with_topics(tps) if self._group_name else {}
-
-    async def _has_committed(self) -> bool:
-        """Return whether the group has committed an offset of any partition."""
-        return bool(self._group_name and await self._offsets.committed(None))
 
     def _is_assigned(self, state: PartitionState) -> bool:
         """Return whether a state is still that of its partition."""
         return self._prefetcher.states.get(state.tp) is state
+
+    def _needs_start(self, state: PartitionState) -> bool:
+        return self._is_assigned(state) and (state.is_starting or _needs_position(state))
+
+    def _is_missing(self, topic: str) -> bool:
+        """Return whether brokers have said that there is no such topic."""
+        known = self._cluster.get_topic(topic)
+        return known is not None and known.error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     # Metadata.
 
@@ -438,17 +551,24 @@ class Assignment:
 
         Kafka's own topics (`__...`) are left out.
         """
+        former: frozenset[str] | None = None
         while True:
             try:
                 names = await self._cluster.list_topics()
             except KafkaError as exc:
                 await asyncio.sleep(exc.retry_after or RETRY_DELAY_S)
                 continue
-            matches = (name for name in names if pattern.fullmatch(name))
-            member.subscribe(frozenset(name for name in matches if not name.startswith("__")))
+            matches = frozenset(
+                name for name in names if pattern.fullmatch(name) and not name.startswith("__")
+            )
+            self._later_topics |= matches - (matches if former is None else former)
+            former = matches
+            member.subscribe(matches)
             await asyncio.sleep(PATTERN_INTERVAL_S)
 
     def _on_metadata_change(self, change: TopicChange) -> None:
+        if change.is_deleted or change.is_recreated:
+            self._later_topics.add(change.topic.name)
         if any(tp.topic == change.topic.name for tp in self._prefetcher.states):
             self._prefetcher.wake()
 

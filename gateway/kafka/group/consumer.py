@@ -297,7 +297,9 @@ class GroupConsumer:
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
         """Let the next poll return records from an offset on."""
-        self._get_state(tp).seek(offset)
+        state = self._get_state(tp)
+        state.seek(offset)
+        self._assignment.note_seek(state)
         self.prefetcher.failures.pop(tp, None)
         self.prefetcher.wake()
 
@@ -336,6 +338,7 @@ class GroupConsumer:
         resets = [(self._get_state(tp), spec) for tp, spec in specs.items()]
         for state, spec in resets:
             state.reset(spec)
+            self._assignment.note_seek(state)
             self.prefetcher.failures.pop(state.tp, None)
         try:
             async with asyncio.timeout(SEEK_TIMEOUT_S):

@@ -55,11 +55,12 @@ class ConsumerOptions:
         heartbeat_interval: The longest time between heartbeats; None for the protocol's own. With
             KIP-848 one that is shorter than the broker's makes rebalances faster.
         rebalance_timeout: How long a listener may take to give up revoked partitions.
-        auto_offset_reset: Where a group that has committed nothing starts: `latest`, `earliest`, or
-            `none`, for which `poll` raises PartitionFailed. In a group that has committed anything,
-            a new partition is read from its start, and if retention has deleted the offset to go
-            on from, reading goes on at the first that Kafka has. Without a group it also says where
-            to go on then. If an unclean election has cut the log off, reading goes on at the cut;
+        auto_offset_reset: Where a group starts in a partition of which it has committed nothing:
+            `latest`, `earliest`, or `none`, for which `poll` raises PartitionFailed. That is
+            committed before anything is fetched. With `latest` a partition that was added after the
+            group had begun is read from its start. If retention has deleted the offset to go on
+            from, reading goes on at the first that Kafka has. Without a group it also says where to
+            go on then. If an unclean election has cut the log off, reading goes on at the cut;
             with `none`, `poll` raises PartitionFailed.
         isolation: Whether records of open and aborted transactions are left out.
         max_partition_bytes: The most bytes of one partition in one fetch. Of what was fetched ahead

@@ -11,7 +11,6 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
-from uuid import UUID
 
 from gateway.core.backoff import BackoffPolicy
 from gateway.core.error_code import AUTHORIZATION_ERRORS, COORDINATOR_ERRORS, ErrorCode
@@ -69,19 +68,17 @@ async def _wait_without_member(timeout_s: float) -> None:
     await asyncio.sleep(min(timeout_s, _RETRY_BACKOFF.first_delay))
 
 
-def _mark_topic(
-    offset: OffsetAndMetadata, topic_id: UUID | None, cluster_id: str | None
-) -> OffsetAndMetadata:
+def _mark_topic(offset: OffsetAndMetadata, mark: TopicMark | None) -> OffsetAndMetadata:
     """Return what is committed of an offset: with a mark of its topic, unless it has metadata."""
-    if topic_id is None or offset.metadata:
+    if mark is None or offset.metadata:
         return offset
-    return offset._replace(metadata=str(TopicMark(topic_id, cluster_id)))
+    return offset._replace(metadata=str(mark))
 
 
 def _split_topic(
     offset: OffsetAndMetadata, cluster_id: str | None
-) -> tuple[OffsetAndMetadata, UUID | None]:
-    """Return an offset as it was to be committed, and the id of its topic in this cluster.
+) -> tuple[OffsetAndMetadata, TopicMark | None]:
+    """Return an offset as it was to be committed, and the mark of its topic in this cluster.
 
     That is None if it is not known.
     """
@@ -89,7 +86,7 @@ def _split_topic(
     if mark is None:
         return offset, None
     is_foreign = mark.is_of_other_cluster(cluster_id)
-    return offset._replace(metadata=""), None if is_foreign else mark.topic_id
+    return offset._replace(metadata=""), None if is_foreign else mark
 
 
 class _UnknownTopics:
@@ -143,7 +140,7 @@ class GroupOffsets:
     async def commit(
         self,
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
-        get_topic_id: Callable[[str], UUID | None],
+        get_mark: Callable[[str], TopicMark | None],
         *,
         timeout_s: float = COMMIT_TIMEOUT_S,
     ) -> None:
@@ -151,7 +148,7 @@ class GroupOffsets:
 
         Args:
             offsets: The next offset of each partition.
-            get_topic_id: Returns the id of a topic; None if it is not known.
+            get_mark: Returns the mark of a topic, without the cluster; None if its id is not known.
             timeout_s: For how many seconds to repeat what passes.
 
         Raises:
@@ -174,7 +171,7 @@ class GroupOffsets:
             not_owned |= self._drop_unowned(pending)
             if not pending:
                 break
-            request = self._build_commit_request(pending, get_topic_id)
+            request = self._build_commit_request(pending, get_mark)
             try:
                 response = await self.coordinators.send(self.group, request)
                 errors = {tp: response.errors.get(tp, 0) for tp in pending}
@@ -200,13 +197,13 @@ class GroupOffsets:
     async def committed(
         self, tps: Collection[TopicPartition] | None, *, timeout_s: float = COMMIT_TIMEOUT_S
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return the committed offsets, as `committed_with_topics`, without the topics' ids."""
+        """Return the committed offsets, as `committed_with_topics`, without the topics' marks."""
         found = await self.committed_with_topics(tps, timeout_s=timeout_s)
         return {tp: offset for tp, (offset, _) in found.items()}
 
     async def committed_with_topics(
         self, tps: Collection[TopicPartition] | None, *, timeout_s: float = COMMIT_TIMEOUT_S
-    ) -> dict[TopicPartition, tuple[OffsetAndMetadata, UUID | None]]:
+    ) -> dict[TopicPartition, tuple[OffsetAndMetadata, TopicMark | None]]:
         """Return the committed offsets.
 
         Args:
@@ -214,8 +211,8 @@ class GroupOffsets:
             timeout_s: For how many seconds to repeat what passes.
 
         Returns:
-            The offset of each partition that has one, and the id of the topic that it is of; None
-            if that is not known, or if the offset was copied from another cluster.
+            The offset of each partition that has one, and the mark of the topic that it is of; None
+            if it has none, or if the offset was copied from another cluster.
 
         Raises:
             AccessDenied: The group or a topic may not be used.
@@ -248,18 +245,16 @@ class GroupOffsets:
     def _build_commit_request(
         self,
         pending: Mapping[TopicPartition, OffsetAndMetadata],
-        get_topic_id: Callable[[str], UUID | None],
+        get_mark: Callable[[str], TopicMark | None],
     ) -> OffsetCommitRequest:
-        topic_ids = {
-            topic: topic_id
-            for topic in {tp.topic for tp in pending}
-            if (topic_id := get_topic_id(topic)) is not None
-        }
         cluster_id = self.coordinators.cluster_id
-        marked = {
-            tp: _mark_topic(offset, topic_ids.get(tp.topic), cluster_id)
-            for tp, offset in pending.items()
+        marks = {
+            topic: mark._replace(cluster_id=cluster_id)
+            for topic in {tp.topic for tp in pending}
+            if (mark := get_mark(topic)) is not None
         }
+        marked = {tp: _mark_topic(offset, marks.get(tp.topic)) for tp, offset in pending.items()}
+        topic_ids = {topic: mark.topic_id for topic, mark in marks.items()}
         return OffsetCommitRequest(self.group, marked, self.get_identity(), topic_ids)
 
     def _drop_unowned(

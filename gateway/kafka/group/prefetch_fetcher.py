@@ -165,7 +165,8 @@ class PrefetchFetcher:
         fetches: dict[int, list[PartitionState]] = {}
         lists: list[PartitionState] = []
         for state in self.states.values():
-            if not state.is_readable:
+            # Where a paused partition begins is looked up: `latest` means the end as of now.
+            if not (state.is_readable or (state.offset_spec is not None and state.is_paused)):
                 continue
             if state.in_flight is not None:
                 if limits is None or state.min_bytes <= limits.min_bytes:
@@ -179,7 +180,7 @@ class PrefetchFetcher:
                 next_due = min(next_due, now + LEADERLESS_RETRY_S)
             elif state.offset_spec is not None:
                 lists.append(state)
-            elif limits is not None and state.position is not None and self._should_fetch(state):
+            elif limits is not None and self._should_fetch(state):
                 fetches.setdefault(node, []).append(state)
         if lists:
             self._start_request(self._list_offsets(lists), lists)
@@ -196,11 +197,15 @@ class PrefetchFetcher:
         while any(
             state.offset_spec is not None and self.states.get(state.tp) is state for state in states
         ):
-            self.start_fetches(None)
-            if self._tasks:
-                await self._tasks.wait(LEADERLESS_RETRY_S, return_when=asyncio.FIRST_COMPLETED)
-            else:
-                await asyncio.sleep(LEADERLESS_RETRY_S)
+            await self.look_up_positions()
+
+    async def look_up_positions(self) -> None:
+        """Look up positions that are due, and wait until a request has ended, or for a moment."""
+        self.start_fetches(None)
+        if self._tasks:
+            await self._tasks.wait(LEADERLESS_RETRY_S, return_when=asyncio.FIRST_COMPLETED)
+        else:
+            await asyncio.sleep(LEADERLESS_RETRY_S)
 
     async def close(self) -> None:
         """Drop all partitions, and end all requests."""
@@ -209,8 +214,11 @@ class PrefetchFetcher:
 
     def _should_fetch(self, state: PartitionState) -> bool:
         """Return whether the records of a partition run low, and what follows may be fetched."""
-        return state.buffered_bytes < self.options.max_partition_bytes // 2 and not (
-            state.is_out_of_range and state.records
+        return (
+            state.position is not None
+            and not state.is_starting
+            and state.buffered_bytes < self.options.max_partition_bytes // 2
+            and not (state.is_out_of_range and state.records)
         )
 
     def _choose_node(self, state: PartitionState, now: float) -> int | None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from gateway.core.delivery.batch import payload_size
+from gateway.core.group.topic_mark import TopicMark
 from gateway.core.log.record import Record, TopicPartition
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.fetch.bounded_read import fetch_log_bounds, read_committed
@@ -85,8 +86,8 @@ class DeadLetterQueue:
         for tp, log in logs.items():
             start = log.start
             if tp in committed:
-                (offset, _, _), topic_id = committed[tp]
-                known_ids = {topic_id, metadata.topic_id} - {None}
+                (offset, _, _), mark = committed[tp]
+                known_ids = {mark and mark.topic_id, metadata.topic_id} - {None}
                 # Otherwise it is of a topic of the same name that was deleted.
                 if len(known_ids) < 2 and offset <= log.stop:
                     start = max(offset, log.start)
@@ -183,11 +184,11 @@ class DeadLetterQueue:
             KafkaError: They are not committed.
         """
         metadata = self._cluster.get_topic(self.topic)
+        topic_id = metadata.topic_id if metadata is not None else None
+        mark = TopicMark(topic_id) if topic_id is not None else None
         positions = {tp: OffsetAndMetadata(offset) for tp, offset in offsets.items()}
         if positions:
-            await self._commits.commit(
-                positions, lambda topic: metadata.topic_id if metadata else None
-            )
+            await self._commits.commit(positions, lambda _: mark)
 
     def _is_own(self, dead_letter: QueuedDeadLetter) -> bool:
         """Return whether a dead letter is the group's, or that of another program."""

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from gateway.core.group.topic_mark import TopicMark
 
 
-@given(st.uuids(), st.none() | st.text(min_size=1))
-def test_a_mark_is_read_as_it_was_written(topic_id: UUID, cluster_id: str | None):
-    mark = TopicMark(topic_id, cluster_id)
+@given(st.uuids(), st.none() | st.text(min_size=1), st.none() | st.integers(0))
+def test_a_mark_is_read_as_it_was_written(
+    topic_id: UUID, cluster_id: str | None, partitions: int | None
+):
+    mark = TopicMark(topic_id, cluster_id, partitions)
     assert TopicMark.parse(str(mark)) == mark
 
 

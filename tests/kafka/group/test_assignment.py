@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import cast
+import re
+from typing import Literal, cast
 from uuid import UUID
 
 import pytest
@@ -12,7 +13,7 @@ from support.simulated_kafka import SimulatedCluster, SimulatedKafka
 from support.virtual_time import run_in_virtual_time
 from support.waiting import wait_until
 
-from gateway.core.log.record import TopicPartition
+from gateway.core.log.record import Record, TopicPartition
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.group.consumer import ConsumerOptions, GroupConsumer, OffsetAndMetadata
 
@@ -47,8 +48,10 @@ def connect_without_metadata(kafka: SimulatedKafka) -> SimulatedCluster:
     return cluster
 
 
-def create_consumer(cluster: SimulatedCluster) -> GroupConsumer:
-    options = ConsumerOptions(auto_offset_reset="earliest", protocol="classic")
+def create_consumer(
+    cluster: SimulatedCluster, reset: Literal["latest", "earliest"] = "earliest"
+) -> GroupConsumer:
+    options = ConsumerOptions(auto_offset_reset=reset, protocol="classic")
     return GroupConsumer(cast(Cluster, cluster), "billing", options)
 
 
@@ -80,11 +83,11 @@ def test_a_member_notices_an_offset_of_a_former_topic_if_metadata_comes_after_it
     async def play() -> None:
         kafka = create_kafka()
         expiry = asyncio.create_task(kafka.run_expiry())
-        for tp in (ZERO, ONE):
-            store_offset(kafka, tp, 50, f"topic-id={FORMER_ID}")
         leader = create_consumer(SimulatedCluster(kafka))
         leader.subscribe(["orders"])
-        await wait_until(lambda: len(leader.assignment) == 2)
+        await wait_until(lambda: len(kafka.committed) == 2)
+        for tp in (ZERO, ONE):
+            store_offset(kafka, tp, 50, f"topic-id={FORMER_ID}")
         cluster = connect_without_metadata(kafka)
         follower = create_consumer(cluster)
         follower.subscribe(["orders"])
@@ -117,5 +120,111 @@ def test_a_group_goes_on_at_an_offset_that_was_copied_from_another_cluster(is_la
         records = await consumer.poll(1.0)
         assert records[0].offset == 50
         await consumer.close()
+
+    run_in_virtual_time(play())
+
+
+def test_a_partition_begins_at_the_end_unless_it_was_added_after_the_group_had_begun():
+    """`latest` meant the start of the log for each partition without a commit beside others with
+    one: all records of a partition in which nothing had come yet, when another member got it."""
+
+    async def play() -> None:
+        kafka = create_kafka()
+        topic_id = kafka.topics["orders"].id
+        store_offset(kafka, ZERO, 50, f"topic-id={topic_id},partitions=2")
+        kafka.add_partitions("orders", 1)
+        added = TopicPartition("orders", 2)
+        kafka.append_records(added, [b"0"] * 5)
+        consumer = create_consumer(SimulatedCluster(kafka), "latest")
+        consumer.assign([ONE, added])
+        await wait_until(lambda: len(kafka.committed) == 3)
+        assert (consumer.position(ONE), consumer.position(added)) == (100, 0)
+        marks = {kafka.committed[topic_id, p].metadata for p in range(3)}
+        assert len(marks) == 2 and all("partitions=2" in mark for mark in marks)
+        await consumer.close()
+
+    run_in_virtual_time(play())
+
+
+def test_a_topic_that_is_created_while_a_pattern_is_read_is_read_from_its_start():
+    """Its first records came before it was found, and `latest` passed over them."""
+
+    async def play() -> None:
+        kafka = create_kafka()
+        expiry = asyncio.create_task(kafka.run_expiry())
+        consumer = create_consumer(SimulatedCluster(kafka), "latest")
+        consumer.subscribe(re.compile("orders.*"))
+        await wait_until(lambda: len(kafka.committed) == 2)
+        kafka.create_topic("orders-new", 1)
+        kafka.append_records(TopicPartition("orders-new", 0), [b"first"])
+        records: list[Record] = []
+        while not records:
+            records = await consumer.poll(1.0)
+        assert [record.value for record in records] == [b"first"]
+        await consumer.close()
+        expiry.cancel()
+
+    run_in_virtual_time(play())
+
+
+@pytest.mark.parametrize("is_subscribed", [False, True])
+def test_nothing_is_returned_before_the_group_has_an_offset_of_where_it_began(is_subscribed):
+    """A poll returned records, the client failed, and the group began behind them."""
+
+    async def play() -> None:
+        kafka = create_kafka()
+        expiry = asyncio.create_task(kafka.run_expiry())
+        kafka.holds_commits = True
+        consumer = create_consumer(SimulatedCluster(kafka), "latest")
+        if is_subscribed:
+            consumer.subscribe(["orders"])
+        else:
+            consumer.assign([ZERO, ONE])
+        await wait_until(lambda: consumer.assignment and consumer.position(ZERO) == 100)
+        kafka.append_records(ZERO, [b"new"])
+        assert not await consumer.poll(5.0)
+        kafka.holds_commits = False
+        assert [record.value for record in await consumer.poll(60.0)] == [b"new"]
+        assert kafka.committed[kafka.topics["orders"].id, 0].offset == 100
+        await consumer.close()
+        expiry.cancel()
+
+    run_in_virtual_time(play())
+
+
+def test_where_a_paused_partition_begins_is_kept():
+    """It was looked up when the pause was over, so what came during the pause was passed over."""
+
+    async def play() -> None:
+        kafka = create_kafka()
+        cluster = SimulatedCluster(kafka)
+        cluster.failure_mode = "refused"
+        consumer = create_consumer(cluster, "latest")
+        consumer.assign([ZERO])
+        consumer.pause([ZERO])
+        cluster.failure_mode = ""
+        await wait_until(lambda: kafka.committed)
+        assert kafka.committed[kafka.topics["orders"].id, 0].offset == 100
+        await consumer.close()
+
+    run_in_virtual_time(play())
+
+
+def test_a_seek_before_the_group_has_an_offset_is_where_it_begins():
+    """The group had none of a partition that was sought, and would have begun elsewhere."""
+
+    async def play() -> None:
+        kafka = create_kafka()
+        expiry = asyncio.create_task(kafka.run_expiry())
+        kafka.holds_commits = True
+        consumer = create_consumer(SimulatedCluster(kafka), "latest")
+        consumer.subscribe(["orders"])
+        await wait_until(lambda: consumer.assignment and consumer.position(ZERO) == 100)
+        consumer.seek(ZERO, 20)
+        kafka.holds_commits = False
+        assert (await consumer.poll(60.0))[0].offset == 20
+        assert kafka.committed[kafka.topics["orders"].id, 0].offset == 20
+        await consumer.close()
+        expiry.cancel()
 
     run_in_virtual_time(play())

@@ -11,6 +11,7 @@ import pytest
 from support.virtual_time import run_in_virtual_time
 
 from gateway.core.error_code import ErrorCode
+from gateway.core.group.topic_mark import TopicMark
 from gateway.core.log.record import TopicPartition
 from gateway.errors import UnknownTopic
 from gateway.kafka.client.coordinators import Coordinators
@@ -121,12 +122,12 @@ async def test_an_offset_is_stored_with_the_id_of_its_topic_unless_it_has_metada
         GONE: OffsetAndMetadata(7, 3, "a note"),
         TopicPartition("older", 0): OffsetAndMetadata(9),
     }
-    ids = {"here": topic_id, "gone": topic_id}
-    await offsets.commit(committed, ids.get)
-    assert coordinator.stored[HERE].metadata == f"topic-id={topic_id},cluster-id=here"
+    marks = dict.fromkeys(("here", "gone"), TopicMark(topic_id, initial_partitions=3))
+    await offsets.commit(committed, marks.get)
+    assert coordinator.stored[HERE].metadata == f"topic-id={topic_id},partitions=3,cluster-id=here"
     assert await offsets.committed(None) == committed
     found = await offsets.committed_with_topics(None)
-    assert [topic for _, topic in found.values()] == [topic_id, None, None]
+    assert [mark and mark.topic_id for _, mark in found.values()] == [topic_id, None, None]
 
 
 @pytest.mark.parametrize("metadata", ["topic-id=", "topic-id=nonsense", "my topic-id=1", None])
@@ -149,7 +150,7 @@ async def test_an_offset_that_was_copied_from_another_cluster_says_nothing_of_it
     """MirrorMaker 2 copies the metadata of offsets, and a topic has another id in each cluster."""
     coordinator, topic_id = StoringCoordinator(other), UUID(int=7)
     offsets = GroupOffsets(cast(Coordinators, coordinator), "billing")
-    await offsets.commit({HERE: OffsetAndMetadata(5, 3)}, lambda _: topic_id)
+    await offsets.commit({HERE: OffsetAndMetadata(5, 3)}, lambda _: TopicMark(topic_id))
     coordinator.cluster_id = own
-    found = await offsets.committed_with_topics([HERE])
-    assert found == {HERE: (OffsetAndMetadata(5, 3), topic_id if is_known else None)}
+    (offset, mark), *_ = (await offsets.committed_with_topics([HERE])).values()
+    assert (offset, mark is not None) == (OffsetAndMetadata(5, 3), is_known)

@@ -33,6 +33,22 @@ def test_every_record_is_delivered_once_all_is_well_again(protocol, caplog):
 
 
 @pytest.mark.parametrize("protocol", ["consumer", "classic"])
+def test_a_new_group_goes_on_where_it_began_whoever_reads_on(protocol, caplog):
+    """Until its first commit nobody knew where that was. After a restart, or for a second sidecar,
+    `latest` was the end by then, so records that had been sent without success were skipped; or the
+    start of the log, if another partition had a commit, so that all old records were sent."""
+    caplog.set_level(logging.CRITICAL)
+    events = [
+        "produce", "produce", "change_back_end", "change_kafka", "start", "stop", "kill", "expire",
+        "restart", "pause", "add_partition", "change_commits", "change_right",
+    ]  # fmt: skip
+    for seed in range(HISTORIES):
+        world = GroupSimulation(seed, is_classic=protocol == "classic", reset="latest")
+        run_in_virtual_time(world.run_events(events, 25))
+        assert not world.oracle.violations, (seed, world.oracle.violations, world.log)
+
+
+@pytest.mark.parametrize("protocol", ["consumer", "classic"])
 def test_two_batches_of_a_partition_come_again_also_when_commits_get_no_answer(protocol, caplog):
     """Lanes went on while a commit was under way, which takes seconds to fail: after a takeover 63
     records came again where a batch has 20. The simulation checks each batch that comes."""
