@@ -301,6 +301,19 @@ class FormatError(GatewayError):
         self.pointer = pointer
 
 
+class SchemaNotFound(FormatError):
+    """The schema registry has no schema of an id.
+
+    Attributes:
+        missing_s: For how many seconds that is known. A registry that follows another one learns of
+            new schemas a moment later.
+    """
+
+    def __init__(self, message: str, *, missing_s: float) -> None:
+        super().__init__(message)
+        self.missing_s = missing_s
+
+
 class RegistryUnavailable(GatewayError):
     """The schema registry gives no answer, or none that a registry would give.
 

@@ -125,17 +125,20 @@ def _is_written_alike(data: bytes, value: Any) -> bool:
     """
     try:
         written = orjson.dumps(value, _build_fragment, orjson.OPT_PASSTHROUGH_DATACLASS)
-        if written == data:
-            return True
-        # Python's `json` writes what is not ASCII with escapes. One byte is found 50 times as fast
-        # as two.
-        if b"\\" in data and b"\\u" in data:
-            written = json.dumps(value, default=_get_value).encode()
-            # It writes 1e-05 where orjson writes 1e-5.
-            if b"e-" in written or b"e+" in written:
-                return False
-    except (orjson.JSONEncodeError, RecursionError):  # nested too deep
+    except orjson.JSONEncodeError:  # nested too deep
         return False
+    if written == data:
+        return True
+    # Python's `json` writes what is not ASCII with escapes. One byte is found 50 times as fast as
+    # two.
+    if b"\\" in data and b"\\u" in data:
+        try:
+            written = json.dumps(value, default=_get_value).encode()
+        except RecursionError:
+            return False
+        # It writes 1e-05 where orjson writes 1e-5.
+        if b"e-" in written or b"e+" in written:
+            return False
     return written.translate(None, _WHITESPACE) == data.translate(None, _WHITESPACE)
 
 

@@ -68,9 +68,12 @@ def _project_value(value: bytes, tree: FieldTree) -> bytes:
         kept = _select_fields(parsed, tree)
         if not _is_as_written(kept, value):
             kept = _select_fields(parse_exact(value, orjson.Fragment), tree)
+    except (orjson.JSONDecodeError, RecursionError):
+        return b"null"
+    try:
         return b"{}" if kept is MISSING else orjson.dumps(kept)
-    except (orjson.JSONDecodeError, orjson.JSONEncodeError, RecursionError):
-        return b"null"  # not JSON, or nested deeper than orjson writes (254 levels)
+    except orjson.JSONEncodeError:
+        return b"null"  # nested deeper than orjson writes (254 levels)
 
 
 def _select_fields(value: Any, tree: FieldTree) -> Any:

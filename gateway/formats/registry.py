@@ -17,7 +17,7 @@ from urllib.parse import quote
 from gateway.config import SchemaRegistry
 from gateway.config.source.expression import find_closest
 from gateway.config.types.formats import SERIALIZATION_FORMATS
-from gateway.errors import FormatError, RegistryUnavailable
+from gateway.errors import FormatError, RegistryUnavailable, SchemaNotFound
 from gateway.telemetry.log_context import create_detached_task
 
 from .registry_client import RegistryClient, RegistryNotFound, RegistryRejected
@@ -205,10 +205,18 @@ class CachedRegistryClient:
 
     async def _fetch_by_id(self, id: int) -> Schema:
         try:
-            response = await self._client.request("GET", f"/schemas/ids/{id}")
+            response = await self._client.request(
+                "GET", f"/schemas/ids/{id}", is_expected=_is_schema
+            )
         except RegistryNotFound:
+            former, missing_s = self._cache.get(id), 0.0
+            if former is not None and isinstance(former.result, SchemaNotFound):
+                asked_at = former.expires_at - MISSING_TTL_S
+                missing_s = former.result.missing_s + self._now() - asked_at
             problem = f"the registry has no schema with the id {id}"
-            raise FormatError(f"{problem}; write with one of its schemas") from None
+            raise SchemaNotFound(
+                f"{problem}; write with one of its schemas", missing_s=missing_s
+            ) from None
         except RegistryRejected as exc:
             raise FormatError(f"the registry gives no schema with the id {id}: {exc}") from None
         return await self._build_schema(id, response)
@@ -222,7 +230,9 @@ class CachedRegistryClient:
         label = "latest" if version is None else str(version)
         try:
             response = await self._client.request(
-                "GET", f"/subjects/{quote(subject, '')}/versions/{label}"
+                "GET",
+                f"/subjects/{quote(subject, '')}/versions/{label}",
+                is_expected=lambda response: _is_schema(response) and _has_id(response),
             )
         except RegistryNotFound as exc:
             if exc.code == 40402 and version is not None:  # version not found
@@ -231,8 +241,6 @@ class CachedRegistryClient:
             raise await self._build_unknown_subject(subject) from None
         except RegistryRejected as exc:
             raise FormatError(f"the registry gives no {label} of '{subject}': {exc}") from None
-        if not isinstance(response, dict) or not isinstance(response.get("id"), int):
-            raise FormatError(f"the registry's {label} of '{subject}' has no id; correct url")
         return response
 
     async def _get_or_register(
@@ -253,7 +261,7 @@ class CachedRegistryClient:
         if references:
             body["references"] = [reference._asdict() for reference in references]
         try:
-            response = await self._client.request("POST", path, body)
+            response = await self._client.request("POST", path, body, is_expected=_has_id)
         except RegistryNotFound as exc:
             if exc.code == 40401:  # subject not found
                 raise await self._build_unknown_subject(subject) from None
@@ -267,11 +275,10 @@ class CachedRegistryClient:
 
     async def _build_schema(self, id: int, response: Any) -> Schema:
         """Return the schema that the registry described, with its references."""
-        # The registry leaves the type out for Avro.
-        kind = response.get("schemaType", "AVRO") if isinstance(response, dict) else None
+        kind = response.get("schemaType") or "AVRO"  # the registry leaves it out for Avro
         formats = (each for each in SERIALIZATION_FORMATS.values() if each.schema_type == kind)
-        format = next(formats, None) if isinstance(kind, str) else None
-        if format is None or not isinstance(response.get("schema"), str):
+        format = next(formats, None)
+        if format is None:
             raise FormatError(f"schema {id} is of a kind that is not known here: {kind}")
         texts = await self._fetch_references(response.get("references") or [], {})
         return Schema(id, format, response["schema"], texts)
@@ -309,14 +316,32 @@ class CachedRegistryClient:
     async def _build_unknown_subject(self, subject: str) -> FormatError:
         """Return the exception for an unknown subject, which suggests the most similar one."""
         try:
-            response = await self._client.request("GET", "/subjects")
+            response = await self._client.request(
+                "GET", "/subjects", is_expected=lambda response: isinstance(response, list)
+            )
         except (RegistryNotFound, RegistryRejected, RegistryUnavailable):
             response = []
-        names = (
-            [name for name in response if isinstance(name, str)]
-            if isinstance(response, list)
-            else []
-        )
-        closest = find_closest(subject, names)
+        closest = find_closest(subject, [name for name in response if isinstance(name, str)])
         hint = f"did you mean '{closest}'?" if closest else "register a schema for it"
         return FormatError(f"the registry has no subject '{subject}'; {hint}")
+
+
+def _has_id(response: Any) -> bool:
+    return isinstance(response, dict) and type(response.get("id")) is int
+
+
+def _is_schema(response: Any) -> bool:
+    """Return whether an answer describes a schema and what it refers to."""
+    if not isinstance(response, dict) or not isinstance(response.get("schema"), str):
+        return False
+    references = response.get("references") or []
+    return isinstance(response.get("schemaType") or "AVRO", str) and (
+        isinstance(references, list)
+        and all(
+            isinstance(reference, dict)
+            and isinstance(reference.get("name"), str)
+            and isinstance(reference.get("subject"), str)
+            and type(reference.get("version")) is int
+            for reference in references
+        )
+    )

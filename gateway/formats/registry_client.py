@@ -1,7 +1,8 @@
 """Send requests to a schema registry over HTTP.
 
 A registry may have several URLs. The one that answered last is asked first, and the next one if it
-does not answer or says that it cannot (429, 5xx) or may not (401, 403).
+does not give an answer of a registry. Only the registry's own words say that there is no such
+schema, or that one is refused: a 404 may be that of a wrong path, and a 200 that of a login page.
 
 confluent-kafka has an asyncio client for registries, which is not used: it needs authlib and
 cachetools, sends requests through the proxies that the environment names, reads a response of any
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import httpx
@@ -29,6 +30,7 @@ MAX_RESPONSE_BYTES = 16 * 1024**2  # decompressed
 READ_SIZE_BYTES = 64 * 1024  # decompressed at once
 # Describe the body as it was transferred, which is not what is kept of it.
 _ENCODING_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encoding"})
+_NOT_FOUND_CODES = frozenset({40401, 40402, 40403})  # subject, version, schema not found
 _MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
 
 
@@ -46,10 +48,10 @@ class RegistryNotFound(Exception):
 
 
 class RegistryRejected(Exception):
-    """The registry refuses a request, such as an incompatible (409) or invalid (422) schema.
+    """The registry refuses a schema.
 
     Attributes:
-        status: The HTTP status, 4xx.
+        status: The HTTP status: 409 for an incompatible schema, 422 for an invalid one.
     """
 
     def __init__(self, status: int, message: str) -> None:
@@ -80,23 +82,36 @@ class RegistryClient:
         for client in filter(None, clients):
             await client.aclose()
 
-    async def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        is_expected: Callable[[Any], bool],
+    ) -> Any:
         """Send a request and return the JSON of its response.
 
         Args:
             method: The HTTP method.
             path: The path and query, appended to the URL of the registry.
             body: The JSON object to send; None for none.
+            is_expected: Returns whether the JSON of a success is what a registry answers.
 
         Raises:
             RegistryNotFound: The registry does not have it (404).
-            RegistryRejected: The registry refuses it (another 4xx).
-            RegistryUnavailable: No URL of the registry gave an answer.
+            RegistryRejected: The registry refuses it (409, 422).
+            RegistryUnavailable: No URL gave an answer of a registry.
         """
         reasons = []
         for url in list(self._urls):
             try:
                 response = await self._send_request(method, url + path, body)
+                answer = _parse_response(response, url)
+                if not isinstance(answer, Exception) and not is_expected(answer):
+                    raise _build_unavailable(
+                        url, f"its answer to {path} is none of a registry; correct url"
+                    )
             except RegistryUnavailable as exc:
                 reasons.append(exc)
                 continue
@@ -104,7 +119,9 @@ class RegistryClient:
                 self._urls.remove(url)
                 self._urls.insert(0, url)
             self._on_available(url)
-            return _parse_response(response, url)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
         await self._on_unavailable(reasons)
         raise reasons[0]
 
@@ -176,25 +193,28 @@ class RegistryClient:
 
 
 def _parse_response(response: httpx.Response, url: str) -> Any:
-    """Return the JSON of a response, or raise what its status means; see `request`."""
+    """Return the JSON of a success, or the exception that the registry's refusal stands for.
+
+    Raises:
+        RegistryUnavailable: It is no answer of a registry.
+    """
+    status = response.status_code
     try:
         content = orjson.loads(response.content)
     except ValueError:
-        if response.status_code == 404:  # of a proxy, or of another server
-            raise _build_unavailable(
-                url, "it answers 404 as no registry does; correct url"
-            ) from None
-        raise _build_unavailable(
-            url, f"its answer is no JSON ({response.status_code}); correct url"
-        ) from None
+        if status != 404:  # a 404 of a proxy, or of another server
+            reason = f"its answer is no JSON ({status}); correct url"
+            raise _build_unavailable(url, reason) from None
+        content = None
     if response.is_success:
         return content
     error = content if isinstance(content, dict) else {}
-    message = str(error.get("message") or f"status {response.status_code}")
-    if response.status_code == 404:
-        code = error.get("error_code")
-        raise RegistryNotFound(code if isinstance(code, int) else 404, message)
-    raise RegistryRejected(response.status_code, message)
+    code, message = error.get("error_code"), str(error.get("message") or f"status {status}")
+    if status == 404 and code in _NOT_FOUND_CODES:
+        return RegistryNotFound(code, message)
+    if status in (409, 422) and isinstance(code, int):
+        return RegistryRejected(status, message)
+    raise _build_unavailable(url, f"it answers {status} as no registry does; correct url")
 
 
 def _build_unavailable(

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.responses import JSONResponse
 from support.app_server import running_app
 from support.certificates import CertificateAuthority
 from support.registry import FakeRegistry as Fake
 
 from gateway.config import SchemaRegistry
-from gateway.errors import FormatError, RegistryUnavailable
+from gateway.errors import FormatError, RegistryUnavailable, SchemaNotFound
 from gateway.formats.registry import CachedRegistryClient
 from gateway.formats.serialization import SchemaReference, SerializationFormat
 
@@ -234,6 +235,58 @@ async def test_what_is_no_registry_is_told_as_that(fake: Fake, url: str):
     asked = registry(f"{url}/elsewhere")
     with pytest.raises(RegistryUnavailable, match="404 as no registry does; correct url"):
         await asked.get_by_id(1)
+    await asked.close()
+
+
+@pytest.mark.parametrize(
+    "status, answer",
+    [
+        (404, {"error_code": 404, "message": "HTTP 404 Not Found"}),  # a wrong base path
+        (404, {"status": 404, "error": "Not Found"}),  # another server
+        (404, {}),
+        (200, {}),
+        (200, {"status": "UP"}),
+        (200, []),
+        (200, {"schema": 5}),
+        (200, {"schema": TEXT, "schemaType": 5}),
+        (200, {"schema": TEXT, "references": 5}),
+        (200, {"schema": TEXT, "references": [{"name": "a"}]}),
+        (302, {"login": "/"}),
+        (400, {"error_code": 400}),
+        (408, {}),
+        (410, {"error_code": 40403}),
+        (421, {}),
+        (422, {"detail": "no registry"}),
+    ],
+)
+async def test_only_a_registrys_own_words_say_that_there_is_no_schema(
+    fake: Fake, url: str, status: int, answer: object
+):
+    """A proxy, or a wrong path, emptied topics into the dead letters. Another URL is asked."""
+    id = fake.register_schema("orders-value", TEXT)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await JSONResponse(answer, status)(scope, receive, send)
+
+    async with running_app(app) as wrong_url:
+        asked = registry(wrong_url)
+        for lookup in (asked.get_by_id(id), asked.get_by_version("orders-value", None)):
+            with pytest.raises(RegistryUnavailable, match="correct url"):
+                await lookup
+        await asked.close()
+        both = registry(wrong_url, url)
+        assert (await both.get_by_id(id)).text == TEXT
+        await both.close()
+
+
+async def test_how_long_a_schema_is_missing_is_known(fake: Fake, url: str):
+    now = 100.0
+    asked = registry(url, now=lambda: now)
+    for expected in (0.0, 6.0, 12.0):
+        now = 100.0 + expected
+        with pytest.raises(SchemaNotFound) as told:
+            await asked.get_by_id(7)
+        assert told.value.missing_s == expected
     await asked.close()
 
 

@@ -119,8 +119,9 @@ class AvroCodec:
 
     def decode_text(self, data: bytes) -> bytes:
         """Decode Avro into JSON text; raises FormatError as `decode`."""
+        value = self.decode(data)
         try:
-            return orjson.dumps(self.decode(data))
+            return orjson.dumps(value)
         except orjson.JSONEncodeError as exc:
             raise FormatError(f"the value cannot be written as JSON: {exc}") from None
 

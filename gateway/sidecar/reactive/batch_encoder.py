@@ -18,11 +18,14 @@ import orjson
 from gateway.config.sections.sidecar import Group, Sidecar
 from gateway.core.delivery.verdict import BatchResults, RecordResult, Verdict
 from gateway.core.log.record import Record
-from gateway.errors import FormatError
+from gateway.errors import FormatError, RegistryUnavailable, SchemaNotFound
 from gateway.formats.codec import Codecs, SchemaNotLoaded, SerializationFormat
 from gateway.formats.event import bytes_to_json
 from gateway.formats.plain import PLAIN_CODECS
+from gateway.formats.registry import MISSING_TTL_S
 from gateway.sidecar.http.ids import CORRELATION_HEADER, TRACEABILITY_HEADER
+
+MISSING_SCHEMA_TIMEOUT_S = 15.0
 
 
 class EncodedBatch(NamedTuple):
@@ -60,9 +63,25 @@ class EncodedBatch(NamedTuple):
 
 
 class BatchEncoder:
-    """Encode batches of one group, in the formats of its topics."""
+    """Encode batches of one group, in the formats of its topics.
 
-    def __init__(self, codecs: Codecs, section: Sidecar, group: Group) -> None:
+    Args:
+        codecs: Decode keys and values.
+        section: The configuration, which has the formats of topics.
+        group: The group's own section.
+        missing_schema_timeout_s: For how many seconds the registry is asked again for a schema that
+            it does not have: a record was written with it, so there is one, or was.
+    """
+
+    def __init__(
+        self,
+        codecs: Codecs,
+        section: Sidecar,
+        group: Group,
+        *,
+        missing_schema_timeout_s: float = MISSING_SCHEMA_TIMEOUT_S,
+    ) -> None:
+        self._missing_schema_timeout_s = missing_schema_timeout_s
         self._codecs = codecs
         self._section = section
         self._group = group
@@ -72,7 +91,8 @@ class BatchEncoder:
         """Encode a batch.
 
         Raises:
-            RegistryUnavailable: A schema is needed, and the registry cannot be reached.
+            RegistryUnavailable: A schema is needed, and the registry cannot be reached, or has not
+                heard of it yet.
         """
         objects: list[bytes] = []
         sent: list[Record] = []
@@ -86,10 +106,12 @@ class BatchEncoder:
                     await self._load_schemas(record)
                     objects.append(self._encode_record(record))
                 sent.append(record)
+            except SchemaNotFound as error:
+                if error.missing_s < self._missing_schema_timeout_s:
+                    raise RegistryUnavailable(str(error), retry_after=MISSING_TTL_S) from None
+                unreadable[index] = str(error)
             except FormatError as error:
                 unreadable[index] = str(error)
-            except orjson.JSONEncodeError as error:
-                unreadable[index] = f"the record cannot be written as JSON: {error}"
         return EncodedBatch(b"[" + b",".join(objects) + b"]", sent, unreadable)
 
     def get_formats(self, topic: str) -> tuple[SerializationFormat, SerializationFormat]:
@@ -106,13 +128,15 @@ class BatchEncoder:
 
     def _encode_record(self, record: Record) -> bytes:
         topic, (key, value) = record.tp.topic, self.get_formats(record.tp.topic)
-        return orjson.dumps(
-            _build_object(
-                record,
-                self._encode_value(key, topic, True, record.key),
-                self._encode_value(value, topic, False, record.value),
-            )
+        shown = _build_object(
+            record,
+            self._encode_value(key, topic, True, record.key),
+            self._encode_value(value, topic, False, record.value),
         )
+        try:
+            return orjson.dumps(shown)
+        except orjson.JSONEncodeError as error:  # a TypeError, so nothing else may stand in here
+            raise FormatError(f"the record cannot be written as JSON: {error}") from None
 
     def _encode_value(
         self, format: SerializationFormat, topic: str, is_key: bool, data: bytes | None

@@ -11,7 +11,7 @@ from gateway.config import SchemaRegistry
 from gateway.config.sections.sidecar import Group, Sidecar
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import RegistryUnavailable
-from gateway.formats.codec import Codecs
+from gateway.formats.codec import Codecs, SerializationFormat
 from gateway.sidecar.reactive.batch_encoder import BatchEncoder, get_ids
 
 TP = TopicPartition("orders", 1)
@@ -93,16 +93,31 @@ async def test_records_with_a_schema_are_shown_once_the_registry_was_asked():
     async with running_app(registry.app) as url:
         codecs = Codecs(SchemaRegistry.model_validate({"type": "schema-registry", "url": url}))
         group = Group.model_validate({"group": "g", "topics": ["orders"], "valueFormat": "avro"})
-        encoder = BatchEncoder(codecs, Sidecar(), group)
+        encoder = BatchEncoder(codecs, Sidecar(), group, missing_schema_timeout_s=0.0)
+        patient_encoder = BatchEncoder(codecs, Sidecar(), group)
+        unknown = record(b"b", b"\0\0\0\0\x63\x02")
         try:
+            # A follower of another registry learns of a schema after the record with it.
+            with pytest.raises(RegistryUnavailable, match="no schema with the id 99"):
+                await patient_encoder.encode([unknown])
             registry.error_status = 503
             with pytest.raises(RegistryUnavailable):
                 await encoder.encode([record(b"k", good)])
             registry.error_status = None
-            batch = await encoder.encode(
-                [record(b"a", good), record(b"b", b"\0\0\0\0\x63\x02"), record(b"c", b"x")]
-            )
+            batch = await encoder.encode([record(b"a", good), unknown, record(b"c", b"x")])
         finally:
             await codecs.close()
     assert [item["value"] for item in orjson.loads(batch.body)] == [{"n": 1}]
     assert batch.unreadable.keys() == {1, 2}
+
+
+async def test_a_fault_in_decoding_blames_no_record():
+    """orjson's error is a TypeError, so each TypeError of decoding made a dead letter."""
+
+    class FaultyCodecs(Codecs):
+        def decode_text_cached(self, format: SerializationFormat, data: bytes) -> bytes:
+            raise TypeError("'int' object is not iterable")
+
+    group = Group.model_validate({"group": "g", "topics": ["orders"], "valueFormat": "avro"})
+    with pytest.raises(TypeError, match="not iterable"):
+        await BatchEncoder(FaultyCodecs(), Sidecar(), group).encode([record(b"k", b"v")])
