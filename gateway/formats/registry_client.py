@@ -22,6 +22,7 @@ import orjson
 from gateway.config import SchemaRegistry
 from gateway.config.types.tls_context import create_client_context
 from gateway.errors import RegistryUnavailable
+from gateway.http_client import StrictTransport, create_closed_jar
 
 log = logging.getLogger(__name__)
 
@@ -244,8 +245,9 @@ def _create_client(catalog: SchemaRegistry) -> httpx.AsyncClient:
     return httpx.AsyncClient(
         # With a transport of its own httpx ignores the environment's proxies, which are meant for
         # hosts outside of the network.
-        transport=httpx.AsyncHTTPTransport(verify=verify),
+        transport=StrictTransport(verify=verify),
         headers=headers,
         auth=auth,
+        cookies=create_closed_jar(),
         timeout=catalog.timeout,
     )

@@ -98,17 +98,15 @@ async def _retry_to_backend(
     limit: int | None,
     give_up: bool,
 ) -> Counter[str]:
-    import httpx
-
     from gateway.sidecar.backends import get_group
     from gateway.sidecar.dead_letter_retry.retry import DeadLetterRetry
-    from gateway.sidecar.reactive.backend import BackendClient
+    from gateway.sidecar.reactive.backend import BackendClient, create_http_client
     from gateway.sidecar.reactive.batch_encoder import BatchEncoder
 
     settings = get_group(context.section, queue.group)
     counts = Counter[str]()
     end_offsets = {tp: waiting.stop for tp, waiting in (await queue.fetch_ranges()).items()}
-    async with httpx.AsyncClient(trust_env=False, timeout=None) as client:
+    async with create_http_client() as client:
         backend = BackendClient(client, settings.backend, accept_empty=settings.accept_empty)
         encoder = BatchEncoder(context.codecs, context.section, settings)
         retry = DeadLetterRetry(queue, backend, encoder, context.auditor)

@@ -208,8 +208,9 @@ def _create_client() -> httpx.AsyncClient:
     import httpx
 
     from gateway import http_failures  # noqa: F401  so that a request that fails needs no file
+    from gateway.http_client import create_closed_jar
 
-    return httpx.AsyncClient(timeout=None)
+    return httpx.AsyncClient(timeout=None, cookies=create_closed_jar())
 
 
 async def _read_body(response: httpx.Response) -> bytes:

@@ -24,6 +24,8 @@ from typing import Any
 import httpx
 import orjson
 
+from gateway.http_client import create_closed_jar
+
 from .rows import Columns, KsqlError, KsqlProtocolError, KsqlRow, ResponseParser, parse_error
 
 log = logging.getLogger(__name__)
@@ -227,6 +229,7 @@ class KsqlClient:
             base_url=self.url,
             transport=transport,
             auth=self._auth,
+            cookies=create_closed_jar(),
             timeout=timeout,
             trust_env=False,
         )

@@ -17,6 +17,7 @@ import httpx
 from gateway.config.sections.sidecar import Backend as Settings
 from gateway.core.delivery.verdict import BackendUnavailable, SuspectBatch, Verdict, judge_response
 from gateway.core.log.record import Record
+from gateway.http_client import StrictTransport, create_closed_jar
 
 MAX_RESPONSE_BYTES = 64 << 20
 MAX_RETRY_AFTER_S = 3600.0  # a longer Retry-After counts as this
@@ -30,7 +31,13 @@ def create_http_client() -> httpx.AsyncClient:
     connections as there are callers. `post_json` has the timeouts.
     """
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    return httpx.AsyncClient(trust_env=False, limits=limits, timeout=None, follow_redirects=False)
+    return httpx.AsyncClient(
+        transport=StrictTransport(limits=limits, trust_env=False),
+        cookies=create_closed_jar(),
+        trust_env=False,
+        timeout=None,
+        follow_redirects=False,
+    )
 
 
 class BackendClient:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from email.utils import formatdate
@@ -24,7 +25,12 @@ from gateway.core.delivery.verdict import (
     SuspectBatch,
 )
 from gateway.core.log.record import Record, TopicPartition
-from gateway.sidecar.reactive.backend import BackendClient, parse_retry_after, post_json
+from gateway.sidecar.reactive.backend import (
+    BackendClient,
+    create_http_client,
+    parse_retry_after,
+    post_json,
+)
 
 SENT = [Record(TopicPartition("orders", 0), 5, 0, 0, b"k", b"v")]
 GOOD = b'[{"processed": true}]'
@@ -34,7 +40,7 @@ Reply = Callable[[Request], Any]
 
 @pytest.fixture
 async def client() -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(trust_env=False, timeout=None) as client:
+    async with create_http_client() as client:
         yield client
 
 
@@ -101,6 +107,49 @@ async def test_one_that_cuts_the_connection_is_away(client: httpx.AsyncClient):
         port = server.sockets[0].getsockname()[1]
         verdict = await build_back_end(client, f"http://127.0.0.1:{port}").post(b"[]", SENT)
     assert isinstance(verdict, BackendUnavailable) and "broke off" in verdict.reason
+
+
+@pytest.mark.parametrize("extra", [b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", b"}]"])
+async def test_bytes_behind_an_answer_are_not_taken_for_the_next_one(
+    client: httpx.AsyncClient, extra: bytes
+):
+    """A back end that answered twice, and then not at all, had the second batch committed. One that
+    counted characters for Content-Length had the next batch broken off, although it processed it.
+    """
+    connections = 0
+
+    async def answer_twice(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while True:
+                await reader.readuntil(b"\r\n\r\n")
+                await reader.readexactly(2)
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(GOOD))
+                writer.write(GOOD + (extra if connections == 1 else b""))
+        writer.close()
+
+    server = await asyncio.start_server(answer_twice, "127.0.0.1", 0)
+    async with server:
+        back_end = build_back_end(client, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        for expected in (1, 2, 2):
+            assert await back_end.post(b"[]", SENT) == BatchResults([RecordResult(True)])
+            assert connections == expected
+
+
+async def test_cookies_are_not_kept(client: httpx.AsyncClient):
+    """Those of one back end went to all others on the same host, and collected until the size of
+    the request was refused."""
+    seen: list[str | None] = []
+
+    async def reply(request: Request) -> Response:
+        seen.append(request.headers.get("cookie"))
+        return Response(GOOD, headers={"Set-Cookie": f"session{len(seen)}=1; Path=/"})
+
+    async with running_backend(reply) as url:
+        for _ in range(2):
+            await build_back_end(client, url).post(b"[]", SENT)
+    assert seen == [None, None]
 
 
 async def test_it_is_asked_again_when_it_says(client: httpx.AsyncClient):

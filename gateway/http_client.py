@@ -1,0 +1,87 @@
+"""What HTTP clients share that live long: nothing of one request becomes part of another.
+
+No cookies are kept: the session of one service would go to another one on the same host, and names
+that are new each time would collect until a server refuses the size of a request.
+
+No connection is used again that has bytes behind a response. They would be taken for the answer to
+the next request: those of a server that answers twice, or whose Content-Length is too small. Bytes
+that come later are noticed by httpcore, which uses no idle connection that is readable. What it has
+read already, it shows only inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from functools import cache
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from typing import Any
+
+import httpx  # takes 0.1 s: import this module where a request is sent
+
+from gateway.errors import GatewayError
+from gateway.internals import Internals, find_missing
+
+INTERNALS = (
+    Internals(
+        "httpx._transports.default",
+        "AsyncResponseStream",
+        state={"__init__": "_httpcore_stream"},
+    ),
+    Internals("httpcore._async.connection_pool", "PoolByteStream", state={"__init__": "_stream"}),
+    Internals(
+        "httpcore._async.http11", "HTTP11ConnectionByteStream", state={"__init__": "_connection"}
+    ),
+    Internals(
+        "httpcore._async.http11",
+        "AsyncHTTP11Connection",
+        methods={"aclose": ""},
+        state={"__init__": "_h11_state"},
+    ),
+)
+
+
+class StrictTransport(httpx.AsyncHTTPTransport):
+    """The connections of one client, by HTTP/1.1; see the module.
+
+    Args:
+        options: Those of httpx.
+
+    Raises:
+        GatewayError: This httpx does not have what is used of it.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        _check_internals()
+        super().__init__(**options)
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        response = await super().handle_async_request(request)
+        response.stream = _StrictStream(response.stream)
+        return response
+
+
+class _StrictStream(httpx.AsyncByteStream):
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for part in self._stream:
+            yield part
+
+    async def aclose(self) -> None:
+        connection = self._stream._httpcore_stream._stream._connection
+        has_more = bool(connection._h11_state.trailing_data[0])
+        await self._stream.aclose()  # makes the connection idle; nobody can take it before
+        if has_more:
+            await connection.aclose()
+
+
+@cache
+def _check_internals() -> None:
+    if missing := find_missing(INTERNALS):
+        raise GatewayError(f"this httpx lacks {', '.join(missing)}; install httpx 0.28")
+
+
+def create_closed_jar() -> CookieJar:
+    """Create a jar for an HTTP client that takes no cookies."""
+    return CookieJar(DefaultCookiePolicy(allowed_domains=()))
