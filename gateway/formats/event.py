@@ -7,8 +7,8 @@ JSON text are not parsed, so an object always means base64.
 
 from __future__ import annotations
 
-from base64 import b64encode
-from collections.abc import Callable
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -59,6 +59,13 @@ def bytes_to_json(data: bytes | None) -> str | dict[str, str] | None:
         return None
     text = decode_utf8(data)
     return {"base64": b64encode(data).decode()} if text is None else text
+
+
+def json_to_bytes(value: str | Mapping[str, str] | None) -> bytes | None:
+    """Return the bytes that `bytes_to_json` has written as a JSON value."""
+    if value is None:
+        return None
+    return value.encode() if isinstance(value, str) else b64decode(value["base64"])
 
 
 def create_json_encoder(format: Format) -> Callable[[bytes], bytes]:

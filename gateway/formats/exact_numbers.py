@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import orjson
@@ -63,7 +64,7 @@ def keep_exact_numbers(
     records: Sequence[MutableMapping[str, Any]],
     formats: Mapping[str, SerializationFormat],
     *,
-    member: str | None = "records",
+    select_records: Callable[[Any], Sequence[Any]] = itemgetter("records"),
 ) -> None:
     """Replace keys and values in parsed records by `ExactJson`, except in formats other than JSON.
 
@@ -74,7 +75,7 @@ def keep_exact_numbers(
         body: What all of it was parsed to.
         records: The records, which are changed in place; those of `body`.
         formats: The formats of `key` and `value`, by these names.
-        member: The member of the text that holds the records; None if the text is the only record.
+        select_records: Returns the same records of what the text is parsed to.
     """
     # In formats that are not JSON in Kafka, too, the size of a number is fixed.
     names = [name for name, format in formats.items() if format.is_json]
@@ -90,8 +91,7 @@ def keep_exact_numbers(
         reparsed = parse_exact(data, orjson.Fragment)
     except RecursionError:  # too deep to be written, too
         return
-    exact_records = [reparsed] if member is None else reparsed[member]
-    for record, exact in zip(records, exact_records, strict=True):
+    for record, exact in zip(records, select_records(reparsed), strict=True):
         for name in names:
             if isinstance(value := record.get(name), ExactJson):
                 record[name] = _wrap_exact(value.value, exact[name])

@@ -218,6 +218,31 @@ async def test_what_a_program_hands_in_is_the_record_as_kafka_has_it(setting):
     assert (second.value(), get_header(second, "X-Origin-Offset")) == (b"gone", b"77")
 
 
+async def test_what_kafka_has_no_longer_is_written_and_shown_as_it_was_handed_in(kafka):
+    """Numbers were written and shown as doubles, a binary header as the text of a Python dict."""
+    topic = kafka.create_unique_topic()
+    value = b'{"price":1.10,"big":123456789012345678901234567890,"u":18446744073709551617}'
+    body = b"""[{"record": {"topic": "%s", "partition": 0, "offset": 5, "value": %s,
+        "headers": {"bin": {"base64": "AP/+"}, "more": ["a", null, {"base64": "/w=="}]}},
+        "processed": false}]""" % (topic.encode(), value)
+    sections: dict[str, Any] = {"deadLetter": {}, "consumer": {"valueFormat": "json"}}
+    async with running_sidecar(kafka.bootstrap, **sections) as http:
+        await wait_until_ready(http)
+        answer = await http.post(
+            ACTIVE_PATH,
+            params={"group": "g"},
+            content=body,
+            headers={"Content-Type": "application/json"},
+        )
+        assert answer.is_success, answer.text
+        wanted = {"group": "g", "topic": topic, "timeout": 10_000}
+        shown = await http.get(ACTIVE_PATH, params=wanted)
+    assert value in shown.content
+    (letter,) = shown.json()
+    assert letter["headers"]["bin"] == {"base64": "AP/+"}
+    assert letter["headers"]["more"] == ["a", None, {"base64": "/w=="}]
+
+
 async def test_what_makes_no_sense_is_refused_with_what_to_do(setting):
     unknown = await setting.http.get(REACTIVE_PATH, params={"group": "nobody"})
     assert unknown.status_code == 400

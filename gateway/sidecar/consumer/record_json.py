@@ -9,7 +9,7 @@ must not stop a topic.
 from __future__ import annotations
 
 from binascii import b2a_base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import orjson
@@ -88,6 +88,7 @@ async def render_records(
     headers: Callable[[Headers], Any],
     *,
     omit_empty_headers: bool = False,
+    more_members: Iterable[Mapping[str, Any]] = (),
 ) -> bytes:
     """Return records as a JSON array.
 
@@ -97,6 +98,7 @@ async def render_records(
         formats: Returns the formats of keys and values of a topic.
         headers: Renders the headers of a record.
         omit_empty_headers: Whether a record without headers has no member `headers`.
+        more_members: Further members of each record, in the same order.
 
     Raises:
         RegistryUnavailable: A schema is needed, and the registry cannot be reached.
@@ -125,6 +127,8 @@ async def render_records(
         if error is not None:
             item["error"] = error
         rendered.append(item)
+    for item, more in zip(rendered, more_members, strict=False):
+        item.update(more)
     return orjson.dumps(rendered)
 
 

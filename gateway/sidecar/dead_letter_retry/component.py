@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -27,11 +26,14 @@ from gateway.core.error_code import ErrorCode, code_from_error
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import BrokerUnavailable, Fenced, KafkaError, UnknownTopic
 from gateway.formats.codec import SerializationFormat
+from gateway.formats.event import json_to_bytes
+from gateway.formats.exact_numbers import keep_exact_numbers
 from gateway.kafka.fetch.bounded_read import read_committed
 from gateway.sidecar.backends import get_dead_letter_ext, get_group
 from gateway.sidecar.component import Component
 from gateway.sidecar.consumer.record_json import render_records, text_headers
 from gateway.sidecar.context import AuditEvent, Context
+from gateway.sidecar.http import body
 from gateway.sidecar.http.authorization import READ_SCOPE, WRITE_SCOPE
 from gateway.sidecar.http.spec import create_invalid_request
 from gateway.sidecar.http.status import StatusError, build_json_response
@@ -160,11 +162,9 @@ class DeadLetterComponent(Component):
             [dead_letter.origin for dead_letter in dead_letters],
             formats,
             text_headers,
+            more_members=map(_format_letter, dead_letters),
         )
-        pairs = zip(orjson.loads(records), dead_letters, strict=True)
-        return build_json_response(
-            [{**record, **_format_letter(dead_letter)} for record, dead_letter in pairs]
-        )
+        return build_json_response(records)
 
     def _build_formats(self, parameters: Parameters) -> Any:
         """Return a function from a topic to its formats; those of the request take precedence."""
@@ -183,11 +183,11 @@ class DeadLetterComponent(Component):
     async def _commit(self, request: Request) -> Response:
         """Commit dead letters by their places in Kafka."""
         await self._context.authorize(request, READ_SCOPE)
-        body = await self._context.spec["commitDeadLetters"].read_body(request, MAX_BODY_BYTES)
-        queue = await self._open_queue(request, body["group"], body["topic"])
+        wanted = await self._context.spec["commitDeadLetters"].read_body(request, MAX_BODY_BYTES)
+        queue = await self._open_queue(request, wanted["group"], wanted["topic"])
         topic = await self._context.get_topic(queue.topic)
         offsets: dict[TopicPartition, int] = {}
-        for index, entry in enumerate(body["offsets"]):
+        for index, entry in enumerate(wanted["offsets"]):
             if entry["partition"] not in topic.partitions:
                 problem = f"{entry['partition']} is no partition of {queue.topic}"
                 raise create_invalid_request(
@@ -204,7 +204,8 @@ class DeadLetterComponent(Component):
         """Write records that a program could not process as dead letters."""
         await self._context.authorize(request, WRITE_SCOPE)
         operation = self._context.spec["writeDeadLetters"]
-        entries = await operation.read_body(request, MAX_BODY_BYTES)
+        data = await body.read_body(request, MAX_BODY_BYTES)
+        entries = operation.parse_body(data, request.headers.get("content-type"))
         parameters = operation.parse_parameters(request)
         items = [entry for entry in entries if not entry.get("processed", False)]
         topics = sorted({item["record"]["topic"] for item in items})
@@ -212,6 +213,7 @@ class DeadLetterComponent(Component):
         await self._context.authorize(request, WRITE_SCOPE, topics, group)
         for topic in topics:
             await self._context.get_topic(topic)
+            self._keep_exact_numbers(data, entries, topic)
         writer = _SubmittedDeadLetterWriter(
             self._context, group, get_dead_letter_ext(self._context.section, group)
         )
@@ -233,6 +235,22 @@ class DeadLetterComponent(Component):
                 AuditEvent("ACTIVE_CONSUMER", *place, error=dead_letter.reason)
             )
         return build_json_response({"written": len(dead), "processed": len(entries) - len(items)})
+
+    def _keep_exact_numbers(self, data: bytes, entries: Sequence[Any], topic: str) -> None:
+        """Let the records of a topic that may be written as they are here keep their digits."""
+        indexes = [
+            index
+            for index, entry in enumerate(entries)
+            if entry["record"]["topic"] == topic and not entry.get("processed", False)
+        ]
+
+        def select_records(parsed: Sequence[Any]) -> list[Any]:
+            return [parsed[index]["record"] for index in indexes]
+
+        formats = dict(zip(("key", "value"), self._build_formats({})(topic), strict=True))
+        keep_exact_numbers(
+            data, entries, select_records(entries), formats, select_records=select_records
+        )
 
     async def _resolve_record(self, item: Parameters, index: int) -> Record:
         """Return a record as Kafka has it, or as it was sent here if Kafka has it no longer.
@@ -274,9 +292,9 @@ class DeadLetterComponent(Component):
         key, value = self._build_formats({})(tp.topic)
         codecs = self._context.codecs
         headers = [
-            (name, None if text is None else str(text).encode())
+            (name, json_to_bytes(content))
             for name, values in (fields.get("headers") or {}).items()
-            for text in (values if isinstance(values, list) else [values])
+            for content in (values if isinstance(values, list) else [values])
         ]
         return Record(
             tp,

@@ -20,6 +20,7 @@ from gateway.formats.codec import (
     SchemaSelector,
     SerializationFormat,
 )
+from gateway.formats.event import json_to_bytes
 from gateway.formats.plain import PLAIN_CODECS
 from gateway.kafka.produce.partitioner import compute_partition
 from gateway.kafka.produce.pending_records import Headers, ProducerRecord
@@ -203,7 +204,7 @@ def _build_headers(record: Mapping[str, Any], ids: RequestIds, id_headers: Heade
     pairs: list[tuple[str, bytes | None]] = []
     for name, values in headers.items():
         for value in values if isinstance(values, list) else (values,):
-            pairs.append((name, None if value is None else value.encode()))
+            pairs.append((name, json_to_bytes(value)))
     own_names = {name.lower() for name in headers}
     if own_names.isdisjoint(_ID_HEADERS):
         return [*pairs, *id_headers]

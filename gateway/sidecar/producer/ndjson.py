@@ -240,7 +240,9 @@ class NdjsonProduceResponse(Response):
         try:
             record = orjson.loads(line)
             self._record_validator.validate(record, "record")
-            exact_numbers.keep_exact_numbers(line, record, [record], self._formats, member=None)
+            exact_numbers.keep_exact_numbers(
+                line, record, [record], self._formats, select_records=lambda parsed: [parsed]
+            )
         except orjson.JSONDecodeError as exc:
             return {"errorCode": INVALID, "error": f"line {number}: is not JSON: {exc}"}
         except StatusError as exc:

@@ -110,7 +110,7 @@ async def test_null_is_a_tombstone_and_empty_stays_empty(kafka, http, name):
 async def test_a_record_has_its_partition_time_headers_and_ids(kafka, http, name):
     record = {
         "key": "a", "partition": 2, "timestamp": 1234567890123,
-        "headers": {"h": ["1", None, "1"], "x": "é", "none": None},
+        "headers": {"h": ["1", None, "1"], "x": "é", "none": None, "bin": {"base64": "AP/+"}},
         "correlationId": "of-the-record",
     }  # fmt: skip
     trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -121,6 +121,7 @@ async def test_a_record_has_its_partition_time_headers_and_ids(kafka, http, name
     assert message.timestamp()[1] == 1234567890123
     assert message.headers() == [
         ("h", b"1"), ("h", None), ("h", b"1"), ("x", "é".encode()), ("none", None),
+        ("bin", b"\x00\xff\xfe"),
         ("X-Correlation-Id", b"of-the-record"), ("X-Traceability-Id", b"of-the-request"),
         ("traceparent", trace.encode()),
     ]  # fmt: skip
