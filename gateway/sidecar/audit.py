@@ -86,8 +86,12 @@ class AuditComponent(Component):
             context.auditor = self
 
     def record(self, event: AuditEvent) -> None:
-        """Queue a record about an event. The JSON is built later, when nobody waits for it."""
-        self._enqueue(event)
+        """Queue a record about an event. The JSON is built later, when nobody waits for it.
+
+        What happens in the audit topic is left out: each record would make another one.
+        """
+        if self._settings.to != "topic" or event.tp.topic != self._settings.topic:
+            self._enqueue(event)
 
     async def run(self) -> None:
         """Write queued records until cancelled, then what is left for a few seconds."""

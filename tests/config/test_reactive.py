@@ -50,11 +50,12 @@ def test_what_is_wrong_with_a_group_is_told(text: str, what: str):
 
 
 def test_a_pattern_matches_whole_names_and_no_dead_letters():
-    section = loads(group("{group: a, pattern: 'orders.*|pay'}")).sidecar
+    two = "[{group: a, pattern: 'orders.*|pay'}, {group: b, topics: [x], deadLetterTopicExt: -no}]"
+    section = loads(group(two)).sidecar
     assert section is not None and section.reactive is not None
-    matching = section.reactive.groups[0].topic_pattern
+    matching = section.reactive.groups[0].compile_pattern(section.dead_letter_suffixes)
     assert matching is not None
-    names = ("orders", "orders-eu", "orders.dlq", "pay", "payments", "pay.dlq")
+    names = ("orders", "orders-eu", "orders.dlq", "orders-no", "pay", "payments", "pay.dlq")
     assert [name for name in names if matching.fullmatch(name)] == ["orders", "orders-eu", "pay"]
 
 

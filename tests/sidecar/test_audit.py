@@ -126,3 +126,18 @@ async def test_what_waits_at_the_end_is_still_handed_on(tmp_path):
     audit_records = [json.loads(line) for line in (tmp_path / "audit.log").read_text().splitlines()]
     assert [entry["offset"] for entry in audit_records] == list(range(1200))
     assert {entry["auditType"] for entry in audit_records} == {"REACTIVE_CONSUMER"}
+
+
+def test_what_happens_in_the_audit_topic_is_not_audited():
+    """A group that read the topic made a record of each record, without end."""
+
+    class TopicContext(FakeContext):
+        class section:
+            class audit:
+                to, topic, file = "topic", "sidecar-audit", None
+
+    audits = AuditComponent(TopicContext())  # type: ignore[arg-type]
+    for topic, dropped in (("sidecar-audit", {}), ("orders", {"dropped": 1})):
+        for offset in range(MAX_QUEUED_RECORDS + 1):
+            audits.record(AuditEvent("REACTIVE_CONSUMER", TopicPartition(topic, 0), offset))
+        assert audits.outcomes == dropped

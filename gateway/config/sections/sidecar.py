@@ -342,18 +342,13 @@ class Group(Membership):
         "record wait until it exists. For operators.",
     )
 
-    @property
-    def topic_pattern(self) -> re.Pattern[str] | None:
-        """The compiled `pattern`; None without one.
+    def compile_pattern(self, dead_letter_suffixes: Iterable[str]) -> re.Pattern[str] | None:
+        """Return the compiled `pattern`; None without one.
 
         It does not match dead letter topics, whose records the group would otherwise process and
         give up again and again.
         """
-        return (
-            _compile_topic_pattern(self.pattern, self.dead_letter_topic_ext)
-            if self.pattern
-            else None
-        )
+        return _compile_topic_pattern(self.pattern, dead_letter_suffixes) if self.pattern else None
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
@@ -363,15 +358,16 @@ class Group(Membership):
             yield Problem((), "has no topics, or two kinds; give it either topics or pattern")
         if isinstance(pattern, str):
             try:
-                _compile_topic_pattern(pattern, ".dlq")
+                _compile_topic_pattern(pattern)
             except re.error as error:
                 what = f"{safe_repr(pattern)} is no regular expression: {error}; correct it"
                 yield Problem(("pattern",), what)
 
 
-def _compile_topic_pattern(pattern: str, excluded_suffix: str) -> re.Pattern[str]:
-    """Return a pattern that matches the same names, but none with a suffix."""
-    return re.compile(f"(?:{pattern})(?<!{re.escape(excluded_suffix)})")
+def _compile_topic_pattern(pattern: str, excluded_suffixes: Iterable[str] = ()) -> re.Pattern[str]:
+    """Return a pattern that matches the same names, but none with one of the suffixes."""
+    excluded = "".join(f"(?<!{re.escape(suffix)})" for suffix in sorted(excluded_suffixes))
+    return re.compile(f"(?:{pattern}){excluded}")
 
 
 def _validate_groups(
@@ -552,6 +548,23 @@ class Sidecar(Section):
         """Whether everybody who can connect may use it, although `exposed` does not allow that."""
         is_served = any(getattr(self, name) is not None for name in _SERVED_SECTIONS)
         return is_served and not self.guarded and not self.exposed
+
+    @property
+    def internal_topics(self) -> frozenset[str]:
+        """The topics of sidecars themselves, which no pattern matches.
+
+        Each audit record that was read would make another one.
+        """
+        idempotency = (self.producer or Producer()).idempotency
+        owners = (idempotency, self.audit or Audit(), self.replay or Replay())
+        return frozenset(owner.topic for owner in owners)
+
+    @property
+    def dead_letter_suffixes(self) -> frozenset[str]:
+        """What the names of all dead letter topics end in."""
+        groups = () if self.reactive is None else self.reactive.groups
+        general = (self.dead_letter or DeadLetter()).topic_ext
+        return frozenset([general, *(group.dead_letter_topic_ext for group in groups)])
 
     def get_key_format(self, topic: str, default: str) -> str:
         """Return the format of the keys of a topic.

@@ -547,10 +547,7 @@ class Assignment:
     # Metadata.
 
     async def _watch_pattern(self, member: GroupMember, pattern: re.Pattern[str]) -> None:
-        """Subscribe the member to all topics that match, again and again, until cancelled.
-
-        Kafka's own topics (`__...`) are left out.
-        """
+        """Subscribe the member to all topics that match, again and again, until cancelled."""
         former: frozenset[str] | None = None
         while True:
             try:
@@ -558,9 +555,7 @@ class Assignment:
             except KafkaError as exc:
                 await asyncio.sleep(exc.retry_after or RETRY_DELAY_S)
                 continue
-            matches = frozenset(
-                name for name in names if pattern.fullmatch(name) and not name.startswith("__")
-            )
+            matches = frozenset(name for name in names if self._options.is_matched(pattern, name))
             self._later_topics |= matches - (matches if former is None else former)
             former = matches
             member.subscribe(matches)

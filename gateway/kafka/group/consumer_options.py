@@ -7,6 +7,7 @@ classic protocol. Kafka 3.7 to 3.9 offer version 0, and refuse it unless a previ
 from __future__ import annotations
 
 import random
+import re
 import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Mapping
@@ -68,6 +69,7 @@ class ConsumerOptions:
             comes).
         max_fetch_bytes: The most bytes of one fetch from one broker.
         prefetch: Fetch the next records while the caller works on the last ones.
+        hidden_topics: Topics that no pattern matches, besides Kafka's own (`__...`).
     """
 
     protocol: ProtocolName = "auto"
@@ -80,6 +82,12 @@ class ConsumerOptions:
     max_partition_bytes: int = 1 << 20
     max_fetch_bytes: int = 16 << 20
     prefetch: bool = False
+    hidden_topics: frozenset[str] = frozenset()
+
+    def is_matched(self, pattern: re.Pattern[str], topic: str) -> bool:
+        """Return whether a pattern matches the whole name of a topic that is not hidden."""
+        is_hidden = topic.startswith("__") or topic in self.hidden_topics
+        return not is_hidden and pattern.fullmatch(topic) is not None
 
     @property
     def offset_spec(self) -> int | None:

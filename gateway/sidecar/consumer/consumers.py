@@ -73,7 +73,9 @@ class ConsumerComponent(Component):
         assert settings is not None
         self._context = context
         self._settings = settings
-        self._instances = ConsumerInstances(context.cluster, settings)
+        self._instances = ConsumerInstances(
+            context.cluster, settings, context.section.internal_topics
+        )
         self._record_counts: Counter[str] = Counter()  # by topic
         self._byte_counts: Counter[str] = Counter()  # of keys and values, by topic
         self._poll_counts: Counter[str] = Counter()  # by outcome: records, empty, left
@@ -263,10 +265,8 @@ class ConsumerComponent(Component):
         self, request: Request, dialect: Dialect, instance: ConsumerInstance
     ) -> Response:
         topics: Sequence[str] = instance.topics
-        pattern = instance.pattern
-        if pattern is not None:
-            names = await self._context.cluster.list_topics()
-            topics = sorted(name for name in names if _matches(pattern, name))
+        if instance.pattern is not None:
+            topics = sorted(filter(instance.is_matched, await self._context.cluster.list_topics()))
         return dialect.build_response(request, dialect.format_topics(instance, topics))
 
     async def _unsubscribe(
@@ -427,11 +427,6 @@ class AlreadySentResponse(Response):
     async def __call__(self, *_: Any) -> None:
         """Do nothing."""
         return None
-
-
-def _matches(pattern: re.Pattern[str], topic: str) -> bool:
-    """Return whether a pattern matches a whole name, other than that of an internal topic."""
-    return pattern.fullmatch(topic) is not None and not topic.startswith("__")
 
 
 def _parse_partition(entry: Mapping[str, Any]) -> TopicPartition:

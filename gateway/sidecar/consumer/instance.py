@@ -26,7 +26,7 @@ from gateway.core.group.member import MemberState
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import GroupFailed, KafkaError, NotOwned, PartitionFailed
 from gateway.kafka.client.cluster import Cluster
-from gateway.kafka.group.consumer import GroupConsumer
+from gateway.kafka.group.consumer import ConsumerOptions, GroupConsumer
 from gateway.kafka.group.group_offsets import GroupOffsets
 from gateway.kafka.protocol.group_messages import OffsetAndMetadata
 from gateway.sidecar.context import Auditor, NullAuditor, audit_gap
@@ -75,6 +75,7 @@ class ConsumerInstance:
         dialect: str,
         identity: str = "",
         auditor: Auditor | None = None,
+        hidden_topics: frozenset[str] = frozenset(),
     ) -> None:
         self.group, self.name, self.options = group, name, options
         self.dialect, self.identity = dialect, identity
@@ -86,6 +87,7 @@ class ConsumerInstance:
         self._cluster = cluster
         self._auditor = auditor or NullAuditor()
         self._settings = settings
+        self._hidden_topics = hidden_topics
         self._consumer: GroupConsumer | None = None
         self._is_assigned_manually = False
         self._lock = asyncio.Lock()
@@ -221,6 +223,12 @@ class ConsumerInstance:
         """Return the partitions that it reads now."""
         return frozenset() if self._consumer is None else self._consumer.assignment
 
+    def is_matched(self, topic: str) -> bool:
+        """Return whether the pattern that it is subscribed to, if any, matches a topic."""
+        return self.pattern is not None and self._build_consumer_options().is_matched(
+            self.pattern, topic
+        )
+
     @property
     def is_subscribed(self) -> bool:
         """Return whether it reads anything, or joins a group to do so."""
@@ -230,12 +238,16 @@ class ConsumerInstance:
         return GroupConsumer(
             self._cluster,
             self.group,
-            build_consumer_options(
-                self._settings,
-                auto_offset_reset=self.options.auto_offset_reset,
-                isolation=self.options.isolation,
-            ),
+            self._build_consumer_options(),
             on_gap=partial(audit_gap, self._auditor, "ACTIVE_CONSUMER"),
+        )
+
+    def _build_consumer_options(self) -> ConsumerOptions:
+        return build_consumer_options(
+            self._settings,
+            auto_offset_reset=self.options.auto_offset_reset,
+            isolation=self.options.isolation,
+            hidden_topics=self._hidden_topics,
         )
 
     def _require_consumer(self) -> GroupConsumer:

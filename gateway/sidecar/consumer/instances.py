@@ -82,12 +82,15 @@ class ConsumerInstances:
         ended: How many ended, by reason: deleted, expired, closed (with the sidecar).
     """
 
-    def __init__(self, cluster: Cluster, settings: Consumer) -> None:
+    def __init__(
+        self, cluster: Cluster, settings: Consumer, hidden_topics: frozenset[str] = frozenset()
+    ) -> None:
         self.process_id = os.urandom(4).hex()
         self.created = 0
         self.ended: Counter[str] = Counter()
         self._cluster = cluster
         self._settings = settings
+        self._hidden_topics = hidden_topics
         # The one that was used last is last.
         self._instances: OrderedDict[InstanceKey, ConsumerInstance] = OrderedDict()
         self._last_used: dict[InstanceKey, float] = {}  # in seconds of the event loop's clock
@@ -135,7 +138,7 @@ class ConsumerInstances:
             raise StatusError(429, problem, code="TOO_MANY_INSTANCES", retry_after=5.0)
         instance = ConsumerInstance(
             self._cluster, self._settings, group, key.name, options,
-            dialect=dialect, identity=identity, auditor=auditor,
+            dialect=dialect, identity=identity, auditor=auditor, hidden_topics=self._hidden_topics,
         )  # fmt: skip
         self._instances[key] = instance
         self.created += 1

@@ -96,7 +96,8 @@ class ReactiveGroup:
         ]
         for runner in self.runners:
             runner.queue.is_paused = self.is_paused  # this may be a restart after a failure
-        consumer.subscribe(settings.topic_pattern or settings.topics, self)
+        pattern = settings.compile_pattern(self._context.section.dead_letter_suffixes)
+        consumer.subscribe(pattern or settings.topics, self)
         lanes = [asyncio.create_task(runner.run()) for runner in self.runners]
         others = [
             asyncio.create_task(coro)
@@ -129,6 +130,7 @@ class ReactiveGroup:
                 # How long `on_partitions_revoked` may take, with some reserve.
                 rebalance_timeout=settings.revoke_timeout + 2 * COMMIT_TIMEOUT_S,
                 prefetch=True,
+                hidden_topics=self._context.section.internal_topics,
             ),
             on_gap=self._on_gap,
         )

@@ -51,7 +51,9 @@ def connect_without_metadata(kafka: SimulatedKafka) -> SimulatedCluster:
 def create_consumer(
     cluster: SimulatedCluster, reset: Literal["latest", "earliest"] = "earliest"
 ) -> GroupConsumer:
-    options = ConsumerOptions(auto_offset_reset=reset, protocol="classic")
+    options = ConsumerOptions(
+        auto_offset_reset=reset, protocol="classic", hidden_topics=frozenset({"orders-hidden"})
+    )
     return GroupConsumer(cast(Cluster, cluster), "billing", options)
 
 
@@ -155,12 +157,15 @@ def test_a_topic_that_is_created_while_a_pattern_is_read_is_read_from_its_start(
         consumer = create_consumer(SimulatedCluster(kafka), "latest")
         consumer.subscribe(re.compile("orders.*"))
         await wait_until(lambda: len(kafka.committed) == 2)
+        kafka.create_topic("orders-hidden", 1)
+        kafka.append_records(TopicPartition("orders-hidden", 0), [b"hidden"])
         kafka.create_topic("orders-new", 1)
         kafka.append_records(TopicPartition("orders-new", 0), [b"first"])
         records: list[Record] = []
         while not records:
             records = await consumer.poll(1.0)
         assert [record.value for record in records] == [b"first"]
+        assert {tp.topic for tp in consumer.assignment} == {"orders", "orders-new"}
         await consumer.close()
         expiry.cancel()
 
