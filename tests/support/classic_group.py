@@ -178,8 +178,11 @@ class ClassicGroupCoordinator:
             peer.receive_response(ask, self._build_join_response(name))
 
     def _check_identity(self, request: SyncRequest | HeartbeatRequest) -> int:
-        if request.identity.member_id not in self.members:
-            return ErrorCode.UNKNOWN_MEMBER_ID
+        name, _, instance = request.identity
+        if name not in self.members:
+            holders = [slot.instance_id for slot in self.members.values()]
+            is_fenced = instance is not None and instance in holders
+            return ErrorCode.FENCED_INSTANCE_ID if is_fenced else ErrorCode.UNKNOWN_MEMBER_ID
         return 0 if request.identity.epoch == self.generation else ErrorCode.ILLEGAL_GENERATION
 
     def _handle_sync(self, peer: MemberConnection, request: SyncRequest) -> None:

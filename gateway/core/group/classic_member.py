@@ -31,6 +31,7 @@ from gateway.core.log.recovery import Backoff, Cause
 from .assignor import MemberSubscription, assign
 from .classic_requests import (
     FATAL_ERRORS,
+    FENCED_REASON,
     RETRIABLE_ERRORS,
     HeartbeatRequest,
     JoinRequest,
@@ -129,6 +130,10 @@ class ClassicMember:
     _assigned_counts: dict[str, int] = field(default_factory=dict)  # that the leader assigned by
     _backoff: Backoff = field(init=False)
     _is_refused: bool = False  # not let in, for a reason that may go away
+    # Who it was when another member took its instance id. Joining would take the id back, and so
+    # fence that one; a heartbeat fences nobody, and the coordinator does not know the member any
+    # more once the other one has gone.
+    _fenced_identity: MemberIdentity | None = None
     # Separate, because another failure between two refusals must not reset the delays of these.
     _refusal_backoff: Backoff = field(init=False)
 
@@ -289,6 +294,8 @@ class ClassicMember:
         )
 
     def _build_request(self) -> GroupRequest:
+        if self._fenced_identity is not None:
+            return HeartbeatRequest(group=self.group, identity=self._fenced_identity)
         if self._phase is _Phase.JOIN:
             return self._build_join()
         if self._phase is _Phase.SYNC:
@@ -368,11 +375,15 @@ class ClassicMember:
             events = self._lose_partitions(FATAL_ERRORS[error])
             self._final_state, self.next_request_at = MemberState.FAILED, inf
             return [*events, MembershipFailed(error, FATAL_ERRORS[error], is_final=True)]
-        if error in RETRIABLE_ERRORS:
-            events = self._lose_partitions(RETRIABLE_ERRORS[error])
+        is_fenced = error == ErrorCode.FENCED_INSTANCE_ID
+        if is_fenced or error in RETRIABLE_ERRORS:
+            reason = FENCED_REASON if is_fenced else RETRIABLE_ERRORS[error]
+            if is_fenced:
+                self._fenced_identity = self._fenced_identity or self.identity
+            events = self._lose_partitions(reason)
             self._is_refused = True
             self.next_request_at = now + self._refusal_backoff.next_delay(Cause.DENIED)
-            return [*events, MembershipFailed(error, RETRIABLE_ERRORS[error], is_final=False)]
+            return [*events, MembershipFailed(error, reason, is_final=False)]
         # KIP-394: the first join gets a member id only, with which to join again at once.
         if error == ErrorCode.MEMBER_ID_REQUIRED and isinstance(response, JoinResponse):
             self._member_id, self.next_request_at = response.member_id, now
@@ -409,7 +420,7 @@ class ClassicMember:
             # until its session has expired.
             reason = "the group went on without the member"
         else:
-            self._member_id = ""
+            self._member_id, self._fenced_identity = "", None
         events = self._lose_partitions(reason)
         # A member that is refused again and again must not load the coordinator.
         self.next_request_at = (

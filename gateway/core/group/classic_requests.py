@@ -116,9 +116,8 @@ class LeaveResponse(NamedTuple):
 # Errors that end a membership: nothing but another configuration of this process helps.
 FATAL_ERRORS: Mapping[int, str] = {
     ErrorCode.INVALID_GROUP_ID: "the broker does not accept this group's name",
-    # Joining again would take the id back from the other member, and so fence that one.
-    ErrorCode.FENCED_INSTANCE_ID: "another member has taken this instance id",
 }
+FENCED_REASON = "another member has taken this instance id; this one waits until that has gone"
 # Errors that keep a member out until other members of the group or the operators change something.
 RETRIABLE_ERRORS: Mapping[int, str] = {
     ErrorCode.INCONSISTENT_GROUP_PROTOCOL: (

@@ -167,19 +167,28 @@ def test_a_static_leader_that_is_back_changes_nothing(group: ClassicGroupCoordin
     assert isinstance(ask, SyncRequest) and ask.assignment is None
 
 
-def test_the_elder_of_two_with_one_instance_id_is_fenced_for_good(group: ClassicGroupCoordinator):
+def test_the_elder_of_two_with_one_instance_id_joins_again_once_the_younger_has_gone(
+    group: ClassicGroupCoordinator,
+):
+    """It was fenced for good: when the younger one had stopped, nobody read the group. Before that
+    it must not take the id back."""
     elder, younger = build_peer(instance_id="pod-0"), build_peer(instance_id="pod-0")
     now = settle_group(group, [elder], 0.0)
     settle_group(group, [younger], now)
-    now = elder.member.next_request_at
-    ask = elder.member.next_request(now)
-    assert ask is not None
-    lost, failed = elder.member.on_response(
-        ask, HeartbeatResponse(0, ErrorCode.FENCED_INSTANCE_ID), now
-    )
-    assert isinstance(lost, PartitionsLost) and lost.tps == tps(0, 1, 2, 3)
-    assert isinstance(failed, MembershipFailed) and failed.error == 82 and failed.is_final
-    assert elder.member.state is MemberState.FAILED and elder.member.next_request_at == float("inf")
+    for attempt in range(4):
+        now = elder.member.next_request_at
+        assert isinstance(elder.send_due(group, now), HeartbeatRequest)
+        elder.deliver_response(now)
+        assert elder.member.state is MemberState.FAILED and not elder.member.is_closed
+        assert elder.member.next_request_at >= now + 1.0
+        if attempt == 0:
+            _, lost, failed = elder.events
+            assert isinstance(lost, PartitionsLost) and lost.tps == tps(0, 1, 2, 3)
+            assert isinstance(failed, MembershipFailed) and not failed.is_final
+    assert younger.member.owned == tps(0, 1, 2, 3) and not group.is_joining
+    group.expire_member(younger.member.identity.member_id)
+    settle_group(group, [elder], elder.member.next_request_at)
+    assert elder.member.state is MemberState.RUNNING and elder.member.owned == tps(0, 1, 2, 3)
 
 
 @pytest.mark.parametrize("error", FATAL_ERRORS)
