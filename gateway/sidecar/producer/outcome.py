@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import orjson
 from starlette.responses import Response
 
 from gateway.core.error_code import ErrorCode
 from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError, PartitionFailed
 from gateway.kafka.produce.pending_records import ProducerRecord
-from gateway.sidecar.http.status import DEFAULT_RETRY_AFTER_S, build_json_response, build_status
+from gateway.sidecar.http.status import (
+    DEFAULT_RETRY_AFTER_S,
+    StatusError,
+    build_json_response,
+    build_status,
+)
 
 from .encoding import (
     ACCESS_DENIED,
@@ -23,6 +29,11 @@ from .encoding import (
     EncodedRecords,
     RecordFailure,
 )
+
+# What a broker takes in one record with the default `max.message.bytes`, with some reserve.
+MAX_ANSWER_BYTES = 1_000_000
+MAX_OFFSET = 10**15
+UNCHECKED_RECORDS = 1000  # whose answer fits, whatever becomes of them
 
 # Kafka's error codes for a record that it refuses.
 CODES_BY_KAFKA_ERROR: dict[int, int] = {
@@ -88,6 +99,24 @@ def describe_results(
     return described
 
 
+def check_answer_size(encoded: EncodedRecords) -> None:
+    """Check that the answer to a request will fit into the record that remembers it.
+
+    Raises:
+        StatusError: 413, it may not.
+    """
+    if encoded.count <= UNCHECKED_RECORDS:
+        return
+    longest = describe_results(encoded, [MAX_OFFSET] * len(encoded.items))
+    if len(orjson.dumps(longest)) > MAX_ANSWER_BYTES:
+        raise StatusError(
+            413,
+            f"the answer to {encoded.count} records is too large to be remembered with an "
+            "Idempotency-Key; send fewer records with a key each",
+            code="RECORDS_TOO_LARGE",
+        )
+
+
 def combine_status(offsets: Sequence[dict[str, Any]]) -> int:
     """Return the HTTP status of a whole request.
 
@@ -126,7 +155,8 @@ def build_response(body: dict[str, Any]) -> Response:
     status = combine_status(offsets)
     if status < 300:
         return build_json_response(body, status)
-    first = next(record for record in offsets if record.get("errorCode") != FAILED_DEPENDENCY)
+    causes = (record for record in offsets if record.get("errorCode") != FAILED_DEPENDENCY)
+    first = next(causes, offsets[0])
     if len(offsets) == 1 or status != UNWRITTEN:
         detail = str(first["error"])
     elif any(record["errorCode"] == DOUBTFUL for record in offsets):

@@ -143,6 +143,7 @@ class ProducerComponent(Component):
         self, scope: str, data: bytes, encoded: EncodedRecords, *, transactional: bool
     ) -> Response:
         """Write the records unless a request with this key did, and answer as it was answered."""
+        outcome.check_answer_size(encoded)
         # Nothing is written then, so the key is not used up: the client may correct its request.
         if (transactional and encoded.failures) or not encoded.items:
             return outcome.build_response(

@@ -146,6 +146,8 @@ def build_failures(items: Sequence[ProducerRecord], exc: KafkaError) -> list[int
     """Return the outcome of each item of a transaction that failed."""
     if isinstance(exc, PartitionFailed):
         refused = TopicPartition(exc.topic, exc.partition)
+        if all(item.tp != refused for item in items):  # what is remembered of them was refused
+            return [exc] * len(items)
         # Records of other partitions failed only because they share the transaction.
         other = NotWritten(f"it is not written, as {refused} refuses others; correct those")
         return [exc if item.tp == refused else other for item in items]
