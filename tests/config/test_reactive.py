@@ -32,6 +32,8 @@ def test_one_group_or_several_are_read_with_the_peers_defaults():
 @pytest.mark.parametrize(
     ("text", "what"),
     [
+        ("{group: größe, topics: [b]}", "'größe' goes to the back end in a header; use ASCII"),
+        ("{group: 'a ', topics: [b]}", "goes to the back end in a header"),
         ("{group: a}", "has no topics, or two kinds"),
         ("{group: a, topics: [b], pattern: c}", "has no topics, or two kinds"),
         ("{group: a, pattern: '(b'}", "'(b' is no regular expression"),

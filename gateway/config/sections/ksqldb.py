@@ -16,6 +16,7 @@ from gateway.config.types.authorities import AuthorityFile
 from gateway.config.types.fields import (
     Duration,
     Flag,
+    HeaderText,
     Number,
     SecretText,
     Size,
@@ -84,7 +85,7 @@ class RowsBatch(Section):
 class KsqlQuery(Section):
     """A query that runs as long as the sidecar runs."""
 
-    name: Text = Field(
+    name: HeaderText = Field(
         description="Name of the query in the header X-Ksqldb-Query, in logs and in metrics. For "
         "operators."
     )

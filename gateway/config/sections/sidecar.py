@@ -22,7 +22,16 @@ from pydantic_core import CoreSchema, core_schema
 
 from gateway.config.source.substitution import safe_repr
 from gateway.config.types.address import Url
-from gateway.config.types.fields import Duration, Flag, Number, Size, Text, TopicName, in_range
+from gateway.config.types.fields import (
+    Duration,
+    Flag,
+    HeaderText,
+    Number,
+    Size,
+    Text,
+    TopicName,
+    in_range,
+)
 from gateway.config.types.formats import SERIALIZATION_FORMATS
 from gateway.config.types.guarded import Guarded
 from gateway.config.types.section import Problem, Section, create_value_error
@@ -265,7 +274,7 @@ class Consumer(Membership):
 class Group(Membership):
     """A consumer group whose records the sidecar POSTs to the back end."""
 
-    group: Text = Field(description="Id of the group. For operators.")
+    group: HeaderText = Field(description="Id of the group. For operators.")
     topics: tuple[TopicName, ...] = Field(
         default=(), description="Topics that the group reads. For back ends."
     )

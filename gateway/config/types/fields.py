@@ -37,6 +37,7 @@ T = TypeVar("T")
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _TOPIC_GLOB = re.compile(r"[A-Za-z0-9._*-]{1,249}")
 _REFERENCE = re.compile(r"\$\{(env\.[A-Za-z0-9_]+|file:[^}]*)\}")
+_HEADER_TEXT = re.compile(r"[!-~](?:[ -~]*[!-~])?")
 _POINTER = re.compile(r"(?:/(?:[^~/]|~[01])*)*")
 
 
@@ -218,6 +219,12 @@ def _parse_topic(name: str) -> str:
     return name
 
 
+def _parse_header_text(text: str) -> str:
+    if not _HEADER_TEXT.fullmatch(text):
+        raise ValueError("{} goes to the back end in a header; use ASCII, no spaces around it")
+    return text
+
+
 def _parse_topic_glob(pattern: str) -> str:
     if pattern in (".", "..") or not _TOPIC_GLOB.fullmatch(pattern):
         raise ValueError("{} is no topic or pattern; write such as orders or pay-*")
@@ -301,6 +308,11 @@ TopicName: TypeAlias = Annotated[
     str,
     _create_text_validator(_parse_topic),
     WithJsonSchema(TOPIC_NAME_SCHEMA),
+]
+HeaderText: TypeAlias = Annotated[
+    str,
+    _create_text_validator(_parse_header_text),
+    _json_schema(type="string", pattern=f"^{_HEADER_TEXT.pattern}$"),
 ]
 TopicGlob: TypeAlias = Annotated[
     str,
