@@ -44,7 +44,12 @@ ADMIN_SCOPE = "admin"
 MAX_BODY_BYTES = 64 << 10
 SHUTDOWN_DELAY_S = 0.2  # so that the answer is sent before the process ends
 ROOT_LOGGER = "ROOT"  # light-4j's name of the root logger
-PROXY_HEADERS = ("origin", "forwarded", "via", "x-forwarded-for", "x-real-ip")
+# What the names of headers begin with that a proxy or a page of a browser has added. Programs of
+# this machine send none.
+PROXY_HEADERS = (
+    "origin", "forwarded", "via", "x-forwarded", "x-real-ip", "x-original-", "x-envoy-",
+    "x-client-ip", "x-cluster-client-ip", "true-client-ip", "fastly-client-ip", "cf-",
+)  # fmt: skip
 LOCAL_ONLY_MESSAGE = "/adm is for programs of this machine; ask 127.0.0.1, or add sidecar.guarded"
 CHAOS_DISABLED_MESSAGE = "the chaos monkey is locked up; set sidecar.admin.chaos to true"
 
@@ -180,7 +185,7 @@ def _is_local(request: Request) -> bool:
     What a proxy passes on may be from anywhere, so its headers make a request a foreign one.
     """
     address = request.client.host if request.client else None
-    if any(name in request.headers for name in PROXY_HEADERS):
+    if any(name.startswith(PROXY_HEADERS) for name in request.headers):
         return False
     host = get_requested_host(request.scope)
     return is_loopback(host) and (address is None or is_loopback(address))

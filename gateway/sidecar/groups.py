@@ -17,6 +17,7 @@ from gateway.sidecar.http.spec import create_invalid_request
 from gateway.sidecar.http.status import StatusError, build_json_response
 
 from .context import Context
+from .topics import check_offsets
 
 MAX_BODY_BYTES = 1 << 20
 OFFSET_SPECS: Mapping[str, int] = {"earliest": EARLIEST, "latest": LATEST}
@@ -75,7 +76,8 @@ class GroupEndpoints:
         """Return the offset that each entry of a request means.
 
         Raises:
-            StatusError: 400, a partition does not exist or is there twice.
+            StatusError: 400, a partition does not exist or is there twice, or an offset is beyond
+                the end.
         """
         offsets: dict[TopicPartition, int] = {}
         specs: dict[TopicPartition, int] = {}
@@ -95,6 +97,7 @@ class GroupEndpoints:
                 specs[tp] = entry.get(
                     "timestamp", OFFSET_SPECS.get(entry.get("position", ""), LATEST)
                 )
+        await check_offsets(self._context, offsets)
         return offsets | await self._look_up_offsets(specs)
 
     async def _look_up_offsets(

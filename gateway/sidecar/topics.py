@@ -6,6 +6,7 @@ An unknown name of a client is answered with the nearest one that exists.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Iterable, Mapping
 
@@ -13,6 +14,7 @@ from gateway.core.log.record import TopicPartition
 from gateway.errors import KafkaError, UnknownTopic
 from gateway.kafka.admin.topics import create_topic
 from gateway.kafka.client.existing_topics import get_known_topic
+from gateway.kafka.client.offsets import LATEST, READ_UNCOMMITTED, OffsetAndTimestamp
 from gateway.kafka.produce.partitioner import compute_partition
 from gateway.kafka.protocol.requests import PartitionMetadata, TopicMetadata
 from gateway.kafka.protocol.topic_messages import BROKER_DEFAULT
@@ -119,3 +121,23 @@ async def check_partitions(context: Context, tps: Iterable[TopicPartition]) -> N
     """Check that all partitions exist, and raise as `describe_partition` does."""
     for tp in tps:
         await describe_partition(context, tp)
+
+
+async def check_offsets(context: Context, offsets: Mapping[TopicPartition, int]) -> None:
+    """Check that next offsets are not beyond the ends of their logs.
+
+    A group that goes on from there is set to the end, and passes over what it has not read.
+
+    Raises:
+        StatusError: 400, one is. What Kafka does not say now passes.
+    """
+    if not offsets:
+        return
+    with contextlib.suppress(KafkaError):  # so that the leaders are known
+        for topic in {tp.topic for tp in offsets}:
+            await context.get_topic(topic)
+    ends = await context.cluster.list_offsets(dict.fromkeys(offsets, LATEST), READ_UNCOMMITTED)
+    for tp, end in ends.items():
+        if isinstance(end, OffsetAndTimestamp) and offsets[tp] > end.offset:
+            problem = f"{tp} ends at {end.offset}; {offsets[tp]} is beyond that, correct it"
+            raise StatusError(400, problem, code="OFFSET_OUT_OF_RANGE")

@@ -123,6 +123,9 @@ async def test_assaults_are_shown_and_set_by_our_names_and_light_4js(kafka):
         {"Host": "evil.example"},
         {"Host": "[::"},
         {"X-Forwarded-For": "10.0.0.1"},
+        {"X-Forwarded-Host": "shop.example"},
+        {"CF-Connecting-IP": "10.0.0.1"},
+        {"X-Envoy-External-Address": "10.0.0.1"},
     ],
 )
 async def test_without_a_guard_neither_pages_nor_foreign_names_nor_proxies_are_let_in(

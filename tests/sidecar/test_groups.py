@@ -71,6 +71,7 @@ async def test_operators_see_how_far_behind_a_group_is_and_move_it_while_nobody_
             ({"topic": name, "partition": 9, "offset": 1}, 400),
             ({"topic": name, "partition": 0, "offset": 1, "position": "latest"}, 400),
             ({"topic": name, "partition": 0}, 400),
+            ({"topic": name, "partition": 0, "offset": 10**12}, 400),
             ({"topic": f"{name}x", "partition": 0, "offset": 1}, 404),
         ):
             assert (await seek_group(http, group, **wrong)).status_code == status, wrong

@@ -194,6 +194,8 @@ async def test_what_makes_no_sense_is_refused_with_what_to_do(kafka, section):
         "give one of them": {**body, "partition": 0, "startOffset": 1, "startTime": 0},
         "is no time": {**body, "startTime": "yesterday"},
         "name the topic": {"topic": source, "destination": "topic"},
+        "is not for copies": {**body, "destinationTopic": section["topic"]},
+        "__consumer_offsets is not": {**body, "destinationTopic": "__consumer_offsets"},
         "add sidecar.reactive": {"topic": source, "destination": "backend"},
         "did you mean 'partition'": {**body, "partiton": 0},
     }

@@ -30,7 +30,7 @@ from gateway.sidecar.http.body import read_body
 from gateway.sidecar.http.ids import CORRELATION_HEADER, TRACEABILITY_HEADER
 from gateway.sidecar.http.spec import create_invalid_request
 from gateway.sidecar.http.status import StatusError
-from gateway.sidecar.topics import check_partitions, describe_topic
+from gateway.sidecar.topics import check_offsets, check_partitions, describe_topic
 from gateway.sidecar.v2 import errors as v2_errors
 from gateway.sidecar.v2 import media
 from gateway.sidecar.v2.dialect import CONFLUENT, negotiate_content_type
@@ -304,6 +304,7 @@ class ConsumerComponent(Component):
             _parse_partition(entry): _parse_timestamp(entry["timestamp"])
             for entry in body.get("timestamps") or ()
         }
+        await check_offsets(self._context, offsets)
         async with instance.lock_for_change():
             await instance.seek(offsets)
             await instance.seek_to_specs(times)
@@ -350,6 +351,7 @@ class ConsumerComponent(Component):
                 for entry in entries
             }
             await check_partitions(self._context, offsets)
+            await check_offsets(self._context, instance.select_unreturned(offsets))
         committed = await instance.commit(offsets)
         return dialect.build_response(request, _format_offsets(committed))
 

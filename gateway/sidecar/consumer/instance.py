@@ -461,6 +461,16 @@ class ConsumerInstance:
         self._processed_offsets.update(committed)
         return dict(offsets)
 
+    def select_unreturned(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata]
+    ) -> dict[TopicPartition, int]:
+        """Return those of next offsets that are beyond what was returned."""
+        return {
+            tp: position.offset
+            for tp, position in offsets.items()
+            if position.offset > self._returned_offsets.get(tp, 0)
+        }
+
     async def committed(
         self, tps: Collection[TopicPartition]
     ) -> dict[TopicPartition, OffsetAndMetadata]:

@@ -163,6 +163,9 @@ class ReplayComponent(Component):
         identity = ""
         if target:
             identity = await self._context.authorize(request, WRITE_SCOPE, [target])
+            if target.startswith("__") or target in self._context.section.internal_topics:
+                problem = f"{target} is not for copies; name a topic of your own"
+                raise create_invalid_request("destinationTopic", problem)
             await self._context.get_topic(target)
         replay = await self._build_replay(body, target, group, identity)
         await self._wait_until_loaded()

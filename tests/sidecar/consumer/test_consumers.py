@@ -64,6 +64,17 @@ async def test_an_instance_is_its_makers_and_reading_needs_its_scope(kafka):
         assert await request_status("DELETE", mine, "a") == 204
 
 
+async def test_an_offset_beyond_the_end_is_neither_a_position_nor_committed(kafka):
+    """The group went on at the end: what it had not read was passed over, by a typo."""
+    async with running_sidecar(kafka.bootstrap, consumer={}) as http:
+        instance = await ConsumerInstance.create_instance(http, autoCommitEnable="false")
+        await instance.assign("t", 0)
+        offsets = {"offsets": [{"topic": "t", "partition": 0, "offset": 10**12}]}
+        for path in ("/positions", "/offsets"):
+            answer = await instance.send_request("POST", path, offsets)
+            assert (answer.status_code, answer.json()["code"]) == (400, "OFFSET_OUT_OF_RANGE")
+
+
 async def test_while_kafka_is_unreachable_a_request_gets_a_retry_time(kafka):
     nowhere = "127.0.0.1:1"
     async with running_sidecar(nowhere, consumer={}) as http:
