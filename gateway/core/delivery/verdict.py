@@ -11,6 +11,7 @@ a missing secret: a mistake in the set-up must not empty a topic into the dead l
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -49,7 +50,8 @@ class BackendUnavailable(NamedTuple):
     Attributes:
         reason: What the back end answered, or what went wrong.
         retry_after: The shortest delay before a retry that the back end asked for, in seconds.
-        is_late: It took the batch and did not answer in time.
+        is_late: It took the batch and did not answer in time, or broke off a large one: a smaller
+            one may do.
     """
 
     reason: str
@@ -79,6 +81,7 @@ def judge_response(
     *,
     accept_empty: bool = False,
     retry_after: float = 0.0,
+    may_be_cut: bool = False,
 ) -> Verdict:
     """Return what an HTTP response to a batch means.
 
@@ -88,6 +91,7 @@ def judge_response(
         sent: The records of the batch, in order.
         accept_empty: A success without a body means that all records are processed.
         retry_after: The value of Retry-After, in seconds; 0 if there is none.
+        may_be_cut: Nothing but the end of the connection says where the body ends.
     """
     if status in SUSPECT_STATUSES:
         return SuspectBatch(
@@ -100,8 +104,10 @@ def judge_response(
             return BatchResults([RecordResult(True)] * len(sent))
         return SuspectBatch(f"the back end says {status} and nothing of the records")
     try:
-        return BatchResults(_parse_items(orjson.loads(body), sent))
+        return BatchResults(_parse_items(orjson.loads(body.removeprefix(BOM_UTF8)), sent))
     except orjson.JSONDecodeError:
+        if may_be_cut:
+            return BackendUnavailable(f"the back end's answer broke off: {_format_body(body)}")
         return SuspectBatch(f"the back end's answer is not JSON: {_format_body(body)}")
     except ValueError as exc:
         return SuspectBatch(str(exc))

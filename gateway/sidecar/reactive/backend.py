@@ -20,6 +20,7 @@ from gateway.core.log.record import Record
 from gateway.http_client import StrictTransport, create_closed_jar
 
 MAX_RESPONSE_BYTES = 64 << 20
+LARGE_BODY_BYTES = 256 << 10  # from which a server may answer before it has read all
 MAX_RETRY_AFTER_S = 3600.0  # a longer Retry-After counts as this
 HEALTH_TIMEOUT_S = 5.0  # for the response to a health check
 
@@ -86,6 +87,7 @@ class BackendClient:
             records,
             accept_empty=self._accept_empty,
             retry_after=response.retry_after,
+            may_be_cut=response.may_be_cut,
         )
 
     async def describe_failure(self) -> str:
@@ -109,12 +111,15 @@ class BackendResponse(NamedTuple):
     Attributes:
         status: The HTTP status.
         retry_after: The delay that it requested, in seconds; 0.0 if none.
-        body: The body, or its beginning if it is longer than `MAX_RESPONSE_BYTES`.
+        body: The body, or its beginning if it is longer than `MAX_RESPONSE_BYTES`; in UTF-8 if its
+            charset is another.
+        may_be_cut: Nothing but the end of the connection says where the body ends.
     """
 
     status: int
     retry_after: float
     body: bytes
+    may_be_cut: bool = False
 
     @property
     def is_truncated(self) -> bool:
@@ -155,8 +160,25 @@ async def post_json(
     except (TimeoutError, httpx.TimeoutException):
         return BackendUnavailable(f"{url} did not answer within {timeout_s:g} s", is_late=True)
     except httpx.HTTPError as error:
-        return BackendUnavailable(f"{url} broke off: {error or type(error).__name__}")
-    return BackendResponse(response.status_code, parse_retry_after(response.headers), bytes(data))
+        # A 413 that comes before all of a large body is lost with the connection.
+        reason = f"{url} broke off: {error or type(error).__name__}"
+        return BackendUnavailable(reason, is_late=len(body) > LARGE_BODY_BYTES)
+    answered = response.headers
+    return BackendResponse(
+        response.status_code,
+        parse_retry_after(answered),
+        _convert_to_utf8(bytes(data), response.charset_encoding),
+        may_be_cut=answered.keys().isdisjoint({"content-length", "transfer-encoding"}),
+    )
+
+
+def _convert_to_utf8(body: bytes, charset: str | None) -> bytes:
+    if charset is None or charset.lower() == "utf-8":
+        return body
+    try:
+        return body.decode(charset).encode()
+    except (LookupError, UnicodeError):
+        return body
 
 
 def parse_retry_after(headers: Mapping[str, str]) -> float:

@@ -27,6 +27,7 @@ from gateway.core.delivery.verdict import (
 from gateway.core.log.record import Record, TopicPartition
 from gateway.sidecar.reactive.backend import (
     BackendClient,
+    BackendResponse,
     create_http_client,
     parse_retry_after,
     post_json,
@@ -137,6 +138,58 @@ async def test_bytes_behind_an_answer_are_not_taken_for_the_next_one(
             assert connections == expected
 
 
+async def test_an_answer_that_ends_with_its_connection_may_have_broken_off(
+    client: httpx.AsyncClient,
+):
+    """It was no JSON, so after the retries each record of the batch became a dead letter."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.0 200 OK\r\n\r\n" + GOOD[:-5])
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        back_end = build_back_end(client, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        verdict = await back_end.post(b"[]", SENT)
+    assert isinstance(verdict, BackendUnavailable) and "broke off" in verdict.reason
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+async def test_one_that_breaks_off_a_large_batch_may_take_a_smaller_one(
+    client: httpx.AsyncClient, is_large: bool
+):
+    """A 413 before all of the batch was sent was lost, so that it was sent again without end."""
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.transport.abort()
+
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    async with server:
+        back_end = build_back_end(client, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        verdict = await back_end.post(b"x" * (6 << 20 if is_large else 10), SENT)
+    assert isinstance(verdict, BackendUnavailable) and verdict.is_late == is_large
+
+
+@pytest.mark.parametrize("charset", ["utf-8-sig", "utf-16", "iso-8859-1"])
+async def test_an_answer_may_have_a_byte_order_mark_or_another_charset(
+    client: httpx.AsyncClient, charset: str
+):
+    """It was no JSON, as above."""
+    text, named = '[{"processed": false, "stacktrace": "größer"}]', charset.removesuffix("-sig")
+
+    async def reply(request: Request) -> Response:
+        return Response(
+            text.encode(charset), headers={"Content-Type": f"application/json; charset={named}"}
+        )
+
+    async with running_backend(reply) as url:
+        verdict = await build_back_end(client, url).post(b"[]", SENT)
+    assert verdict == BatchResults([RecordResult(False, "größer")])
+
+
 async def test_cookies_are_not_kept(client: httpx.AsyncClient):
     """Those of one back end went to all others on the same host, and collected until the size of
     the request was refused."""
@@ -170,7 +223,7 @@ async def test_how_long_it_wants_to_be_left_alone_is_bounded(client: httpx.Async
 
     async with running_backend(busy) as url:
         response = await post_json(client, httpx.URL(url).join("/kafka/records"), b"[]", {}, 10.0)
-    assert response == (503, 3600.0, b"busy")
+    assert response == BackendResponse(503, 3600.0, b"busy")
 
 
 async def test_a_redirect_is_not_followed(client: httpx.AsyncClient):
