@@ -304,8 +304,9 @@ class ConsumerComponent(Component):
             _parse_partition(entry): _parse_timestamp(entry["timestamp"])
             for entry in body.get("timestamps") or ()
         }
-        await check_offsets(self._context, offsets)
         async with instance.lock_for_change():
+            await instance.wait_for_assignment([*offsets, *times])
+            await check_offsets(self._context, offsets)
             await instance.seek(offsets)
             await instance.seek_to_specs(times)
         return Response(status_code=204)

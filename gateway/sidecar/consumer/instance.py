@@ -377,7 +377,7 @@ class ConsumerInstance:
         Raises:
             StatusError: 409, a partition is not assigned to the instance.
         """
-        consumer = await self._wait_for_assignment(offsets)
+        consumer = await self.wait_for_assignment(offsets)
         for tp, offset in offsets.items():
             consumer.seek(tp, offset)
             self._note_seek(tp, offset)
@@ -388,7 +388,7 @@ class ConsumerInstance:
         Raises:
             StatusError: 409, a partition is not assigned to the instance.
         """
-        consumer = await self._wait_for_assignment(specs)
+        consumer = await self.wait_for_assignment(specs)
         first = [tp for tp, spec in specs.items() if spec == "first"]
         last = [tp for tp, spec in specs.items() if spec == "last"]
         times = {tp: spec for tp, spec in specs.items() if isinstance(spec, int)}
@@ -403,8 +403,11 @@ class ConsumerInstance:
         if offset is not None:
             self._returned_offsets[tp] = offset
 
-    async def _wait_for_assignment(self, tps: Collection[TopicPartition]) -> GroupConsumer:
+    async def wait_for_assignment(self, tps: Collection[TopicPartition]) -> GroupConsumer:
         """Wait until partitions are assigned, so that a seek may follow a subscription at once.
+
+        Returns:
+            The consumer that has them.
 
         Raises:
             StatusError: 409, the instance is subscribed to nothing, or has other partitions.
