@@ -511,7 +511,7 @@ FORMATS_AND_WIRE = (
     PlantedFault(
         "size-limit-of-each-fragment",
         "gateway/wire/message_reader.py",
-        "size_so_far = 0 if is_control or self._message is None else self._message.size",
+        "size_so_far = 0 if message is None else max(message.size, message.received_bytes)",
         "size_so_far = 0",
         ("tests/wire", "tests/web/websocket"),
     ),
