@@ -34,6 +34,15 @@ class TopicDescription(NamedTuple):
     partitions: int
 
 
+NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
+"""What brokers without topic ids (before Kafka 2.8, Redpanda) answer: a UUID of zeros."""
+
+
+def is_other_topic(old_id: str, new_id: str) -> bool:
+    """Return whether two ids are of different topics, as far as they are known."""
+    return old_id != new_id and NO_TOPIC_ID not in (old_id, new_id)
+
+
 class TopicMissing(PipelineUnavailable):
     """A topic that a job reads does not exist (yet)."""
 

@@ -147,7 +147,7 @@ class InputTopics:
                 topic = topics.await_topic(*request)
             except TopicMissing:
                 continue  # deleted, and perhaps about to be recreated
-            if topic.id != self.topics[name].id:
+            if topics.is_other_topic(self.topics[name].id, topic.id):
                 return topic.name
         return None
 
@@ -182,7 +182,7 @@ def check_topics(read_topics: Iterable[ReadTopic]) -> None:
             current = topics.await_topic(future, topic.name)
         except TopicMissing:
             continue  # it was deleted, so no other topic of this name has been read
-        if current.id != topic.id:
+        if topics.is_other_topic(topic.id, current.id):
             raise _build_recreated_error(topic.name)
 
 
@@ -215,15 +215,19 @@ class RewoundInputs:
         store_topic_ids(self.files, self.topics)
 
 
-def find_recreated(files: Files, topics: Mapping[str, TopicDescription]) -> list[str]:
+def find_recreated(files: Files, current: Mapping[str, TopicDescription]) -> list[str]:
     """Return the inputs whose topics were recreated since the query read them.
 
     Args:
         files: The files of the checkpoint.
-        topics: The topics that exist now, by input.
+        current: The topics that exist now, by input.
     """
     known = _load_json(files, TOPICS_FILE)
-    return [name for name, topic in topics.items() if known.get(name, topic.id) != topic.id]
+    return [
+        name
+        for name, topic in current.items()
+        if topics.is_other_topic(known.get(name, topic.id), topic.id)
+    ]
 
 
 def store_topic_ids(files: Files, topics: Mapping[str, TopicDescription]) -> None:

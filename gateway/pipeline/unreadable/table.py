@@ -85,7 +85,7 @@ class TopicReader:
         import pyarrow as pa
 
         topic = topics.describe_topic(self.client_config, self.topic)
-        if self._known_topic is None or topic.id != self._known_topic.id:
+        if self._known_topic is None or topics.is_other_topic(self._known_topic.id, topic.id):
             self._next_offsets.clear()
         self._known_topic = topic
         latest: dict[tuple[bytes, int], tuple[Any, int, int]] = {}

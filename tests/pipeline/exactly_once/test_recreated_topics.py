@@ -17,7 +17,7 @@ from gateway.pipeline.exactly_once.recreated_topics import (
     store_topic_ids,
 )
 from gateway.pipeline.state.files import LocalFiles
-from gateway.pipeline.topics import TopicDescription
+from gateway.pipeline.topics import NO_TOPIC_ID, TopicDescription
 from gateway.pipeline.unreadable.offsets import is_rewound
 
 pytestmark = pytest.mark.night
@@ -35,6 +35,16 @@ def test_a_topic_with_another_id_was_made_anew(tmp_path: Path):
     assert find_recreated(held, NEW) == ["us"]
     store_topic_ids(held, NEW)
     assert find_recreated(held, NEW) == []
+
+
+def test_a_topic_gets_its_id_when_its_brokers_are_updated(tmp_path: Path):
+    """The zeros that brokers before 2.8 answer were an id: each topic was read from its begin."""
+    held = LocalFiles(tmp_path)
+    before = {name: each._replace(id=NO_TOPIC_ID) for name, each in OLD.items()}
+    store_topic_ids(held, before)
+    assert find_recreated(held, OLD) == []
+    store_topic_ids(held, OLD)
+    assert find_recreated(held, before) == []
 
 
 def test_an_input_is_sent_back_to_the_begin_and_its_batches_keep_their_marks(tmp_path: Path):
