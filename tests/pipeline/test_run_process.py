@@ -164,3 +164,15 @@ def test_a_jvm_that_was_killed_ends_the_command_with_one_line(kafka, tmp_path):
     log = run.log_path.read_text()
     assert log.splitlines()[-1].startswith("gateway: Spark's JVM has ended with signal 9; ")
     assert "gateway/pipeline/run" not in log
+
+
+def test_a_jvm_that_does_not_start_is_said_in_one_line(tmp_path):
+    """As above."""
+    file = tmp_path / "gateway.yaml"
+    conf = {"spark.driver.extraJavaOptions": "-agentlib:nosuchagent"}
+    write_config(file, "localhost:1", job("clicks", 2), checkpoints=tmp_path / "jobs", conf=conf)
+    with running_pipeline("run", "all", "-c", file, log=tmp_path / "log") as run:
+        assert run.wait_ended() == 1
+    *output, last = run.log_path.read_text().splitlines()
+    assert last == "gateway: Spark's JVM ended while it started; see its output above"
+    assert "nosuchagent" in "".join(output)

@@ -98,7 +98,9 @@ _LOST_WORKER_PATTERN = re.compile(
 )
 _TRACEBACK_PATTERN = re.compile(r"Traceback \(most recent call last\)")
 # The line of an exception in a traceback of Python, and in one of Java.
-_PYTHON_ERROR_PATTERN = re.compile(r"^([A-Za-z_][\w.]*): (.*)$", re.MULTILINE)
+_PYTHON_ERROR_PATTERN = re.compile(
+    r"^([A-Za-z_][\w.]*(?=: )|[A-Za-z_][\w.]*Error)(?:: (.*))?$", re.MULTILINE
+)
 _JAVA_CAUSE_PATTERN = re.compile(r"^(?:Caused by)?: ([A-Za-z_][\w.$]*)(?:: (.*))?$", re.MULTILINE)
 # Exceptions that only wrap a cause.
 _WRAPPER_PATTERN = re.compile(
@@ -266,7 +268,8 @@ def _format_reason(causes: Sequence[ExceptionCause]) -> str:
                         for match in _JAVA_CAUSE_PATTERN.findall(cause.message)
                     ]
                     return _format_reason(java_causes or [ExceptionCause(name, text)])
-                return _truncate(text if name.startswith("gateway.errors.") else f"{name}: {text}")
+                is_ours = name.startswith("gateway.errors.")
+                return _truncate(text if is_ours else f"{name}: {text}" if text else name)
         line = _get_first_line(cause.message)
         if line and not _WRAPPER_PATTERN.search(cause.class_name):
             return _truncate(f"{cause.class_name.rpartition('.')[2]}: {line}")

@@ -134,11 +134,11 @@ def describe_jvm_end(error: Exception) -> str | None:
     from py4j.protocol import Py4JError, Py4JJavaError
     from pyspark import SparkContext
 
-    if "[JAVA_GATEWAY_EXITED]" in str(error):
-        return "Spark's JVM ended while it started; its output above has the reason"
     gateway = SparkContext._gateway
-    is_lost = isinstance(error, Py4JError | ConnectionError)
-    if gateway is None or not is_lost or isinstance(error, Py4JJavaError):
+    if gateway is None:
+        has_begun = isinstance(error, Py4JError) or "[JAVA_GATEWAY_EXITED]" in str(error)
+        return "Spark's JVM ended while it started; see its output above" if has_begun else None
+    if isinstance(error, Py4JJavaError) or not isinstance(error, Py4JError | ConnectionError):
         return None
     if is_submitted():
         return "Spark's JVM does not answer any more; the output of spark-submit has the reason"

@@ -49,6 +49,8 @@ def test_of_a_python_function_the_last_line_of_the_trace():
         "org.apache.spark.sql.execution.streaming.ForeachBatchUserFuncException", "[X] y"
     )
     assert classify_causes([STREAM, outer, raised]) == ("ValueError: bad row", False)
+    without_text = ExceptionCause("py4j.Py4JException", PYTHON + "MemoryError\n")
+    assert classify_causes([STREAM, without_text]) == ("MemoryError", False)
 
 
 def test_our_own_errors_say_enough_by_themselves():
