@@ -425,7 +425,9 @@ class Assignment:
             state.is_starting = False
         elif self._is_assigned(state):
             if isinstance(failure, AccessDenied | GroupFailed):
-                self._prefetcher.failures[state.tp] = failure
+                # Not the same error: it may also be why the whole group is refused.
+                denied = AccessDenied(str(failure), topic=state.tp.topic)
+                self._prefetcher.failures[state.tp] = denied
             cause, now = cause_from_code(code_from_error(failure)), asyncio.get_running_loop().time
             state.back_off(cause, now(), failure.retry_after or 0.0)
 

@@ -165,7 +165,7 @@ class ReactiveGroup:
                 self._poll_failure = str(error)  # the consumer logs a failure of the whole group
                 self._report_unreadable(consumer.failures)
                 # After the failure of one partition the others can be polled at once.
-                if error not in consumer.failures.values():
+                if error is consumer.group_failure or error not in consumer.failures.values():
                     await asyncio.sleep(RETRY_DELAY_S)
                 continue
             self._report_unreadable(consumer.failures)
