@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         RecordTooLarge,
         RegistryUnavailable,
         RequestError,
+        SchemaNotFound,
         StreamEnded,
         TableTooLarge,
         TokenCorrupt,
@@ -85,7 +86,7 @@ _NAMES_BY_MODULE = {
     "GroupFailed GroupInUse GuardUnavailable InvalidRecord KafkaError KeyReused "
     "LocalBrokerError MemoryFull NotGranted NotOwned PartitionFailed PipelineError "
     "PipelineUnavailable RecordRefused RecordTooLarge RegistryUnavailable RequestError "
-    "StreamEnded TableTooLarge TokenCorrupt TokenError TokenForeign TokenTooOld "
+    "SchemaNotFound StreamEnded TableTooLarge TokenCorrupt TokenError TokenForeign TokenTooOld "
     "UnknownGroup UnknownTopic",
     "kafka.embedded": "EmbeddedKafka",
     "web.access": "Access Grant Granted",
@@ -139,6 +140,7 @@ __all__ = [
     "RecordTooLarge",
     "RegistryUnavailable",
     "RequestError",
+    "SchemaNotFound",
     "Settings",
     "Stream",
     "StreamEnded",
