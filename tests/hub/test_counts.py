@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterable, Sequence
 
 import pytest
-from support.outlet import FakeOutlet
+from support.outlet import FakeOutlet, FakeTransport
 from support.single_client import (
     TP,
     FakeHub,
@@ -218,21 +218,6 @@ async def test_who_comes_from_far_is_catching_up():
     distances = LagScan()
     distances.add_client(client)
     assert distances.behind.records == {("/a", CATCHING_UP): 7}
-
-
-class FakeTransport:
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.is_aborted = False
-
-    def get_write_buffer_size(self) -> int:
-        return self.size
-
-    def is_closing(self) -> bool:
-        return self.is_aborted
-
-    def abort(self) -> None:
-        self.is_aborted = True
 
 
 @pytest.mark.parametrize("copies", [False, True])

@@ -1,4 +1,4 @@
-"""A connection that takes as much as a test lets it."""
+"""Connections that take as much as a test lets them, or nothing."""
 
 from __future__ import annotations
 
@@ -34,3 +34,20 @@ class FakeOutlet:
     @property
     def values(self) -> list[int]:
         return [int(value) for value in re.findall(rb"data: (\d+)\n", b"".join(self.chunks))]
+
+
+class FakeTransport:
+    """The connection of a client that reads nothing."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.is_aborted = False
+
+    def get_write_buffer_size(self) -> int:
+        return self.size
+
+    def is_closing(self) -> bool:
+        return self.is_aborted
+
+    def abort(self) -> None:
+        self.is_aborted = True

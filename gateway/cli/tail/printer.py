@@ -9,12 +9,13 @@ value:  Only the values, byte for byte; a tombstone has none. An `envelope` is u
 
 from __future__ import annotations
 
-import base64
 import re
 from datetime import datetime
 from typing import Any
 
 import orjson
+
+from gateway.formats.event import json_to_bytes
 
 from .output_format import OutputFormat
 from .source import StreamEvent
@@ -73,8 +74,8 @@ class Printer:
     def _format_value(self, event: StreamEvent) -> bytes:
         envelope = self._parse_envelope(event)
         if envelope is not None:
-            value = envelope["value"]
-            return b"" if value is None else _decode_value(value) + b"\n"
+            value = json_to_bytes(envelope["value"])
+            return b"" if value is None else value + b"\n"
         return b"" if event.name == "delete" else event.data + b"\n"
 
     def _format_pretty(self, event: StreamEvent) -> bytes:
@@ -142,7 +143,3 @@ class Printer:
             return None
         is_envelope = value.keys() == _ENVELOPE_KEYS and value["topic"] in self._topics
         return value if is_envelope else None
-
-
-def _decode_value(value: str | dict[str, str]) -> bytes:
-    return value.encode() if isinstance(value, str) else base64.b64decode(value["base64"])

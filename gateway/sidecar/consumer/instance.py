@@ -26,7 +26,7 @@ from gateway.core.group.member import MemberState
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import GroupFailed, KafkaError, NotOwned, PartitionFailed
 from gateway.kafka.client.cluster import Cluster
-from gateway.kafka.group.consumer import ConsumerOptions, GroupConsumer
+from gateway.kafka.group.consumer import GroupConsumer
 from gateway.kafka.group.group_offsets import GroupOffsets
 from gateway.kafka.protocol.group_messages import OffsetAndMetadata
 from gateway.sidecar.context import Auditor, NullAuditor, audit_gap
@@ -87,7 +87,12 @@ class ConsumerInstance:
         self._cluster = cluster
         self._auditor = auditor or NullAuditor()
         self._settings = settings
-        self._hidden_topics = hidden_topics
+        self._consumer_options = build_consumer_options(
+            settings,
+            auto_offset_reset=options.auto_offset_reset,
+            isolation=options.isolation,
+            hidden_topics=hidden_topics,
+        )
         self._consumer: GroupConsumer | None = None
         self._is_assigned_manually = False
         self._lock = asyncio.Lock()
@@ -225,9 +230,8 @@ class ConsumerInstance:
 
     def is_matched(self, topic: str) -> bool:
         """Return whether the pattern that it is subscribed to, if any, matches a topic."""
-        return self.pattern is not None and self._build_consumer_options().is_matched(
-            self.pattern, topic
-        )
+        pattern = self.pattern
+        return pattern is not None and self._consumer_options.is_matched(pattern, topic)
 
     @property
     def is_subscribed(self) -> bool:
@@ -238,16 +242,8 @@ class ConsumerInstance:
         return GroupConsumer(
             self._cluster,
             self.group,
-            self._build_consumer_options(),
+            self._consumer_options,
             on_gap=partial(audit_gap, self._auditor, "ACTIVE_CONSUMER"),
-        )
-
-    def _build_consumer_options(self) -> ConsumerOptions:
-        return build_consumer_options(
-            self._settings,
-            auto_offset_reset=self.options.auto_offset_reset,
-            isolation=self.options.isolation,
-            hidden_topics=self._hidden_topics,
         )
 
     def _require_consumer(self) -> GroupConsumer:

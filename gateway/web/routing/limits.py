@@ -142,7 +142,7 @@ class OpenConnection(ConnectionSlot):
         """Count a connection.
 
         Args:
-            limits: The limits.
+            limits: Those that count it, and that count its refusal.
             keys: The keys under which it is counted.
             refused_keys: The keys under which it is counted instead if it is refused.
             on_refused: Called when it is refused, also within this call, with whether it may stay

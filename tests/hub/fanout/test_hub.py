@@ -14,7 +14,7 @@ import pytest
 from support.gateways import build_config
 from support.kafka_wire import ApiKey
 from support.key_readers import scan_keys
-from support.outlet import FakeOutlet
+from support.outlet import FakeOutlet, FakeTransport
 from support.records import RecordToSend, produce_records
 from support.sse import SseEvent, SseParser
 from support.topic_reads import open_cluster
@@ -390,23 +390,6 @@ async def test_a_position_of_an_earlier_topic_without_an_id_is_not_waited_for(
         client = await subscribe_client(hub, start=StreamStart(token))
         told = json.loads((await read_until(client, "gap"))[-1].data)
         assert (told["reason"], told["from"], told["to"]) == ("recreated", 39, 0)
-
-
-class FakeTransport:
-    """The connection of a client that reads nothing."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.is_aborted = False
-
-    def get_write_buffer_size(self) -> int:
-        return self.size
-
-    def is_closing(self) -> bool:
-        return self.is_aborted
-
-    def abort(self) -> None:
-        self.is_aborted = True
 
 
 async def test_those_for_whom_most_waits_are_disconnected_when_it_is_too_much(embedded, caplog):
