@@ -262,7 +262,7 @@ class OriginCheckMiddleware:
         if scope["path"] in PUBLIC_PATHS:
             return None
         headers = Headers(scope=scope)
-        if "origin" in headers or headers.get("sec-fetch-site", "none") != "none":
+        if "origin" in headers or set(headers.getlist("sec-fetch-site")) - {"none"}:
             return StatusError(403, "requests from pages in a browser are refused; use a program")
         host = headers.get("host", "localhost")
         if self._is_local_only and not _is_local_host(host):

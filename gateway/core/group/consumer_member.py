@@ -417,6 +417,9 @@ class ConsumerMember:
                 ),
             ]
         self._needs_full_heartbeat, self.next_request_at = True, now + self._next_retry_delay()
+        if error == ErrorCode.UNRELEASED_INSTANCE_ID:
+            reason = "another member has this instance id; this one waits until that has gone"
+            return [MembershipFailed(error, reason, is_final=False)]
         return [CoordinatorMoved()] if error in COORDINATOR_MOVED_ERRORS else []
 
     def _lose_partitions(self, reason: str) -> list[MemberEvent]:

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
 
-FREE_JSON_BYTES = 1 << 20
+FREE_JSON_BYTES = 1 << 16
 # Each level takes at least one byte, so a value of this size is not too deep for fastavro's reader.
 MAX_SHALLOW_BYTES = 1000
 # Enough for the field with a long name whose value is `false`, which is one byte of Avro.
@@ -198,6 +198,7 @@ class _SizeWalker:
         if kind in ("array", "map"):
             return self._walk_blocks(plain, pos)
         if kind == "record":
+            self._spend_bytes(_PUNCTUATION_BYTES)
             for field in plain["fields"]:
                 self._spend_bytes(len(field["name"]) + _PUNCTUATION_BYTES)
                 pos = self.walk_value(field["type"], pos)

@@ -243,7 +243,8 @@ def test_a_group_that_was_deleted_is_joined_anew():
 
 def test_an_instance_id_that_is_not_free_yet_is_asked_for_again():
     one = build_member(instance_id="i")
-    assert apply_response(one, build_response(111)) == []
+    (failed,) = apply_response(one, build_response(111))
+    assert isinstance(failed, MembershipFailed) and not failed.is_final
     assert 0.0 < one.next_request_at <= 2.0
     assert apply_response(
         one, build_response(0, 1, build_topic_partitions(0)), one.next_request_at

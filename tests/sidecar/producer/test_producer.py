@@ -281,6 +281,7 @@ async def test_a_body_may_be_a_megabyte_and_no_more(http, name):
     [
         {"Origin": "http://evil.example"},
         {"Sec-Fetch-Site": "cross-site"},
+        [("Sec-Fetch-Site", "none"), ("Sec-Fetch-Site", "cross-site")],
         {"Host": "evil.example:8080"},
     ],
 )
