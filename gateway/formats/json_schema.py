@@ -2,6 +2,9 @@
 
 A schema that names no draft is of draft 7, as in Confluent's serializers. `$ref` finds what the
 registry has under that name and nothing else: a schema must not make the gateway fetch URLs.
+
+A pattern that only the engine of another language takes, such as Java's `++`, is left out in
+reading: who wrote the record has checked it. Nothing is written by such a schema.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ class JsonSchemaCodec:
         Raises:
             FormatError: The schema cannot be used.
         """
+        self._unusable_patterns: list[str] = []
         try:
             schema = orjson.loads(text)
             base = _BASE_URI
@@ -47,12 +51,21 @@ class JsonSchemaCodec:
             create_validator = (
                 jsonschema_rs.Draft7Validator if has_no_draft else jsonschema_rs.validator_for
             )
-            self._validator = create_validator(schema, retriever=retriever)
+            try:
+                self._validator = create_validator(schema, retriever=retriever)
+            except jsonschema_rs.ValidationError:
+                self._unusable_patterns = _remove_unusable_patterns(schema)
+                self._validator = create_validator(schema, retriever=retriever)
         except Exception as exc:  # orjson and jsonschema_rs raise many kinds
             raise FormatError(f"the JSON Schema cannot be used: {exc}; correct it") from None
 
     def encode(self, value: Any) -> bytes:
         """Return a value as JSON text, if the schema allows it; raises FormatError if not."""
+        for pattern in self._unusable_patterns:
+            raise FormatError(
+                f"the pattern {pattern} of the JSON Schema cannot be checked here; write it as "
+                "ECMA 262 does"
+            )
         if type(value) is ExactJson:
             self._validate(value.value)
             return value.text
@@ -85,6 +98,34 @@ class JsonSchemaCodec:
             raise FormatError(f"{problem}; correct it", pointer=pointer) from None
         except (ValueError, RecursionError) as exc:  # not a value of JSON, or nested too deep
             raise FormatError(f"the value cannot be checked by its JSON Schema: {exc}") from None
+
+
+def _remove_unusable_patterns(schema: Any) -> list[str]:
+    """Remove the patterns that cannot be compiled from a schema, and return them."""
+    removed = []
+    if isinstance(schema, dict):
+        pattern = schema.get("pattern")
+        if isinstance(pattern, str) and not _is_usable(pattern):
+            removed.append(schema.pop("pattern"))
+        patterns = schema.get("patternProperties")
+        if isinstance(patterns, dict):
+            for name in [name for name in patterns if not _is_usable(name)]:
+                removed.append(name)
+                del patterns[name]
+                for keyword in ("additionalProperties", "unevaluatedProperties"):
+                    schema.pop(keyword, None)
+        schema = [schema[keyword] for keyword in schema if keyword not in ("const", "enum")]
+    for part in schema if isinstance(schema, list) else ():
+        removed += _remove_unusable_patterns(part)
+    return removed
+
+
+def _is_usable(pattern: str) -> bool:
+    try:
+        jsonschema_rs.Draft7Validator({"pattern": pattern})
+    except jsonschema_rs.ValidationError:
+        return False
+    return True
 
 
 def _create_retriever(references: Mapping[str, Any], base: str) -> Callable[[str], Any]:

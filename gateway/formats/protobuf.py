@@ -38,6 +38,8 @@ _MAX_TYPE_DEPTH = 64  # types nested in types, by the number of indexes
 _MAIN_FILE = "schema.proto"
 _FIRST_MESSAGE_INDEX = b"\x00"
 _SYNTAX = re.compile(r"^\s*(syntax|edition)\s*=", re.MULTILINE)
+# As Java's and .NET's serializers register `optional` of proto3.
+_OPTIONAL_ONEOF = re.compile(r"\boneof\s+_\w+\s*\{\s*(optional\s[^{};]+;)\s*\}")
 _MAP_ENTRY = re.compile(r"\boption\s+map_entry\s*=\s*true\s*;")
 # Stands for `map_entry` during compilation: an option that protoc accepts, and that nobody uses.
 _MAP_ENTRY_MARK = "option no_standard_descriptor_accessor = true;"
@@ -76,6 +78,8 @@ class ProtobufCodec:
             for file in files.file:
                 _restore_map_entries(file)
                 self._pool.Add(file)
+            # Parsing refuses texts that are not UTF-8 in files of proto3 alone.
+            self._has_unchecked_texts = any(file.syntax != "proto3" for file in files.file)
             self._types = [message.name for message in files.file[-1].message_type]
             self._file: Any = self._pool.FindFileByName(main)
         except (ValueError, TypeError, KeyError, OSError) as exc:
@@ -116,6 +120,8 @@ class ProtobufCodec:
             path, pos = read_indexes(data)
             message = self._get_message_class(path)()
             message.ParseFromString(data[pos:])
+            if self._has_unchecked_texts and not data.isascii():
+                _check_texts(message)
             return json_format.MessageToDict(
                 message,
                 always_print_fields_with_no_presence=True,
@@ -157,6 +163,27 @@ class ProtobufCodec:
         except IndexError:
             raise ValueError(f"it has no message at {list(path)}") from None
         return descriptor
+
+
+def _check_texts(message: Message) -> None:
+    """Check the texts of a message, which are bytes in Python where they are not UTF-8.
+
+    Raises:
+        ValueError: One is not; JSON would have Python's notation of the bytes.
+    """
+    for field, value in message.ListFields():
+        entry = field.message_type
+        if entry is not None and entry.GetOptions().map_entry:
+            parts = entry.fields_by_name
+            pairs = [*((parts["key"], key) for key in value)]
+            pairs += [(parts["value"], content) for content in value.values()]
+        else:
+            pairs = [(field, each) for each in (value if field.is_repeated else [value])]
+        for part, each in pairs:
+            if isinstance(each, Message):
+                _check_texts(each)
+            elif isinstance(each, bytes) and part.type != part.TYPE_BYTES:
+                raise ValueError(f"the text in '{field.full_name}' is not UTF-8")
 
 
 def read_indexes(data: bytes) -> tuple[tuple[int, ...], int]:
@@ -248,9 +275,8 @@ def compile_files(main: str, files: Mapping[str, str]) -> descriptor_pb2.FileDes
             (directory / relative).parent.mkdir(parents=True, exist_ok=True)
             # proto2 is the default, but protoc logs a warning unless the file says so.
             syntax = "" if _SYNTAX.search(text) else 'syntax = "proto2";'
-            (directory / relative).write_text(
-                syntax + _MAP_ENTRY.sub(_MAP_ENTRY_MARK, text), "utf-8"
-            )
+            text = _OPTIONAL_ONEOF.sub(r"\1", _MAP_ENTRY.sub(_MAP_ENTRY_MARK, text))
+            (directory / relative).write_text(syntax + text, "utf-8")
         includes = [str(parent).encode() for parent in (directory, *bundled_dirs)]
         try:
             # Raises what is wrong with the files, which `run_main` would only print.

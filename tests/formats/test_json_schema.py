@@ -138,6 +138,28 @@ def test_a_reference_keeps_the_draft_that_it_names(main: dict[str, str]):
         assert [fits(made, {"pair": value}) for value in values] == [True, False, False]
 
 
+def test_a_pattern_of_another_language_is_left_out_in_reading():
+    """Every record of such a topic was invalid, as the whole schema was refused."""
+    email = {"type": "string", "pattern": r"^[\w-\.]+@[\w-]+$"}
+    schema = JsonSchemaCodec(
+        json.dumps(
+            {
+                "properties": {"to": email, "n": {"enum": [1]}},
+                "patternProperties": {"^x-[a-z]++$": {"type": "string"}},
+                "additionalProperties": False,
+            }
+        ),
+        {},
+    )
+    for wrong in (b'{"n":2}', b'{"to":5}'):
+        with pytest.raises(FormatError, match="does not fit"):
+            schema.decode(wrong)
+    read = b'{"to":"a@b","n":1,"x-a":"b"}'
+    assert schema.decode_text(read) == read
+    with pytest.raises(FormatError, match=r"pattern \^.* cannot be checked here"):
+        schema.encode({"n": 1})
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [

@@ -118,6 +118,38 @@ def test_bytes_that_are_no_such_message_are_refused(schema: ProtobufCodec, data:
 
 
 @pytest.mark.parametrize(
+    ("data", "is_text"),
+    [
+        (b"\x0a\x02\xc3\xab", True), (b"\x0a\x01\xeb", False), (b"\x12\x01\xeb", True),
+        (b"\x1a\x06\x0a\x01k\x12\x01\xeb", True), (b"\x1a\x06\x0a\x01\xeb\x12\x01k", False),
+        (b"\x22\x01a\x22\x01\xeb", False), (b"\x2a\x03\x0a\x01\xeb", False),
+    ],
+)  # fmt: skip
+def test_a_text_that_is_not_utf8_is_never_shown(data: bytes, is_text: bool):
+    """proto2 does not check texts: a page got Python's notation of the bytes, b'\\xeb'."""
+    schema = ProtobufCodec(
+        "message M { optional string a = 1; optional bytes b = 2; map<string, bytes> c = 3;"
+        " repeated string d = 4; optional M e = 5; }",
+        {},
+    )
+    if is_text:
+        assert "\\x" not in str(schema.decode(b"\0" + data))
+    else:
+        with pytest.raises(FormatError, match=r"(?i)utf-8"):
+            schema.decode(b"\0" + data)
+
+
+def test_an_optional_field_may_be_written_as_its_oneof():
+    """Java's and .NET's serializers register it so; protoc allows no label in a oneof."""
+    schema = ProtobufCodec(
+        'syntax = "proto3"; package p; message M { M of = 1;'
+        " oneof _at { optional string at = 2; } oneof _in { optional .p.M in = 3; } }",
+        {},
+    )
+    assert schema.decode(b"\0\x12\x01y\x1a\0") == {"at": "y", "in": {}}
+
+
+@pytest.mark.parametrize(
     "value",
     [5, "x", [], {"nme": 1}, {"id": "x"}, {"id": 2**63}, {"tags": 5}, {"at": "yesterday"},
      {"flag": True, "data": "AQ=="}, {"kind": "SLOW"}, {"fullName": "\ud800"}],

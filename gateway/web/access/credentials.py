@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from starlette.requests import HTTPConnection
+from starlette.requests import HTTPConnection, cookie_parser
 
 from gateway.config import Credentials
 from gateway.config.guards.credentials import CREDENTIALS_PLACEHOLDER
@@ -136,7 +136,14 @@ def _get_subprotocol_tokens(connection: HTTPConnection) -> list[str]:
 
 
 def _build_cookie_getter(name: str) -> Callable[[HTTPConnection], list[str]]:
-    return lambda connection: [connection.cookies[name]] if name in connection.cookies else []
+    def get_values(connection: HTTPConnection) -> list[str]:
+        for pair in "; ".join(connection.headers.getlist("cookie")).split(";"):
+            # Of several, the first has the longest path (RFC 6265 5.4). Starlette takes the last.
+            if name in (cookies := cookie_parser(pair)):
+                return [cookies[name]]
+        return []
+
+    return get_values
 
 
 def _build_query_getter(name: str) -> Callable[[HTTPConnection], list[str]]:

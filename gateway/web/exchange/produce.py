@@ -236,6 +236,8 @@ async def _build_precondition_check(
             if_none_match and etag.matches_if_match(if_none_match, record_id)
         ):
             detail = "the document has changed; fetch it, and decide again"
+            if "W/" in if_match:
+                detail = "a weak tag matches nothing; let the proxy not compress documents"
             raise RequestError(412, "Precondition failed", detail)
         await check_current(routes, write_request)
 

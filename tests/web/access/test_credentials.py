@@ -43,6 +43,8 @@ ALL: dict[str, Any] = {
         ),
         (ALL, build_connection(("X-Api-Key", "abc")), "abc"),
         (ALL, build_connection(("Cookie", "other=1; access=abc")), "abc"),
+        (ALL, build_connection(("Cookie", 'a={"x":[1]}; access="abc"; access=old')), "abc"),
+        (ALL, build_connection(("Cookie", "a=[b]; c"), ("Cookie", "access=abc")), "abc"),
         (ALL, build_connection(("Cookie", "signed=s:abc.x")), "abc"),
         (ALL, build_connection(("Cookie", "signed=s:.x")), None),
         (ALL, build_connection(("Cookie", "signed=t:abc.x")), None),
