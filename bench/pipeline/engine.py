@@ -12,9 +12,6 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from gateway.config.sections.job import Spark
-from gateway.pipeline.spark import java
-from gateway.pipeline.spark.class_archive import ensure_class_archive
-from gateway.pipeline.spark.jars import fetch_connector_jars
 from gateway.pipeline.spark.session import create_session
 
 from .progress import print_progress
@@ -27,9 +24,7 @@ STOP_TIMEOUT_S = 60.0  # s for a batch or a JVM to end by itself
 
 @contextmanager
 def run_spark(master: str = "local[2]", memory: str = "2GiB") -> Iterator[SparkSession]:
-    """With the JVM's options of production, and the class archive of `gateway pipeline prefetch`.
-    However the block ends, the JVM is gone after it."""
-    ensure_class_archive(fetch_connector_jars(), java.find_java())
+    """With the JVM's options of production. However the block ends, the JVM is gone after it."""
     print_progress(f"starting Spark, {master}, {memory}")
     try:
         made = create_session(Spark.model_validate({"master": master, "memory": memory}), "bench")

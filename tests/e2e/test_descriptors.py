@@ -55,7 +55,7 @@ async def test_the_first_guarded_request_without_a_free_descriptor_gets_503_and_
                 "guarded": {"shop": []},
                 "with": {"topic": "orders"},
             }
-            guards = {"shop": {"type": "http", "url": url, "cache": "1s"}}
+            guards = {"shop": {"type": "http", "url": url, "cache": "1s", "timeout": "60s"}}
             config = build_config(kafka.bootstrap, ["orders"], [route], guards=guards)
             async with (
                 running_gateway_process(config) as gateway,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.spark_jvm import LEAN_CONF, LEAN_JVM_OPTIONS, WORKER_CONF, ensure_class_archive
+from support.spark_jvm import LEAN_CONF, LEAN_JVM_OPTIONS, WORKER_CONF
 
 from gateway.config.sections.job import Spark
 from gateway.pipeline.spark.session import build_checkpoint_conf, create_session
@@ -33,7 +33,6 @@ SPARK_CONF = {
 
 @pytest.fixture(scope="session")
 def session_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    ensure_class_archive()
     made = create_session(
         _build_settings(tmp_path_factory.mktemp("spark")), "tests", jvm_options=LEAN_JVM_OPTIONS
     )

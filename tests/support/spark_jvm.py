@@ -1,17 +1,11 @@
-"""Spark that runs for a few seconds: settings, options of its JVMs, and their class archive.
+"""Spark that runs for a few seconds: settings, and options of its JVMs.
 
 First compiler and one collector only: 22 s instead of 26 for ten small tests and the start.
 """
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
-
-from support.requirements import require_tools
-
-from gateway.pipeline.spark import class_archive, java
-from gateway.pipeline.spark.jars import fetch_connector_jars
 
 LEAN_JVM_OPTIONS = (
     "-XX:TieredStopAtLevel=1",
@@ -35,17 +29,8 @@ WORKER_CONF = {
 }
 
 
-@cache
-def ensure_class_archive() -> Path:
-    """The product's, which each session of this machine's own Spark uses; built first if it is not
-    there. Other processes of the tests wait for the first."""
-    require_tools("java17")
-    return class_archive.ensure_class_archive(fetch_connector_jars(), java.find_java())
-
-
 def build_spark_conf() -> dict[str, str]:
     """The settings of Spark in a process of its own, or on a cluster."""
-    ensure_class_archive()
     options = " ".join(LEAN_JVM_OPTIONS)
     jvms = {f"spark.{kind}.extraJavaOptions": options for kind in ("driver", "executor")}
     return {**LEAN_CONF, **jvms}

@@ -1,8 +1,7 @@
 """Start Spark: Java, the jars of its Kafka connector, the session, and spark-submit.
 
 `gateway pipeline run` calls `session.create_session`, and `gateway pipeline submit` calls
-`submit.run_command`. Start reading in `session`. `class_archive` lets the JVM start faster, and
-`recording` builds what it needs for that. `client_config` translates the settings of a
+`submit.run_command`. Start reading in `session`. `client_config` translates the settings of a
 Kafka cluster for the clients of Spark and Python. `versions` has the only copy of the version
 numbers.
 """

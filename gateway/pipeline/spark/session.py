@@ -18,12 +18,10 @@ from typing import TYPE_CHECKING, Any
 from gateway.config.sections.job import Spark
 from gateway.errors import PipelineError
 from gateway.extras import format_install_command
-from gateway.kafka.local.class_archive import ClassArchive
 from gateway.pipeline.checkpoint.versions import local_path
 
 from . import java
 from .child_signals import ignore_sigterm_in_children
-from .class_archive import build_archive_options, find_class_archive
 from .jars import fetch_connector_jars
 from .package import build_archive
 from .spark_home import spark_home_for_workers
@@ -36,8 +34,6 @@ _JVM_OPTIONS = ("-Xshare:auto", "-XX:+UseG1GC")
 
 _JVM_END_TIMEOUT_S = 10.0  # from the end of its connections to that of its process
 _OUT_OF_MEMORY_STATUS = 52  # Spark's SparkExitCode.OOM
-
-_CLASS_PATH_SETTINGS = ("spark.jars", "spark.driver.extraClassPath")
 
 BASE_CONF: Mapping[str, str] = {
     "spark.ui.enabled": "false",
@@ -101,18 +97,16 @@ def create_session(
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder: Any = SparkSession.builder.appName(name)
-    jars, archive = None, None
-    with ignore_sigterm_in_children(), spark_home_for_workers(spark) as home:
+    jars = None
+    with ignore_sigterm_in_children(), spark_home_for_workers(spark):
         if not is_submitted():
-            runtime = java.find_java()
+            java.find_java()
             jars = fetch_connector_jars()
-            if home is not None:
-                archive = find_class_archive(home, jars, runtime)
             if spark.master.startswith("local"):
                 # Spark would use the address of the machine's name, which may not be this
                 # machine's.
                 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        conf = build_session_conf(spark, jars=jars, jvm_options=jvm_options, archive=archive)
+        conf = build_session_conf(spark, jars=jars, jvm_options=jvm_options)
         for key, value in conf.items():
             builder = builder.config(key, value)
         session: SparkSession = builder.getOrCreate()
@@ -168,7 +162,6 @@ def build_session_conf(
     *,
     jars: Sequence[Path] | None,
     jvm_options: Sequence[str] = _JVM_OPTIONS,
-    archive: ClassArchive | None = None,
 ) -> dict[str, str]:
     """Return all settings of a new session; those of `spark.conf` override ours.
 
@@ -177,8 +170,6 @@ def build_session_conf(
         jars: The jars of the Kafka connector, or None if spark-submit started the JVM: what a JVM
             is started with is then spark-submit's command line.
         jvm_options: The options of the driver's JVM.
-        archive: The class archive for the driver's JVM, which has the jars on its class path
-            then; None for none.
     """
     if jars is None:
         return {**BASE_CONF, **spark.conf}
@@ -188,26 +179,9 @@ def build_session_conf(
         "spark.driver.memory": memory,
         "spark.executor.memory": memory,
         "spark.driver.extraJavaOptions": " ".join(jvm_options),
-        **_build_jars_conf(jars, archive, spark.conf),
+        "spark.jars": ",".join(map(str, jars)),
     }
     return {**BASE_CONF, **startup_conf, **spark.conf}
-
-
-def _build_jars_conf(
-    jars: Sequence[Path], archive: ClassArchive | None, conf: Mapping[str, str]
-) -> dict[str, str]:
-    """Return the settings by which the JVM finds the connector, and the class archive."""
-    # The class path of the archive must be the beginning of the JVM's. A user's `spark.jars`
-    # replace the connector.
-    if archive is None or not conf.keys().isdisjoint(_CLASS_PATH_SETTINGS):
-        return {"spark.jars": ",".join(map(str, jars))}
-    # Java archives the classes of its class path only. `spark.jars` would come to another loader,
-    # after Spark has copied the files for the executor of this process: 0.2 s.
-    return {
-        "spark.driver.extraClassPath": os.pathsep.join(map(str, jars)),
-        # Before `extraJavaOptions`, with which a user may choose another archive, or none.
-        "spark.driver.defaultJavaOptions": " ".join(build_archive_options(archive)),
-    }
 
 
 def create_job_session(spark: SparkSession, conf: Mapping[str, str]) -> SparkSession:

@@ -28,10 +28,8 @@ _LINKED_NAMES = ("bin", "conf", "jars", "sbin")
 
 
 @contextmanager
-def spark_home_for_workers(spark: Spark) -> Iterator[Path | None]:
+def spark_home_for_workers(spark: Spark) -> Iterator[None]:
     """Set SPARK_HOME to such a home in the context, if Spark is to run its workers on this machine.
-
-    The context yields the home, or None if nothing is changed.
 
     Nothing is changed if SPARK_HOME is set already, or if the workers run another Python than this
     process: that one may find pyspark only in the archive.
@@ -46,11 +44,11 @@ def spark_home_for_workers(spark: Spark) -> Iterator[Path | None]:
         with suppress(OSError):  # for example a cache that cannot be written: only slower
             home = link_spark_home()
     if home is None:
-        yield None
+        yield
         return
     os.environ["SPARK_HOME"] = str(home)
     try:
-        yield home
+        yield
     finally:
         del os.environ["SPARK_HOME"]
 
