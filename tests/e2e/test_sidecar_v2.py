@@ -92,6 +92,28 @@ async def test_a_client_writes_subscribes_polls_and_commits(http, topic, trail):
     assert_error(await http.delete(path, headers={"accept": V2}), 404, 40403)
 
 
+async def test_a_commit_leaves_what_it_does_not_name_to_the_successor(http, topic, oracle):
+    """One with Redpanda's `partitions`, or with an empty list, committed all that was polled."""
+    name, group = topic(), generate_group()
+    await oracle.produce_records(name, 10)
+    manual = {"auto.commit.enable": "false"}
+    for body, expected in (
+        ({"partitions": [{"topic": name, "partition": 0, "offset": 2}]}, [2]),
+        ({"offsets": []}, []),
+    ):
+        path = await created(http, group, **manual)
+        await http.post(f"{path}/subscription", json={"topics": [name]})
+        polled = await http.get(f"{path}/records?timeout=30000", headers={"accept": V2})
+        assert get_offsets(polled.json())[-1] == 9
+        committed = await http.post(f"{path}/offsets", json=body)
+        assert get_offsets(committed.json()["offsets"]) == expected
+        assert (await http.delete(path)).status_code == 204
+    successor = await created(http, group)
+    await http.post(f"{successor}/subscription", json={"topics": [name]})
+    polled = await http.get(f"{successor}/records?timeout=30000", headers={"accept": V2})
+    assert get_offsets(polled.json()) == [*range(2, 10)]
+
+
 async def test_an_instance_is_made_once_and_as_it_can_be(http):
     group = generate_group()
     await created(http, group, name="mine")

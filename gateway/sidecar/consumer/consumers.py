@@ -341,15 +341,15 @@ class ConsumerComponent(Component):
         self, request: Request, dialect: Dialect, instance: ConsumerInstance
     ) -> Response:
         body = await self._read_body(request, dialect, "commmitConsumerOffsets")
-        entries = (body or {}).get("offsets")
-        offsets: Mapping[TopicPartition, OffsetAndMetadata] | None = None
-        if entries:
-            # The offsets of records; Kafka's are those of the next records.
+        offsets: dict[TopicPartition, OffsetAndMetadata] | None = None
+        if body is not None:
+            # Of `offsets` those of records, of `partitions` those of the next records, as in Kafka.
+            name, step = ("offsets", 1) if "offsets" in body else ("partitions", 0)
             offsets = {
                 _parse_partition(entry): OffsetAndMetadata(
-                    int(entry["offset"]) + 1, metadata=entry.get("metadata") or ""
+                    int(entry["offset"]) + step, metadata=entry.get("metadata") or ""
                 )
-                for entry in entries
+                for entry in body[name]
             }
             await check_partitions(self._context, offsets)
             await check_offsets(self._context, instance.select_unreturned(offsets))

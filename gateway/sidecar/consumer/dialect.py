@@ -125,12 +125,10 @@ class ContractDialect:
         request takes precedence over the instance, the instance over the topic's settings, and
         these over the section's.
         """
-        settings, options = context.section, instance.options
+        settings = context.section
         consumer = settings.consumer
         assert consumer is not None
-        key, value = (_parse_format(request, name) for name in ("keyFormat", "valueFormat"))
-        both = _parse_format(request, "format") or options.format
-        key, value = key or options.key_format or both, value or options.value_format or both
+        key, value = get_named_formats(request, instance)
 
         # What neither says depends on the topic, and a poll may return records of several.
         def get_formats(topic: str) -> tuple[SerializationFormat, SerializationFormat]:
@@ -181,6 +179,16 @@ def build_ambiguous_response(exc: Exception, error_code: int) -> Response:
     return build_json_response(
         {**build_status(status, code, detail), "error_code": error_code}, status
     )
+
+
+def get_named_formats(
+    request: Request, instance: ConsumerInstance
+) -> tuple[SerializationFormat | None, SerializationFormat | None]:
+    """Return the formats of keys and values that a request names, or else its instance."""
+    options = instance.options
+    key, value = (_parse_format(request, name) for name in ("keyFormat", "valueFormat"))
+    both = _parse_format(request, "format") or options.format
+    return key or options.key_format or both, value or options.value_format or both
 
 
 def _parse_format(request: Request, name: str) -> SerializationFormat | None:

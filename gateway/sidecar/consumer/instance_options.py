@@ -77,8 +77,7 @@ class InstanceOptions:
         """Parse the body of a request that creates an instance.
 
         Args:
-            body: The body; unknown fields are ignored, and of two names of one field the first
-                counts.
+            body: The body; of two names of one field the first counts.
             settings: The section, with the defaults.
 
         Raises:

@@ -7,9 +7,8 @@ of a body. These are let through:
 - Fields that are null, because some clients write all members of a class.
 - Fields of a record that was read, in the elements of a list: it may be sent back as a record to
   write, or as an offset to commit.
-- All fields of schemas with `additionalProperties`. Confluent's dialect has it, and so have lists
-  of what this API itself returned. In these, only a field of the body itself is refused if its name
-  is nearly a known one.
+- All fields of schemas with `additionalProperties`, as lists of what this API itself returned have
+  it. In these, only a field of the body itself is refused if its name is nearly a known one.
 """
 
 from __future__ import annotations
@@ -85,15 +84,9 @@ class FieldNames:
         """Whether there is anything to check."""
         return bool(self._known) or (self._items is not None and self._items.has_names)
 
-    def find_unknown(self, value: Any, *, is_strict: bool = True) -> UnknownField | None:
-        """Return the first field of a valid value that is unknown, or None.
-
-        Args:
-            value: The value.
-            is_strict: Whether to look for all unknown fields, and not only for one of the value
-                itself whose name is nearly a known one.
-        """
-        if is_strict and not self._accepts_all:
+    def find_unknown(self, value: Any) -> UnknownField | None:
+        """Return the first field of a valid value that is unknown, or None."""
+        if not self._accepts_all:
             return self._find_any(value, ())
         if isinstance(value, dict) and self._known and not value.keys() <= self._known:
             for name in iter_unknown_names(value, self._known):

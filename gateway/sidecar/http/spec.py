@@ -46,6 +46,7 @@ MAX_NAMED_FIELDS = 8  # that an error lists
 # What to do about a violation of a schema, by the keyword of JSON Schema.
 _ADVICE = {
     "required": "add it",
+    "oneOf": "give it exactly one of the fields of which it needs one",
     "type": "send a value of that type",
     "enum": "use one of the values that it has",
     "minimum": "send a number in the allowed range",
@@ -143,13 +144,12 @@ class Validator:
         self._names = FieldNames(document, schema)
         self._normalize = build_normalizer(document, schema)
 
-    def validate(self, value: Any, location: str = "", *, is_strict: bool = True) -> None:
+    def validate(self, value: Any, location: str = "") -> None:
         """Check a value, and turn its integers written as 1.0 into integers, in place.
 
         Args:
             value: The value.
             location: Where it is, for the message.
-            is_strict: Whether unknown fields are refused; see `FieldNames.find_unknown`.
 
         Raises:
             StatusError: 400, it is invalid; the message has the place, such as
@@ -158,17 +158,17 @@ class Validator:
         # Only the first error is reported, so the others are never computed.
         for error in self._validator.iter_errors(value):
             keyword = _get_keyword(error)
-            if keyword == "required":  # it is there by another name
-                self._check_names(value, location, is_strict=is_strict)
+            if keyword in ("required", "oneOf"):  # it is there by another name
+                self._check_names(value, location)
             place = _format_location(location, error.instance_path)
             raise create_invalid_request(place, error.message, _get_advice(error, keyword))
-        self._check_names(value, location, is_strict=is_strict)
+        self._check_names(value, location)
         if self._normalize is not None:
             self._normalize(value)
 
-    def _check_names(self, value: Any, location: str, *, is_strict: bool) -> None:
+    def _check_names(self, value: Any, location: str) -> None:
         """Refuse an unknown field with the nearest name that is known."""
-        if (unknown := self._names.find_unknown(value, is_strict=is_strict)) is None:
+        if (unknown := self._names.find_unknown(value)) is None:
             return
         raise create_invalid_request(
             _format_location(location, unknown.path),
@@ -279,18 +279,14 @@ class ApiOperation:
         data = await read_body(request, max_bytes)
         return self.parse_body(data, request.headers.get("content-type"))
 
-    def validate_body(self, value: Any, *, is_strict: bool = True) -> None:
+    def validate_body(self, value: Any) -> None:
         """Validate a body that was parsed; null counts as no body.
-
-        Args:
-            value: The body.
-            is_strict: As of `Validator.validate`.
 
         Raises:
             StatusError: 400, it is invalid.
         """
         if self.validator is not None and (value is not None or self._required):
-            self.validator.validate(value, is_strict=is_strict)
+            self.validator.validate(value)
 
 
 def create_invalid_request(location: str, problem: str, advice: str = "") -> StatusError:

@@ -13,9 +13,9 @@ from starlette.responses import Response
 from gateway.core.log.record import TopicPartition
 from gateway.errors import GatewayError
 from gateway.formats.codec import SerializationFormat
-from gateway.sidecar.consumer.dialect import format_partitions
+from gateway.sidecar.consumer.dialect import format_partitions, get_named_formats
 from gateway.sidecar.consumer.instance import ConsumerInstance
-from gateway.sidecar.consumer.record_json import Headers, paired_headers
+from gateway.sidecar.consumer.record_json import Headers, paired_headers, text_headers
 from gateway.sidecar.context import Context
 from gateway.sidecar.http.spec import ApiOperation
 from gateway.sidecar.http.status import StatusError, build_error_headers, build_json_response
@@ -37,8 +37,7 @@ class ConfluentDialect:
         parse_content_type(content_type)
         value = parse_json(operation, data)
         try:
-            # Confluent's clients may send fields that are unknown here.
-            operation.validate_body(value, is_strict=False)
+            operation.validate_body(value)
         except StatusError as exc:
             raise to_unprocessable(exc) from None
         return value
@@ -51,7 +50,7 @@ class ConfluentDialect:
         self, request: Request, instance: ConsumerInstance, body: bytes
     ) -> Response:
         """Build a response whose content type names the format, if the client accepts that."""
-        format = _get_format(instance)
+        format = get_named_formats(request, instance)[1] or SerializationFormat.BINARY
         content_type = negotiate_content_type(request)
         # A client that accepts the dialect's types learns the format; plain JSON stays that.
         return set_content_type(
@@ -82,12 +81,14 @@ class ConfluentDialect:
     def resolve_formats(
         self, request: Request, instance: ConsumerInstance, context: Context
     ) -> Callable[[str], tuple[SerializationFormat, SerializationFormat]]:
-        """Return the format of the instance, which it has for all topics.
+        """Return the formats of the request or the instance, which are the same for all topics.
 
         Raises:
-            StatusError: 406, the client names only other formats in `Accept`.
+            StatusError: 406, the client names only other formats of values in `Accept`.
         """
-        format = _get_format(instance)
+        key, format = (
+            named or SerializationFormat.BINARY for named in get_named_formats(request, instance)
+        )
         types = [
             media.parse_media_type(name) for name in media.iter_accepted_types(request.headers)
         ]
@@ -96,15 +97,12 @@ class ConfluentDialect:
             problem = f"{instance.name} reads {format.name.lower()}, and Accept names others"
             detail = f"{problem}; accept that, or {media.KAFKA_V2_TYPE}"
             raise StatusError(406, detail, code="FORMAT_MISMATCH")
-        return lambda topic: (format, format)
+        return lambda topic: (key, format)
 
     def get_header_formatter(self, request: Request) -> Callable[[Headers], Any]:
-        """Return the renderer of pairs in base64."""
-        return paired_headers
-
-
-def _get_format(instance: ConsumerInstance) -> SerializationFormat:
-    return instance.options.format or SerializationFormat.BINARY
+        """Return the renderer of pairs in base64, unless the query wants text."""
+        is_text = request.query_params.get("headerFormat") == "text"
+        return text_headers if is_text else paired_headers
 
 
 def parse_json(operation: ApiOperation, data: bytes) -> Any:

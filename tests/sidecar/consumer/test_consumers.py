@@ -14,7 +14,7 @@ from support.instances import ConsumerInstance
 from support.sidecars import running_sidecar, wait_until_ready
 from support.waiting import WAIT_TIMEOUT_S
 
-kafka = embedded_kafka({"t": 1})
+kafka = embedded_kafka({"t": 1, "written": 1})
 
 V2 = {"accept": "application/vnd.kafka.v2+json"}
 
@@ -73,6 +73,36 @@ async def test_an_offset_beyond_the_end_is_neither_a_position_nor_committed(kafk
         for path in ("/positions", "/offsets"):
             answer = await instance.send_request("POST", path, offsets)
             assert (answer.status_code, answer.json()["code"]) == (400, "OFFSET_OUT_OF_RANGE")
+
+
+@pytest.mark.parametrize(
+    ("body", "query", "key"),
+    [
+        ({"format": "json"}, "keyFormat=string&", "ada"),
+        ({"format": "json", "keyFormat": "string"}, "", "ada"),
+        ({"valueFormat": "json"}, "", "YWRh"),
+        ({}, "valueFormat=json&headerFormat=text&", "YWRh"),
+    ],
+)
+async def test_keys_may_have_another_format_than_values_in_v2(kafka, body, query, key):
+    """The options were accepted and changed nothing."""
+    headers = [{"key": "h", "value": "eA=="}]
+    written = {"key": "YWRh", "value": "eyJuIjogMX0=", "headers": headers}
+    async with running_sidecar(kafka.bootstrap, consumer={}, producer={}) as http:
+        await wait_until_ready(http)
+        assert (await http.post("/topics/written", json={"records": [written]})).status_code == 200
+        created = await http.post("/consumers/g", json=body, headers=V2)
+        instance = ConsumerInstance(http, "g", created.json()["instance_id"])
+        await instance.assign("written", 0)
+        seek = {"partitions": [{"topic": "written", "partition": 0}]}
+        await instance.send_request("POST", "/positions/beginning", seek)
+        polled = await http.get(f"{instance.path}/records?{query}timeout=30000", headers=V2)
+        record = polled.json()[0]
+        assert (record["key"], record["value"]) == (key, {"n": 1})
+        is_text = "headerFormat" in query
+        first = record["headers"]["h"] if is_text else record["headers"][0]
+        assert first == ("x" if is_text else headers[0])
+        assert polled.headers["content-type"] == "application/vnd.kafka.json.v2+json"
 
 
 async def test_while_kafka_is_unreachable_a_request_gets_a_retry_time(kafka):

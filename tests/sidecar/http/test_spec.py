@@ -195,8 +195,6 @@ def test_the_name_of_an_answer_is_no_field_of_the_request():
     """`instanceId`, as the answer has it, was ignored: the instance got a random name."""
     with pytest.raises(StatusError, match=r"instanceId: .*; did you mean 'name'\?"):
         parse_body("createConsumerInstanceInGroup", b'{"instanceId": "one"}')
-    operation = EVERY["createConsumerInstanceInGroup"]
-    assert CONFLUENT.parse_body(operation, b'{"instanceId": "one"}', None)  # as theirs ignores it
 
 
 BODIES = [
@@ -217,6 +215,30 @@ def test_each_body_says_what_is_wrong_and_what_to_do(operation: str):
         status = build_status(400, refused.value.code, str(refused.value))
         assert status["code"] == "INVALID_REQUEST"
         assert status["description"] not in status["message"]
+
+
+@pytest.mark.parametrize(
+    ("operation", "body", "expected"),
+    [
+        ("commmitConsumerOffsets", "{}", "give it exactly one of"),
+        ("commmitConsumerOffsets", '{"offsets": [], "partitions": []}', "give it exactly one of"),
+        ("commmitConsumerOffsets", '{"offset": []}', "did you mean 'offsets'"),
+        ("commmitConsumerOffsets", '{"topics": []}', "topics: there is no such field"),
+        ("overrideFetchOffset", '{"partitions": []}', "partitions: there is no such field"),
+        ("createConsumerInstanceInGroup", '{"instanceId": "one"}', "did you mean 'name'"),
+        ("produceV2", '{"keyFormat": "json", "records": [{}]}', "keyFormat: there is no such"),
+    ],
+)
+def test_a_body_without_its_fields_is_refused_in_both_dialects(
+    operation: str, body: str, expected: str
+):
+    """A commit committed all that was polled, and with v2's types unknown fields were ignored."""
+    with pytest.raises(StatusError, match=re.escape(expected)) as refused:
+        EVERY[operation].parse_body(body.encode())
+    assert refused.value.status == 400
+    with pytest.raises(StatusError, match=re.escape(expected)) as refused:
+        CONFLUENT.parse_body(EVERY[operation], body.encode(), None)
+    assert refused.value.status == 422
 
 
 def test_fields_of_a_record_that_was_read_may_be_sent_back():
