@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from gateway.config.types.address import join_url
 from gateway.config.types.units import format_duration
 from gateway.sidecar.http.status import NO_STORE_HEADERS, build_json_response, build_status
 
@@ -65,7 +66,7 @@ class HealthComponent(Component):
         return None
 
     async def _check_downstream(self) -> None:
-        url = self._settings.downstream_host.rstrip("/") + self._settings.downstream_path
+        url = join_url(self._settings.downstream_host, self._settings.downstream_path)
         try:
             async with httpx.AsyncClient(timeout=None, trust_env=False, verify=self._tls) as client:
                 status = (await client.get(url)).status_code

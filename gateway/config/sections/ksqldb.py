@@ -47,8 +47,8 @@ class RowsBackend(Section):
 
     host: Url = Field(
         default="http://localhost:8080",
-        description="Base URL of the back end; the default is a container in the same pod. For "
-        "back ends elsewhere.",
+        description="Base URL of the back end, to which paths are appended; the default is a "
+        "container in the same pod. For back ends elsewhere.",
     )
     path: Text = Field(
         default="/kafka/ksqldb",
@@ -57,13 +57,6 @@ class RowsBackend(Section):
     timeout: Annotated[Duration, in_range(0.001, 3600)] = Field(
         default=30.0, description="How long a whole response may take. For slow back ends."
     )
-
-    @classmethod
-    def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        """Yield the problem of a path without a leading slash."""
-        path = raw.get("path", "/")
-        if isinstance(path, str) and not path.startswith(("/", "${")):
-            yield Problem(("path",), f"'{path}' is no path; write '/{path}'")
 
 
 class RowsBatch(Section):

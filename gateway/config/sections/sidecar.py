@@ -94,8 +94,8 @@ class Backend(Section):
 
     host: Url = Field(
         default="http://localhost:8080",
-        description="Base URL of the back end; the default is a container in the same pod. For "
-        "back ends elsewhere.",
+        description="Base URL of the back end, to which paths are appended; the default is a "
+        "container in the same pod. For back ends elsewhere.",
     )
     path: Text = Field(
         default="/kafka/records",

@@ -47,6 +47,11 @@ def validate_url(value: object) -> str:
     return text
 
 
+def join_url(base: str, path: str) -> str:
+    """Append a path to a base URL, which may have a path itself."""
+    return f"{base.rstrip('/')}/{path.lstrip('/')}"
+
+
 def validate_origin(value: object) -> str:
     """Return an origin as browsers send it (RFC 6454 6.1), `*` or `null`.
 

@@ -17,6 +17,7 @@ import httpx
 
 from gateway.config.sections.kafka import Reconnect
 from gateway.config.sections.ksqldb import KsqlQuery, RowsBackend
+from gateway.config.types.address import join_url
 from gateway.core.delivery.verdict import BackendUnavailable
 from gateway.core.log.recovery import Backoff, Cause
 from gateway.sidecar.http.ids import CORRELATION_HEADER
@@ -52,7 +53,7 @@ class PushQuery:
         self.settings = settings
         self._ksql = ksql
         self._backend = backend
-        self._url = httpx.URL(backend.host.rstrip("/") + backend.path)
+        self._url = httpx.URL(join_url(backend.host, backend.path))
         self._reconnect = reconnect
         self._client: httpx.AsyncClient
         self.delivery = RowDelivery(

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import httpx
 
 from gateway.config.sections.sidecar import Backend as Settings
+from gateway.config.types.address import join_url
 from gateway.core.delivery.verdict import BackendUnavailable, SuspectBatch, Verdict, judge_response
 from gateway.core.log.record import Record
 from gateway.http_client import StrictTransport, create_closed_jar
@@ -56,9 +57,9 @@ class BackendClient:
         self._client = client
         self._timeout = settings.timeout
         self._accept_empty = accept_empty
-        self._url = httpx.URL(settings.host).join(settings.path)
+        self._url = httpx.URL(join_url(settings.host, settings.path))
         health = settings.health_path
-        self._health_url = None if health is None else httpx.URL(settings.host).join(health)
+        self._health_url = None if health is None else join_url(settings.host, health)
 
     def __str__(self) -> str:
         return str(self._url)

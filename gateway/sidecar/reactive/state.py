@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from gateway.config.types.address import join_url
 from gateway.core.log.record import TopicPartition
 
 from .group import ReactiveGroup
@@ -31,7 +32,7 @@ async def describe_group(group: ReactiveGroup, *, lag: bool) -> dict[str, Any]:
         "group": group.name,
         "state": _get_state_name(group),
         "failure": group.failure or group.committer.failure or None,
-        "backend": f"{group.settings.backend.host}{group.settings.backend.path}",
+        "backend": join_url(group.settings.backend.host, group.settings.backend.path),
         "lag": None if None in lags or not lag else sum(lags),
         "processed": _count_records(group, "processed"),
         "deadLetters": _count_records(group, "dead"),

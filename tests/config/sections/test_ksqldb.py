@@ -50,11 +50,6 @@ def test_a_password_is_nobodys_without_a_name():
         loads(text("    password: x"))
 
 
-def test_the_path_of_a_back_end_is_one():
-    with pytest.raises(ConfigError, match="write '/rows'"):
-        loads(text("    backend: {path: rows}"))
-
-
 def test_queries_are_for_one_worker():
     queries = json.dumps([{"name": "q", "query": "x"}])
     with pytest.raises(ConfigError, match=r"set listen\.workers: 1"):

@@ -70,6 +70,13 @@ async def test_a_batch_is_posted_with_its_headers(client: httpx.AsyncClient):
     assert seen == [(b'["batch"]', "application/json", "1")]
 
 
+@pytest.mark.parametrize("base", ["http://b:1/api/v1", "http://b:1/api/v1/"])
+@pytest.mark.parametrize("path", ["/orders", "orders"])
+async def test_paths_are_appended_to_that_of_the_host(client: httpx.AsyncClient, base, path):
+    """They replaced it, wholly or in part, unless they had no slash and the host had one."""
+    assert str(build_back_end(client, base, path=path)) == "http://b:1/api/v1/orders"
+
+
 async def test_one_that_is_late_or_drips_or_breaks_off_is_away(client: httpx.AsyncClient):
     async def drip_answer(request: Request) -> Response:
         from starlette.responses import StreamingResponse
@@ -255,6 +262,8 @@ async def test_it_is_well_by_a_success_of_its_health_path_or_where_none_is_asked
         assert (
             "says 404" in await build_back_end(client, url, healthPath="/other").describe_failure()
         )
+        below = await build_back_end(client, f"{url}/api").describe_failure()
+        assert below.startswith(f"{url}/api/health says 404")
         assert await build_back_end(client, url, healthPath=None).describe_failure() == ""
     assert "does not answer" in await build_back_end(client, url).describe_failure()
 
