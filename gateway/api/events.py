@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeAlias
 
-import orjson
-
+from gateway.core.channel.exact_json import parse_json
 from gateway.core.token.resume_token import seal_token
 
 __all__ = ["Begin", "End", "Event", "Fault", "Gap", "Position", "Ready", "Record"]
@@ -83,7 +82,7 @@ class Record(NamedTuple):
         Raises:
             ValueError: The value is not JSON.
         """
-        return None if self.value is None else orjson.loads(self.value)
+        return None if self.value is None else parse_json(self.value)
 
     def header(self, name: str) -> bytes | None:
         """Return the content of the last header of that name; None if there is none."""

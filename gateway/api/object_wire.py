@@ -111,7 +111,10 @@ class ObjectEncoder:
         if type(entry) is Entered:
             if type(entry.value) is InvalidValue:
                 return _encode_control("error", describe_invalid(entry, entry.value))
-            return self._encode_head(entry)[1]
+            name, payload = self._encode_head(entry)
+            if name == "error":
+                return _encode_control(name, orjson.loads(payload))
+            return payload
         description = describe_entry(entry)
         if description is None or description[0] not in _KIND_NUMBERS:
             return None  # an event that `events` has no type for

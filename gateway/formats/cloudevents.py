@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import orjson
 
+from gateway.core.channel.exact_json import parse_json
 from gateway.core.log.record import Record
 
 from .event import EventFormat, Payload, decode_utf8, encode_delete
@@ -42,7 +44,7 @@ def encode_cloudevents(record: Record) -> Payload:
     headers = dict(_iter_text_headers(record))
     content_type = headers.get("content-type")
     if _parse_media_type(content_type) == _STRUCTURED and _is_event(value):
-        return None, value
+        return None, value.removeprefix(BOM_UTF8)
     event = _build_attributes(record, headers)
     return None, orjson.dumps(event | _build_data(value, content_type))
 
@@ -85,7 +87,7 @@ def _build_data(value: bytes, content_type: str | None) -> dict[str, Any]:
         if _parse_json(value) is not _NOT_JSON:
             return {
                 "datacontenttype": content_type or "application/json",
-                "data": orjson.Fragment(value),
+                "data": orjson.Fragment(value.removeprefix(BOM_UTF8)),
             }
         if content_type is not None:
             return {"datacontenttype": content_type, "data_base64": b64encode(value).decode()}
@@ -102,9 +104,8 @@ _NOT_JSON = object()
 
 
 def _parse_json(value: bytes) -> Any:
-    """Return the value of strict JSON (no NaN, no lone surrogates, UTF-8), or _NOT_JSON."""
     try:
-        return orjson.loads(value)
+        return parse_json(value)
     except orjson.JSONDecodeError:
         return _NOT_JSON
 

@@ -8,12 +8,14 @@ JSON text are not parsed, so an object always means base64.
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
+from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import orjson
 
+from gateway.core.channel.exact_json import parse_json
 from gateway.core.log.record import Record, TopicPartition
 
 from .event_schema import Schema
@@ -71,9 +73,9 @@ def json_to_bytes(value: str | Mapping[str, str] | None) -> bytes | None:
 def create_json_encoder(format: Format) -> Callable[[bytes], bytes]:
     """Create what turns the payloads of a format into JSON on one line.
 
-    It is for wires that carry JSON only. A payload that is strict JSON stays as it is (its numbers,
-    too), any other text becomes a string. If the format writes base64, every payload becomes a
-    string, because `1234` and `true` are base64 as well as JSON.
+    It is for wires that carry JSON only. A payload that is JSON stays as it is (its numbers, too),
+    without a byte order mark; any other text becomes a string. If the format writes base64, every
+    payload becomes a string, because `1234` and `true` are base64 as well as JSON.
 
     Args:
         format: The format. It is called with a sample value to see whether it writes base64.
@@ -89,9 +91,10 @@ def _to_json_string(payload: bytes) -> bytes:
 def _to_json(payload: bytes) -> bytes:
     """Return a payload that is not base64 as JSON on one line."""
     try:
-        orjson.loads(payload)
+        parse_json(payload)
     except orjson.JSONDecodeError:
         return _to_json_string(payload)
+    payload = payload.removeprefix(BOM_UTF8)
     if (
         b"\n" in payload or b"\r" in payload
     ):  # only whitespace: JSON strings have no raw line breaks

@@ -9,6 +9,7 @@ reading: who wrote the record has checked it. Nothing is written by such a schem
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urljoin
@@ -16,6 +17,7 @@ from urllib.parse import urljoin
 import jsonschema_rs
 import orjson
 
+from gateway.core.channel.exact_json import parse_json
 from gateway.errors import FormatError
 
 from .exact_numbers import ExactJson
@@ -78,16 +80,16 @@ class JsonSchemaCodec:
     def decode(self, data: bytes) -> Any:
         """Return the value of JSON text, if the schema allows it; raises FormatError if not."""
         try:
-            value = orjson.loads(data)
+            value = parse_json(data)
         except orjson.JSONDecodeError as exc:
             raise FormatError(f"the bytes are not JSON: {exc}") from None
         self._validate(value)
         return value
 
     def decode_text(self, data: bytes) -> bytes:
-        """Return JSON text unchanged, if the schema allows it; raises FormatError if not."""
+        """Return JSON text without a byte order mark, if the schema allows it, as `decode`."""
         self.decode(data)
-        return data
+        return data.removeprefix(BOM_UTF8)
 
     def _validate(self, value: Any) -> None:
         try:

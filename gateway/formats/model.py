@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from gateway.config.types.formats import NUMBER_MODELS
+from gateway.core.channel.exact_json import parse_json
 from gateway.errors import FormatError
 from gateway.formats.avro.types import NON_FINITE_FLOATS, float_to_json
 
@@ -68,7 +69,7 @@ class Model:
         """
         text = self._decode_text(data)
         if self._is_key and text[:1] == b'"':
-            return str(orjson.loads(text)).encode()
+            return str(parse_json(text)).encode()
         return text
 
     def _decode_text(self, data: bytes) -> bytes:

@@ -6,10 +6,12 @@ from abc import ABC, abstractmethod
 from base64 import b64encode
 from binascii import Error as NotBase64
 from binascii import a2b_base64
+from codecs import BOM_UTF8
 from typing import Any
 
 import orjson
 
+from gateway.core.channel.exact_json import parse_json
 from gateway.errors import FormatError
 
 from .exact_numbers import ExactJson
@@ -79,18 +81,18 @@ class JsonCodec(PlainCodec):
     def decode(self, data: bytes) -> Any:
         """Parse JSON text."""
         try:
-            return orjson.loads(data)
+            return parse_json(data)
         except orjson.JSONDecodeError as exc:
             raise FormatError(f"the bytes are not JSON: {exc}; read them as binary") from None
 
     def decode_fragment(self, data: bytes) -> orjson.Fragment:
-        """Check that bytes are JSON, and return them unchanged.
+        """Check that bytes are JSON, and return them unchanged but for a byte order mark.
 
         It takes 2.5 us for 1 KB. msgspec (0.22), with checks of UTF-8 and of numbers that no double
         can hold, which it does not make, takes 1.9 us.
         """
         self.decode(data)
-        return orjson.Fragment(data)
+        return orjson.Fragment(data.removeprefix(BOM_UTF8))
 
 
 class StringCodec(PlainCodec):

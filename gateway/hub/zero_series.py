@@ -21,6 +21,7 @@ from gateway.core.log.record import GapReason
 from gateway.core.log.recovery import Cause
 from gateway.hub.fanout.hub import MEMORY_PARTS
 from gateway.hub.fanout.hubs import Hubs
+from gateway.hub.wires.models import NOT_JSON
 from gateway.kafka.client.connections import ConnectionRole
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
@@ -109,7 +110,7 @@ def _add_topic_series(topic: str, kafka: Kafka, samples: MetricSamples) -> None:
     samples.add_zeros(catalog.CACHE_BYTES, label)
     listed = kafka.find_topic(topic)
     models = [] if listed is None else [listed.key, listed.value]
-    outcomes = {model.on_invalid for model in models if model.is_decoded}
+    outcomes = {NOT_JSON, *(model.on_invalid for model in models if model.is_decoded)}
     samples.add_zeros(catalog.INVALID_RECORDS, label, sorted(outcomes))
 
 

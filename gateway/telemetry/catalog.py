@@ -218,7 +218,8 @@ PARTITION_RECONNECTS = _counter(
 INVALID_RECORDS = _counter(
     "gateway_invalid_records",
     "Records that were read and do not match the model of their topic, by what clients get "
-    "instead (`onInvalid`). A record that is read again counts again.",
+    "instead (`onInvalid`). A record that is read again counts again. `not-json` are values that "
+    "filters or transforms look into, and that are no JSON: they find nothing there.",
     "topic", "outcome",
 )  # fmt: skip
 GAPS = _counter(

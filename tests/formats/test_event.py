@@ -44,6 +44,7 @@ def test_a_tombstone_says_which_key_is_gone():
         ("grün".encode(), '"grün"'.encode(), b'"Z3LDvG4="'),
         (b"\xd7m\xf8", None, b'"1234"'),
         (b"\xb6\xbb\x9e", None, b'"true"'),
+        (b'\xef\xbb\xbf"\\ud83d"', b'"\\ud83d"', b'"77u/Ilx1ZDgzZCI="'),
         (b"", b'""', b'""'),
     ],
 )

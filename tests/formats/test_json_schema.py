@@ -49,6 +49,8 @@ def test_what_is_allowed_is_written_as_it_is(schema: JsonSchemaCodec, value: Any
 def test_the_text_that_was_written_is_shown_digit_for_digit(schema: JsonSchemaCodec):
     text = b'{ "id": 1, "x": 1.50000000000000000001 }'
     assert schema.decode_text(text) == text
+    half = rb'{"id": 1, "item": {"sku": "\ud83d"}}'
+    assert schema.decode_text(b"\xef\xbb\xbf" + half) == half
 
 
 @pytest.mark.parametrize(

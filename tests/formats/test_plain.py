@@ -6,6 +6,7 @@ import json
 from base64 import b64encode
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from gateway.config.types.formats import SERIALIZATION_FORMATS
 from gateway.errors import FormatError
 from gateway.formats.codec import Codecs, SerializationFormat
+from gateway.formats.plain import PLAIN_CODECS
 
 JSON = st.recursive(
     st.booleans()
@@ -86,6 +88,11 @@ def test_what_is_no_text_is_named_as_json_calls_it(value: Any, kind: str):
 def test_bytes_that_are_not_json_are_refused(data: bytes):
     with pytest.raises(FormatError, match="not JSON"):
         Codecs().decode_cached(SerializationFormat.JSON, "orders", False, data)
+
+
+def test_json_that_only_browsers_read_keeps_its_text():
+    fragment = PLAIN_CODECS[SerializationFormat.JSON].decode_fragment(b'\xef\xbb\xbf["\\ud83d"]')
+    assert orjson.dumps(fragment) == b'["\\ud83d"]'
 
 
 def test_bytes_that_are_no_text_are_refused():

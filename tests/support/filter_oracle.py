@@ -55,7 +55,7 @@ def get_field(value: bytes | None, pointer: str) -> Any:
     """What stands there, numbers as literals; a mark of its own if nothing does."""
     try:
         found = json.loads(
-            (value or b"").decode(),
+            (value or b"").decode("utf-8-sig"),
             parse_int=NumberLiteral,
             parse_float=NumberLiteral,
             parse_constant=_reject_constant,

@@ -140,10 +140,12 @@ def find_gaps(observation: Observation, thresholds: Thresholds) -> Iterator[str]
 def find_invalid_records(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
     """Yield the evidence of records that do not match the model of their topic."""
     for labels, grown in observation.iter_growth(catalog.INVALID_RECORDS):
-        yield (
-            f"{format_count(grown, 'record')} of {labels['topic']} did not match the model "
-            f"(onInvalid: {labels['outcome']})"
+        what = (
+            "had no JSON for filters and transforms to look into"
+            if labels["outcome"] == "not-json"
+            else f"did not match the model (onInvalid: {labels['outcome']})"
         )
+        yield f"{format_count(grown, 'record')} of {labels['topic']} {what}"
 
 
 def find_refused_writes(observation: Observation, thresholds: Thresholds) -> Iterator[str]:

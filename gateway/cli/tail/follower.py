@@ -22,7 +22,11 @@ from .status import StatusReporter, describe_gap
 
 # Reasons of `end` after which there is nothing to reconnect for, with the error if it is one.
 FINAL_REASONS = {"until": None, "offset-out-of-range": "Kafka no longer has the next record"}
-MISSING_RECORD_CODES = ("value-not-text", "value-invalid")  # of an `error` instead of a record
+MISSING_RECORD_CODES = (
+    "value-not-text",
+    "value-not-json",
+    "value-invalid",
+)  # of an `error` instead of a record
 
 
 class StreamFollower:

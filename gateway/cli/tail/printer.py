@@ -15,6 +15,7 @@ from typing import Any
 
 import orjson
 
+from gateway.core.channel.exact_json import parse_json
 from gateway.formats.event import json_to_bytes
 
 from .output_format import OutputFormat
@@ -66,7 +67,7 @@ class Printer:
         if event.name == "delete":
             return b'{"@delete":%b}\n' % event.data
         try:
-            orjson.loads(event.data)
+            parse_json(event.data)
         except orjson.JSONDecodeError:
             return orjson.dumps(event.data.decode(errors="replace")) + b"\n"
         return event.data.translate(_LINE_BREAKS) + b"\n"  # JSON strings contain no line breaks
@@ -89,7 +90,7 @@ class Printer:
             ]
             parts.append(self._paint_deleted() if value is None else self._paint_value(value))
         elif event.name == "delete":
-            key = orjson.loads(event.data).get("key")
+            key = parse_json(event.data).get("key")
             parts = [self._paint_text(key, "-"), self._paint_deleted()]
         else:
             parts = [self._paint_value(event.data.decode(errors="replace"))]
@@ -126,7 +127,7 @@ class Printer:
         if isinstance(value, dict):
             return self._paint_text(value, "")
         try:
-            orjson.loads(value)
+            parse_json(value.encode())
         except orjson.JSONDecodeError:
             return self._paint_text(value, "")
         return paint_json(escape_controls(_LINE_BREAK.sub(" ", value.strip())), self._colours)
@@ -138,7 +139,7 @@ class Printer:
         if not event.data.startswith(b'{"topic":'):
             return None
         try:
-            value = orjson.loads(event.data)
+            value = parse_json(event.data)
         except orjson.JSONDecodeError:
             return None
         is_envelope = value.keys() == _ENVELOPE_KEYS and value["topic"] in self._topics

@@ -12,6 +12,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 from websockets.typing import Subprotocol
 
+from gateway.core.channel.exact_json import parse_json
+
 from .errors import build_error, describe_cause, suggest_path
 from .json_text import split_elements, split_members
 from .source import ConnectionLost, StreamEvent, StreamRefused
@@ -176,10 +178,8 @@ def _parse_records(records: list[str], position: str | None) -> list[StreamEvent
 
     A record that is a JSON string stands for its text, as in the event that SSE has for it.
     """
-    events = [
-        StreamEvent("message", (json.loads(each) if each.startswith('"') else each).encode())
-        for each in records
-    ]
+    texts = [str(parse_json(each.encode())) if each.startswith('"') else each for each in records]
+    events = [StreamEvent("message", text.encode()) for text in texts]
     if events:
         events[-1] = events[-1]._replace(position=position)
     return events

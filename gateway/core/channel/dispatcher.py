@@ -14,7 +14,7 @@ for a million.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from gateway.core.log.record import Entry, Fault, Ready, Record, Skip
 from gateway.core.log.tail import Tail, TailUpdate
@@ -41,10 +41,12 @@ class ChannelDispatcher:
     since on a topic with few records many clients may come and go within `MAX_UPDATES`.
     """
 
-    def __init__(self, tail: Tail) -> None:
+    def __init__(
+        self, tail: Tail, on_unreadable: Callable[[Record], None] = lambda record: None
+    ) -> None:
         self.tail = tail
         self._unfiltered: set[Channel] = set()
-        self._filter_index: FilterIndex[Channel] = FilterIndex()
+        self._filter_index: FilterIndex[Channel] = FilterIndex(on_unreadable)
         seqs = range(tail.oldest_seq, tail.seq + 1)
         self._chunk_holders: deque[list[Channel]] = deque([] for _ in seqs)
         self._holder_count = 0  # in all of these lists

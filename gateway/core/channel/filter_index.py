@@ -37,9 +37,13 @@ class FilterIndex(Generic[T]):
 
     Invariant between calls: each item of `_items` is either in `_unindexed` or in one bucket for
     every value of the terms that `add` chose. No table of a header or field is empty.
+
+    Args:
+        on_unreadable: Called with a record that is no JSON, if filters looked into its value.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_unreadable: Callable[[Record], None] = lambda record: None) -> None:
+        self._on_unreadable = on_unreadable
         self._keys: BucketsByValue[T] = {}
         self._headers: dict[str, BucketsByValue[T]] = {}
         self._fields: dict[Path, BucketsByValue[T]] = {}
@@ -106,6 +110,8 @@ class FilterIndex(Generic[T]):
         for item, matches in self._unindexed.items():
             if matches(record, value):
                 matching[item] = None
+        if value.is_unreadable:
+            self._on_unreadable(record)
         return matching
 
     def _find_buckets(self, record: Record, value: LazyValue) -> list[Bucket[T]]:

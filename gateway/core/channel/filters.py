@@ -7,7 +7,7 @@ filter looks into it whose key and headers have already matched.
 
 A field is compared as text: a string as its own text; a number, true, false or null as its JSON
 text (a whole number with all of its digits). An object or array equals nothing. A value that is not
-strict JSON (NaN, lone surrogates, UTF-16 and a byte order mark are not) has no fields.
+JSON (`exact_json.parse_json`) has no fields.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import isinf
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import orjson
@@ -23,7 +24,7 @@ import orjson
 from gateway.core.log.record import Record
 
 from .conditions import Condition
-from .exact_json import parse_exact
+from .exact_json import parse_exact, parse_json
 
 MISSING: Final = object()  # what a path leads to if nothing is there
 _UNPARSED: Final = object()
@@ -68,8 +69,13 @@ class LazyValue:
     def get_value(self, path: Path) -> Any:
         """Return what is at a path; `MISSING` if nothing is."""
         if self._parsed is _UNPARSED:
-            self._parsed = _parse_strict_json(self.data)
+            self._parsed = _parse_value(self.data)
         return _resolve_path(self._parsed, path)
+
+    @property
+    def is_unreadable(self) -> bool:
+        """Return whether something looked into it, and it is no JSON."""
+        return self._parsed is MISSING and self.data is not None
 
     def get_numeral(self, path: Path) -> str:
         """Return how the number at a path is written; empty if the value is nested too deeply."""
@@ -329,9 +335,9 @@ def _matches_field(path: Path, condition: Condition, record: Record, value: Lazy
     )
 
 
-def _parse_strict_json(data: bytes | None) -> Any:
+def _parse_value(data: bytes | None) -> Any:
     try:
-        return orjson.loads(data) if data is not None else MISSING
+        return parse_json(data) if data is not None else MISSING
     except orjson.JSONDecodeError:
         return MISSING
 
@@ -349,7 +355,8 @@ def _format_value(value: LazyValue, path: Path, content: Any) -> str | None:
     if isinstance(content, float) and abs(content) >= _MIN_INEXACT_INTEGER:
         numeral = value.get_numeral(path)
         # A number with a fraction or an exponent (1e19) has the text that orjson writes for it.
-        return numeral if numeral.removeprefix("-").isdigit() else orjson.dumps(content).decode()
+        is_kept = numeral.removeprefix("-").isdigit() or isinf(content)
+        return numeral if is_kept else orjson.dumps(content).decode()
     if content is None or isinstance(content, bool | int | float):
         return orjson.dumps(content).decode()
     return None

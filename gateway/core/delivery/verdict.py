@@ -11,12 +11,12 @@ a missing secret: a mistake in the set-up must not empty a topic into the dead l
 
 from __future__ import annotations
 
-from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import orjson
 
+from gateway.core.channel.exact_json import parse_json
 from gateway.core.log.record import Record
 
 SUSPECT_STATUSES = frozenset({400, 409, 413, 422, 500})
@@ -104,7 +104,7 @@ def judge_response(
             return BatchResults([RecordResult(True)] * len(sent))
         return SuspectBatch(f"the back end says {status} and nothing of the records")
     try:
-        return BatchResults(_parse_items(orjson.loads(body.removeprefix(BOM_UTF8)), sent))
+        return BatchResults(_parse_items(parse_json(body), sent))
     except orjson.JSONDecodeError:
         if may_be_cut:
             return BackendUnavailable(f"the back end's answer broke off: {_format_body(body)}")

@@ -227,6 +227,7 @@ class Hub:
             pace,
             self.models.get_topic_model,
             self._on_log_growth,
+            on_unreadable=self.models.count_unreadable,
         )
         self.backfill_reader = BackfillReader(
             self.cluster, self.topics.get_settings, self.models.get_topic_model
@@ -530,7 +531,12 @@ class Hub:
             ids = {name: self.topics.get_id(name) for name in topics}
             logs = [read.log for read in reads]
             tail = Tail(self.cluster.cluster_id or "", logs, ids, is_conflated=interval is not None)
-            shared_tail = SharedTail(tail) if interval is None else SteppedTail(tail, interval)
+            on_unreadable = self.models.count_unreadable
+            shared_tail = (
+                SharedTail(tail, on_unreadable)
+                if interval is None
+                else SteppedTail(tail, interval, on_unreadable)
+            )
             shared_tail.tracing = self.tracing
             self._tails[key] = shared_tail
             self.shared_reads.attach_tail(shared_tail)

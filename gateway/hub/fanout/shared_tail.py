@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from gateway.core.channel.channel import Channel
@@ -58,7 +58,9 @@ class SharedTail:
 
     tracing: Tracing | None = None
 
-    def __init__(self, tail: Tail) -> None:
+    def __init__(
+        self, tail: Tail, on_unreadable: Callable[[Record], None] = lambda record: None
+    ) -> None:
         self.tail = tail
         self.channels: dict[ChannelKey, Channel] = {}
         self.used_at = 0.0
@@ -68,7 +70,7 @@ class SharedTail:
         self.ready_waiters: set[asyncio.Future[None]] = set()
         self._partition_counts: dict[str, int] = {}
         self._counted_partitions = 0  # the number of partitions that the counts are of
-        self._dispatcher = ChannelDispatcher(tail)
+        self._dispatcher = ChannelDispatcher(tail, on_unreadable)
         self._is_publishing_notices = False  # in this turn of the loop or the next
         # When channels are to announce their positions next, the earliest first. Channels that are
         # due at the same time share an item.

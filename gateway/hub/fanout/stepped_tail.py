@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from gateway.core.log.partition_log import estimate_entry_size
-from gateway.core.log.record import Entry, Ready
+from gateway.core.log.record import Entry, Ready, Record
 from gateway.core.log.tail import Tail
 
 from .shared_tail import SharedTail
@@ -27,9 +27,14 @@ class SteppedTail(SharedTail):
     """
 
     def __init__(
-        self, tail: Tail, interval: float, *, max_step_bytes: int = MAX_STEP_BYTES
+        self,
+        tail: Tail,
+        interval: float,
+        on_unreadable: Callable[[Record], None] = lambda record: None,
+        *,
+        max_step_bytes: int = MAX_STEP_BYTES,
     ) -> None:
-        super().__init__(tail)
+        super().__init__(tail, on_unreadable)
         self._interval = interval
         self._max_step_bytes = max_step_bytes
         self._loop = asyncio.get_running_loop()

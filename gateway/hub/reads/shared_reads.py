@@ -104,6 +104,7 @@ class SharedReads:
         get_topic_model: Returns what decodes the entries of a topic; None if nothing does.
         on_growth: Called after each flush with the bytes by which the logs grew.
         max_flush_s: The seconds of one flush, as estimated from what earlier entries cost.
+        on_unreadable: Called with a record whose value is no JSON, where `transforms` look into it.
 
     Attributes:
         by_partition: The shared reads by partition.
@@ -119,6 +120,7 @@ class SharedReads:
         get_topic_model: Callable[[str], TopicModel | None] = get_no_model,
         on_growth: Callable[[int], None] = lambda size: None,
         max_flush_s: float = MAX_FLUSH_S,
+        on_unreadable: Callable[[Record], None] = lambda record: None,
     ) -> None:
         self.cluster = cluster
         self.by_partition: dict[TopicPartition, SharedRead] = {}
@@ -130,6 +132,7 @@ class SharedReads:
         self._get_topic_settings = get_topic_settings
         self._on_growth = on_growth
         self._max_flush_s = max_flush_s
+        self._on_unreadable = on_unreadable
         self._watched_topics: set[str] = set()  # by `watch_topic`
         self._tails: dict[str, set[SharedTail]] = {}
         # Topics that metadata does not know yet, with the time at which the first client came.
@@ -439,7 +442,9 @@ class SharedReads:
             read = self.by_partition[tp] = SharedRead(reader, partition_log)
             self.by_topic.setdefault(tp.topic, []).append(read)
             if topic.transforms:
-                self._transformers.setdefault(tp.topic, Transformer(topic.transforms))
+                self._transformers.setdefault(
+                    tp.topic, Transformer(topic.transforms, self._on_unreadable)
+                )
             self.fetcher.add_partition(reader, read_committed=topic.isolation == "read_committed")
         return read
 

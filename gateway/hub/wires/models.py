@@ -8,6 +8,7 @@ answered (`Fetcher.start_work`), so nothing is lost and nothing overtakes.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -23,6 +24,10 @@ from gateway.kafka.fetch.topic_model import ModelResult, TopicModel
 
 from .transform import Transformer
 
+log = logging.getLogger(__name__)
+
+NOT_JSON = "not-json"
+
 
 class Models:
     """Own the models of the topics of one hub.
@@ -34,7 +39,8 @@ class Models:
         get_topic_settings: Returns the settings of a topic.
 
     Attributes:
-        invalid: The number of records that do not match their model, by topic and by what was done.
+        invalid: The number of records that do not match their model, by topic and by what was done;
+            those of `count_unreadable` by `NOT_JSON`.
     """
 
     def __init__(self, settings: Settings, get_topic_settings: Callable[[str], Topic]) -> None:
@@ -118,6 +124,17 @@ class Models:
             assert type(transformed) is Record
             return transformed
         return shown[0] if shown else None
+
+    def count_unreadable(self, record: Record) -> None:
+        """Count a value that filters or transforms look into, and that is no JSON.
+
+        The first one of a topic is logged.
+        """
+        topic = record.tp.topic
+        if not self.invalid[topic, NOT_JSON]:
+            what = "filters and transforms find nothing in it; correct who writes it"
+            log.warning("the value at %s offset %d is no JSON: %s", record.tp, record.offset, what)
+        self.invalid[topic, NOT_JSON] += 1
 
     def _create_topic_model(self, settings: Topic) -> TopicModel | None:
         key = self._create_field_model(settings, settings.key, is_key=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
 
 from gateway.config import Transform
+from gateway.core.channel.exact_json import parse_json
 from gateway.core.log.record import Entry, Record
 
 
@@ -20,18 +21,28 @@ class Transformer:
     """Apply the `transforms` of a topic to its entries.
 
     A value that is not JSON, or has no such field, changes nothing.
+
+    Args:
+        transforms: The transforms.
+        on_unreadable: Called with a record whose value is not JSON.
     """
 
-    def __init__(self, transforms: Sequence[Transform]) -> None:
+    def __init__(
+        self,
+        transforms: Sequence[Transform],
+        on_unreadable: Callable[[Record], None] = lambda record: None,
+    ) -> None:
         self._transforms = transforms
+        self._on_unreadable = on_unreadable
 
     def __call__(self, entry: Entry) -> Entry:
         """Return the entry with the extracted key and headers."""
         if type(entry) is not Record or entry.value is None:
             return entry
         try:
-            value: Any = orjson.loads(entry.value)
+            value: Any = parse_json(entry.value)
         except orjson.JSONDecodeError:
+            self._on_unreadable(entry)
             return entry
         return self._extract_fields(entry, value)
 

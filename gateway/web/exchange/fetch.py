@@ -11,6 +11,7 @@ import contextlib
 import time
 from typing import NamedTuple
 
+import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -150,5 +151,7 @@ def _render_document(hub: Hub, view: View, record: Record) -> tuple[bytes, str]:
     format = create_format(view.format, binary=view.binary, fields=view.fields)
     if hub.models.has_model(view.topics[0]):
         format = wrap_format(format, view.format)
-    _, content = format(record)
+    name, content = format(record)
+    if name == "error":
+        raise RequestError(502, "Invalid document", orjson.loads(content)["message"])
     return content, FORMATS[view.format].media_type

@@ -8,11 +8,39 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.channel.exact_json import normalize_number, parse_exact, parse_number
+from gateway.core.channel.exact_json import normalize_number, parse_exact, parse_json, parse_number
 
 numerals = st.from_regex(
     r"-?(0|[1-9][0-9]{0,45})(\.[0-9]{1,30})?([eE][-+]?[0-9]{1,3})?", fullmatch=True
 )
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (rb'"thanks \ud83d"', "thanks \ufffd"),
+        (rb'"\\ud83d \ud83d\ude00 \uDE00\ud83d!"', "\\ud83d \U0001f600 \ufffd\ufffd!"),
+        (b'\xef\xbb\xbf{"a": 1}', {"a": 1}),
+        (b"[1e400, -1e400]", [float("inf"), float("-inf")]),
+        (b"[1e400, 123456789012345678901]", [float("inf"), 123456789012345678901.0]),
+    ],
+)
+def test_what_a_browser_parses_is_json(text: bytes, value: object):
+    """Half an emoji, as JavaScript writes it, made a value unreadable for filters and fields."""
+    assert parse_json(text) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"NaN", rb'{"a": -Infinity, "b": "\ud83d"}', b"plain", b"", b'"\xff\\ud83d"', rb'"\ud8zz"',
+        b'"\xed\xa0\xbd"', b"\xef\xbb\xbf\xef\xbb\xbf1", "{}".encode("utf-16"), b"[" * 5000,
+        b'"\\ud83d\n"', b"[1e400, " + b"[" * 1020,
+    ],
+)  # fmt: skip
+def test_what_no_browser_parses_is_none(text: bytes):
+    with pytest.raises(orjson.JSONDecodeError):
+        parse_json(text)
 
 
 def test_numbers_are_read_as_they_are_written():

@@ -150,6 +150,20 @@ def test_the_value_is_parsed_once_however_many_look_into_it_and_not_for_keys_alo
     assert count_parses(index, RECORD, monkeypatch) == 1
 
 
+def test_a_value_that_is_no_json_is_reported_if_a_filter_looks_into_it():
+    """Clients missed such records, and nothing said so."""
+    unread: list[Record] = []
+    index: FilterIndex[int] = FilterIndex(unread.append)
+    index.add(1, Filters((Filter(key=b"ada"),)))
+    bad = RECORD._replace(value=b'{"total": NaN}')
+    assert list(index.find(bad)) == [1] and unread == []
+    index.add(2, Filters((Filter(fields=(("/total", "7"),)),)))
+    assert list(index.find(bad)) == [1] and unread == [bad]
+    index.find(RECORD)
+    index.find(RECORD._replace(value=None))
+    assert unread == [bad]
+
+
 def test_what_was_removed_leaves_nothing_behind():
     single = [OFTEN, Filter(key=b"ada"), Filter(key=Condition(prefix="a")), Filter()]
     filters = [*(Filters((each,)) for each in single), Filters((Filter(key=b"ada"),) * 2)]

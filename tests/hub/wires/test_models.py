@@ -113,6 +113,15 @@ async def test_a_key_that_is_none_of_its_model_makes_the_record_invalid(url: str
     assert found[1].value.reason.startswith("its key: model long has 8 bytes")
 
 
+def test_values_that_are_no_json_are_counted_and_the_first_is_logged(url: str, caplog):
+    models = running_models(url)
+    for offset in (7, 8):
+        models.count_unreadable(record(offset, b"NaN"))
+    assert models.invalid == {("orders", "not-json"): 2}
+    (line,) = [line.message for line in caplog.records if "no JSON" in line.message]
+    assert "orders-0 offset 7" in line
+
+
 async def test_topics_that_are_passed_on_as_they_are_cost_nothing(url: str):
     assert running_models(url).get_topic_model("else") is None
 

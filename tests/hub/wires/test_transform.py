@@ -7,14 +7,13 @@ from gateway.core.log.record import Gap, GapReason, Record, TopicPartition
 from gateway.hub.wires.transform import Transformer
 
 TP = TopicPartition("orders", 0)
-TRANSFORM = Transformer(
-    [
-        Transform.model_validate({"extract-key": "${message.value.customer.id}"}),
-        Transform.model_validate(
-            {"extract-headers": {"region": "${message.value.region}", "was": "${message.key}"}}
-        ),
-    ]
-)
+TRANSFORMS = [
+    Transform.model_validate({"extract-key": "${message.value.customer.id}"}),
+    Transform.model_validate(
+        {"extract-headers": {"region": "${message.value.region}", "was": "${message.key}"}}
+    ),
+]
+TRANSFORM = Transformer(TRANSFORMS)
 
 
 def record(value: bytes | None, key: bytes | None = b"k") -> Record:
@@ -36,8 +35,17 @@ def test_a_field_that_lacks_changes_nothing_of_its_own():
 
 
 @pytest.mark.parametrize("value", [None, b"", b"no json", b'{"customer": {"id": NaN}}', b"\xff"])
-def test_a_value_that_is_not_json_passes_as_it_is(value: bytes | None):
-    assert TRANSFORM(record(value)) == record(value)
+def test_a_value_that_is_not_json_passes_as_it_is_and_is_reported(value: bytes | None):
+    unread: list[Record] = []
+    transform = Transformer(TRANSFORMS, unread.append)
+    assert transform(record(value)) == record(value)
+    assert unread == ([] if value is None else [record(value)])
+
+
+def test_half_of_a_surrogate_pair_is_a_replacement_character_in_headers():
+    changed = TRANSFORM(record(rb'{"customer": {"id": "\ud83d"}, "note": "\ude00"}'))
+    assert isinstance(changed, Record)
+    assert changed.key == "\ufffd".encode()
 
 
 def test_what_is_no_record_passes_as_it_is():
