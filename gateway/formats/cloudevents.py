@@ -49,6 +49,18 @@ def encode_cloudevents(record: Record) -> Payload:
     return None, orjson.dumps(event | _build_data(value, content_type))
 
 
+def drop_content_type(record: Record) -> Record:
+    """Return a record without the content type of bytes that were decoded into JSON."""
+    return record._replace(
+        headers=tuple(
+            (name, content)
+            for name, content in record.headers
+            if name.lower() != "content-type"
+            or _JSON.fullmatch(_parse_media_type((content or b"").decode("latin-1")))
+        )
+    )
+
+
 def _build_attributes(record: Record, headers: Mapping[str, str]) -> dict[str, Any]:
     """Return all attributes of an event but its data."""
     (topic, partition), offset = record.tp, record.offset

@@ -1,4 +1,4 @@
-"""Represent keys and values that do not fit the model of their topic.
+"""Represent keys and values of topics that have a model, above all those that do not fit it.
 
 The record keeps its bytes. An `InvalidValue` is shown as an `error` event in place of the record,
 whatever the format. A `RawValue` is shown as the bytes it is: by `envelope` and `cloudevents` like
@@ -8,11 +8,13 @@ any other bytes, by `value` as `{"base64": "..."}`, because its other values are
 from __future__ import annotations
 
 from base64 import b64encode
+from collections.abc import Collection
 
 import orjson
 
 from gateway.core.log.record import Record
 
+from .cloudevents import drop_content_type
 from .event import Format, Payload
 
 INVALID_CODE = "value-invalid"
@@ -39,12 +41,13 @@ class InvalidValue(RawValue):
         return invalid
 
 
-def wrap_format(format: Format, format_name: str) -> Format:
+def wrap_format(format: Format, format_name: str, decoded_topics: Collection[str] = ()) -> Format:
     """Wrap a format for topics whose records may not fit their model.
 
     Args:
         format: The format.
         format_name: Its name in `FORMATS`.
+        decoded_topics: The topics whose values are decoded into JSON.
     """
 
     def encode(record: Record) -> Payload:
@@ -53,6 +56,8 @@ def wrap_format(format: Format, format_name: str) -> Format:
             return "error", orjson.dumps(describe_invalid(record, value))
         if type(value) is RawValue and format_name == "value":
             return None, orjson.dumps({"base64": b64encode(value).decode()})
+        if format_name == "cloudevents" and record.tp.topic in decoded_topics:
+            return format(record if type(value) is RawValue else drop_content_type(record))
         return format(record)
 
     return encode

@@ -19,8 +19,10 @@ in 70 us.
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
@@ -122,13 +124,56 @@ class ProtobufCodec:
             message.ParseFromString(data[pos:])
             if self._has_unchecked_texts and not data.isascii():
                 _check_texts(message)
-            return json_format.MessageToDict(
-                message,
-                always_print_fields_with_no_presence=True,
-                descriptor_pool=self._pool,
-            )
+            return self._to_json(message)
         except (DecodeError, ValueError, TypeError, json_format.Error, RecursionError) as exc:
             raise FormatError(f"the bytes are not of their Protobuf schema: {exc}") from None
+
+    def _to_json(self, message: Any) -> Any:
+        """Return a message as JSON, and parts of it that have no JSON as their fields.
+
+        These are an `Any` of a type that is not in the schema, whose bytes are shown, and a
+        Timestamp or a Duration that is out of range.
+        """
+        try:
+            return json_format.MessageToDict(
+                message, always_print_fields_with_no_presence=True, descriptor_pool=self._pool
+            )
+        except (TypeError, ValueError, DecodeError, json_format.Error):
+            match message.DESCRIPTOR.full_name:
+                case "google.protobuf.Any":
+                    return self._any_to_json(message)
+                case "google.protobuf.Timestamp" | "google.protobuf.Duration":
+                    return {"seconds": str(message.seconds), "nanos": message.nanos}
+            rest, parts = type(message)(), {}
+            rest.CopyFrom(message)
+            for field, content in message.ListFields():
+                if (part := self._part_to_json(field, content)) is not None:
+                    parts[field.json_name] = part
+                    rest.ClearField(field.name)
+            if not parts:
+                raise
+            return self._to_json(rest) | parts
+
+    def _any_to_json(self, message: Any) -> Any:
+        try:
+            descriptor = self._pool.FindMessageTypeByName(message.TypeName())
+            content = message_factory.GetMessageClass(descriptor).FromString(message.value)
+        except (KeyError, DecodeError):
+            return {"@type": message.type_url, "value": b64encode(message.value).decode()}
+        return {"@type": message.type_url} | self._to_json(content)
+
+    def _part_to_json(self, field: Any, content: Any) -> Any:
+        """Return the messages in a field as JSON; None if it has none."""
+        kind = field.message_type
+        if kind is None or field.is_extension:
+            return None
+        if not kind.GetOptions().map_entry:
+            is_list = isinstance(content, Sequence)
+            return [*map(self._to_json, content)] if is_list else self._to_json(content)
+        if kind.fields_by_name["value"].message_type is None:
+            return None
+        names = (name if isinstance(name, str) else json.dumps(name) for name in content)
+        return dict(zip(names, map(self._to_json, content.values()), strict=True))
 
     def decode_text(self, data: bytes) -> bytes:
         """Decode a message into JSON text; raises FormatError as `decode`."""

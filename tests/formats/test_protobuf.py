@@ -240,6 +240,48 @@ def test_types_that_registries_know_need_no_reference(path: str, kind: str, valu
     assert shown == value if isinstance(value, str) else value.items() <= shown.items()
 
 
+def test_parts_that_have_no_json_are_shown_as_their_fields():
+    """One event of another file, or one time after the year 9999, hid the whole record."""
+    imported = ("any", "duration", "timestamp")
+    imports = "".join(f'import "google/protobuf/{name}.proto";' for name in imported)
+    schema = ProtobufCodec(
+        f"""syntax = "proto3"; {imports}
+        message A {{
+          int64 id = 1; google.protobuf.Any any = 2; repeated Part parts = 3;
+          map<bool, Part> map = 4; map<string, int64> counts = 5;
+          google.protobuf.Duration took = 6; string none = 7;
+        }}
+        message Part {{ int64 n = 1; google.protobuf.Timestamp at = 2; }}""",
+        {},
+    )
+    late = bytes.fromhex("1207088083d1ffaf07")  # a Part of the year 10000
+    unknown = b"\x0a\x03x/y\x12\x02\xff\x01"
+    known = b"\x0a\x06x/Part\x12" + bytes([len(late)]) + late
+    data = b"\0\x08\x05" + b"".join(
+        bytes([number << 3 | 2, len(part)]) + part
+        for number, part in (
+            (2, unknown), (3, late), (3, b"\x08\x07"),
+            (4, b"\x08\x01\x12" + bytes([len(late)]) + late),
+            (5, b"\x0a\x01k\x10\x09"), (6, b"\x08\xff\xff\xff\xff\xff\xff\xff\x7f"),
+        )
+    )  # fmt: skip
+    time = {"seconds": "253402300800", "nanos": 0}
+    part = {"n": "0", "at": time}
+    assert schema.decode(data) == {
+        "id": "5",
+        "any": {"@type": "x/y", "value": "/wE="},
+        "parts": [part, {"n": "7"}],
+        "map": {"true": part},
+        "counts": {"k": "9"},
+        "took": {"seconds": "72057594037927935", "nanos": 0},
+        "none": "",
+    }
+    any_of_known = b"\0\x12" + bytes([len(known)]) + known
+    assert schema.decode(any_of_known)["any"] == {"@type": "x/Part", **part}
+    corrupt = b"\0\x12\x0b\x0a\x06x/Part\x12\x01\xff"
+    assert schema.decode(corrupt)["any"] == {"@type": "x/Part", "value": "/w=="}
+
+
 def test_what_schemas_say_of_their_fields_is_passed_over():
     text = """
     syntax = "proto3";

@@ -576,12 +576,14 @@ class Hub:
         topics, a record is encoded once for all of them.
         """
         decodes = any(map(self.models.has_model, view.topics))
-        key = wire, view.format, view.binary, view.fields, decodes
+        # Only this format tells the type of a value.
+        decoded = self.models.select_decoded(view.topics if view.format == "cloudevents" else ())
+        key = wire, view.format, view.binary, view.fields, decodes, decoded
         encoder = self._encoders.get(key)
         if encoder is None:
             format = create_format(view.format, binary=view.binary, fields=view.fields)
             if decodes:
-                format = wrap_format(format, view.format)
+                format = wrap_format(format, view.format, decoded)
             encoder = self._encoders[key] = wire.create_encoder(format)
         return encoder
 

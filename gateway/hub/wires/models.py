@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from gateway.config import Settings, Topic
@@ -78,6 +78,12 @@ class Models:
         """Return whether keys or values of a topic are decoded, and so may be invalid."""
         settings = self._get_topic_settings(topic)
         return settings.key.is_decoded or settings.value.is_decoded
+
+    def select_decoded(self, topics: Iterable[str]) -> frozenset[str]:
+        """Return those of topics whose values are decoded into JSON."""
+        return frozenset(
+            topic for topic in topics if self._get_topic_settings(topic).value.is_decoded
+        )
 
     async def encode_record(
         self, topic: str, key: bytes | None, value: bytes | None

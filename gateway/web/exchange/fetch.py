@@ -150,7 +150,7 @@ def _render_document(hub: Hub, view: View, record: Record) -> tuple[bytes, str]:
         return record.value or b"", media_type
     format = create_format(view.format, binary=view.binary, fields=view.fields)
     if hub.models.has_model(view.topics[0]):
-        format = wrap_format(format, view.format)
+        format = wrap_format(format, view.format, hub.models.select_decoded(view.topics))
     name, content = format(record)
     if name == "error":
         raise RequestError(502, "Invalid document", orjson.loads(content)["message"])

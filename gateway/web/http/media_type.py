@@ -21,6 +21,7 @@ JSON_MEDIA_TYPE = "application/json"
 _TOKEN_PATTERN = r"[A-Za-z0-9!#$%&'*+.^_`|~-]+"  # RFC 9110 5.6.2
 # Parameters may hold any printable ASCII character, but no line break: the text becomes a header.
 _MEDIA_TYPE_PATTERN = re.compile(rf"{_TOKEN_PATTERN}/{_TOKEN_PATTERN}[ \t]*(;[\x20-\x7e]*)?")
+_JSON_PATTERN = re.compile(r"[^/;]+/([^;]+\+)?json[ \t]*(;|$)", re.IGNORECASE)
 _MEDIA_TYPES_BY_MODEL = {"json": JSON_MEDIA_TYPE, "string": "text/plain; charset=utf-8"}
 
 
@@ -28,13 +29,16 @@ def get_media_type(headers: Iterable[tuple[str, bytes | None]], topic: Topic) ->
     """Return the media type of a record's value.
 
     Args:
-        headers: The record's headers. Its `content-type` decides, if it is well-formed.
+        headers: The record's headers. Its `content-type` decides, if it is well-formed; of a value
+            that was decoded, only if it is one of JSON.
         topic: The settings of its topic, whose value model decides otherwise.
     """
     for name, content in headers:
         if name.lower() == "content-type" and content:
             media_type = content.decode("latin-1").strip()
-            if _MEDIA_TYPE_PATTERN.fullmatch(media_type):
+            if _MEDIA_TYPE_PATTERN.fullmatch(media_type) and (
+                not topic.value.is_decoded or _JSON_PATTERN.match(media_type)
+            ):
                 return media_type
     # Decoded values, such as Avro, are shown as JSON.
     if topic.value.is_decoded:

@@ -122,6 +122,24 @@ def test_values_that_are_no_json_are_counted_and_the_first_is_logged(url: str, c
     assert "orders-0 offset 7" in line
 
 
+@pytest.mark.parametrize(
+    ("content_type", "shown"),
+    [(b"application/avro", "application/json"), (b"application/x+json", "application/x+json")],
+)
+def test_the_data_of_a_decoded_cloudevent_is_json(url: str, content_type: bytes, shown: str):
+    """It was a text with JSON in it, still called application/avro."""
+    decoded = running_models(url).select_decoded(["orders", "else"])
+    format = wrap_format(create_format("cloudevents"), "cloudevents", decoded)
+    headers = (("ce_specversion", b"1.0"), ("content-type", content_type))
+    for topic, is_decoded in (("orders", True), ("else", False)):
+        entry = Record(TopicPartition(topic, 0), 1, 0, -1, None, b'{"n":1}', headers)
+        event = json.loads(format(entry)[1])
+        if is_decoded or shown != "application/json":
+            assert (event["datacontenttype"], event["data"]) == (shown, {"n": 1})
+        else:
+            assert (event["datacontenttype"], event["data"]) == ("application/avro", '{"n":1}')
+
+
 async def test_topics_that_are_passed_on_as_they_are_cost_nothing(url: str):
     assert running_models(url).get_topic_model("else") is None
 

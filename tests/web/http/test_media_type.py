@@ -18,6 +18,15 @@ def test_the_record_says_its_type(said: str):
     assert parse_media(said.encode()) == said
 
 
+def test_a_decoded_value_is_json_whatever_its_bytes_were():
+    topic = Topic.model_validate({"name": "o", "value": {"model": "avro", "catalog": "r"}})
+    for said, expected in (
+        (b"application/avro", "application/json"),
+        (b"application/vnd.o+json; v=1", "application/vnd.o+json; v=1"),
+    ):
+        assert get_media_type([("content-type", said)], topic) == expected
+
+
 @pytest.mark.parametrize(
     "said", [None, b"", b"text", b"text/plain\r\nSet-Cookie: a=b", b"text/\xff", b"a b/c"]
 )
