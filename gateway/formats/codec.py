@@ -3,6 +3,8 @@
 Formats with a schema are framed like Confluent's serializers do: a zero byte, the schema's id
 (4 bytes, big-endian), for protobuf the indexes of the message, and the payload. Null is a tombstone
 in every format. Zero bytes decode to the empty string, since a framed value has at least five.
+Confluent's clients from version 8 may put the frame into a header of the record instead
+(`frame_record`), with the schema's GUID: a byte one and 16 bytes.
 
 A request to a registry takes time, so `encode` and `decode` each have a counterpart that never
 waits (`encode_cached`, `decode_cached`) and raises `SchemaNotLoaded` if the registry would have to
@@ -15,13 +17,15 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from struct import Struct
 from typing import Any, Protocol
+from uuid import UUID
 
 from gateway.config import SchemaRegistry
+from gateway.core.log.record import Record
 from gateway.errors import ExtraMissing, FormatError
 from gateway.extras import require_extra
 
 from .plain import PLAIN_CODECS
-from .registry import CachedRegistryClient, Schema
+from .registry import CachedRegistryClient, Schema, SchemaId
 from .serialization import (
     LATEST_SCHEMA,
     EncodedData,
@@ -32,6 +36,8 @@ from .serialization import (
 )
 
 _FRAME = Struct(">bI")  # zero, schema id
+_GUID_FRAME_SIZE = 17
+_KEY_HEADER, _VALUE_HEADER = "__key_schema_id", "__value_schema_id"
 
 
 class SchemaNotLoaded(Exception):
@@ -66,8 +72,8 @@ class Codecs:
             catalog: The registry; without one, formats that need a schema are refused.
         """
         self._registry = None if catalog is None else CachedRegistryClient(catalog)
-        self._compiled: dict[int, SchemaCodec | FormatError] = {}  # by schema id
-        self._formats: dict[int, SerializationFormat] = {}  # of the same
+        self._compiled: dict[SchemaId, SchemaCodec | FormatError] = {}
+        self._formats: dict[SchemaId, SerializationFormat] = {}  # of the same
 
     async def close(self) -> None:
         """Close the connections to the registry; it may be asked again later."""
@@ -149,7 +155,8 @@ class Codecs:
             return None if data is None else ""
         if not format.has_schema:
             return PLAIN_CODECS[format].decode(data)
-        return self._get_codec(format, data).decode(data[_FRAME.size :])
+        codec, size = self._get_codec(format, data)
+        return codec.decode(data[size:])
 
     def decode_text_cached(self, format: SerializationFormat, data: bytes) -> bytes:
         """Decode bytes with a schema into JSON text, without waiting.
@@ -158,7 +165,8 @@ class Codecs:
             FormatError: As `decode`.
             SchemaNotLoaded: The registry must be asked first.
         """
-        return self._get_codec(format, data).decode_text(data[_FRAME.size :])
+        codec, size = self._get_codec(format, data)
+        return codec.decode_text(data[size:])
 
     async def load_schemas(
         self,
@@ -175,10 +183,10 @@ class Codecs:
             RegistryUnavailable: The registry cannot be asked now.
         """
         if format.has_schema:
-            ids = {_FRAME.unpack_from(data)[1] for data in payloads if data and _is_framed(data)}
+            ids = {frame[0] for data in payloads if data and (frame := _read_frame(data))}
             await self.load_schema_ids(id for id in ids if id not in self._compiled)
 
-    async def load_schema_ids(self, ids: Iterable[int]) -> None:
+    async def load_schema_ids(self, ids: Iterable[SchemaId]) -> None:
         """Look up schemas in parallel.
 
         A schema that does not exist raises nothing here: decoding raises it, for one record.
@@ -193,18 +201,16 @@ class Codecs:
             if isinstance(result, BaseException) and not isinstance(result, FormatError):
                 raise result
 
-    def find_missing_id(self, data: bytes) -> int | None:
+    def find_missing_id(self, data: bytes) -> SchemaId | None:
         """Return the id of the schema that must be loaded before framed bytes can be decoded.
-
-        Args:
-            data: The bytes, at least as long as a frame.
 
         Returns:
             The id; None if nothing must be loaded, or loading does not help.
         """
-        id = int(_FRAME.unpack_from(data)[1])
-        if id in self._compiled or self._registry is None:
+        frame = _read_frame(data)
+        if frame is None or frame[0] in self._compiled or self._registry is None:
             return None
+        id, _ = frame
         try:
             return id if self._registry.get_cached(id) is None else None
         except FormatError:  # it is known that there is no such schema
@@ -232,30 +238,32 @@ class Codecs:
 
     def _encode_with(self, format: SerializationFormat, value: Any, schema: Schema) -> EncodedData:
         codec = self._compile_once(format, schema)
+        assert isinstance(schema.id, int)
         return EncodedData(_FRAME.pack(0, schema.id) + codec.encode(value), schema.id)
 
-    def _get_codec(self, format: SerializationFormat, data: bytes) -> SchemaCodec:
-        """Return the codec of the schema that bytes were written with, without waiting."""
-        if not _is_framed(data):
+    def _get_codec(self, format: SerializationFormat, data: bytes) -> tuple[SchemaCodec, int]:
+        """Return the codec of the schema of framed bytes, without waiting, and the frame's size."""
+        if (frame := _read_frame(data)) is None:
             name = format.name.lower()
             problem = f"the bytes are not {name} as a schema registry's clients write it"
             raise FormatError(
-                f"{problem}: they begin with {data[:5].hex(' ')}, not with 00 and an id"
+                f"{problem}: they begin with {data[:5].hex(' ')}, not with 00 and an id, and no "
+                "header has the id"
             )
-        id = int(_FRAME.unpack_from(data)[1])
+        id, size = frame
         codec = self._compiled.get(id)
         if codec is None:
             schema = self._require_registry(format).get_cached(id)
             if schema is None:
                 raise SchemaNotLoaded
-            return self._compile_once(format, schema)
+            return self._compile_once(format, schema), size
         if isinstance(codec, FormatError):
             # The one exception object is raised again and again: without this its traceback would
             # grow each time.
             raise codec.with_traceback(None)
         if self._formats[id] is not format:
             raise _build_format_error(id, self._formats[id], format)
-        return codec
+        return codec, size
 
     def _compile_once(self, format: SerializationFormat, schema: Schema) -> SchemaCodec:
         """Return the codec of a schema, compiling it at the first use."""
@@ -273,12 +281,31 @@ class Codecs:
         return codec
 
 
-def _is_framed(data: bytes) -> bool:
-    return len(data) >= _FRAME.size and data[0] == 0
+def frame_record(
+    record: Record, key_format: SerializationFormat, value_format: SerializationFormat
+) -> Record:
+    """Return a record whose key and value begin with the frames that its headers have for them."""
+    if not record.headers or not (key_format.has_schema or value_format.has_schema):
+        return record
+    for name, frame in record.headers:
+        if name == _KEY_HEADER and frame and record.key and key_format.has_schema:
+            record = record._replace(key=frame + record.key)
+        elif name == _VALUE_HEADER and frame and record.value and value_format.has_schema:
+            record = record._replace(value=frame + record.value)
+    return record
+
+
+def _read_frame(data: bytes) -> tuple[SchemaId, int] | None:
+    """Return the id of the schema and the size of the frame; None if bytes are not framed."""
+    if data[:1] == b"\0" and len(data) >= _FRAME.size:
+        return int(_FRAME.unpack_from(data)[1]), _FRAME.size
+    if data[:1] == b"\1" and len(data) >= _GUID_FRAME_SIZE:
+        return str(UUID(bytes=data[1:_GUID_FRAME_SIZE])), _GUID_FRAME_SIZE
+    return None
 
 
 def _build_format_error(
-    id: int, actual: SerializationFormat, expected: SerializationFormat
+    id: SchemaId, actual: SerializationFormat, expected: SerializationFormat
 ) -> FormatError:
     name = actual.name
     return FormatError(f"schema {id} is of format {name}, not {expected.name}; use format {name}")
@@ -348,4 +375,5 @@ __all__ = [
     "SchemaReference",
     "SchemaSelector",
     "SerializationFormat",
+    "frame_record",
 ]

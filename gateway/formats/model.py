@@ -15,11 +15,13 @@ import orjson
 
 from gateway.config.types.formats import NUMBER_MODELS
 from gateway.core.channel.exact_json import parse_json
+from gateway.core.log.record import Record
 from gateway.errors import FormatError
 from gateway.formats.avro.types import NON_FINITE_FLOATS, float_to_json
 
-from .codec import Codecs, SerializationFormat
+from .codec import Codecs, SerializationFormat, frame_record
 from .plain import PLAIN_CODECS, describe_json_type
+from .registry import SchemaId
 
 _NUMBER_STRUCTS: Mapping[str, Struct] = {  # as Kafka's own serializers write numbers
     "int": Struct(">i"), "long": Struct(">q"), "float": Struct(">f"), "double": Struct(">d"),
@@ -46,13 +48,18 @@ class Model:
         if codecs is None and name not in NUMBER_MODELS:
             self._plain = PLAIN_CODECS[SerializationFormat.parse(name)]
 
-    def find_missing_id(self, data: bytes) -> int | None:
-        """Return the id of the schema that must be loaded before decoding; None for none."""
-        if self._format is None or len(data) < 5 or data[0]:
-            return None
-        return self._codecs.find_missing_id(data)
+    def frame_record(self, record: Record) -> Record:
+        """Return a record whose key or value, which are of the model, begin with their frames."""
+        format = self._format or SerializationFormat.BINARY
+        key = format if self._is_key else SerializationFormat.BINARY
+        value = SerializationFormat.BINARY if self._is_key else format
+        return frame_record(record, key, value)
 
-    async def load_schema_ids(self, ids: set[int]) -> None:
+    def find_missing_id(self, data: bytes) -> SchemaId | None:
+        """Return the id of the schema that must be loaded before decoding; None for none."""
+        return None if self._format is None else self._codecs.find_missing_id(data)
+
+    async def load_schema_ids(self, ids: set[SchemaId]) -> None:
         """Load schemas from the registry.
 
         Raises:

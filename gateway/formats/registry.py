@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Hashable, Mapping
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import quote
 
 from gateway.config import SchemaRegistry
@@ -29,18 +29,22 @@ MAX_REFERENCE_DEPTH = 32  # references of references
 MAX_REFERENCES = 1_000  # of one schema, with the references of its references
 
 
+SchemaId: TypeAlias = int | str
+"""The id of a schema in its registry, or its GUID, which is the same in all registries."""
+
+
 class Schema(NamedTuple):
     """A schema of the registry.
 
     Attributes:
-        id: Its id in the registry.
+        id: The id that it was asked for by.
         format: The format of its values.
         text: The schema itself.
         references: The texts of the schemas that it refers to, by the names that are used for them.
             Each comes after those that it refers to itself.
     """
 
-    id: int
+    id: SchemaId
     format: SerializationFormat
     text: str
     references: Mapping[str, str]
@@ -100,7 +104,7 @@ class CachedRegistryClient:
             raise entry.result.with_traceback(None)
         return entry.result
 
-    async def get_by_id(self, id: int) -> Schema:
+    async def get_by_id(self, id: SchemaId) -> Schema:
         """Return the schema of an id.
 
         Raises:
@@ -203,10 +207,12 @@ class CachedRegistryClient:
 
     # Requests.
 
-    async def _fetch_by_id(self, id: int) -> Schema:
+    async def _fetch_by_id(self, id: SchemaId) -> Schema:
         try:
             response = await self._client.request(
-                "GET", f"/schemas/ids/{id}", is_expected=_is_schema
+                "GET",
+                f"/schemas/{'ids' if isinstance(id, int) else 'guids'}/{id}",
+                is_expected=_is_schema,
             )
         except RegistryNotFound:
             former, missing_s = self._cache.get(id), 0.0
@@ -273,7 +279,7 @@ class CachedRegistryClient:
         texts = await self._fetch_references([reference._asdict() for reference in references], {})
         return Schema(response["id"], format, text, texts)
 
-    async def _build_schema(self, id: int, response: Any) -> Schema:
+    async def _build_schema(self, id: SchemaId, response: Any) -> Schema:
         """Return the schema that the registry described, with its references."""
         kind = response.get("schemaType") or "AVRO"  # the registry leaves it out for Avro
         formats = (each for each in SERIALIZATION_FORMATS.values() if each.schema_type == kind)

@@ -63,7 +63,8 @@ class FakeRegistry:
         return Starlette(
             routes=[
                 Route("/subjects", self._wrap_endpoint(self._list_subjects)),
-                Route("/schemas/ids/{id}", self._wrap_endpoint(self._get_schema)),
+                Route("/schemas/ids/{id:int}", self._wrap_endpoint(self._get_schema)),
+                Route("/schemas/guids/{id:uuid}", self._wrap_endpoint(self._get_schema)),
                 Route(
                     "/subjects/{subject:path}/versions/{version}",
                     self._wrap_endpoint(self._get_version),
@@ -107,7 +108,7 @@ class FakeRegistry:
         return JSONResponse(sorted(self.subjects))
 
     async def _get_schema(self, request: Request) -> Response:
-        known = self.schemas.get(int(request.path_params["id"]))
+        known = self.schemas.get(int(request.path_params["id"]))  # a GUID is the id as UUID
         return (
             _build_error_response(404, 40403, "Schema not found")
             if known is None

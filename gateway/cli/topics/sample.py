@@ -74,8 +74,8 @@ class SampleDecoder:
             record.tp.partition,
             record.offset,
             moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-            await self._decode_part(record.key, key, is_key=True),
-            await self._decode_part(record.value, value, is_key=False),
+            await self._decode_part(record, record.key, key, is_key=True),
+            await self._decode_part(record, record.value, value, is_key=False),
             tuple(
                 (name, None if value is None else show_bytes(value))
                 for name, value in record.headers
@@ -83,7 +83,7 @@ class SampleDecoder:
         )
 
     async def _decode_part(
-        self, data: bytes | None, model: Model | None, *, is_key: bool
+        self, record: Record, data: bytes | None, model: Model | None, *, is_key: bool
     ) -> str | None:
         if data is None:
             return None
@@ -94,11 +94,13 @@ class SampleDecoder:
 
         codecs = None if model.catalog is None else Codecs(self.catalogs[model.catalog])
         decoder = Decoder(model.model, codecs, is_key=is_key)
+        record = decoder.frame_record(record)
+        framed = (record.key if is_key else record.value) or b""
         try:
-            missing = decoder.find_missing_id(data)
+            missing = decoder.find_missing_id(framed)
             if missing is not None:
                 await decoder.load_schema_ids({missing})
-            return _cut(decoder.decode(data).decode())
+            return _cut(decoder.decode(framed).decode())
         except (FormatError, RegistryUnavailable) as exc:
             return f"{show_bytes(data)} (not {model.model}: {exc})"
         finally:

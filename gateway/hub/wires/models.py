@@ -187,7 +187,9 @@ class _FieldModel:
         self._invalid_counts = invalid
 
     def get_data(self, record: Record) -> bytes | None:
-        """Return the key or the value of a record."""
+        """Return the key or the value of a record, with the frame that a header may have for it."""
+        if record.headers:
+            record = self.model.frame_record(record)
         return record.key if self._is_key else record.value
 
     def decode_field(self, record: Record, data: bytes) -> Record | Skip:
@@ -195,16 +197,16 @@ class _FieldModel:
         try:
             decoded = self.model.decode(data)
         except FormatError as exc:
-            return self._handle_invalid(record, data, exc)
+            return self._handle_invalid(record, exc)
         return record._replace(key=decoded) if self._is_key else record._replace(value=decoded)
 
-    def _handle_invalid(self, record: Record, data: bytes, exc: FormatError) -> Record | Skip:
+    def _handle_invalid(self, record: Record, exc: FormatError) -> Record | Skip:
         """Return what becomes of a record with an invalid field (`onInvalid`)."""
         self._invalid_counts[self._topic, self._on_invalid] += 1
         if self._on_invalid == "skip":
             return Skip(record.tp, record.offset, record.next_offset, record.epoch)
         if self._on_invalid == "raw":
-            return record if self._is_key else record._replace(value=RawValue(data))
+            return record if self._is_key else record._replace(value=RawValue(record.value or b""))
         description = f"its key: {exc}" if self._is_key else str(exc)
         return record._replace(value=InvalidValue.create(record.value, description))
 
@@ -230,9 +232,10 @@ class _RecordModel:
         A record with an invalid key is shown as invalid, if at all.
         """
         for part in self._fields:
+            if type(record.value) is InvalidValue:  # an error of the key, which stays
+                break
             data = part.get_data(record)
-            # An invalid key has replaced the value by an error, which stays.
-            if not data or type(data) is InvalidValue:
+            if not data:
                 continue
             result = part.decode_field(record, data)
             if isinstance(result, Skip):

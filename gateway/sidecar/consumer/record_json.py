@@ -16,7 +16,7 @@ import orjson
 
 from gateway.core.log.record import Record
 from gateway.errors import FormatError
-from gateway.formats.codec import Codecs, SchemaNotLoaded, SerializationFormat
+from gateway.formats.codec import Codecs, SchemaNotLoaded, SerializationFormat, frame_record
 from gateway.formats.plain import PLAIN_CODECS
 
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
@@ -103,17 +103,21 @@ async def render_records(
     Raises:
         RegistryUnavailable: A schema is needed, and the registry cannot be reached.
     """
-    decoders = await _prepare_decoders(codecs, records, formats)
+    framed = [frame_record(record, *formats(record.tp.topic)) for record in records]
+    decoders = await _prepare_decoders(codecs, framed, formats)
     rendered: list[dict[str, Any]] = []
     # Decoders are synchronous: awaiting once per topic instead of per record keeps this loop fast.
-    for (topic, partition), offset, _, timestamp, key, value, pairs in records:
+    for record, framed_record in zip(records, framed, strict=True):
+        (topic, partition), offset, _, timestamp, key, value, pairs = framed_record
         read_key, read_value = decoders[topic]
         error = None
         try:
             key_json = read_key(key) if key else _render_empty(key)
             value_json = read_value(value) if value else _render_empty(value)
         except DECODE_ERRORS:
-            (key_json, value_json), error = _decode_with_errors(read_key, key, read_value, value)
+            (key_json, value_json), error = _decode_with_errors(
+                record, (read_key, key), (read_value, value)
+            )
         item = {
             "topic": topic,
             "key": key_json,
@@ -152,7 +156,7 @@ async def _prepare_decoders(
 
 
 def _decode_with_errors(
-    read_key: Decoder, key: bytes | None, read_value: Decoder, value: bytes | None
+    record: Record, key: tuple[Decoder, bytes | None], value: tuple[Decoder, bytes | None]
 ) -> tuple[list[Any], str]:
     """Decode key and value as far as possible, and return what is wrong with the others.
 
@@ -161,7 +165,7 @@ def _decode_with_errors(
     """
     decoded: list[Any] = []
     errors: list[str] = []
-    for part, read, data in (("key", read_key, key), ("value", read_value, value)):
+    for part, (read, data), raw in (("key", key, record.key), ("value", value, record.value)):
         try:
             decoded.append(read(data) if data else _render_empty(data))
             continue
@@ -170,7 +174,7 @@ def _decode_with_errors(
         except FormatError as exc:
             reason = str(exc)
         errors.append(f"{part}: {reason}; it is given in base64")
-        decoded.append(encode_base64(data or b""))
+        decoded.append(encode_base64(raw or b""))
     return decoded, "; ".join(errors)
 
 

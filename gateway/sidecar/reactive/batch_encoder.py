@@ -19,7 +19,7 @@ from gateway.config.sections.sidecar import Group, Sidecar
 from gateway.core.delivery.verdict import BatchResults, RecordResult, Verdict
 from gateway.core.log.record import Record
 from gateway.errors import FormatError, RegistryUnavailable, SchemaNotFound
-from gateway.formats.codec import Codecs, SchemaNotLoaded, SerializationFormat
+from gateway.formats.codec import Codecs, SchemaNotLoaded, SerializationFormat, frame_record
 from gateway.formats.event import bytes_to_json
 from gateway.formats.plain import PLAIN_CODECS
 from gateway.formats.registry import MISSING_TTL_S
@@ -128,10 +128,11 @@ class BatchEncoder:
 
     def _encode_record(self, record: Record) -> bytes:
         topic, (key, value) = record.tp.topic, self.get_formats(record.tp.topic)
+        framed = frame_record(record, key, value)
         shown = _build_object(
             record,
-            self._encode_value(key, topic, True, record.key),
-            self._encode_value(value, topic, False, record.value),
+            self._encode_value(key, topic, True, framed.key),
+            self._encode_value(value, topic, False, framed.value),
         )
         try:
             return orjson.dumps(shown)
@@ -156,6 +157,7 @@ class BatchEncoder:
             FormatError: A schema does not exist.
         """
         topic, (key, value) = record.tp.topic, self.get_formats(record.tp.topic)
+        record = frame_record(record, key, value)
         await self._codecs.decode(key, topic, True, record.key)
         await self._codecs.decode(value, topic, False, record.value)
 

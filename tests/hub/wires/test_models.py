@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from typing import Any
+from uuid import UUID
 
 import pytest
 from support.app_server import running_app
@@ -93,6 +94,24 @@ async def test_what_is_none_of_it_keeps_its_bytes(url: str, on_invalid: str, kin
     assert isinstance(found, Record) and ask is None
     assert (type(found.value), bytes(found.value or b"")) == (kind, BAD)
     assert made.invalid == {("orders", on_invalid): 1}
+
+
+@pytest.mark.parametrize(
+    "frame", [b"\0\0\0\0\1", b"\1" + UUID(int=1).bytes, b"\1" + UUID(int=9).bytes]
+)
+async def test_the_schema_may_be_named_in_a_header(url: str, frame: bytes):
+    """Confluent's clients 8 write it there; the bytes were said not to be Avro."""
+    understand = running_models(url, "raw").get_topic_model("orders")
+    assert understand is not None
+    headers = (("other", b"x"), ("__value_schema_id", frame))
+    entry = record(1, GOOD[5:])._replace(headers=headers)
+    result = understand([entry])
+    assert result.load_schemas is not None
+    await result.load_schemas()
+    (found,) = understand([entry]).entries
+    assert isinstance(found, Record) and found.headers == headers
+    is_known = frame[-1] == 1
+    assert (type(found.value), found.value) == ((bytes, b"5") if is_known else (RawValue, b"\x0a"))
 
 
 async def test_what_is_skipped_leaves_no_hole(url: str):

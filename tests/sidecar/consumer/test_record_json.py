@@ -55,7 +55,8 @@ async def test_unreadable_data_is_returned_in_base64_with_the_reason():
         SerializationFormat.PROTOBUF,
         SerializationFormat.JSONSCHEMA,
     ):
-        (one,) = json.loads(await render_text(record(b"\xff", b"\xfe"), format, format))
+        headers = [("__value_schema_id", b"\0\0\0\0\1")]
+        (one,) = json.loads(await render_text(record(b"\xff", b"\xfe", headers), format, format))
         assert (one["key"], one["value"]) == ("/w==", "/g==")
         assert "key: " in one["error"] and "value: " in one["error"]
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
 import orjson
 import pytest
@@ -105,10 +106,13 @@ async def test_records_with_a_schema_are_shown_once_the_registry_was_asked():
                 await encoder.encode([record(b"k", good)])
             registry.error_status = None
             batch = await encoder.encode([record(b"a", good), unknown, record(b"c", b"x")])
+            named = record(b"d", b"\x04", ("__value_schema_id", b"\1" + UUID(int=id).bytes))
+            by_header = await encoder.encode([named])
         finally:
             await codecs.close()
     assert [item["value"] for item in orjson.loads(batch.body)] == [{"n": 1}]
     assert batch.unreadable.keys() == {1, 2}
+    assert [item["value"] for item in orjson.loads(by_header.body)] == [{"n": 2}]
 
 
 async def test_a_fault_in_decoding_blames_no_record():
