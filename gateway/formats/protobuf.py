@@ -168,8 +168,7 @@ class ProtobufCodec:
         if kind is None or field.is_extension:
             return None
         if not kind.GetOptions().map_entry:
-            is_list = isinstance(content, Sequence)
-            return [*map(self._to_json, content)] if is_list else self._to_json(content)
+            return [*map(self._to_json, content)] if field.is_repeated else self._to_json(content)
         if kind.fields_by_name["value"].message_type is None:
             return None
         names = (name if isinstance(name, str) else json.dumps(name) for name in content)

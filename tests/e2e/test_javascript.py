@@ -211,6 +211,35 @@ async def test_a_write_that_was_cut_off_before_its_answer_is_repeated_and_writte
 
 @in_node
 @TRANSPORTS
+async def test_a_page_may_parse_the_texts_of_records_itself(
+    transport: str, gateway: GatewayThread, oracle: StreamOracle
+):
+    """Two ids of 64 bits became one, and a page could not have the digits."""
+    values = [
+        '{"id":73314510714175490,"price":1.50}', '{"id": 73314510714175488, "a": [[1], {"b": []}]}',
+        '{"note":"]},{\\"\\\\","half":"\\ud83d"}', "plain, ]}", '"quoted"',
+        "12345678901234567890", "[]",
+    ]  # fmt: skip
+    texts = [*values[:3], '"plain, ]}"', *values[4:]]
+    url = f"{gateway.base_url}/events/{TOPIC}"
+    async with ModuleClient(url) as writer:
+        for value in values:
+            record = {"key": "ada", "value": value}
+            writer.call_method("produce", record)
+            await writer.wait_for_result(record)
+    options = {"transport": transport, "from": "earliest", "texts": True}
+    async with ModuleClient(url, options) as client:
+        await client.wait_for_events(lambda events: len(named(events, "message")) == len(texts))
+        assert named(client.events, "message") == [{"text": text} for text in texts]
+        # A stream of the same view that wants no texts gets none.
+        client.call_method("twin", {"transport": transport, "from": "earliest"})
+        await wait_until(lambda: len(client.twin_events) >= len(texts), client.describe_state)
+        (first, *_, last) = [json.loads(event["data"]) for event in client.twin_events]
+        assert (first["price"], last) == (1.5, [])
+
+
+@in_node
+@TRANSPORTS
 async def test_a_refused_position_is_told_and_a_refused_path_is_final(
     transport: str, gateway: GatewayThread
 ):
@@ -509,7 +538,7 @@ async def the_leading_tab_is_ousted(tabs: Browser, proxy: TcpProxy, oracle: Stre
     """As one is that its browser froze: its lock is taken away, and it follows from then on."""
     before = len(proxy.accepted_at)
     writing = asyncio.create_task(write_slowly(oracle))
-    await tabs.run_script("navigator.locks.request('gateway.js/2 leader', {steal: true}, () => {})")
+    await tabs.run_script("navigator.locks.request('gateway.js/3 leader', {steal: true}, () => {})")
     await wait_until(lambda: len(proxy.accepted_at) > before, "the next one's connection")
     await writing
 

@@ -163,6 +163,9 @@ export interface Options<T = any> extends Callbacks<T> {
   from?: string;
   filter?: Filter | Filter[];
   fields?: string[];
+  /** Return a record for its JSON text; JSON.parse by default, which rounds numbers of over 53 bits.
+   * A record that is text comes as a JSON string. */
+  parse?: (text: string) => T;
   /** The position to resume from. See also `store`. */
   position?: string | null;
   store?: Store;

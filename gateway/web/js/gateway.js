@@ -1,5 +1,5 @@
 // Streams of the gateway, described in gateway.d.ts. Bundled from src/: edit there, run `make js`.
-var PROTOCOL_NAME="gateway.js/2";var ANSWER_TIMEOUT_MS=1e4;function holdLock(name){if(!globalThis.navigator?.locks)return Promise.resolve();return new Promise(
+var PROTOCOL_NAME="gateway.js/3";var ANSWER_TIMEOUT_MS=1e4;function holdLock(name){if(!globalThis.navigator?.locks)return Promise.resolve();return new Promise(
 resolve=>{navigator.locks.request(name,()=>(resolve(),new Promise(()=>{})))})}function whenReleased(name,callback){
 globalThis.navigator?.locks?.request(name,()=>void callback())}var FIRST_BACKOFF_MS=500;var MAX_BACKOFF_MS=3e4;function drawBackoff(attempt){return Math.random()*Math.
 min(MAX_BACKOFF_MS,FIRST_BACKOFF_MS*2**attempt)}function parseClaims(jwt){try{return JSON.parse(atob(jwt.split(".")[1].replace(/-/g,"+").replace(/_/g,
@@ -63,29 +63,35 @@ source.addEventListener(type,event=>{if(source!==this.#source)return;clearTimeou
 if(event.data!==void 0)this.#handleEvent(event);else if(type==="error")this.#handleFailure(source,url.
 href,credentials)})}}unsubscribe(){this.#clearTimers();this.#source?.close();this.#source=null}resubscribe(subscription,reason,delayMs){
 if(this.#source?.readyState!==CLOSED)return;this.#timer=setTimeout(()=>this.subscribe(),delayMs)}#handleEvent({
-type,data,lastEventId}){let content=data;try{content=JSON.parse(data)}catch{}const position=lastEventId===
-this.#subscription.position?void 0:lastEventId;if(type==="challenge")return this.#renew(content.url);
-let message={...content,type,position};if(type==="message")message={type:"records",records:[content],
-position};else if(type==="delete")message={type,record:content,position};this.#multiplexer.handleMessage(
-this.#subscription,message)}#renew(path){const{base,credentials}=this.#subscription.request;const absolute=new URL(
-path,base).href;const url=absolute.startsWith(`${base}/`)?absolute:base+path;const answer=fetch(url,
-{method:"POST",credentials:credentials?"include":"same-origin"});answer.catch(()=>{})}async#handleFailure(source,url,credentials){
-const subscription=this.#subscription;this.#multiplexer.handleDisconnect(subscription);if(source.readyState!==
-CLOSED&&this.#hasOpened){return this.#multiplexer.explainFailure(subscription)}source.close();const answer=await fetchAnswer(
-url,{credentials});if(source!==this.#source)return;const error=getRefusal(answer,subscription.position);
-if(error)return this.#multiplexer.handleMessage(subscription,{type:"error",...error});this.#multiplexer.
-explainFailure(subscription,{answer});this.#timer=setTimeout(()=>{if(this.#hasOpened||!this.#multiplexer.
-switchTransport(subscription,false)){this.subscribe()}},drawBackoff(++subscription.attempts))}#clearTimers(){
-clearTimeout(this.#timer);clearTimeout(this.#silenceTimer)}};function postToMembers(members,message){const receiversByPort=new Map;for(const{port,stream,attempt}of members){
+type,data,lastEventId}){let content=data;try{content=JSON.parse(data.replace(/^\ufeff/,""))}catch{}if(type===
+"message"&&this.#subscription.request.texts){content=content===data?JSON.stringify(data):data.replace(
+/^\ufeff/,"")}const position=lastEventId===this.#subscription.position?void 0:lastEventId;if(type===
+"challenge")return this.#renew(content.url);let message={...content,type,position};if(type==="messag\
+e")message={type:"records",records:[content],position};else if(type==="delete")message={type,record:content,
+position};this.#multiplexer.handleMessage(this.#subscription,message)}#renew(path){const{base,credentials}=this.#subscription.
+request;const absolute=new URL(path,base).href;const url=absolute.startsWith(`${base}/`)?absolute:base+
+path;const answer=fetch(url,{method:"POST",credentials:credentials?"include":"same-origin"});answer.
+catch(()=>{})}async#handleFailure(source,url,credentials){const subscription=this.#subscription;this.#multiplexer.
+handleDisconnect(subscription);if(source.readyState!==CLOSED&&this.#hasOpened){return this.#multiplexer.
+explainFailure(subscription)}source.close();const answer=await fetchAnswer(url,{credentials});if(source!==
+this.#source)return;const error=getRefusal(answer,subscription.position);if(error)return this.#multiplexer.
+handleMessage(subscription,{type:"error",...error});this.#multiplexer.explainFailure(subscription,{answer});
+this.#timer=setTimeout(()=>{if(this.#hasOpened||!this.#multiplexer.switchTransport(subscription,false)){
+this.subscribe()}},drawBackoff(++subscription.attempts))}#clearTimers(){clearTimeout(this.#timer);clearTimeout(
+this.#silenceTimer)}};function postToMembers(members,message){const receiversByPort=new Map;for(const{port,stream,attempt}of members){
 if(!receiversByPort.has(port))receiversByPort.set(port,[]);receiversByPort.get(port).push([stream,attempt])}
 for(const[port,to]of receiversByPort)port.post({to,message})}function createUuid(){if(globalThis.crypto.randomUUID)return crypto.randomUUID();const bytes=crypto.
 getRandomValues(new Uint8Array(16));return Array.from(bytes,byte=>byte.toString(16).padStart(2,"0")).
 join("")}var Subscription=class{members=new Set;transport=null;id=null;reopenTimer=null;hasBegun=false;isAtPosition=true;recentMessages=[];attempts=0;failedAttempts=0;isDiagnosed=false;hasTrouble=false;previousRequest=null;hasNewView=false;constructor(request,position,jwt){
 this.position=position??"";this.jwt=jwt;const isExclusive=request.credit!==void 0||/[?&]until=/.test(
 request.path);this.scope=[getIdentity(jwt),isExclusive?createUuid():""];this.setRequest(request)}setRequest(request){
-const{base,path,filter,fields}=request;this.request=request;this.viewKey=JSON.stringify([this.scope,
-base,path,filter,fields])}get allowsEitherTransport(){const{transport,token,credit}=this.request;return transport===
-"auto"&&!token&&credit===void 0}};var PING_AFTER_MS=15e3;var MAX_WRITES_IN_FLIGHT=50;var OPEN_TIMEOUT_MS=2e4;var FIRST_OPEN_TIMEOUT_MS=5e3;
+const{base,path,filter,fields,texts}=request;this.request=request;this.viewKey=JSON.stringify([this.
+scope,base,path,filter,fields,texts])}get allowsEitherTransport(){const{transport,token,credit}=this.
+request;return transport==="auto"&&!token&&credit===void 0}};var TOKEN=/"[^"\\]*(?:\\.[^"\\]*)*"|[[\]{},]/g;var RECORDS='"records":[';function splitRecords(message){
+const texts=[];let start=message.indexOf(RECORDS)+RECORDS.length;let depth=0;const tokens=new RegExp(
+TOKEN);tokens.lastIndex=start;for(let match;depth>=0&&(match=tokens.exec(message));){const[token]=match;
+if(token==="["||token==="{")depth++;else if(token==="]"||token==="}")depth--;if(depth<0||depth===0&&
+token===","){texts.push(message.slice(start,match.index));start=tokens.lastIndex}}return texts}var PING_AFTER_MS=15e3;var MAX_WRITES_IN_FLIGHT=50;var OPEN_TIMEOUT_MS=2e4;var FIRST_OPEN_TIMEOUT_MS=5e3;
 var IDLE_TIMEOUT_MS=1e3;var DRAIN_TIMEOUT_MS=1e3;var MAX_TIMER_MS=2**31-1;var MIN_ATTEMPTS_BY_CLOSE_CODE={
 1012:2,1013:4};var SERVICE_RESTART=1012;var WebSocketTransport=class{#multiplexer;#url;#onClose;#socket=null;#isOpen=false;#hasEverOpened=false;#attempts=0;#restartDelayMs;#lastNumber=0;#subscriptions=new Set;#subscriptionsById=new Map;#writes=new Map;#receivedAt=0;#tokenRequests=0;#timers={};constructor(multiplexer,base,jwt,onClose){
 this.jwt=jwt;this.#multiplexer=multiplexer;this.#url=`${base.replace(/^http/,"ws")}/ws`;this.#onClose=
@@ -110,8 +116,8 @@ length]],{type:"token"})}#connect(){this.#clearTimer("retry");if(getExpiry(this.
 requestToken();return this.#scheduleRetry()}const protocols=this.jwt?["gateway.v1",`bearer.${this.jwt}`]:
 ["gateway.v1"];const socket=this.#socket=new this.#multiplexer.WebSocket(this.#url,protocols);const ifCurrent=handle=>event=>socket===
 this.#socket&&handle(event);socket.onopen=ifCurrent(()=>this.#handleOpen());socket.onmessage=ifCurrent(
-({data})=>this.#handleMessage(JSON.parse(data)));socket.onclose=ifCurrent(event=>this.#handleClose(event));
-socket.onerror=()=>{};const isFirst=!this.#hasEverOpened&&this.#attempts<2;const timeoutMs=isFirst?FIRST_OPEN_TIMEOUT_MS:
+({data})=>this.#handleMessage(data));socket.onclose=ifCurrent(event=>this.#handleClose(event));socket.
+onerror=()=>{};const isFirst=!this.#hasEverOpened&&this.#attempts<2;const timeoutMs=isFirst?FIRST_OPEN_TIMEOUT_MS:
 OPEN_TIMEOUT_MS;this.#setTimer("silence",timeoutMs,()=>this.#handleClose())}#handleOpen(){this.#isOpen=
 this.#hasEverOpened=true;this.#receivedAt=Date.now();for(const subscription of this.#subscriptions)this.#sendSubscribe(
 subscription);for(const write of this.#writes.values())write.isSent=false;this.#sendWrites();this.#scheduleTokenRequest();
@@ -119,8 +125,9 @@ this.#checkSilence()}#sendSubscribe(subscription){clearTimeout(subscription.reop
 id=`s${++this.#lastNumber}`;this.#subscriptionsById.set(id,subscription);const{position,request}=subscription;
 const{path,from,filter,fields,credit}=request;const start=position?{lastEventId:position}:{from};const view={
 path:requestGroupedEvents(path),filter:filter??void 0,fields:fields??void 0};subscription.isAtPosition=
-true;this.#send({type:"subscribe",id,...view,...start,credit})}#handleMessage({id,...message}){this.#receivedAt=
-Date.now();this.#attempts=0;const{type}=message;const subscription=this.#subscriptionsById.get(id);if(subscription)
+true;this.#send({type:"subscribe",id,...view,...start,credit})}#handleMessage(data){const{id,...message}=JSON.
+parse(data);this.#receivedAt=Date.now();this.#attempts=0;const{type}=message;const subscription=this.#subscriptionsById.
+get(id);if(type==="records"&&subscription?.request.texts)message.records=splitRecords(data);if(subscription)
 this.#multiplexer.handleMessage(subscription,message);else if(this.#writes.has(id)){if(message.code!==
 "draining")this.#settleWrite(id,message)}else if(type==="challenge")this.requestToken();else if(type===
 "error"&&id===void 0)postToMembers(this.#listMembers(),message)}#sendWrites(){let capacity=MAX_WRITES_IN_FLIGHT;
@@ -296,20 +303,21 @@ this.name="StreamError";this.code=code;this.details=details}};var TRANSPORTS=["a
 connect()}var warnedServers=new Set;function callSafely(callback){try{return callback()}catch(error){
 if(globalThis.reportError)reportError(error);else setTimeout(()=>{throw error})}}var Stream=class extends EventTarget{#options;#request;#link=null;#linkPromise=null;#state="\
 closed";#attempt=0;#receivedPosition=null;#queue=[];#isDelivering=false;#iteration=null;#error=null;#troubleReason=null;#usedCredit=0;#writes=new Map;#listenedTypes=new Set;#saveTimer=null;constructor(path,options={}){
-super();const{from,filter,fields,credit,credentials,token,transport="auto"}=options;if(!TRANSPORTS.includes(
-transport)){throw new TypeError(`transport ${transport} is none of ${TRANSPORTS.join(", ")}`)}if(transport===
-"eventsource"&&(token||credit!==void 0)){throw new TypeError("an EventSource takes neither token nor\
- credit; use another transport")}this.id=createUuid();this.position=options.position??null;this.#options=
-options;const view={...resolveAddress(path,options.base),filter,fields};this.#request={...view,from,
-credit,credentials,transport,token:Boolean(token)}}get state(){return this.#state}connect(){if(this.#state!==
-"closed")return this;this.#error=null;this.#setState("connecting");this.#start(++this.#attempt);return this}close(){
-if(this.#state!=="closed")this.#finish({})}change({path,...view}){Object.assign(this.#request,view,path&&
-resolveAddress(path,this.#request.base));const{path:newPath,filter,fields}=this.#request;this.#send(
-{type:"change",attempt:this.#attempt,view:{path:newPath,filter,fields}})}produce(record){const message={
-idempotencyKey:createUuid(),...record,id:createUuid()};return new Promise((resolve,reject)=>{this.#writes.
-set(message.id,{message,resolve,reject});this.#attach().then(isNewLink=>isNewLink||this.#sendWrite(message))})}[Symbol.
-asyncIterator](){this.#iteration??={};this.connect();const end=()=>{this.#iteration=null;this.close();
-return Promise.resolve({done:true,value:void 0})};return{next:()=>this.#next(),return:end}}addEventListener(type,...rest){
+super();const{from,filter,fields,credit,credentials,token,transport="auto",parse}=options;if(!TRANSPORTS.
+includes(transport)){throw new TypeError(`transport ${transport} is none of ${TRANSPORTS.join(", ")}`)}
+if(transport==="eventsource"&&(token||credit!==void 0)){throw new TypeError("an EventSource takes ne\
+ither token nor credit; use another transport")}this.id=createUuid();this.position=options.position??
+null;this.#options=options;const view={...resolveAddress(path,options.base),filter,fields};const texts=Boolean(
+parse);this.#request={...view,from,credit,credentials,transport,texts,token:Boolean(token)}}get state(){
+return this.#state}connect(){if(this.#state!=="closed")return this;this.#error=null;this.#setState("\
+connecting");this.#start(++this.#attempt);return this}close(){if(this.#state!=="closed")this.#finish(
+{})}change({path,...view}){Object.assign(this.#request,view,path&&resolveAddress(path,this.#request.
+base));const{path:newPath,filter,fields}=this.#request;this.#send({type:"change",attempt:this.#attempt,
+view:{path:newPath,filter,fields}})}produce(record){const message={idempotencyKey:createUuid(),...record,
+id:createUuid()};return new Promise((resolve,reject)=>{this.#writes.set(message.id,{message,resolve,
+reject});this.#attach().then(isNewLink=>isNewLink||this.#sendWrite(message))})}[Symbol.asyncIterator](){
+this.#iteration??={};this.connect();const end=()=>{this.#iteration=null;this.close();return Promise.
+resolve({done:true,value:void 0})};return{next:()=>this.#next(),return:end}}addEventListener(type,...rest){
 this.#listenedTypes.add(type);super.addEventListener(type,...rest)}async#start(attempt){try{this.position??=
 await this.#options.store?.load()??null}catch(error){this.#emit("error",error)}if(attempt!==this.#attempt)
 return;if(!this.#queue.length)this.#receivedPosition=this.position;this.#deliverQueue();const isNewLink=await this.#attach();
@@ -333,10 +341,11 @@ this.#emit("error",error);await new Promise(resolve=>setTimeout(resolve,drawBack
 type,position,...content},attempt){if(type==="answer")return this.#settleWrite(content);if(type==="t\
 oken")return this.#renewToken();if(type==="trouble"&&this.#state==="closed"){return this.#writes.size?
 this.#reportTrouble(content):void 0}if(attempt!==this.#attempt)return;if(position!==void 0)this.#receivedPosition=
-position||null;if(type==="records")this.#enqueue("record",content.records,position);else if(type==="\
-delete")this.#enqueue(type,[content.record],position);else if(type in GROUPED_EVENT_TYPES){this.#enqueue(
+position||null;if(type==="records")this.#enqueue("record",this.#parse(content.records),position);else if(type===
+"delete")this.#enqueue(type,[content.record],position);else if(type in GROUPED_EVENT_TYPES){this.#enqueue(
 GROUPED_EVENT_TYPES[type],splitGroupedEvent(type,content),position)}else this.#enqueue(type.replace(
-"-end",""),[content],position);this.#deliverQueue()}#enqueue(type,payloads,position){const last=payloads.
+"-end",""),[content],position);this.#deliverQueue()}#parse(records){const{parse}=this.#options;return parse?
+records.map(text=>callSafely(()=>parse(text))):records}#enqueue(type,payloads,position){const last=payloads.
 length-1;payloads.forEach((payload,n)=>{this.#queue.push({type,payload,position:n===last?position:void 0})})}#deliverQueue(){
 if(this.#isDelivering)return;this.#isDelivering=true;while(this.#queue.length&&this.#state!=="closed"&&
 !this.#iteration){this.#deliver(this.#queue.shift())}this.#isDelivering=false;this.#iteration?.wake?.()}async#next(){

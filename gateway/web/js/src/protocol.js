@@ -7,7 +7,8 @@
  *
  * From a Stream, each with `stream`, the stream's id:
  *
- * - `open`: `{ attempt, request, position, jwt }`. Answers to an earlier `attempt` are dropped.
+ * - `open`: `{ attempt, request, position, jwt }`. Answers to an earlier `attempt` are dropped. With
+ *   `request.texts` the records of an answer are JSON texts, which the Stream parses.
  * - `change`: `{ attempt, view }`, `credit`: `{ attempt, n }`
  * - `produce`: `{ base, message, jwt }`
  * - `token`: `{ jwt }`, the answer to `token`
@@ -32,7 +33,7 @@
  */
 
 /** The name of the worker and of the channel, and the prefix of all locks. */
-export const PROTOCOL_NAME = "gateway.js/2";
+export const PROTOCOL_NAME = "gateway.js/3";
 
 /** Milliseconds for a worker to begin, or for the leading tab to answer. */
 export const ANSWER_TIMEOUT_MS = 10_000;

@@ -58,7 +58,7 @@ export class Stream extends EventTarget {
 
   constructor(path, options = {}) {
     super();
-    const { from, filter, fields, credit, credentials, token, transport = "auto" } = options;
+    const { from, filter, fields, credit, credentials, token, transport = "auto", parse } = options;
     if (!TRANSPORTS.includes(transport)) {
       throw new TypeError(`transport ${transport} is none of ${TRANSPORTS.join(", ")}`);
     }
@@ -69,7 +69,8 @@ export class Stream extends EventTarget {
     this.position = options.position ?? null;
     this.#options = options;
     const view = { ...resolveAddress(path, options.base), filter, fields };
-    this.#request = { ...view, from, credit, credentials, transport, token: Boolean(token) };
+    const texts = Boolean(parse);
+    this.#request = { ...view, from, credit, credentials, transport, texts, token: Boolean(token) };
   }
 
   /** "connecting", "live", "reconnecting" or "closed". */
@@ -237,12 +238,17 @@ export class Stream extends EventTarget {
     }
     if (attempt !== this.#attempt) return;
     if (position !== undefined) this.#receivedPosition = position || null;
-    if (type === "records") this.#enqueue("record", content.records, position);
+    if (type === "records") this.#enqueue("record", this.#parse(content.records), position);
     else if (type === "delete") this.#enqueue(type, [content.record], position);
     else if (type in GROUPED_EVENT_TYPES) {
       this.#enqueue(GROUPED_EVENT_TYPES[type], splitGroupedEvent(type, content), position);
     } else this.#enqueue(type.replace("-end", ""), [content], position);
     this.#deliverQueue();
+  }
+
+  #parse(records) {
+    const { parse } = this.#options;
+    return parse ? records.map((text) => callSafely(() => parse(text))) : records;
   }
 
   /** Queue the payloads of one message. Its position is only reached after the last of them. */

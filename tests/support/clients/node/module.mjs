@@ -2,7 +2,8 @@
 // Prints a line of JSON for each record, gap, state and error. Reads lines of JSON, each
 // {"call": METHOD, "with": ARGUMENT}, and prints {"result", "argument"} for each; the method `twin`
 // opens a second stream with these options. What the module says in the console is printed, too. With the option `lifetime` it presents tokens, numbered
-// from 1, that expire after so many seconds. With `readiness` it also prints ready partitions.
+// from 1, that expire after so many seconds. With `readiness` it also prints ready partitions,
+// with `texts` the texts of records.
 import { createInterface } from "node:readline";
 import { pathToFileURL } from "node:url";
 import { EventSource } from "eventsource";
@@ -11,7 +12,7 @@ import WebSocket from "ws";
 const [file, url, optionsText] = process.argv.slice(2);
 const { connect } = await import(pathToFileURL(file).href);
 
-const { lifetime, readiness, ...options } = JSON.parse(optionsText);
+const { lifetime, readiness, texts, ...options } = JSON.parse(optionsText);
 let tokenCount = 0;
 const base64 = (claims) => Buffer.from(JSON.stringify(claims)).toString("base64url");
 const token = () => {
@@ -29,6 +30,7 @@ const stream = connect(url, {
   WebSocket,
   EventSource,
   token: lifetime && token,
+  parse: texts && ((text) => ({ text })),
   ...options,
   onrecord: printAs("message"),
   ondelete: printAs("delete"),

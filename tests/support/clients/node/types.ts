@@ -13,6 +13,7 @@ const options: Options<Order> = {
   credit: 100,
   share: "channel",
   transport: "auto",
+  parse: JSON.parse,
   token: async () => "a.b.c",
   store: { load: () => sessionStorage.getItem("at"), save: (at) => sessionStorage.setItem("at", at ?? "") },
   onrecord(order, { position, id }) {

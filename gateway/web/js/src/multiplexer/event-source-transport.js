@@ -71,8 +71,12 @@ export class EventSourceTransport {
   #handleEvent({ type, data, lastEventId }) {
     let content = data;
     try {
-      content = JSON.parse(data);
+      content = JSON.parse(data.replace(/^\ufeff/, ""));
     } catch { /* a record of format `value` that is text */ }
+    if (type === "message" && this.#subscription.request.texts) {
+      // JSON that is not a text is given as it was written.
+      content = content === data ? JSON.stringify(data) : data.replace(/^\ufeff/, "");
+    }
     // The browser gives an event without an id that of the event before.
     const position = lastEventId === this.#subscription.position ? undefined : lastEventId;
     if (type === "challenge") return this.#renew(content.url);

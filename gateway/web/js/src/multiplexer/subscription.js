@@ -23,7 +23,7 @@ export class Subscription {
 
   /**
    * @param {object} request `base`, `path`, `filter`, `fields`, `from`, `credit`, `credentials`,
-   *   `transport`, and `token`: whether there is one.
+   *   `transport`, `texts`: whether records stay texts, and `token`: whether there is one.
    * @param {string | null} position
    * @param {string | undefined} jwt
    */
@@ -38,9 +38,9 @@ export class Subscription {
 
   /** Set the view. Subscriptions of equal `viewKey` get the same messages. */
   setRequest(request) {
-    const { base, path, filter, fields } = request;
+    const { base, path, filter, fields, texts } = request;
     this.request = request;
-    this.viewKey = JSON.stringify([this.scope, base, path, filter, fields]);
+    this.viewKey = JSON.stringify([this.scope, base, path, filter, fields, texts]);
   }
 
   /** Whether both transports will do, WebSocket and EventSource. */

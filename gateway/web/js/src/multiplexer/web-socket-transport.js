@@ -1,6 +1,7 @@
 import { drawBackoff } from "../backoff.js";
 import { requestGroupedEvents } from "../grouped-events.js";
 import { getExpiry } from "../jwt.js";
+import { splitRecords } from "../record-texts.js";
 import { postToMembers } from "./members.js";
 
 const PING_AFTER_MS = 15_000; // of silence; after twice that the socket is given up
@@ -137,7 +138,7 @@ export class WebSocketTransport {
     const socket = (this.#socket = new this.#multiplexer.WebSocket(this.#url, protocols));
     const ifCurrent = (handle) => (event) => socket === this.#socket && handle(event);
     socket.onopen = ifCurrent(() => this.#handleOpen());
-    socket.onmessage = ifCurrent(({ data }) => this.#handleMessage(JSON.parse(data)));
+    socket.onmessage = ifCurrent(({ data }) => this.#handleMessage(data));
     socket.onclose = ifCurrent((event) => this.#handleClose(event));
     socket.onerror = () => {}; // onclose follows
     const isFirst = !this.#hasEverOpened && this.#attempts < 2;
@@ -171,11 +172,13 @@ export class WebSocketTransport {
     this.#send({ type: "subscribe", id, ...view, ...start, credit });
   }
 
-  #handleMessage({ id, ...message }) {
+  #handleMessage(data) {
+    const { id, ...message } = JSON.parse(data);
     this.#receivedAt = Date.now();
     this.#attempts = 0;
     const { type } = message;
     const subscription = this.#subscriptionsById.get(id);
+    if (type === "records" && subscription?.request.texts) message.records = splitRecords(data);
     if (subscription) this.#multiplexer.handleMessage(subscription, message);
     else if (this.#writes.has(id)) {
       // A draining server takes no writes: the next socket sends this one again.
