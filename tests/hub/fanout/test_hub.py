@@ -84,6 +84,20 @@ def count_clients() -> int:
     return sum(type(each) is Client for each in gc.get_objects())
 
 
+@pytest.mark.parametrize("interval", [None, 0.01])
+async def test_values_that_filters_cannot_look_into_are_counted(embedded, interval):
+    """Clients missed such records, and no metric had them."""
+    embedded.create_topic("orders", 1)
+    filters = Filters((Filter(fields=(("/customer", "ada"),)),))
+    async with running_hub(embedded) as hub:
+        client = await subscribe_client(
+            hub, View(("orders",), filters, "value", "error", interval=interval)
+        )
+        await produce_records(embedded.bootstrap, "orders", [RecordToSend(b'{"customer": NaN}')])
+        await wait_until(lambda: hub.models.invalid["orders", "not-json"] == 1)
+        client.close()
+
+
 async def test_clients_of_one_view_share_a_channel_and_all_views_the_reads(embedded):
     embedded.create_topic("orders", 3)
     async with running_hub(embedded) as hub:
