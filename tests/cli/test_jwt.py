@@ -18,9 +18,12 @@ from gateway.cli import app
 SECRET = "a secret that is long enough for HS256"
 JWK = {"kty": "oct", "alg": "HS256", "k": "YSBzZWNyZXQgdGhhdCBpcyBsb25nIGVub3VnaCBmb3IgSFMyNTY"}
 GUARDS = {
-    "login": {"type": "jwt", "issuer": "me", "audience": "orders", "keys": [JWK]},
+    "login": {
+        "type": "jwt", "issuer": "me", "audience": "orders", "keys": [JWK],
+        "attributes": {"customer": "customer_id"},
+    },
     "people": {"type": "inline", "users": {"ada": {"token": "t0ken", "roles": ["r"]}}},
-}
+}  # fmt: skip
 
 
 def token(*arguments: str, stdin: str = "") -> Result:
@@ -88,6 +91,7 @@ def test_a_guard_gives_secret_issuer_and_audience(config: Path):
     result = token("check", create("--guard", "login", "--claim", "scope=a b"), "--guard", "login")
     assert result.exit_code == 0
     assert "accepts the token" in result.stdout and "a, b" in result.stdout
+    assert "  the token has no claim 'customer_id'" in result.stdout
 
 
 def test_check_prints_a_json_object(config: Path):
@@ -96,7 +100,7 @@ def test_check_prints_a_json_object(config: Path):
     assert said.pop("expires").endswith("Z")
     assert said == {
         "guard": "login", "accepted": True, "identity": "developer", "roles": ["a", "b"],
-        "attributes": {},
+        "attributes": {}, "problems": ["the token has no claim 'customer_id'"],
     }  # fmt: skip
 
 

@@ -55,6 +55,7 @@ class Verdict:
             "roles": sorted(self.grant.roles),
             "attributes": dict(self.grant.attributes),
             "expires": _format_expiry(self.grant),
+            "problems": list(self.grant.problems.values()),
         }
 
     def to_text(self) -> str:
@@ -74,6 +75,8 @@ class Verdict:
         yield f"  roles     {', '.join(sorted(self.grant.roles)) or 'none'}"
         for name, value in self.grant.attributes.items():
             yield f"  {name}  {value}"
+        for problem in self.grant.problems.values():
+            yield f"  {problem}"
         yield f"  expires   {_format_expiry(self.grant) or 'never'}"
 
 

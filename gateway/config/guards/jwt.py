@@ -99,8 +99,9 @@ class Jwt(GuardSection):
     )
     roles: Text = Field(
         default="scope",
-        description="The claim that has the roles, as a list or as a text with spaces. Dots select "
-        "a nested claim, such as `realm_access.roles`. For `guarded` of routes.",
+        description="The claim that has the roles: a list, a text with spaces, or an object whose "
+        "members are the roles. Dots select a nested claim, such as `realm_access.roles`; names "
+        "may have dots themselves. For `guarded` of routes.",
     )
     challenge: ChallengeDuration = Field(
         default=30.0,

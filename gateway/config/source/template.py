@@ -29,7 +29,9 @@ _PLACEHOLDER_FORMS: tuple[tuple[str, re.Pattern[str], str], ...] = (
     ("query", re.compile(rf"query\.({_NAME_PATTERN})"), "${query.name}"),
     (
         "guarded",
-        re.compile(rf"guarded\['([^']+)'\]\.(?:identity|attributes\.({_NAME_PATTERN}))"),
+        re.compile(
+            rf"guarded\['([^']+)'\]\.(?:identity|attributes\.({_NAME_PATTERN}(?:\.{_NAME_PATTERN})*))"
+        ),
         "${guarded['guard'].identity} or ${guarded['guard'].attributes.name}",
     ),
     (
@@ -65,6 +67,23 @@ class Placeholder(NamedTuple):
 
 TemplatePart: TypeAlias = str | Placeholder
 _EMPTY: Mapping[str, Any] = {}
+
+
+def find_field(value: Any, path: str) -> Any:
+    """Return the value at a path of names with dots; None if it is missing.
+
+    Names may have dots themselves: at each level the longest one that exists is taken.
+    """
+    while path:
+        if not isinstance(value, Mapping):
+            return None
+        name = path
+        while name not in value:
+            name = name.rpartition(".")[0]
+            if not name:
+                return None
+        value, path = value[name], path[len(name) + 1 :]
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +135,7 @@ class Template:
         query: Mapping[str, str] = _EMPTY,
         identity: Mapping[str, str] = _EMPTY,
         attributes: Mapping[str, Mapping[str, str]] = _EMPTY,
+        problems: Mapping[str, Mapping[str, str]] = _EMPTY,
         words: Mapping[str, str] = _EMPTY,
     ) -> str:
         """Return the text for one request.
@@ -125,6 +145,7 @@ class Template:
             query: The parameters of the query.
             identity: The client's identity, by guard.
             attributes: The client's attributes, by guard.
+            problems: Why the client has no such attribute, by guard and attribute.
             words: Values of single words such as `idempotencyKey`.
 
         Raises:
@@ -148,10 +169,10 @@ class Template:
                 return _get_claim(
                     identity, placeholder.name, f"identity of guard '{placeholder.name}'"
                 )
-            claims = attributes.get(placeholder.name, _EMPTY)
-            return _get_claim(
-                claims, placeholder.detail, f"attribute '{placeholder.detail}' of the token"
-            )
+            name, attribute = placeholder.name, placeholder.detail
+            problem = problems.get(name, _EMPTY).get(attribute)
+            description = f"attribute '{attribute}' of guard '{name}'"
+            return _get_claim(attributes.get(name, _EMPTY), attribute, description, problem)
 
         return self._fill(fill)
 
@@ -239,19 +260,22 @@ def _raise_unknown(expression: Expression) -> NoReturn:
     raise ValueError(f"'{expression}' is unknown here; {suggest(expression.root, roots)}")
 
 
-def _get_value(values: Mapping[str, str], name: str, status: int, description: str) -> str:
+def _get_value(
+    values: Mapping[str, str], name: str, status: int, description: str, cause: str | None = None
+) -> str:
     try:
         return values[name]
     except KeyError:
         title = "Forbidden" if status == 403 else "Bad Request"
-        raise RequestError(
-            status, title, f"the {description} is missing; this route needs it"
-        ) from None
+        what = f"the {description} is missing" + (f" ({cause})" if cause else "")
+        raise RequestError(status, title, f"{what}; this route needs it") from None
 
 
-def _get_claim(values: Mapping[str, str], name: str, description: str) -> str:
+def _get_claim(
+    values: Mapping[str, str], name: str, description: str, cause: str | None = None
+) -> str:
     """Return a claim, refusing an empty one: all clients with an empty claim would share it."""
-    claim = _get_value(values, name, 403, description)
+    claim = _get_value(values, name, 403, description, cause)
     if not claim:
         raise RequestError(403, "Forbidden", f"the {description} is empty; this route needs it")
     return claim
@@ -259,9 +283,7 @@ def _get_claim(values: Mapping[str, str], name: str, description: str) -> str:
 
 def _get_field(placeholder: Placeholder, key: Any, value: Any) -> str | None:
     """Return a field of a record as text, None if it is missing or not a scalar."""
-    field = key if placeholder.name == "key" else value
-    for step in placeholder.detail.split(".") if placeholder.detail else ():
-        field = field.get(step) if isinstance(field, Mapping) else None
+    field = find_field(key if placeholder.name == "key" else value, placeholder.detail)
     if field is None or isinstance(field, (Mapping, list)):
         return None
     if isinstance(field, bool):

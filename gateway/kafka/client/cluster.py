@@ -22,12 +22,12 @@ from gateway.kafka.fetch.fetch_sessions import FetchSession
 from gateway.kafka.protocol.config_messages import DescribeConfigsRequest
 from gateway.kafka.protocol.fetch_messages import FetchedPartition, FetchTarget
 from gateway.kafka.protocol.requests import TopicMetadata
+from gateway.telemetry.log_rate_limit import limit_log_rate
 
 from . import offsets, security
 from .connections import ConnectionRole, Connections
 from .coordinators import Coordinators
 from .failures import OptionNames
-from .log_rate_limit import limit_log_rate
 from .metadata import Metadata
 from .outages import Outages
 

@@ -6,21 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def get_claim(claims: Mapping[str, Any], name: str) -> Any:
-    """Return a claim; None if it is missing.
-
-    Args:
-        claims: The claims.
-        name: The name of a claim. If there is no claim of this name, dots lead into objects.
-    """
-    if name in claims:
-        return claims[name]
-    value: Any = claims
-    for step in name.split("."):
-        value = value.get(step) if isinstance(value, Mapping) else None
-    return value
-
-
 def format_claim(value: Any) -> str | None:
     """Return a string, number or boolean as text; None for anything else and for empty text."""
     if isinstance(value, bool):
@@ -37,8 +22,13 @@ def _is_unicode(text: str) -> bool:
 
 
 def parse_roles(value: Any) -> frozenset[str]:
-    """Return the roles of a list or of text with spaces (RFC 8693 4.2); none of anything else."""
+    """Return the roles of a list, of text with spaces (RFC 8693 4.2), or of an object by role.
+
+    Of an object, such as `{"admin": {"org": "a"}}`, members that are false or null are no roles.
+    """
     if isinstance(value, str):
         return frozenset(value.split())
+    if isinstance(value, Mapping):
+        value = [role for role, granted in value.items() if granted not in (False, None)]
     listed = value if isinstance(value, list) else ()
     return frozenset([role for role in listed if isinstance(role, str) and role])

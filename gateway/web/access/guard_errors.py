@@ -41,15 +41,17 @@ class GuardErrors:
         detail = f"this stream is guarded by '{self._guard_name}'; {self._hint}"
         return NotGranted(401, detail, challenge=self._challenge)
 
-    def build_invalid_token(self, reason: str) -> NotGranted:
+    def build_invalid_token(self, reason: str, cause: str = "") -> NotGranted:
         """Return the error for credentials that are refused.
 
         Args:
             reason: Why, in ASCII and without quotes: it becomes part of a header. It must not
                 contain what the client sent.
+            cause: What else the client is told, outside of the header.
         """
         challenge = f'{self._challenge}, error="invalid_token", error_description="{reason}"'
-        return NotGranted(401, f"{reason}; {self._hint}", challenge=challenge)
+        what = f"{reason} ({cause})" if cause else reason
+        return NotGranted(401, f"{what}; {self._hint}", challenge=challenge)
 
     def build_too_large(self, reason: str) -> NotGranted:
         """Return the error for credentials that are too large; `reason` as above."""
@@ -60,11 +62,12 @@ class GuardErrors:
         challenge = f'{self._challenge}, error="invalid_request", error_description="{reason}"'
         return NotGranted(400, f"{reason}; send it once", challenge=challenge)
 
-    def build_missing_roles(self, roles: Sequence[str]) -> NotGranted:
+    def build_missing_roles(self, roles: Sequence[str], cause: str | None = None) -> NotGranted:
         """Return the error for missing roles.
 
         Args:
             roles: The roles that the route requires and the client does not have.
+            cause: Why the client has no roles at all; None if that is not known.
         """
         noun = "role" if len(roles) == 1 else "roles"
         detail = f"guard '{self._guard_name}' does not grant the {noun} {', '.join(roles)}"
@@ -72,6 +75,7 @@ class GuardErrors:
         scope = [role for role in roles if _SCOPE_TOKEN.fullmatch(role)]
         if scope:
             challenge += f', scope="{" ".join(scope)}"'
+        detail += f" ({cause})" if cause else ""
         detail += "; ask whoever gives them, and come back with new credentials"
         return NotGranted(403, detail, challenge=challenge, roles=roles)
 

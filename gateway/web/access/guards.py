@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from starlette.requests import HTTPConnection
 from gateway.config import GuardSection, Route, Settings
 from gateway.errors import NotGranted
 from gateway.telemetry import catalog
+from gateway.telemetry.log_rate_limit import LogRateLimit
 from gateway.telemetry.redaction import add_secret_names
 from gateway.telemetry.samples import MetricSamples
 
@@ -23,6 +25,10 @@ from .kinds import get_guard_class
 
 if TYPE_CHECKING:
     from gateway.web.access import Access
+
+
+log = logging.getLogger(__name__)
+log.addFilter(LogRateLimit())
 
 
 class Guards:
@@ -137,6 +143,16 @@ class Guards:
             await self._external_http.close()
 
     async def _grant_all(self, request: AccessRequest) -> Granted:
+        """Return what all guards of the route know of the client; log a refusal."""
+        try:
+            return await self._ask_all(request)
+        except NotGranted as exc:
+            client = request.connection.client
+            address = client.host if client else "a client"
+            log.info("%s is refused on %s: %s", address, request.route.path, exc)
+            raise
+
+    async def _ask_all(self, request: AccessRequest) -> Granted:
         """Return what all guards of the route know of the client.
 
         The token of a message is for the guards that accept it; the others use the credentials of
@@ -189,7 +205,7 @@ async def _grant_with_roles(
     grant = await guard.grant(request)
     missing_roles = [role for role in roles if role not in grant.roles]
     if missing_roles:
-        raise guard.errors.build_missing_roles(missing_roles)
+        raise guard.errors.build_missing_roles(missing_roles, grant.problems.get(""))
     return grant
 
 

@@ -32,6 +32,7 @@ from urllib.parse import urlencode
 
 from gateway.config import Http
 from gateway.config.guards.credentials import CREDENTIALS_PLACEHOLDER
+from gateway.config.source.template import find_field
 
 from .claims import format_claim, parse_roles
 from .credentials import get_subprotocol_token
@@ -265,7 +266,9 @@ class HttpGuard(Guard[Http]):
 
     def _parse_attributes(self, value: object) -> dict[str, str]:
         attributes = value if isinstance(value, Mapping) else {}
-        texts = [(name, format_claim(attributes.get(name))) for name in self._settings.attributes]
+        texts = [
+            (name, format_claim(find_field(attributes, name))) for name in self._settings.attributes
+        ]
         return {name: text for name, text in texts if text is not None}
 
 

@@ -26,11 +26,13 @@ import jwt
 # Verifying would import it at the first token, when there may be no free descriptor for that.
 from cryptography.hazmat.backends.openssl import backend as _backend  # noqa: F401
 from jwt import exceptions as jwt_errors
+from jwt.utils import base64url_decode
 
 from gateway.config import Jwt
+from gateway.config.source.template import find_field
 from gateway.errors import NotGranted
 
-from .claims import format_claim, get_claim, parse_roles
+from .claims import format_claim, parse_roles
 from .credentials import AmbiguousCredentials, CredentialsLocations
 from .grant import Grant
 from .guard import AccessRequest, Guard, GuardContext
@@ -190,13 +192,20 @@ class JwtGuard(Guard[Jwt]):
 
     def _parse_header(self, token: str) -> tuple[str | None, str]:
         """Return the key id of a token, if it has one, and its algorithm."""
+        signed, _, signature = token.rpartition(".")
         try:
-            header = jwt.get_unverified_header(token) if len(token) <= MAX_TOKEN_CHARS else {}
+            # Without the signature: one that is no base64url is a wrong one, and still of a JWT.
+            is_short = len(token) <= MAX_TOKEN_CHARS
+            header = jwt.get_unverified_header(f"{signed}.") if is_short else {}
         except (jwt_errors.PyJWTError, *_DECODE_ERRORS):
             header = {}
         kid, algorithm = header.get("kid"), header.get("alg")
         if not isinstance(algorithm, str) or not isinstance(kid, (str, type(None))):
             raise self.errors.build_invalid_token("the token is no JWT")
+        try:
+            base64url_decode(signature)
+        except ValueError:
+            raise self._build_invalid_token(jwt_errors.InvalidSignatureError()) from None
         if "crit" in header:  # RFC 7515 4.1.11: extensions that must be understood; none are here
             raise self.errors.build_invalid_token(
                 "the token needs extensions that are unknown here"
@@ -233,20 +242,24 @@ class JwtGuard(Guard[Jwt]):
     def _build_grant(self, claims: Mapping[str, Any]) -> Grant:
         """Return the grant of verified claims."""
         settings = self._settings
-        identity = format_claim(get_claim(claims, settings.identity))
+        identity = format_claim(find_field(claims, settings.identity))
         if identity is None:
-            raise self.errors.build_invalid_token("the token names nobody")
-        attributes = [
-            (name, format_claim(get_claim(claims, source)))
+            cause = _explain_missing(claims, settings.identity)
+            raise self.errors.build_invalid_token("the token names nobody", cause)
+        found = {
+            name: format_claim(find_field(claims, source))
             for name, source in settings.attributes.items()
-        ]
-        return Grant(
-            self._name,
-            identity,
-            parse_roles(get_claim(claims, settings.roles)),
-            {name: text for name, text in attributes if text is not None},
-            self._compute_expiry(claims),
-        )
+        }
+        attributes = {name: text for name, text in found.items() if text is not None}
+        roles = parse_roles(find_field(claims, settings.roles))
+        problems = {
+            name: _explain_missing(claims, settings.attributes[name])
+            for name in found.keys() - attributes.keys()
+        }
+        if not roles:
+            problems[""] = _explain_missing(claims, settings.roles)
+        expires = self._compute_expiry(claims)
+        return Grant(self._name, identity, roles, attributes, expires, problems)
 
     def _compute_expiry(self, claims: Mapping[str, Any]) -> float | None:
         """Return when a token expires, in seconds since 1970; None for `maxLifetime` from now."""
@@ -267,3 +280,10 @@ class JwtGuard(Guard[Jwt]):
         if expires <= now:
             raise self.errors.build_invalid_token("the token has no exp and is too old")
         return float(expires)
+
+
+def _explain_missing(claims: Mapping[str, Any], name: str) -> str:
+    """Return why nothing could be read from a claim."""
+    if find_field(claims, name) is None:
+        return f"the token has no claim '{name}'"
+    return f"the claim '{name}' of the token has nothing that can be used"

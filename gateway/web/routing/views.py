@@ -7,6 +7,7 @@ shown is refused, too: whether records match it would reveal the value of the fi
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -21,12 +22,16 @@ from gateway.core.channel.glob import is_glob, matches_glob
 from gateway.errors import RequestError, UnknownTopic
 from gateway.hub.fanout.hubs import Hubs
 from gateway.hub.fanout.view import View
+from gateway.telemetry.log_rate_limit import LogRateLimit
 from gateway.web.access import NO_GRANTS, Granted
 
 MAX_TOPICS = 100  # topics of one view
 MAX_CACHED_CHARS = 256  # characters of path parameters and query of a view that is cached
 MAX_CACHED_VIEWS = 4096  # views in the cache
 MAX_PATTERNS = 10  # patterns in one request: each is compared with every topic of the cluster
+
+log = logging.getLogger(__name__)
+log.addFilter(LogRateLimit())
 
 _TOPIC_NAME_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
@@ -66,13 +71,19 @@ class TemplateValues(NamedTuple):
         """
         if not template.placeholders:
             return template.render()
-        return template.render(
-            params=self.params,
-            query=self.query,
-            identity=self.granted.identities,
-            attributes=self.granted.attributes,
-            words=self.words,
-        )
+        try:
+            return template.render(
+                params=self.params,
+                query=self.query,
+                identity=self.granted.identities,
+                attributes=self.granted.attributes,
+                problems=self.granted.problems,
+                words=self.words,
+            )
+        except RequestError as exc:
+            if exc.status == 403:
+                log.info("a client is refused: %s", exc)
+            raise
 
 
 NO_SELECTION = ClientSelection()

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config import Template
-from gateway.config.source.template import Placeholder
+from gateway.config.source.template import Placeholder, find_field
 from gateway.errors import RequestError
 
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_-]{0,8}", fullmatch=True)
@@ -13,15 +13,17 @@ NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_-]{0,8}", fullmatch=True)
 
 def test_a_template_is_filled_from_path_query_and_guard():
     template = Template.parse(
-        "${params.a}|${query.b}|${guarded['g'].identity}|${guarded['g'].attributes.c}"
+        "${params.a}|${query.b}|${guarded['g'].identity}|${guarded['g'].attributes.c.d}"
     )
     assert (
         template.render(
-            params={"a": "1"}, query={"b": "2"}, identity={"g": "3"}, attributes={"g": {"c": "4"}}
+            params={"a": "1"}, query={"b": "2"}, identity={"g": "3"}, attributes={"g": {"c.d": "4"}}
         )
         == "1|2|3|4"
     )
-    assert template.placeholders[3] == Placeholder("guarded", "g", "c", "guarded['g'].attributes.c")
+    assert template.placeholders[3] == Placeholder(
+        "guarded", "g", "c.d", "guarded['g'].attributes.c.d"
+    )
     assert template.literal is None
 
 
@@ -89,13 +91,39 @@ def test_what_a_request_lacks_is_its_error(text: str, status: int):
     assert raised.value.status == status
 
 
+NESTED = {
+    "sub": "ada",
+    "realm_access": {"roles": ["a"], "deep": {"er": 1}},
+    "realm.access": "with a dot",
+    "resource_access": {"shop.example.com": {"roles": ["b"]}, "shop": {"roles": ["c"]}},
+    "https://login.example.eu/claims/app": {"groups": ["d"]},
+    "nothing": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("sub", "ada"), ("realm_access.roles", ["a"]), ("realm_access.deep.er", 1),
+        ("realm.access", "with a dot"), ("nothing", None), ("nobody", None), ("sub.ada", None),
+        ("realm_access.nobody.er", None), ("resource_access.shop.roles", ["c"]),
+        ("resource_access.shop.example.com.roles", ["b"]),
+        ("https://login.example.eu/claims/app.groups", ["d"]), ("", NESTED),
+    ],
+)  # fmt: skip
+def test_at_each_level_the_longest_name_that_exists_is_taken(path: str, found: object):
+    """Names with dots, as of clients of an issuer, were not found below another name."""
+    assert find_field(NESTED, path) == found
+
+
 def test_fields_are_taken_out_of_a_record():
     def extract(text: str, key: object = None, value: object = None) -> str | None:
         return Template.parse(text).extract(key, value)
 
-    value = {"a": {"b": "x"}, "n": 7, "t": True, "l": [1], "z": None}
+    value = {"a": {"b": "x"}, "n": 7, "t": True, "l": [1], "z": None, "o.p": {"q": 1}}
     assert extract("<${message.value.a.b}>", value=value) == "<x>"
     assert extract("${message.value.n}/${message.value.t}", value=value) == "7/true"
+    assert extract("${message.value.o.p.q}", value=value) == "1"
     assert extract("${message.key}", key=b"k") == "k"
     for lacking in ("a", "a.c", "a.b.c", "l", "z", "nothing"):
         assert extract(f"-${{message.value.{lacking}}}", value=value) is None

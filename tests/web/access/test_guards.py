@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -123,6 +124,23 @@ async def request_grant(
 )
 async def test_all_guards_of_a_route_grant_all_roles_that_it_names(guarded, headers, found):
     assert await request_grant(build_route(**guarded), None, **headers) == found
+
+
+async def test_a_refusal_is_logged_and_many_are_counted(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """The log said nothing at the default level: only the client knew why."""
+    caplog.set_level("INFO")
+    logger = logging.getLogger("gateway.web.access.guards")
+    # Refusals of other tests count as well: begin with a filter of the same kind.
+    kinds = [type(each) for each in logger.filters]
+    monkeypatch.setattr(logger, "filters", [kind() for kind in kinds])
+    for _ in range(20):
+        await request_grant(build_route(jwt0=["write"]), None, jwt0="a1")
+    assert caplog.messages == [
+        "a client is refused on /events/{customer}: guard 'jwt0' does not grant the role write; "
+        "ask whoever gives them, and come back with new credentials"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,7 @@ WRONG = {
         ISSUER.issue_token(key=get_rsa_key(1)),
         build_tampered_token(ISSUER.issue_token()),
         ISSUER.issue_token() + "AA",
+        ISSUER.issue_token() + "abc",  # which is no base64url
     ],
     "no key of the issuer signs such a token": [
         build_unsigned_token(alg="none"),
@@ -289,6 +290,21 @@ async def test_a_grant_has_what_the_guard_takes_of_the_claims():
         {"tenant": "acme", "age": "36"},
         int(FUTURE) + 10,
     )
+
+
+async def test_why_claims_are_unknown_is_kept_and_named():
+    """A role below a name that the token does not have was refused without a word about it."""
+    made = build_guard(
+        roles="realm.roles", attributes={"customer": "customer_id", "age": "years", "sub": "sub"}
+    )
+    grant = await request_grant(ISSUER.issue_token(years=[36]), made)
+    assert grant.problems == {
+        "": "the token has no claim 'realm.roles'",
+        "customer": "the token has no claim 'customer_id'",
+        "age": "the claim 'years' of the token has nothing that can be used",
+    }
+    with pytest.raises(NotGranted, match=r"nobody \(the token has no claim 'login'\); send"):
+        await request_grant(ISSUER.issue_token(), build_guard(identity="login"))
 
 
 async def test_a_token_without_an_end_is_good_for_so_long_from_each_connect_on():

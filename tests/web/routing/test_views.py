@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config import Route, Settings
+from gateway.config import Route, Settings, Template
 from gateway.core.channel.filters import Filters
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import RequestError, UnknownTopic
@@ -51,6 +51,20 @@ def check_refused(status: int, words: str, *args: Any) -> None:
         build_view(*args)
     assert raised.value.status == status
     assert all(word in str(raised.value) for word in words.split()), raised.value
+
+
+def test_an_attribute_that_a_token_lacks_is_named_with_its_claim():
+    """Only the name of the attribute was said, which no token has."""
+    problems = {"customer": "the token has no claim 'customer_id'"}
+    granted = Granted([Grant("login", "ada", problems=problems)])
+    template = Template.parse("${guarded['login'].attributes.customer}")
+    with pytest.raises(RequestError) as raised:
+        TemplateValues(granted=granted).render(template)
+    assert raised.value.status == 403
+    assert str(raised.value) == (
+        "the attribute 'customer' of guard 'login' is missing "
+        "(the token has no claim 'customer_id'); this route needs it"
+    )
 
 
 # Topics

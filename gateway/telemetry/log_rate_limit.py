@@ -1,8 +1,9 @@
-"""Limit the rate of aiokafka's own log lines.
+"""Limit the rate of log lines that a library or a client causes.
 
 While a broker is away, aiokafka writes 10 to 20 error lines a second for each consumer, and about
-1,000 for a topic that it may not read (measured). The filter lets one line of a kind pass every few
-seconds, with the number of lines that it held back.
+1,000 for a topic that it may not read (measured). Any client can be refused as often as it
+likes. The filter lets one line of a kind pass every few seconds, with the number of lines that it
+held back.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ LIMITED_LOGGERS = (
 class LogRateLimit(logging.Filter):
     """A filter that passes one line per logger, level and message template every few seconds.
 
-    `limit_log_rate` creates one for each logger.
+    Each logger has one of its own.
 
     Attributes:
         interval: Seconds between two lines of a kind.
