@@ -85,6 +85,10 @@ CASES = {
     "options where a list is": (KAFKA + "routes: §{when: []}\n", "list options"),
     "list where options are": (KAFKA + "listen: §[a]\n", "options list"),
     "number as name": ("name: §12\n" + KAFKA, "name text 12 quotes"),
+    # It was to be put in quotes, which makes it another value.
+    "list as name": ("name: §[a, b]\n" + KAFKA, "name text ['a', 'b'] single one"),
+    "a list of numbers as issuer": (
+        KAFKA + "guards: {g: {type: jwt, keys: http://k, issuer: [§7]}}\n", "issuer text 7 quotes"),
     "boolean as name": ("name: §true\n" + KAFKA, "text true quotes"),
     "empty name": ("name: §''\n" + KAFKA, "name empty"),
     "name of two lines": ('name: §"a\\nb"\n' + KAFKA, "control line break"),

@@ -18,7 +18,7 @@ from gateway.config.types.tls_context import create_client_context
 from gateway.http_failures import HTTP_ERRORS, describe_http_failure
 from gateway.web.access.external_http import ExternalHttp, ExternalHttpError
 from gateway.web.access.jwks import request_keys
-from gateway.web.access.oidc import request_jwks_url
+from gateway.web.access.oidc import build_metadata_url, request_jwks_url
 
 from .finding import CheckProgress, Finding, failure, ok, warning
 
@@ -63,22 +63,21 @@ async def send_request(
         raise ExternalHttpError(describe_http_failure(exc, url)) from None
 
 
-async def check_keys(name: str, guard: Jwt, steps: CheckProgress) -> Finding:
+async def check_keys(name: str, guard: Jwt, issuer: str, steps: CheckProgress) -> Finding:
     """Check that an issuer has keys that a guard can use (RFC 7517), and where it says they are.
 
     Args:
         name: The guard's name.
         guard: The guard.
+        issuer: The issuer, if its keys have to be discovered.
         steps: Where the progress is tracked.
     """
     subject = f"guard {name}"
     external_http = ExternalHttp()
     url = guard.keys if isinstance(guard.keys, str) else None
-    with steps.track(f"{subject} at {url or guard.metadata_url}"):
+    with steps.track(f"{subject} at {url or build_metadata_url(issuer)}"):
         try:
-            url = url or await request_jwks_url(
-                guard.issuer or "", guard.metadata_url, guard.jwks, external_http
-            )
+            url = url or await request_jwks_url(issuer, guard.jwks, external_http)
             keys = await request_keys(url, guard.jwks, external_http)
         except ExternalHttpError as exc:
             return failure(subject, str(exc))
@@ -227,7 +226,8 @@ def iter_checks(settings: Settings, steps: CheckProgress) -> Iterator[Coroutine[
             yield check_registry(name, catalog, url, steps)
     for name, guard in settings.guards.items():
         if isinstance(guard, Jwt) and (guard.keys is None or isinstance(guard.keys, str)):
-            yield check_keys(name, guard, steps)
+            for issuer in guard.issuer if guard.keys is None else ("",):
+                yield check_keys(name, guard, issuer, steps)
         elif isinstance(guard, Http):
             yield check_application(name, guard, steps)
     for signal, url in iter_telemetry_endpoints(settings):

@@ -129,8 +129,8 @@ def create(
         typer.echo(json.dumps(signing_key.to_jwk()))
         return
     own = {
-        "iss": issuer or (section.issuer if section else None),
-        "aud": audience or (section.audience if section else None),
+        "iss": issuer or (section.issuer[0] if section and section.issuer else None),
+        "aud": audience or (section.audience[0] if section and section.audience else None),
         "sub": subject,
     }
     if signing_key.is_weak:

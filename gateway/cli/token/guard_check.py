@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -186,12 +186,16 @@ def _compare(text: str, section: GuardSection) -> Iterator[str]:
         yield "it is no JWT: three parts in base64url, separated by dots"
         return
     claims, header = decoded.claims, decoded.header
-    if section.issuer is not None and claims.get("iss") != section.issuer:
-        yield f"iss is {claims.get('iss')!r}, the guard expects {section.issuer!r}"
+    if section.issuer and claims.get("iss") not in section.issuer:
+        yield f"iss is {claims.get('iss')!r}, the guard expects {_list(section.issuer)}"
     audience = claims.get("aud")
     audiences = audience if isinstance(audience, list) else [audience]
-    if section.audience is not None and section.audience not in audiences:
-        yield f"aud is {audience!r}, the guard expects {section.audience!r}"
+    if section.audience and not any(each in audiences for each in section.audience):
+        yield f"aud is {audience!r}, the guard expects {_list(section.audience)}"
     yield f"alg is {header.get('alg')!r}, kid is {header.get('kid')!r}"
     if "exp" in claims:
         yield f"exp is {decoded.format_claim('exp')}"
+
+
+def _list(texts: Iterable[str]) -> str:
+    return " or ".join(map(repr, texts))

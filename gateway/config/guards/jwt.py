@@ -9,7 +9,9 @@ from pydantic import Field, model_validator
 
 from gateway.config.source.substitution import UnresolvedText
 from gateway.config.types.fields import Duration, Flag, Text, in_range
+from gateway.config.types.raw import as_list
 from gateway.config.types.section import Problem, Section, create_section_error
+from gateway.config.types.shorthand import TextOrList
 from gateway.config.types.units import format_duration
 
 from .credentials import BEARER_CREDENTIALS, Credentials
@@ -58,13 +60,16 @@ class Jwt(GuardSection):
     """A guard that verifies signed tokens."""
 
     type: Literal["jwt"] = Field(description="The kind of guard. For access control.")
-    issuer: Text | None = Field(
-        default=None,
-        description="The `iss` that tokens must have. Without `keys` it is the URL of an issuer "
-        "with OpenID Connect discovery. For access control.",
+    issuer: TextOrList = Field(
+        default=(),
+        description="The `iss` that tokens must have, or a list of which they must have one. "
+        "Without `keys` each is the URL of an issuer with OpenID Connect discovery. For access "
+        "control.",
     )
-    audience: Text | None = Field(
-        default=None, description="The `aud` that tokens must have. For access control."
+    audience: TextOrList = Field(
+        default=(),
+        description="The `aud` that tokens must have, or a list of which they must have one. For "
+        "access control.",
     )
     keys: Keys | None = Field(
         default=None,
@@ -118,11 +123,6 @@ class Jwt(GuardSection):
     )
 
     @property
-    def metadata_url(self) -> str:
-        """Where the issuer has its metadata (OpenID Connect Discovery 1.0, 4)."""
-        return f"{(self.issuer or '').rstrip('/')}/.well-known/openid-configuration"
-
-    @property
     def challenge_lead(self) -> float | None:
         """See `GuardSection`."""
         return self.challenge
@@ -147,10 +147,11 @@ class Jwt(GuardSection):
 
     def iter_warnings(self) -> Iterator[Problem]:
         """Yield warnings about keys without TLS, a missing audience, and short keys."""
-        option, url = ("issuer", self.issuer) if self.keys is None else ("keys", self.keys)
-        yield from check_issuer_url(option, url)
+        urls = self.issuer if self.keys is None else (self.keys,)
+        for url in urls:
+            yield from check_issuer_url("issuer" if self.keys is None else "keys", url)
         keys = self.keys if isinstance(self.keys, tuple) else ()
-        if self.audience is None and not (keys and all(key.kty == "oct" for key in keys)):
+        if not self.audience and not (keys and all(key.kty == "oct" for key in keys)):
             what = "tokens of the issuer for other services are taken, too; set audience"
             yield Problem((), what)
         for index, key in enumerate(keys):
@@ -162,10 +163,13 @@ class Jwt(GuardSection):
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         """Yield the problems of missing keys, and of algorithms and a lifetime without effect."""
-        issuer = raw.get("issuer")
-        if "keys" not in raw and not isinstance(issuer, UnresolvedText):
-            is_url = isinstance(issuer, str) and issuer.startswith(("http://", "https://"))
-            if not is_url:
+        if "keys" not in raw:
+            issuers = [raw["issuer"]] if isinstance(raw.get("issuer"), str) else raw.get("issuer")
+            is_url = [
+                isinstance(each, UnresolvedText) or str(each).startswith(("http://", "https://"))
+                for each in as_list(issuers)
+            ]
+            if not is_url or not all(is_url):
                 hint = "add it, or an issuer that is a URL, whose keys are then discovered"
                 yield Problem((), f"'keys' is missing; {hint}", is_key=True)
         if raw.get("algorithms") in ([], ()):

@@ -92,6 +92,14 @@ def safe_repr(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+def describe_not_text(value: object, expected: str = "text") -> str:
+    """Return the message for a value that is no text."""
+    hint = "put it in quotes"
+    if isinstance(value, (list, tuple, Mapping)):
+        hint = "write a single one, without brackets"
+    return f"expects {expected}, not {'null' if value is None else safe_repr(value)}; {hint}"
+
+
 def _restore_sources(value: object) -> object:
     """Return a value with each text as it was written, also within lists and mappings."""
     if isinstance(value, SubstitutedText):

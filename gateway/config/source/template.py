@@ -21,7 +21,7 @@ from gateway.config.types.section import create_value_error
 from gateway.errors import RequestError
 
 from .expression import Expression, format_parts, suggest
-from .substitution import parse_parts, safe_repr
+from .substitution import describe_not_text, parse_parts
 
 _NAME_PATTERN = r"[A-Za-z_][A-Za-z0-9_-]*"
 _PLACEHOLDER_FORMS: tuple[tuple[str, re.Pattern[str], str], ...] = (
@@ -216,7 +216,7 @@ class Template:
         if isinstance(value, Template):
             return value
         if not isinstance(value, str):
-            raise create_value_error(f"expects text, not {safe_repr(value)}; put it in quotes")
+            raise create_value_error(describe_not_text(value))
         if not value:
             raise create_value_error("is empty; give it a text or remove it")
         try:

@@ -27,7 +27,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from gateway.config.source.expression import suggest
-from gateway.config.source.substitution import SubstitutedText, safe_repr
+from gateway.config.source.substitution import SubstitutedText, describe_not_text, safe_repr
 
 from . import units
 from .section import create_value_error
@@ -59,7 +59,7 @@ def validate_text(value: object) -> str:
     if value is None:
         raise create_value_error("is empty; give it a text or remove it")
     if not isinstance(value, str):
-        raise create_value_error(f"expects text, not {safe_repr(value)}; put it in quotes")
+        raise create_value_error(describe_not_text(value))
     if isinstance(value, SubstitutedText) and not value.is_resolved:
         raise create_value_error(f"{safe_repr(value)} is known per request only; use ${{env.NAME}}")
     if not value.strip():

@@ -20,7 +20,7 @@ from decimal import Decimal
 from typing import Any, Final, NoReturn
 
 from gateway.config.source.expression import suggest
-from gateway.config.source.substitution import safe_repr
+from gateway.config.source.substitution import describe_not_text, safe_repr
 from gateway.core.channel.conditions import BOUND_NAMES, Condition
 from gateway.core.channel.exact_json import Number, parse_number
 from gateway.core.channel.filters import Filter, Filters, parse_pointer
@@ -234,7 +234,7 @@ class _FilterParser:
     def parse_text(self, value: Any, at: str) -> str:
         """Return a text and count its characters."""
         if not isinstance(value, str):
-            _refuse(at, f"expects text, not {_describe(value)}; put it in quotes")
+            _refuse(at, describe_not_text(value))
         self._characters += len(value)
         if self._bounded and self._characters > MAX_FILTER_CHARS:
             _refuse(at, f"the filter has more than {MAX_FILTER_CHARS} characters; ask for less")

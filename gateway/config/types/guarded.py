@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import BeforeValidator
 
-from gateway.config.source.substitution import SubstitutedText, safe_repr
+from gateway.config.source.substitution import SubstitutedText, describe_not_text, safe_repr
 
 from .fields import Text
 from .section import Loc, WrittenForm, create_value_error
@@ -38,8 +38,7 @@ def _check_form(value: Any) -> Any:
             hint = f"write {{{_show_name(next(iter(item), None))}: [ROLE]}}"
             raise create_value_error(f"{what}; to require roles, {hint}")
         if not isinstance(item, str):
-            what = f"expects names of guards, not {safe_repr(item)}"
-            raise create_value_error(f"{what}; put it in quotes")
+            raise create_value_error(describe_not_text(item, "names of guards"))
     return value
 
 

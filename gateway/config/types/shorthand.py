@@ -14,13 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
 
 from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
+from .fields import Text
 from .kinds import Kinds
 from .section import Loc, Section, WrittenForm
 
@@ -59,6 +60,16 @@ class Shorthand:
     def _expand_value(self, value: Any) -> Any:
         form = self.expand(value)
         return value if form is None else form.value
+
+
+def _expand_text(value: Any) -> WrittenForm | None:
+    return WrittenForm([value], {(0,): ()}) if isinstance(value, str) else None
+
+
+TextOrList: TypeAlias = Annotated[
+    tuple[Text, ...], Shorthand(_expand_text, {"type": "string", "minLength": 1})
+]
+"""A list of texts. A text alone is a list of one."""
 
 
 @dataclass(slots=True)

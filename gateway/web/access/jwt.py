@@ -14,6 +14,7 @@ A token without `exp` is valid for `maxLifetime` from its `iat`. Without `iat`, 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -84,7 +85,7 @@ class JwtGuard(Guard[Jwt]):
         name: str,
         settings: Jwt,
         realm: str,
-        key_source: KeySource,
+        key_sources: Mapping[str, KeySource],
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -94,7 +95,7 @@ class JwtGuard(Guard[Jwt]):
             name: Its name in the configuration.
             settings: Its section.
             realm: The realm of its challenges.
-            key_source: Where the keys of the issuer come from.
+            key_sources: Where the keys of each issuer come from. A single one is for all tokens.
             clock: Returns the time in seconds since 1970.
         """
         self._clock = clock
@@ -103,22 +104,29 @@ class JwtGuard(Guard[Jwt]):
         self._locations = CredentialsLocations(settings.credentials)
         self._cache: OrderedDict[bytes, tuple[KeySet, Grant]] = OrderedDict()
         self.errors = GuardErrors(name, realm, self._locations.hint)
-        self._key_source = key_source
+        self._key_sources = key_sources
 
     @classmethod
     def create(cls, section: Jwt, context: GuardContext) -> JwtGuard:
         """Create the guard; see `Guard`."""
-        key_source: KeySource
+        key_sources: dict[str, KeySource]
+        jwks, external_http = section.jwks, context.external_http
         if isinstance(section.keys, tuple):
-            key_source = StaticKeySource(section.keys)
+            key_sources = {"": StaticKeySource(section.keys)}
         else:
-            location = section.keys or IssuerDiscovery(
-                section.issuer or "", section.metadata_url, section.jwks, context.external_http
+            locations = (
+                {"": section.keys}
+                if section.keys
+                else {
+                    issuer: IssuerDiscovery(issuer, jwks, external_http)
+                    for issuer in section.issuer
+                }
             )
-            key_source = RemoteKeySource(
-                context.name, location, section.jwks, context.external_http
-            )
-        return cls(context.name, section, context.realm, key_source)
+            key_sources = {
+                issuer: RemoteKeySource(context.name, location, jwks, external_http)
+                for issuer, location in locations.items()
+            }
+        return cls(context.name, section, context.realm, key_sources)
 
     @classmethod
     def describe(cls, section: Jwt) -> tuple[SecurityScheme, ...]:
@@ -126,27 +134,30 @@ class JwtGuard(Guard[Jwt]):
         return tuple(iter_credentials_schemes(section.credentials))
 
     async def prepare(self) -> None:
-        """Fetch the keys of the issuer."""
-        await self._key_source.get_current()
+        """Fetch the keys of the issuers."""
+        sources = self._key_sources.values()
+        await asyncio.gather(*[source.get_current() for source in sources])
 
     def find_problem(self) -> str | None:
         """Return why there are no keys to verify tokens with."""
-        return self._key_source.find_problem()
+        problems = [source.find_problem() for source in self._key_sources.values()]
+        return next((problem for problem in problems if problem is not None), None)
 
     async def grant(self, request: AccessRequest) -> Grant:
         """Return what the token of a client says; see `Guard`."""
         token = request.token or self._find_token(request)
         if token is None:
             raise self.errors.build_missing_credentials()
+        source = self._find_source(token)
         try:
-            keys = await self._key_source.get_current()
+            keys = await source.get_current()
             # surrogatepass: a token of a WebSocket message may contain half a surrogate pair.
             digest = sha256(token.encode("utf-8", "surrogatepass")).digest()
             cached = self._cache.get(digest)
             if cached is not None and cached[0] is keys and not self._is_expired(cached[1]):
                 self._cache.move_to_end(digest)
                 return self._with_expiry(cached[1])
-            keys, claims = await self._verify_claims(token, keys)
+            keys, claims = await self._verify_claims(token, source, keys)
         except KeysUnavailable as exc:
             raise self.errors.build_unavailable(str(exc)) from None
         grant = self._build_grant(claims)
@@ -170,12 +181,27 @@ class JwtGuard(Guard[Jwt]):
         except AmbiguousCredentials as exc:
             raise self.errors.build_ambiguous_credentials(str(exc)) from None
 
-    async def _verify_claims(self, token: str, keys: KeySet) -> tuple[KeySet, Mapping[str, Any]]:
+    def _find_source(self, token: str) -> KeySource:
+        """Return the keys of the issuer that a token names; only those can verify it."""
+        if len(self._key_sources) == 1:
+            return next(iter(self._key_sources.values()))
+        self._parse_header(token)
+        try:
+            issuer = jwt.decode(token, options={"verify_signature": False}).get("iss")
+        except (jwt_errors.PyJWTError, *_DECODE_ERRORS) as exc:
+            raise self._build_invalid_token(exc) from None
+        if not isinstance(issuer, str) or issuer not in self._key_sources:
+            raise self._build_invalid_token(jwt_errors.InvalidIssuerError())
+        return self._key_sources[issuer]
+
+    async def _verify_claims(
+        self, token: str, source: KeySource, keys: KeySet
+    ) -> tuple[KeySet, Mapping[str, Any]]:
         """Verify the signature of a token; return its claims, and the keys that verified it."""
         kid, algorithm = self._parse_header(token)
         candidates = keys.find(kid, algorithm)
         if not candidates:  # the issuer may have a new key
-            keys = await self._key_source.get_newer(keys)
+            keys = await source.get_newer(keys)
             candidates = keys.find(kid, algorithm)
         if not candidates:
             raise self.errors.build_invalid_token("no key of the issuer signs such a token")
@@ -217,7 +243,7 @@ class JwtGuard(Guard[Jwt]):
     def _decode(self, token: str, key: Any, algorithm: str) -> Mapping[str, Any]:
         """Return the claims of a token, after verifying its signature and its times."""
         settings = self._settings
-        options: Any = {**_DECODE_OPTIONS, "verify_aud": settings.audience is not None}
+        options: Any = {**_DECODE_OPTIONS, "verify_aud": bool(settings.audience)}
         if settings.require_expiry:
             options["require"] = ["exp"]
         return jwt.decode(
@@ -225,8 +251,8 @@ class JwtGuard(Guard[Jwt]):
             key,
             algorithms=[algorithm],
             options=options,
-            audience=settings.audience,
-            issuer=settings.issuer,
+            audience=settings.audience or None,
+            issuer=settings.issuer or None,
             leeway=settings.leeway,
         )
 

@@ -55,14 +55,16 @@ def parse_jwks_url(body: bytes, issuer: str) -> str:
     return url
 
 
-async def request_jwks_url(
-    issuer: str, metadata_url: str, settings: Jwks, external_http: ExternalHttp
-) -> str:
+def build_metadata_url(issuer: str) -> str:
+    """Return where an issuer has its metadata (OpenID Connect Discovery 1.0, 4)."""
+    return f"{issuer.rstrip('/')}/.well-known/openid-configuration"
+
+
+async def request_jwks_url(issuer: str, settings: Jwks, external_http: ExternalHttp) -> str:
     """Ask an issuer for the URL of its keys.
 
     Args:
         issuer: The configured issuer.
-        metadata_url: Where it has its metadata.
         settings: The section `jwks` of the guard.
         external_http: Sends the request.
 
@@ -70,6 +72,7 @@ async def request_jwks_url(
         ExternalHttpError: The issuer cannot be asked, or its metadata cannot be used. The message
             has the URL, and what to do.
     """
+    metadata_url = build_metadata_url(issuer)
     try:
         response = await external_http.get(
             metadata_url, timeout_s=settings.timeout, max_body_bytes=MAX_METADATA_BYTES
@@ -95,7 +98,6 @@ class IssuerDiscovery:
     def __init__(
         self,
         issuer: str,
-        metadata_url: str,
         settings: Jwks,
         external_http: ExternalHttp,
         clock: Callable[[], float] = time.monotonic,
@@ -104,13 +106,11 @@ class IssuerDiscovery:
 
         Args:
             issuer: The configured issuer.
-            metadata_url: Where it has its metadata.
             settings: The section `jwks` of the guard.
             external_http: Sends the requests.
             clock: Returns the time in seconds of a monotonic clock.
         """
         self._issuer = issuer
-        self._metadata_url = metadata_url
         self._settings = settings
         self._external_http = external_http
         self._clock = clock
@@ -124,9 +124,7 @@ class IssuerDiscovery:
             ExternalHttpError: The issuer cannot be asked, or its metadata cannot be used.
         """
         if self._url is None or self._clock() - self._found_at >= self._settings.refresh:
-            self._url = await request_jwks_url(
-                self._issuer, self._metadata_url, self._settings, self._external_http
-            )
+            self._url = await request_jwks_url(self._issuer, self._settings, self._external_http)
             self._found_at = self._clock()
         return self._url
 

@@ -48,7 +48,7 @@ def get_option(settings: Any, option: str) -> Any:
         ("GATEWAY_LISTEN__HOST", "::1", "listen.host", "::1"),
         ("GATEWAY_KAFKA__SERVERS", "b:9092, [::1]:9092", "kafka.servers", ("b:9092", "[::1]:9092")),
         ("GATEWAY_KAFKA__RACK", "", "kafka.rack", None),
-        ("GATEWAY_GUARDS__WEB_LOGIN__ISSUER", "me", "guards.web-login.issuer", "me"),
+        ("GATEWAY_GUARDS__WEB_LOGIN__ISSUER", "me", "guards.web-login.issuer", ("me",)),
         ("GATEWAY_ADMIN__PORT", "9902", "admin.port", 9902),
         ("GATEWAY_MEMORY", "2GiB", "memory", 2 * 1024**3),
     ],

@@ -248,7 +248,7 @@ async def test_keys_are_fetched_before_anybody_comes():
     class JwtGuards(Guards):
         def create_guard(self, name: str, settings: Settings) -> Guard:
             section = Jwt.model_validate({"type": "jwt", "keys": "http://127.0.0.1:9/"})
-            return JwtGuard(name, section, "orders", RecordingKeySource(()))
+            return JwtGuard(name, section, "orders", {"": RecordingKeySource(())})
 
     async with running_task(JwtGuards(build_settings(), allow_anyone).run()):
         await wait_until(lambda: requests, "the keys")

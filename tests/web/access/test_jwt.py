@@ -44,7 +44,7 @@ def build_guard(
     settings = Jwt.model_validate({"type": "jwt", "keys": keys or ISSUER.jwks, **given})
     assert isinstance(settings.keys, tuple)
     source = key_source or StaticKeySource(settings.keys)
-    return kind("jwt0", settings, "orders", source, clock=clock)
+    return kind("jwt0", settings, "orders", {"": source}, clock=clock)
 
 
 async def request_grant(token: str, jwt_guard: JwtGuard | None = None) -> Grant:
@@ -249,8 +249,8 @@ async def test_a_key_without_an_id_is_tried_for_every_token():
 
 
 @pytest.mark.parametrize(("options", "claims"), [
-    ({"audience": None}, {"aud": None}), ({"audience": None}, {"aud": "shop"}),
-    ({"issuer": None}, {"iss": None}), ({"issuer": None}, {"iss": "https://b"}),
+    ({"audience": []}, {"aud": None}), ({"audience": []}, {"aud": "shop"}),
+    ({"issuer": []}, {"iss": None}), ({"issuer": []}, {"iss": "https://b"}),
     ({}, {"aud": ["shop", AUDIENCE]}), ({}, {"nbf": PAST}), ({}, {"iat": FUTURE}),
     ({}, {"jti": 7}),
 ])  # fmt: skip
@@ -258,6 +258,33 @@ async def test_what_is_not_asked_for_is_not_looked_at(options: Any, claims: Any)
     assert (
         await request_grant(ISSUER.issue_token(**claims), build_guard(**options))
     ).identity == "ada"
+
+
+@pytest.mark.parametrize("claims", [{}, {"iss": "https://b"}, {"aud": "mobile"}, {"aud": "web"}])
+async def test_one_of_several_issuers_and_audiences_is_enough(claims: Any):
+    made = build_guard(issuer=[ISSUER_NAME, "https://b"], audience=[AUDIENCE, "web", "mobile"])
+    assert (await request_grant(ISSUER.issue_token(**claims), made)).identity == "ada"
+    other = {name: f"{value}x" for name, value in claims.items()} or {"iss": "https://c"}
+    assert "another" in await get_refusal(ISSUER.issue_token(**other), made)
+
+
+async def test_the_keys_of_an_issuer_verify_its_own_tokens_only():
+    other = TokenIssuer("ES256")
+    settings = Jwt.model_validate({"type": "jwt", "issuer": [ISSUER_NAME, "https://b"]})
+    sources = {
+        name: StaticKeySource([Jwk.model_validate(jwk) for jwk in issuer.jwks])
+        for name, issuer in {ISSUER_NAME: ISSUER, "https://b": other}.items()
+    }
+    made = JwtGuard("jwt0", settings, "orders", sources)
+    assert await request_grant(ISSUER.issue_token(), made)
+    assert await request_grant(other.issue_token(iss="https://b"), made)
+    for token in (ISSUER.issue_token(iss="https://b"), other.issue_token()):
+        assert await get_refusal(token, made) == "no key of the issuer signs such a token"
+    for iss in ("https://c", None):
+        assert (
+            await get_refusal(ISSUER.issue_token(iss=iss), made) == "the token is of another issuer"
+        )
+    assert await get_refusal("a.b.c", made) == "the token is no JWT"
 
 
 @pytest.mark.parametrize(("claim", "off"), [("exp", -5), ("nbf", 5)])
@@ -465,7 +492,7 @@ async def test_nobody_comes_in_without_a_signature(header: Any, claims: Any, sig
 )  # fmt: skip
 async def test_any_claims_of_the_issuer_make_a_grant_or_a_refusal(claims: dict[str, Any]):
     issuer = TokenIssuer("HS256")
-    made = build_guard(issuer.jwks, attributes={"tenant": "tenant"}, audience=None, issuer=None)
+    made = build_guard(issuer.jwks, attributes={"tenant": "tenant"}, audience=[], issuer=[])
     token = f"{encode_part({'alg': 'HS256', 'kid': 'k0'})}.{encode_part(claims)}"
     secret = SHARED_SECRET + b"0"
     signed = f"{token}.{encode_part(hmac.new(secret, token.encode(), hashlib.sha256).digest())}"

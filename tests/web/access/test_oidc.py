@@ -20,7 +20,7 @@ from gateway.web.access.external_http import ExternalHttp, ExternalHttpError, Ex
 from gateway.web.access.guard import GuardContext
 from gateway.web.access.jwks import KeysUnavailable, RemoteKeySource
 from gateway.web.access.jwt import JwtGuard
-from gateway.web.access.oidc import IssuerDiscovery, parse_jwks_url
+from gateway.web.access.oidc import IssuerDiscovery, build_metadata_url, parse_jwks_url
 
 ISSUER = "https://login.example/realms/shop"
 METADATA_URL = f"{ISSUER}/.well-known/openid-configuration"
@@ -70,7 +70,7 @@ def clock() -> FakeClock:
 @pytest.fixture
 def keys(internet: Any, clock: FakeClock) -> RemoteKeySource:
     settings = Jwks.model_validate({"refresh": "10m", "cooldown": "10s", "maxAge": "1h"})
-    discovery = IssuerDiscovery(ISSUER, METADATA_URL, settings, internet, clock)
+    discovery = IssuerDiscovery(ISSUER, settings, internet, clock)
     return RemoteKeySource("login", discovery, settings, internet, clock)
 
 
@@ -177,5 +177,5 @@ def test_an_issuer_of_this_machine_may_have_keys_without_tls():
 
 
 def test_the_metadata_is_below_the_issuer():
-    settings = Jwt.model_validate({"type": "jwt", "issuer": "https://login.example/a/"})
-    assert settings.metadata_url == "https://login.example/a/.well-known/openid-configuration"
+    url = build_metadata_url("https://login.example/a/")
+    assert url == "https://login.example/a/.well-known/openid-configuration"
