@@ -73,7 +73,9 @@ def _find_security_options(word: str, value: object) -> str | None:
     if word.startswith("sasl"):
         # The value may be a login module with a password, of which only the name is looked at.
         if "oauth" in word or "oauth" in text:
-            return "sasl: {mechanism: oauthbearer, tokenUrl: .., clientId: .., clientSecret: ..}"
+            more = ", extensions: {NAME: ..}" if "extension" in word + text else ""
+            login = "tokenUrl: .., clientId: .., clientSecret: .."
+            return f"sasl: {{mechanism: oauthbearer, {login}{more}}}"
         found = re.search(r"scram(-sha-(256|512))?", text)
         mechanism = "plain" if found is None else f"scram{found[1] or '-sha-512'}"
         return f"sasl: {{mechanism: {mechanism}, {_LOGIN}}}"

@@ -55,6 +55,9 @@ class Tls(Section):
                 yield Problem((name,), f"'{name}' needs '{required}' too; add it", is_key=True)
 
 
+_TOKEN_URL_OPTIONS = {"clientId", "clientSecret", "scope", "tokenParameters"}
+
+
 class Sasl(Section):
     """How the gateway authenticates to the brokers."""
 
@@ -86,13 +89,23 @@ class Sasl(Section):
     scope: Text | None = Field(
         default=None, description="Scope to request at `tokenUrl`; default none. For oauthbearer."
     )
+    token_parameters: dict[Text, Text] = Field(
+        default={},
+        description="Further parameters of the request to `tokenUrl`, such as `audience`. For "
+        "oauthbearer.",
+    )
+    extensions: dict[Text, Text] = Field(
+        default={},
+        description="SASL extensions (KIP-342) that the brokers need, such as `logicalCluster`. "
+        "For oauthbearer.",
+    )
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         """Yield the problems of options that are missing, or that the mechanism does not use."""
         mechanism = raw.get("mechanism")
         names = {"username", "password"}
-        oauth = {"token", "tokenFile", "tokenUrl", "clientId", "clientSecret", "scope"}
+        oauth = {"token", "tokenFile", "tokenUrl", "extensions", *_TOKEN_URL_OPTIONS}
         if mechanism == "oauthbearer":
             yield from _check_unused(raw, names, "oauthbearer")
             yield from _check_oauth(raw)
@@ -113,12 +126,11 @@ def _check_oauth(raw: Mapping[str, Any]) -> Iterable[Problem]:
         yield Problem((), "oauthbearer has no token; add tokenUrl, tokenFile or token", is_key=True)
     for name in sources[1:]:
         yield Problem((name,), f"'{name}' excludes '{sources[0]}'; keep one", is_key=True)
-    client_options = {"clientId", "clientSecret"}
     if "tokenUrl" in raw:
-        for name in sorted(client_options - raw.keys()):
+        for name in sorted({"clientId", "clientSecret"} - raw.keys()):
             yield Problem((), f"'{name}' is missing, tokenUrl needs it; add it", is_key=True)
     elif sources:
-        for name in sorted((client_options | {"scope"}) & raw.keys()):
+        for name in sorted(_TOKEN_URL_OPTIONS & raw.keys()):
             yield Problem((name,), f"'{name}' is used with tokenUrl only; remove it", is_key=True)
 
 

@@ -11,7 +11,7 @@ import json
 import logging
 import time
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -36,8 +36,18 @@ _RETRY_FRACTION = 0.05  # the part of its lifetime between two attempts to repla
 log = logging.getLogger(__name__)
 
 
+@dataclass(kw_only=True)
+class _TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # untyped there
+    """A provider with SASL extensions (KIP-342), which the broker gets with each token."""
+
+    sasl_extensions: Mapping[str, str] = field(default_factory=dict)
+
+    def extensions(self) -> Mapping[str, str]:
+        return self.sasl_extensions
+
+
 @dataclass
-class FixedTokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # untyped there
+class FixedTokenProvider(_TokenProvider):
     """The token that is written in the configuration."""
 
     value: str
@@ -48,7 +58,7 @@ class FixedTokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # untype
 
 
 @dataclass
-class FileTokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # untyped there
+class FileTokenProvider(_TokenProvider):
     """The token in a file, read at every connect.
 
     Whatever mounts the file, such as a Kubernetes service account, replaces it before it expires.
@@ -72,7 +82,7 @@ class FileTokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # untyped
 
 
 @dataclass
-class ClientCredentialsTokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # untyped there
+class ClientCredentialsTokenProvider(_TokenProvider):
     """Tokens that an issuer gives for client credentials (RFC 6749 4.4).
 
     A token is renewed after `_RENEWAL_FRACTION` of its lifetime, in the background: connects use
@@ -86,6 +96,7 @@ class ClientCredentialsTokenProvider(AbstractTokenProvider):  # type: ignore[mis
         client_id: The client id.
         client_secret: The client secret.
         scope: The scope to ask for; None for the issuer's default.
+        parameters: Further parameters of the request.
         clock: The current time in seconds of any monotonic clock.
         timeout: Seconds to wait for the issuer.
     """
@@ -94,6 +105,7 @@ class ClientCredentialsTokenProvider(AbstractTokenProvider):  # type: ignore[mis
     client_id: str
     client_secret: str = field(repr=False)
     scope: str | None = None
+    parameters: Mapping[str, str] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
     timeout: float = 5.0
     _token: str = field(default="", repr=False)
@@ -172,7 +184,9 @@ class ClientCredentialsTokenProvider(AbstractTokenProvider):  # type: ignore[mis
         Raises:
             BrokerUnavailable: There is no complete response in time.
         """
-        form = {"grant_type": "client_credentials"} | ({"scope": self.scope} if self.scope else {})
+        form = {"grant_type": "client_credentials", **self.parameters}
+        if self.scope:
+            form["scope"] = self.scope
         headers = {"Authorization": self._build_authorization(), "Accept": "application/json"}
         try:
             # In all: a timeout of httpx is that of each read, and a slow answer takes many.

@@ -240,11 +240,16 @@ def _create_token_provider(sasl: Sasl) -> AbstractTokenProvider:
     if sasl.token_url:
         secret = _reveal_secret(sasl.client_secret) or ""
         return ClientCredentialsTokenProvider(
-            sasl.token_url, sasl.client_id or "", secret, sasl.scope
+            sasl.token_url,
+            sasl.client_id or "",
+            secret,
+            sasl.scope,
+            sasl.token_parameters,
+            sasl_extensions=sasl.extensions,
         )
     if sasl.token_file:
-        return FileTokenProvider(Path(sasl.token_file))
-    return FixedTokenProvider(_reveal_secret(sasl.token) or "")
+        return FileTokenProvider(Path(sasl.token_file), sasl_extensions=sasl.extensions)
+    return FixedTokenProvider(_reveal_secret(sasl.token) or "", sasl_extensions=sasl.extensions)
 
 
 def _reveal_secret(value: SecretStr | None) -> str | None:

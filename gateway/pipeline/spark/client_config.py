@@ -130,7 +130,11 @@ def _build_java_sasl(sasl: Sasl) -> dict[str, str]:
             sasl.token_url or _get_token_file(sasl).as_uri()
         )
         secret = _get_secret(sasl.client_secret)
+        if sasl.token_parameters:
+            what = "Java's client sends no tokenParameters; use tokenFile"
+            raise PipelineError(f"{what} in kafka.security.sasl")
         login = {"clientId": sasl.client_id, "clientSecret": secret, "scope": sasl.scope}
+        login |= {f"extension_{name}": value for name, value in sasl.extensions.items()}
     else:
         login = {"username": sasl.username, "password": _get_secret(sasl.password)}
     jaas_options = "".join(f" {name}={_quote(value)}" for name, value in login.items() if value)
@@ -146,13 +150,17 @@ def _build_librdkafka_sasl(sasl: Sasl) -> dict[str, object]:
             "sasl.password": _get_secret(sasl.password),
         }
     if not sasl.token_url:
-        return options | {"oauth_cb": TokenProvider(_get_secret(sasl.token), sasl.token_file)}
+        provider = TokenProvider(_get_secret(sasl.token), sasl.token_file, sasl.extensions)
+        return options | {"oauth_cb": provider}
     options |= {
         "sasl.oauthbearer.method": "oidc",
         "sasl.oauthbearer.token.endpoint.url": sasl.token_url,
         "sasl.oauthbearer.client.id": sasl.client_id,
         "sasl.oauthbearer.client.secret": _get_secret(sasl.client_secret),
     }
+    if sasl.extensions:
+        listed = ",".join(f"{name}={value}" for name, value in sasl.extensions.items())
+        options["sasl.oauthbearer.extensions"] = listed
     return options | ({"sasl.oauthbearer.scope": sasl.scope} if sasl.scope else {})
 
 
@@ -165,15 +173,17 @@ class TokenProvider:
     Attributes:
         token: The token, if it is fixed.
         file: The file with the token, read at each call, or None.
+        extensions: SASL extensions for the broker.
     """
 
     token: str | None
     file: str | os.PathLike[str] | None
+    extensions: Mapping[str, str]
 
-    def __call__(self, _: object) -> tuple[str, float]:
-        """Return the token, and when librdkafka must ask again, in seconds since 1970."""
+    def __call__(self, _: object) -> tuple[str, float, str, Mapping[str, str]]:
+        """Return the token, until when (in s since 1970), no principal, and the extensions."""
         text = self.token if self.file is None else Path(self.file).read_text().strip()
-        return text or "", time.time() + _TOKEN_LIFETIME_S
+        return text or "", time.time() + _TOKEN_LIFETIME_S, "", self.extensions
 
 
 _token_files: dict[str, Path] = {}  # by token: each is written once per process

@@ -71,6 +71,13 @@ def test_a_property_in_the_section_security_is_answered_with_our_option(line: st
     assert problem(line, "security") == suggested
 
 
+def test_extensions_of_a_login_module_are_answered_with_ours():
+    module = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
+    said = problem(f"sasl.jaas.config: '{module} required extension_logicalCluster=\"lkc-1\";'")
+    assert said.endswith("clientSecret: .., extensions: {NAME: ..}}}")
+    assert problem("sasl.oauthbearer.extensions: a=b").endswith("extensions: {NAME: ..}}}")
+
+
 def test_the_password_of_a_login_module_is_not_shown():
     module = "org.apache.kafka.common.security.scram.ScramLoginModule"
     said = problem(f'sasl.jaas.config: \'{module} required username="u" password="s3cret";\'')

@@ -63,11 +63,15 @@ async def wait_for_token(tokens: ClientCredentialsTokenProvider, expected: str) 
 
 
 async def test_a_token_is_issued_for_client_credentials_as_the_rfc_has_it(issuer: FakeIssuer):
-    tokens = ClientCredentialsTokenProvider(issuer.url, "me:you", "s&cret", "kafka")
+    tokens = ClientCredentialsTokenProvider(
+        issuer.url, "me:you", "s&cret", "kafka", {"audience": "k"}
+    )
     assert await tokens.token() == "one"
     ((basic, form),) = issuer.requests
     assert base64.b64decode(basic.removeprefix("Basic ")) == b"me%3Ayou:s%26cret"
-    assert form == {"grant_type": ["client_credentials"], "scope": ["kafka"]}
+    assert form == {
+        "grant_type": ["client_credentials"], "scope": ["kafka"], "audience": ["k"]
+    }  # fmt: skip
 
 
 async def test_it_is_kept_until_shortly_before_it_expires(issuer: FakeIssuer):

@@ -129,12 +129,20 @@ async def test_a_topic_the_principal_may_not_read_is_denied(secured):
         assert heard[0].is_denied
 
 
+LOGIN = {"clientId": "me", "clientSecret": "s3cret"}
+
+
 async def test_tokens_come_from_where_the_configuration_says(tmp_path):
     file = tmp_path / "token"
     file.write_text("of the file\n")
     sasl: dict[str, Any] = {"mechanism": "oauthbearer", "tokenFile": str(file)}
     credentials = create_credentials(parse_security(sasl=sasl))
     assert await credentials()["sasl_oauth_token_provider"].token() == "of the file"
+    extensions = {"logicalCluster": "lkc-1", "identityPoolId": "pool-1"}
+    for source in ({"token": "t"}, {"tokenFile": str(file)}, {"tokenUrl": "http://t", **LOGIN}):
+        sasl = {"mechanism": "oauthbearer", **source, "extensions": extensions}
+        provider = create_credentials(parse_security(sasl=sasl))()["sasl_oauth_token_provider"]
+        assert provider.extensions() == extensions
     client = {"tokenUrl": "http://localhost/token", "clientId": "gateway", "clientSecret": "s3cret"}
     sasl = {"mechanism": "oauthbearer", "scope": "kafka", **client}
     issued = create_credentials(parse_security(sasl=sasl))()["sasl_oauth_token_provider"]

@@ -95,11 +95,19 @@ def test_tokens_are_issued_or_read_from_a_file(tmp_path):
     assert found["sasl.oauthbearer.token.endpoint.url"] == "http://issuer/token"
     assert 'clientId="me" clientSecret="s3" scope="kafka";' in found["sasl.jaas.config"]
     assert build_client_config(kafka(sasl=issued))["sasl.oauthbearer.client.id"] == "me"
+    issued["extensions"] = {"logicalCluster": "lkc-1", "identityPoolId": "p"}
+    assert 'extension_logicalCluster="lkc-1"' in java(sasl=issued)["sasl.jaas.config"]
+    sent = build_client_config(kafka(sasl=issued))
+    assert sent["sasl.oauthbearer.extensions"] == "logicalCluster=lkc-1,identityPoolId=p"
+    with pytest.raises(PipelineError, match="use tokenFile"):
+        java(sasl={**issued, "tokenParameters": {"audience": "k"}})
     (tmp_path / "token").write_text("t0k\n")
     filed = {"mechanism": "oauthbearer", "tokenFile": str(tmp_path / "token")}
+    filed["extensions"] = {"a": "b"}
     assert java(sasl=filed)["sasl.oauthbearer.token.endpoint.url"].startswith("file:///")
     sent = pickle.loads(pickle.dumps(build_client_config(kafka(sasl=filed))))
-    assert sent["oauth_cb"]("")[0] == "t0k"
+    token, _, principal, extensions = sent["oauth_cb"]("")
+    assert (token, principal, extensions) == ("t0k", "", {"a": "b"})
 
 
 def test_a_fixed_token_gets_a_file_that_nobody_else_may_read():
