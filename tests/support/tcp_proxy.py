@@ -114,7 +114,7 @@ class TcpProxy:
         self._is_visible.clear()
         self._listener = _bind_socket(self.port)
         self._listener.listen(0)
-        self._backlog_fillers = _fill_backlog(self._listener, self.port)
+        self._backlog_fillers = fill_backlog(self._listener)
 
     async def refuse(self) -> None:
         """Close all connections; new ones meet a closed port (ECONNREFUSED)."""
@@ -397,13 +397,13 @@ def _bind_socket(port: int) -> socket.socket:
     return sock
 
 
-def _fill_backlog(listener: socket.socket, port: int) -> list[socket.socket]:
+def fill_backlog(listener: socket.socket) -> list[socket.socket]:
     """Fill the accept queue: Linux then drops every SYN, as a firewall would (measured)."""
     fillers = []
     for _ in range(4):
         filler = socket.socket()
         filler.setblocking(False)
-        filler.connect_ex(("127.0.0.1", port))
+        filler.connect_ex(listener.getsockname())
         fillers.append(filler)
     return fillers
 

@@ -28,7 +28,8 @@ INTERNALS = (
             "authenticator_oauth": "",
         },
         state={
-            "__init__": "_requests _versions _sasl_oauth_token_provider",
+            "__init__": "_requests _versions _sasl_oauth_token_provider _loop host",
+            "connect": "_loop create_connection host port",
             # What it does with a request of ours, and with the response.
             "send": "prepare _versions build_request_header encode",
             "_handle_frame": "parse_response_header RESPONSE_TYPE decode correlation_id",

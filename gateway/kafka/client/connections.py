@@ -16,10 +16,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import Counter
+import socket
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from math import inf
+from ssl import SSLError
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -93,6 +95,7 @@ class Connections:
         self._idle_timeout = idle_timeout
         self._create_backoff = create_backoff
         self._nodes: dict[int, BrokerNode] = {}
+        self._silent_addresses: set[tuple[tuple[str, int], str]] = set()  # which were logged
         self._listeners: list[Callable[[int], None]] = []
         self._closed = False
 
@@ -466,19 +469,22 @@ class Connections:
         )
 
     async def _connect_hedged(self, address: tuple[str, int], idle: float) -> KafkaConnection:
-        """Connect by several attempts side by side, of which the first one that ends decides.
+        """Connect by several attempts side by side, of which the first one that succeeds decides.
 
         TCP repeats a lost SYN after 1, 3 and 7 s (RFC 6298 2.1, 5.5), so by a single attempt a
-        broker that is back after 4 s would be found after 7 s.
+        broker that is back after 4 s would be found after 7 s. Of a name with several addresses
+        (KIP-302, or IPv6 without a route) each attempt is made to the next one, as in RFC 8305.
 
         Args:
             address: Host and port.
             idle: Seconds after which the connection is closed when it is not used.
 
         Raises:
-            CONNECTION_ERRORS: The first attempt that ended has failed.
+            CONNECTION_ERRORS: An attempt that was connected has failed, or no address is left.
             AuthenticationFailed: The credentials cannot be loaded.
         """
+        found = await _resolve(*address)
+        addresses = deque(sorted(found, key=lambda each: (address, each) in self._silent_addresses))
         attempts: dict[asyncio.Task[object], KafkaConnection] = {}
         try:
             while True:
@@ -486,20 +492,41 @@ class Connections:
                 # one would not be faster.
                 if not any(conn.connected() for conn in attempts.values()):
                     conn = self._create_connection(*address, idle)
+                    conn.pin_address(addresses[0])
+                    addresses.rotate(-1)
                     attempts[start_shared_task(conn.connect())] = conn
                 done, _ = await asyncio.wait(
                     attempts, timeout=CONNECT_HEDGE_DELAY_S, return_when=asyncio.FIRST_COMPLETED
                 )
                 for attempt in done:
-                    # Raises what the attempt raised: a broker that refuses it refuses the others.
-                    attempt.result()
-                    return attempts.pop(attempt)
+                    conn = attempts.pop(attempt)
+                    error = attempt.exception()
+                    if error is None:
+                        self._silent_addresses.discard((address, conn.address))
+                        return conn
+                    # A broker that refuses one attempt to an address refuses the others.
+                    if conn.address in addresses:
+                        addresses.remove(conn.address)
+                    is_refused = isinstance(error, OSError) and not isinstance(error, SSLError)
+                    if not addresses or not is_refused:
+                        raise error
         finally:
+            if len(addresses) > 1:
+                self._report_silent(address, attempts.values())
             # All that were not returned, also when the caller's timeout cancels this. Nobody waits
             # for their end: if this were cancelled meanwhile, nobody would close the one returned.
             for attempt, conn in attempts.items():
                 attempt.cancel()
                 conn.close()
+
+    def _report_silent(self, address: tuple[str, int], conns: Iterable[KafkaConnection]) -> None:
+        """Log once which addresses of a name have not answered while others were tried."""
+        for conn in conns:
+            key = address, conn.address
+            if not conn.connected() and key not in self._silent_addresses:
+                self._silent_addresses.add(key)
+                host, port = address
+                log.warning("%s, an address of %s:%d, gives no answer", conn.address, host, port)
 
     def _create_connection(self, host: str, port: int, idle: float) -> KafkaConnection:
         return KafkaConnection(
@@ -522,6 +549,14 @@ class Connections:
     def _notify_listeners(self, broker: BrokerNode) -> None:
         for listener in tuple(self._listeners):
             listener(broker.node)
+
+
+async def _resolve(host: str, port: int) -> list[str]:
+    """Return the addresses of a host; the host itself if there is only one."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = list(dict.fromkeys(str(address[0]) for *_, address in found))
+    return addresses if len(addresses) > 1 else [host]
 
 
 def _is_closed(conn: KafkaConnection, failure: BaseException) -> bool:

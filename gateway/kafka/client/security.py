@@ -7,6 +7,7 @@ session, the mechanisms that a broker offers, and the refusal of a bearer token.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import ssl
 from collections.abc import Awaitable, Mapping
@@ -133,6 +134,16 @@ class KafkaConnection(AIOKafkaConnection):  # type: ignore[misc]  # untyped ther
     offered_mechanisms: tuple[str, ...] = ()
 
     @property
+    def address(self) -> str:
+        """The address of the host that it connects to; the host itself if it has only one."""
+        return self._loop.address if isinstance(self._loop, _PinnedLoop) else str(self.host)
+
+    def pin_address(self, address: str) -> None:
+        """Connect to this address of the host. A certificate still has to have the host's name."""
+        if address != self.host:
+            self._loop: Any = _PinnedLoop(asyncio.get_running_loop(), address)
+
+    @property
     def is_idle(self) -> bool:
         """Return whether nobody waits for an answer; a request may have been cancelled."""
         return all(future.done() for _, _, future in self._requests)
@@ -181,6 +192,25 @@ class KafkaConnection(AIOKafkaConnection):  # type: ignore[misc]  # untyped ther
     def authenticator_oauth(self) -> OAuthAuthenticator:
         """Return the authenticator for OAUTHBEARER; aiokafka calls this during the login."""
         return _BearerAuthenticator(sasl_oauth_token_provider=self._sasl_oauth_token_provider)
+
+
+class _PinnedLoop:
+    """An event loop that connects to one address; aiokafka passes it a name with several."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, address: str) -> None:
+        self._loop = loop
+        self.address = address
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
+
+    def create_connection(
+        self, create_protocol: Any, host: str, port: int, *, ssl: ssl.SSLContext | None
+    ) -> Any:
+        name = host if ssl is not None else None
+        return self._loop.create_connection(
+            create_protocol, self.address, port, ssl=ssl, server_hostname=name
+        )
 
 
 class _BearerAuthenticator(OAuthAuthenticator):  # type: ignore[misc]  # untyped there

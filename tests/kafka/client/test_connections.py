@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import socket
 import struct
 import weakref
 from collections.abc import AsyncIterator, Mapping
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import uvloop
 from support.fake_broker import BrokerRequest, FakeBroker, RequestHandler, never_answer
-from support.tcp_proxy import TcpProxy
+from support.tcp_proxy import TcpProxy, fill_backlog
 from support.waiting import WAIT_TIMEOUT_S, wait_until
 
 from gateway.config.sections.security import Security
@@ -178,6 +179,34 @@ async def test_a_broker_that_is_back_is_reached_before_tcp_would_repeat_what_was
         assert asyncio.get_running_loop().time() - began < 3.5
         assert len(network.accepted_at) <= 9  # one every half a second
         await kafka.close()
+
+
+async def test_each_address_of_a_name_is_tried(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """All attempts went to the first address, which drops packets, until the time was over."""
+    listed = ["127.0.0.3", "127.0.0.4", "127.0.0.1"]  # silent, refusing, the broker's
+
+    def resolve(host: str, port: int, *_: object, **__: object) -> list[Any]:
+        addresses = listed if host == "kafka.test" else [host]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in addresses]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    async with FakeBroker(echo_body) as broker:
+        _, port = broker.address
+        with contextlib.ExitStack() as sockets:
+            silent = sockets.enter_context(socket.socket())
+            silent.bind((listed[0], port))
+            silent.listen(0)
+            for filler in fill_backlog(silent):
+                sockets.enter_context(filler)
+            kafka = open_connections(broker)
+            kafka.update_addresses({1: ("kafka.test", port)})
+            for role in (ConnectionRole.CONTROL, ConnectionRole.PROBE):
+                assert await kafka.send(1, role, EchoRequest()) == b"hello"
+            await kafka.close()
+        line = f"127.0.0.3, an address of kafka.test:{port}, gives no answer"
+        assert [each for each in caplog.messages if "address" in each] == [line]
 
 
 async def test_no_answer_in_time_closes_the_connection_and_says_timeout():
