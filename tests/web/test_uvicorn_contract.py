@@ -34,6 +34,7 @@ from gateway.web.http.uvicorn_internals import (
     SERVER_INTERNALS,
     describe_fallback,
 )
+from gateway.web.workers.sockets import bind
 
 LOOPS = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
 HTTP = f"uvicorn {uvicorn.__version__} does otherwise; read gateway/web/http/transport.py: "
@@ -175,6 +176,24 @@ async def test_a_connection_has_the_state_that_is_read_and_set():
     assert handed_over <= protocol.scope.keys(), (
         HTTP + "scope; `websocket/protocol.py` builds on it"
     )
+
+
+async def test_a_client_of_a_socket_for_both_families_has_its_own_address():
+    """Networks of proxies, loopback checks and logs would not know it as ::ffff:127.0.0.1."""
+    config = uvicorn.Config(None, lifespan="off", log_config=None)
+    config.load()
+    made: list[GatewayProtocol] = []
+
+    def make() -> GatewayProtocol:
+        made.append(GatewayProtocol(config, ServerState(), {}))
+        return made[0]
+
+    listening = bind("::", 0)
+    server = await asyncio.get_running_loop().create_server(make, sock=listening)
+    with socket.create_connection(("127.0.0.1", listening.getsockname()[1])):
+        await wait_until(lambda: made and made[0].transport, "the connection")
+        assert made[0].client is not None and made[0].client[0] == "127.0.0.1"
+    server.close()
 
 
 @pytest.mark.parametrize("loop", LOOPS)

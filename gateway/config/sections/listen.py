@@ -164,8 +164,8 @@ class Listen(Section):
 
     host: Host = Field(
         default="127.0.0.1",
-        description="Address to bind. The default is reached from this machine only; 0.0.0.0 for "
-        "containers.",
+        description="Address to bind. The default is reached from this machine only; 0.0.0.0 is "
+        "for containers, and :: for IPv4 and IPv6.",
     )
     hosts: tuple[HostName, ...] = Field(
         default=(),

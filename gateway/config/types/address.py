@@ -23,7 +23,7 @@ _ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:.]+
 def is_loopback(host: str | None) -> bool:
     """Return whether a name or an address is of this machine only."""
     try:
-        return ip_address(host or "").is_loopback
+        return ip_address((host or "").strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
 
@@ -110,6 +110,8 @@ def _validate_server(value: object) -> str:
 def validate_host(value: object) -> str:
     """Return a host name or an address to bind, without a port."""
     text = validate_text(value)
+    if text.startswith("[") and text.endswith("]"):
+        text = text[1:-1]
     try:
         ip_address(text)
     except ValueError:

@@ -693,8 +693,14 @@ def wrap_for_http10(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
 
 
 def _parse_address(sockaddr: Any) -> tuple[str, int] | None:
-    """Return the host and port of an address; None for that of a Unix socket."""
-    return (sockaddr[0], sockaddr[1]) if isinstance(sockaddr, tuple) else None
+    """Return the host and port of an address; None for that of a Unix socket.
+
+    A socket for both families has IPv4 addresses as `::ffff:192.0.2.1`.
+    """
+    if not isinstance(sockaddr, tuple):
+        return None
+    host = sockaddr[0]
+    return (host.removeprefix("::ffff:") if "." in host else host), sockaddr[1]
 
 
 def _convert_parser_error(error: httptools.HttpParserError) -> RequestError:

@@ -60,7 +60,7 @@ def bind_additional(host: str, port: int) -> socket.socket:
     Raises:
         GatewayError: The address cannot be bound.
     """
-    sock = _create_socket(host)
+    sock = _create_socket(host, port)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     return _start_listening(_bind_socket(sock, host, port))
 
@@ -87,17 +87,26 @@ def format_url(listening_socket: socket.socket, *, tls: bool) -> str:
     return f"{'https' if tls else 'http'}://{url_host}:{port}"
 
 
-def _create_socket(host: str) -> socket.socket:
+def _create_socket(host: str, port: int) -> socket.socket:
+    """Return a socket of the address family of a host, for IPv4 if a name has addresses of both.
+
+    `::` is every address of both families, as it is for systemd.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family = min(address[0] for address in found)  # AF_INET is the lesser one
+        sock = socket.socket(family)
+    except OSError as exc:
+        raise _build_bind_error(host, port, exc) from None
     # SO_REUSEADDR lets a restarted gateway bind while old connections are in TIME_WAIT.
-    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if sock.family == socket.AF_INET6:
-        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    if family == socket.AF_INET6:
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, host != "::")
     return sock
 
 
 def _bind_exclusive(host: str, port: int) -> socket.socket:
-    return _bind_socket(_create_socket(host), host, port)
+    return _bind_socket(_create_socket(host, port), host, port)
 
 
 def _bind_socket(sock: socket.socket, host: str, port: int) -> socket.socket:

@@ -46,7 +46,7 @@ def test_where_others_reach_it_somebody_has_to_ask_who_they_are(host: str):
     assert made is not None and made.guarded == {"login": ("operate",)}
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "'::1'", "localhost", "127.8.9.1"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "'::1'", "'[::1]'", "localhost", "127.8.9.1"])
 def test_on_this_machine_it_need_not_be_guarded(host: str):
     assert settings(f"{{host: {host}, port: 0}}").admin is not None
 

@@ -90,6 +90,11 @@ def test_what_is_wrong_is_told(text: str, words: str):
         assert word in problem, problem
 
 
+def test_brackets_of_an_address_are_those_of_urls():
+    """It was taken as a name, which cannot be bound."""
+    assert listen("{host: '[::1]'}").host == "::1"
+
+
 def test_editors_are_told_the_same():
     def errors(section: Any) -> int:
         raw = {"kafka": {"servers": ["a:1"]}, "listen": section}

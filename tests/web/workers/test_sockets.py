@@ -77,6 +77,13 @@ def test_an_address_is_shown_as_a_url():
         assert format_url(ours, tls=True) == f"https://127.0.0.1:{get_port(ours)}"
 
 
+def test_every_address_is_that_of_both_families():
+    """`::` was of IPv6 alone, so that nothing served both."""
+    with closing(bind("::", 0)) as ours:
+        for host in ("127.0.0.1", "::1"):
+            socket.create_connection((host, get_port(ours))).close()
+
+
 class FakeSocket:
     """A socket that turned out to be bound there."""
 
