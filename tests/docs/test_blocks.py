@@ -25,6 +25,7 @@ from support.doc_blocks import (
     ROOT,
     RUN_KINDS,
     Block,
+    explain_unrun,
     list_checked_pages,
     list_pages,
     parse_blocks,
@@ -77,6 +78,15 @@ def test_every_block_says_its_language_and_how_it_is_checked():
     assert not unchecked, "see tests/support/doc_blocks.py"
     assert not [block.place for block in BLOCKS if not block.language]
     assert not [b.place for b in BLOCKS if b.title and not re.fullmatch(r"[\w./-]+", b.title)]
+
+
+def test_blocks_that_are_not_run_are_listed():
+    """See them by `pytest -rP -k not_run`."""
+    reasons = {block.place: reason for block in BLOCKS if (reason := explain_unrun(block))}
+    for place, reason in reasons.items():
+        print(f"{place}: {reason}")
+    run = [block for block in BLOCKS if block.language == "js" and block.place not in reasons]
+    assert run and not [block.place for block in run if "unrun" in block.attributes]
 
 
 def test_blocks_that_are_run_do_not_begin_with_an_output():

@@ -13,8 +13,9 @@ config    yaml: a configuration without a warning, once it is completed (`doc_co
           at=kafka.topics[0]: where it stands. warns=TEXT: a warning that it is to have.
 commands  sh, bash: each command is known, with its options, files and paths (`doc_commands`).
 json      json, jsonl: each value can be parsed.
-types     js, jsx, ts: TypeScript accepts it with the types of `gateway.js`.
-          declare=a,b: names that a reader's program has.
+types     js, jsx, ts: TypeScript accepts it with the types of `gateway.js`. A js is run as well, in
+          a browser, until it has opened a stream (`docs/test_snippets.py`).
+          declare=a,b: names that a reader's program has. unrun=TEXT: why it is not run.
 html      html: as `types`, for its scripts.
 python    py: it compiles, its names exist, and mypy accepts it.
 events    text with `event:` or `data:` lines: names and members of the events.
@@ -94,6 +95,19 @@ class Block(NamedTuple):
     @property
     def place(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def explain_unrun(block: Block) -> str:
+    """Why a block is not run, but only read by a test; empty if it is run."""
+    if block.kind in RUN_KINDS or block.kind == "config":
+        return ""
+    if block.kind == "html" and "<script" not in block.text:
+        return "no script"
+    if block.language in ("jsx", "ts"):
+        return "needs a build"
+    if block.kind in ("types", "html"):
+        return block.attributes.get("unrun", "")
+    return block.kind
 
 
 def list_pages() -> list[Path]:
