@@ -160,7 +160,11 @@ def _parse_quantity(text: str, units: Mapping[str, Decimal], noun: str, example:
     if unit in units and not space:
         return Decimal(number) * units[unit]
     if not unit:
-        raise ValueError(f"{text!r} has no unit; write a number and a unit, such as {example}")
+        # As other programs have them: whole milliseconds.
+        is_milliseconds = noun == "duration" and Decimal(number) >= 100
+        hint = f"did you mean '{text}ms'?" if is_milliseconds else "write a number and a unit"
+        hint += "" if is_milliseconds else f", such as {example}"
+        raise ValueError(f"{text!r} has no unit; {hint}")
     if meant := _find_unit(unit, units):
         raise ValueError(f"{text!r} is not a {noun}; did you mean '{number}{meant}'?")
     raise ValueError(f"{unit!r} is not a unit of {noun}; use one of {', '.join(units)}")

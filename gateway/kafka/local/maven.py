@@ -23,6 +23,7 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 from gateway.errors import GatewayError
+from gateway.extras import format_install_command
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +151,9 @@ class JarBundle:
             self._fetch_with_mvn(mvn, target)
         else:
             raise self.error_class(
-                f"the jars of {self.name} cannot be fetched: neither jgo nor mvn is "
-                "installed; `pip install jgo`, or set XDG_CACHE_HOME to a cache that has them"
+                f"the jars of {self.name} cannot be fetched: neither jgo nor mvn is installed; "
+                f"{format_install_command('broker')}, or set XDG_CACHE_HOME to a cache that has "
+                "them"
             )
 
     def _fetch_with_jgo(self, target: Path) -> None:

@@ -142,7 +142,7 @@ def _check_uvicorn(settings: Settings) -> None:
         log.warning("%s", fallback)
     if sys.platform != "win32" and find_missing_modules("server"):
         command = format_install_command("server")
-        log.info("uvloop, a faster event loop, is not installed; %s", command)
+        log.debug("uvloop, a faster event loop, is not installed; %s", command)
 
 
 def _refuse_unreadable_certificates(settings: Settings) -> None:
