@@ -18,6 +18,7 @@ from gateway.config.sections.job import Input, Job
 from gateway.config.source.expression import find_closest, suggest
 from gateway.errors import ConfigError, FormatError, PipelineError, RegistryUnavailable
 from gateway.pipeline.inputs import fields, schemas, types
+from gateway.pipeline.run import stable_key
 from gateway.pipeline.run.query import import_job_module, list_side_output_options, resolve_inputs
 from gateway.pipeline.spark import session
 from gateway.pipeline.spark.client_config import build_spark_options, find_cluster
@@ -172,7 +173,8 @@ def _check_job(job: Job, schema_columns: Columns) -> Iterator[JobProblem]:
                 each._replace(loc=(*loc, *each.loc)) for each in _check_time(input, columns[name])
             )
     module = import_job_module(job)
-    yield from (_parse_problem(text) for text in module.check_job(job, columns))
+    problems = [*module.check_job(job, columns), *stable_key.check_key(job)]
+    yield from (_parse_problem(text) for text in problems)
     if job.trigger == "realtime":
         if reason := module.check_realtime(job):
             yield JobProblem(("trigger",), f"this job cannot run in real time: {reason}")

@@ -6,9 +6,8 @@ loaded before the first batch. A small table is joined as a whole with each batc
 then joins in a function for each batch: a join in the plan of a streaming query would read the
 table's files as of its start, and fail when they are replaced.
 
-A batch that is repeated after a crash may have other results, because the table has changed. The
-key of an output row must not change, because the row would go to another writer, and exactly-once
-delivery would be lost. So the key must consist of columns of the event.
+A batch that is repeated after a crash may have other results, because the table has changed. So the
+key of an output row must consist of columns of the event (see `run.stable_key`).
 """
 
 from __future__ import annotations
@@ -104,7 +103,9 @@ def check_job(settings: Enrich, columns: Mapping[str, Mapping[str, str]]) -> Ite
         yield from _check_redis(settings.table)
     else:
         yield from _check_broadcast(settings.table)
-    yield from _check_key(settings, known)
+    for name in settings.to.key:
+        if known and name not in {**known, **RECORD_COLUMN_TYPES, **settings.table.fields}:
+            yield f"to.key: there is no column '{name}'; {suggest(name, known)}"
 
 
 def _check_redis(table: Redis) -> Iterable[str]:
@@ -124,16 +125,6 @@ def _check_broadcast(table: Broadcast) -> Iterable[str]:
         yield f"table.key: the topic has no column '{table.key}'; {hint}"
     if table.path is not None and table.key == "_key":
         yield "table.key: files have no record keys; name the column with the key"
-
-
-def _check_key(settings: Enrich, columns: Mapping[str, str]) -> Iterable[str]:
-    """Yield the problems of `to.key`; the module's docstring says why it has no table columns."""
-    for name in settings.to.key:
-        if name in settings.table.fields and settings.to.guarantee == "exactly-once":
-            problem = f"'{name}' is of the table, and may change before a batch is repeated"
-            yield f"to.key: {problem}; use columns of the event, or guarantee: at-least-once"
-        elif columns and name not in {**columns, **RECORD_COLUMN_TYPES, **settings.table.fields}:
-            yield f"to.key: there is no column '{name}'; {suggest(name, columns)}"
 
 
 def _list_event_columns(settings: Enrich, columns: Iterable[str]) -> list[str]:

@@ -38,6 +38,7 @@ from gateway.pipeline.state.files import open_files
 
 from . import output as records
 from .failures import clear_frames
+from .stable_key import verify_key
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -348,6 +349,7 @@ def _create_writer(
         batch = _create_join_function(spark, job, settings, create_batch_function(tables["from"]))
         return write_each_batch(tables["from"], batch)
     rows = _build_rows(job, tables, job_checkpoint)
+    verify_key(job, rows)
     if isinstance(job, config.Query):
         _update_query_definition(spark, job, rows, job_checkpoint)
     encoded = records.encode_rows(rows, to, records.get_key_columns(job), settings.catalogs)

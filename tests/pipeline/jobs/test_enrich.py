@@ -234,12 +234,8 @@ def test_a_broadcast_table_has_a_key_and_columns():
     assert "files have no record keys" in of_files[0]
 
 
-def test_where_a_row_goes_is_not_up_to_the_table():
-    """Repeated after a crash with another value, it would go to another writer: lost or twice."""
-    once = settings(in_redis(), to={"topic": "t", "key": ["tier"]})
-    assert "'tier' is of the table, and may change" in problems(once)[0]
-    often = {"topic": "t", "key": ["tier"], "guarantee": "at-least-once"}
-    assert problems(settings(in_redis(), to=often)) == []
+def test_a_key_has_columns_of_the_event_and_the_table():
+    assert problems(settings(in_redis(), to={"topic": "t", "key": ["tier"]})) == []
     assert (
         "there is no column 'teir'"
         in problems(settings(in_redis(), to={"topic": "t", "key": ["teir"]}))[0]
