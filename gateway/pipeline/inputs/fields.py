@@ -93,8 +93,9 @@ def parse_values(
     valid = parsed_rows.where(reason.isNull() & F.col("value").isNotNull())
     fields = get_fields(input, schema_columns)
     parsed = F.col(_PARSED_COLUMN)
+    text = _get_text(raw)
     columns = (
-        parsing.get_column(parsed, name, type_text).alias(name)
+        parsing.get_column(parsed, text, name, type_text).alias(name)
         for name, type_text in fields.items()
     )
     return valid.select(*columns, *_select_record_columns())
@@ -182,7 +183,9 @@ def _iter_faults(raw: DataFrame, input: Input, fields: Mapping[str, str]) -> Ite
             column_type = get_column_type(type_text)
             yield F.when(out_of_range, F.lit(f"'{name}' is out of the range of {column_type}"))
     if input.time not in RECORD_COLUMN_TYPES:
-        has_no_time = parsing.get_column(parsed, input.time, fields[input.time]).isNull()
+        has_no_time = parsing.get_column(
+            parsed, _get_text(raw), input.time, fields[input.time]
+        ).isNull()
         yield F.when(has_no_time, F.lit(f"it has no event time, '{input.time}'"))
 
 

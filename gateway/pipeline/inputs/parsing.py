@@ -2,14 +2,17 @@ r"""Read JSON text as typed columns, strictly, by one expression of Spark.
 
 Spark's `from_json` is lenient. It takes the first value of a text and ignores the rest, accepts
 single quotes, lets numbers overflow (200 as a tinyint is -56, 1e39 as a float is Infinity, seconds
-beyond 2^63 microseconds wrap), and returns times that neither Python nor ISO 8601 with years of
-four digits can express. So:
+beyond 2^63 microseconds wrap), rounds decimals, reads "T2" as two o'clock of today, writes the
+numbers in a text column as doubles, and returns times that neither Python nor ISO 8601 with years
+of four digits can express. So:
 
 - The text is read as a field of another object, `{"_value": <text>, "_end": true}`. Anything after
   the value makes that object invalid, or hides its field `_end`.
-- A value that may overflow is read with a wider type, or compared with the range of its type
-  afterwards.
-- Times must be in the years 1 to 9999.
+- A value that may overflow or be rounded is read with a wider type, or compared with the range of
+  its type afterwards.
+- Times must have one of the forms of `_JSON_OPTIONS`, and be in the years 1 to 9999.
+- If a text may have a number that a double changes, the field is parsed once more, with each number
+  of the JSON in quotes, and the text gets the digits that the JSON has.
 - A text with half of a surrogate pair (`\ud800`, RFC 8259 8.2) is refused before it is parsed:
   Spark would read a question mark in its place.
 - A decimal with a long exponent is refused before it is parsed: Spark writes out all of its digits,
@@ -19,10 +22,10 @@ four digits can express. So:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from functools import reduce
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial, reduce
 from operator import or_
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from .types import TIMESTAMP_MS, get_json_type
 
@@ -34,11 +37,25 @@ YEAR_1_START_MS, YEAR_9999_END_MS = -62_135_596_800_000, 253_402_300_799_999
 """The years 1 to 9999 in milliseconds since 1970."""
 
 _VALUE_FIELD, _END_FIELD, _CORRUPT_FIELD = "_value", "_end", "_corrupt_record"
+_TIME_FORMAT = "HH:mm[:ss[.SSSSSSSSS][,SSSSSSSSS]]"
+_ZONED_TIME_FORMAT = f"{_TIME_FORMAT}[XXX][XX][X]"
 _JSON_OPTIONS = {
     "mode": "PERMISSIVE",
     "columnNameOfCorruptRecord": _CORRUPT_FIELD,
     "allowSingleQuotes": "false",
+    "dateFormat": "yyyy-MM-dd",
+    "timestampFormat": f"yyyy-MM-dd['T'{_ZONED_TIME_FORMAT}][' '{_ZONED_TIME_FORMAT}]",
+    "timestampNTZFormat": f"yyyy-MM-dd['T'{_TIME_FORMAT}][' '{_TIME_FORMAT}]",
 }
+# A number of a JSON text, and what is before it. Quoted, it begins with U+0001. In an object that
+# is read as a text, that is escaped.
+_NUMBER_PATTERN = r'\G((?:[^"\d-]++|"(?:[^"\\]++|\\.)*+")*+)(-?\d[0-9.eE+-]*+)'
+_QUOTED_NUMBER = r'$1"\\u0001$2"'
+_QUOTED_NUMBER_PATTERN = r'"\\u0001([^"]*)"|^\x01(.*)'
+# A text that may be a number that a double has changed, or have one: a fraction, an exponent, an
+# array, an object, or Infinity in quotes.
+_SUSPECT_TEXT_PATTERN = r'^(?:-?[0-9]+[.eE]|[\[{"])'
+_MAX_PRECISION = 38
 # From the start of an array or an object to any of the values inside.
 _NESTED_PATTERN = r"\s*[\[{](?:[^\]]*[\[,:])?"
 _SURROGATE_PREFIXES = ("\\ud", "\\uD")  # the start of an escaped half of a surrogate pair
@@ -63,16 +80,17 @@ def parse_json(text: Column, fields: Mapping[str, str], *, require_finite: bool 
     from pyspark.sql import functions as F
     from pyspark.sql.types import BooleanType, StringType, StructField, StructType
 
-    types = {name: _parse_type(type_text) for name, type_text in fields.items()}
-    value = StructType([StructField(name, _widen_type(kind)) for name, kind in types.items()])
+    declared = StructType([
+        StructField(name, _parse_type(type_text)) for name, type_text in fields.items()
+    ])  # fmt: skip
     schema = StructType([
-        StructField(_VALUE_FIELD, value),
+        StructField(_VALUE_FIELD, _widen_type(declared)),
         StructField(_END_FIELD, BooleanType()),
         StructField(_CORRUPT_FIELD, StringType()),
     ])  # fmt: skip
     # `from_json` would replace bytes that are not UTF-8.
     readable = F.is_valid_utf8(text) & ~has_half_surrogates(text)
-    if pattern := _build_exponent_pattern(value):
+    if pattern := _build_exponent_pattern(declared):
         readable = readable & ~text.rlike(pattern)
     # A refused text becomes "", so that the object around it is invalid.
     strict = F.when(readable, text).when(text.isNotNull(), F.lit(""))
@@ -114,11 +132,13 @@ def is_out_of_range(
     """
     from pyspark.sql import functions as F
 
-    value = parsed[_VALUE_FIELD][name]
     if _is_millis(type_text):
-        return ~value.between(YEAR_1_START_MS, YEAR_9999_END_MS)
+        return ~parsed[_VALUE_FIELD][name].between(YEAR_1_START_MS, YEAR_9999_END_MS)
     declared = _parse_type(type_text)
-    out_of_range = _is_value_out_of_range(value, declared, require_finite)
+    value = _get_value(parsed, text, name, declared)
+    out_of_range = _test_values(
+        value, declared, partial(_is_leaf_out_of_range, require_finite=require_finite)
+    )
     if declared.typeName() == "timestamp":
         # Spark reads a number as seconds. A great one overflows, and the result may be a valid
         # time. Only a text that looks like this is parsed once more, by `get_json_object`.
@@ -129,23 +149,25 @@ def is_out_of_range(
     return out_of_range
 
 
-def get_column(parsed: Column, name: str, type_text: str) -> Column:
+def get_column(parsed: Column, text: Column, name: str, type_text: str) -> Column:
     """Return the value of a field in its type, null if it is out of range.
 
     The expression never fails, because Spark may evaluate it for rows that a filter removes.
 
     Args:
         parsed: The struct that `parse_json` returned.
+        text: The text that was parsed.
         name: The name of the field.
         type_text: The type of the field, as in the settings.
     """
     from pyspark.sql import functions as F
 
-    value = parsed[_VALUE_FIELD][name]
     if _is_millis(type_text):
+        value = parsed[_VALUE_FIELD][name]
         in_range = value.between(YEAR_1_START_MS, YEAR_9999_END_MS)
         return F.when(in_range, F.timestamp_millis(value))
     declared = _parse_type(type_text)
+    value = _get_value(parsed, text, name, declared)
     return value if _widen_type(declared) == declared else value.try_cast(declared)
 
 
@@ -166,7 +188,7 @@ def get_valid_column(parsed: Column, text: Column, name: str, type_text: str) ->
         if out_of_range is None
         else parsed[_END_FIELD] & F.coalesce(~out_of_range, F.lit(True))
     )
-    return F.when(is_valid, get_column(parsed, name, type_text))
+    return F.when(is_valid, get_column(parsed, text, name, type_text))
 
 
 def is_outside_years(time: Column) -> Column:
@@ -185,27 +207,92 @@ def _parse_type(type_text: str) -> DataType:
 
 
 def _widen_type(data_type: DataType) -> DataType:
-    """Return the type that JSON is read with: a wider one for bytes, which wrap from 128 to 255."""
+    """Return the type that JSON is read with, in which nothing wraps or is rounded."""
+    return _replace_leaves(data_type, _widen_leaf)
+
+
+def _widen_leaf(data_type: DataType) -> DataType:
     from pyspark.sql import types as T
 
     match data_type:
-        case T.ByteType():
+        case T.ByteType():  # 128 to 255 would wrap
             return T.ShortType()
-        case T.ArrayType():
-            return T.ArrayType(_widen_type(data_type.elementType))
-        case T.MapType():
-            return T.MapType(data_type.keyType, _widen_type(data_type.valueType))
-        case T.StructType():
-            return T.StructType(
-                [T.StructField(f.name, _widen_type(f.dataType)) for f in data_type.fields]
+        case T.DecimalType(precision=precision, scale=scale):
+            # Without a wider type, all digits are needed.
+            is_widest = precision == _MAX_PRECISION
+            whole_digits = precision - scale
+            return (
+                T.StringType()
+                if is_widest
+                else T.DecimalType(_MAX_PRECISION, _MAX_PRECISION - whole_digits)
             )
     return data_type
 
 
-def _is_value_out_of_range(
-    value: Column, data_type: DataType, require_finite: bool
+def _replace_leaves(data_type: DataType, replace_leaf: Callable[[DataType], DataType]) -> DataType:
+    """Return a type with other types in place of those that are not nested."""
+    from pyspark.sql import types as T
+
+    match data_type:
+        case T.ArrayType():
+            return T.ArrayType(_replace_leaves(data_type.elementType, replace_leaf))
+        case T.MapType():
+            value_type = _replace_leaves(data_type.valueType, replace_leaf)
+            return T.MapType(data_type.keyType, value_type)
+        case T.StructType():
+            return T.StructType([
+                T.StructField(field.name, _replace_leaves(field.dataType, replace_leaf))
+                for field in data_type.fields
+            ])  # fmt: skip
+    return replace_leaf(data_type)
+
+
+def _get_value(parsed: Column, text: Column, name: str, declared: DataType) -> Column:
+    """Return a field in the type that it was read with, with all digits of numbers in texts."""
+    from pyspark.sql import functions as F
+    from pyspark.sql import types as T
+
+    value, read_type = parsed[_VALUE_FIELD][name], _widen_type(declared)
+    is_suspect = _test_values(value, read_type, _is_suspect_text)
+    if is_suspect is None:
+        return value
+    text_type = _replace_leaves(read_type, lambda _: T.StringType())
+    quoted = F.regexp_replace(text, F.lit(_NUMBER_PATTERN), F.lit(_QUOTED_NUMBER))
+    exact = F.from_json(quoted, T.StructType([T.StructField(name, text_type)]), _JSON_OPTIONS)
+    return F.when(is_suspect, _restore_digits(value, exact[name], read_type)).otherwise(value)
+
+
+def _restore_digits(value: Column, exact: Column, data_type: DataType) -> Column:
+    """Return a value with the texts of another one, which has numbers in quotes."""
+    from pyspark.sql import functions as F
+    from pyspark.sql import types as T
+
+    match data_type:
+        case T.StringType():
+            return F.regexp_replace(exact, F.lit(_QUOTED_NUMBER_PATTERN), F.lit("$1$2"))
+        case T.ArrayType(elementType=inner):
+            return F.zip_with(value, exact, lambda v, e: _restore_digits(v, e, inner))
+        case T.MapType(valueType=inner):
+            return F.map_zip_with(value, exact, lambda _, v, e: _restore_digits(v, e, inner))
+        case T.StructType():
+            fields = (
+                _restore_digits(value[f.name], exact[f.name], f.dataType).alias(f.name)
+                for f in data_type.fields
+            )
+            return F.when(value.isNotNull(), F.struct(*fields))
+    return value
+
+
+def _is_suspect_text(value: Column, data_type: DataType) -> Column | None:
+    from pyspark.sql import types as T
+
+    return value.rlike(_SUSPECT_TEXT_PATTERN) if isinstance(data_type, T.StringType) else None
+
+
+def _is_leaf_out_of_range(
+    value: Column, data_type: DataType, *, require_finite: bool
 ) -> Column | None:
-    """Return whether a value or a nested one is out of range; None if that cannot happen."""
+    """Return whether a value that is not nested is out of range; None if that cannot happen."""
     from pyspark.sql import functions as F
     from pyspark.sql import types as T
 
@@ -214,6 +301,16 @@ def _is_value_out_of_range(
             return ~value.between(-128, 127)
         case T.FloatType() | T.DoubleType():
             return F.abs(value) == F.lit(float("inf")) if require_finite else None
+        case T.DecimalType(precision=precision, scale=scale):
+            if precision < _MAX_PRECISION:
+                return ~value.eqNullSafe(value.try_cast(data_type))
+            number = value.try_cast(data_type)
+            small_type = T.DecimalType(_MAX_PRECISION, _MAX_PRECISION - 1)
+            is_small_exact = value.try_cast(small_type).eqNullSafe(number.try_cast(small_type))
+            has_more_digits = F.when(value.rlike("[eE]-"), ~is_small_exact).otherwise(
+                value.rlike(rf"\.[0-9]{{{scale}}}[0-9]*[1-9]")
+            )
+            return value.isNotNull() & (number.isNull() | has_more_digits)
         case T.TimestampType():
             return is_outside_years(value)
         case T.TimestampNTZType():
@@ -221,36 +318,31 @@ def _is_value_out_of_range(
         case T.DateType():
             first, last = F.expr("DATE'0001-01-01'"), F.expr("DATE'9999-12-31'")
             return ~value.between(first, last)
-        case T.ArrayType():
-            return _is_any_out_of_range(value, data_type.elementType, require_finite)
-        case T.MapType():
-            return _is_any_out_of_range(F.map_values(value), data_type.valueType, require_finite)
-        case T.StructType():
-            parts = (
-                _is_value_out_of_range(value[field.name], field.dataType, require_finite)
-                for field in data_type.fields
-            )
-            conditions = [part for part in parts if part is not None]
-            return reduce(or_, conditions) if conditions else None
     return None
 
 
-def _is_any_out_of_range(
-    values: Column, data_type: DataType, require_finite: bool
+def _test_values(
+    value: Column, data_type: DataType, test: Callable[[Column, DataType], Column | None]
 ) -> Column | None:
-    """Return whether an element of an array is out of range; None if that cannot happen."""
+    """Return whether a test is true of a value or of a nested one; None if of none can be."""
     from pyspark.sql import functions as F
+    from pyspark.sql import types as T
 
-    # Whether there is a condition depends on the type only, so any value will do.
-    if _is_value_out_of_range(F.lit(None), data_type, require_finite) is None:
-        return None
-
-    def is_element_out_of_range(value: Column) -> Column:
-        condition = _is_value_out_of_range(value, data_type, require_finite)
-        assert condition is not None
-        return condition
-
-    return F.exists(values, is_element_out_of_range)
+    match data_type:
+        case T.MapType():
+            return _test_values(F.map_values(value), T.ArrayType(data_type.valueType), test)
+        case T.ArrayType(elementType=inner):
+            # Whether there is a condition depends on the type only, so any value will do.
+            if _test_values(F.lit(None), inner, test) is None:
+                return None
+            return F.exists(
+                value, lambda element: cast("Column", _test_values(element, inner, test))
+            )
+        case T.StructType():
+            parts = (_test_values(value[f.name], f.dataType, test) for f in data_type.fields)
+            conditions = [part for part in parts if part is not None]
+            return reduce(or_, conditions) if conditions else None
+    return test(value, data_type)
 
 
 def _is_outside(time: Column, literal_type: str, zone: str = "") -> Column:
