@@ -24,7 +24,10 @@ _ADVICE_BY_ERRORS: Mapping[tuple[str, ...], str] = {
         "INVALID_MSG_SIZE",
         "RecordTooLargeException",
         "RecordBatchTooLargeException",
-    ): "raise max.message.bytes of the topic, or make its rows smaller",
+    ): (
+        "raise max.message.bytes of the topic, which the job's user must be allowed to read "
+        "(DescribeConfigs), or make its rows smaller"
+    ),
     ("INVALID_RECORD", "InvalidRecordException"): (
         "a compacted topic takes no record without a key: set to.key for rows; a topic of dead "
         "letters or late records (.dlq, .late) must have cleanup.policy=delete"

@@ -35,6 +35,7 @@ from gateway.pipeline.spark.client_config import (
 )
 from gateway.pipeline.state import damage
 from gateway.pipeline.state.files import open_files
+from gateway.pipeline.topics import fetch_max_message_bytes
 
 from . import output as records
 from .failures import clear_frames
@@ -54,6 +55,7 @@ REALTIME_CHECKPOINT_INTERVAL = "5 minutes"
 one."""
 
 _NO_DATA_MESSAGE = "Waiting for data to arrive"  # in the status of a StreamingQuery
+_BUFFER_BYTES = 32 * 1024**2
 # How many stack frames of a waiting thread are searched for the method of Spark's clock.
 _MAX_STACK_FRAMES = 6
 
@@ -433,14 +435,14 @@ def _create_batch_function(
     """
     kafka = find_cluster(settings.clusters, output.kafka)
     is_exactly_once = output.guarantee == "exactly-once"
-    append = _create_append_function(build_sink_options(output, kafka))
     if not (is_exactly_once or has_side_outputs(job)):
         rewound_inputs.log_gaps(job.name)
-        return append
+        return _create_append_function(build_sink_options(output, kafka))
     side_outputs = _create_side_outputs(
         spark, job, output, settings, job_checkpoint, sources, rewound_inputs, input_topics
     )
     if not is_exactly_once:
+        append = _create_append_function(build_sink_options(output, kafka))
 
         def write_at_least_once(rows: DataFrame, epoch: int) -> None:
             side_outputs.begin_batch(epoch)
@@ -637,9 +639,18 @@ def build_sink_options(output: Output, kafka: Kafka) -> dict[str, str]:
 
     Args:
         output: The settings of the output.
-        kafka: Its cluster.
+        kafka: Its cluster, which is asked for the topic's `max.message.bytes`.
+
+    Raises:
+        PipelineUnavailable: Kafka does not answer now.
     """
-    options = build_spark_options(kafka) | {"kafka.compression.type": "lz4"}
+    max_bytes = fetch_max_message_bytes(build_client_config(kafka), output.topic)
+    options = build_spark_options(kafka) | {
+        "kafka.compression.type": "lz4",
+        # Java's client has limits of its own, by default 1 MiB and 32 MiB.
+        "kafka.max.request.size": str(max_bytes),
+        "kafka.buffer.memory": str(max(_BUFFER_BYTES, 2 * max_bytes)),
+    }
     # Rows with a schema have a column `topic`, because refused rows go to another topic. The option
     # would override it.
     return options if schemas.has_schema(output.model) else options | {"topic": output.topic}

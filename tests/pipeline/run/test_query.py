@@ -7,9 +7,11 @@ import threading
 from typing import Any
 
 import pytest
+from support.dead_letters import read_committed
 from support.waiting import block_until
 
-from gateway.config import loads
+from gateway.config import Kafka, loads
+from gateway.config.sections.job import Output
 from gateway.pipeline.run import query
 
 
@@ -82,3 +84,15 @@ def test_a_query_that_waits_for_its_trigger_is_idle_and_one_in_a_batch_is_not(sp
     query.retire_query(started)
     assert query.is_idle(started)
     started.stop()
+
+
+@pytest.mark.needs("java17")
+def test_rows_are_as_large_as_their_topic_takes_also_at_least_once(kafka, spark):
+    """Java's client refused rows over 1 MiB, and the advice was to raise what was raised."""
+    topic = kafka.create_unique_topic(configs={"max.message.bytes": "5000000"})
+    options = query.build_sink_options(Output(topic=topic), Kafka(servers=kafka.bootstrap))
+    # Bytes that LZ4 does not make smaller.
+    digests = "transform(sequence(1, 62500), each -> sha2(string(each + id), 256))"
+    large = spark.range(2).selectExpr(f"concat_ws('', {digests}) AS value")
+    large.write.format("kafka").options(**options).save()
+    assert [len(each.value()) for each in read_committed(kafka, topic)] == [4_000_000] * 2
