@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema
 
+from gateway.config.source.expression import suggest
 from gateway.config.source.substitution import safe_repr
 from gateway.config.types.address import Host
 from gateway.config.types.fields import (
@@ -44,7 +45,8 @@ def _validate_column(value: object) -> str:
     name = validate_text(value)
     if not _COLUMN.fullmatch(name):
         raise create_value_error(
-            f"{safe_repr(value)} is no name of a column; use letters, digits and '_'"
+            f"{safe_repr(value)} is no name of a column; use letters, digits and '_', and give the "
+            "name in the JSON of an input in jsonNames"
         )
     return name
 
@@ -140,11 +142,26 @@ class Fields(Section):
         "`timestamp` reads ISO 8601, `timestamp_ms` reads milliseconds since 1970. Default all "
         "fields of the schema. For json, which has no schema, and to leave out fields.",
     )
+    json_names: dict[Column, Text] = Field(
+        default={},
+        description="Names in the JSON of columns of `fields` that are named otherwise there, such "
+        'as `at: "@timestamp"`. For logs.',
+    )
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        """Yield the problems between `model` and `catalog`."""
+        """Yield the problems between the options."""
         yield from _check_catalog(raw)
+        fields, names = raw.get("fields"), raw.get("jsonNames")
+        if not (isinstance(names, Mapping) and isinstance(fields, Mapping | None)):
+            return
+        for column, name in names.items():
+            if column not in (fields or {}):
+                message = f"'{column}' is none of fields; {suggest(column, fields or {})}"
+                yield Problem(("jsonNames", column), message, is_key=True)
+            if any(names.get(other, other) == name for other in fields or {} if other != column):
+                message = f"{safe_repr(name)} is another column, too; read it once"
+                yield Problem(("jsonNames", column), message)
 
 
 class Input(Section):

@@ -183,7 +183,11 @@ def _describe_input(job: Job, input: Input, options: Mapping[str, Any]) -> dict[
     """Return the settings of an input that must not change, with the columns that the job uses."""
     source = _describe_source(input)
     used = _find_used_columns(job, options)
-    fields = input.value.fields
+    names = input.value.json_names
+    fields = {
+        column: f"{type_text} from {names[column]}" if column in names else type_text
+        for column, type_text in input.value.fields.items()
+    }
     kept = {k: v for k, v in fields.items() if used is None or k in used or k == input.time}
     return source | {"time": input.time, "model": input.value.model} | _flatten({"fields": kept})
 

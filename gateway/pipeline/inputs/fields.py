@@ -95,7 +95,7 @@ def parse_values(
     parsed = F.col(_PARSED_COLUMN)
     text = _get_text(raw)
     columns = (
-        parsing.get_column(parsed, text, name, type_text).alias(name)
+        parsing.get_column(parsed, text, _get_json_name(input, name), type_text).alias(name)
         for name, type_text in fields.items()
     )
     return valid.select(*columns, *_select_record_columns())
@@ -146,11 +146,16 @@ def _parse_rows(
     # pushes the filter on the parsed value below the projection, and parses each value once more.
     text = F.when(F.rand(0) + 1 > 0, _get_text(raw))  # rand() >= 0 alone is optimized away
     fields = get_fields(input, schema_columns)
+    types = {_get_json_name(input, name): type_text for name, type_text in fields.items()}
     parsed = raw.withColumn(
-        _PARSED_COLUMN, parsing.parse_json(text, fields, require_finite=_has_json_values(raw))
+        _PARSED_COLUMN, parsing.parse_json(text, types, require_finite=_has_json_values(raw))
     )
     faults = F.coalesce(*_iter_faults(raw, input, fields), timestamp_fault)
     return parsed.withColumn(REASON_COLUMN, F.when(F.col("value").isNotNull(), faults))
+
+
+def _get_json_name(input: Input, column: str) -> str:
+    return input.value.json_names.get(column, column)
 
 
 def _has_json_values(raw: DataFrame) -> bool:
@@ -177,16 +182,20 @@ def _iter_faults(raw: DataFrame, input: Input, fields: Mapping[str, str]) -> Ite
     yield F.when(~parsing.is_whole(parsed), reason)
     for name, type_text in fields.items():
         out_of_range = parsing.is_out_of_range(
-            parsed, _get_text(raw), name, type_text, require_finite=_has_json_values(raw)
+            parsed,
+            _get_text(raw),
+            _get_json_name(input, name),
+            type_text,
+            require_finite=_has_json_values(raw),
         )
         if out_of_range is not None:
             column_type = get_column_type(type_text)
             yield F.when(out_of_range, F.lit(f"'{name}' is out of the range of {column_type}"))
     if input.time not in RECORD_COLUMN_TYPES:
-        has_no_time = parsing.get_column(
-            parsed, _get_text(raw), input.time, fields[input.time]
-        ).isNull()
-        yield F.when(has_no_time, F.lit(f"it has no event time, '{input.time}'"))
+        time = parsing.get_column(
+            parsed, _get_text(raw), _get_json_name(input, input.time), fields[input.time]
+        )
+        yield F.when(time.isNull(), F.lit(f"it has no event time, '{input.time}'"))
 
 
 def _select_record_columns() -> list[Column]:

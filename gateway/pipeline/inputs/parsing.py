@@ -143,7 +143,7 @@ def is_out_of_range(
         # Spark reads a number as seconds. A great one overflows, and the result may be a valid
         # time. Only a text that looks like this is parsed once more, by `get_json_object`.
         suspect = text.rlike(rf'"{re.escape(name)}"\s*:\s*-?[0-9]{{13}}')
-        raw_value = F.get_json_object(text, f"$.{name}")
+        raw_value = F.get_json_object(text, f"$['{name}']")
         assert out_of_range is not None
         out_of_range = out_of_range | (suspect & raw_value.rlike("^-?[0-9]{13,}$"))
     return out_of_range

@@ -66,6 +66,18 @@ def test_what_was_read_is_written_as_it_can_be_read_again():
             "unknown catalog 'r'; add it to catalogs",
         ),
         ([SESSIONS.replace("by: [user]", "by: [user name]")], "'user name' is no name of a column"),
+        (
+            [SESSIONS.replace("user:", "'@user':")],
+            "JSON of an input in jsonNames",
+        ),
+        (
+            [SESSIONS.replace("value: {", "value: {jsonNames: {usr: '@user'}, ")],
+            "'usr' is none of fields; did you mean 'user'?",
+        ),
+        (
+            [SESSIONS.replace("value: {", "value: {jsonNames: {user: at}, ")],
+            "'at' is another column, too",
+        ),
         ([SESSIONS.replace("by: [user]", "by: []")], "is empty; add at least one"),
         ([AGGREGATE + "}"], "asks for nothing; use one of measures, top and distinct"),
         ([AGGREGATE + ", top: {of: user}, distinct: {of: user}}"], "asks for top and distinct"),

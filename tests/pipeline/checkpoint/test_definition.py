@@ -72,6 +72,9 @@ def test_what_state_does_not_depend_on_may_change(base, changes):
 def test_columns_that_a_job_does_not_use_may_come_and_go():
     fields = {"user": "string", "at": "timestamp_ms", "referrer": "string"}
     assert changed(SESSIONS, from__value={"fields": fields}) == []
+    named = {"fields": fields, "jsonNames": {"at": "@timestamp"}}
+    (difference,) = changed(SESSIONS, from__value=named)
+    assert difference.endswith("fields.at: timestamp_ms before, timestamp_ms from @timestamp now")
     wider = {"fields": {"id": "string", "x": "int", "y": "int"}}
     assert changed(JOIN, left__value=wider) == ["left.fields.y: none before, int now"]
 

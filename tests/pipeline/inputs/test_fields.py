@@ -46,6 +46,20 @@ def test_json_becomes_typed_columns_beside_those_of_the_record(spark):
     }
 
 
+def test_columns_may_have_other_names_in_the_json(spark):
+    """Logs have names such as `@timestamp` and `service.name`, which no column can have."""
+    names = {"at": "@timestamp", "user": "user.name", "place": "Date Time", "id": "user-id"}
+    kinds = {"user": "string", "at": "timestamp", "place": "string", "id": "decimal(3,1)"}
+    logs = given(value={"fields": kinds, "jsonNames": names})
+    value = '{"@timestamp":%s,"user.name":1.10,"user":"no","Date Time":"here","user-id":%s}'
+    known, overflow = '"2026-01-02T03:04:05Z"', "18446744075409"
+    rows = raw(spark, value % (known, 1.5), value % (overflow, 1.5), value % (known, 1.55))
+    (row,) = parse_values(rows, logs).collect()
+    assert (row.user, row.at, row.place) == ("1.10", AT.replace(tzinfo=None), "here")
+    reasons = [each["_reason"] for each in select_invalid_values(rows, logs).collect()]
+    assert [reason.split()[0] for reason in reasons] == ["'at'", "'id'"]
+
+
 def test_the_columns_are_known_without_spark(spark):
     found = parse_values(raw(spark, "{}"), given())
     assert get_columns(given()) == {
