@@ -173,7 +173,8 @@ def find_late_rows(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCause
         evidence,
         ("from.watermark", "from.late: topic"),
         "One event far ahead has moved the watermark, because a producer's clock is wrong. Filter "
-        "such events before they get into the topic."
+        "such events before they get into the topic, or with a job of type query in front of this "
+        "one, and start this one with --fresh, or with --fresh and start: latest."
         if ahead > 0
         else "Windows, sessions and joins leave out all events of before 1970; with from.late: "
         "topic, the input's .late topic has them."

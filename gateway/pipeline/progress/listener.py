@@ -23,6 +23,8 @@ from typing import Any, TypeAlias
 from gateway.config.sections.job import Job
 from gateway.config.sections.pipelines import Pipelines
 from gateway.pipeline.doctor.query_run import BatchProgress
+from gateway.pipeline.jobs import get_inputs, get_output
+from gateway.pipeline.run.dead_letter_format import get_dead_letter_topic
 from gateway.telemetry.log_context import log_context
 from gateway.telemetry.samples import MetricSamples
 
@@ -279,11 +281,8 @@ class ProgressReporter:
         elif not had_invalid:
             self._jobs_with_invalid.add(job)
             for name, count in batch.invalid_counts.items():
-                log.warning(
-                    "%d records of input %s could not be decoded and are left out; with "
-                    "onInvalid: dead-letter, the input's .dlq topic will have each with the reason",
-                    *(count, name),
-                )
+                fate = _describe_fate(self._jobs[job], name) if job in self._jobs else "left out"
+                log.warning("invalid records of the input '%s': %d, %s", name, count, fate)
 
     def _get_progress_file(self, job: str) -> progress_file.ProgressFile:
         """Return the open file of a job, which is created with the first batch."""
@@ -347,6 +346,18 @@ def format_batch(batch: BatchProgress) -> str:
     behind = sum(each.offsets_behind or 0 for each in batch.sources)
     counts = {"late": late, "invalid": batch.invalid_records, "behind": behind}
     return ", ".join([*parts, *(f"{count:,} {name}" for name, count in counts.items() if count)])
+
+
+def _describe_fate(job: Job, input_name: str) -> str:
+    """Return what happens to the invalid records of an input, to end a sentence."""
+    job_input, output = get_inputs(job)[input_name], get_output(job)
+    is_written = output is not None and (
+        output.guarantee == "exactly-once" or "on_invalid" in job_input.model_fields_set
+    )
+    if is_written and job_input.on_invalid == "dead-letter":
+        return f"written to {get_dead_letter_topic(job_input.topic)}, each with the reason"
+    hint = "; onInvalid: dead-letter would write them to a topic" if output is not None else ""
+    return f"left out{hint}"
 
 
 def _create_producer(

@@ -17,7 +17,7 @@ from support.query_progress import build_operator, build_progress
 from support.waiting import block_until
 
 from bench.pipeline.scenarios import read_stream, run_scenario
-from gateway.config.sections.pipelines import Pipelines
+from gateway.config.sections.pipelines import Pipelines, Sessions
 from gateway.pipeline.doctor.diagnosis import diagnose
 from gateway.pipeline.doctor.query_run import build_run
 from gateway.pipeline.progress.listener import ProgressReporter, report_progress
@@ -202,14 +202,29 @@ def consumed(servers: str, topic: str, count: int) -> list[tuple[str, dict[str, 
         consumer.close()
 
 
-def test_invalid_records_are_counted_in_the_line_of_their_batch(tmp_path, caplog):
-    """The line of a batch counted them as rows, and no other line said that they were left out."""
+@pytest.mark.parametrize(
+    ("options", "fate"),
+    [
+        ({}, "written to clicks.dlq, each with the reason"),
+        ({"onInvalid": "skip"}, "left out; onInvalid: dead-letter would write them to a topic"),
+    ],
+)
+def test_invalid_records_are_counted_in_the_line_of_their_batch(tmp_path, caplog, options, fate):
+    """The line of a batch counted them as rows, and no other line said that they were left out.
+    Then one said that they were left out where they were in the topic of dead letters."""
     caplog.set_level(logging.INFO)
+    job = Sessions.model_validate(
+        {
+            **{"name": "orders", "type": "sessions", "by": ["user"], "to": {"topic": "visits"}},
+            "from": {"topic": "clicks", "value": {"fields": {"user": "string"}}, **options},
+        }
+    )
     observed = {"observedMetrics": {"from": {"rows": 5, "invalid": 1}}}
-    with report_progress(Pipelines(checkpoints=str(tmp_path)), ()) as reporter:
+    with report_progress(Pipelines(checkpoints=str(tmp_path)), (job,)) as reporter:
         for batch in range(2):
             reporter.on_query_progress(build_progress(batch, rows=5) | observed)
     lines = [record.getMessage() for record in caplog.records]
     assert sum("5 rows in 2.00 s, 1 invalid" in line for line in lines) == 2
     warnings = [each for each in caplog.records if each.levelno == logging.WARNING]
-    assert len(warnings) == 1 and "input from" in warnings[0].getMessage()
+    (warning,) = (each.getMessage() for each in warnings)
+    assert warning == f"invalid records of the input 'from': 1, {fate}"
