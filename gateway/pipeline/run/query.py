@@ -348,6 +348,7 @@ def _create_writer(
         )
 
     if isinstance(job, config.Enrich) and isinstance(job.table, config.Broadcast):
+        verify_key(job, tables["from"])
         batch = _create_join_function(spark, job, settings, create_batch_function(tables["from"]))
         return write_each_batch(tables["from"], batch)
     rows = _build_rows(job, tables, job_checkpoint)

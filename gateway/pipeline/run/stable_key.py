@@ -37,6 +37,7 @@ _FLOAT_TYPES = ("double", "float")
 # again, for `current_timestamp`, `localtimestamp` and `current_date` only (4.2.0).
 _UNSTABLE_EXPRESSIONS = frozenset(("AesEncrypt", "CurrentTime", "Now"))
 _FILE_RELATIONS = frozenset(("DataSourceV2Relation", "HiveTableRelation", "LogicalRelation"))
+_TABLE_PROBLEM = "is of the table, and may change before a batch is repeated"
 _REMEDY = "use columns of the input, writers: 1, or guarantee: at-least-once"
 
 
@@ -45,17 +46,26 @@ def check_key(job: Job) -> Iterable[str]:
     for name in _list_stable_columns(job):
         if isinstance(job, config.Enrich):
             if name in job.table.fields:
-                problem = f"'{name}' is of the table, and may change before a batch is repeated"
-                yield f"to.key: {problem}; {_REMEDY}"
+                yield f"to.key: '{name}' {_TABLE_PROBLEM}; {_REMEDY}"
         elif function := next(sql.iter_unstable_functions(_get_definition(job, name)), None):
             yield f"to.key: {_describe_problem(name, function)}"
 
 
 def verify_key(job: Job, rows: DataFrame) -> None:
-    """Raise PipelineError if a column of the key is not stable by Spark's plan of the rows."""
+    """Raise PipelineError if a column of the key is not stable by Spark's plan.
+
+    Args:
+        job: The job.
+        rows: Its rows; the events if they are joined batch by batch with a table, whose columns
+            need not be in the settings.
+    """
     names = _list_stable_columns(job)
     if not names:
         return
+    known = {column.lower() for column in rows.columns}
+    for name in names:
+        if isinstance(job, config.Enrich) and name.lower() not in known:
+            raise PipelineError(f"job {job.name}: to.key: '{name}' {_TABLE_PROBLEM}; {_REMEDY}")
     keys = rows.select(*(f"`{name}`" for name in names))
     jvm: Any = rows.sparkSession._jvm
     inline_cte = jvm.org.apache.spark.sql.catalyst.optimizer.InlineCTE

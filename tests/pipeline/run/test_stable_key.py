@@ -127,6 +127,14 @@ def test_keys_of_the_records_are_left(
     verify_in_spark(spark, build_job(kind, key, **more))
 
 
+@pytest.mark.needs("java17")
+def test_columns_of_files_are_of_the_table_also_if_no_setting_names_them(spark: Any) -> None:
+    table = {"kind": "broadcast", "path": "/nowhere", "key": "id"}
+    with pytest.raises(PipelineError, match="'tier' is of the table, and may change"):
+        verify_key(build_job("enrich", "tier", table=table), read(spark, "from"))
+    verify_key(build_job("enrich", "user", table=table), read(spark, "from"))
+
+
 def verify_in_spark(spark: Any, job: Job) -> None:
     verify_key(
         job,
