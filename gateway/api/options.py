@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, TypeAlias
 
 from gateway.config.types.filters import parse_fields, parse_filter
+from gateway.core.times import CLOCK_SLACK_MS
 from gateway.core.token import resume_token as tokens
 from gateway.hub.fanout.view import View
 from gateway.hub.reads.position_resolver import StreamStart
@@ -55,7 +56,8 @@ def build_start(start: From, position: str | None, until: Until | None) -> Strea
             raise ValueError(f"until={until} asks for no record at all; ask for one or more")
         count = until
     elif until is not None:
-        end = "latest" if until == "latest" else _to_past_ms(until, "until")
+        past_ms = None if until == "latest" else _to_past_ms(until, "until")
+        end = "latest" if past_ms is None else past_ms
     return StreamStart(token, _resolve_origin(start), end, count)
 
 
@@ -65,18 +67,19 @@ def _resolve_origin(start: From) -> Literal["live", "earliest"] | int:
         return start
     if isinstance(start, timedelta):
         return max(0, _now_ms() - round(abs(start) / timedelta(milliseconds=1)))
-    return _to_past_ms(start, "start")
+    past_ms = _to_past_ms(start, "start")
+    return "live" if past_ms is None else past_ms
 
 
-def _to_past_ms(at: object, name: str) -> int:
-    """Return a datetime in milliseconds since 1970.
+def _to_past_ms(at: object, name: str) -> int | None:
+    """Return a datetime in milliseconds since 1970; None for one that means now.
 
     Args:
         at: The value of the argument.
         name: The name of the argument, for messages.
 
     Raises:
-        ValueError: It is not a datetime with a timezone, or is in the future.
+        ValueError: It is not a datetime with a timezone, is in the future, or before 1970.
     """
     if not isinstance(at, datetime):
         alternatives = (
@@ -85,10 +88,12 @@ def _to_past_ms(at: object, name: str) -> int:
         raise ValueError(f"{name}={at!r} is not understood; use {alternatives} or a datetime")
     if at.tzinfo is None:
         raise ValueError(f"{name}={at!r} has no timezone; add one, such as tzinfo=datetime.UTC")
-    milliseconds = max(0, round(at.timestamp() * 1000))
-    if milliseconds > _now_ms():
-        raise ValueError(f"{name}={at!r} lies in the future; give a time that was")
-    return milliseconds
+    milliseconds = round(at.timestamp() * 1000)
+    ahead_ms = milliseconds - _now_ms()
+    if milliseconds < 0 or ahead_ms > CLOCK_SLACK_MS:
+        when = "before 1970" if milliseconds < 0 else "in the future"
+        raise ValueError(f"{name}={at!r} lies {when}; give a time that was")
+    return milliseconds if ahead_ms <= 0 else None
 
 
 def _now_ms() -> int:

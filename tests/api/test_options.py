@@ -22,6 +22,11 @@ def test_a_start_is_a_word_a_time_or_a_time_back_from_now():
     assert build_start(-timedelta(hours=1), None, None).origin == pytest.approx(back, abs=60_000)
 
 
+def test_a_time_just_ahead_is_now():
+    soon = datetime.now(UTC) + timedelta(minutes=4)
+    assert build_start(soon, None, soon) == build_start("live", None, "latest")
+
+
 def test_an_end_is_the_end_of_now_a_time_or_a_number_of_records():
     assert build_start("live", None, "latest").until == "latest"
     assert build_start("live", None, THEN).until == int(THEN.timestamp() * 1000)
@@ -35,6 +40,7 @@ def test_an_end_is_the_end_of_now_a_time_or_a_number_of_records():
         (17, None, "start=17 is not understood"),
         (datetime(2024, 5, 1), None, "has no timezone; add one"),
         (datetime.now(UTC) + timedelta(days=1), None, "lies in the future"),
+        (datetime(1969, 5, 1, tzinfo=UTC), None, "lies before 1970"),
         ("live", "end", "until='end' is not understood; use 'latest', a number or a datetime"),
         ("live", 0, "until=0 asks for no record at all"),
         ("live", True, "until=True asks for no record"),

@@ -185,7 +185,7 @@ async def test_a_refused_stream_says_why(tab: Browser):
         await tab.run_script(f"{card}.querySelector('[name=from]').value = 'yesterday'")
         await tab.run_script(f"{card}.querySelector('.try').click()")
         state = f"{card}.querySelector('[role=status]').textContent"
-        await shows(tab, f"return /refused: .*from=yesterday is not understood/.test({state})")
+        await shows(tab, f"return /refused: .*from=yesterday is no time/.test({state})")
 
 
 @pytest.mark.needs("chromium")

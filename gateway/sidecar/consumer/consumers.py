@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
@@ -28,7 +26,7 @@ from gateway.sidecar.context import AuditEvent, Context, NullAuditor
 from gateway.sidecar.http.authorization import READ_SCOPE, WRITE_SCOPE
 from gateway.sidecar.http.body import read_body
 from gateway.sidecar.http.ids import CORRELATION_HEADER, TRACEABILITY_HEADER
-from gateway.sidecar.http.spec import create_invalid_request
+from gateway.sidecar.http.spec import create_invalid_request, parse_timestamp
 from gateway.sidecar.http.status import StatusError
 from gateway.sidecar.topics import check_offsets, check_partitions, describe_topic
 from gateway.sidecar.v2 import errors as v2_errors
@@ -54,7 +52,6 @@ from .record_json import render_records
 log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 1 << 20
-MAX_TIMESTAMP_MS = 253_402_300_799_999  # the end of the year 9999
 GROUP_PATH = "/consumers/{group}"
 INSTANCE_PATH = GROUP_PATH + "/instances/{instance}"
 
@@ -301,7 +298,7 @@ class ConsumerComponent(Component):
             _parse_partition(entry): int(entry["offset"]) for entry in body.get("offsets") or ()
         }
         times: dict[TopicPartition, int | str] = {
-            _parse_partition(entry): _parse_timestamp(entry["timestamp"])
+            _parse_partition(entry): parse_timestamp(entry["timestamp"], "timestamps")
             for entry in body.get("timestamps") or ()
         }
         async with instance.lock_for_change():
@@ -451,28 +448,3 @@ def _format_offsets(committed: Mapping[TopicPartition, OffsetAndMetadata]) -> di
             )
         ]
     }
-
-
-def _parse_timestamp(value: Any) -> int:
-    """Parse a time of RFC 3339, or milliseconds since 1970, to milliseconds since 1970.
-
-    A time without a zone is UTC.
-
-    Raises:
-        StatusError: 400, it is no time, or out of range.
-    """
-    text = str(value).strip()
-    if re.fullmatch(r"[0-9]{1,15}", text):
-        timestamp_ms = int(text)
-    else:
-        try:
-            time = datetime.fromisoformat(text)
-            if time.tzinfo is None:
-                time = time.replace(tzinfo=UTC)
-            timestamp_ms = round(time.timestamp() * 1000)
-        except (ValueError, OverflowError):
-            problem = "is no time; write such as 2026-01-31T12:00:00Z, or milliseconds since 1970"
-            raise create_invalid_request("timestamps", problem) from None
-    if not 0 <= timestamp_ms <= MAX_TIMESTAMP_MS:
-        raise create_invalid_request("timestamps", "is out of range; use a time from 1970 to 9999")
-    return timestamp_ms

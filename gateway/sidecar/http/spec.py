@@ -22,6 +22,7 @@ from starlette.requests import Request
 
 from gateway.config.source.expression import find_closest
 from gateway.config.types.formats import SERIALIZATION_FORMATS
+from gateway.core.times import parse_time
 from gateway.version import __version__
 
 from .body import read_body
@@ -305,6 +306,20 @@ def create_invalid_request(location: str, problem: str, advice: str = "") -> Sta
         problem = f"{problem[: MAX_DETAIL_CHARS - 3]}..."
     detail = f"{location or 'the body'}: {problem}; {advice or f'correct it; {_SEE_DOCS}'}"
     return StatusError(400, detail, code="INVALID_REQUEST")
+
+
+def parse_timestamp(value: int | str, location: str) -> int:
+    """Return a time that a valid request gives, in milliseconds since 1970.
+
+    Raises:
+        StatusError: 400, the text at `location` is no time.
+    """
+    if isinstance(value, int):
+        return value
+    try:
+        return parse_time(value)
+    except ValueError as exc:
+        raise create_invalid_request(location, f"'{value[:80]}' {exc}") from None
 
 
 def _get_keyword(error: jsonschema_rs.ValidationError) -> str:

@@ -14,7 +14,6 @@ import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
@@ -32,7 +31,7 @@ from gateway.sidecar.backends import get_group
 from gateway.sidecar.component import Component, NotReady
 from gateway.sidecar.context import Context
 from gateway.sidecar.http.authorization import READ_SCOPE, WRITE_SCOPE
-from gateway.sidecar.http.spec import create_invalid_request
+from gateway.sidecar.http.spec import create_invalid_request, parse_timestamp
 from gateway.sidecar.http.status import StatusError, build_json_response
 from gateway.sidecar.reactive.backend import create_http_client
 from gateway.telemetry import catalog
@@ -252,7 +251,7 @@ class ReplayComponent(Component):
         starts = {tp: body.get("startOffset", log.start) for tp, log in logs.items()}
         if "startTime" in body:
             offsets = await fetch_offsets_for_time(
-                self._context.cluster, tps, _parse_timestamp(body["startTime"])
+                self._context.cluster, tps, parse_timestamp(body["startTime"], "startTime")
             )
             # -1: no record is that late.
             starts = {tp: logs[tp].stop if offset < 0 else offset for tp, offset in offsets.items()}
@@ -357,20 +356,3 @@ def _parse_partitions(body: Mapping[str, Any], topic: TopicMetadata) -> list[Top
         )
     numbers = topic.partitions if number is None else [number]
     return [TopicPartition(topic.name, number) for number in sorted(numbers)]
-
-
-def _parse_timestamp(value: int | str) -> int:
-    """Parse milliseconds since 1970, or a time of ISO 8601, which is UTC if it has no zone.
-
-    Raises:
-        StatusError: 400, it is no time.
-    """
-    if isinstance(value, int):
-        return value
-    try:
-        time = datetime.fromisoformat(value)
-    except ValueError:
-        problem = f"'{value[:80]}' is no time; write 2026-01-31T12:00:00Z, or milliseconds"
-        raise create_invalid_request("startTime", problem) from None
-    time = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
-    return max(0, int(time.timestamp() * 1000))

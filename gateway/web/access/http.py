@@ -20,12 +20,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime
+from contextlib import suppress
 from hashlib import sha256
 from typing import Any, Literal, NamedTuple, TypeAlias
 from urllib.parse import urlencode
@@ -33,6 +32,7 @@ from urllib.parse import urlencode
 from gateway.config import Http
 from gateway.config.guards.credentials import CREDENTIALS_PLACEHOLDER
 from gateway.config.source.template import find_field
+from gateway.core.times import parse_time
 
 from .claims import format_claim, parse_roles
 from .credentials import get_subprotocol_token
@@ -52,6 +52,7 @@ _TOKEN_PATTERN = re.compile(r"[\x21-\x7e]+")  # tokens that cannot add a header 
 
 log = logging.getLogger(__name__)
 
+MAX_EXPIRY_S = 1e11  # seconds; what is larger are milliseconds, or no time
 MAX_URL_CHARS = 65_536  # httpx takes no longer ones
 
 DeniedStatus: TypeAlias = Literal[400, 401, 403, 431]
@@ -289,21 +290,19 @@ def _get_forwarded_headers(name: str, request: AccessRequest) -> Headers:
 
 
 def _parse_expiry(value: object) -> float | None:
-    """Return a time in seconds since 1970 from a number, or from ISO 8601 (without offset: UTC).
+    """Return a time in seconds since 1970 from a number, or from text.
 
     Raises:
-        ExternalHttpError: It is no time.
+        ExternalHttpError: It is no time, or a number of milliseconds.
     """
-    if value is None:
-        return None
-    try:
-        if isinstance(value, str):
-            at = datetime.fromisoformat(value)
-            return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+    match value:
+        case None:
+            return None
+        case str():
+            with suppress(ValueError):
+                return parse_time(value) / 1000
+        case int() | float() if not isinstance(value, bool) and value < MAX_EXPIRY_S:  # not NaN
             return float(value)
-    except (ValueError, OverflowError):
-        pass
     raise ExternalHttpError("its answer expires at no time that is understood")
 
 

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 
+from gateway.core.times import parse_time
 from gateway.errors import RequestError
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
 
 def _parse_time(value: Any) -> Any:
-    """Return RFC 3339 text as seconds since 1970, and anything else as it is."""
-    if isinstance(value, str):
-        time = datetime.fromisoformat(value)
-        if time.tzinfo is None:
-            raise ValueError("has no time zone; add Z")
-        return time.timestamp()
-    return value
+    """Return text as seconds since 1970, and anything else as it is."""
+    return parse_time(value) / 1000 if isinstance(value, str) else value
 
 
 class RequestBody(BaseModel):

@@ -1,7 +1,7 @@
 """Parse what a request asks for: where to start, where to end, and which token to resume from.
 
-`Last-Event-ID` overrides `?lastEventId=`, and both override `?from=`. Times are ISO 8601 (UTC if
-they have no offset), or relative to now, such as `-5m`.
+`Last-Event-ID` overrides `?lastEventId=`, and both override `?from=`. Times are those of
+`core/times`, or relative to now, such as `-5m`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Literal, NamedTuple, TypeVar
 
 from starlette.requests import HTTPConnection
 
+from gateway.core.times import CLOCK_SLACK_MS, parse_time
 from gateway.core.token import resume_token as tokens
 from gateway.core.token.resume_token import ResumeToken
 from gateway.errors import RequestError, TokenError
@@ -180,8 +180,8 @@ def _parse_origin(text: str, history: History) -> Literal["live", "earliest"] | 
     if text == "earliest":
         return _limit_origin("earliest", history)
     at = _parse_time(text, "from")
-    if at > now_ms():
-        raise _build_bad_request(f"?from={text} lies in the future; leave it out to begin now")
+    if at is None:
+        return "live"
     if oldest is None or at < oldest - HISTORY_SLACK_MS:
         back = "does not go back at all" if history == "none" else f"goes back {history:g} s"
         raise RequestError(403, "History is limited", f"this route {back}; ask for less of it")
@@ -217,17 +217,13 @@ def _parse_until(request: HTTPConnection) -> tuple[Literal["latest"] | int | Non
     text = _parse_single(request, "until", str)
     if text is None or text == "latest":
         return ("latest" if text else None), None
-    # Before times, because ISO 8601 has times of digits alone (20260102): here they are a count.
+    # Thirteen digits are a time.
     if _COUNT_PATTERN.fullmatch(text):
         if int(text) == 0:
             raise _build_bad_request("?until=0 asks for no record at all; ask for one or more")
         return None, int(text)
     at = _parse_time(text, "until")
-    if at > now_ms():
-        raise _build_bad_request(
-            f"?until={text[:64]} lies in the future; end at latest, or after a count"
-        )
-    return at, None
+    return ("latest" if at is None else at), None
 
 
 def _parse_credit(text: str) -> int:
@@ -250,26 +246,27 @@ def _parse_wait(text: str) -> float:
     return seconds
 
 
-def _parse_time(text: str, name: str) -> int:
-    """Return a time in milliseconds since 1970.
+def _parse_time(text: str, name: str) -> int | None:
+    """Return a time in milliseconds since 1970; None for now, by a clock that is ahead.
 
     Args:
-        text: ISO 8601, or relative to now.
+        text: A time, or relative to now.
         name: The parameter that it came from, for the error.
     """
     ago = _AGO_PATTERN.fullmatch(text)
     if ago is not None:
         return max(0, now_ms() - int(int(ago[1]) * _UNIT_SECONDS[ago[2]] * 1000))
     try:
-        # A "+" that was not percent-encoded arrives as a space: 12:00:00+01:00.
-        at = datetime.fromisoformat(text.replace(" ", "+"))
-        at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
-        return max(0, int(at.timestamp() * 1000))
-    except (ValueError, OverflowError):
-        alternatives = "live, earliest, " if name == "from" else "latest, a number of records, "
-        raise _build_bad_request(
-            f"?{name}={text[:64]} is not understood; use {alternatives}an ISO 8601 time or -5m"
-        ) from None
+        at = parse_time(text)
+    except ValueError as exc:
+        alternatives = "live, earliest" if name == "from" else "latest, a number of records"
+        problem = str(exc).replace("use ", f"use {alternatives}, -5m, ")
+        raise _build_bad_request(f"?{name}={text[:64]} {problem}") from None
+    ahead_ms = at - now_ms()
+    if ahead_ms > CLOCK_SLACK_MS:
+        advice = "leave it out to begin now" if name == "from" else "end at latest"
+        raise _build_bad_request(f"?{name}={text[:64]} lies in the future; {advice}")
+    return at if ahead_ms <= 0 else None
 
 
 def _parse_single(request: HTTPConnection, name: str, parse: Callable[[str], T]) -> T | None:

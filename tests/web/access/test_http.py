@@ -209,6 +209,7 @@ async def test_whitespace_around_a_header_is_not_sent(application: FakeExternalH
         {"identity": "a", "expires": "soon"},
         {"identity": "a", "expires": []},
         {"identity": "a", "expires": True},
+        {"identity": "a", "expires": 4_000_000_000_000},  # milliseconds: it never expired
         ExternalResponse(200, b'{"identity": "a", "expires": NaN}'),
         ExternalResponse(200, b'{"identity": "a", "expires": 1e999}'),
     ],
