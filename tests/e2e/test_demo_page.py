@@ -81,8 +81,7 @@ async def test_the_page_lives_and_outlives_its_server(tab: Browser):
 @pytest.mark.night
 @pytest.mark.needs("chromium")
 async def test_a_page_that_was_cut_off_from_another_kafka_begins_anew(tab: Browser):
-    """Its `?lastEventId=` is refused with 400, which ends an EventSource; it once came back with
-    the same id every three seconds for ever."""
+    """Its `?lastEventId=` was refused with 400, which ends an EventSource."""
     async with running_demo() as first:
         await tab.open_url(f"{first.url}/")
         await is_alive(tab)

@@ -34,11 +34,12 @@ class EndReason(StrEnum):
     ACCESS_REVOKED = "access-revoked"  # an operator blocked the identity of the client
     PAUSED = "paused"  # an operator paused the route
     DISCONNECTED = "disconnected"  # an operator ended the stream
-    # A stream that cannot be served for now. An EventSource is told so by a stream of one `end`,
-    # as it would not connect again after any other response.
+    # A stream that cannot be served. An EventSource is told so by a stream of one `end`, as it
+    # would not connect again after any other response.
     BUSY = "busy"  # too many streams, or too many requests of the client
     KAFKA_UNAVAILABLE = "kafka-unavailable"  # Kafka does not answer; also after a reload
     GUARD_UNAVAILABLE = "guard-unavailable"  # the server that a guard asks does not answer
+    REFUSED = "refused"  # the query cannot be used; the `error` before it says why
     # The client.
     UNSUBSCRIBED = "unsubscribed"  # it ended the stream by a message over WebSocket
     CLOSED = "closed"  # its socket, its `Stream` of the Python API or that gateway was closed

@@ -158,16 +158,15 @@ def _parse_flag(name: str, query_pairs: Iterable[tuple[str, str]]) -> bool:
 
 def _parse_token(request: HTTPConnection) -> tuple[ResumeToken | None, TokenError | None]:
     """Return the resume token, or the error of one that an EventSource sent."""
-    header = request.headers.get("last-event-id", "")
-    query = _parse_single(request, "lastEventId", str)
-    text = header or query
+    text = request.headers.get("last-event-id") or _parse_single(request, "lastEventId", str)
     if not text:
         return None, None
     try:
         return tokens.parse_token(text), None
     except TokenError as exc:
-        # Browsers send the header on their own after a reconnect, so users can correct nothing.
-        if header and is_event_source(request):
+        # Browsers send the header on their own after a reconnect, and pages the parameter after a
+        # reload, so users can correct nothing.
+        if is_event_source(request):
             return None, exc
         raise
 

@@ -356,8 +356,7 @@ class Routes:
                 match, view, start, wire, position_refused=has_unreadable_token
             )
         except TokenError as exc:
-            header = request.headers.get("last-event-id")
-            if not (query.is_event_source(request) and header):
+            if not query.is_event_source(request):
                 raise
             # An EventSource would end for good at an error: it starts without the token, and its
             # stream says so by a gap.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from math import ceil
 from urllib.parse import unquote
@@ -14,8 +13,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.config import Route as StreamRoute
-from gateway.core.client.end_reason import EndReason
-from gateway.errors import Busy, GatewayError, GuardUnavailable
+from gateway.errors import Busy, GatewayError
 from gateway.web.app import assets
 from gateway.web.app.co_hosted_app import CoHostedApp
 from gateway.web.exchange import dispatch
@@ -29,7 +27,6 @@ from gateway.web.http.cors import (
 from gateway.web.http.problems import build_problem
 from gateway.web.http.security_headers import add_security_headers
 from gateway.web.routing import query
-from gateway.web.routing.block_errors import RoutePaused
 from gateway.web.routing.foreign_origins import is_foreign_request
 from gateway.web.routing.match import Match
 from gateway.web.routing.routes import Routes
@@ -38,8 +35,6 @@ from gateway.web.websocket import endpoint as websocket
 from . import dictionary, ndjson, sse
 from .direct_response import AsgiResponse
 from .renewal import TokenRenewer, parse_renewal_path
-
-log = logging.getLogger(__name__)
 
 
 class PagePaths:
@@ -253,36 +248,22 @@ class StreamMiddleware:
             if self._routes.cors is not None:
                 response.headers.add_vary_header("Origin")
             return response
-        except Busy as exc:
-            # An EventSource would not reconnect after any other status than 200.
+        except Exception as exc:
             if query.is_event_source(request):
-                return sse.build_unavailable_response(EndReason.BUSY, exc.retry_after)
-            return build_problem(exc, request.url.path)
-        except (GatewayError, HTTPException) as exc:
-            return build_problem(exc, request.url.path)
-        except Exception:
-            # A 500 would end an EventSource for good, for what may be over when it comes back.
-            if query.is_event_source(request):
-                log.exception("a stream cannot begin: an internal error")
-                return sse.build_unavailable_response(EndReason.ERROR)
+                response = sse.build_error_response(exc)
+                if response is not None:
+                    return response
+            if isinstance(exc, (GatewayError, HTTPException)):
+                return build_problem(exc, request.url.path)
             raise
 
     async def _respond_stream(self, request: Request, match: Match) -> AsgiResponse:
-        try:
-            match = await self._routes.admit(match, request)
-            if dictionary.is_asked_for(request):
-                return await dictionary.respond(self._routes, match, request)
-            if ndjson.prefers_ndjson(request):
-                return await ndjson.respond(self._routes, match, request)
-            return await sse.respond(self._routes, match, request)
-        except RoutePaused as exc:
-            if query.is_event_source(request):
-                return sse.build_unavailable_response(exc.reason, exc.retry_after)
-            raise
-        except GuardUnavailable:
-            if query.is_event_source(request):
-                return sse.build_unavailable_response(EndReason.GUARD_UNAVAILABLE)
-            raise
+        match = await self._routes.admit(match, request)
+        if dictionary.is_asked_for(request):
+            return await dictionary.respond(self._routes, match, request)
+        if ndjson.prefers_ndjson(request):
+            return await ndjson.respond(self._routes, match, request)
+        return await sse.respond(self._routes, match, request)
 
 
 def _is_shared_path(path: str) -> bool:

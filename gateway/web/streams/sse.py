@@ -5,6 +5,7 @@ The hub makes the bytes of all events, so that this works with any ASGI server.
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
@@ -12,15 +13,27 @@ from typing import Any
 
 from sse_starlette import EventSourceResponse
 from sse_starlette.sse import AppStatus
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.core.client.end_reason import EndReason
-from gateway.errors import AccessDenied, KafkaError, UnknownTopic
+from gateway.errors import (
+    AccessDenied,
+    Busy,
+    GatewayError,
+    GuardUnavailable,
+    KafkaError,
+    NotGranted,
+    RequestError,
+    UnknownTopic,
+)
 from gateway.hub.wires.sse import SseWire, encode_control
+from gateway.web.http import problems
 from gateway.web.http.security_headers import NOSNIFF_HEADERS
 from gateway.web.routing import query
+from gateway.web.routing.block_errors import RoutePaused
 from gateway.web.routing.match import Match
 from gateway.web.routing.routes import Routes
 from gateway.wire import sse
@@ -28,6 +41,8 @@ from gateway.wire import sse
 from .dictionary import negotiate_stream
 from .direct_response import AsgiResponse, build_response, choose_wire
 from .http_stream import HttpStream
+
+log = logging.getLogger(__name__)
 
 STREAM_HEADERS = {
     # `no-transform` keeps proxies from compressing the stream, for which they would hold events
@@ -43,6 +58,7 @@ SSE_WIRES = {grouped: SseWire(grouped) for grouped in (False, True)}
 
 # When an EventSource reconnects that could not be served; at random, so that not all come at once.
 RETRY_AFTER_RANGE_S = (3.0, 10.0)
+REFUSED_RETRY_AFTER_S = 60.0  # when one reconnects that asks for something wrong
 
 # The hub ends streams when the gateway drains. sse-starlette would cut them off before that.
 AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
@@ -95,20 +111,13 @@ async def respond(routes: Routes, match: Match, request: Request) -> AsgiRespons
     Raises:
         RequestError: The stream is refused.
         TokenError: The resume token cannot be used.
-        KafkaError: Kafka does not answer, and the client is no EventSource.
+        KafkaError: Kafka does not answer.
     """
     plain_wire = SSE_WIRES[query.is_grouped(query.get_query_pairs(request))]
     events, coding = await negotiate_stream(routes, match, request, plain_wire)
     wire, headers = choose_wire(events, request.scope), STREAM_HEADERS | coding
     open_stream = partial(HttpStream.open, routes, match, request)
-    try:
-        stream = await open_stream(wire)
-    except (UnknownTopic, AccessDenied):  # these are KafkaErrors, but will not pass
-        raise
-    except KafkaError:
-        if query.is_event_source(request):
-            return build_unavailable_response(EndReason.KAFKA_UNAVAILABLE)
-        raise
+    stream = await open_stream(wire)
     if request.method == "HEAD":
         stream.close()
         return Response(headers=STREAM_HEADERS, media_type="text/event-stream")
@@ -120,18 +129,39 @@ async def respond(routes: Routes, match: Match, request: Request) -> AsgiRespons
     return await build_response(stream, wire, open_stream, build_asgi_response, direct_headers)
 
 
-def build_unavailable_response(reason: EndReason, retry_after_s: float | None = None) -> Response:
-    """Return the response to an EventSource that cannot be served now: 200 with `retry` and `end`.
+def build_error_response(exc: Exception) -> Response | None:
+    """Return the response to an EventSource that cannot be served: 200 with `retry` and `end`.
 
-    Any other status would end the EventSource for good (WHATWG HTML 9.2.3).
-
-    Args:
-        reason: The reason in the `end` event.
-        retry_after_s: When the EventSource is to reconnect, in seconds; None for a random time.
+    Any other status would end the EventSource for good, and its page could not read why
+    (WHATWG HTML 9.2.3). None for errors of which the status says enough: the path or topic is
+    unknown, or the client may not read it.
     """
+    retry_after_s: float | None = None
+    error = b""
+    match exc:
+        case Busy():
+            reason, retry_after_s = EndReason.BUSY, exc.retry_after
+        case RoutePaused():
+            reason, retry_after_s = exc.reason, exc.retry_after
+        case GuardUnavailable():
+            reason = EndReason.GUARD_UNAVAILABLE
+        case UnknownTopic() | AccessDenied() | NotGranted():
+            return None
+        case KafkaError():
+            reason = EndReason.KAFKA_UNAVAILABLE
+        case RequestError(status=400 | 403):
+            reason, retry_after_s = EndReason.REFUSED, REFUSED_RETRY_AFTER_S
+            data = {"code": problems.get_code(exc), **problems.build_members(exc)}
+            error = encode_control("error", data) + b"\n"
+        case GatewayError() | HTTPException():
+            return None
+        case _:
+            log.error("a stream cannot begin: an internal error", exc_info=exc)
+            reason = EndReason.ERROR
     retry_after_s = random.uniform(*RETRY_AFTER_RANGE_S) if retry_after_s is None else retry_after_s
     body = (
         sse.encode_retry(int(1000 * retry_after_s))
+        + error
         + encode_control("end", {"reason": reason})
         + b"\n"
     )

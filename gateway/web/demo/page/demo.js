@@ -25,28 +25,17 @@ class Stream {
     if (this.lastId) url.searchParams.set("lastEventId", this.lastId);
     else url.searchParams.set("from", "earliest");
     const source = (this.source = new EventSource(url));
-    this.hasOpened = false;
     this.setState("connecting", "connecting");
-    source.onopen = () => { this.openCount++; this.hasOpened = true; this.setState("live", "live"); };
+    source.onopen = () => { this.openCount++; this.setState("live", "live"); };
     source.onerror = (event) => {
       if (event.data) return this.receive(event); // the server's own `error` event
       if (source.readyState === EventSource.CONNECTING) return this.setState("connecting", "reconnecting");
       this.setState("closed", "refused, trying again in 3 s"); // the browser does not try again
-      if (!this.hasOpened) this.checkPosition(url);
       this.timer = setTimeout(() => this.open(), 3000);
     };
     for (const name of ["message", "begin", "ready", "position", "gap", "delete", "end"]) {
       source.addEventListener(name, (event) => this.receive(event));
     }
-  }
-  /* Forget the position if the gateway refuses it (400), because it is of another Kafka. If the
-     gateway is away, the position may still be right. */
-  async checkPosition(url) {
-    const control = new AbortController();
-    const { signal } = control;
-    const answer = await fetch(url, { signal }).catch(() => null);
-    if (answer?.status === 400) this.lastId = "";
-    control.abort();
   }
   receive(event) {
     if (event.target !== this.source) return;

@@ -93,7 +93,7 @@ class Card {
     for (const name of CONTROL_EVENTS) source.addEventListener(name, (event) => this.addEvent(name, event.data));
     source.onerror = (event) => {
       if (this.source !== source) return;
-      if (event.data !== undefined) return this.addEvent("error", event.data);  // the gateway's own event
+      if (event.data !== undefined) return this.addError(event.data);  // the gateway's own event
       if (source.readyState === EventSource.CLOSED) this.showRefusal();
       else this.showState("connecting", "reconnecting");
     };
@@ -116,6 +116,13 @@ class Card {
       if (!answer.ok) this.showState("refused", `refused: ${(await answer.json()).detail}`);
       else answer.body?.cancel();
     } catch { /* "refused" stays */ }
+  }
+
+  /* An error about no partition refuses the stream. */
+  addError(data) {
+    const { partition, message } = JSON.parse(data);
+    if (partition === undefined) this.stop(`refused: ${message}`, "refused");
+    else this.addEvent("error", data);
   }
 
   addEvent(name, data) {
