@@ -132,7 +132,7 @@ async def test_an_issuer_that_was_never_there_lets_nobody_in_and_everybody_come_
         assert told.status == 200, "any other status would end an EventSource for good"
         assert '"guard-unavailable"' in told.text and "retry:" in told.text
 
-        protocols: Any = [f"bearer.{good}"]
+        protocols: Any = ["gateway.v1", f"bearer.{good}"]
         async with MultiplexClient(here.url, PATH, subprotocols=protocols) as socket:
             assert (await socket.wait_for_message(None, "error"))["code"] == "guard-unavailable"
             assert await socket.wait_closed() == 1013

@@ -420,7 +420,7 @@ async def test_a_socket_is_opened_by_pages_of_listed_sites_only(
     """No token helps a page of another site: its cookies go along unasked."""
     secret = token()
     filled = {name: value.replace("TOKEN", secret) for name, value in headers.items()}
-    protocols = () if "Cookie" in headers else (f"bearer.{secret}",)
+    protocols = () if "Cookie" in headers else ("gateway.v1", f"bearer.{secret}")
     told = await attempt_stream(
         wire, gateway.base_url, path("read"), AttemptOptions(filled, subprotocols=protocols)
     )
@@ -433,7 +433,7 @@ async def test_a_socket_is_opened_by_pages_of_listed_sites_only(
 
 
 async def test_every_stream_of_a_session_is_guarded_by_itself(gateway: GatewayThread):
-    protocols: Any = [f"bearer.{ISSUER.issue_token()}"]
+    protocols: Any = ["gateway.v1", f"bearer.{ISSUER.issue_token()}"]
     async with MultiplexClient(gateway.base_url, subprotocols=protocols) as socket:
         await socket.subscribe("any", path("any"))
         await socket.send_message("subscribe", id="read", path=path("read"))
@@ -451,7 +451,7 @@ async def test_every_stream_of_a_session_is_guarded_by_itself(gateway: GatewayTh
 
 async def test_a_record_is_written_by_who_may(gateway: GatewayThread):
     for scope, kind in ((READ, "error"), ("orders:write", "produced")):
-        protocols: Any = [f"bearer.{ISSUER.issue_token(scope=scope)}"]
+        protocols: Any = ["gateway.v1", f"bearer.{ISSUER.issue_token(scope=scope)}"]
         async with MultiplexClient(gateway.base_url, subprotocols=protocols) as socket:
             await socket.send_message("produce", id="p", path="/write", value="1")
             told = await socket.wait_for_message("p", kind)

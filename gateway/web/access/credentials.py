@@ -112,7 +112,10 @@ def _iter_locations(credentials: Credentials) -> Iterator[CredentialsLocation]:
         # Browsers cannot set headers on a WebSocket: there the token may be a subprotocol.
         if name == "authorization" and prefix.strip().lower() == "bearer":
             yield CredentialsLocation(
-                _get_subprotocol_tokens, "", "", "the WebSocket subprotocol bearer.TOKEN"
+                _get_subprotocol_tokens,
+                "",
+                "",
+                "the WebSocket subprotocols gateway.v1, bearer.TOKEN",
             )
     for name, form in credentials.cookies.items():
         prefix, _, suffix = form.partition(CREDENTIALS_PLACEHOLDER)

@@ -9,6 +9,9 @@ message and is closed, so that a browser can tell that it may try again.
 
 from __future__ import annotations
 
+import logging
+from functools import cache
+
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
@@ -17,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.errors import Busy, GatewayError, GuardUnavailable, RequestError
 from gateway.hub.wires.websocket import WebSocketWire
 from gateway.web.access import NO_GRANTS, get_bearer_token
+from gateway.web.access.credentials import get_subprotocol_token
 from gateway.web.http import problems
 from gateway.web.http.outlet import TAKEOVER
 from gateway.web.routing.block_errors import RoutePaused
@@ -31,7 +35,10 @@ from .message_processor import POLICY_VIOLATION, TRY_AGAIN_LATER
 from .session import Session
 from .socket import AsgiSocket, Socket
 
+log = logging.getLogger(__name__)
+
 SUBPROTOCOL = "gateway.v1"
+LONE_TOKEN_MESSAGE = f"it offers a token alone; offer {SUBPROTOCOL} beside bearer.TOKEN"
 MULTIPLEX_PATH = "/ws"  # a socket with any number of streams
 
 
@@ -92,6 +99,7 @@ async def _admit_handshake(
         HTTPException: 404 or 405, if no stream has the path.
     """
     match = None
+    _require_subprotocol(connection)
     if path == MULTIPLEX_PATH:
         # No route is known yet: the origin has to be allowed by any of them. Each subscription
         # checks that of its own route.
@@ -112,12 +120,27 @@ async def _admit_handshake(
     return match, slot
 
 
-async def _accept_handshake(scope: Scope, receive: Receive, send: Send) -> None:
-    """Accept the handshake, with `SUBPROTOCOL` if the client offers it.
+def _require_subprotocol(connection: HTTPConnection) -> None:
+    """Refuse a token among subprotocols of which the gateway may select none.
 
-    A browser can send a bearer token only as another subprotocol, which is never selected: the
-    response would repeat the token.
+    A browser gives up a socket whose server selects none of the subprotocols it offered, and a
+    token is never selected: the response would repeat it.
     """
+    if SUBPROTOCOL in connection.scope["subprotocols"]:
+        return
+    if get_subprotocol_token(connection) is not None:
+        _warn_of_lone_token()
+        raise RequestError(400, "Bad request", LONE_TOKEN_MESSAGE)
+
+
+@cache
+def _warn_of_lone_token() -> None:
+    """Log it once: a browser does not show the response to the page."""
+    log.warning("a WebSocket was refused: %s", LONE_TOKEN_MESSAGE)
+
+
+async def _accept_handshake(scope: Scope, receive: Receive, send: Send) -> None:
+    """Accept the handshake, with `SUBPROTOCOL` if the client offers it."""
     await receive()  # `websocket.connect`
     subprotocol = SUBPROTOCOL if SUBPROTOCOL in scope.get("subprotocols", ()) else None
     await send({"type": "websocket.accept", "subprotocol": subprotocol, "headers": []})

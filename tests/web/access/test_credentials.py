@@ -74,7 +74,8 @@ def test_of_two_in_one_place_none_is_taken(came: Any):
 
 def test_people_are_told_how_to_send_them():
     assert CredentialsLocations(Credentials.model_validate(BEARER)).hint == (
-        "send a token as Authorization: Bearer TOKEN or the WebSocket subprotocol bearer.TOKEN"
+        "send a token as Authorization: Bearer TOKEN or the WebSocket subprotocols gateway.v1, "
+        "bearer.TOKEN"
     )
     said = CredentialsLocations(Credentials.model_validate(ALL)).hint
     for way in ("X-Api-Key: TOKEN", "the cookie access=TOKEN", "?access_token=TOKEN"):
