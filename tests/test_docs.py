@@ -283,7 +283,13 @@ def test_the_captured_events_have_the_fields_that_are_sent():
         "position": {},
         "delete": {"key": "ada"},
         "end": {"reason": "drain"},
-        "begin": {"topics": [], "partitions": {}, "pending": [], "resume": "exact"},
+        "begin": {
+            "topics": [],
+            "partitions": {},
+            "pending": [],
+            "resume": "exact",
+            "heartbeat": 15.0,
+        },
     }
     seen = {event.event_type for event in captured()}
     assert seen == {*made, "message"}

@@ -57,6 +57,7 @@ async def gateway(embedded: EmbeddedKafka, oracle: StreamOracle) -> AsyncIterato
     routes = [
         build_route(TOPIC, "value", produce=True),
         build_route(TOPIC, "envelope", clientFilters=True),
+        {"when": [{"path": "/beating"}], "with": {"topic": TOPIC, "heartbeat": "100ms"}},
     ]
     async with running_gateway(
         build_config(embedded.bootstrap, [TOPIC], routes, listen=OPEN)
@@ -183,6 +184,20 @@ def oracle_of(oracle: StreamOracle, least: int) -> StreamOracle:
     every = oracle.list_acked()
     part.add_acked(each for each in every if json.loads(each.value or b"")["n"] >= least)
     return part
+
+
+@in_node
+async def test_a_connection_that_died_without_a_word_is_replaced(
+    gateway: GatewayThread, embedded: EmbeddedKafka
+):
+    """Heartbeats were comments, which no page sees: an EventSource stayed live for ever."""
+    options = {"transport": "eventsource"}
+    async with ModuleClient(f"{gateway.base_url}/beating", options) as client:
+        await client.wait_until_live()
+        client.proxy.stall()
+        await wait_until(lambda: ("reconnecting", None) in client.states, client.describe_state)
+        client.proxy.unstall()
+        await client.wait_until_live(2)
 
 
 @in_node

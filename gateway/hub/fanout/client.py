@@ -250,6 +250,7 @@ class Client:
         assert options is not None
         return self.source.begin(
             self.owner.shared_catch_ups,
+            heartbeat=self.heartbeat,
             position_refused=options.position_refused,
             is_continuation=options.handover is not None,
         )

@@ -134,12 +134,18 @@ class ClientSource:
         self.rate_limiter = rate_limiter
 
     def begin(
-        self, catch_ups: CatchUpRegistry, *, position_refused: bool, is_continuation: bool
+        self,
+        catch_ups: CatchUpRegistry,
+        *,
+        heartbeat: float,
+        position_refused: bool,
+        is_continuation: bool,
     ) -> bytes:
         """Return the first block. It is called once, before anything that follows is taken.
 
         Args:
             catch_ups: The reads of the past that several clients share.
+            heartbeat: Seconds after which an idle stream is sent a heartbeat.
             position_refused: The client came with a token that could not be used; a gap says so.
             is_continuation: The stream goes on with another view.
         """
@@ -154,7 +160,7 @@ class ClientSource:
         logs = self.shared_tail.tail.logs
         unknown = [tp for tp in subscription.private_positions if tp not in logs]
         pending = sorted([*pending, *unknown])
-        data = self._build_begin_data(pending)
+        data = self._build_begin_data(pending) | {"heartbeat": heartbeat}
         if is_continuation:
             data["changed"] = True
         first = self._wire.encode_begin(

@@ -90,7 +90,11 @@ class BeginEvent(ControlEvent):
                 "pending": {"type": "array", "items": build_object_schema(PARTITION_MEMBERS)},
                 "resume": {"enum": ["exact", "batch"]},
             },
-            {"view": {"const": "changed"}, "changed": {"const": True}},
+            {
+                "heartbeat": {"type": "number", "description": "Of an idle stream, in seconds."},
+                "view": {"const": "changed"},
+                "changed": {"const": True},
+            },
         ),
         "description": "The stream begins; `pending` partitions join with a `ready` each. "
         "`changed`: it goes on in place, and shows something else from here on.",
@@ -176,7 +180,7 @@ class PositionEvent(ControlEvent):
     """`position`: the position of an idle stream moved."""
 
     name = "position"
-    summary = "The position moved: see the id."
+    summary = "The position moved: see the id. With ?grouped also a heartbeat, without an id."
     position = "always"
 
 

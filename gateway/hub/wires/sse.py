@@ -28,6 +28,9 @@ from .grouped import create_status_head, iter_joined_statuses
 # Seconds after which EventSource reconnects; drawn at random, so that not all do so at once.
 RETRY_RANGE_S = (1.0, 3.0)
 _POSITION_HEAD = sse.encode_data(b"{}", "position")
+_HEARTBEAT = sse.encode_comment()
+# A page does not see comments: without this, it takes a connection that died for an idle one.
+_VISIBLE_HEARTBEAT = _POSITION_HEAD + b"\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,8 @@ class SseWire:
     """Encode a stream for EventSource. A wire is a value: equal ones share the chunks of a view.
 
     Attributes:
-        grouped: The client understands events about many partitions (see `grouped`).
+        grouped: The client understands events about many partitions (see `grouped`), and is sent
+            heartbeats that its page can see.
     """
 
     grouped: bool = False
@@ -72,8 +76,8 @@ class SseWire:
         return encode_control(kind, data) + b"\n"
 
     def encode_heartbeat(self) -> bytes:
-        """Return a comment, which EventSource ignores."""
-        return sse.encode_comment()
+        """Return a comment, which EventSource ignores, or an event without an id."""
+        return _VISIBLE_HEARTBEAT if self.grouped else _HEARTBEAT
 
     def encode_end(
         self, reason: EndReason, token: bytes, delivered_sum: ByteSum | None = None

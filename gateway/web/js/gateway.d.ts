@@ -94,6 +94,8 @@ export interface Begin {
   pending: { topic: string; partition: number }[];
   /** "batch": after a cut, records since the last position may come again. */
   resume: "exact" | "batch";
+  /** Seconds after which an idle stream gets a heartbeat. */
+  heartbeat?: number;
   view?: "changed";
   changed?: true;
 }

@@ -50,14 +50,15 @@ topics}){return topics.flatMap(({topic,code,resolved,partitions,offsets})=>parti
 if(type==="partitions-ready")return{topic,partition,offset:offsets[n],resolved};const problem=`${topic}\
 -${partition} cannot be read for now (${code})`;return{topic,partition,code,message:`${problem}; the\
  stream goes on by itself`}}))}var EVENT_TYPES=["message","begin","ready","position","gap","delete","snapshot-end","challenge","end",
-"error",...Object.keys(GROUPED_EVENT_TYPES)];var CLOSED=2;var FIRST_EVENT_TIMEOUT_MS=15e3;var EventSourceTransport=class{#multiplexer;#subscription;#source=null;#hasOpened=false;#timer=null;#silenceTimer=null;constructor(multiplexer,subscription){
+"error",...Object.keys(GROUPED_EVENT_TYPES)];var CLOSED=2;var FIRST_EVENT_TIMEOUT_MS=15e3;var HEARTBEAT_DELAY_MS=5e3;
+var EventSourceTransport=class{#multiplexer;#subscription;#source=null;#hasOpened=false;#timer=null;#firstEventTimer=null;#silenceTimer=null;#heartbeatMs=0;#receivedAt=0;constructor(multiplexer,subscription){
 this.#multiplexer=multiplexer;this.#subscription=subscription}subscribe(){this.#clearTimers();const{
 request,position}=this.#subscription;const{base,path,from,filter,fields,credentials}=request;const url=new URL(
 base+requestGroupedEvents(path));const start=position?{lastEventId:position}:{from};const query={...start,
 filter:filter&&JSON.stringify(filter),fields:fields?.join()};for(const[name,value]of Object.entries(
 query))if(value)url.searchParams.set(name,value);const options={withCredentials:Boolean(credentials)};
 const source=this.#source=new this.#multiplexer.EventSource(url.href,options);this.#subscription.isAtPosition=
-true;this.#hasOpened=false;source.onopen=()=>this.#hasOpened=true;this.#silenceTimer=setTimeout(()=>this.#multiplexer.
+true;this.#hasOpened=false;source.onopen=()=>this.#hasOpened=true;this.#firstEventTimer=setTimeout(()=>this.#multiplexer.
 explainFailure(this.#subscription,{isSilent:true}),FIRST_EVENT_TIMEOUT_MS);for(const type of EVENT_TYPES){
 source.addEventListener(type,event=>{if(source!==this.#source)return;clearTimeout(this.#silenceTimer);
 if(event.data!==void 0)this.#handleEvent(event);else if(type==="error")this.#handleFailure(source,url.
@@ -73,12 +74,31 @@ request;const absolute=new URL(path,base).href;const url=absolute.startsWith(`${
 path;const answer=fetch(url,{method:"POST",credentials:credentials?"include":"same-origin"});answer.
 catch(()=>{})}async#handleFailure(source,url,credentials){const subscription=this.#subscription;this.#multiplexer.
 handleDisconnect(subscription);if(source.readyState!==CLOSED&&this.#hasOpened){return this.#multiplexer.
+source.addEventListener(type,event=>{if(source!==this.#source)return;clearTimeout(this.#firstEventTimer);
+this.#receivedAt=Date.now();if(event.data!==void 0)this.#handleEvent(event);else if(type==="error")this.#handleFailure(
+source,url.href,credentials)})}}unsubscribe(){this.#clearTimers();this.#source?.close();this.#source=
+null}resubscribe(subscription,reason,delayMs){if(this.#source?.readyState!==CLOSED)return;this.#timer=
+setTimeout(()=>this.subscribe(),delayMs)}#handleEvent({type,data,lastEventId}){let content=data;try{
+content=JSON.parse(data)}catch{}const position=lastEventId===this.#subscription.position?void 0:lastEventId;
+if(type==="challenge")return this.#renew(content.url);if(type==="begin"){this.#heartbeatMs=1e3*(content.
+heartbeat??0);clearTimeout(this.#silenceTimer);this.#checkSilence()}let message={...content,type,position};
+if(type==="message")message={type:"records",records:[content],position};else if(type==="delete")message=
+{type,record:content,position};this.#multiplexer.handleMessage(this.#subscription,message)}#renew(path){
+const{base,credentials}=this.#subscription.request;const absolute=new URL(path,base).href;const url=absolute.
+startsWith(`${base}/`)?absolute:base+path;const answer=fetch(url,{method:"POST",credentials:credentials?
+"include":"same-origin"});answer.catch(()=>{})}async#handleFailure(source,url,credentials){const subscription=this.#subscription;
+this.#multiplexer.handleDisconnect(subscription);if(source.readyState!==CLOSED&&this.#hasOpened){return this.#multiplexer.
 explainFailure(subscription)}source.close();const answer=await fetchAnswer(url,{credentials});if(source!==
 this.#source)return;const error=getRefusal(answer,subscription.position);if(error)return this.#multiplexer.
 handleMessage(subscription,{type:"error",...error});this.#multiplexer.explainFailure(subscription,{answer});
 this.#timer=setTimeout(()=>{if(this.#hasOpened||!this.#multiplexer.switchTransport(subscription,false)){
 this.subscribe()}},drawBackoff(++subscription.attempts))}#clearTimers(){clearTimeout(this.#timer);clearTimeout(
 this.#silenceTimer)}};function postToMembers(members,message){const receiversByPort=new Map;for(const{port,stream,attempt}of members){
+this.subscribe()}},drawBackoff(++subscription.attempts))}#checkSilence(){if(!this.#heartbeatMs)return;
+const leftMs=this.#receivedAt+2*this.#heartbeatMs+HEARTBEAT_DELAY_MS-Date.now();if(leftMs>0){this.#silenceTimer=
+setTimeout(()=>this.#checkSilence(),leftMs);return}this.#source.close();this.#multiplexer.handleDisconnect(
+this.#subscription);this.subscribe()}#clearTimers(){clearTimeout(this.#timer);clearTimeout(this.#firstEventTimer);
+clearTimeout(this.#silenceTimer)}};function postToMembers(members,message){const receiversByPort=new Map;for(const{port,stream,attempt}of members){
 if(!receiversByPort.has(port))receiversByPort.set(port,[]);receiversByPort.get(port).push([stream,attempt])}
 for(const[port,to]of receiversByPort)port.post({to,message})}function createUuid(){if(globalThis.crypto.randomUUID)return crypto.randomUUID();const bytes=crypto.
 getRandomValues(new Uint8Array(16));return Array.from(bytes,byte=>byte.toString(16).padStart(2,"0")).

@@ -250,9 +250,9 @@ class StreamMiddleware:
             return response
         except Exception as exc:
             if query.is_event_source(request):
-                response = sse.build_error_response(exc)
-                if response is not None:
-                    return response
+                answer = sse.build_error_response(exc)
+                if answer is not None:
+                    return answer
             if isinstance(exc, (GatewayError, HTTPException)):
                 return build_problem(exc, request.url.path)
             raise

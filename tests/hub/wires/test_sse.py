@@ -18,7 +18,7 @@ from gateway.core.log.record import (
 )
 from gateway.core.token.resume_token import seal_token
 from gateway.formats import create_format
-from gateway.hub.wires.sse import SseEncoder
+from gateway.hub.wires.sse import SseEncoder, SseWire
 
 TP = TopicPartition("orders", 7)
 WHERE = {"topic": "orders", "partition": 7}
@@ -48,6 +48,12 @@ def test_a_record_goes_out_under_the_name_that_onmessage_hears():
 def test_a_tombstone_is_a_delete_of_its_key():
     name, data = parse_entry(Record(TP, 4, 0, 0, b"ada", None))
     assert (name, json.loads(data)) == ("delete", {"key": "ada"})
+
+
+def test_a_page_sees_heartbeats_if_it_asks_for_that():
+    assert parse_stream(SseWire().encode_heartbeat()) == []
+    (heartbeat,) = parse_stream(SseWire(grouped=True).encode_heartbeat())
+    assert (heartbeat.event_type, heartbeat.last_event_id) == ("position", "")
 
 
 @pytest.mark.parametrize("reason", GapReason)

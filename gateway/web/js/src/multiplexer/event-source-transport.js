@@ -8,6 +8,7 @@ const EVENT_TYPES = [
 ];
 const CLOSED = 2; // EventSource.readyState: it does not reconnect by itself
 const FIRST_EVENT_TIMEOUT_MS = 15_000; // then nothing comes through, it seems
+const HEARTBEAT_DELAY_MS = 5_000; // by which a heartbeat may be late
 
 /** An EventSource for one subscription. */
 export class EventSourceTransport {
@@ -16,7 +17,10 @@ export class EventSourceTransport {
   #source = null;
   #hasOpened = false; // this source
   #timer = null;
-  #silenceTimer = null; // until the first event of this source
+  #firstEventTimer = null;
+  #silenceTimer = null; // from the first begin of this source on
+  #heartbeatMs = 0; // how often the gateway sends one, if it says so
+  #receivedAt = 0; // ms since 1970
 
   /**
    * @param {import("./multiplexer.js").Multiplexer} multiplexer
@@ -41,14 +45,15 @@ export class EventSourceTransport {
     this.#hasOpened = false;
     source.onopen = () => (this.#hasOpened = true);
     // The source is kept: a gateway may also wait for Kafka, and then begins late.
-    this.#silenceTimer = setTimeout(
+    this.#firstEventTimer = setTimeout(
       () => this.#multiplexer.explainFailure(this.#subscription, { isSilent: true }),
       FIRST_EVENT_TIMEOUT_MS,
     );
     for (const type of EVENT_TYPES) {
       source.addEventListener(type, (event) => {
         if (source !== this.#source) return;
-        clearTimeout(this.#silenceTimer);
+        clearTimeout(this.#firstEventTimer);
+        this.#receivedAt = Date.now();
         // The gateway's event `error` has data; the EventSource's own has none.
         if (event.data !== undefined) this.#handleEvent(event);
         else if (type === "error") this.#handleFailure(source, url.href, credentials);
@@ -80,6 +85,11 @@ export class EventSourceTransport {
     // The browser gives an event without an id that of the event before.
     const position = lastEventId === this.#subscription.position ? undefined : lastEventId;
     if (type === "challenge") return this.#renew(content.url);
+    if (type === "begin") {
+      this.#heartbeatMs = 1_000 * (content.heartbeat ?? 0);
+      clearTimeout(this.#silenceTimer);
+      this.#checkSilence();
+    }
     let message = { ...content, type, position };
     if (type === "message") message = { type: "records", records: [content], position };
     else if (type === "delete") message = { type, record: content, position };
@@ -118,8 +128,22 @@ export class EventSourceTransport {
     }, drawBackoff(++subscription.attempts));
   }
 
+  /** Open another source if this one is silent: it may be dead, which TCP takes long to notice. */
+  #checkSilence() {
+    if (!this.#heartbeatMs) return;
+    const leftMs = this.#receivedAt + 2 * this.#heartbeatMs + HEARTBEAT_DELAY_MS - Date.now();
+    if (leftMs > 0) {
+      this.#silenceTimer = setTimeout(() => this.#checkSilence(), leftMs);
+      return;
+    }
+    this.#source.close();
+    this.#multiplexer.handleDisconnect(this.#subscription);
+    this.subscribe();
+  }
+
   #clearTimers() {
     clearTimeout(this.#timer);
+    clearTimeout(this.#firstEventTimer);
     clearTimeout(this.#silenceTimer);
   }
 }
