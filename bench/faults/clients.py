@@ -186,7 +186,7 @@ class ClientLog:
     def _check_error(self, data: Mapping[str, Any]) -> None:
         """Check that it is one of the errors that faults of the bench lead to."""
         # What a broker that has just started, or a topic that begins anew, may lead to for a while.
-        expected = {"unknown-topic", "kafka-unavailable"}
+        expected = {"unknown-topic", "kafka-unavailable", "connection", "timeout"}
         if self.plan.view.topic == TYPED:
             expected.add("schema-registry")
         if self.plan.view.user:

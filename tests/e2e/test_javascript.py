@@ -201,6 +201,20 @@ async def test_a_connection_that_died_without_a_word_is_replaced(
 
 
 @in_node
+async def test_a_stream_is_stale_while_kafka_is_away(
+    gateway: GatewayThread, embedded: EmbeddedKafka
+):
+    """Nothing was told of an outage of all brokers, however long it was."""
+    async with ModuleClient(f"{gateway.base_url}/events/{TOPIC}") as client:
+        await client.wait_until_live()
+        embedded.down(1)
+        await wait_until(lambda: "stale" in dict(client.states), client.describe_state)
+        embedded.up(1)
+        await client.wait_until_live(2)
+        assert client.live_reasons == [None, "recovered"]
+
+
+@in_node
 async def test_a_write_that_was_cut_off_before_its_answer_is_repeated_and_written_once(
     gateway: GatewayThread, embedded: EmbeddedKafka
 ):

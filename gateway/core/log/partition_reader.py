@@ -37,6 +37,7 @@ EARLIEST, LATEST = -2, -1  # the special timestamps of Kafka's ListOffsets
 # An end that arrives longer after the connect than this does not count as the end at the connect.
 MAX_END_AGE_S = 1.0  # seconds
 STALL_TIMEOUT_S = 5.0  # seconds without a record, though Kafka has some ahead
+REPORT_AFTER_S = 3.0  # seconds for which a partition cannot be read before clients are told
 
 # Not through the named tuple's own constructor: 0.2 us less for each fetch of a partition.
 _tuple_new = tuple.__new__
@@ -239,6 +240,7 @@ class PartitionReader:
     _leader_end_offset: int | None = None
     _pending_gaps: list[Gap] = field(default_factory=list)  # to be returned at the next fetch
     _position_before_gaps: PartitionPosition = field(default=PartitionPosition(None))
+    _failing_since: float | None = None  # when the first attempt in a row failed
     _reported_cause: Cause | None = None  # of the last `Fault`, to return one per cause
 
     def __post_init__(self) -> None:
@@ -513,14 +515,19 @@ class PartitionReader:
         # The backoff counts the attempt even where its delay is not used.
         own_delay = self.backoff.next_delay(cause)
         self.retry_at = now + (own_delay if delay is None else delay)
-        if (
-            RECOVERY_RULES[cause].action in (RecoveryAction.REPORT, RecoveryAction.WATCH_METADATA)
-            and self._reported_cause is not cause
-        ):
-            self._reported_cause = cause  # once, not with every retry
-            offset = self.position.offset or 0
-            return [Fault(self.tp, offset, offset, self.position.epoch, str(cause))]
-        return []
+        if cause is Cause.OUT_OF_RANGE:
+            return []
+        if self._failing_since is None:
+            self._failing_since = now
+        if RECOVERY_RULES[cause].action in (RecoveryAction.REPORT, RecoveryAction.WATCH_METADATA):
+            is_due = self._reported_cause is not cause  # once, not with every retry
+        else:  # a cause that passes mostly, and may alternate with others
+            is_due = self._reported_cause is None and now - self._failing_since >= REPORT_AFTER_S
+        if not is_due:
+            return []
+        self._reported_cause = cause
+        offset = self.position.offset or 0
+        return [Fault(self.tp, offset, offset, self.position.epoch, str(cause))]
 
     # Where to go on.
 
@@ -530,7 +537,7 @@ class PartitionReader:
         return self._mark_ready(is_approximate)
 
     def _mark_ready(self, is_approximate: bool) -> list[Entry]:
-        self.cause, self._reported_cause = None, None
+        self.cause, self._reported_cause, self._failing_since = None, None, None
         if self.is_ready:
             return []
         self.is_ready = True

@@ -1,8 +1,10 @@
 /** Streams of the gateway: records of Kafka in a page or in Node, none lost and none twice. */
 
-/** "connecting" until the stream has begun; "reconnecting" after a cut, by itself; "closed" before
- * `connect` and after `close` or an end. */
-export type State = "connecting" | "live" | "reconnecting" | "closed";
+/** "connecting" until the stream has begun; "stale" while the gateway cannot read all partitions
+ * from Kafka that it read before (the reason is the `code` of the error), and "live" again after
+ * that; "reconnecting" after a cut, by itself; "closed" before `connect` and after `close` or an
+ * end. */
+export type State = "connecting" | "live" | "stale" | "reconnecting" | "closed";
 
 /** Why a stream does not come about, found out after its second failed attempt. The module goes on
  * trying, and calls `onstate` again at the fourth attempt, the eighth and so on.

@@ -338,6 +338,24 @@ id:createUuid()};return new Promise((resolve,reject)=>{this.#writes.set(message.
 reject});this.#attach().then(isNewLink=>isNewLink||this.#sendWrite(message))})}[Symbol.asyncIterator](){
 this.#iteration??={};this.connect();const end=()=>{this.#iteration=null;this.close();return Promise.
 resolve({done:true,value:void 0})};return{next:()=>this.#next(),return:end}}addEventListener(type,...rest){
+connect()}var warnedServers=new Set;var nameOf=({topic,partition})=>`${topic}-${partition}`;function callSafely(callback){
+try{return callback()}catch(error){if(globalThis.reportError)reportError(error);else setTimeout(()=>{
+throw error})}}var Stream=class extends EventTarget{#options;#request;#link=null;#linkPromise=null;#state="\
+closed";#attempt=0;#receivedPosition=null;#queue=[];#isDelivering=false;#iteration=null;#error=null;#troubleReason=null;#failing=new Set;#usedCredit=0;#writes=new Map;#listenedTypes=new Set;#saveTimer=null;constructor(path,options={}){
+super();const{from,filter,fields,credit,credentials,token,transport="auto"}=options;if(!TRANSPORTS.includes(
+transport)){throw new TypeError(`transport ${transport} is none of ${TRANSPORTS.join(", ")}`)}if(transport===
+"eventsource"&&(token||credit!==void 0)){throw new TypeError("an EventSource takes neither token nor\
+ credit; use another transport")}this.id=createUuid();this.position=options.position??null;this.#options=
+options;const view={...resolveAddress(path,options.base),filter,fields};this.#request={...view,from,
+credit,credentials,transport,token:Boolean(token)}}get state(){return this.#state}connect(){if(this.#state!==
+"closed")return this;this.#error=null;this.#setState("connecting");this.#start(++this.#attempt);return this}close(){
+if(this.#state!=="closed")this.#finish({})}change({path,...view}){Object.assign(this.#request,view,path&&
+resolveAddress(path,this.#request.base));const{path:newPath,filter,fields}=this.#request;this.#send(
+{type:"change",attempt:this.#attempt,view:{path:newPath,filter,fields}})}produce(record){const message={
+idempotencyKey:createUuid(),...record,id:createUuid()};return new Promise((resolve,reject)=>{this.#writes.
+set(message.id,{message,resolve,reject});this.#attach().then(isNewLink=>isNewLink||this.#sendWrite(message))})}[Symbol.
+asyncIterator](){this.#iteration??={};this.connect();const end=()=>{this.#iteration=null;this.close();
+return Promise.resolve({done:true,value:void 0})};return{next:()=>this.#next(),return:end}}addEventListener(type,...rest){
 this.#listenedTypes.add(type);super.addEventListener(type,...rest)}async#start(attempt){try{this.position??=
 await this.#options.store?.load()??null}catch(error){this.#emit("error",error)}if(attempt!==this.#attempt)
 return;if(!this.#queue.length)this.#receivedPosition=this.position;this.#deliverQueue();const isNewLink=await this.#attach();
@@ -376,9 +394,14 @@ await new Promise(wake=>this.#iteration={wake})}}#deliver({type,payload,position
 void 0?this.position:newPosition||null;const context={position,id:this.id};if(type==="closed")this.#finish(
 payload);else if(type==="lost")this.#setState("reconnecting",payload.reason);else if(type==="trouble")
 this.#reportTrouble(payload);else if(type==="error")this.#emit(type,new StreamError(payload),context);else if(type!==
-"position")this.#emit(type,payload,context);if(type==="begin")this.#setState("live",this.#endTrouble());
-if(type==="record"||type==="delete")this.#useCredit();if(this.position!==position)this.#setPosition(
-position);return position}#setPosition(position){this.position=position;this.#emit("position",position);
+"position")this.#emit(type,payload,context);if(["begin","error","ready"].includes(type))this.#updateState(
+type,payload);if(type==="record"||type==="delete")this.#useCredit();if(this.position!==position)this.#setPosition(
+position);return position}#updateState(type,{partitions,pending,topic,partition,offset,code}){let reason="\
+recovered";if(type==="begin"){reason=this.#endTrouble();if(partitions){const total=Object.values(partitions).
+reduce((sum,count)=>sum+count,0);this.#failing=new Set((pending.length<total?[]:pending).map(nameOf))}}else if(partition===
+void 0)return;else if(type==="ready")this.#failing.delete(nameOf({topic,partition}));else if(offset===
+void 0){this.#failing.add(nameOf({topic,partition}));reason=code}this.#setState(this.#failing.size?"\
+stale":"live",reason)}#setPosition(position){this.position=position;this.#emit("position",position);
 if(!this.#options.store)return;this.#saveTimer??=setTimeout(()=>this.#savePosition(),SAVE_INTERVAL_MS)}#savePosition(){
 if(this.#saveTimer===null)return;clearTimeout(this.#saveTimer);this.#saveTimer=null;callSafely(()=>this.#options.
 store.save(this.position))}#useCredit(){const{credit}=this.#request;if(credit===void 0||++this.#usedCredit<

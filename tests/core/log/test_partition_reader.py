@@ -7,6 +7,7 @@ import pytest
 from gateway.core.log.partition_reader import (
     EARLIEST,
     LATEST,
+    REPORT_AFTER_S,
     EpochEndCommand,
     FetchCommand,
     FetchResult,
@@ -257,6 +258,21 @@ def test_what_its_clients_should_hear_of_is_told_once():
     read.on_fetch(build_fetched(next=3), BORN + 90.0)
     assert len(read.on_error(Cause.DENIED, BORN + 99.0)) == 1
     assert read.on_error(Cause.CONNECTION, BORN) == []
+
+
+@pytest.mark.parametrize("cause", [Cause.CONNECTION, Cause.TIMEOUT])
+def test_what_passes_mostly_is_told_once_if_it_lasts(cause: Cause):
+    """Clients heard nothing of an outage of all brokers, however long it was."""
+
+    read = build_reader(OffsetStart(3, 1))
+    read.on_fetch(build_fetched(next=3), BORN)
+    assert read.on_error(cause, BORN) == []
+    assert read.on_error(cause, BORN + REPORT_AFTER_S - 0.1) == []
+    assert read.on_error(cause, BORN + REPORT_AFTER_S) == [Fault(TP, 3, 3, 1, str(cause))]
+    assert read.on_error(Cause.STORAGE, BORN + 60.0) == []
+    (ready,) = read.on_fetch(build_fetched(next=3), BORN + 90.0)
+    assert isinstance(ready, Ready)
+    assert read.on_error(cause, BORN + 91.0) == []
 
 
 def test_a_topic_created_anew_is_read_from_its_first_record_and_told():

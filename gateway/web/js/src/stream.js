@@ -22,6 +22,8 @@ export function connect(path, options) {
 /** The servers that the console of this page was warned of, until a stream of them begins. */
 const warnedServers = new Set();
 
+const nameOf = ({ topic, partition }) => `${topic}-${partition}`;
+
 /** Call a page's callback. An exception is reported as the page's, and does not end the stream. */
 function callSafely(callback) {
   try {
@@ -51,6 +53,7 @@ export class Stream extends EventTarget {
   #iteration = null; // of the async iterator: { wake } while it waits
   #error = null; // why the stream closed
   #troubleReason = null; // why the stream does not begin, as the page was told
+  #failing = new Set(); // partitions that cannot be read for now
   #usedCredit = 0; // records delivered since credit was last returned to the gateway
   #writes = new Map(); // id -> { message, resolve, reject }: not answered
   #listenedTypes = new Set();
@@ -73,7 +76,7 @@ export class Stream extends EventTarget {
     this.#request = { ...view, from, credit, credentials, transport, texts, token: Boolean(token) };
   }
 
-  /** "connecting", "live", "reconnecting" or "closed". */
+  /** "connecting", "live", "stale", "reconnecting" or "closed". */
   get state() {
     return this.#state;
   }
@@ -296,10 +299,28 @@ export class Stream extends EventTarget {
     else if (type === "trouble") this.#reportTrouble(payload);
     else if (type === "error") this.#emit(type, new StreamError(payload), context);
     else if (type !== "position") this.#emit(type, payload, context);
-    if (type === "begin") this.#setState("live", this.#endTrouble());
+    if (["begin", "error", "ready"].includes(type)) this.#updateState(type, payload);
     if (type === "record" || type === "delete") this.#useCredit();
     if (this.position !== position) this.#setPosition(position);
     return position;
+  }
+
+  /** Be "stale" while partitions cannot be read: all that are there, or one that could be before. */
+  #updateState(type, { partitions, pending, topic, partition, offset, code }) {
+    let reason = "recovered";
+    if (type === "begin") {
+      reason = this.#endTrouble();
+      if (partitions) { // else the view changed in place
+        const total = Object.values(partitions).reduce((sum, count) => sum + count, 0);
+        this.#failing = new Set((pending.length < total ? [] : pending).map(nameOf));
+      }
+    } else if (partition === undefined) return;
+    else if (type === "ready") this.#failing.delete(nameOf({ topic, partition }));
+    else if (offset === undefined) { // an error with an offset is about one record
+      this.#failing.add(nameOf({ topic, partition }));
+      reason = code;
+    }
+    this.#setState(this.#failing.size ? "stale" : "live", reason);
   }
 
   #setPosition(position) {
