@@ -4,7 +4,8 @@ All conditions of a text must hold:
 
     key=ada  key^=a  header.region=eu  /amount>=10  /amount<20  /status=in(a,b)  /email  !/email
 
-A name or list that contains `=`, `<`, `>`, `^` or a comma must be written as JSON.
+A name or list that contains `=`, `<`, `>`, `^` or a comma must be written as JSON, and so must a name
+that ends with `!`, and a value that begins with `=`, `<` or `>`: these are operators of others.
 """
 
 from __future__ import annotations
@@ -48,6 +49,11 @@ class ShortCondition(NamedTuple):
                 f"{safe_repr(text)} is not understood; write such as key=ada, key^=a, "
                 "header.region=eu, /amount>=10, /status=in(a,b), /email or !/email, "
                 'or JSON such as {"key": "ada"}'
+            )
+        if match[5] and (text[match.start(5) - 1] == "!" or match[6][:1] in ("=", "<", ">")):
+            raise ValueError(
+                f"{safe_repr(text)} has an unknown operator; use =, ^=, <, <=, > or >=, or "
+                "JSON for a name or a value with such characters"
             )
         condition = _build_condition(match[5], match[6]) if match[5] else {"exists": not match[1]}
         if match[2]:

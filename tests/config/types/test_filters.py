@@ -124,6 +124,12 @@ def test_no_filter_is_none():
         ("", "empty key=ada"),
         ("amount>10", "'amount>10' understood /amount>=10"),
         ("key!=a", "understood"),
+        ("/status!=paid", "operator ^= JSON"),  # was the field "status!"
+        ("header.region!=us", "operator"),
+        ("/n!>5", "operator"),
+        ("/status==paid", "operator"),
+        ("/n=>5", "operator"),
+        ("/n<>5", "operator"),
         ("key>", "key.gt number"),
         ("/n>=ten", "value['/n'].gte number 'ten' 10"),
         ("!/n=1", "understood"),
