@@ -136,6 +136,12 @@ CASES = {
         "allow: {origins: ['https://a', §'https://Shop.example/']}}}\n",
         "origin 'https://shop.example'",
     ),
+    "pattern of origins": (
+        KAFKA + "listen: {access-control: {policy: cross-origin, "
+        "allow: {origins: ['capacitor://localhost', 'chrome-extension://abcd', "
+        "§'https://*.shop.example']}}}\n",
+        "'https://*.shop.example' patterns are not supported",
+    ),
     "origin without scheme": (
         KAFKA + "listen: {access-control: {policy: cross-origin, allow: {origins: [§a]}}}\n",
         "origin https://shop.example",

@@ -21,6 +21,7 @@ from .draft import Draft
 from .source import iter_leaves
 from .writer import WrittenConfig, write_config
 
+_ACCESS_CONTROL = ("listen", "access-control")
 MAX_ROUNDS = 1000  # each removes something; a file has far fewer options
 EXAMPLE_URL = "https://migrated.example"
 # 32 bytes in base64url, the least that a shared secret has (RFC 7518 3.2).
@@ -98,7 +99,9 @@ def _remove_problems(
         match = re.match(rf"{re.escape(name)}:(\d+):\d+: (.*)", problem, re.DOTALL)
         if match is None:
             raise GatewayError(f"the migrated configuration cannot be used: {problem}")
-        loc = _find_removable(written.find_loc(int(match[1])))
+        loc = written.find_loc(int(match[1]))
+        item = re.match(r"\S+\.origins\[(\d+)\]: ", match[2])  # the list is on one line
+        loc = _find_removable(loc if item is None else (*loc, int(item[1])))
         found.setdefault(loc, match[2])
     others = {loc: message for loc, message in found.items() if loc[:1] != ("routes",)}
     # The last first, so that the places of those before stay.
@@ -127,8 +130,8 @@ def _find_removable(loc: Loc) -> Loc:
     """Return what to remove for the problem of an option, so that nothing is opened by it."""
     if loc[:1] in (("routes",), ("guards",), ("catalogs",)):
         return loc[:2]
-    if loc[:2] == ("listen", "access-control"):
-        return loc[:2]
+    if loc[:2] == _ACCESS_CONTROL:
+        return loc if isinstance(loc[-1], int) else loc[:2]
     if "sasl" in loc:
         return loc[: loc.index("sasl") + 1]
     if loc[:3] == ("telemetry", "metrics", "influx"):
@@ -141,7 +144,9 @@ def _find_removable(loc: Loc) -> Loc:
 
 
 def _remove_empty_sections(draft: Draft) -> None:
-    """Remove sections of which nothing is left, which are refused."""
+    """Remove sections of which nothing is left, which are refused or would allow anything."""
+    if draft.get((*_ACCESS_CONTROL, "allow", "origins")) == []:
+        draft.remove(_ACCESS_CONTROL, "none of its origins is left")
     for section in ("guards", "catalogs", "routes"):
         if draft.get((section,)) in ({}, []):
             draft.values.pop(section)

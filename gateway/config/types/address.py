@@ -17,7 +17,8 @@ from .fields import validate_text
 from .section import Problem, create_section_error, create_value_error
 
 _HOST_NAME = re.compile(r"\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9]+)?\]|[A-Za-z0-9_][A-Za-z0-9_.-]{0,253}")
-_ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:.]+\](:[0-9]{1,5})?")
+_SCHEME = "[a-z][a-z0-9+.-]*://"  # app shells and extensions have their own
+_ORIGIN = re.compile(rf"{_SCHEME}(?:[a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]{{1,5}})?")
 
 
 def is_loopback(host: str | None) -> bool:
@@ -60,6 +61,10 @@ def validate_origin(value: object) -> str:
     text = validate_text(value)
     if text in ("*", "null") or _is_origin(text):
         return text
+    if "*" in text:
+        raise create_value_error(
+            f"{safe_repr(value)} is a pattern, and patterns are not supported; list each origin"
+        )
     suggestion = _suggest_origin(text)
     hint = "https://shop.example or *" if suggestion is None else f"'{suggestion}'"
     raise create_value_error(
@@ -74,7 +79,7 @@ def _suggest_origin(text: str) -> str | None:
     """
     import httpx  # takes 0.1 s, and is needed for a message only
 
-    written = re.match(r"https?://[^/?#]+", text.lower())
+    written = re.match(rf"{_SCHEME}[^/?#]+", text.lower())
     if written is None or re.search(r"[@\s]", text):
         return None
     try:
@@ -89,7 +94,7 @@ def _suggest_origin(text: str) -> str | None:
 
 def _is_origin(text: str) -> bool:
     match = _ORIGIN.fullmatch(text)
-    return match is not None and int((match[1] or match[2] or ":0")[1:]) <= 65535
+    return match is not None and int((match[1] or ":0")[1:]) <= 65535
 
 
 def _validate_server(value: object) -> str:
@@ -226,7 +231,7 @@ Urls: TypeAlias = Annotated[
 Origin: TypeAlias = Annotated[
     str,
     BeforeValidator(validate_origin),
-    WithJsonSchema({"type": "string", "pattern": r"^(\*|null|https?://[^/]+)$|\$\{"}),
+    WithJsonSchema({"type": "string", "pattern": rf"^(\*|null|{_SCHEME}[^/]+)$|\$\{{"}),
 ]
 Servers: TypeAlias = Annotated[
     tuple[str, ...] | Literal["embedded"],

@@ -4,8 +4,8 @@ All conditions of a text must hold:
 
     key=ada  key^=a  header.region=eu  /amount>=10  /amount<20  /status=in(a,b)  /email  !/email
 
-A name or list that contains `=`, `<`, `>`, `^` or a comma must be written as JSON, and so must a name
-that ends with `!`, and a value that begins with `=`, `<` or `>`: these are operators of others.
+A name or list that contains `=`, `<`, `>`, `^` or a comma must be written as JSON, and so must a
+name that ends with `!`, and a value that begins with `=`, `<` or `>`: these look like operators.
 """
 
 from __future__ import annotations

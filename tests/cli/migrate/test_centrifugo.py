@@ -168,6 +168,23 @@ def test_origins_limits_and_pings_are_carried():
     assert values["name"] == "front-1"
 
 
+@pytest.mark.parametrize(
+    ("origins", "left"),
+    [
+        (["capacitor://localhost", "https://a.example/", "https://b.example"], [0, 2]),
+        (["https://a.example/", "https://b.example/"], None),  # an empty list would allow all
+    ],
+)
+def test_an_origin_that_is_refused_takes_no_other_with_it(tmp_path: Path, origins, left):
+    token = {"token": TOKEN, "allowed_origins": origins}
+    access = migrate(tmp_path, client=token).values.get("listen", {}).get("access-control")
+    assert access == (
+        None if left is None else {
+            "policy": "cross-origin", "allow": {"origins": [origins[n] for n in left]}
+        }
+    )  # fmt: skip
+
+
 def test_files_with_keys_are_named_and_content_is_a_variable(tmp_path: Path):
     for name in ("front.pem", "front.key"):
         (tmp_path / name).write_text("x")
