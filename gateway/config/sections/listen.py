@@ -200,8 +200,9 @@ class Listen(Section):
     )
     forwarded: Proxies = Field(
         default=False,
-        description="The proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted: a list "
-        "of addresses and networks, or true for every peer. For gateways behind a proxy.",
+        description="The proxies whose X-Forwarded-For, X-Forwarded-Proto and X-Forwarded-Prefix "
+        "are trusted: a list of addresses and networks, or true for every peer. For gateways "
+        "behind a proxy.",
     )
     probe: Flag = Field(
         default=True,

@@ -1,6 +1,7 @@
-"""Take the client's address, scheme and certificate from the headers of a trusted proxy.
+"""Take what only a trusted proxy knows of a request from its headers.
 
-The headers are `X-Forwarded-For`, `X-Forwarded-Proto` and `X-Forwarded-Client-Cert`.
+The headers are `X-Forwarded-For`, `X-Forwarded-Proto`, `X-Forwarded-Client-Cert`, and
+`X-Forwarded-Prefix`: a path that the proxy has taken off the beginning of that of the request.
 
 Anybody can send these headers, so they are trusted only from the proxies that `listen.forwarded`
 names, and only as far as these vouch for them: read from the right, the first address that is no
@@ -11,6 +12,7 @@ certificate is then not taken from a header.
 
 from __future__ import annotations
 
+import re
 from ipaddress import ip_address, ip_network
 from typing import Literal
 
@@ -21,6 +23,9 @@ from gateway.core.short_cache import cache_short
 from . import client_certificate
 
 HTTP_SCHEMES = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
+
+# No letters that would have to be encoded, and no second slash, behind which a host would follow.
+_PREFIX_PATTERN = re.compile(r"(?:/[A-Za-z0-9._~-]+)+")
 
 MAX_PROXIES = 32
 """How many addresses of X-Forwarded-For are read, from the right. A longer chain is not made by
@@ -63,7 +68,7 @@ class TrustedProxies:
 
 
 class ForwardedMiddleware:
-    """ASGI middleware that sets the client and scheme of a scope to what a trusted proxy says.
+    """ASGI middleware that sets client, scheme and root path of a scope as a trusted proxy says.
 
     Created by `edge.create_uvicorn_config`, one for each port with `listen.forwarded`.
 
@@ -96,13 +101,20 @@ class ForwardedMiddleware:
 
     def _apply_headers(self, scope: Scope) -> None:
         forwarded: list[str] = []
-        scheme = ""
+        scheme = prefix = ""
         for name, value in scope["headers"]:
             if name == b"x-forwarded-for":
                 forwarded.append(value.decode("latin-1"))
             elif name == b"x-forwarded-proto":
                 # Of several values the last one is that of the proxy which connects to us.
                 scheme = value.decode("latin-1").rpartition(",")[2].strip().lower()
+            elif name == b"x-forwarded-prefix":
+                prefix = value.decode("latin-1").strip().rstrip("/")
+        if _PREFIX_PATTERN.fullmatch(prefix):
+            scope["root_path"] = prefix + scope.get("root_path", "")
+            scope["path"] = prefix + scope["path"]
+            if "raw_path" in scope:
+                scope["raw_path"] = prefix.encode() + scope["raw_path"]
         if forwarded:
             addresses = ",".join(forwarded).rsplit(",", MAX_PROXIES)[-MAX_PROXIES:]
             # The header does not say from which port the client connected to the proxy.

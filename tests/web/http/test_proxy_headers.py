@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 from gateway.web.http.proxy_headers import ForwardedMiddleware
+from gateway.web.streams.middleware import get_encoded_path
+from gateway.web.streams.ndjson import build_next_link
 
 PROXIES = ("10.0.0.0/8", "192.0.2.7/32", "2001:db8::/64")
 
@@ -92,3 +94,32 @@ async def test_the_start_and_end_of_the_application_pass():
 
     await ForwardedMiddleware(app, True)({"type": "lifespan"}, None, None)  # type: ignore[arg-type]
     assert scopes == [{"type": "lifespan"}]
+
+
+@pytest.mark.parametrize(
+    ("peer", "prefix", "root_path"),
+    [
+        ("10.1.2.3", "/stream", "/stream"),
+        ("10.1.2.3", "/a/b-c/", "/a/b-c"),
+        ("10.1.2.3", "/", ""),
+        ("10.1.2.3", "//other.example", ""),
+        ("10.1.2.3", "https://other.example", ""),
+        ("10.1.2.3", "/a b", ""),
+        ("198.51.100.1", "/stream", ""),
+    ],
+)
+async def test_a_prefix_that_a_proxy_took_off_is_in_links_again(
+    peer: str, prefix: str, root_path: str
+):
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert scope.get("root_path", "") == root_path
+        assert scope["path"] == f"{root_path}/stream/orders"
+        assert build_next_link(scope, "t") == f"{root_path}/stream/orders?lastEventId=t"
+        assert get_encoded_path(scope) == "/stream/orders"
+
+    scope = {
+        "type": "http", "scheme": "http", "client": (peer, 1), "query_string": b"",
+        "path": "/stream/orders", "raw_path": b"/stream/orders",
+        "headers": [(b"x-forwarded-prefix", prefix.encode())],
+    }  # fmt: skip
+    await ForwardedMiddleware(app, PROXIES)(scope, None, None)  # type: ignore[arg-type]
