@@ -131,12 +131,13 @@ async def test_a_server_that_is_no_gateway_is_told():
 
 
 @in_node
-async def test_a_development_server_without_the_path_is_told():
+@pytest.mark.parametrize(("status", "advice"), [(404, "`base`"), (502, "whether the gateway runs")])
+async def test_a_development_server_without_the_gateway_is_told(status: int, advice: str):
     """Vite's server answers other paths with 404, and a handshake never: for 40 s nobody was told,
-    and then of `no detail`."""
+    and then of `no detail`. With 502 it seemed to be another server, and is the right proxy."""
 
     async def serve_nothing(scope: Any, receive: Any, send: Any) -> None:
-        await PlainTextResponse("", 404)(scope, receive, send)
+        await PlainTextResponse("", status)(scope, receive, send)
 
     async with running_app(serve_nothing) as url:
         client = ModuleClient(f"{url}{PATH}", {"transport": "websocket"})
@@ -144,7 +145,8 @@ async def test_a_development_server_without_the_path_is_told():
         async with client:
             await wait_until(lambda: client.troubles, client.describe_state)
             assert client.troubles[0]["reason"] == "refused"
-            assert "404" in client.troubles[0]["hint"] and "`base`" in client.troubles[0]["hint"]
+            assert str(status) in client.troubles[0]["hint"]
+            assert advice in client.troubles[0]["hint"]
 
 
 @in_node

@@ -285,6 +285,22 @@ async def test_a_refused_position_is_told_and_a_refused_path_is_final(
 
 @in_node
 @TRANSPORTS
+async def test_without_a_token_a_stream_is_unauthorized(transport: str, embedded: EmbeddedKafka):
+    """By EventSource it was forbidden, for which no page asks its user to log in."""
+    embedded.create_topic(TOPIC, 1)
+    guards = {"dev": {"type": "inline", "users": {"ada": {"token": "t"}}}}
+    routes = [build_route(TOPIC, "value") | {"guarded": ["dev"]}]
+    async with running_gateway(
+        build_config(embedded.bootstrap, [TOPIC], routes, guards=guards)
+    ) as gateway:
+        options = {"transport": transport}
+        async with ModuleClient(f"{gateway.base_url}/events/{TOPIC}", options) as client:
+            await wait_until(lambda: client.is_closed and client.errors, client.describe_state)
+            assert client.states == [("connecting", None), ("closed", "unauthorized")]
+
+
+@in_node
+@TRANSPORTS
 async def test_a_wrong_query_takes_no_position_away(transport: str, gateway: GatewayThread):
     """An EventSource that was refused for its query forgot the position, and invented a gap."""
     async with ModuleClient(f"{gateway.base_url}/events/{TOPIC}") as client:

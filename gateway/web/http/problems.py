@@ -147,7 +147,7 @@ def _describe_error(exc: Exception) -> tuple[int, str, str]:
 
 
 def _describe_http_error(exc: HTTPException) -> str:
-    if exc.status_code == 404:
+    if exc.status_code == 404 and exc.detail == HTTPStatus.NOT_FOUND.phrase:
         return "no route has this path; see the routes of the configuration"
     if exc.status_code == 405:
         return f"this path answers to {(exc.headers or {}).get('Allow', 'other methods')}"

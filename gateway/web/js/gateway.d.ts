@@ -260,8 +260,8 @@ export function connect<T = any>(path: string, options?: Options<T>): Stream<T>;
 /** Why the gateway refused something, or why a partition cannot be read. */
 export class StreamError extends Error {
   constructor(message: { code: string; message?: string; [name: string]: unknown });
-  /** The kind of error: a `Trouble`, or unknown-path, unknown-topic, forbidden, bad-request,
-   * kafka-unavailable... */
+  /** The kind of error: a `Trouble`, or unknown-path, unknown-topic, unauthorized, forbidden,
+   * bad-request, kafka-unavailable... */
   code: string;
   /** Everything else that the gateway said: topic, partition, status... */
   details: Record<string, unknown>;

@@ -5,42 +5,44 @@ globalThis.navigator?.locks?.request(name,()=>void callback())}var FIRST_BACKOFF
 min(MAX_BACKOFF_MS,FIRST_BACKOFF_MS*2**attempt)}function parseClaims(jwt){try{return JSON.parse(atob(jwt.split(".")[1].replace(/-/g,"+").replace(/_/g,
 "/")))}catch{return{}}}function getExpiry(jwt){return(parseClaims(jwt).exp??Infinity)*1e3}function getIdentity(jwt){
 if(!jwt)return"";const{exp,iat,nbf,jti,...identifying}=parseClaims(jwt);return Object.keys(identifying).
-length?JSON.stringify(identifying):jwt}var RESPONSE_TIMEOUT_MS=5e3;var TRANSIENT_STATUSES=[408,425,429];async function fetchAnswer(url,{credentials,
-jwt}={}){const headers={Accept:"text/event-stream"};if(jwt)headers.Authorization=`Bearer ${jwt}`;return fetchHead(
-url,{headers,credentials:credentials?"include":"same-origin"})}async function fetchHead(url,options){
+length?JSON.stringify(identifying):jwt}var RESPONSE_TIMEOUT_MS=5e3;var TRANSIENT_STATUSES=[408,425,429];var PROXY_STATUSES=[502,503,504];async function fetchAnswer(url,{
+credentials,jwt}={}){const headers={Accept:"text/event-stream"};if(jwt)headers.Authorization=`Bearer\
+ ${jwt}`;return fetchHead(url,{headers,credentials:credentials?"include":"same-origin"})}async function fetchHead(url,options){
 const control=new AbortController;const timer=setTimeout(()=>control.abort(),RESPONSE_TIMEOUT_MS);try{
 const response=await fetch(url,{...options,cache:"no-store",signal:control.signal});const{status}=response;
 const mediaType=response.headers.get("content-type")??"";const problem=status<400?{}:await response.
 json().catch(()=>({}));return{status,mediaType,problem:problem??{}}}catch(error){return{isLate:control.
 signal.aborted,failure:error?.cause?.code}}finally{clearTimeout(timer);control.abort()}}function getRefusal({
 status,problem},position){if(!(status>=400&&status<500)||TRANSIENT_STATUSES.includes(status))return null;
-const{detail=`HTTP status ${status}`,topic}=problem;let code="bad-request";if(status===401||status===
-403)code="forbidden";else if(status===404)code=topic?"unknown-topic":"unknown-path";else if(status===
-400&&position&&problem.title!=="Bad request")code="position-refused";return{code,message:detail,status}}
-async function diagnose(request,{answer,jwt,transport,hasFallback,isSilent}){const url=request.base+
-request.path;answer??=await fetchAnswer(url,{credentials:request.credentials,jwt});const{status,mediaType,
-problem,isLate,failure}=answer;const refused=hint=>({reason:"refused",hint});const buffering={reason:"\
-proxy-buffering",hint:`${request.base} responds, but no event of ${url} arrives: turn buffering off \
-in the proxy in between, or wait if partitionReadyTimeout of its route is longer than 15 s`};if(status>=
-400){const detail=problem.detail??`${request.base} seems to be another server than the gateway; give\
- the gateway's address as \`base\`, or let this server pass the path on to it`;return refused(`${url}\
- responds with status ${status}: ${detail}`)}if(status&&!mediaType.startsWith("text/event-stream")){
-return refused(`${url} responds with ${mediaType||"no media type"} instead of a stream of events: th\
-is is another server, or a proxy that does not pass the path on to the gateway`)}if(status&&isSilent)
-return buffering;if(status&&(hasFallback||transport==="EventSource"))return null;if(status){return refused(
-`${url} responds to HTTP, but no WebSocket to ${request.base}/ws opens: a proxy in between must pass\
- Upgrade on, and a page of another origin whose browser sends cookies needs allow.credentials in acc\
-ess-control`)}const page=globalThis.location?.origin;const isForeign=Boolean(page)&&page!==new URL(request.
-base).origin;const probe={method:"HEAD",mode:"no-cors",credentials:"omit"};const isAlive=(await fetchHead(
-`${request.base}/gateway.js`,probe)).status!==void 0;if(!isAlive)return{reason:"unreachable",hint:explainUnreachable(
-request.base,failure)};if(isLate)return buffering;if(isForeign){return{reason:"foreign-origin",hint:`${url}\
- responds, but not to pages of ${page}: allow this origin in listen.access-control (or \`gateway run \
---origin\`), or in the route's access-control, or let the page's own server pass the path on to the g\
-ateway`}}return refused(`${url} redirects to another server, as one that asks for a login does`)}function explainUnreachable(base,failure){
-const{protocol,host}=new URL(base);const problem=`${host} cannot be reached${failure?` (${failure})`:
-""}`;if(globalThis.navigator?.onLine===false)return`${problem}: this device is offline`;if(protocol===
-"http:"&&globalThis.location?.protocol==="https:"){return`${problem}: a page of https may not open h\
-ttp; give an address of https`}if(protocol==="https:"&&globalThis.location){return`${problem}: open ${base}\
+const{detail=`HTTP status ${status}`,topic}=problem;let code="bad-request";if(status===401)code="una\
+uthorized";else if(status===403)code="forbidden";else if(status===404)code=topic?"unknown-topic":"un\
+known-path";else if(status===400&&position&&problem.title!=="Bad request")code="position-refused";return{
+code,message:detail,status}}async function diagnose(request,{answer,jwt,transport,hasFallback,isSilent}){
+const url=request.base+request.path;answer??=await fetchAnswer(url,{credentials:request.credentials,
+jwt});const{status,mediaType,problem,isLate,failure}=answer;const refused=hint=>({reason:"refused",hint});
+const buffering={reason:"proxy-buffering",hint:`${request.base} responds, but no event of ${url} arr\
+ives: turn buffering off in the proxy in between, or wait if partitionReadyTimeout of its route is l\
+onger than 15 s`};if(status>=400){const guess=PROXY_STATUSES.includes(status)?"a proxy does not reac\
+h the gateway; see whether the gateway runs, and the proxy's target":`${request.base} seems to be an\
+other server than the gateway; give the gateway's address as \`base\`, or let this server pass the pat\
+h on to it`;return refused(`${url} responds with status ${status}: ${problem.detail??guess}`)}if(status&&
+!mediaType.startsWith("text/event-stream")){return refused(`${url} responds with ${mediaType||"no me\
+dia type"} instead of a stream of events: this is another server, or a proxy that does not pass the \
+path on to the gateway`)}if(status&&isSilent)return buffering;if(status&&(hasFallback||transport==="\
+EventSource"))return null;if(status){return refused(`${url} responds to HTTP, but no WebSocket to ${request.
+base}/ws opens: a proxy in between must pass Upgrade on, and a page of another origin whose browser \
+sends cookies needs allow.credentials in access-control`)}const page=globalThis.location?.origin;const isForeign=Boolean(
+page)&&page!==new URL(request.base).origin;const probe={method:"HEAD",mode:"no-cors",credentials:"om\
+it"};const isAlive=(await fetchHead(`${request.base}/gateway.js`,probe)).status!==void 0;if(!isAlive)
+return{reason:"unreachable",hint:explainUnreachable(request.base,failure)};if(isLate)return buffering;
+if(isForeign){return{reason:"foreign-origin",hint:`${url} responds, but not to pages of ${page}: all\
+ow this origin in listen.access-control (or \`gateway run --origin\`), or in the route's access-contro\
+l, or let the page's own server pass the path on to the gateway`}}return refused(`${url} redirects t\
+o another server, as one that asks for a login does`)}function explainUnreachable(base,failure){const{
+protocol,host}=new URL(base);const problem=`${host} cannot be reached${failure?` (${failure})`:""}`;
+if(globalThis.navigator?.onLine===false)return`${problem}: this device is offline`;if(protocol==="ht\
+tp:"&&globalThis.location?.protocol==="https:"){return`${problem}: a page of https may not open http\
+; give an address of https`}if(protocol==="https:"&&globalThis.location){return`${problem}: open ${base}\
 /gateway.js in a tab; if the browser warns of the certificate, it is not trusted; else the address i\
 s wrong, or the gateway does not run`}if(/CERT|SELF_SIGNED/.test(failure)){return`${problem}: its ce\
 rtificate is not trusted; name its CA in NODE_EXTRA_CA_CERTS`}return`${problem}: check the address, \
@@ -60,45 +62,30 @@ query))if(value)url.searchParams.set(name,value);const options={withCredentials:
 const source=this.#source=new this.#multiplexer.EventSource(url.href,options);this.#subscription.isAtPosition=
 true;this.#hasOpened=false;source.onopen=()=>this.#hasOpened=true;this.#firstEventTimer=setTimeout(()=>this.#multiplexer.
 explainFailure(this.#subscription,{isSilent:true}),FIRST_EVENT_TIMEOUT_MS);for(const type of EVENT_TYPES){
-source.addEventListener(type,event=>{if(source!==this.#source)return;clearTimeout(this.#silenceTimer);
-if(event.data!==void 0)this.#handleEvent(event);else if(type==="error")this.#handleFailure(source,url.
-href,credentials)})}}unsubscribe(){this.#clearTimers();this.#source?.close();this.#source=null}resubscribe(subscription,reason,delayMs){
-if(this.#source?.readyState!==CLOSED)return;this.#timer=setTimeout(()=>this.subscribe(),delayMs)}#handleEvent({
-type,data,lastEventId}){let content=data;try{content=JSON.parse(data.replace(/^\ufeff/,""))}catch{}if(type===
-"message"&&this.#subscription.request.texts){content=content===data?JSON.stringify(data):data.replace(
-/^\ufeff/,"")}const position=lastEventId===this.#subscription.position?void 0:lastEventId;if(type===
-"challenge")return this.#renew(content.url);let message={...content,type,position};if(type==="messag\
-e")message={type:"records",records:[content],position};else if(type==="delete")message={type,record:content,
-position};this.#multiplexer.handleMessage(this.#subscription,message)}#renew(path){const{base,credentials}=this.#subscription.
-request;const absolute=new URL(path,base).href;const url=absolute.startsWith(`${base}/`)?absolute:base+
-path;const answer=fetch(url,{method:"POST",credentials:credentials?"include":"same-origin"});answer.
-catch(()=>{})}async#handleFailure(source,url,credentials){const subscription=this.#subscription;this.#multiplexer.
-handleDisconnect(subscription);if(source.readyState!==CLOSED&&this.#hasOpened){return this.#multiplexer.
 source.addEventListener(type,event=>{if(source!==this.#source)return;clearTimeout(this.#firstEventTimer);
 this.#receivedAt=Date.now();if(event.data!==void 0)this.#handleEvent(event);else if(type==="error")this.#handleFailure(
 source,url.href,credentials)})}}unsubscribe(){this.#clearTimers();this.#source?.close();this.#source=
 null}resubscribe(subscription,reason,delayMs){if(this.#source?.readyState!==CLOSED)return;this.#timer=
 setTimeout(()=>this.subscribe(),delayMs)}#handleEvent({type,data,lastEventId}){let content=data;try{
-content=JSON.parse(data)}catch{}const position=lastEventId===this.#subscription.position?void 0:lastEventId;
-if(type==="challenge")return this.#renew(content.url);if(type==="begin"){this.#heartbeatMs=1e3*(content.
-heartbeat??0);clearTimeout(this.#silenceTimer);this.#checkSilence()}let message={...content,type,position};
-if(type==="message")message={type:"records",records:[content],position};else if(type==="delete")message=
-{type,record:content,position};this.#multiplexer.handleMessage(this.#subscription,message)}#renew(path){
-const{base,credentials}=this.#subscription.request;const absolute=new URL(path,base).href;const url=absolute.
-startsWith(`${base}/`)?absolute:base+path;const answer=fetch(url,{method:"POST",credentials:credentials?
-"include":"same-origin"});answer.catch(()=>{})}async#handleFailure(source,url,credentials){const subscription=this.#subscription;
-this.#multiplexer.handleDisconnect(subscription);if(source.readyState!==CLOSED&&this.#hasOpened){return this.#multiplexer.
-explainFailure(subscription)}source.close();const answer=await fetchAnswer(url,{credentials});if(source!==
-this.#source)return;const error=getRefusal(answer,subscription.position);if(error)return this.#multiplexer.
-handleMessage(subscription,{type:"error",...error});this.#multiplexer.explainFailure(subscription,{answer});
-this.#timer=setTimeout(()=>{if(this.#hasOpened||!this.#multiplexer.switchTransport(subscription,false)){
-this.subscribe()}},drawBackoff(++subscription.attempts))}#clearTimers(){clearTimeout(this.#timer);clearTimeout(
-this.#silenceTimer)}};function postToMembers(members,message){const receiversByPort=new Map;for(const{port,stream,attempt}of members){
-this.subscribe()}},drawBackoff(++subscription.attempts))}#checkSilence(){if(!this.#heartbeatMs)return;
-const leftMs=this.#receivedAt+2*this.#heartbeatMs+HEARTBEAT_DELAY_MS-Date.now();if(leftMs>0){this.#silenceTimer=
-setTimeout(()=>this.#checkSilence(),leftMs);return}this.#source.close();this.#multiplexer.handleDisconnect(
-this.#subscription);this.subscribe()}#clearTimers(){clearTimeout(this.#timer);clearTimeout(this.#firstEventTimer);
-clearTimeout(this.#silenceTimer)}};function postToMembers(members,message){const receiversByPort=new Map;for(const{port,stream,attempt}of members){
+content=JSON.parse(data.replace(/^\ufeff/,""))}catch{}if(type==="message"&&this.#subscription.request.
+texts){content=content===data?JSON.stringify(data):data.replace(/^\ufeff/,"")}const position=lastEventId===
+this.#subscription.position?void 0:lastEventId;if(type==="challenge")return this.#renew(content.url);
+if(type==="begin"){this.#heartbeatMs=1e3*(content.heartbeat??0);clearTimeout(this.#silenceTimer);this.#checkSilence()}
+let message={...content,type,position};if(type==="message")message={type:"records",records:[content],
+position};else if(type==="delete")message={type,record:content,position};this.#multiplexer.handleMessage(
+this.#subscription,message)}#renew(path){const{base,credentials}=this.#subscription.request;const absolute=new URL(
+path,base).href;const url=absolute.startsWith(`${base}/`)?absolute:base+path;const answer=fetch(url,
+{method:"POST",credentials:credentials?"include":"same-origin"});answer.catch(()=>{})}async#handleFailure(source,url,credentials){
+const subscription=this.#subscription;this.#multiplexer.handleDisconnect(subscription);if(source.readyState!==
+CLOSED&&this.#hasOpened){return this.#multiplexer.explainFailure(subscription)}source.close();const answer=await fetchAnswer(
+url,{credentials});if(source!==this.#source)return;const error=getRefusal(answer,subscription.position);
+if(error)return this.#multiplexer.handleMessage(subscription,{type:"error",...error});this.#multiplexer.
+explainFailure(subscription,{answer});this.#timer=setTimeout(()=>{if(this.#hasOpened||!this.#multiplexer.
+switchTransport(subscription,false)){this.subscribe()}},drawBackoff(++subscription.attempts))}#checkSilence(){
+if(!this.#heartbeatMs)return;const leftMs=this.#receivedAt+2*this.#heartbeatMs+HEARTBEAT_DELAY_MS-Date.
+now();if(leftMs>0){this.#silenceTimer=setTimeout(()=>this.#checkSilence(),leftMs);return}this.#source.
+close();this.#multiplexer.handleDisconnect(this.#subscription);this.subscribe()}#clearTimers(){clearTimeout(
+this.#timer);clearTimeout(this.#firstEventTimer);clearTimeout(this.#silenceTimer)}};function postToMembers(members,message){const receiversByPort=new Map;for(const{port,stream,attempt}of members){
 if(!receiversByPort.has(port))receiversByPort.set(port,[]);receiversByPort.get(port).push([stream,attempt])}
 for(const[port,to]of receiversByPort)port.post({to,message})}function createUuid(){if(globalThis.crypto.randomUUID)return crypto.randomUUID();const bytes=crypto.
 getRandomValues(new Uint8Array(16));return Array.from(bytes,byte=>byte.toString(16).padStart(2,"0")).
@@ -320,9 +307,10 @@ href).origin===location.origin;if(!globalThis.SharedWorker||!isSameOrigin)return
 return openWorker(ANSWER_TIMEOUT_MS).catch(openWithoutWorker)}var StreamError=class extends Error{constructor({type,code,message,...details}){super(message??code);
 this.name="StreamError";this.code=code;this.details=details}};var TRANSPORTS=["auto","eventsource","websocket"];var ITERATED_TYPES=new Set(["record","delete","gap",
 "snapshot"]);var SAVE_INTERVAL_MS=250;function connect(path,options){return new Stream(path,options).
-connect()}var warnedServers=new Set;function callSafely(callback){try{return callback()}catch(error){
-if(globalThis.reportError)reportError(error);else setTimeout(()=>{throw error})}}var Stream=class extends EventTarget{#options;#request;#link=null;#linkPromise=null;#state="\
-closed";#attempt=0;#receivedPosition=null;#queue=[];#isDelivering=false;#iteration=null;#error=null;#troubleReason=null;#usedCredit=0;#writes=new Map;#listenedTypes=new Set;#saveTimer=null;constructor(path,options={}){
+connect()}var warnedServers=new Set;var nameOf=({topic,partition})=>`${topic}-${partition}`;function callSafely(callback){
+try{return callback()}catch(error){if(globalThis.reportError)reportError(error);else setTimeout(()=>{
+throw error})}}var Stream=class extends EventTarget{#options;#request;#link=null;#linkPromise=null;#state="\
+closed";#attempt=0;#receivedPosition=null;#queue=[];#isDelivering=false;#iteration=null;#error=null;#troubleReason=null;#failing=new Set;#usedCredit=0;#writes=new Map;#listenedTypes=new Set;#saveTimer=null;constructor(path,options={}){
 super();const{from,filter,fields,credit,credentials,token,transport="auto",parse}=options;if(!TRANSPORTS.
 includes(transport)){throw new TypeError(`transport ${transport} is none of ${TRANSPORTS.join(", ")}`)}
 if(transport==="eventsource"&&(token||credit!==void 0)){throw new TypeError("an EventSource takes ne\
@@ -338,24 +326,6 @@ id:createUuid()};return new Promise((resolve,reject)=>{this.#writes.set(message.
 reject});this.#attach().then(isNewLink=>isNewLink||this.#sendWrite(message))})}[Symbol.asyncIterator](){
 this.#iteration??={};this.connect();const end=()=>{this.#iteration=null;this.close();return Promise.
 resolve({done:true,value:void 0})};return{next:()=>this.#next(),return:end}}addEventListener(type,...rest){
-connect()}var warnedServers=new Set;var nameOf=({topic,partition})=>`${topic}-${partition}`;function callSafely(callback){
-try{return callback()}catch(error){if(globalThis.reportError)reportError(error);else setTimeout(()=>{
-throw error})}}var Stream=class extends EventTarget{#options;#request;#link=null;#linkPromise=null;#state="\
-closed";#attempt=0;#receivedPosition=null;#queue=[];#isDelivering=false;#iteration=null;#error=null;#troubleReason=null;#failing=new Set;#usedCredit=0;#writes=new Map;#listenedTypes=new Set;#saveTimer=null;constructor(path,options={}){
-super();const{from,filter,fields,credit,credentials,token,transport="auto"}=options;if(!TRANSPORTS.includes(
-transport)){throw new TypeError(`transport ${transport} is none of ${TRANSPORTS.join(", ")}`)}if(transport===
-"eventsource"&&(token||credit!==void 0)){throw new TypeError("an EventSource takes neither token nor\
- credit; use another transport")}this.id=createUuid();this.position=options.position??null;this.#options=
-options;const view={...resolveAddress(path,options.base),filter,fields};this.#request={...view,from,
-credit,credentials,transport,token:Boolean(token)}}get state(){return this.#state}connect(){if(this.#state!==
-"closed")return this;this.#error=null;this.#setState("connecting");this.#start(++this.#attempt);return this}close(){
-if(this.#state!=="closed")this.#finish({})}change({path,...view}){Object.assign(this.#request,view,path&&
-resolveAddress(path,this.#request.base));const{path:newPath,filter,fields}=this.#request;this.#send(
-{type:"change",attempt:this.#attempt,view:{path:newPath,filter,fields}})}produce(record){const message={
-idempotencyKey:createUuid(),...record,id:createUuid()};return new Promise((resolve,reject)=>{this.#writes.
-set(message.id,{message,resolve,reject});this.#attach().then(isNewLink=>isNewLink||this.#sendWrite(message))})}[Symbol.
-asyncIterator](){this.#iteration??={};this.connect();const end=()=>{this.#iteration=null;this.close();
-return Promise.resolve({done:true,value:void 0})};return{next:()=>this.#next(),return:end}}addEventListener(type,...rest){
 this.#listenedTypes.add(type);super.addEventListener(type,...rest)}async#start(attempt){try{this.position??=
 await this.#options.store?.load()??null}catch(error){this.#emit("error",error)}if(attempt!==this.#attempt)
 return;if(!this.#queue.length)this.#receivedPosition=this.position;this.#deliverQueue();const isNewLink=await this.#attach();

@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 
 from gateway.config import PathPattern, Route
 from gateway.config.capabilities.produce import parse_location
+from gateway.config.source.expression import find_closest
 
 
 class PathMatch(NamedTuple):
@@ -79,7 +80,7 @@ class Paths:
             is_known_path = True
         if is_known_path:
             raise HTTPException(405, headers={"Allow": self.format_allow(path)})
-        raise HTTPException(404)
+        raise self._build_not_found(path)
 
     def find_nearest(self, path: str, method: str) -> Route | None:
         """Return the route that answers, or would to another method; None if there is none."""
@@ -105,7 +106,7 @@ class Paths:
             if path == "*" or served.pattern.match(path) is not None
         ]
         if not methods:
-            raise HTTPException(404)
+            raise self._build_not_found(path)
         if "GET" in methods:
             methods.insert(methods.index("GET") + 1, "HEAD")
         return ", ".join(dict.fromkeys([*methods, "OPTIONS"]))
@@ -131,8 +132,16 @@ class Paths:
                     return found._replace(method="POST") if served.is_stream else found
                 fallback = fallback or served.build_match(params)
         if fallback is None:
-            raise HTTPException(404)
+            raise self._build_not_found(path)
         return fallback
+
+    def _build_not_found(self, path: str) -> HTTPException:
+        """Return the error of a path that no route has, with the one that may have been meant."""
+        patterns = (served.pattern for served in self._served_paths)
+        nearest = find_closest(path, ["/" + "/".join(pattern.segments) for pattern in patterns])
+        if nearest is None:
+            return HTTPException(404)
+        return HTTPException(404, f"no route has this path; did you mean '{nearest}'?")
 
 
 def _iter_served_paths(routes: Iterable[Route]) -> Iterator[_ServedPath]:

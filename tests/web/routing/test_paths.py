@@ -112,3 +112,10 @@ def test_records_over_websocket_go_to_the_route_that_takes_them(paths: Paths, pa
 def test_where_records_are_only_deleted_or_replied_to_none_is_taken(paths: Paths, path: str):
     with pytest.raises(HTTPException):
         paths.find_writable(path)
+
+
+@pytest.mark.parametrize(("path", "meant"), [("/order", "/orders"), ("/al/of/it", None)])
+def test_a_path_that_no_route_has_is_told_the_nearest(paths: Paths, path: str, meant: str | None):
+    with pytest.raises(HTTPException) as raised:
+        paths.find_route(path)
+    assert raised.value.detail.endswith(f"did you mean '{meant}'?") is (meant is not None)

@@ -12,6 +12,7 @@
 
 const RESPONSE_TIMEOUT_MS = 5_000; // for the head of a response
 const TRANSIENT_STATUSES = [408, 425, 429]; // of 4xx; all of 5xx are
+const PROXY_STATUSES = [502, 503, 504]; // of a proxy, unless the gateway gives a detail
 
 /**
  * The response to the request of a stream, without its body.
@@ -67,7 +68,8 @@ export function getRefusal({ status, problem }, position) {
   if (!(status >= 400 && status < 500) || TRANSIENT_STATUSES.includes(status)) return null;
   const { detail = `HTTP status ${status}`, topic } = problem;
   let code = "bad-request";
-  if (status === 401 || status === 403) code = "forbidden";
+  if (status === 401) code = "unauthorized";
+  else if (status === 403) code = "forbidden";
   else if (status === 404) code = topic ? "unknown-topic" : "unknown-path";
   // A 400 without our title may be of a proxy that refuses so long a position.
   else if (status === 400 && position && problem.title !== "Bad request") code = "position-refused";
@@ -97,9 +99,11 @@ export async function diagnose(request, { answer, jwt, transport, hasFallback, i
       "proxy in between, or wait if partitionReadyTimeout of its route is longer than 15 s",
   };
   if (status >= 400) {
-    const detail = problem.detail ?? `${request.base} seems to be another server than the gateway; ` +
-      "give the gateway's address as `base`, or let this server pass the path on to it";
-    return refused(`${url} responds with status ${status}: ${detail}`);
+    const guess = PROXY_STATUSES.includes(status)
+      ? "a proxy does not reach the gateway; see whether the gateway runs, and the proxy's target"
+      : `${request.base} seems to be another server than the gateway; ` +
+        "give the gateway's address as `base`, or let this server pass the path on to it";
+    return refused(`${url} responds with status ${status}: ${problem.detail ?? guess}`);
   }
   if (status && !mediaType.startsWith("text/event-stream")) {
     return refused(`${url} responds with ${mediaType || "no media type"} instead of a stream of ` +
