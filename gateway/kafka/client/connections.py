@@ -19,7 +19,8 @@ import random
 import socket
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from ipaddress import ip_address
 from math import inf
 from ssl import SSLError
 from time import perf_counter
@@ -553,6 +554,8 @@ class Connections:
 
 async def _resolve(host: str, port: int) -> list[str]:
     """Return the addresses of a host; the host itself if there is only one."""
+    with suppress(ValueError):  # as most are: without the thread that looks names up
+        return [str(ip_address(host))]
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = list(dict.fromkeys(str(address[0]) for *_, address in found))

@@ -201,7 +201,7 @@ def test_texts_with_a_dollar_sign_stay_texts(tmp_path: Path):
     token = {**TOKEN, "audience": "${env.HOME}"}
     migration = migrate(tmp_path, client={"token": token})
     guard = migration.settings.guards["login"]
-    assert guard.model_dump()["audience"] == "${env.HOME}"
+    assert guard.model_dump()["audience"] == ("${env.HOME}",)
 
 
 def test_a_consumer_of_other_brokers_is_reported(tmp_path: Path):
