@@ -417,7 +417,7 @@ async def test_who_is_revoked_has_no_stream_and_gets_none_until_that_is_lifted(
 async def test_a_revocation_that_is_none_is_refused_with_what_to_say(gateway: AnyGateway):
     bodies = (
         "", "[]", "{}", '{"identity": ""}', '{"identity": 7}', '{"identity": "a", "gaurd": "x"}',
-        '{"identity": "a", "until": "soon"}', '{"identity": "a", "until": "2030-01-01T00:00:00"}',
+        '{"identity": "a", "until": "soon"}',
         '{"identity": "a", "until": -1}', '{"identity": "a", "guard": "usres"}',
     )  # fmt: skip
     async with open_admin_api(gateway) as http:
