@@ -7,6 +7,8 @@ keeps along with an offset:
 
     topic-id=5f0c9a52-6a53-4c0b-9a3f-1c1c6a5d9a10,partitions=3,cluster-id=MkU3OEVBNTcwNTJENDM2Qk
 
+If the program that commits gives a text of its own, the mark stands behind it, after a space.
+
 Programs that copy offsets to another cluster copy that text, too (MirrorMaker 2 does so in its
 checkpoints). There every topic has another id, which says nothing about the copied offset.
 
@@ -25,6 +27,8 @@ _TOPIC_ID_PREFIX, _PARTITIONS_PREFIX, _CLUSTER_ID_PREFIX = (
     ",cluster-id=",
 )
 
+MAX_METADATA_LENGTH = 4096  # the default of Kafka's `offset.metadata.max.bytes`
+
 
 class TopicMark(NamedTuple):
     """The topic that a committed offset is of.
@@ -41,19 +45,26 @@ class TopicMark(NamedTuple):
     initial_partitions: int | None = None
 
     @classmethod
-    def parse(cls, metadata: str | None) -> Self | None:
-        """Return the mark in the metadata of an offset; None if that is no mark."""
-        if metadata is None or not metadata.startswith(_TOPIC_ID_PREFIX):
-            return None
-        text, _, cluster_id = metadata.removeprefix(_TOPIC_ID_PREFIX).partition(_CLUSTER_ID_PREFIX)
+    def split(cls, metadata: str | None) -> tuple[str | None, Self | None]:
+        """Return the metadata that a program gave an offset, and the mark behind it, if any."""
+        own, prefix, mark = (metadata or "").rpartition(_TOPIC_ID_PREFIX)
+        text, _, cluster_id = mark.partition(_CLUSTER_ID_PREFIX)
         topic_id, _, partitions = text.partition(_PARTITIONS_PREFIX)
+        if not prefix or own[-1:] not in ("", " "):
+            return metadata, None
         try:
-            return cls(UUID(topic_id), cluster_id or None, int(partitions) if partitions else None)
+            count = int(partitions) if partitions else None
+            return own[:-1], cls(UUID(topic_id), cluster_id or None, count)
         except ValueError:
-            return None
+            return metadata, None
+
+    def append_to(self, metadata: str | None) -> str | None:
+        """Return the metadata of an offset with the mark behind it, unless that is too long."""
+        marked = f"{metadata} {self}" if metadata else str(self)
+        return marked if len(marked) <= MAX_METADATA_LENGTH else metadata
 
     def __str__(self) -> str:
-        """Return the mark as metadata of an offset."""
+        """Return the mark as text."""
         cluster = f"{_CLUSTER_ID_PREFIX}{self.cluster_id}" if self.cluster_id else ""
         count = self.initial_partitions
         partitions = f"{_PARTITIONS_PREFIX}{count}" if count is not None else ""

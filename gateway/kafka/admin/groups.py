@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from gateway.core.error_code import AUTHORIZATION_ERRORS, COORDINATOR_ERRORS, ErrorCode
+from gateway.core.group.topic_mark import TopicMark
 from gateway.core.log.record import TopicPartition
 from gateway.errors import (
     AccessDenied,
@@ -196,7 +197,11 @@ async def set_offsets(cluster: Cluster, group: str, offsets: Mapping[TopicPartit
     """
     if not offsets:
         return
-    committed = {tp: OffsetAndMetadata(offset) for tp, offset in offsets.items()}
+    marks = await _fetch_marks(cluster, group, {tp.topic for tp in offsets})
+    committed = {
+        tp: OffsetAndMetadata(offset, metadata=marks.get(tp.topic, ""))
+        for tp, offset in offsets.items()
+    }
     response = await _send_to_coordinator(
         cluster, group, OffsetCommitRequest(group, committed, NO_MEMBER, {})
     )
@@ -204,6 +209,24 @@ async def set_offsets(cluster: Cluster, group: str, offsets: Mapping[TopicPartit
         if error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             raise UnknownTopic(f"there is no partition {tp}", topic=tp.topic)
     _raise_for_errors(group, response.errors.values())
+
+
+async def _fetch_marks(cluster: Cluster, group: str, topics: Collection[str]) -> dict[str, str]:
+    """Return the marks of topics by which a group knows the partitions that are added later.
+
+    That of a topic which was deleted is left out: the offsets to set are those of the new one.
+    """
+    response = await _send_to_coordinator(
+        cluster, group, OffsetFetchRequest(group, require_stable=False)
+    )
+    _raise_for_errors(group, [response.error])
+    marks: dict[str, str] = {}
+    for tp, found in response.offsets.items():
+        if tp.topic in topics and isinstance(found, OffsetAndMetadata):
+            _, mark = TopicMark.split(found.metadata)
+            if mark and mark.topic_id == (await cluster.describe_topic(tp.topic)).topic_id:
+                marks[tp.topic] = str(mark)
+    return marks
 
 
 async def delete_offsets(cluster: Cluster, group: str, tps: Collection[TopicPartition]) -> None:

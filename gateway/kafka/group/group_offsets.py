@@ -69,10 +69,8 @@ async def _wait_without_member(timeout_s: float) -> None:
 
 
 def _mark_topic(offset: OffsetAndMetadata, mark: TopicMark | None) -> OffsetAndMetadata:
-    """Return what is committed of an offset: with a mark of its topic, unless it has metadata."""
-    if mark is None or offset.metadata:
-        return offset
-    return offset._replace(metadata=str(mark))
+    """Return what is committed of an offset: with a mark of its topic."""
+    return offset if mark is None else offset._replace(metadata=mark.append_to(offset.metadata))
 
 
 def _split_topic(
@@ -82,11 +80,10 @@ def _split_topic(
 
     That is None if it is not known.
     """
-    mark = TopicMark.parse(offset.metadata)
-    if mark is None:
-        return offset, None
-    is_foreign = mark.is_of_other_cluster(cluster_id)
-    return offset._replace(metadata=""), None if is_foreign else mark
+    metadata, mark = TopicMark.split(offset.metadata)
+    if mark is not None and mark.is_of_other_cluster(cluster_id):
+        mark = None
+    return offset._replace(metadata=metadata), mark
 
 
 class _UnknownTopics:

@@ -11,12 +11,22 @@ from hypothesis import strategies as st
 from gateway.core.group.topic_mark import TopicMark
 
 
-@given(st.uuids(), st.none() | st.text(min_size=1), st.none() | st.integers(0))
-def test_a_mark_is_read_as_it_was_written(
-    topic_id: UUID, cluster_id: str | None, partitions: int | None
+@given(
+    st.uuids(),
+    st.none() | st.integers(0),
+    st.none() | st.just("MkU3OEVBNTcwNTJENDM2Qk"),
+    st.text(max_size=20) | st.just("a note "),
+)
+def test_a_mark_is_read_as_it_was_written_behind_what_a_program_wrote(
+    topic_id: UUID, partitions: int | None, cluster_id: str | None, own: str
 ):
     mark = TopicMark(topic_id, cluster_id, partitions)
-    assert TopicMark.parse(str(mark)) == mark
+    assert TopicMark.split(mark.append_to(own)) == (own, mark)
+
+
+def test_a_mark_for_which_kafka_has_no_room_is_left_out():
+    """Brokers refuse metadata of more than 4096 characters."""
+    assert TopicMark(UUID(int=1)).append_to("x" * 4090) == "x" * 4090
 
 
 @pytest.mark.parametrize(
@@ -24,7 +34,7 @@ def test_a_mark_is_read_as_it_was_written(
     [None, "", "topic-id=", "topic-id=nonsense", "my topic-id=1", f"topic-id={UUID(int=1)},note=1"],
 )
 def test_metadata_of_others_is_no_mark(metadata: str | None):
-    assert TopicMark.parse(metadata) is None
+    assert TopicMark.split(metadata) == (metadata, None)
 
 
 def test_only_a_mark_that_names_another_cluster_is_of_another_cluster():

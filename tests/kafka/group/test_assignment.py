@@ -14,6 +14,7 @@ from support.virtual_time import run_in_virtual_time
 from support.waiting import wait_until
 
 from gateway.core.log.record import Record, TopicPartition
+from gateway.kafka.admin.groups import set_offsets
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.group.consumer import ConsumerOptions, GroupConsumer, OffsetAndMetadata
 
@@ -126,14 +127,20 @@ def test_a_group_goes_on_at_an_offset_that_was_copied_from_another_cluster(is_la
     run_in_virtual_time(play())
 
 
-def test_a_partition_begins_at_the_end_unless_it_was_added_after_the_group_had_begun():
+@pytest.mark.parametrize("is_set_by_admin", [False, True])
+def test_a_partition_begins_at_the_end_unless_it_was_added_after_the_group_had_begun(
+    is_set_by_admin,
+):
     """`latest` meant the start of the log for each partition without a commit beside others with
-    one: all records of a partition in which nothing had come yet, when another member got it."""
+    one: all records of a partition in which nothing had come yet, when another member got it.
+    It meant the end for those that were added, if an operator had set an offset."""
 
     async def play() -> None:
         kafka = create_kafka()
         topic_id = kafka.topics["orders"].id
-        store_offset(kafka, ZERO, 50, f"topic-id={topic_id},partitions=2")
+        store_offset(kafka, ZERO, 40, f"topic-id={topic_id},partitions=2")
+        if is_set_by_admin:
+            await set_offsets(cast(Cluster, SimulatedCluster(kafka)), "billing", {ZERO: 50})
         kafka.add_partitions("orders", 1)
         added = TopicPartition("orders", 2)
         kafka.append_records(added, [b"0"] * 5)

@@ -114,7 +114,8 @@ class StoringCoordinator:
         return OffsetCommitResponse(0, dict.fromkeys(request.offsets, 0))
 
 
-async def test_an_offset_is_stored_with_the_id_of_its_topic_unless_it_has_metadata():
+async def test_an_offset_is_stored_with_the_mark_of_its_topic_behind_its_metadata():
+    """With metadata of its own it had none, and the group lost records of added partitions."""
     coordinator, topic_id = StoringCoordinator(), UUID(int=7)
     offsets = GroupOffsets(cast(Coordinators, coordinator), "billing")
     committed = {
@@ -127,7 +128,7 @@ async def test_an_offset_is_stored_with_the_id_of_its_topic_unless_it_has_metada
     assert coordinator.stored[HERE].metadata == f"topic-id={topic_id},partitions=3,cluster-id=here"
     assert await offsets.committed(None) == committed
     found = await offsets.committed_with_topics(None)
-    assert [mark and mark.topic_id for _, mark in found.values()] == [topic_id, None, None]
+    assert [mark and mark.topic_id for _, mark in found.values()] == [topic_id, topic_id, None]
 
 
 @pytest.mark.parametrize("metadata", ["topic-id=", "topic-id=nonsense", "my topic-id=1", None])
