@@ -7,6 +7,9 @@ No connection is used again that has bytes behind a response. They would be take
 the next request: those of a server that answers twice, or whose Content-Length is too small. Bytes
 that come later are noticed by httpcore, which uses no idle connection that is readable. What it has
 read already, it shows only inside.
+
+Nothing is decompressed. httpx decompresses all of a read at once, and a few KB that are gzip of
+gzip fill the memory before anybody can count them: a response that is compressed is an error.
 """
 
 from __future__ import annotations
@@ -55,8 +58,14 @@ class StrictTransport(httpx.AsyncHTTPTransport):
         super().__init__(**options)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        request.headers["Accept-Encoding"] = "identity"
         response = await super().handle_async_request(request)
         response.stream = _StrictStream(response.stream)
+        encoding = response.headers.get("Content-Encoding", "identity")
+        if encoding.lower() != "identity":
+            await response.aclose()
+            problem = f"its answer is compressed ({encoding[:40]}), which nobody asked for"
+            raise httpx.DecodingError(problem, request=request)
         return response
 
 

@@ -27,10 +27,8 @@ from gateway.http_client import StrictTransport, create_closed_jar
 log = logging.getLogger(__name__)
 
 RETRY_DELAY_S = 1.0  # seconds before a registry that is away is asked again
-MAX_RESPONSE_BYTES = 16 * 1024**2  # decompressed
-READ_SIZE_BYTES = 64 * 1024  # decompressed at once
+MAX_RESPONSE_BYTES = 16 * 1024**2
 # Describe the body as it was transferred, which is not what is kept of it.
-_ENCODING_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encoding"})
 _NOT_FOUND_CODES = frozenset({40401, 40402, 40403})  # subject, version, schema not found
 _MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
 
@@ -150,25 +148,21 @@ class RegistryClient:
         """Send a request and read its response.
 
         Raises:
-            ValueError: The response has more than MAX_RESPONSE_BYTES; the rest of it is not read,
-                and a small compressed response cannot fill the memory.
+            ValueError: The response has more than MAX_RESPONSE_BYTES; the rest of it is not read.
         """
         if self._client is None:
             client = await asyncio.to_thread(_create_client, self._catalog)
             self._client = self._client or client  # another request may have been faster
         async with self._client.stream(method, url, content=content) as response:
             chunks, size = [], 0
-            async for chunk in response.aiter_bytes(READ_SIZE_BYTES):
+            async for chunk in response.aiter_raw():
                 chunks.append(chunk)
                 size += len(chunk)
                 if size > MAX_RESPONSE_BYTES:
                     raise ValueError(f"its answer has more than {MAX_RESPONSE_BYTES} bytes")
-        headers = [
-            (name, value)
-            for name, value in response.headers.multi_items()
-            if name.lower() not in _ENCODING_HEADERS
-        ]
-        return httpx.Response(response.status_code, headers=headers, content=b"".join(chunks))
+        return httpx.Response(
+            response.status_code, headers=response.headers, content=b"".join(chunks)
+        )
 
     async def _on_unavailable(self, reasons: list[RegistryUnavailable]) -> None:
         """Log that the registry is away, once, and prepare new connections.

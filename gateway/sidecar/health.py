@@ -68,8 +68,11 @@ class HealthComponent(Component):
     async def _check_downstream(self) -> None:
         url = join_url(self._settings.downstream_host, self._settings.downstream_path)
         try:
-            async with httpx.AsyncClient(timeout=None, trust_env=False, verify=self._tls) as client:
-                status = (await client.get(url)).status_code
+            async with (
+                httpx.AsyncClient(timeout=None, trust_env=False, verify=self._tls) as client,
+                client.stream("GET", url) as response,  # its body may be of any size
+            ):
+                status = response.status_code
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise NotReady("downstream", f"{url}: {error or type(error).__name__}") from None
         if not 200 <= status < 300:

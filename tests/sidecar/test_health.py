@@ -15,13 +15,18 @@ kafka = embedded_kafka()
 
 
 class FakeBackEnd:
-    """status: what its /health says; None for nothing, ever."""
+    """status: what its /health says; None for nothing, ever. is_endless: of the body."""
 
     status: int | None = 200
+    is_endless = False
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         assert scope["path"] == "/alive"
         if self.status is None:
+            await asyncio.Event().wait()
+        if self.is_endless:
+            await send({"type": "http.response.start", "status": self.status})
+            await send({"type": "http.response.body", "body": b"well", "more_body": True})
             await asyncio.Event().wait()
         await Response(status_code=self.status or 0)(scope, receive, send)
 
@@ -59,6 +64,14 @@ async def test_the_back_end_is_asked_where_that_is_wished(kafka):
         assert body["checks"] == {"kafka": "OK", "downstream": f"{url}/alive answers 500"}
         assert (body["result"], body["code"]) == ("ERROR", "NOT_READY")
         assert (await http.get("/health/liveness")).json()["result"] == "OK"
+
+
+async def test_the_body_of_a_back_end_that_is_well_is_not_read(kafka):
+    """It was read and decompressed, whatever its size."""
+    async with running_with_back_end(kafka, "5s") as (http, back_end, _):
+        await wait_until_ready(http)
+        back_end.is_endless = True
+        assert (await http.get("/health/readiness")).status_code == 200
 
 
 async def test_a_back_end_that_says_nothing_is_not_waited_for(kafka):

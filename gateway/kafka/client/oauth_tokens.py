@@ -224,13 +224,14 @@ def _create_client() -> httpx.AsyncClient:
     from gateway import http_failures  # noqa: F401  so that a request that fails needs no file
     from gateway.http_client import create_closed_jar
 
-    return httpx.AsyncClient(timeout=None, cookies=create_closed_jar())
+    headers = {"Accept-Encoding": "identity"}
+    return httpx.AsyncClient(headers=headers, timeout=None, cookies=create_closed_jar())
 
 
 async def _read_body(response: httpx.Response) -> bytes:
-    """Read a body as far as the limit: nothing of that length is a token."""
+    """Read a body as far as the limit, without decompressing it: no token is of that length."""
     body = bytearray()
-    async for chunk in response.aiter_bytes():
+    async for chunk in response.aiter_raw():
         body += chunk
         if len(body) > _MAX_RESPONSE_BYTES:
             break

@@ -318,7 +318,7 @@ async def _check_response(response: httpx.Response, http2: bool) -> None:
 async def _read_error_body(response: httpx.Response) -> bytes:
     """Return the body of a refusal, or its beginning if it is longer than `MAX_ERROR_BYTES`."""
     body = bytearray()
-    async for chunk in response.aiter_bytes():
+    async for chunk in response.aiter_raw():
         body += chunk
         if len(body) > MAX_ERROR_BYTES:
             break

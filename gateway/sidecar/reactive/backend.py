@@ -21,6 +21,11 @@ from gateway.core.log.record import Record
 from gateway.http_client import StrictTransport, create_closed_jar
 
 MAX_RESPONSE_BYTES = 64 << 20
+# A response may have so much, and so much for each record and byte of the batch. Parsed, it takes
+# up to 30 times as much memory.
+BASE_RESPONSE_BYTES = 1 << 20
+RESPONSE_BYTES_PER_RECORD = 64 << 10  # a stack trace
+RESPONSE_BYTES_PER_BYTE = 2  # the record may come with it
 LARGE_BODY_BYTES = 256 << 10  # from which a server may answer before it has read all
 MAX_RETRY_AFTER_S = 3600.0  # a longer Retry-After counts as this
 HEALTH_TIMEOUT_S = 5.0  # for the response to a health check
@@ -77,11 +82,14 @@ class BackendClient:
         Returns:
             What became of the records.
         """
-        response = await post_json(self._client, self._url, body, headers or {}, self._timeout)
+        response = await post_json(
+            self._client, self._url, body, headers or {}, self._timeout, len(records)
+        )
         if isinstance(response, BackendUnavailable):
             return response
-        if response.is_truncated:
-            return SuspectBatch(f"the back end's answer is over {MAX_RESPONSE_BYTES >> 20} MiB")
+        if response.is_truncated and 200 <= response.status < 300:
+            problem = f"the back end's answer to {len(records)} records"
+            return SuspectBatch(f"{problem} is over {len(response.body) >> 20} MiB")
         return judge_response(
             response.status,
             response.body,
@@ -112,20 +120,17 @@ class BackendResponse(NamedTuple):
     Attributes:
         status: The HTTP status.
         retry_after: The delay that it requested, in seconds; 0.0 if none.
-        body: The body, or its beginning if it is longer than `MAX_RESPONSE_BYTES`; in UTF-8 if its
-            charset is another.
+        body: The body, or its beginning if it is too long for the batch; in UTF-8 if its charset is
+            another.
         may_be_cut: Nothing but the end of the connection says where the body ends.
+        is_truncated: The body is longer than what is read of it.
     """
 
     status: int
     retry_after: float
     body: bytes
     may_be_cut: bool = False
-
-    @property
-    def is_truncated(self) -> bool:
-        """Return whether the body is longer than what is read of it."""
-        return len(self.body) > MAX_RESPONSE_BYTES
+    is_truncated: bool = False
 
 
 async def post_json(
@@ -134,6 +139,7 @@ async def post_json(
     body: bytes,
     headers: Mapping[str, str],
     timeout_s: float,
+    record_count: int = 0,
 ) -> BackendResponse | BackendUnavailable:
     """POST JSON to a back end.
 
@@ -143,8 +149,15 @@ async def post_json(
         body: The JSON.
         headers: Further headers; `Content-Type` is set.
         timeout_s: For the whole response, in seconds; httpx's own timeouts are for each read.
+        record_count: About how many records the response says something.
     """
     fields = {"Content-Type": "application/json", **headers}
+    max_bytes = min(
+        MAX_RESPONSE_BYTES,
+        BASE_RESPONSE_BYTES
+        + RESPONSE_BYTES_PER_RECORD * record_count
+        + RESPONSE_BYTES_PER_BYTE * len(body),
+    )
     try:
         async with (
             asyncio.timeout(timeout_s),
@@ -153,7 +166,7 @@ async def post_json(
             data = bytearray()
             async for chunk in response.aiter_bytes():
                 data += chunk
-                if len(data) > MAX_RESPONSE_BYTES:
+                if len(data) > max_bytes:
                     break
     # Not late: the back end cannot have processed what it did not get.
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
@@ -170,6 +183,7 @@ async def post_json(
         parse_retry_after(answered),
         _convert_to_utf8(bytes(data), response.charset_encoding),
         may_be_cut=answered.keys().isdisjoint({"content-length", "transfer-encoding"}),
+        is_truncated=len(data) > max_bytes,
     )
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gzip
 import json
 import re
 from collections.abc import Iterator
@@ -16,11 +17,14 @@ from support.waiting import WAIT_TIMEOUT_S, wait_until
 from gateway.errors import AuthenticationFailed, BrokerUnavailable, KafkaError
 from gateway.kafka.client.oauth_tokens import ClientCredentialsTokenProvider, FileTokenProvider
 
+COMPRESSED = {"access_token": "x", "expires_in": 9}
+
 
 class FakeIssuer:
     def __init__(self) -> None:
         self.status = 200
         self.answer_body: object = {"access_token": "one", "expires_in": 100}
+        self.is_compressed = False
         self.requests: list[tuple[str, dict[str, list[str]]]] = []
         self.url = ""
         self.may_answer = Event()
@@ -36,9 +40,14 @@ def issuer() -> Iterator[FakeIssuer]:
             body = self.rfile.read(int(self.headers["Content-Length"])).decode()
             issuer.requests.append((self.headers["Authorization"], parse_qs(body)))
             issuer.may_answer.wait()
+            body = json.dumps(issuer.answer_body).encode()
             self.send_response(issuer.status)
+            # What is compressed unasked is not read: gzip of gzip took gigabytes.
+            if issuer.is_compressed or self.headers["Accept-Encoding"] != "identity":
+                self.send_header("Content-Encoding", "gzip")
+                body = gzip.compress(body)
             self.end_headers()
-            self.wfile.write(json.dumps(issuer.answer_body).encode())
+            self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
             pass
@@ -275,10 +284,12 @@ async def test_a_valid_token_is_used_while_its_issuer_gives_no_other(issuer, sta
         {"access_token": "x", "expires_in": float("nan")},
         {"access_token": "x", "expires_in": -1},
         {"access_token": "x", "expires_in": 10**400},
+        COMPRESSED,
     ],
 )
 async def test_an_answer_that_is_no_token_is_told(issuer: FakeIssuer, answer: object):
     issuer.answer_body = answer
+    issuer.is_compressed = answer == COMPRESSED
     with pytest.raises(AuthenticationFailed, match="no token"):
         await ClientCredentialsTokenProvider(issuer.url, "me", "secret").token()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import time
 from collections.abc import AsyncIterator, Callable
 from email.utils import formatdate
@@ -195,6 +196,38 @@ async def test_an_answer_may_have_a_byte_order_mark_or_another_charset(
     async with running_backend(reply) as url:
         verdict = await build_back_end(client, url).post(b"[]", SENT)
     assert verdict == BatchResults([RecordResult(False, "größer")])
+
+
+async def test_an_answer_that_is_compressed_unasked_is_not_read(client: httpx.AsyncClient):
+    """7 KB that were gzip of gzip took 4 GB, and the loop stood still until the group was lost."""
+    accepted: list[str | None] = []
+
+    async def reply(request: Request) -> Response:
+        accepted.append(request.headers.get("accept-encoding"))
+        return Response(gzip.compress(GOOD), headers={"Content-Encoding": "gzip"})
+
+    async with running_backend(reply) as url:
+        verdict = await build_back_end(client, url).post(b"[]", SENT)
+    assert isinstance(verdict, BackendUnavailable) and "compressed (gzip)" in verdict.reason
+    assert accepted == ["identity"]
+
+
+async def test_an_answer_is_read_as_far_as_the_batch_allows(client: httpx.AsyncClient):
+    """A JSON array of 64 MiB took 2 GB, for one record."""
+    size = 1 << 20
+
+    async def reply(request: Request) -> Response:
+        return Response(GOOD.ljust(size))
+
+    async with running_backend(reply) as url:
+        back_end = build_back_end(client, url, timeout="30s")
+        assert isinstance(await back_end.post(b"[]", SENT), BatchResults)
+        size = 2 << 20
+        verdict = await back_end.post(b"[]", SENT)
+        assert isinstance(verdict, SuspectBatch) and "answer to 1 records" in verdict.reason
+        assert isinstance(await back_end.post(b"[]", SENT * 16), SuspectBatch)
+        verdict = await back_end.post(b"x" * (1 << 20), SENT)
+        assert isinstance(verdict, BatchResults)
 
 
 async def test_cookies_are_not_kept(client: httpx.AsyncClient):
