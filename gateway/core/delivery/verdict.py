@@ -21,6 +21,7 @@ from gateway.core.log.record import Record
 
 SUSPECT_STATUSES = frozenset({400, 409, 413, 422, 500})
 TOO_LARGE_STATUS = 413  # Content Too Large, RFC 9110 15.5.14
+NO_CONTENT_STATUS = 204  # whose head is all of it, RFC 9112 6.3
 UNEXPLAINED_REASON = "the back end did not process the record, and gave no stacktrace"
 
 
@@ -99,7 +100,7 @@ def judge_response(
         )
     if not 200 <= status < 300:
         return BackendUnavailable(f"the back end says {status}: {_format_body(body)}", retry_after)
-    if not body.strip():
+    if not body.strip() and (not may_be_cut or status == NO_CONTENT_STATUS):
         if accept_empty:
             return BatchResults([RecordResult(True)] * len(sent))
         return SuspectBatch(f"the back end says {status} and nothing of the records")

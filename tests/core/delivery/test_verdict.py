@@ -100,6 +100,11 @@ def test_no_body_is_suspect_unless_it_was_agreed_on():
             [RecordResult(True)] * 3
         )
     assert isinstance(judge_response(200, b"ok", SENT, accept_empty=True), SuspectBatch)
+    # The connection broke behind the head, and all records counted as processed.
+    cut = judge_response(200, b"", SENT, accept_empty=True, may_be_cut=True)
+    assert isinstance(cut, BackendUnavailable) and "broke off" in cut.reason
+    without = judge_response(204, b"", SENT, accept_empty=True, may_be_cut=True)
+    assert isinstance(without, BatchResults)
 
 
 @pytest.mark.parametrize("status", [400, 409, 413, 422, 500])
