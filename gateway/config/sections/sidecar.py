@@ -231,7 +231,8 @@ class Membership(Section):
     )
     request_max_bytes: ByteLimit = Field(
         default=204_800,
-        description="The most bytes of keys and values in one response or batch. For back ends.",
+        description="The most bytes of keys, values and headers in one response or batch. "
+        "For back ends.",
     )
 
 

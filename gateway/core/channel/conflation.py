@@ -20,12 +20,12 @@ from itertools import islice
 from typing import TypeAlias
 
 from gateway.core.log.partition_log import PartitionLog
-from gateway.core.log.record import Entry, Record, Skip, TopicPartition
+from gateway.core.log.record import HEADER_OVERHEAD_BYTES, Entry, Record, Skip, TopicPartition
 
 from .filters import get_lookup_keys
 from .ring_budget import RingBudget
 
-RECORD_OVERHEAD_BYTES = 128  # bytes that a record of a window counts beside its key and value
+RECORD_OVERHEAD_BYTES = 128  # bytes that a record of a window counts beside its payload
 KEY_OVERHEAD_BYTES = 96  # bytes of a key and its latest offset; the key itself is the log's
 MAX_SCAN_ENTRIES = 4096  # entries that are looked at in one call: 1.5 ms
 
@@ -271,4 +271,5 @@ def buffered_size(entry: object) -> int:
     """Return about how many bytes an entry takes in memory; what is shared counts nothing."""
     if type(entry) is not Record:
         return RECORD_OVERHEAD_BYTES // 2
-    return RECORD_OVERHEAD_BYTES + len(entry.key or b"") + len(entry.value or b"")
+    overhead = RECORD_OVERHEAD_BYTES + HEADER_OVERHEAD_BYTES * len(entry.headers)
+    return overhead + entry.payload_size

@@ -20,8 +20,8 @@ class DeliveryRules:
 
     Attributes:
         max_records: The largest number of records in a batch.
-        max_bytes: The largest size of a batch, in bytes of keys and values; a larger record is sent
-            alone.
+        max_bytes: The largest size of a batch, in bytes of keys, values and headers; a larger
+            record is sent alone.
         max_retries: How often a suspect batch, or one that was rolled back, is tried again.
         rollback_percent: The percentage of failed records from which on a batch is rolled back,
             that is, tried again as a whole; None for never. The retries are bounded because
@@ -151,8 +151,3 @@ class DeliverySlice:
         """Give these records up: they are to be written to the dead letters next."""
         self.stage, self.dead_letters = DeliveryStage.DEAD_LETTER, list(dead_letters)
         self.unwritten_dead_letters = self.dead_letters
-
-
-def payload_size(record: Record) -> int:
-    """Return the bytes of a record's key and value."""
-    return len(record.key or b"") + len(record.value or b"")

@@ -43,7 +43,6 @@ from .batch import (
     SendToDeadLetters,
     SettledRecords,
     WaitUntil,
-    payload_size,
 )
 from .verdict import BackendUnavailable, BatchResults, RecordResult, SuspectBatch, Verdict
 
@@ -90,7 +89,7 @@ class DeliveryQueue:
         """Add records behind those that were put before, each partition's in offset order."""
         for record in records:
             self._queue.append(record)
-            self._bytes += payload_size(record)
+            self._bytes += record.payload_size
 
     @property
     def is_full(self) -> bool:
@@ -98,7 +97,7 @@ class DeliveryQueue:
         count, size = len(self._queue), self._bytes
         if self.held_partitions:
             ready = [each for each in self._queue if each.tp not in self.held_partitions]
-            count, size = len(ready), sum(map(payload_size, ready))
+            count, size = len(ready), sum(record.payload_size for record in ready)
         return count >= self.rules.max_records or size >= self.rules.max_bytes
 
     @property
@@ -262,7 +261,7 @@ class DeliveryQueue:
     ) -> None:
         """Remove the records of partitions, but for those of one slice that is in flight."""
         self._queue = deque(record for record in self._queue if record.tp not in tps)
-        self._bytes = sum(map(payload_size, self._queue))
+        self._bytes = sum(record.payload_size for record in self._queue)
         first = self._slices[0] if self._slices else None
         for batch in self._slices:
             if batch is not kept:
@@ -290,7 +289,7 @@ class DeliveryQueue:
             if record.tp in self.held_partitions:
                 passed.append(self._queue.popleft())
                 continue
-            size = payload_size(record)
+            size = record.payload_size
             if records and size > bytes_left:
                 break
             records.append(self._queue.popleft())

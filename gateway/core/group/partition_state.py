@@ -12,17 +12,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from gateway.core.log.record import Entry, Record, TopicPartition
+from gateway.core.log.record import HEADER_OVERHEAD_BYTES, Entry, Record, TopicPartition
 from gateway.core.log.recovery import Backoff, Cause
 
 LATEST, EARLIEST = -1, -2  # the special timestamps of Kafka's ListOffsets
-RECORD_OVERHEAD_BYTES = 60  # bytes that a record is counted beside its key and value
+RECORD_OVERHEAD_BYTES = 60  # bytes that a record is counted beside its payload
 MAX_KNOWN_EPOCHS = 16  # leader epochs whose first offsets are remembered, for commits
 
 
 def prefetched_size(record: Record) -> int:
     """Return about how many bytes a record takes in memory."""
-    return RECORD_OVERHEAD_BYTES + len(record.key or b"") + len(record.value or b"")
+    overhead = RECORD_OVERHEAD_BYTES + HEADER_OVERHEAD_BYTES * len(record.headers)
+    return overhead + record.payload_size
 
 
 @dataclass(slots=True, eq=False)

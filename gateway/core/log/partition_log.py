@@ -24,7 +24,16 @@ from typing import Any, TypeAlias
 
 from .key_index import CONTROL_KEY, IndexKey, KeyIndex, KeyScans
 from .position import NO_EPOCH, PartitionPosition
-from .record import REWIND_REASONS, Entry, Gap, GapReason, Record, Skip, TopicPartition
+from .record import (
+    HEADER_OVERHEAD_BYTES,
+    REWIND_REASONS,
+    Entry,
+    Gap,
+    GapReason,
+    Record,
+    Skip,
+    TopicPartition,
+)
 
 ENTRY_OVERHEAD_BYTES = 160  # bytes that an entry costs beside its key, value and headers
 KEY_INDEX_LINGER_S = 30.0  # seconds without a use after which an index of keys is dropped
@@ -448,5 +457,5 @@ def estimate_entry_size(entry: Entry) -> int:
         return ENTRY_OVERHEAD_BYTES
     size = ENTRY_OVERHEAD_BYTES + len(entry.key or b"") + len(entry.value or b"")
     for name, value in entry.headers:
-        size += len(name) + len(value or b"") + 64
+        size += len(name) + len(value or b"") + HEADER_OVERHEAD_BYTES
     return size

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
 
+HEADER_OVERHEAD_BYTES = 64  # bytes that a header takes in memory beside its name and content
+
 
 class TopicPartition(NamedTuple):
     """Name one partition of a topic."""
@@ -52,6 +54,14 @@ class Record(NamedTuple):
     def next_offset(self) -> int:
         """Return the offset to fetch after this record."""
         return self.offset + 1
+
+    @property
+    def payload_size(self) -> int:
+        """Return the bytes of its key, its value, and the names and contents of its headers."""
+        size = len(self.key or b"") + len(self.value or b"")
+        for name, content in self.headers:
+            size += len(name) + len(content or b"")
+        return size
 
 
 class Skip(NamedTuple):

@@ -49,7 +49,7 @@ EMPTY_CONTENT = b"data: {}\n\n"
 """Of a dictionary without records; eight bytes at least."""
 MAX_SAMPLED_PARTITIONS = 8
 RECORDS_PER_PARTITION = 64
-MAX_READ_BYTES = 8 << 20  # of keys and values for one dictionary; larger records have none
+MAX_READ_BYTES = 8 << 20  # of payloads for one dictionary; larger records have none
 MIN_RECORDS = 16  # of a dictionary that is kept for long
 MAX_ID_CHARS = 1024  # RFC 9842 2.1.3
 MAX_DICTIONARIES = 64  # in a hub, with those that only streams still use
@@ -364,7 +364,7 @@ class Dictionaries:
             quota = MAX_CONTENT_BYTES // len(sampled)
             sample, sample_bytes = deque[bytes](), 0
             async for record in self._iter_records(tail, tp, ends[tp]):
-                read_bytes += len(record.value or b"") + len(record.key or b"")
+                read_bytes += record.payload_size
                 if read_bytes > MAX_READ_BYTES:
                     raise RecordTooLarge("the records are too large for a dictionary")
                 event = encoder.encode_entry(record) if view.filters(record) else None

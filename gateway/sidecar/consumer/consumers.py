@@ -17,7 +17,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from gateway.core.delivery.batch import payload_size
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import GatewayError
 from gateway.kafka.protocol.group_messages import OffsetAndMetadata
@@ -74,7 +73,7 @@ class ConsumerComponent(Component):
             context.cluster, settings, context.section.internal_topics
         )
         self._record_counts: Counter[str] = Counter()  # by topic
-        self._byte_counts: Counter[str] = Counter()  # of keys and values, by topic
+        self._byte_counts: Counter[str] = Counter()  # of keys, values and headers, by topic
         self._poll_counts: Counter[str] = Counter()  # by outcome: records, empty, left
         bind = self._create_instance_endpoint
         self.routes = [
@@ -410,7 +409,7 @@ class ConsumerComponent(Component):
         for topic in {record.tp.topic for record in records}:
             topic_records = [record for record in records if record.tp.topic == topic]
             self._record_counts[topic] += len(topic_records)
-            self._byte_counts[topic] += sum(map(payload_size, topic_records))
+            self._byte_counts[topic] += sum(record.payload_size for record in topic_records)
         if isinstance(self._context.auditor, NullAuditor):
             return
         for record in records:

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from gateway.core.delivery.batch import payload_size
 from gateway.core.group.topic_mark import TopicMark
 from gateway.core.log.record import Record, TopicPartition
 from gateway.kafka.client.cluster import Cluster
@@ -166,7 +165,7 @@ class DeadLetterQueue:
         async for dead_letters, offsets_after in self.iter_dead_letters(ranges):
             for dead_letter in dead_letters:
                 record = dead_letter.record
-                remaining_bytes -= payload_size(record)
+                remaining_bytes -= record.payload_size
                 if len(taken) >= max_records or (taken and remaining_bytes < 0):
                     return taken, next_offsets
                 taken.append(dead_letter)

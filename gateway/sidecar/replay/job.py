@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
-from gateway.core.delivery.batch import payload_size
 from gateway.core.delivery.replay import Replay, ReplayState, Span
 from gateway.core.log.record import Record, TopicPartition
 from gateway.core.log.recovery import Backoff, Cause
@@ -196,7 +195,7 @@ class ReplayJob:
         writes = [build_copy(self.id, record, target) for record in records]
         next_offset, size = (
             min(committed_read.next_offset, span.end),
-            sum(map(payload_size, records)),
+            sum(record.payload_size for record in records),
         )
         await self._save(
             replay.with_progress(tp.partition, next_offset, len(records), size, _now()), writes
@@ -225,7 +224,10 @@ class ReplayJob:
                 replay = replace(replay, error=result.reason)
                 await self._send_heartbeat(replay)
                 continue
-            next_offset, size = settled[-1].next_offset, sum(map(payload_size, settled))
+            next_offset, size = (
+                settled[-1].next_offset,
+                sum(record.payload_size for record in settled),
+            )
             replay = replay.with_progress(
                 tp.partition, next_offset, len(settled), size, _now(), result.dead_letters
             )

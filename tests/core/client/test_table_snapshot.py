@@ -62,6 +62,8 @@ def test_what_kafka_no_longer_has_is_let_go():
     made.prune(2)
     assert made.take_snapshot().entries == [record(2, b"c")]
     assert (len(made), made.bytes) == (1, buffered_size(record(2, b"c")))
+    made = build_table(record(1, b"a")._replace(headers=[("h", bytes(1000))]))
+    assert made.bytes > 1000
 
 
 keys = st.sampled_from([None, b"a", b"b", b"c", b"d"])

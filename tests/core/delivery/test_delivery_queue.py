@@ -97,6 +97,9 @@ def test_a_lane_is_full_once_another_batch_waits():
     made.put(build_records(A, 1, 3))
     assert made.is_full
     assert build_lane([record(A, 0, b"x" * 99)], max_bytes=100).is_full
+    with_headers = [each._replace(headers=[("h", b"x" * 50)]) for each in build_records(A, 3)]
+    made = build_lane(with_headers, max_bytes=120)
+    assert made.is_full and get_offsets(made.next_step(0.0)) == [0, 1]
 
 
 def test_nothing_goes_while_a_lane_is_held_and_what_is_under_way_is_settled():

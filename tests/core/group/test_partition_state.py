@@ -52,6 +52,14 @@ def test_one_record_comes_however_large_and_no_more_than_fit_after_it():
     assert one.buffered_bytes == each
 
 
+def test_headers_count():
+    """Of records that are little else, as many were kept as a fetch could bring."""
+    one = build_state()
+    one.add_fetched([record(n)._replace(headers=[("h", b"x" * 1000)]) for n in range(3)], 3, 3)
+    assert one.buffered_bytes > 3000
+    assert len(one.take(9, 2500)) == 2
+
+
 def test_a_seek_forgets_what_is_kept_and_what_is_under_way_is_of_the_past():
     one = build_state()
     one.add_fetched([record(0), record(1)], 2, 3)
