@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         NotGranted,
         NotOwned,
         PartitionFailed,
+        PartitionUnreadable,
         PipelineError,
         PipelineUnavailable,
         RecordRefused,
@@ -84,7 +85,8 @@ _NAMES_BY_MODULE = {
     "errors": "AccessDenied AuthenticationFailed BrokerTooOld BrokerUnavailable Busy "
     "CheckpointRefused ConfigError ExtraMissing Fenced FormatError GatewayError "
     "GroupFailed GroupInUse GuardUnavailable InvalidRecord KafkaError KeyReused "
-    "LocalBrokerError MemoryFull NotGranted NotOwned PartitionFailed PipelineError "
+    "LocalBrokerError MemoryFull NotGranted NotOwned PartitionFailed "
+    "PartitionUnreadable PipelineError "
     "PipelineUnavailable RecordRefused RecordTooLarge RegistryUnavailable RequestError "
     "SchemaNotFound StreamEnded TableTooLarge TokenCorrupt TokenError TokenForeign TokenTooOld "
     "UnknownGroup UnknownTopic",
@@ -130,6 +132,7 @@ __all__ = [
     "NotGranted",
     "NotOwned",
     "PartitionFailed",
+    "PartitionUnreadable",
     "PipelineError",
     "PipelineUnavailable",
     "Position",

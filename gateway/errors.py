@@ -13,6 +13,7 @@
     |   +-- AccessDenied        the principal may not read or write the topic
     |   +-- UnknownTopic        no broker knows the topic
     |   +-- PartitionFailed     one partition answered with an error code
+    |   |   +-- PartitionUnreadable  it has records that are damaged or too large
     |   +-- GroupFailed         a consumer group cannot be joined or used
     |   |   +-- GroupInUse      the group has members, so only they may change it
     |   |   +-- UnknownGroup    there is no such group
@@ -164,6 +165,10 @@ class PartitionFailed(KafkaError):
         self.topic = topic
         self.partition = partition
         self.code = code
+
+
+class PartitionUnreadable(PartitionFailed):
+    """Kafka has records that cannot be read here: their batch is damaged or too large."""
 
 
 class GroupFailed(KafkaError):

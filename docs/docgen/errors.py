@@ -130,6 +130,7 @@ SIDECAR_CODES = {
     "OTHER_SUBSCRIPTION": "Topics, patterns and assignments exclude each other. Unsubscribe first.",
     "PARTLY_WRITTEN": "Some records of the request were written. Send the others again.",
     "RECORDS_TOO_LARGE": "The records, or the answer to them, are too large. Send fewer at a time.",
+    "RECORDS_UNREADABLE": "A batch is damaged or too large. The message names it. Go on after it.",
     "REPLAY_ENDED": "The replay has ended, so that it cannot be changed.",
     "REPLAY_IN_DOUBT": "Kafka does not say whether the replay was created; look for it.",
     "REPLAY_NOT_FOUND": "No replay has this id.",

@@ -122,7 +122,8 @@ class Gap(NamedTuple):
         partition: The partition.
         from_offset: Where the stream stood.
         to_offset: Where it goes on; below `from_offset` only if the log itself went back.
-        reason: `retention`, `skipped`, `truncated`, `recreated`, `compacted` or `corrupt`.
+        reason: `retention`, `skipped`, `truncated`, `recreated`, `compacted`, `corrupt` or
+            `too-large`.
         position: The token to go on with after the gap.
     """
 

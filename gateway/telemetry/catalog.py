@@ -395,7 +395,8 @@ REACTIVE_LAG_RECORDS = _gauge(
 )  # fmt: skip
 REACTIVE_HELD_UP_LANES = _gauge(
     "gateway_reactive_held_up_lanes",
-    "Lanes whose batch failed and waits for its next try. Their partitions do not advance.",
+    "Lanes whose batch waits for its next try, or of which a partition cannot be read. "
+    "Their partitions do not advance.",
     "group",
 )  # fmt: skip
 REACTIVE_REBALANCE_SECONDS = _seconds_histogram(
@@ -451,7 +452,7 @@ CONSUMER_RECORDS = _counter(
 )
 CONSUMER_BYTES = _counter(
     "gateway_consumer_bytes",
-    "Bytes of the keys and values of these records.",
+    "Bytes of the keys, values and headers of these records.",
     "topic",
     unit="bytes",
 )

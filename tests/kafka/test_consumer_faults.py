@@ -12,17 +12,21 @@ import pytest
 from support.elections import UNCLEAN_CONFIGS, elect_follower, kill_follower
 from support.group_members import running_member, wait_for_coordinator
 from support.kafka_proxy import ApiKey, KafkaProxy
-from support.record_sets import flip_byte
+from support.raw_produce import produce_raw
+from support.record_sets import ZSTD, BatchRecord, encode_varint, flip_byte
 from support.records import produce_records
 from support.topic_reads import open_cluster
 from support.waiting import wait_until
 
 from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import Record, TopicPartition
-from gateway.errors import AccessDenied, PartitionFailed
+from gateway.errors import AccessDenied, PartitionFailed, PartitionUnreadable
+from gateway.kafka.fetch.decompression import MAX_DECOMPRESSED_BYTES
 from gateway.kafka.group.consumer import ConsumerOptions, GroupConsumer, OffsetAndMetadata
 
 LONG = 60.0  # s
+TOO_LARGE = [BatchRecord(0, bytes(MAX_DECOMPRESSED_BYTES + 1))]
+BROKEN = [BatchRecord(0, encoded_fields=b"\0\0" + encode_varint(0) + encode_varint(900) + b"short")]
 
 
 @asynccontextmanager
@@ -225,21 +229,33 @@ async def corrupt_fetches(
     proxy.on_response = None
 
 
-LENGTH, CRC = 8, 17  # where these stand in a batch
+LENGTH = 8  # where it stands in a batch
 
 
-async def test_a_batch_whose_checksum_is_wrong_is_passed_over_and_told(kafka, topic, caplog):
-    name = topic()
-    for value in (b"a", b"b"):
-        await produce_records(kafka.bootstrap, name, [value])
+@pytest.mark.parametrize(
+    ("batch", "problem"),
+    [(TOO_LARGE, "is too large from 3 to 4"), (BROKEN, "is damaged from 3 to 4")],
+)
+async def test_what_cannot_be_read_stops_its_partition_until_it_is_sought_past(
+    embedded, batch, problem
+):
+    """It was passed over, and so were its offsets by the next commit."""
+    embedded.create_topic("t")
+    tp = TopicPartition("t", 0)
+    for items in ([BatchRecord(n) for n in range(3)], batch, [BatchRecord(0, b"after")]):
+        produce_raw(embedded.bootstrap[0], "t", 0, items, ZSTD)
     async with (
-        running_proxied_cluster(kafka, name) as (proxy, made),
-        open_reader(made, "", name) as consumer,
+        open_cluster(embedded.bootstrap, "t") as made,
+        open_reader(made, "", "t") as consumer,
     ):
-        async with corrupt_fetches(proxy, CRC):
-            assert [each.value for each in await poll_records(consumer, 1)] == [b"b"]
-        assert consumer.position(TopicPartition(name, 0)) == 2
-    assert f"{name}-0 is damaged from 0 to 1; passed over" in caplog.text
+        for _ in range(3):
+            assert len(await consumer.poll(LONG, max_records=1)) == 1
+        for _ in range(2):
+            with pytest.raises(PartitionUnreadable, match=f"{problem}.*seek to 4 to go on"):
+                await poll_records(consumer, 1)
+            assert consumer.position(tp) == 3
+        consumer.seek(tp, 4)
+        assert [each.value for each in await poll_records(consumer, 1)] == [b"after"]
 
 
 async def test_records_that_make_no_sense_are_fetched_again(kafka, topic):

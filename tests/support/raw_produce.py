@@ -17,7 +17,9 @@ from gateway.core.error_code import ErrorCode
 TIMEOUT_S = 60.0
 
 
-def produce_raw(bootstrap: str, topic: str, partition: int, records: Sequence[BatchRecord]) -> int:
+def produce_raw(
+    bootstrap: str, topic: str, partition: int, records: Sequence[BatchRecord], codec: int = 0
+) -> int:
     """Write records as one batch; return the offset of the first.
 
     Args:
@@ -25,12 +27,13 @@ def produce_raw(bootstrap: str, topic: str, partition: int, records: Sequence[Ba
         topic: The topic's name.
         partition: The number of the partition.
         items: Their offsets must count from 0.
+        codec: The codec id that they are compressed with.
     """
     host, _, port = bootstrap.partition(",")[0].rpartition(":")
-    data = build_batch(records)
+    data = build_batch(records, codec=codec)
     name = struct.pack(">h", len(topic)) + topic.encode()
-    # Produce, version 3: no transactional id, acks of all replicas.
-    head = struct.pack(">hhihhhi", 0, 3, 1, -1, -1, -1, 10_000)
+    # Produce, version 7, the first with zstd: no transactional id, acks of all replicas.
+    head = struct.pack(">hhihhhi", 0, 7, 1, -1, -1, -1, 10_000)
     body = struct.pack(">i", 1) + name + struct.pack(">iii", 1, partition, len(data)) + data
     error, deadline = ErrorCode.NOT_LEADER_OR_FOLLOWER, time.monotonic() + TIMEOUT_S
     # A topic that is new may not have a leader yet.

@@ -39,6 +39,10 @@ class BatchRecord(NamedTuple):
     encoded_fields: bytes | None = None
 
 
+ZSTD = 4
+"""The codec id of zstd."""
+
+
 def encode_varint(value: int) -> bytes:
     value = (value << 1) ^ (value >> 63)
     out = bytearray()

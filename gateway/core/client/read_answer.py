@@ -11,11 +11,11 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 
 from gateway.core.channel.conflation import buffered_size
-from gateway.core.log.record import Entry, Gap, GapReason
+from gateway.core.log.record import UNREADABLE_REASONS, Entry, Gap, GapReason
 
 # A gap of these reasons says the same of every offset in it. The other ones are true only for the
 # position that they were found for: `skipped` also spans records that Kafka still has.
-_SHARED_GAP_REASONS = frozenset({GapReason.RETENTION, GapReason.CORRUPT})
+_SHARED_GAP_REASONS = UNREADABLE_REASONS | {GapReason.RETENTION}
 
 
 class ReadAnswer:

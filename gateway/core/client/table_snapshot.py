@@ -26,6 +26,7 @@ from gateway.core.channel.conflation import buffered_size
 from gateway.core.log.position import PartitionPosition
 from gateway.core.log.record import (
     REWIND_REASONS,
+    UNREADABLE_REASONS,
     Entry,
     Gap,
     GapReason,
@@ -156,7 +157,7 @@ class KeyTable:
             if type(entry) is Record:
                 self._put(entry)
             # Gaps of retention only move the position: what they took of the table goes by `prune`.
-            elif type(entry) is Gap and entry.reason is GapReason.CORRUPT:
+            elif type(entry) is Gap and entry.reason in UNREADABLE_REASONS:
                 self._entries[entry.offset] = entry
                 self.bytes += buffered_size(entry)
         return True

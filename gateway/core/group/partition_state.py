@@ -56,8 +56,9 @@ class PartitionState:
             partition next would begin elsewhere, and lose what was returned here.
         is_paused: The application has paused it.
         is_revoking: It is being given up, and nothing more is returned of it.
-        is_out_of_range: What follows `records` could not be fetched: the offset is out of range. It
-            is fetched again when all of them were returned, so that these are not lost by a reset.
+        is_cut_off: What follows `records` could not be read: it is out of range, damaged or too
+            large. It is fetched again when all of them were returned, which a reset or a stop would
+            lose.
         is_stopped: It cannot go on from here; a seek helps.
         lineage: How often something in flight became useless.
         records: The records that were fetched and not returned yet.
@@ -89,7 +90,7 @@ class PartitionState:
     is_starting: bool = False
     is_paused: bool = False
     is_revoking: bool = False
-    is_out_of_range: bool = False
+    is_cut_off: bool = False
     is_stopped: bool = False
     lineage: int = 0
     records: deque[Record] = field(default_factory=deque)
@@ -148,7 +149,7 @@ class PartitionState:
         else:
             self.epoch = min(self.epoch, epoch)
             self.fetch_offset, self.fetch_epoch = position, self.epoch
-        self.is_out_of_range = False
+        self.is_cut_off = False
 
     def forget_position(self) -> None:
         """Read nothing until there is another position, or a reset."""
@@ -189,7 +190,7 @@ class PartitionState:
             if isinstance(entry, Record):
                 self.records.append(entry)
                 self.buffered_bytes += prefetched_size(entry)
-        self.fetch_offset, self.is_out_of_range, self.failures = fetch_offset, False, 0
+        self.fetch_offset, self.is_cut_off, self.failures = fetch_offset, False, 0
         if epoch >= 0:
             self.fetch_epoch = epoch
         self.backoff.reset()
@@ -265,7 +266,7 @@ class PartitionState:
     def _clear(self) -> None:
         self.discard_in_flight()
         self.records.clear()
-        self.buffered_bytes, self.offset_spec, self.is_out_of_range, self.is_stopped = (
+        self.buffered_bytes, self.offset_spec, self.is_cut_off, self.is_stopped = (
             0,
             None,
             False,

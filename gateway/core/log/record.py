@@ -82,12 +82,15 @@ class GapReason(StrEnum):
     RECREATED = "recreated"
     COMPACTED = "compacted"
     CORRUPT = "corrupt"
+    TOO_LARGE = "too-large"
     POSITION_REFUSED = "position-refused"
 
 
 # Gaps of these reasons say that the log itself went back: offsets from `next_offset` on will be
 # written again with other records. They are the only gaps that may lead to a lower offset.
 REWIND_REASONS = frozenset({GapReason.TRUNCATED, GapReason.RECREATED})
+# Kafka has the records, and they cannot be read here. Whoever has no gap to tell stops there.
+UNREADABLE_REASONS = frozenset({GapReason.CORRUPT, GapReason.TOO_LARGE})
 
 
 class Gap(NamedTuple):

@@ -31,7 +31,15 @@ from gateway.core.channel.filters import MATCH_ALL, Filters
 from gateway.core.client.table_snapshot import KeyTable, RecordHistory, TableSnapshot
 from gateway.core.log.partition_reader import EARLIEST, TimestampStart
 from gateway.core.log.position import PartitionPosition
-from gateway.core.log.record import Entry, Gap, GapReason, Record, Skip, TopicPartition
+from gateway.core.log.record import (
+    UNREADABLE_REASONS,
+    Entry,
+    Gap,
+    GapReason,
+    Record,
+    Skip,
+    TopicPartition,
+)
 
 from .backfill_reader import BackfillReader
 from .shared_reads import SharedReads
@@ -352,4 +360,4 @@ def _is_shown(entry: Entry) -> bool:
     """Return whether an entry is part of a table (see `KeyTable`)."""
     if type(entry) is Record:
         return entry.value is not None or entry.key is None
-    return type(entry) is Gap and entry.reason is GapReason.CORRUPT
+    return type(entry) is Gap and entry.reason in UNREADABLE_REASONS

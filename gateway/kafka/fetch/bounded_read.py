@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
 from gateway.core.error_code import ErrorCode
-from gateway.core.log.record import Gap, Record, TopicPartition
-from gateway.errors import BrokerUnavailable, PartitionFailed
+from gateway.core.log.record import Record, TopicPartition
+from gateway.errors import BrokerUnavailable, PartitionFailed, PartitionUnreadable
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.connections import BrokerConnection, ConnectionRole
 from gateway.kafka.client.offsets import (
@@ -25,7 +25,7 @@ from gateway.kafka.client.offsets import (
 )
 
 from .batches import gather_slices
-from .decoding import DecodedSlice, RecordSetDecoder
+from .decoding import DecodedSlice, RecordSetDecoder, describe_unreadable
 from .fetch import FetchedPartition, FetchTarget, fetch_on_connection
 
 MAX_FETCH_BYTES = 1 << 20
@@ -85,7 +85,8 @@ async def read_committed(
         transaction is still open there.
 
     Raises:
-        PartitionFailed: The partition cannot be read, is damaged, or ends before `start`.
+        PartitionUnreadable: Something that the fetch brought is damaged or too large.
+        PartitionFailed: The partition cannot be read, or ends before `start`.
         BrokerUnavailable: The leader is unknown, away or has changed; try again.
     """
     node, target = _build_target(cluster, tp, start, max_bytes)
@@ -94,10 +95,8 @@ async def read_committed(
     if fetched.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
         return await _handle_out_of_range(cluster, tp, start)
     decoded = await _decode(cluster, tp, start, fetched)
-    gaps = [entry for entry in decoded.entries if isinstance(entry, Gap)]
-    if gaps:
-        where = f"from {gaps[0].offset} to {gaps[0].next_offset}"
-        raise _build_partition_failed(tp, f"is damaged {where}", ErrorCode.CORRUPT_MESSAGE)
+    if (gap := decoded.find_gap()) is not None:
+        raise build_partition_failed(tp, describe_unreadable(gap), ErrorCode.CORRUPT_MESSAGE)
     return _build_read(decoded)
 
 
@@ -244,7 +243,7 @@ async def _decode(
     )
     decoded = await gather_slices(decoding, cluster.decompression_slot)
     if decoded.next_offset == start and decoded.error:
-        raise _build_partition_failed(tp, f"is damaged: {decoded.error}", ErrorCode.CORRUPT_MESSAGE)
+        raise build_partition_failed(tp, f"is damaged: {decoded.error}", ErrorCode.CORRUPT_MESSAGE)
     return decoded
 
 
@@ -259,7 +258,7 @@ async def _handle_out_of_range(cluster: Cluster, tp: TopicPartition, start: int)
     if start < log.start:
         return PartitionRead([], log.start, lost_until=log.start)
     if start > log.stop:
-        raise _build_partition_failed(
+        raise build_partition_failed(
             tp,
             f"ends at {log.stop}, before {start}; was the topic created again?",
             ErrorCode.OFFSET_OUT_OF_RANGE,
@@ -279,7 +278,7 @@ async def _build_read_error(
     await cluster.metadata.refresh(f"{tp}: code {code}")
     if code in _LEADER_CHANGED_ERRORS:
         return BrokerUnavailable(f"{tp} is led by another broker", retry_after=0.2)
-    return _build_partition_failed(tp, f"cannot be read (code {code})", code)
+    return build_partition_failed(tp, f"cannot be read (code {code})", code)
 
 
 def _require_offset(tp: TopicPartition, result: OffsetAndTimestamp | int) -> OffsetAndTimestamp:
@@ -290,8 +289,10 @@ def _require_offset(tp: TopicPartition, result: OffsetAndTimestamp | int) -> Off
         raise BrokerUnavailable(
             f"{tp} cannot be asked for offsets now (code {result})", retry_after=0.2
         )
-    raise _build_partition_failed(tp, f"cannot be read (code {result})", result)
+    raise build_partition_failed(tp, f"cannot be read (code {result})", result)
 
 
-def _build_partition_failed(tp: TopicPartition, detail: str, code: int) -> PartitionFailed:
-    return PartitionFailed(f"{tp} {detail}", topic=tp.topic, partition=tp.partition, code=code)
+def build_partition_failed(tp: TopicPartition, detail: str, code: int) -> PartitionFailed:
+    """Return the exception for an error code, which may also be what was found in the records."""
+    kind = PartitionUnreadable if code == ErrorCode.CORRUPT_MESSAGE else PartitionFailed
+    return kind(f"{tp} {detail}", topic=tp.topic, partition=tp.partition, code=code)

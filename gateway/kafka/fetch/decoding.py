@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import chain, islice
 from mmap import mmap
 from typing import NamedTuple
@@ -74,6 +74,25 @@ class DecodedSlice(NamedTuple):
     last_epoch: int
     batch_bytes: int
     error: str | None = None
+
+    def find_gap(self) -> Gap | None:
+        """Return the first gap, at which a reader has to stop that cannot tell of it."""
+        return next((entry for entry in self.entries if type(entry) is Gap), None)
+
+
+def describe_unreadable(gap: Gap) -> str:
+    """Return what a partition has that cannot be read, for a message."""
+    where = f"from {gap.offset} to {gap.next_offset}"
+    if gap.reason is GapReason.TOO_LARGE:
+        limit = f"{MAX_DECOMPRESSED_BYTES >> 20} MiB"
+        return f"is too large {where}: a batch of more than {limit}, decompressed"
+    return f"is damaged {where}"
+
+
+def _log_gaps(entries: Iterable[Entry]) -> None:
+    for entry in entries:
+        if type(entry) is Gap:
+            log.error("%s %s", entry.tp, describe_unreadable(entry), extra=entry.tp._asdict())
 
 
 class _Batch(NamedTuple):
@@ -227,14 +246,7 @@ class RecordSetDecoder:
             self._decompress_batch(batch, map_large_buffer())
             self.large_bytes = len(self._record_data)
         except BatchTooLarge:
-            log.error(
-                "%s: the batch at offset %s holds more than %s MiB; it is passed over",
-                self._tp,
-                batch.base_offset,
-                MAX_DECOMPRESSED_BYTES >> 20,
-                extra=self._tp._asdict(),
-            )
-            self._entry_iter = self._iter_lost_entries(batch)
+            self._entry_iter = self._iter_lost_entries(batch, GapReason.TOO_LARGE)
         except Exception:  # codecs raise many kinds for damaged data
             self._entry_iter = self._iter_lost_entries(batch)
         self.is_large = False
@@ -374,7 +386,9 @@ class RecordSetDecoder:
         if bound is not None and bound > start and not start < claimed_end <= bound:
             claimed_end = bound
         next_offset = max(claimed_end, start + 1)
-        self._entries.append(Gap(self._tp, start, next_offset, epoch, GapReason.CORRUPT))
+        gap = Gap(self._tp, start, next_offset, epoch, GapReason.CORRUPT)
+        _log_gaps([gap])
+        self._entries.append(gap)
         self._entry_offset = next_offset
         self._advance(next_offset, epoch)
         # Decoding goes on only if the bytes that follow look like the header of a batch. It ends
@@ -522,6 +536,7 @@ class RecordSetDecoder:
             else:
                 assert self._entry_iter is not None
                 records = list(islice(self._entry_iter, count))
+                _log_gaps(records)
         except Exception:  # aiokafka raises many kinds for broken records
             # Nothing of this attempt was kept, so salvaging begins at `_entry_offset`.
             self._record_iter, self._entry_iter = None, self._iter_salvaged_entries(batch)
@@ -560,8 +575,10 @@ class RecordSetDecoder:
             self._tp, header, self._record_data, max(batch.base_offset, self._entry_offset)
         )
 
-    def _iter_lost_entries(self, batch: _Batch) -> Iterator[Entry]:
+    def _iter_lost_entries(
+        self, batch: _Batch, reason: GapReason = GapReason.CORRUPT
+    ) -> Iterator[Entry]:
         """Yield a gap for all of a batch that was not read yet."""
         start = max(batch.base_offset, self._entry_offset)
         if batch.next_offset > start:
-            yield Gap(self._tp, start, batch.next_offset, batch.epoch, GapReason.CORRUPT)
+            yield Gap(self._tp, start, batch.next_offset, batch.epoch, reason)

@@ -40,12 +40,12 @@ from gateway.core.log.recovery import (
     cause_from_code,
 )
 from gateway.core.log.truncation import OffsetRange, find_divergence, locate_offset
-from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError, PartitionFailed
+from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.offsets import READ_COMMITTED, OffsetAndTimestamp
 from gateway.kafka.fetch.batches import BULK_SLICE_RECORDS, iter_slices
-from gateway.kafka.fetch.bounded_read import fetch_log_bounds
-from gateway.kafka.fetch.decoding import DecodedSlice, RecordSetDecoder
+from gateway.kafka.fetch.bounded_read import build_partition_failed, fetch_log_bounds
+from gateway.kafka.fetch.decoding import DecodedSlice, RecordSetDecoder, describe_unreadable
 from gateway.kafka.fetch.fetch import (
     MAX_CORRUPT_ATTEMPTS,
     REPLICA_LEASE_S,
@@ -218,7 +218,7 @@ class PrefetchFetcher:
             state.position is not None
             and not state.is_starting
             and state.buffered_bytes < self.options.max_partition_bytes // 2
-            and not (state.is_out_of_range and state.records)
+            and not (state.is_cut_off and state.records)
         )
 
     def _choose_node(self, state: PartitionState, now: float) -> int | None:
@@ -384,9 +384,10 @@ class PrefetchFetcher:
             read_committed=self.options.isolation_level == READ_COMMITTED,
             high_watermark=fetched.high_watermark,
         )
+        gap = None
         if not decoding.is_large:
-            self._buffer_slice(state, decoding.read_slice(BULK_SLICE_RECORDS))
-        if not decoding.is_done:
+            gap = self._buffer_slice(state, decoding.read_slice(BULK_SLICE_RECORDS))
+        if not decoding.is_done and gap is None:
             self._start_request(self._decode_rest(state, decoding, state.lineage), [state])
 
     async def _decode_rest(
@@ -402,30 +403,43 @@ class PrefetchFetcher:
             async for decoded in slices:
                 if not self._is_current(state, lineage):
                     return
-                self._buffer_slice(state, decoded)
+                gap = self._buffer_slice(state, decoded)
                 self.changed.set()
-                if state.buffered_bytes >= MAX_EXPANSION * self.options.max_partition_bytes:
+                if (
+                    gap is not None
+                    or state.buffered_bytes >= MAX_EXPANSION * self.options.max_partition_bytes
+                ):
                     return
                 await asyncio.sleep(0)
 
-    def _buffer_slice(self, state: PartitionState, decoded: DecodedSlice) -> None:
-        """Keep the records of a slice. Gaps are logged, as polls return records only."""
-        tp, offset = state.tp, state.fetch_offset
-        for entry in decoded.entries:
-            if isinstance(entry, Gap):
-                log.error(
-                    "%s is damaged from %s to %s; passed over", tp, entry.offset, entry.next_offset
-                )
-        # The length of the first batch makes no sense: it may have been damaged on its way.
-        if decoded.error is not None and decoded.next_offset == offset:
+    def _buffer_slice(self, state: PartitionState, decoded: DecodedSlice) -> Gap | None:
+        """Keep the records of a slice, at most up to a gap, which is returned.
+
+        Polls return records only, so the partition stops at what cannot be read here. What comes
+        before it is returned first.
+        """
+        entries, next_offset, epoch, _, error = decoded
+        gap = decoded.find_gap()
+        if gap is not None:
+            entries = entries[: entries.index(gap)]
+            next_offset = entries[-1].next_offset if entries else state.fetch_offset
+            epoch = entries[-1].epoch if entries else NO_EPOCH
+        if next_offset > state.fetch_offset or (gap is None and error is None):
+            state.add_fetched(entries, next_offset, epoch)
+            state.is_cut_off = gap is not None
+            self.failures.pop(state.tp, None)
+        elif state.records:
+            state.is_cut_off = True
+        elif gap is not None:
+            detail = f"{describe_unreadable(gap)}; seek to {gap.next_offset} to go on"
+            self._stop_partition(state, detail, ErrorCode.CORRUPT_MESSAGE)
+        else:  # the length of the first batch makes no sense: it may be damaged on its way
             state.failures += 1
             state.back_off(Cause.CORRUPT, asyncio.get_running_loop().time())
             if state.failures >= MAX_CORRUPT_ATTEMPTS:
-                detail = f"is damaged: {decoded.error}; seek past it"
+                detail = f"is damaged: {error}; seek past it"
                 self._stop_partition(state, detail, ErrorCode.CORRUPT_MESSAGE)
-            return
-        state.add_fetched(decoded.entries, decoded.next_offset, decoded.last_epoch)
-        self.failures.pop(tp, None)
+        return gap
 
     def _on_partition_error(self, state: PartitionState, code: int) -> None:
         """Handle the error code of one partition in the response to a fetch."""
@@ -434,7 +448,7 @@ class PrefetchFetcher:
             state.preferred_replica = None
         elif code == ErrorCode.OFFSET_OUT_OF_RANGE and state.records:
             # A reset would drop the buffered records: first let polls return them.
-            state.is_out_of_range = True
+            state.is_cut_off = True
         elif code == ErrorCode.OFFSET_OUT_OF_RANGE:
             self._start_request(self.resolve_out_of_range(state, state.lineage), [state])
         else:
@@ -553,7 +567,4 @@ class PrefetchFetcher:
     ) -> None:
         """Read nothing more of a partition until a seek; polls raise the failure."""
         state.is_stopped = True
-        topic, partition = state.tp
-        self.failures[state.tp] = PartitionFailed(
-            f"{state.tp} {detail}", topic=topic, partition=partition, code=code
-        )
+        self.failures[state.tp] = build_partition_failed(state.tp, detail, code)

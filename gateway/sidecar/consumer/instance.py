@@ -24,7 +24,7 @@ from typing import Any
 from gateway.config.sections.sidecar import Consumer
 from gateway.core.group.member import MemberState
 from gateway.core.log.record import Record, TopicPartition
-from gateway.errors import GroupFailed, KafkaError, NotOwned, PartitionFailed
+from gateway.errors import GroupFailed, KafkaError, NotOwned, PartitionFailed, PartitionUnreadable
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.group.consumer import GroupConsumer
 from gateway.kafka.group.group_offsets import GroupOffsets
@@ -273,7 +273,7 @@ class ConsumerInstance:
 
         Args:
             timeout_s: How long to wait for records, in seconds.
-            max_bytes: At most so many bytes of keys and values, but at least one record.
+            max_bytes: At most so many bytes of keys, values and headers, but at least one record.
             min_bytes: How many bytes to wait for.
             draining: Ends the wait, without records.
             disconnected: Ends the wait, without records.
@@ -567,6 +567,8 @@ def translate_group_error(exc: Exception) -> Exception:
     match exc:
         case NotOwned():
             return StatusError(409, f"{exc}; GET its assignments", code="NOT_ASSIGNED")
+        case PartitionUnreadable():
+            return exc
         case PartitionFailed():
             return StatusError(409, str(exc), code="NO_OFFSET")
         case GroupFailed():

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.core.log.record import Record, TopicPartition
-from gateway.errors import PartitionFailed
+from gateway.errors import PartitionFailed, PartitionUnreadable
 from gateway.formats.codec import SerializationFormat
 from gateway.kafka.group.consumer import GroupConsumer
 from gateway.sidecar.component import Component
@@ -118,6 +118,8 @@ class Stateless(Component):
             consumer.assign([tp])
             consumer.seek(tp, offset)
             records = await self._poll(request, consumer, timeout_s, max_bytes)
+        except PartitionUnreadable:
+            raise
         except PartitionFailed:
             first, last = await fetch_bounds(self._context, tp)
             raise OffsetOutOfRange(tp, offset, first, last) from None

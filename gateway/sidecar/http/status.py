@@ -25,6 +25,7 @@ from gateway.errors import (
     GatewayError,
     KafkaError,
     NotGranted,
+    PartitionUnreadable,
     RegistryUnavailable,
     RequestError,
     UnknownTopic,
@@ -81,6 +82,8 @@ def describe_error(exc: Exception) -> tuple[int, str, str]:
             return 400, "WRONG_FORMAT", str(exc)
         case RegistryUnavailable():
             return 503, "REGISTRY_UNAVAILABLE", f"{exc}"
+        case PartitionUnreadable():
+            return 409, "RECORDS_UNREADABLE", str(exc)
         case KafkaError():
             # Kafka's own message may name brokers, so it goes to the log only.
             detail = "Kafka does not answer as it should; try again, the log says why"

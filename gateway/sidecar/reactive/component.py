@@ -102,7 +102,7 @@ class ReactiveComponent(Component):
             samples.add_zeros(catalog.REACTIVE_LAG_RECORDS, [name], topics)
             samples.add(catalog.REACTIVE_REPEATED_RECORDS, counts.repeated, name)
             samples.add_histogram(catalog.REACTIVE_SECONDS, counts.seconds, name)
-            held_up = sum(bool(runner.queue.problem) for runner in group.runners)
+            held_up = sum(group.find_problem(runner) is not None for runner in group.runners)
             samples.add(catalog.REACTIVE_HELD_UP_LANES, held_up, name)
             waiting = sum(runner.queue.unsettled_count for runner in group.runners)
             samples.add(catalog.REACTIVE_WAITING_RECORDS, waiting, name)

@@ -345,11 +345,17 @@ class ReactiveGroup:
         """Describe which lane does not move, for how long, and why."""
         seconds = _get_idle_seconds(runner, now)
         reason = (
-            runner.queue.problem
+            self.find_problem(runner)
             or self.committer.failure
             or "its partitions have records, and none come"
         )
         return f"group {self.name}: a lane has not moved for {seconds:.0f} s: {reason}"
+
+    def find_problem(self, runner: LaneRunner) -> str | None:
+        """Return why a lane's batch, or else one of its partitions, does not advance."""
+        failures = self.consumer.failures if self.consumer is not None else {}
+        failed = (str(failures[tp]) for tp in sorted(runner.tps & failures.keys()))
+        return runner.queue.problem or next(failed, None)
 
     @property
     def rebalance_seconds(self) -> Histogram | None:

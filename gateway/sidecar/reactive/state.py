@@ -65,7 +65,7 @@ def _describe_lane(group: ReactiveGroup, runner: LaneRunner, now: float) -> dict
         "partitions": len(runner.tps),
         "waiting": queue.unsettled_count,
         "underWay": queue.is_busy,
-        "heldUpBy": queue.problem or None,
+        "heldUpBy": group.find_problem(runner),
         "heldUpFor": round(now - queue.problem_since, 3) if queue.problem else None,
         "stuck": group.is_stuck(runner, now),
     }

@@ -14,6 +14,7 @@ from gateway.errors import (
     FormatError,
     KafkaError,
     NotGranted,
+    PartitionUnreadable,
     RegistryUnavailable,
     UnknownTopic,
 )
@@ -90,6 +91,8 @@ def get_error_code(exc: Exception) -> tuple[int, int, str]:
             return 422, CONVERSION_FAILED, detail
         case RegistryUnavailable():
             return 408, REGISTRY_UNAVAILABLE, detail
+        case PartitionUnreadable():
+            return status, ILLEGAL_STATE, detail
         case KafkaError():
             return 503, RETRIABLE, detail
     return status, status, detail

@@ -82,6 +82,7 @@ export interface Gap {
     | "recreated"
     | "compacted"
     | "corrupt"
+    | "too-large"
     | "position-refused"
     | (string & {});
 }

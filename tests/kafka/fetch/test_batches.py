@@ -162,7 +162,9 @@ def test_records_outside_transactions_of_an_aborting_producer_pass():
     ) == [0]
 
 
-def test_a_batch_with_a_wrong_checksum_is_one_gap_and_the_next_one_is_read():
+def test_a_batch_with_a_wrong_checksum_is_one_gap_and_the_next_one_is_read(
+    caplog: pytest.LogCaptureFixture,
+):
     data = (
         build_batch([0, 1]) + flip_byte(build_batch([2, 3, 4], leader_epoch=6)) + build_batch([5])
     )
@@ -172,6 +174,7 @@ def test_a_batch_with_a_wrong_checksum_is_one_gap_and_the_next_one_is_read():
     ]
     assert get_offsets(decoded) == [0, 1, 5]
     assert [type(entry) for entry in decoded.entries] == [Record, Record, Gap, Record]
+    assert f"{TP} is damaged from 2 to 5" in caplog.text
 
 
 def test_a_gap_starts_where_the_reader_stands():
@@ -429,9 +432,9 @@ def test_a_batch_that_holds_more_than_may_be_is_a_gap(codec: int, caplog: pytest
     )
     decoded = decode_record_set(TP, build_batch([0]) + bomb + build_batch([2]), 0)
     assert get_offsets(decoded) == [0, 2]
-    assert decoded.entries[1] == build_corrupt_gap(1, 2, 4)
+    assert decoded.entries[1] == Gap(TP, 1, 2, 4, GapReason.TOO_LARGE)
     assert held - small < 8 << 20
-    assert "holds more than 128 MiB" in caplog.text
+    assert f"{TP} is too large from 1 to 2" in caplog.text
 
 
 @pytest.mark.parametrize("magic", [0, 1])

@@ -11,8 +11,12 @@ import pytest
 from support.brokers import embedded_kafka
 from support.gateways import build_config, create_http_client, running_gateway_process
 from support.instances import ConsumerInstance
+from support.raw_produce import produce_raw
+from support.record_sets import ZSTD, BatchRecord
 from support.sidecars import running_sidecar, wait_until_ready
 from support.waiting import WAIT_TIMEOUT_S
+
+from gateway.kafka.fetch.decompression import MAX_DECOMPRESSED_BYTES
 
 kafka = embedded_kafka({"t": 1, "written": 1})
 
@@ -121,6 +125,33 @@ async def test_while_kafka_is_unreachable_a_request_gets_a_retry_time(kafka):
         topics = await http.get("/topics", headers=V2)
         assert await check_unavailable(topics) and topics.json()["error_code"] == 50003
         assert await check_unavailable(await http.get("/topics/t/partitions/0/records?offset=0"))
+
+
+async def test_a_batch_that_cannot_be_read_here_is_named_and_not_passed_over(kafka):
+    """A read by offset went on behind it, and so did a poll, which committed that."""
+    kafka.create_topic("large")
+    for items in ([BatchRecord(0)], [BatchRecord(0, bytes(MAX_DECOMPRESSED_BYTES + 1))]):
+        produce_raw(kafka.bootstrap[0], "large", 0, items, ZSTD)
+    place = {"topic": "large", "partition": 0}
+    dead_letter = [{"record": {**place, "offset": 1}, "processed": False}]
+    async with running_sidecar(kafka.bootstrap, consumer={}, deadLetter={}) as http:
+        path = "/topics/large/partitions/0/records?offset="
+        assert [record["offset"] for record in (await http.get(f"{path}0")).json()] == [0]
+        instance = await ConsumerInstance.create_instance(http, autoOffsetReset="earliest")
+        await instance.assign("large", 0)
+        assert len((await instance.send_request("GET", "/records", timeout=60_000)).json()) == 1
+        for answer, code in (
+            (await http.get(f"{path}1"), 40903),
+            (await instance.send_request("GET", "/records", timeout=60_000), "RECORDS_UNREADABLE"),
+            (
+                await http.post("/consumers/deadLetter/active?group=g", json=dead_letter),
+                "RECORDS_UNREADABLE",
+            ),
+        ):
+            body = answer.json()
+            assert answer.status_code == 409, body
+            assert body.get("error_code", body.get("code")) == code
+            assert "is too large from 1 to 2" in body["message"]
 
 
 @pytest.mark.needs("process")

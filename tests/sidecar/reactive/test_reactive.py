@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,9 +13,13 @@ import httpx
 import pytest
 from support.backend import running_backend
 from support.brokers import KafkaCluster
+from support.raw_produce import produce_raw
 from support.reactive import ReactiveWorld, build_settings, get_numbers
+from support.record_sets import ZSTD, BatchRecord
 from support.sidecars import running_sidecar, wait_until_ready
 from support.waiting import wait_until
+
+from gateway.kafka.fetch.decompression import MAX_DECOMPRESSED_BYTES
 
 GUARDS = {
     "users": {
@@ -80,6 +85,22 @@ async def wait_until_held_up(http: httpx.AsyncClient, group: dict[str, Any], pat
             if any(re.search(pattern, lane["heldUpBy"] or "") for lane in state):
                 return
             await asyncio.sleep(0.05)
+
+
+async def test_what_cannot_be_read_holds_its_lane_up_until_it_is_sought_past(world: ReactiveWorld):
+    """The group went on behind it, and committed that: no lag, no failure."""
+    group = build_settings(world.backend, world.topic)
+    for value in (b'{"n": 0}', bytes(MAX_DECOMPRESSED_BYTES + 1), b'{"n": 1}'):
+        items = [BatchRecord(0, value, b"k", timestamp=time.time_ns() // 1_000_000)]
+        produce_raw(world.kafka.bootstrap_servers, world.topic, 0, items, ZSTD)
+    async with running_group(world, group) as http:
+        await wait_until_held_up(http, group, f"{world.topic}-0 is too large from 1 to 2")
+        assert f'_held_up_lanes{{group="{group["group"]}"}} 1' in (await http.get("/metrics")).text
+        await wait_for_state(http, group, processed=1, state="FAILED", lag=2)
+        assert await world.fetch_committed(group["group"]) == 1
+        seek = {"offsets": [{"topic": world.topic, "partition": 0, "offset": 2}]}
+        assert (await http.post(f"/reactive/{group['group']}/seek", json=seek)).status_code == 200
+        await wait_for_state(http, group, processed=2, state="RUNNING", lag=0)
 
 
 async def test_records_come_in_batches_whole_and_are_committed(world: ReactiveWorld):
