@@ -206,6 +206,9 @@ class _ClosedTransport(asyncio.Transport):
         """Return True."""
         return True
 
+    def abort(self) -> None:
+        """Do nothing; a timer may come after the end."""
+
 
 CLOSED_TRANSPORT = _ClosedTransport()
 """Replaces a transport that is lost or was given back, so that a late write does nothing."""
