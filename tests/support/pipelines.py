@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from support.spark_jvm import WORKER_CONF, build_spark_conf
-from support.waiting import block_until
+from support.waiting import BLOCK_TIMEOUT_S, block_until
 
 JOB_TIMEOUT_S = 600.0  # s; Spark starts in 6 to 60 s
 SENT_COMMIT_S = 1.0  # in which Kafka has done what it was asked, by far
@@ -124,18 +124,25 @@ class OutputTopic:
     def has_open_transaction(self) -> bool:
         """Is there an open transaction with records of this topic?"""
         return any(
-            self._committed_consumer.get_watermark_offsets(each, timeout=10)
-            < self._uncommitted_consumer.get_watermark_offsets(each, timeout=10)
+            self._fetch_end(self._committed_consumer, each)
+            < self._fetch_end(self._uncommitted_consumer, each)
             for each in self._partitions
         )
 
     def get_end_offset(self) -> int:
         """Of committed records, all partitions together."""
-        ends = [
-            self._committed_consumer.get_watermark_offsets(each, timeout=10)
-            for each in self._partitions
-        ]
-        return sum(high for _, high in ends)
+        return sum(self._fetch_end(self._committed_consumer, each) for each in self._partitions)
+
+    def _fetch_end(self, consumer: Consumer, partition: TopicPartition) -> int:
+        """A broker may know a topic for some moments before it leads its partitions."""
+        deadline = time.monotonic() + BLOCK_TIMEOUT_S
+        while True:
+            try:
+                return consumer.get_watermark_offsets(partition, timeout=10)[1]
+            except KafkaException:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
 
     def read_committed(self) -> Counter[tuple[bytes | None, bytes | None]]:
         return _read_topic(self._committed_consumer, self._partitions)
