@@ -17,7 +17,6 @@ class AdminAddress(NamedTuple):
     """Where an admin API is, and which certificate it must have.
 
     Attributes:
-        url: Its URL.
         verify: What httpx verifies its certificate by; True for the authorities of the system.
     """
 

@@ -80,8 +80,6 @@ async def open_source(
     """Connect to the cluster that the options of a command name, as `open_cluster` does.
 
     Args:
-        source: The options.
-        topics: The topics that the command is for.
         command: Its name, for the client id if there is no file.
 
     Yields:

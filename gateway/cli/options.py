@@ -67,7 +67,6 @@ def is_given(ctx: typer.Context, name: str, *, in_environment: bool = False) -> 
     """Return whether a parameter was given on the command line.
 
     Args:
-        ctx: The context of the command.
         name: The parameter's name in the function.
         in_environment: Whether its environment variable counts, too.
     """
@@ -159,7 +158,6 @@ class KafkaSource:
     """Where a command gets its Kafka from.
 
     Attributes:
-        file: A configuration; None for none.
         servers: Brokers, which override those of the file; None for the file's.
     """
 
@@ -175,8 +173,6 @@ class KafkaSource:
 
         Args:
             ctx: The context of the command, which has the options `servers` and `config`.
-            servers: The value of --servers.
-            config: The value of --config.
         """
         given = split_list(servers)
         if config is None and is_given(ctx, "servers"):

@@ -40,7 +40,6 @@ class QuickStart:
     default of `servers`.
 
     Attributes:
-        topics: The topics, each once.
         options: Values of the command line by the paths of options, such as `listen.port`; None for
             what is not given.
     """

@@ -96,7 +96,6 @@ def _request_reload(admin: AdminAddress, token: str | None, *, is_dry_run: bool)
     """Ask a gateway by its admin API to reload, and return lines about what changed.
 
     Args:
-        admin: The admin API.
         token: The token of an operator; None for none.
         is_dry_run: Only ask what would change.
 

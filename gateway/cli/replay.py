@@ -217,11 +217,7 @@ def _send_request(
     """Send a request to the sidecar and return its response's JSON.
 
     Args:
-        method: The HTTP method.
-        url: The address of the sidecar.
         token: The bearer token; None for none.
-        path: The path of the request.
-        body: Its body; None for none.
         tolerate_unavailable: Return None if the sidecar cannot answer now.
 
     Raises:

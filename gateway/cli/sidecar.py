@@ -72,7 +72,6 @@ def build_standalone_settings(settings: Settings, filename: str) -> Settings:
     """Return the settings of a sidecar alone: without routes.
 
     Args:
-        settings: The settings of a configuration.
         filename: The configuration's name, for the error.
 
     Raises:

@@ -29,7 +29,6 @@ def create_sidecar(
 
     Args:
         gateway: The gateway; its hub's connections to Kafka are shared.
-        guards: The guards of the gateway.
         standalone: The process serves nothing but the sidecar.
     """
     settings = gateway.settings
@@ -83,7 +82,6 @@ class ScopeGuard:
         """Return who sends a request; empty if the sidecar is not guarded.
 
         Args:
-            request: The request.
             scope: The scope it requires; empty for none.
             topics: Not used: guards grant scopes, whatever the topic.
             group: Not used.

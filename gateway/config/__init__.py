@@ -150,11 +150,9 @@ def load(
     The variables, such as GATEWAY_LISTEN__PORT, override both files; see `sections.variables`.
 
     Args:
-        path: The YAML file.
         values: A file of single options that override it; see `source.values_file`.
         options: Values by the paths of options, such as `listen.port`, which override everything
             else. None is ignored.
-        environ: The environment variables.
         warn: Called with a line for each old spelling and for each variable that sets nothing. By
             default these are logged, once in this process.
 

@@ -106,8 +106,6 @@ class EmbeddedKafka:
         """Create a topic, which can be written to at once.
 
         Args:
-            name: Its name.
-            partitions: The number of its partitions.
             replication: The number of replicas of each partition.
         """
         self._call("topic_create", name.encode(), partitions, replication)
@@ -125,8 +123,6 @@ class EmbeddedKafka:
         """Change the leader of a partition, which raises its leader epoch by one.
 
         Args:
-            topic: The topic of the partition.
-            partition: Its number.
             node: The id of the new leader; None for no leader.
 
         Raises:
@@ -154,11 +150,7 @@ class EmbeddedKafka:
         )
 
     def forgive(self, api: int) -> None:
-        """Discard the errors of one API that `fail` has planned and no request has got yet.
-
-        Args:
-            api: The API key.
-        """
+        """Discard the errors of one API that `fail` has planned and no request has got yet."""
         self._library.rd_kafka_mock_clear_request_errors(self._get_handle(), api)
 
     def down(self, node: int) -> None:

@@ -38,7 +38,6 @@ class Metric(NamedTuple):
 
     Attributes:
         name: The name with its unit, without the `_total` of counters.
-        kind: Its type.
         help: Its meaning, as a scrape and the README show it.
         labels: The names of its labels, without `CLUSTER`.
         unit: `seconds`, `bytes` or empty.

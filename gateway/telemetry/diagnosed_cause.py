@@ -11,7 +11,6 @@ class DiagnosedCause:
     """Something that makes records slow, or keeps them from arriving.
 
     Attributes:
-        name: The name for programs.
         title: What it is, in a few words.
         evidence: What was seen, with figures.
         settings: What to change: settings of the YAML, or commands.
@@ -30,7 +29,6 @@ def iter_cause_lines(number: int, cause: DiagnosedCause, cost: str = "") -> Iter
 
     Args:
         number: Its place in the diagnosis, from 1.
-        cause: The cause.
         cost: What it costs, to be appended to its title; empty if that is not known.
     """
     yield f"{number}. {cause.name}: {cause.title}{cost and f': {cost}'}"

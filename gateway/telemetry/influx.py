@@ -100,7 +100,6 @@ def iter_lines(samples: MetricSamples, tags: Mapping[str, str], now: int) -> Ite
     """Yield one line per series, with its line end.
 
     Args:
-        samples: The samples to write.
         tags: Tags of every line, besides the labels.
         now: The time of all lines, in nanoseconds since the epoch.
     """

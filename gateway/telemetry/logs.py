@@ -109,7 +109,6 @@ def format_output(text: str, level: int = logging.INFO) -> str:
 
     Args:
         text: The text, of one or more lines.
-        level: The level that the objects have.
     """
     for handler in logging.getLogger().handlers:
         if isinstance(handler, _CountingHandler) and isinstance(handler.formatter, _JsonFormatter):
@@ -145,7 +144,6 @@ def set_levels(level: str, levels: Mapping[str, str]) -> None:
     """Change the levels. Components and libraries that are not named get the general level.
 
     Args:
-        level: The general level.
         levels: Levels by component (`kafka`, `kafka.fetch`) or library (`aiokafka`).
 
     Raises:

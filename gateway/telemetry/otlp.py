@@ -28,7 +28,6 @@ def build_endpoint(url: str, signal: str) -> str:
     """Return the endpoint of a signal; a URL that has a path is used unchanged.
 
     Args:
-        url: The configured URL.
         signal: `traces` or `metrics`.
     """
     return url if urlsplit(url).path.strip("/") else f"{url.rstrip('/')}/v1/{signal}"
@@ -49,9 +48,6 @@ class OtlpExporter:
     """Sends the metrics of this process to one OTLP endpoint.
 
     `gateway.web.app.metrics` creates it and calls `send` from a thread, at its interval.
-
-    Attributes:
-        url: The configured URL.
     """
 
     def __init__(self, url: str, headers: Mapping[str, str], resource: Resource) -> None:

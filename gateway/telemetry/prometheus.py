@@ -36,7 +36,6 @@ def expose(samples: MetricSamples, accept: str) -> Exposition:
     """Return the samples as a response to a scrape.
 
     Args:
-        samples: The samples to format.
         accept: The `Accept` header of the request; empty for none.
     """
     _, media_type = choose_encoder(accept)

@@ -20,10 +20,6 @@ async def run_in_thread(func: Callable[[], T], name: str) -> T:
 
     When the caller is cancelled, the thread goes on and its result is dropped.
 
-    Args:
-        func: The function.
-        name: The name of the thread.
-
     Raises:
         BaseException: Whatever the function raises.
     """

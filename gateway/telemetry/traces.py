@@ -58,9 +58,6 @@ class TracedRecord(NamedTuple):
 
     Attributes:
         parent: The trace in its headers.
-        topic: Its topic.
-        partition: Its partition.
-        offset: Its offset.
         received_ns: When it arrived here, in nanoseconds since the epoch.
     """
 
@@ -118,7 +115,6 @@ class Tracing:
         """Record a client's request while the block runs.
 
         Args:
-            name: The name of the span.
             parent: The request's `traceparent` header.
             **attributes: Attributes of the span.
 
@@ -148,7 +144,6 @@ class Tracing:
 
         Args:
             api: The name of the Kafka API.
-            node: The id of the broker.
             role: What the connection is for.
             seconds: How long the request took.
             failure: Why there is no response; None if there is one.
@@ -178,7 +173,6 @@ class Tracing:
 
         Args:
             topic: The topic that the record is written to.
-            headers: The record's headers.
 
         Yields:
             The headers to write: the same, with this span as `traceparent` if it is recorded.
@@ -240,10 +234,7 @@ class Tracing:
         """Record that a round wrote these records to clients; it ended just now.
 
         Args:
-            records: The traced records of the round.
             clients: How many clients it wrote to.
-            route: The clients' route.
-            wire: The clients' wire.
         """
         for record in records:
             attributes: dict[str, AttributeValue] = {

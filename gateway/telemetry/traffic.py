@@ -29,7 +29,6 @@ class StreamCounts:
 
     Attributes:
         route: The route's first path; empty for the Python API.
-        wire: The name of the wire.
         opened: Streams that were opened.
         ended: Streams that ended, by reason; `left` if the client disconnected.
         bytes: Bytes written to connections.
@@ -103,7 +102,6 @@ class StreamCounts:
         Successive records often have the same timestamp; these are counted in one step.
 
         Args:
-            events: The events.
             now: The time, in seconds since 1970.
             times: How many clients each of them was written to.
         """
@@ -182,7 +180,6 @@ class ClientsBehind:
         """Add a client that is so many offsets behind.
 
         Args:
-            route: The client's route.
             state: Why it is behind: `SLOW`, `CATCHING_UP`, `NO_CREDIT` or `THROTTLED`.
             records: How many offsets it is behind.
         """

@@ -47,12 +47,7 @@ _VALID_CLOSE_CODES = {1000, 1001, 1002, 1003, *range(1007, 1015), *range(3000, 5
 
 
 class ProtocolError(Exception):
-    """The client broke the protocol or exceeded a bound: close the connection.
-
-    Attributes:
-        code: The close code to send.
-        reason: The reason to send.
-    """
+    """The client broke the protocol or exceeded a bound: close the connection."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(code, reason)

@@ -18,7 +18,6 @@ def encode_data(payload: bytes, event: str | None = None) -> bytes:
     (WHATWG HTML 9.2.6).
 
     Args:
-        payload: The data.
         event: The name of the event; None for the default, `message`.
 
     Raises:
@@ -53,7 +52,6 @@ def encode_event(
 
     Args:
         name: The name of the event; None for the default.
-        payload: The data.
         token: The id; without one, clients keep the last id they had.
         retry_ms: The reconnection delay to set, in milliseconds; None to leave it.
     """

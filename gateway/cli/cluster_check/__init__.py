@@ -33,7 +33,6 @@ def check_cluster(
     """Run all checks and return their findings: Kafka, other servers, the proxy, certificates.
 
     Args:
-        settings: The configuration.
         on_progress: Called when a check begins or ends.
         front: The proxy in front of the running gateway; None to check none.
     """

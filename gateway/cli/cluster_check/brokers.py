@@ -64,7 +64,6 @@ async def check_brokers(
 
     Args:
         name: The name of the cluster; empty where there is only one.
-        kafka: The settings of the cluster.
         requirements: What topics must allow.
         patterns: Patterns of topics that clients may choose.
         steps: Where the progress is tracked.
@@ -127,7 +126,6 @@ class _ClusterCheck:
         Args:
             node: The broker's id; below 0 for a server of the configuration.
             server: Its host and port.
-            topics: The names of the topics.
         """
         where = f"{server[0]}:{server[1]}"
         name = f"server {where}" if node < 0 else f"broker {node} at {where}"

@@ -21,7 +21,6 @@ def check_certificates(settings: Settings, now: datetime | None = None) -> Itera
     """Check the files of `listen.tls` and of each cluster's `security.tls`.
 
     Args:
-        settings: The configuration.
         now: The time to check at; the present by default.
     """
     now = now or datetime.now(UTC)
@@ -54,8 +53,6 @@ def check_key_pair(
         option: The option that names the certificate, for the finding.
         certificate: The file of the chain, in PEM.
         key: The file of the key, in PEM.
-        password: The password of the key; None for none.
-        now: The time to check at.
     """
     subject = f"{option} {certificate}"
     try:
@@ -96,8 +93,6 @@ def check_authorities(option: str, file: Path, now: datetime) -> Finding:
 
     Args:
         option: The option that names the file, for the finding.
-        file: The file, in PEM.
-        now: The time to check at.
     """
     subject = f"{option} {file}"
     try:

@@ -132,7 +132,6 @@ class Front:
 
         Args:
             silence_s: Seconds between the two events.
-            headers: Headers of the request.
             position: The parameter `lastEventId`.
 
         Raises:
@@ -281,7 +280,6 @@ async def check_front(
     """Ask through a proxy and return what was found.
 
     Args:
-        address: The proxy.
         settings: The configuration of the gateway behind it.
         steps: Where the progress is tracked.
     """

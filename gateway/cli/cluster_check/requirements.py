@@ -23,7 +23,6 @@ class TopicRequirement(NamedTuple):
     """What a topic must allow.
 
     Attributes:
-        name: The topic's name.
         write: Clients may write to it.
         optional: It is one of several that a path may choose: if it is missing, others still work.
         read: The gateway reads it; False if clients only write to it.
@@ -40,7 +39,6 @@ class TopicPattern(NamedTuple):
 
     Attributes:
         option: Where the configuration has it, for findings.
-        glob: The pattern.
     """
 
     option: str
@@ -51,7 +49,6 @@ def list_requirements(settings: Settings, cluster: str = "") -> list[TopicRequir
     """Return the topics of a cluster that a configuration names.
 
     Args:
-        settings: The configuration.
         cluster: The cluster's name; empty if it has none.
 
     Returns:
@@ -89,7 +86,6 @@ def list_patterns(settings: Settings, cluster: str = "") -> list[TopicPattern]:
     """Return the patterns of topics of a cluster that paths may choose.
 
     Args:
-        settings: The configuration.
         cluster: The cluster's name; empty if it has none.
     """
     return [
@@ -178,7 +174,6 @@ def check_pattern(pattern: TopicPattern, topics: Mapping[str, TopicMetadata]) ->
     """Check that the topics that a pattern matches may be read.
 
     Args:
-        pattern: The pattern.
         topics: The metadata of all topics, by name.
     """
     subject = f"{pattern.option} {pattern.glob}"

@@ -39,9 +39,6 @@ async def send_request(
     Redirects are not followed, because the gateway does not follow them either.
 
     Args:
-        method: The HTTP method.
-        url: The URL.
-        headers: Headers of the request.
         timeout_s: Seconds for the whole response.
         client: The client to send it by; it is closed afterwards.
 
@@ -67,8 +64,6 @@ async def check_keys(name: str, guard: Jwt, issuer: str, steps: CheckProgress) -
     """Check that an issuer has keys that a guard can use (RFC 7517), and where it says they are.
 
     Args:
-        name: The guard's name.
-        guard: The guard.
         issuer: The issuer, if its keys have to be discovered.
         steps: Where the progress is tracked.
     """
@@ -98,7 +93,6 @@ async def check_application(name: str, guard: Http, steps: CheckProgress) -> Fin
 
     Args:
         name: The guard's name.
-        guard: The guard.
         steps: Where the progress is tracked.
     """
     subject, url = f"guard {name}", guard.url
@@ -128,7 +122,6 @@ async def check_registry(
 
     Args:
         name: The catalog's name.
-        catalog: The catalog.
         base: One of its URLs.
         steps: Where the progress is tracked.
     """
@@ -173,7 +166,6 @@ async def check_telemetry_back_end(
     Args:
         signal: `metrics` or `traces`.
         url: Where the signal is sent.
-        settings: The configuration.
         steps: Where the progress is tracked.
     """
     headers = {name: value.get_secret_value() for name, value in settings.telemetry.headers.items()}
@@ -198,9 +190,6 @@ async def check_push(
     """Check that a server accepts an empty POST request.
 
     Args:
-        subject: The subject of the finding.
-        url: The URL.
-        headers: The headers of the request.
         credentials: What the server refuses if it answers 401 or 403, for the finding.
         steps: Where the progress is tracked.
     """

@@ -34,8 +34,6 @@ async def retry_dead_letters(
     """Retry the dead letters of a topic that are waiting now, and print a summary.
 
     Args:
-        file: The configuration.
-        topic: The topic, or that of its dead letters.
         group: The group that gave them up; None if there is only one.
         to_backend: Send them to the group's back end, else write them to their topic.
         limit: Retry at most so many; None for all.
@@ -144,8 +142,6 @@ async def drop_dead_letters(
     """Drop the dead letters of a topic that are waiting now.
 
     Args:
-        file: The configuration.
-        topic: The topic, or that of its dead letters.
         group: The group that gave them up; None if there is only one.
         purge: Delete all records of the topic of dead letters, of all groups.
         confirmed: Do not ask.

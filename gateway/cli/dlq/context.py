@@ -59,7 +59,6 @@ async def find_queue(context: Context, topic: str, group: str | None) -> DeadLet
 
     Args:
         context: The sidecar's context.
-        topic: The topic, or that of its dead letters.
         group: The group that gave them up. None for the only one that did; if there is none, the
             only one that is configured for the topic.
 

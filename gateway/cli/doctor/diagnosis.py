@@ -43,7 +43,6 @@ class GatewayDiagnosis:
     Attributes:
         url: Where it was asked.
         seconds: How long it was observed.
-        workers: The workers that answered.
         clients: The streams that are open.
         deliveries_per_second: Records sent to clients.
         causes: The causes, the likeliest first.

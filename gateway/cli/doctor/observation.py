@@ -19,7 +19,6 @@ class Observation:
         url: Where it was asked.
         seconds: The time between the two scrapes.
         now: When it ended, in seconds since 1970.
-        before: The first scrape.
         after: The second one.
         routes: `GET /routes` of the admin API; None if it was not answered.
         streams: The first streams of `GET /streams`; None if it was not answered.

@@ -50,7 +50,6 @@ class Scrape:
         """Iterate over the series of a metric that have these labels.
 
         Args:
-            metric: The metric.
             suffix: `_sum`, `_count` or `_bucket` of a histogram.
             **labels: Values that labels must have.
 

@@ -163,7 +163,6 @@ class _Questions:
 
         Args:
             parameter: The parameter that has the value of the command line.
-            question: The question.
             default: The answer that an empty line gives.
             convert: Returns the value of an answer. If it raises `typer.BadParameter`, that is
                 printed and the question is asked again.

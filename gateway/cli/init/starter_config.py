@@ -50,7 +50,6 @@ class StarterConfig:
         issuer: The issuer of tokens, for a guard of type jwt.
         audience: The audience of tokens, for a guard of type jwt.
         origins: The origins whose pages may connect.
-        port: The port to listen on.
     """
 
     servers: str

@@ -57,7 +57,6 @@ class Draft:
 
         Args:
             source: The value of the source; if it is missing, nothing happens.
-            target: The path of the option.
             value: What it becomes; None for the same.
         """
         if source.exists:
@@ -74,7 +73,6 @@ class Draft:
         """Return the reference to an environment variable that must be set.
 
         Args:
-            name: Its name.
             description: What it must hold.
             default: What it is if it is not set; None if it must be.
         """

@@ -32,7 +32,6 @@ class Outcome:
     """What became of one leaf of the source.
 
     Attributes:
-        kind: What became of it.
         target: Its place in the new configuration, if it was carried.
         reason: Why it is implied or omitted, and what to do instead.
     """
@@ -47,7 +46,6 @@ class Omission:
     """What was not carried: a value of the source with all below it.
 
     Attributes:
-        loc: Its place in the source.
         reason: Why, and what to do instead.
         near: The place in the new configuration where readers miss it; empty for none.
         is_rest: Whether something below it has another outcome.

@@ -47,7 +47,6 @@ def find_file(source: SourceValue, folder: Path) -> str | None:
     """Return the path of a file that a value names, relative to a folder; None if there is none.
 
     Args:
-        source: The path, relative to the folder of the source.
         folder: The folder of the file that will be written.
     """
     text = source.text

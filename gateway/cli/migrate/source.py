@@ -36,7 +36,6 @@ class Source:
 
     Attributes:
         name: The name of the file, for messages.
-        values: Its plain values.
         marks: The places of values in the file, by path; none for TOML.
     """
 

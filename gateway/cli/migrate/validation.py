@@ -60,7 +60,6 @@ def build_example_environment(draft: Draft, stand_in: Path) -> Mapping[str, str]
     """Return a value for each variable of a draft that its options accept.
 
     Args:
-        draft: The configuration.
         stand_in: A file that exists.
     """
     environ = dict.fromkeys(draft.list_variables(), "x")

@@ -35,7 +35,6 @@ class WrittenConfig:
     """A configuration as text.
 
     Attributes:
-        lines: Its lines.
         locs: The path of the option on each line; empty for comments.
     """
 

@@ -50,9 +50,6 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 def load_pipelines(file: Path) -> tuple[Settings, Pipelines]:
     """Load a configuration.
 
-    Args:
-        file: The configuration.
-
     Returns:
         The settings, and their section `pipelines`.
 

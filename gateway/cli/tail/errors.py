@@ -30,9 +30,7 @@ def build_error(
     """Return the error for a response that is not a stream.
 
     Args:
-        status: The HTTP status.
         headers: The headers, with names in lower case or a mapping that ignores case.
-        body: The body.
         hint: What to append to the message of a 404.
     """
     detail = escape_controls(_parse_detail(body)) or _get_reason_phrase(status)
@@ -79,7 +77,6 @@ async def suggest_path(http: httpx.AsyncClient, url: str, path: str) -> str:
     """Return a hint on the paths that a gateway has, for an unknown path.
 
     Args:
-        http: The client to ask with.
         url: Where the gateway lists its streams.
         path: The path that it does not have.
 

@@ -37,11 +37,9 @@ class StreamFollower:
         remaining: How many more records are wanted; None for all.
 
     Args:
-        source: The stream.
         printer: Formats its records.
         output: Where they are written.
         notes: Where everything else is reported.
-        position: The initial position.
         count: How many records are wanted; None for all.
         strict: A gap or a missing record is an error, and the position stays before it.
         explain_absence: Returns the error if the first connection fails. None: it is one only if

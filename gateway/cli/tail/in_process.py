@@ -30,7 +30,6 @@ def build_settings(topics: Sequence[str], source: KafkaSource) -> Settings:
     """Return settings with one route that serves these topics.
 
     Args:
-        topics: The topics.
         source: Where their Kafka is from.
 
     Raises:

@@ -12,11 +12,7 @@ _TOKEN = re.compile(r"[!-~]+")
 
 
 class PositionFile:
-    """The file of a position. It is replaced as a whole, so it always has a complete position.
-
-    Attributes:
-        path: The file.
-    """
+    """The file of a position. It is replaced as a whole, so it always has a complete position."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

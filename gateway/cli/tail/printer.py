@@ -31,9 +31,7 @@ class Printer:
     """The formatter of a stream's records.
 
     Args:
-        style: The format.
         tty: The output is a terminal: escape what it would take as a command.
-        colours: The colours to use.
     """
 
     def __init__(self, style: OutputFormat, *, tty: bool, colours: Colours = NO_COLOURS) -> None:

@@ -44,7 +44,6 @@ class TailOptions:
         style: The format of records; None for pretty on a terminal, else json.
         quiet: Report nothing on stderr but errors.
         strict: A gap is an error.
-        position: The file of the position.
         headers: Headers of every request.
         cacert: A file with the only authorities to trust.
         insecure: Accept any certificate.

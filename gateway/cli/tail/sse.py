@@ -21,7 +21,6 @@ class SseSource:
     """A `StreamSource` over SSE.
 
     Args:
-        target: The stream.
         headers: Headers of every request.
         tls: The TLS context; True for httpx's default.
         transport: A transport other than the network, for a gateway in this process.

@@ -18,7 +18,6 @@ class StatusReporter:
 
     Args:
         quiet: Write nothing.
-        colours: The colours to use.
     """
 
     def __init__(self, *, quiet: bool, colours: Colours) -> None:
@@ -34,12 +33,7 @@ class StatusReporter:
                 )
 
     def report_event(self, event: StreamEvent, data: dict[str, Any]) -> None:
-        """Write a line about a control event, except `position` and `end`.
-
-        Args:
-            event: The event.
-            data: Its parsed data.
-        """
+        """Write a line about a control event, except `position` and `end`."""
         match event.name:
             case "begin":
                 self.report(_describe_begin(data))

@@ -90,7 +90,6 @@ class Target:
     Attributes:
         scheme: `http`, `https`, `ws` or `wss`; empty for topics.
         location: Host and port as written, with credentials if there are any; or the topics.
-        path: The path of the stream.
         socket_path: The path of a WebSocket that many streams share; None for one of its own.
         query: Where to start and to end.
     """

@@ -42,7 +42,6 @@ def escape_controls(text: str, allowed: str = "") -> str:
     """Return a text whose control characters are replaced by JSON's escapes.
 
     Args:
-        text: The text.
         allowed: Control characters to keep.
     """
     return _CONTROL_CHARACTERS.sub(

@@ -30,7 +30,6 @@ class WebSocketSource:
     """A `StreamSource` over WebSocket.
 
     Args:
-        target: The stream.
         headers: Headers of every handshake.
         tls: The TLS context; None for `ws://`.
         idle_timeout_s: After so much silence the connection is lost; the server is asked before.

@@ -91,7 +91,6 @@ def find_guard(file: Path, name: str | None) -> tuple[Settings, str, GuardSectio
     """Return the settings of a configuration, and one of its guards with its name.
 
     Args:
-        file: The configuration.
         name: The guard's name; None for the only one.
 
     Raises:
@@ -133,8 +132,6 @@ def check_token(text: str, file: Path, name: str | None) -> Verdict:
     """Return what a guard says of a token.
 
     Args:
-        text: The token.
-        file: The configuration.
         name: The guard's name; None for the only one.
 
     Raises:

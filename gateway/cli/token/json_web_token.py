@@ -30,8 +30,6 @@ class SigningKey:
 
     Attributes:
         key: A secret, or a private key of the package `cryptography`.
-        algorithm: The algorithm of the signatures.
-        key_id: The id of the key; None for none.
     """
 
     key: Any
@@ -72,7 +70,6 @@ def load_signing_key(
     """Return the key to sign with: the first of these that there is.
 
     Args:
-        secret: A shared secret.
         file: A private key in PEM.
         guard: A guard, which may list a shared secret.
         key_id: The id of the key; None for the one of the guard.

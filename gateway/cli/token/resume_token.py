@@ -30,7 +30,6 @@ def decode_resume_token(
     """Decode a token.
 
     Args:
-        text: The token.
         topics: Names of topics, each of which must be in it.
         settings: A configuration, whose topics may be in it; None for none.
 
@@ -58,7 +57,6 @@ class DecodedToken:
     """A token as it is printed.
 
     Attributes:
-        token: The token.
         signature: What is known about its signature.
         names: The names of its topics, by their index; topics of unknown name are missing.
     """
@@ -144,7 +142,6 @@ def _find_names(
     """Return the names of a token's topics by their index.
 
     Args:
-        token: The token.
         topics: Names that were given; each must be a topic of the token.
         settings: A configuration, whose topics may be in the token.
 

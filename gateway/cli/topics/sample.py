@@ -23,12 +23,8 @@ class Sample:
     """A record as text.
 
     Attributes:
-        partition: Its partition.
-        offset: Its offset.
         time: Its timestamp, as RFC 3339 text.
-        key: Its key; None for none.
         value: Its value; None for a tombstone.
-        headers: Its headers.
     """
 
     partition: int

@@ -28,8 +28,6 @@ class TopicSummary:
     """A topic in a list.
 
     Attributes:
-        name: Its name.
-        partitions: The number of its partitions.
         replicas: The number of replicas of a partition.
         records: The offsets that its log has; None if a leader does not answer.
     """
@@ -49,7 +47,6 @@ class PartitionDetails:
     """A partition of a topic.
 
     Attributes:
-        partition: Its number.
         leader: The node id of its leader; -1 for none.
         replicas: The node ids of its replicas.
         in_sync: Those of them that are in sync.
@@ -70,9 +67,7 @@ class TopicDetails:
     """A topic that is described.
 
     Attributes:
-        name: Its name.
         cleanup_policy: Its `cleanup.policy`; None if it may not be read.
-        partitions: Its partitions, in order.
         rate: The records that arrived in a second.
         seconds: For how many seconds they were counted.
         sample: Its newest record; None if it has none.
@@ -110,7 +105,6 @@ async def list_topics(cluster: Cluster, *, include_internal: bool) -> list[Topic
     """Return all topics of a cluster, sorted by name.
 
     Args:
-        cluster: The cluster.
         include_internal: Whether Kafka's own topics are listed, too.
 
     Raises:
@@ -143,8 +137,6 @@ async def describe_topic(
     """Describe a topic.
 
     Args:
-        cluster: The cluster.
-        name: The topic.
         decoder: Decodes its newest record.
         rate_seconds: How long arriving records are counted.
 

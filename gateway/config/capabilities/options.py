@@ -150,7 +150,6 @@ class With(Section):
         """Return what is wrong with the method of a path; None if nothing is.
 
         Args:
-            method: The method as written.
             raw: The options as written.
         """
         if method in WRITE_METHODS and method not in cls.methods:

@@ -32,7 +32,6 @@ def find_clusters(topics: Mapping[str, Sequence[str]], templates: Iterable[Templ
     """Return the names of the clusters that have a match for each of these topics.
 
     Args:
-        topics: The topics of each cluster, by its name.
         templates: The topics of a route, which may have placeholders.
     """
     wanted = list(templates)
@@ -57,7 +56,6 @@ def check_cluster_choice(
 
     Args:
         topics: The topics of each cluster, by its name.
-        options: The `with` of the route.
         sources: The paths and templates of the topics that it reads or writes.
     """
     wanted = options.get("kafka")

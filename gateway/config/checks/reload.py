@@ -82,7 +82,6 @@ def check_combination(settings: Settings, reason: str) -> None:
     from the file runs on with guards that are gone, too.
 
     Args:
-        settings: The options from the file and from elsewhere.
         reason: Why they are together, for the message.
 
     Raises:

@@ -65,7 +65,6 @@ class GuardSection(Section):
         """Yield the problems between a guard and the section `listen`.
 
         Args:
-            name: Its name.
             raw: Its options as written.
             listen: The options of `listen` as written.
         """
@@ -89,11 +88,6 @@ class GuardSection(Section):
 
 
 def check_issuer_url(option: str, url: object) -> Iterator[Problem]:
-    """Yield a warning if somebody on the way to a URL can decide who is admitted.
-
-    Args:
-        option: The option that has the URL.
-        url: The URL.
-    """
+    """Yield a warning if somebody on the way to a URL can decide who is admitted."""
     if isinstance(url, str) and url.startswith("http:") and not is_loopback(urlsplit(url).hostname):
         yield Problem((option,), "whoever is on the way there lets in whom he likes; use https")

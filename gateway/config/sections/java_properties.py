@@ -37,7 +37,6 @@ def suggest_cluster_option(key: str, value: object) -> str | None:
     """Return what to write in the section `kafka` in place of a property.
 
     Args:
-        key: The unknown key.
         value: Its value, which may be a secret and is not shown.
 
     Returns:

@@ -137,9 +137,6 @@ class Settings(Section):
         """Return the names of the clusters that list all of these topics.
 
         A single cluster is always returned: it may have topics that the file does not list.
-
-        Args:
-            topics: Names of topics.
         """
         wanted = list(topics)
         has_several = len(self.clusters) > 1

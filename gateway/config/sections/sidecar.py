@@ -580,7 +580,6 @@ class Sidecar(Section):
         """Return the format of the keys of a topic.
 
         Args:
-            topic: The topic.
             default: The format if `topics` has none for this topic.
         """
         return (topic in self.topics and self.topics[topic].key_format) or default
@@ -589,7 +588,6 @@ class Sidecar(Section):
         """Return the format of the values of a topic.
 
         Args:
-            topic: The topic.
             default: The format if `topics` has none for this topic.
         """
         return (topic in self.topics and self.topics[topic].value_format) or default

@@ -57,7 +57,6 @@ class Variable(NamedTuple):
     """A variable that sets an option.
 
     Attributes:
-        name: Its name.
         option: The option's path, such as `listen.port`.
         type: What its value is, such as `number`.
         default: The value without it, as a file has it; empty for none.
@@ -101,7 +100,6 @@ def read_variables(
     """Return the values that variables set, and a warning for each variable that sets nothing.
 
     Args:
-        environ: The environment.
         values: The values of the file, whose names variables may have.
         referenced: The variables that the file refers to as `${env.NAME}`, whatever their names.
 
@@ -158,7 +156,6 @@ class _Target(NamedTuple):
 
     Attributes:
         loc: The path of the option, section or mapping that it leads to.
-        kind: The type of that.
         values: What the file has there.
         rest: The levels of the name that are not below it; empty if it is known as a whole.
     """

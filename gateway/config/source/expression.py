@@ -89,7 +89,6 @@ def suggest(word: str, candidates: Iterable[str], fallback: str = "remove it") -
     """Return `did you mean 'x'?`, or the candidates if none is close.
 
     Args:
-        word: The unknown word.
         candidates: The known words.
         fallback: What to do if there are no candidates.
     """
@@ -111,8 +110,6 @@ def find_closest(word: str, candidates: Iterable[str], cutoff: float = 0.6) -> s
     nearest in length first, until `MAX_COMPARED_PAIRS` is reached.
 
     Args:
-        word: A text of any length.
-        candidates: The known words.
         cutoff: The minimum similarity: difflib's ratio, 0 to 1.
     """
     size = len(word)

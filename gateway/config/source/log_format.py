@@ -24,7 +24,6 @@ def find_log_format(text: str, name: str, environ: Mapping[str, str]) -> LogForm
 
     Args:
         text: The file, in YAML. It may be wrong.
-        name: The name of the file.
         environ: The environment variables, which override it.
     """
     value: object = environ.get(VARIABLE)

@@ -33,8 +33,6 @@ class SourceMark(NamedTuple):
     """A place in the file; line and column count from 1.
 
     Attributes:
-        line: The line.
-        column: The column.
         origin: Where a value is from that is not in the file, such as a variable of the
             environment; empty for values of the file.
     """

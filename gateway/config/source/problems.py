@@ -53,7 +53,6 @@ def iter_old_spellings(document: YamlDocument, spellings: Mapping[Loc, str]) -> 
     """Yield a line for each option with an old spelling.
 
     Args:
-        document: The document.
         spellings: The paths of the options in the file, each with the new spelling.
     """
     for loc, spelling in spellings.items():

@@ -61,7 +61,6 @@ def substitute(
     """Substitute the expressions of a text that are known while loading.
 
     Args:
-        text: The text as written.
         environ: The environment variables.
         base: The folder of the file that holds the text, where relative paths start.
         values: The values of a values file.

@@ -142,7 +142,6 @@ class Template:
 
         Args:
             params: The parameters of the path.
-            query: The parameters of the query.
             identity: The client's identity, by guard.
             attributes: The client's attributes, by guard.
             problems: Why the client has no such attribute, by guard and attribute.
@@ -177,12 +176,7 @@ class Template:
         return self._fill(fill)
 
     def extract(self, key: Any, value: Any) -> str | None:
-        """Return the text for one record, None if a field is missing.
-
-        Args:
-            key: The decoded key.
-            value: The decoded value.
-        """
+        """Return the text for one record, None if a field is missing."""
         filled = [
             piece if isinstance(piece, str) else _get_field(piece, key, value)
             for piece in self.parts
@@ -242,7 +236,6 @@ def require_roots(template: Template, roots: Container[str], hint: str) -> Templ
     """Return the template if its placeholders have these roots only.
 
     Args:
-        template: The template.
         roots: The roots that are known where it stands.
         hint: What to use instead, for the message.
 

@@ -74,7 +74,6 @@ class YamlDocument:
 
         Args:
             loc: The option's path, of names.
-            value: The new value.
             origin: Where it is from, for messages.
         """
         self.origins[loc] = origin

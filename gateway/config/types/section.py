@@ -50,7 +50,6 @@ class WrittenForm(NamedTuple):
     """The long form of a section or option that was written in another form.
 
     Attributes:
-        value: The long form.
         moves: For each path below it that the file does not have, the path of the file that it is
             from. All paths begin at the section or option.
         old_spellings: The keys with an old spelling, each with the new one.
@@ -136,7 +135,6 @@ class Section(BaseModel):
         """Return what to write in place of an unknown key; None for a key of a similar name.
 
         Args:
-            key: The key.
             value: Its value, which must not be shown.
         """
         return None
@@ -191,7 +189,6 @@ def select_errors(
     """Return an error with some of its errors, as `list_errors` has them; None if none is wanted.
 
     Args:
-        error: The error.
         is_wanted: Returns whether to keep an error.
     """
     pairs = zip(list_errors(error), _iter_error_details(error), strict=True)
@@ -213,7 +210,6 @@ def replace_unknown_keys(
     """Return the error of a section in which some of its unknown keys are described.
 
     Args:
-        error: The error.
         describe: Returns the message for a key; None to leave it as it is.
     """
     details = []

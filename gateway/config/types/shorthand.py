@@ -111,8 +111,6 @@ class _Expander:
         """Return the long form of a value.
 
         Args:
-            kind: Its type.
-            value: The value as written.
             loc: Its path in the long form.
             written: Its path in the file.
         """

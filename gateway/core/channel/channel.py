@@ -146,7 +146,6 @@ class Channel(ChunkRing):
         ones, so the position after it is the first that is true.
 
         Args:
-            update: The update that the events are of.
             events: At least one event; the list is changed.
             controls: The entries of the update that are shown and are no records.
         """
@@ -213,7 +212,6 @@ class Channel(ChunkRing):
         """Return the bytes of a chunk for a cohort, which has other positions in some partitions.
 
         Args:
-            chunk: A chunk of the ring.
             positions: Where the cohort stands in these partitions, of which it gets no events.
             key: What identifies the cohort.
             issued: The time of issue of its tokens, in seconds since 1970; None to keep the tail's.
@@ -300,7 +298,6 @@ def build_event(encoder: Encoder, entry: Entry, text: bytes | None) -> ChannelEv
 
     Args:
         encoder: What encodes it.
-        entry: The entry.
         text: The token text of the position after it, if known.
     """
     payload = encoder.encode_entry(entry)

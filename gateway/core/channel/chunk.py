@@ -38,14 +38,12 @@ class Chunk:
     """One update as it goes on the wire.
 
     Attributes:
-        update_seq: The number of the update.
         events: The events it was encoded from.
         data: The bytes for clients that follow in all partitions.
         ending_partitions: Partitions whose gap ends the clients that get the chunk.
         is_only_ready: It says nothing but that partitions became ready.
         total_before: The total of its channel before it; None on wires without sums.
         cohort_data: The bytes by cohort, encoded when the first client of a cohort needs them.
-        gaps: The gaps that it reports.
         traced_records: Records whose way to the clients is traced.
     """
 

@@ -67,7 +67,6 @@ class KeyWindow:
     records are not the latest of their keys.
 
     Attributes:
-        tp: The partition.
         start_offset: Where it begins.
         end_offset: Where it ends so far: the position after all that it took in.
         epoch: The leader epoch at `end_offset`.
@@ -209,7 +208,6 @@ class LatestOffsets:
         """Take in what the log has received since the last call, up to a bounded number of entries.
 
         Args:
-            log: The log of the partition.
             offset: The offset from which on it is of use; what comes before need not be looked at.
             end: Where the tail stands; None while that is pending. What the log has beyond it is
                 not sent yet and therefore has replaced nothing.

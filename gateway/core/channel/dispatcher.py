@@ -76,7 +76,6 @@ class ChannelDispatcher:
         """Remove a channel that has no followers any more, and drop its chunks.
 
         Args:
-            channel: The channel.
             filters: The filters that it was added with.
         """
         if channel in self._unfiltered:

@@ -72,7 +72,6 @@ class FilterIndex(Generic[T]):
         """Remove an item.
 
         Args:
-            item: The item.
             filters: The filters that it was added with.
 
         Raises:

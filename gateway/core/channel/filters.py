@@ -47,7 +47,6 @@ class IndexTerm(NamedTuple):
     Attributes:
         target: What is looked at.
         values: The values: bytes of a key or header, texts of a field.
-        is_whole_filter: The filter has no other part.
     """
 
     target: TermTarget
@@ -190,7 +189,6 @@ class Filters:
     A frozen value.
 
     Attributes:
-        filters: The filters.
         within: Filters that have to let the record through as well.
     """
 
@@ -235,7 +233,6 @@ class Filters:
         """Return whether a record passes.
 
         Args:
-            record: The record.
             value: Its value, if other filters look at it too; None to parse it here.
         """
         if not self.filters:

@@ -206,8 +206,6 @@ class CatchUp:
         """Return what follows in a partition.
 
         Args:
-            tp: The partition.
-            log: Its log.
             batch: The batch that is being filled.
             min_remaining: What is left of the batch when the next partition has its turn.
         """
@@ -281,7 +279,6 @@ def build_truncation_gap(
     """Return the gap for a position whose log was truncated below it.
 
     Args:
-        tp: The partition.
         before: Where the client stood.
         after: Where it goes on.
     """

@@ -117,7 +117,6 @@ class FastForwardPartitions:
         Args:
             reads_partition: Whether a partition may hold what the client sees. The answer may
                 change from no to yes when the topic gets more partitions.
-            positions: The positions of the client.
         """
         unread = (
             tp for tp, position in positions.items() if position.lineage == UNVERIFIED_LINEAGE

@@ -171,7 +171,6 @@ class PrivateReader:
         """Take the result of comparing a position with the log.
 
         Args:
-            tp: The partition.
             position: Where to go on.
             gap: What became of the client's position; None if the log has it.
         """

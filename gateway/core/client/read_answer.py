@@ -70,7 +70,6 @@ class EntryRun:
     It does not change, so clients that stand at the same offset can have the same one.
 
     Attributes:
-        answer: The answer.
         first: The first entry, which may be a part of the gap that the answer has there.
     """
 

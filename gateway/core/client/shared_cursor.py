@@ -36,7 +36,6 @@ class SharedCursor:
     - Once `end_reason` is set it stays, and nothing more is sent.
 
     Attributes:
-        channel: The channel.
         slow_policy: What happens when the client falls behind.
         end_offsets: Offsets at which partitions end; the stream ends when all have. None for no
             end. A client with an end reads privately throughout.
@@ -117,7 +116,6 @@ class SharedCursor:
         """Move behind the next chunk, and count that the client is sent it.
 
         Args:
-            chunk: The next chunk.
             private_positions: Partitions of which the client is not sent the events.
             now: The time, in seconds since 1970.
         """
@@ -173,7 +171,6 @@ class SharedCursor:
         """Spend the credit for a chunk, and return True; return False if there is too little.
 
         Args:
-            chunk: The chunk.
             private_positions: Partitions of which the client is not sent the events.
         """
         assert self.credit is not None
@@ -193,9 +190,7 @@ class SharedCursor:
         """Count that the client is sent a chunk, without the events of private partitions.
 
         Args:
-            chunk: The chunk.
             now: The time, in seconds since 1970.
-            private_positions: The private partitions.
         """
         events = (
             [event for event in chunk.events if event.tp not in private_positions]

@@ -26,7 +26,6 @@ class Snapshot:
     `is_overdue` is set.
 
     Attributes:
-        topics: The topics of the view.
         remaining: Partitions that are not at their ends yet.
         fresh: Partitions of which the client has nothing yet.
         filters: The filters of the view; its table has what they let through.
@@ -57,10 +56,8 @@ class Snapshot:
         """Start a snapshot.
 
         Args:
-            topics: The topics of the view.
             partitions: All partitions of the view.
             fresh: Those of them of which the client has nothing.
-            filters: The filters of the view.
         """
         self.topics = tuple(topics)
         self.remaining = set(partitions)
@@ -97,8 +94,6 @@ class Snapshot:
         """Set where the snapshot of a partition ends.
 
         Args:
-            tp: The partition.
-            offset: The offset at which it ends.
             position: Where the client stands, which may be there already.
         """
         self.end_offsets[tp] = offset

@@ -21,7 +21,6 @@ class SnapshotBlock(NamedTuple):
     """A part of a table snapshot on the wire.
 
     Attributes:
-        tp: The partition.
         offset: The first offset that it covers.
         next_offset: The offset after the last one that it covers.
         epoch: The leader epoch at `next_offset`.

@@ -61,7 +61,6 @@ class Subscription(SharedCursor):
         """Follow a channel from its head on, or from positions.
 
         Args:
-            channel: The channel.
             positions: Where the client stands in partitions in which that may differ from the
                 channel. They may include partitions that only the client's token knows: metadata
                 here may be behind. With a snapshot, all partitions.

@@ -50,7 +50,6 @@ class TableSnapshot:
     """A table at one moment, which does not change.
 
     Attributes:
-        tp: The partition.
         entries: The records and the gaps of what could not be decoded, in offset order.
         end_position: Where reading goes on after it.
         encoded_by_channel: What views have encoded of it, by their channels.
@@ -86,7 +85,6 @@ class TableSnapshot:
         The last one leads to where the next ones are to be read, or to the end.
 
         Args:
-            offset: The offset.
             max_bytes: How many bytes of records to return, about.
         """
         selected: list[Entry] = []
@@ -114,7 +112,6 @@ class KeyTable:
     replaces another is inserted again), and `_snapshot` is None or equal to the present table.
 
     Attributes:
-        tp: The partition.
         position: Where reading goes on.
         bytes: The size of the records.
     """
@@ -125,7 +122,6 @@ class KeyTable:
         """Start empty.
 
         Args:
-            tp: The partition.
             position: Where the table begins; what lies before is never read.
         """
         self.tp = tp

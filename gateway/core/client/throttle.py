@@ -26,9 +26,6 @@ class Throttle:
     Invariant between calls: `_sent` is in order of time, and no interval is longer than a part of
     the window. An interval counts until `window_s` seconds after its end, so the bound is never
     exceeded, and capacity comes back at most one part too late.
-
-    Attributes:
-        max_records: The bound.
     """
 
     __slots__ = ("_sent", "_window_s", "max_records")
@@ -37,7 +34,6 @@ class Throttle:
         """Start with nothing sent.
 
         Args:
-            max_records: The bound.
             window_s: The length of the span, in seconds.
             previous: A throttle whose records count here, too, such as that of the stream before a
                 change of its settings.

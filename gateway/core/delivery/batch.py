@@ -54,7 +54,6 @@ class SendRecords(NamedTuple):
     """The step to send a batch to the back end.
 
     Attributes:
-        records: The records of the batch.
         attempt: How often the batch was sent before.
     """
 

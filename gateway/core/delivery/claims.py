@@ -61,7 +61,6 @@ class ClaimResult(NamedTuple):
     Attributes:
         digest: The digest of what was done.
         tp: The partition of the log that holds the answer.
-        offset: The offset of the answer.
         finished_at: When it was done, in seconds since 1970.
     """
 
@@ -109,8 +108,6 @@ class Claims:
         """Apply a claim that was read, in the order of the log.
 
         Args:
-            key: The key that it claims.
-            claim: The claim.
             now: The current time in seconds since 1970.
         """
         unread = self._unread_changes.get((key, claim.owner))
@@ -125,8 +122,6 @@ class Claims:
         """Apply a release: the request was not done, and the claim's owner is not going to do it.
 
         Args:
-            key: The key.
-            owner: The owner of the claim.
             offset: Where the release is in the log; claims behind it stay.
         """
         claims = self.by_key.get(key, {})

@@ -42,7 +42,6 @@ class Span(NamedTuple):
     """The offsets of one partition that a replay reads.
 
     Attributes:
-        start: The first offset.
         end: The offset after the last one.
         next_offset: Where it goes on.
     """
@@ -72,7 +71,6 @@ class Replay:
     The field names are those of the stored JSON.
 
     Attributes:
-        id: Its id.
         topic: The topic whose records are read.
         destination: What kind of destination they go to.
         target: The topic that they are written to, with that destination.
@@ -82,7 +80,6 @@ class Replay:
         updated: When it last changed, in milliseconds since 1970.
         by: The user who created it.
         owner: The process that works on it; empty if any may take it.
-        state: Its state.
         records: How many records were written or answered.
         bytes: How many bytes these had.
         dead: How many of them failed.
@@ -143,7 +140,6 @@ class Replay:
         """Return the replay after more records of a partition were done.
 
         Args:
-            partition: The partition.
             next_offset: Where the partition goes on.
             records: How many more records were done.
             bytes: How many more bytes.

@@ -87,8 +87,6 @@ def judge_response(
     """Return what an HTTP response to a batch means.
 
     Args:
-        status: The HTTP status.
-        body: The body of the response.
         sent: The records of the batch, in order.
         accept_empty: A success without a body means that all records are processed.
         retry_after: The value of Retry-After, in seconds; 0 if there is none.

@@ -23,7 +23,6 @@ class MemberSubscription(NamedTuple):
     """What one member says when it joins.
 
     Attributes:
-        member_id: Its id.
         topics: The topics that it subscribes to.
         owned: What it reads now.
         generation: The generation of the group in which it was given that; -1 if unknown.

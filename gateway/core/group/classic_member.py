@@ -89,7 +89,6 @@ class ClassicMember:
     Times are in seconds.
 
     Attributes:
-        group: The name of the group.
         session_timeout: Without a heartbeat for so long, the coordinator removes the member.
         rebalance_timeout: Within which all members have to join again in a rebalance.
         heartbeat_interval: The time between heartbeats.

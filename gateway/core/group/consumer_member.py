@@ -81,11 +81,9 @@ class ConsumerHeartbeatRequest(GroupRequest):
     """ConsumerGroupHeartbeat. A field that is None is as last sent.
 
     Attributes:
-        member_id: The id of the member.
         epoch: The epoch of the member, or one of the special epochs.
         instance_id: The `group.instance.id` of a static member; None for others.
         rebalance_timeout: Seconds within which revoked partitions must be given up.
-        topics: The subscribed topics.
         owned: What the member owns.
     """
 
@@ -108,8 +106,6 @@ class ConsumerHeartbeatResponse(NamedTuple):
     Attributes:
         error: Kafka's error code.
         message: The broker's description of the error.
-        member_id: The id of the member.
-        epoch: Its epoch from now on.
         heartbeat_interval: Seconds until the next heartbeat.
         assignment: What it shall own, by topic id; None if that is as last answered.
         throttle_ms: For how long the broker throttles the client, in milliseconds.
@@ -141,7 +137,6 @@ class ConsumerMember:
     Times are in seconds.
 
     Attributes:
-        group: The name of the group.
         member_id: The id, made by the client for all of its life (KIP-1082).
         rebalance_timeout: Within which revoked partitions must be given up, or the broker fences
             the member.

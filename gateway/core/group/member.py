@@ -48,7 +48,6 @@ class MemberIdentity(NamedTuple):
     """What a commit says about its member.
 
     Attributes:
-        member_id: The id of the member.
         epoch: The generation of the group, or the member's epoch (KIP-848).
         instance_id: The `group.instance.id` of a static member; None for others.
     """
@@ -63,7 +62,6 @@ class TopicInfo(NamedTuple):
 
     Attributes:
         id: The topic id; None if the broker has none (before Kafka 2.8).
-        partitions: The number of partitions.
     """
 
     id: UUID | None
@@ -75,7 +73,6 @@ class GroupRequest:
     """One request to the coordinator of a group.
 
     Attributes:
-        group: The name of the group.
         max_hold: Seconds for which the coordinator may hold the answer back (JoinGroup, SyncGroup).
             Such a request gets a connection of its own: Kafka answers the requests of one
             connection in order, so that others would have to wait.
@@ -130,7 +127,6 @@ class MembershipFailed(NamedTuple):
 
     Attributes:
         error: Kafka's error code.
-        reason: The reason in words.
         is_final: Nothing but another configuration of this process helps. Otherwise the member asks
             again, slowly, because the reason may go away without it: a permission is granted, or
             other members leave.
@@ -203,7 +199,6 @@ class GroupMembership(Protocol):
         """Record that no answer came: the coordinator may have received the request or not.
 
         Args:
-            request: The request.
             now: The current time in seconds.
             retry_after: The shortest delay before the next request, in seconds.
         """

@@ -36,7 +36,6 @@ class PartitionState:
     must not be used. Times are seconds of one monotonic clock.
 
     Attributes:
-        tp: The partition.
         backoff: The delays after errors.
         topic_id: The id of the topic; another topic of the same name has another one. None while
             metadata does not know it, and for good where brokers have no topic ids.
@@ -44,7 +43,6 @@ class PartitionState:
             while `topic_id` was not known; None if that says nothing about it.
         position: The next offset to return; None until it is known.
         epoch: The leader epoch of the record before `position`.
-        fetch_offset: The next offset to fetch.
         fetch_epoch: The leader epoch of the record before `fetch_offset`.
         offset_spec: How to find the position: LATEST, EARLIEST or milliseconds since 1970; None if
             it is known.
@@ -54,7 +52,6 @@ class PartitionState:
             go on.
         is_starting: Nothing is fetched yet, as the group may have no offset of it: whoever gets the
             partition next would begin elsewhere, and lose what was returned here.
-        is_paused: The application has paused it.
         is_revoking: It is being given up, and nothing more is returned of it.
         is_cut_off: What follows `records` could not be read: it is out of range, damaged or too
             large. It is fetched again when all of them were returned, which a reset or a stop would
@@ -73,7 +70,6 @@ class PartitionState:
         epoch_starts: From which offset on records of which leader epoch were returned, in order.
             The last entry is that of the record before `position`.
         former_position: The position in a log that was cut off before it; -1 if none was.
-        former_epoch_starts: The `epoch_starts` of that log.
     """
 
     tp: TopicPartition
@@ -123,7 +119,6 @@ class PartitionState:
 
         Args:
             end: Where the newest epoch ends that the log has in common with what was fetched.
-            epoch: That epoch.
         """
         end = min(end, self.fetch_offset)
         position, starts = self.position, self.epoch_starts
@@ -163,9 +158,6 @@ class PartitionState:
 
     def update_topic(self, topic_id: UUID | None) -> bool:
         """Read the topic that metadata knows now, and begin at its start if it is another one.
-
-        Args:
-            topic_id: The id of the topic that is read from now on.
 
         Returns:
             Whether the position was of another topic of the same name.

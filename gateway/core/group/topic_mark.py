@@ -34,7 +34,6 @@ class TopicMark(NamedTuple):
     """The topic that a committed offset is of.
 
     Attributes:
-        topic_id: The id of the topic.
         cluster_id: The id of its cluster; None if brokers send none.
         initial_partitions: How many partitions it had when the group began; 0 for a topic that was
             created later, None if that is not known.

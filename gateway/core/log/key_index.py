@@ -98,8 +98,6 @@ class KeyIndex:
         Nothing may be added or discarded until the iterator was read.
 
         Args:
-            keys: The keys.
-            first: The first number.
             end: The number after the last one.
         """
         found: list[Iterator[int]] = []

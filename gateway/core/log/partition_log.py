@@ -64,7 +64,6 @@ class PartitionLog:
       `max_bytes` only if a single entry does.
 
     Attributes:
-        tp: The partition.
         max_bytes: The bound in bytes.
         max_age: The bound in seconds, by the time of appending.
         bytes: The estimated size of what is held.
@@ -202,7 +201,6 @@ class PartitionLog:
 
         Args:
             offset: The first offset, which must be covered.
-            keys: The keys.
             end: From this offset on, all entries are yielded as they are.
         """
         first, index = self._find_slot(offset), self._key_index
@@ -293,7 +291,6 @@ class PartitionLog:
 
         Args:
             offset: Where the reader began, if that lies within the first of them.
-            first: The first slot.
             last: The slot after the last one.
         """
         start = self._next_offsets[first - 1] if first > self._first_index else offset
@@ -332,9 +329,6 @@ class PartitionLog:
         before its offset do have one, the log was truncated below it. The shared read does not
         notice that if the client was ahead of it, and the leader cannot tell where an epoch ended
         that ended before the log's start, so the held entries are the only evidence.
-
-        Args:
-            position: A position of this lineage.
 
         Returns:
             The position from which the logs differ, and whether it is certain that they do not

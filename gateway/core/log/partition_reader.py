@@ -183,7 +183,6 @@ class PartitionReader:
     All times are seconds of one monotonic clock, except `LiveStart.connected_at_ms`.
 
     Attributes:
-        tp: The partition.
         start: Where to start.
         policy: Where to go on if Kafka no longer has the offset.
         backoff: The delays after errors.
@@ -192,7 +191,6 @@ class PartitionReader:
         leader_epoch: The epoch of the leader; NO_EPOCH if unknown.
         position: The next offset to fetch and the epoch of the record before it. Its lineage is not
             kept here: see `lineage`.
-        state: The present state.
         cause: Why the partition cannot be read now; None if it can.
         retry_at: No command is due before this time.
         is_ready: `Ready` was returned, and no error since but OFFSET_OUT_OF_RANGE.
@@ -284,9 +282,6 @@ class PartitionReader:
         is one of its past. Otherwise the leader's answer would be about a log that the shared read
         has not seen yet, and comparing it with the position of a client in an older lineage would
         be wrong. The driver notes `lineage` together with the question.
-
-        Args:
-            epoch: The leader epoch of the client's position.
         """
         if self.leader is None or self.state is not ReaderState.STREAMING or self._pending_gaps:
             return False

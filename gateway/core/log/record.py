@@ -33,11 +33,8 @@ class Record(NamedTuple):
     """One record of Kafka.
 
     Attributes:
-        tp: The partition that holds it.
-        offset: Its offset.
         epoch: The leader epoch of its batch.
         timestamp: The timestamp of the record, in milliseconds since 1970.
-        key: Its key; None if it has none.
         value: Its value; None for a tombstone.
         headers: Its headers in order; a name may occur more than once.
     """
@@ -116,7 +113,6 @@ class Ready(NamedTuple):
     """The partition can be read, for the first time or again, from `next_offset` on.
 
     Attributes:
-        tp: The partition.
         offset: Equal to `next_offset`: the entry covers no records.
         next_offset: Where reading goes on.
         epoch: The leader epoch of the record before it, or of the leader; NO_EPOCH if unknown.
@@ -135,11 +131,9 @@ class Fault(NamedTuple):
     """The partition cannot be read, for a reason that its clients are informed of.
 
     Attributes:
-        tp: The partition.
         offset: Equal to `next_offset`: the entry covers no records.
         next_offset: Where reading will go on.
         epoch: The leader epoch of the position.
-        cause: The text of a `recovery.Cause`.
     """
 
     tp: TopicPartition
@@ -158,7 +152,6 @@ class SnapshotEnd(NamedTuple):
     It is not an entry, because no log holds it.
 
     Attributes:
-        topics: The topics of the stream.
         records: How many records the client was sent.
         pending: Partitions that could not be read yet; their records follow when they can.
     """

@@ -192,7 +192,6 @@ class Tail:
         since.
 
         Args:
-            tp: The partition.
             epoch: The leader epoch known at the time; the end of this epoch is the exact answer.
             since: The time in seconds since 1970 as of which the end is found otherwise.
         """
@@ -321,7 +320,6 @@ class Tail:
         """Return one of this tail's token texts with some partitions elsewhere.
 
         Args:
-            text: A token text of this tail.
             positions: Where these partitions stand instead, as `mark_retired` returns them.
             issued: Another time of issue in seconds since 1970; None to keep that of the text.
         """

@@ -48,7 +48,6 @@ def find_divergence(offset: int, epoch_end: int, log_end: int | None = None) -> 
     """Return where the leader's log and that of a reader part.
 
     Args:
-        offset: The reader's next offset.
         epoch_end: Where the epoch of the record before it ends in the leader's log
             (OffsetForLeaderEpoch); -1 if the epoch is not known, to the reader or the leader.
         log_end: The end of the leader's log; None if it was not asked for.

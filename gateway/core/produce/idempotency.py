@@ -25,9 +25,7 @@ class IdempotencyKey(NamedTuple):
     """A key as a client gave it, in its topic and scope.
 
     Attributes:
-        topic: The topic of the record.
         scope: Whose key it is, such as the name of a route; equal keys of two scopes are two keys.
-        text: The key itself.
     """
 
     topic: str
@@ -39,7 +37,6 @@ class RecordLocation(NamedTuple):
     """Where a key's record is.
 
     Attributes:
-        partition: Its partition.
         offset: Its offset; -1 if Kafka has the record and did not say where.
     """
 

@@ -157,7 +157,6 @@ class Outbox(Generic[T]):
         """Add an item behind all others.
 
         Args:
-            item: The item.
             size: About how many bytes it takes.
         """
         self._waiting.append((item, size))

@@ -77,7 +77,6 @@ class DigitReader:
     """A reader that takes a text of digits apart, field by field.
 
     Attributes:
-        text: The text.
         pos: How many of its characters were read.
 
     Raises:

@@ -88,7 +88,6 @@ class TopicPositions:
     """One topic's part of a token.
 
     Attributes:
-        name: The name of the topic.
         id: The topic id as text; empty if unknown.
         offsets: The next offsets by partition; None for pending.
         epochs: The leader epochs by partition.
@@ -117,7 +116,6 @@ class TokenWriter:
         """Start at a position.
 
         Args:
-            cluster: The id of the cluster.
             topics: All topics of the stream, with their positions.
             issued: The time of issue, in seconds since 1970.
         """
@@ -143,7 +141,6 @@ class TokenWriter:
         Partitions below its number that do not exist yet are added as pending.
 
         Args:
-            tp: The partition.
             offset: The next offset to fetch; None for pending.
             epoch: The leader epoch of the record before it, NO_EPOCH or RETIRED_EPOCH.
         """
@@ -298,7 +295,6 @@ def compute_mac(body: bytes, key: bytes) -> bytes:
 
     Args:
         body: The token from its version to its last topic.
-        key: The key of the secret.
     """
     mac = blake2b(body, key=key, digest_size=MAC_BYTES).digest()
     return b2a_base64(mac, newline=False).translate(_URL_SAFE)
@@ -313,7 +309,6 @@ def overlay_positions(
     """Return a token text with some partitions elsewhere; cohorts get their ids by it.
 
     Args:
-        text: The token text.
         names: The names of the text's topics, in its order.
         positions: Where these partitions stand instead.
         issued: Another time of issue in seconds since 1970; None to keep that of the text.

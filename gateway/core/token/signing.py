@@ -27,21 +27,12 @@ class TokenSigner:
         ]
 
     def create_seal(self, view_digest: bytes, issuer: str) -> TokenSeal:
-        """Return what signs the ids of a view.
-
-        Args:
-            view_digest: The digest of the view.
-            issuer: The issuer of its ids.
-        """
+        """Return what signs the ids of a view."""
         key = self._keys[0]
         return TokenSeal(view_digest, _digest_issuer(key, issuer), key)
 
     def verify(self, token: ResumeToken, issuer: str) -> bool:
         """Return whether a token of these gateways was sent by this very issuer.
-
-        Args:
-            token: The token.
-            issuer: The issuer.
 
         Raises:
             TokenCorrupt: It has no MAC, or none that one of the secrets made.

@@ -122,8 +122,6 @@ class TokenTopic:
     """A topic of a token, whose `offsets` and `epochs` are decoded only when they are asked for.
 
     Attributes:
-        name: The digest of its name.
-        id: The digest of its id.
         partition_count: How many partitions it has.
         default_epoch: The leader epoch of the partitions that `epoch_digits` does not list.
         epoch_digits: The other partitions with their epochs, still encoded.

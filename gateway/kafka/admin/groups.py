@@ -94,9 +94,6 @@ async def list_groups(cluster: Cluster) -> list[GroupListing]:
     Every broker lists the groups that it coordinates. A broker that is away is left out: others
     take over its groups.
 
-    Args:
-        cluster: The cluster.
-
     Raises:
         KafkaError: No broker answered; it is the error of the first one.
     """
@@ -120,10 +117,6 @@ async def list_groups(cluster: Cluster) -> list[GroupListing]:
 
 async def describe_group(cluster: Cluster, group: str) -> GroupDescription:
     """Describe a group of either protocol, with its members and what each of them owns.
-
-    Args:
-        cluster: The cluster.
-        group: The group.
 
     Raises:
         UnknownGroup: There is no such group.
@@ -149,8 +142,6 @@ async def fetch_lag(
     """Return the progress of a group in all partitions that it has committed or its members own.
 
     Args:
-        cluster: The cluster.
-        group: The group.
         description: What is known of the group already; None to ask for it.
 
     Raises:
@@ -185,11 +176,6 @@ async def set_offsets(cluster: Cluster, group: str, offsets: Mapping[TopicPartit
 
     A group that does not exist is created. The coordinator itself refuses while there are members,
     so nobody can join in between. When this raises, partitions that were not refused are set.
-
-    Args:
-        cluster: The cluster.
-        group: The group.
-        offsets: The offset for each partition.
 
     Raises:
         GroupInUse: The group has members.
@@ -232,11 +218,6 @@ async def _fetch_marks(cluster: Cluster, group: str, topics: Collection[str]) ->
 async def delete_offsets(cluster: Cluster, group: str, tps: Collection[TopicPartition]) -> None:
     """Delete the committed offsets of a group for some partitions.
 
-    Args:
-        cluster: The cluster.
-        group: The group.
-        tps: The partitions.
-
     Raises:
         GroupInUse: A member subscribes to one of the topics.
     """
@@ -247,10 +228,6 @@ async def delete_offsets(cluster: Cluster, group: str, tps: Collection[TopicPart
 
 async def delete_group(cluster: Cluster, group: str) -> None:
     """Delete a group with all its committed offsets.
-
-    Args:
-        cluster: The cluster.
-        group: The group.
 
     Raises:
         GroupInUse: The group has members.

@@ -24,11 +24,7 @@ async def create_topic(
     """Create a topic if it does not exist. Brokers may take a moment to know of it.
 
     Args:
-        cluster: The cluster.
-        topic: The name of the topic.
-        partitions: The number of its partitions.
         replicas: The number of replicas of each partition.
-        configs: Its configs by name.
 
     Returns:
         Whether it was created; False if it existed.

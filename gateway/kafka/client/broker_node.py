@@ -107,7 +107,6 @@ class BrokerConnection:
         """Send a request and return the answer.
 
         Args:
-            request: The request.
             sent_at: Loop time from which its time counts.
             seconds: How long it may take; what the broker throttles meanwhile comes on top.
 
@@ -266,10 +265,8 @@ class BrokerNode:
         """Record a failure and return the error to raise.
 
         Args:
-            role: The role of the connection.
             exc: What the connection raised.
             started_at: Loop time at which the request or connect began.
-            options: The security of the connection.
             is_connected: Whether a request failed, on a connection that had been opened before.
         """
         record = self.requests[role] if is_connected else self.connects

@@ -42,7 +42,6 @@ class Brokers:
         """Register the bootstrap servers.
 
         Args:
-            connections: The connections of the cluster.
             bootstrap: Host and port of the bootstrap servers.
             hedge_delay: Seconds of silence after which another broker is asked as well.
         """

@@ -78,7 +78,6 @@ class ClusterSettings:
         """Return the settings of a `kafka` section of the configuration.
 
         Args:
-            kafka: The section.
             servers: Bootstrap servers that replace the configured ones, such as those of the
                 embedded broker.
             name: The name of the cluster; empty where there is only one.
@@ -214,9 +213,6 @@ class Cluster:
     async def fetch_cleanup_policy(self, topic: str) -> str | None:
         """Return the `cleanup.policy` of a topic.
 
-        Args:
-            topic: The topic.
-
         Returns:
             A value such as `compact,delete`; None where the configs may not be described.
 
@@ -233,9 +229,6 @@ class Cluster:
 
     async def fetch_delete_retention(self, topic: str) -> float | None:
         """Return how long a compacted topic keeps its tombstones (`delete.retention.ms`).
-
-        Args:
-            topic: The topic.
 
         Returns:
             Seconds; None for a topic that is not compacted, or whose configs may not be described.
@@ -286,8 +279,6 @@ class Cluster:
         A broker that is no longer the leader may name the new one in its answer (KIP-951).
 
         Args:
-            node: The broker.
-            role: The connection to use.
             targets: What to fetch of each partition, or the fetch session that knows.
             max_wait: Seconds that the broker may wait for `min_bytes`.
             min_bytes: The least number of bytes to answer with, unless `max_wait` is over.

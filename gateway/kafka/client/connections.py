@@ -164,7 +164,6 @@ class Connections:
         answer also ends the failures of roles that nobody uses any more.
 
         Args:
-            node: The broker.
             request: A request that any broker answers.
 
         Raises:
@@ -189,9 +188,6 @@ class Connections:
         """Send a request to a broker, connecting first if necessary, and return the answer.
 
         Args:
-            node: The broker.
-            role: The connection to use.
-            request: The request.
             timeout: Seconds to wait for the answer, in place of `request_timeout`.
 
         Raises:
@@ -213,7 +209,6 @@ class Connections:
 
         Args:
             connection: The connection, from `connect` or `borrow_spare`.
-            request: The request.
             timeout: Seconds to wait for the answer, in place of `request_timeout`.
 
         Raises:
@@ -330,10 +325,6 @@ class Connections:
 
         Concurrent calls share one attempt.
 
-        Args:
-            node: The broker.
-            role: The role.
-
         Raises:
             BrokerUnavailable: The broker cannot be reached. While its backoff lasts this is raised
                 at once, with `retry_after`.
@@ -365,9 +356,6 @@ class Connections:
 
         It is for requests that the broker holds back, such as JoinGroup. After the block it is kept
         for the next borrower; when the block raises it is closed, since an answer may still come.
-
-        Args:
-            node: The broker.
 
         Raises:
             KafkaError: It cannot be connected to, as `connect` raises.

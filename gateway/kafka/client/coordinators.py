@@ -49,9 +49,6 @@ class Coordinators:
     async def connect(self, group: str) -> BrokerConnection:
         """Return the connection to a group's coordinator that all its members share.
 
-        Args:
-            group: The group.
-
         Raises:
             BrokerUnavailable: There is no coordinator now, or it cannot be reached.
             AuthenticationFailed: The broker and the gateway refused each other's credentials.
@@ -68,8 +65,6 @@ class Coordinators:
         """Send a request to a group's coordinator and return the answer.
 
         Args:
-            group: The group.
-            request: The request.
             max_hold: Seconds for which the coordinator may hold the answer back. If it is not 0, a
                 connection of its own is used, so that heartbeats do not wait behind it.
 
@@ -95,7 +90,6 @@ class Coordinators:
         """Forget the coordinator of a group, so that the next call looks it up again.
 
         Args:
-            group: The group.
             node: The broker that failed. If another one is known by now, that one is kept.
         """
         if node is None or self._nodes.get(group) == node:
@@ -138,8 +132,6 @@ async def find_coordinator(
     One broker is asked after the other, the one that answered last first.
 
     Args:
-        connections: The connections of the cluster.
-        metadata: The metadata of the cluster.
         request: Asks for the coordinator of a key.
         name: What the key stands for in messages, such as `the group billing`.
 

@@ -87,7 +87,6 @@ class SecurityOptions:
     """What a cluster's connections use of TLS and SASL, and how its options are called.
 
     Attributes:
-        names: How its options are called.
         tls: Whether connections speak TLS.
         ca: Whether the certificate authorities are configured, in place of those of the system.
         certificate: Whether a client certificate is configured.
@@ -135,11 +134,7 @@ class FailedAttempt:
 
 
 class MechanismNotOffered(kafka_errors.UnsupportedSaslMechanismError):  # type: ignore[misc]
-    """A listener does not offer the SASL mechanism of the gateway.
-
-    Attributes:
-        offered: The mechanisms that it offers.
-    """
+    """A listener does not offer the SASL mechanism of the gateway."""
 
     def __init__(self, offered: tuple[str, ...]) -> None:
         super().__init__(f"offered are {', '.join(offered)}")
@@ -181,7 +176,6 @@ def describe_failure(
     Args:
         exc: What connecting or a request raised.
         attempt: How far the connection came.
-        options: The security of the connection.
 
     Returns:
         Such as `cannot be reached: connection refused; start the broker, or correct kafka.servers`.

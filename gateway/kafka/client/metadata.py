@@ -60,7 +60,6 @@ class _Claim:
     behind may say: the id of a topic that was replaced, and lower epochs of one without an id.
 
     Attributes:
-        is_missing: The topic is gone.
         topic_id: The other id; None for a topic that is gone, or without ids.
         since: Loop time of the first answer.
         brokers: Those that say so; ids below 0 are bootstrap servers.
@@ -111,7 +110,6 @@ class Metadata:
         """Create it without watching anything.
 
         Args:
-            connections: The connections of the cluster.
             bootstrap: Host and port of the bootstrap servers.
             max_age: Seconds after which all watched topics are refreshed.
             hedge_delay: Seconds of silence after which another broker is asked as well.
@@ -206,7 +204,6 @@ class Metadata:
         """Watch a topic until `unwatch`. Its first answer comes soon, as a change.
 
         Args:
-            topic: The topic.
             described: What `describe_topic` has just returned. The topic is then known at once,
                 also if it was watched and missing: the next refresh may be 250 ms away when many
                 topics are opened one after the other.
@@ -223,9 +220,6 @@ class Metadata:
         """Watch a topic until `release_watch` has been called as often as this.
 
         This is for users of a topic that come and go independently.
-
-        Args:
-            topic: The topic.
         """
         self._watch_counts[topic] += 1
         self._start_watching(topic, None)
@@ -239,11 +233,7 @@ class Metadata:
 
     @contextlib.contextmanager
     def watching(self, topics: Iterable[str]) -> Iterator[None]:
-        """Watch topics within a `with` block, as by `acquire_watch`.
-
-        Args:
-            topics: The topics.
-        """
+        """Watch topics within a `with` block, as by `acquire_watch`."""
         names = tuple(topics)
         for name in names:
             self.acquire_watch(name)
@@ -272,9 +262,6 @@ class Metadata:
         """Take over a leader that a fetch answer names (KIP-951), if it is newer than the known.
 
         Args:
-            tp: The partition.
-            leader: The id of the leader.
-            leader_epoch: Its leader epoch.
             topic_id: The id of the topic in the answer; None if it is not known. The leader of a
                 topic that was replaced since is ignored: its epochs are those of another log.
         """
@@ -346,7 +333,6 @@ class Metadata:
         `claim_period` also where brokers go on contradicting each other.
 
         Args:
-            topics: The watched topics.
             reason: Why, for the debug log.
 
         Raises:
@@ -388,9 +374,6 @@ class Metadata:
 
     async def describe_topic(self, topic: str) -> TopicMetadata:
         """Describe a topic, which need not be watched.
-
-        Args:
-            topic: The topic.
 
         Raises:
             UnknownTopic: Two different brokers say that it does not exist (one, where there is
@@ -552,7 +535,6 @@ class Metadata:
         """Take over one topic of an answer, unless it may be older than what is known.
 
         Args:
-            answer: The topic.
             node: The broker that answered.
         """
         watched = self._topics.get(answer.name)
@@ -600,9 +582,7 @@ class Metadata:
         """Return whether it is believed by now that a topic is gone, or was replaced.
 
         Args:
-            watched: The topic.
             answer: What a broker says of it.
-            node: The broker.
             is_certain: Two brokers do not say so if they only lag behind.
         """
         is_certain = is_certain and answer.topic_id not in watched.retired_ids

@@ -92,9 +92,6 @@ class ClientCredentialsTokenProvider(_TokenProvider):
     all for the same request.
 
     Attributes:
-        url: The token endpoint.
-        client_id: The client id.
-        client_secret: The client secret.
         scope: The scope to ask for; None for the issuer's default.
         parameters: Further parameters of the request.
         clock: The current time in seconds of any monotonic clock.

@@ -120,8 +120,6 @@ async def fetch_epoch_ends(
     """Look up where leader epochs ended (KIP-320).
 
     Args:
-        cluster: Where the leaders are.
-        epochs: The epoch to look up, for each partition.
         timeout: Seconds to wait for each leader, in place of the cluster's request timeout.
 
     Returns:

@@ -159,7 +159,6 @@ class Outages:
 
         Args:
             what: What fails, as the log line names it.
-            error: The error.
             extra: Fields of the log line where lines are JSON.
         """
         reason = unwrap_error(error)

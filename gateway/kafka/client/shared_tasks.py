@@ -28,7 +28,6 @@ async def wait_for_shared(
     """Return the result of a shared task, or raise what it raised.
 
     Args:
-        task: The task.
         reason: Why the task was cancelled, if it was.
         node: The broker that the task concerns, for the error; None for none.
 

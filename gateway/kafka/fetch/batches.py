@@ -45,7 +45,6 @@ async def iter_slices(
     end, so the caller must close the iterator (`contextlib.aclosing`).
 
     Args:
-        decoding: The decoder of the record set.
         slot: The cluster's permission to hold a large batch.
         max_records: The most records in one slice.
     """
@@ -85,7 +84,6 @@ async def gather_slices(
     """Return what is left of a record set, or as much of it as may be kept at once.
 
     Args:
-        decoding: The decoder of the record set.
         slot: The cluster's permission to hold a large batch.
         first: The slices that were read before, joined; they lead the result.
 

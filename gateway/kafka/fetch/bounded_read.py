@@ -74,8 +74,6 @@ async def read_committed(
     otherwise its leader is not known.
 
     Args:
-        cluster: The cluster.
-        tp: The partition.
         start: The offset of the first record.
         max_wait: For how many seconds the broker may wait for a record.
         max_bytes: The most bytes of the response, compressed; at least one batch comes.
@@ -108,7 +106,6 @@ async def iter_uncommitted(
     The last read may go beyond `end`, as batches come whole. Records that are damaged are left out.
 
     Args:
-        cluster: The cluster.
         tp: The partition; its topic must be watched.
         start: The first offset.
         end: Reading stops once all offsets before it were read.
@@ -131,7 +128,6 @@ async def fetch_offset(cluster: Cluster, tp: TopicPartition, spec: int) -> int:
     """Return an offset of a partition's log. Records of open transactions count.
 
     Args:
-        cluster: The cluster.
         tp: The partition; its topic must be watched.
         spec: LATEST, EARLIEST, or milliseconds since 1970 for the first record that is not older.
 
@@ -154,7 +150,6 @@ async def fetch_log_bounds(
     Records of open transactions count.
 
     Args:
-        cluster: The cluster.
         tps: The partitions; their topics must be watched.
 
     Returns:
@@ -181,7 +176,6 @@ async def fetch_offsets_for_time(
     """Return the offset of the first record that is not older than a timestamp.
 
     Args:
-        cluster: The cluster.
         tps: The partitions; their topics must be watched.
         timestamp: Milliseconds since 1970.
 

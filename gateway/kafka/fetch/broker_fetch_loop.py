@@ -243,7 +243,6 @@ class BrokerFetchLoop:
         """Send one fetch request and deliver what it brings.
 
         Args:
-            fetch_round: The partitions to fetch.
             mixed: The other round has partitions, too, and waits for this one to end.
         """
         try:

@@ -175,7 +175,6 @@ class RecordSetDecoder:
         """Create a decoder that has read nothing yet.
 
         Args:
-            tp: The partition.
             data: The record set; its last batch may be cut off.
             fetch_offset: The offset that was asked for. Earlier records of its batch are left out.
             aborted: Producer id and first offset of each aborted transaction, as fetched.
@@ -294,8 +293,6 @@ class RecordSetDecoder:
         """Begin with a batch of magic 2, at `_pos`.
 
         Args:
-            base: Its base offset.
-            epoch: Its leader epoch.
             end_pos: Where it ends in the record set.
 
         Returns:
@@ -419,9 +416,6 @@ class RecordSetDecoder:
         It reads a batch of one record in half the time that `_open_batch` takes.
 
         Args:
-            batch: The batch.
-            base: Its base offset.
-            epoch: Its leader epoch.
             count: How many records it has.
             end_pos: Where it ends in the record set.
 
@@ -499,7 +493,6 @@ class RecordSetDecoder:
         """Set what `_read_records` reads.
 
         Args:
-            batch: The batch.
             data: The bytes of its records, not compressed.
             records: Its records; None before magic 2, where they are read from `data`.
         """

@@ -72,7 +72,6 @@ def decompress(codec: int, data: memoryview, buffer: memoryview) -> int:
 
     Args:
         codec: The codec id of Kafka: GZIP, SNAPPY, LZ4 or ZSTD.
-        data: The compressed data.
         buffer: Where the output goes, from its start on.
 
     Returns:
@@ -120,7 +119,6 @@ def decompress_messages(message: memoryview, codec: int, buffer: memoryview) -> 
     """Return the messages inside a compressed message of magic 0 or 1.
 
     Args:
-        message: The outer message.
         codec: The codec id in its attributes.
         buffer: Where the result is written; the returned view is a part of it.
 

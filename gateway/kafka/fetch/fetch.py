@@ -61,8 +61,6 @@ async def fetch(
     """Fetch from one broker.
 
     Args:
-        connections: The connections of the cluster.
-        node: The id of the broker.
         role: Which of the shared connections to that broker to use.
         wants: What to fetch. A `FetchSession` must belong to this node and role, and only one
             of its fetches may be under way.

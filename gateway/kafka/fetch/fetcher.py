@@ -64,7 +64,6 @@ class Fetcher:
     for it.
 
     Attributes:
-        cluster: The cluster that is read.
         partition_fetches: All partitions that are read.
         idle_fetches: Those of them that nothing is under way for.
         reads: The counters of bytes, records and failures by topic.
@@ -86,7 +85,6 @@ class Fetcher:
         """Create a fetcher in the running event loop; its tasks start at once.
 
         Args:
-            cluster: The cluster to read.
             deliver: Called in the event loop with the entries of a partition, in order.
             role: Which of the shared connections to each broker to use.
             max_wait: For how many seconds a broker may hold a fetch back.
@@ -247,7 +245,6 @@ class Fetcher:
         """Schedule the next request of a partition after one failed.
 
         Args:
-            partition_fetch: The partition.
             cause: Why the request failed.
             delay: Seconds to wait, if the broker's own backoff decides; None for the partition's.
         """
@@ -497,7 +494,6 @@ class Fetcher:
         """Return the partition that a lookup's result is for, and release it.
 
         Args:
-            tp: The partition.
             flight: The token of the request.
             response: The result; an int is an error code.
 

@@ -21,7 +21,6 @@ def iter_salvaged(
     """Yield the entries of one batch of magic 2 from offset `start` on, in offset order.
 
     Args:
-        tp: Its partition.
         header: The fields of its header, in order (`BATCH_HEADER`).
         records: The bytes of its records, not compressed.
         start: Entries before this offset are left out.

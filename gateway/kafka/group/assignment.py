@@ -82,7 +82,6 @@ class Assignment:
         """Create an assignment without partitions.
 
         Args:
-            cluster: The cluster.
             group: The name of the group; empty for a consumer that commits nothing.
             options: How the consumer joins the group and reads.
             prefetcher: Fetches the records of the partitions.
@@ -484,7 +483,6 @@ class Assignment:
         before: a partition of a topic that is unknown for good must not hold up the others here.
 
         Args:
-            state: The partition.
             found: Its committed offset, and the mark of the topic that this is of.
             start: Where it begins without one.
         """

@@ -62,7 +62,6 @@ class GroupConsumer:
         """Create a consumer without partitions.
 
         Args:
-            cluster: The cluster.
             group: The name of the group; empty for a reader, which cannot commit.
             options: How it joins the group and reads; None for the defaults.
             on_gap: Called with a partition, the offset that Kafka does not have, and the one from
@@ -149,7 +148,6 @@ class GroupConsumer:
             timeout: For how many seconds to wait for `min_bytes`.
             min_bytes: Return as soon as there are so many bytes of records.
             max_bytes: The most bytes of records. At least one record is returned, however large.
-            max_records: The most records.
 
         Raises:
             GroupFailed: The group cannot be used.
@@ -186,11 +184,6 @@ class GroupConsumer:
         self, *, min_bytes: int, max_bytes: int, max_records: int
     ) -> list[Record] | None:
         """Return what `poll` would return without waiting; None if it would wait.
-
-        Args:
-            min_bytes: As of `poll`.
-            max_bytes: As of `poll`.
-            max_records: As of `poll`.
 
         Raises:
             KafkaError: As `poll`.
@@ -266,7 +259,6 @@ class GroupConsumer:
         """Log and count what Kafka has deleted, and inform the caller of any offset it lacks.
 
         Args:
-            tp: The partition.
             missing: The offset that was to be fetched.
             next_offset: Where reading goes on.
         """

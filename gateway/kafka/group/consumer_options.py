@@ -103,7 +103,6 @@ class ConsumerOptions:
         """Create the state machine of a member.
 
         Args:
-            group: The name of the group.
             versions: The lowest and highest version of each API key that the coordinator has.
 
         Raises:

@@ -74,7 +74,6 @@ class GroupMember:
     whose methods are synchronous.
 
     Attributes:
-        name: The name of the group.
         member: The state machine; None until the coordinator's versions are known.
         state: The member's state as it was last logged.
     """
@@ -85,8 +84,6 @@ class GroupMember:
         """Create a member that joins the group at its first `subscribe`.
 
         Args:
-            cluster: The cluster.
-            name: The name of the group.
             handler: Informed of what the member owns.
             options: How it joins the group. One change of ownership may take the rebalance timeout.
         """

@@ -121,7 +121,6 @@ class GroupOffsets:
 
     Attributes:
         coordinators: Sends requests to the coordinator of a group.
-        group: The name of the group.
         get_identity: Returns the identity of the member; NO_MEMBER for a consumer without one.
         get_owned: Returns the partitions that may be committed; None if any may.
         heartbeat_soon: Sends a heartbeat, to learn the member's new epoch. Returns after the

@@ -87,7 +87,6 @@ class PrefetchFetcher:
     request counts for each partition: its task is the state's `in_flight`.
 
     Attributes:
-        cluster: The cluster.
         options: How the consumer reads. The next fetch is sent once less than half of
             `max_partition_bytes` is buffered.
         out_of_range_reset: Where to go on if retention has deleted the offset to go on from: LATEST
@@ -139,7 +138,6 @@ class PrefetchFetcher:
         """Look up where to go on, for a partition without a usable position.
 
         Args:
-            state: The partition.
             spec: LATEST, EARLIEST or milliseconds since 1970; None stops the partition with a
                 failure.
         """
@@ -305,9 +303,7 @@ class PrefetchFetcher:
         """Fetch from one broker and keep what comes.
 
         Args:
-            node: The id of the broker.
             wants: What to fetch of each partition, and its lineage at the time.
-            limits: The limits of the fetch.
         """
         connections = self.cluster.connections
         try:
@@ -525,7 +521,6 @@ class PrefetchFetcher:
         """Go on where the log was cut off; without a reset, stop the partition.
 
         Args:
-            state: The partition.
             end: Where the newest epoch ends that the log has in common with what was fetched.
             epoch: That epoch; NO_EPOCH if it is not known. Then the offset may also have been wrong
                 from the start, in a seek or a commit.

@@ -28,7 +28,6 @@ class ClassArchive:
 
     Attributes:
         directory: The directory of the program's archives.
-        runtime: The Java.
         content: A text that identifies the program's jars; "" if `directory` does.
     """
 

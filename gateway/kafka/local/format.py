@@ -59,14 +59,7 @@ def load_checkpoint(cache: Path, scram: Sequence[str] = ()) -> bytes:
 
 
 def format_directory(directory: Path, node: int, cluster: str, checkpoint: bytes) -> None:
-    """Create and format the log directory of a node. A formatted one is left as it is.
-
-    Args:
-        directory: The directory.
-        node: The id of the node.
-        cluster: The id of the cluster.
-        checkpoint: The checkpoint, from `load_checkpoint`.
-    """
+    """Create and format the log directory of a node. A formatted one is left as it is."""
     if (directory / "meta.properties").exists():
         return
     directory.mkdir(parents=True, exist_ok=True)

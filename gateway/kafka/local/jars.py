@@ -36,9 +36,6 @@ def cache_directory() -> Path:
 def fetch_jars(cache: Path) -> Path:
     """Return the directory with all the jars, fetching them if they are not there.
 
-    Args:
-        cache: The cache directory.
-
     Raises:
         LocalBrokerError: They cannot be fetched, or a checksum is wrong.
     """
@@ -47,9 +44,6 @@ def fetch_jars(cache: Path) -> Path:
 
 def verify_jars(libs: Path) -> None:
     """Verify the checksums of the jars in a directory.
-
-    Args:
-        libs: The directory.
 
     Raises:
         LocalBrokerError: Jars are missing or damaged; the message names them.

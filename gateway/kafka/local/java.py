@@ -33,8 +33,6 @@ class JavaRuntime:
     """A Java that can be run.
 
     Attributes:
-        path: The `java` executable.
-        major: Its major version.
         banner: The output of `java -version`.
     """
 
@@ -67,7 +65,6 @@ def dump_class_archive(classes: Path, archive: Path, classpath: str) -> None:
 
     Args:
         classes: A file that lists the classes, from `-XX:DumpLoadedClassList`.
-        archive: The archive to write.
         classpath: The class path that the archive will be used with.
 
     Raises:

@@ -125,9 +125,6 @@ class JarBundle:
     def verify(self, libs: Path) -> None:
         """Verify the checksums of the jars in a directory.
 
-        Args:
-            libs: The directory.
-
         Raises:
             GatewayError: Jars are missing or damaged; it is an `error_class` that names them.
         """

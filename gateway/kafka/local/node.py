@@ -41,9 +41,6 @@ class ReservedPort:
     `LocalKafka` creates one for each listener of each node. On Linux it stays bound, without
     listening, while a broker listens on it: both sockets set SO_REUSEADDR, and the system does not
     give the number to another process while the broker restarts. Elsewhere it is released at once.
-
-    Attributes:
-        number: The number of the port.
     """
 
     def __init__(self, number: int = 0) -> None:
@@ -80,19 +77,12 @@ class KafkaNode:
 
     Attributes:
         id: The id of the node; ids begin with 1.
-        directory: Its log directory.
         log: The file with the output of the process.
         is_frozen: Whether it is stopped by `freeze`.
     """
 
     def __init__(self, id: int, directory: Path, ports: Mapping[str, ReservedPort]) -> None:
-        """Create the node without starting it.
-
-        Args:
-            id: The id of the node.
-            directory: Its log directory.
-            ports: The port of each listener.
-        """
+        """Create the node without starting it."""
         self.id = id
         self.directory = directory
         self.log = directory.with_suffix(".log")
@@ -126,7 +116,6 @@ class KafkaNode:
 
         Args:
             command: The command; the path of the properties file is appended.
-            properties: The broker properties.
         """
         file = self.directory.with_suffix(".properties")
         file.write_text(format_properties(properties))

@@ -150,7 +150,6 @@ def build_listener_properties(
     """Build the broker properties of a node's listeners, which are all on 127.0.0.1.
 
     Args:
-        ports: The port of each listener.
         via: Host and port that the listener VIA advertises in place of its own; None without VIA.
         voters: The controllers, as `controller.quorum.voters` lists them.
     """

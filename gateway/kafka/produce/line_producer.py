@@ -38,7 +38,6 @@ class ProduceProgress:
         acknowledged_records: Records that Kafka has acknowledged.
         value_bytes: Bytes of the values of all records so far.
         seconds: How long it took; set at the end.
-        digest: The digests of all values so far.
         failure: The first thing that went wrong; nothing was read after it.
         interrupted: ^C ended the input; what had been read by then was still sent.
     """
@@ -88,7 +87,6 @@ async def produce(
         source: The input, opened for reading bytes.
         servers: Addresses of the cluster's brokers (host:port).
         lines: How a line becomes key and value; by default it is the value.
-        headers: Headers of every record.
         partition: Where all records go. By default the key decides, as in Java's clients; records
             without a key go to the partitions in turns.
         credentials: aiokafka's arguments security_protocol, ssl_context and sasl_*.
@@ -226,7 +224,6 @@ class _OpenBatches:
         """Put a record into the open batch of its partition.
 
         Args:
-            key: The key; None for none.
             value: The value; None for a tombstone.
 
         Returns:

@@ -18,7 +18,6 @@ def compute_partition(key: bytes, partition_count: int) -> int:
     """Return the partition of a key.
 
     Args:
-        key: The bytes of the key.
         partition_count: How many partitions the topic has.
     """
     hashed = _cached_murmur2(key) if len(key) < _MAX_CACHED_KEY_BYTES else murmur2(key)

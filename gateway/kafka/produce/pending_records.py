@@ -30,7 +30,6 @@ class ProducerRecord(NamedTuple):
 
     Attributes:
         tp: Where to write it.
-        key: The key; None for none.
         value: The value; None for a tombstone.
         headers: Names and contents.
         timestamp: Milliseconds since 1970; None for now.
@@ -95,13 +94,9 @@ class PendingRecord:
     """One record that waits for Kafka's answer.
 
     Attributes:
-        key: The key.
-        value: The value.
-        headers: The headers.
         timestamp: Milliseconds since 1970.
         size: About how many bytes it takes.
         batch: The batch that its result is delivered with.
-        index: Its position in that batch.
     """
 
     key: bytes | None
@@ -147,7 +142,6 @@ def encode_batch(
     Args:
         producer: The identity to write under.
         sequence: The sequence number of the first record.
-        records: The records of one partition.
         codec: The codec id to compress with; 0 for none.
         is_transactional: Whether they belong to the producer's open transaction.
     """

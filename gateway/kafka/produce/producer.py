@@ -80,7 +80,6 @@ class _PartitionQueue:
     """What is to be written to one partition, and when to try again.
 
     Attributes:
-        tp: The partition.
         backoff: The delays after errors.
         outbox: The records that wait or are in flight, and the sequence of the producer id.
         is_busy: A request with one of its batches is under way.
@@ -119,7 +118,6 @@ class Producer:
         """Create a producer that has no tasks yet.
 
         Args:
-            cluster: The cluster to write to.
             max_pending_bytes: Above this, records are not accepted.
             compression: The codec of its batches.
         """
@@ -147,8 +145,6 @@ class Producer:
         """Write one record, after all that were sent to its partition before.
 
         Args:
-            tp: The partition.
-            key: The key; None for none.
             value: The value; None for a tombstone.
             headers: Names and contents.
             timeout_s: A record that was not sent within so many seconds is not written. One that
@@ -180,7 +176,6 @@ class Producer:
 
         Args:
             records: The records, in the order in which each partition is to have them.
-            timeout_s: As of `send`.
 
         Returns:
             A future of what became of each record, in their order. It raises nothing.
@@ -445,7 +440,6 @@ class Producer:
         """Deliver the results of the records whose fate is now known.
 
         Args:
-            queue: Their partition.
             outcome: What became of them.
             code: Kafka's error code, if they were refused.
             offset: The offset of the first one, if they were written; -1 if unknown.
@@ -510,8 +504,6 @@ class Producer:
         """Deliver the results of records that were taken out of the queue.
 
         Args:
-            queue: Their partition.
-            records: The records.
             build_result: Returns the result of one, by its index; an exception of its own for each,
                 as one that is raised several times gathers tracebacks.
         """

@@ -87,7 +87,6 @@ class TransactionalProducer:
     failure.
 
     Attributes:
-        id: The transactional id.
         may_be_committed: Whether Kafka may have committed the transaction of the last `commit`,
             where that failed or was cancelled: its end was sent, and no answer says that it was
             refused.
@@ -98,7 +97,6 @@ class TransactionalProducer:
 
         Args:
             cluster: The cluster; the topics that are written must be watched.
-            id: The transactional id.
             timeout: Seconds after which Kafka aborts a transaction that was not ended.
         """
         self.id = id
@@ -336,7 +334,6 @@ class TransactionalProducer:
         """Send a request to the coordinator of the transactional id until it is done.
 
         Args:
-            request: The request.
             get_error: Returns the error code of a response.
 
         Raises:

@@ -39,7 +39,6 @@ def read_uvarint(data: bytes | memoryview, pos: int) -> tuple[int, int]:
     """Read an unsigned varint.
 
     Args:
-        data: The bytes.
         pos: Where the varint begins.
 
     Returns:
@@ -69,7 +68,6 @@ def read_tags(data: bytes, pos: int) -> tuple[dict[int, bytes], int]:
     """Read tagged fields (KIP-482).
 
     Args:
-        data: The bytes.
         pos: Where the fields begin, with their number.
 
     Returns:
@@ -164,7 +162,6 @@ class FieldReader:
     protocol; all raise ValueError, IndexError or struct.error for malformed bytes.
 
     Attributes:
-        data: The bytes of the message.
         flexible: Whether the message is flexible (KIP-482).
         pos: The position of the next field.
     """
@@ -262,9 +259,6 @@ class FieldReader:
 def group_by_topic(values: Mapping[TopicPartition, T]) -> dict[str, list[tuple[int, T]]]:
     """Group values of partitions as requests list them: each topic once, with its partitions.
 
-    Args:
-        values: A value for each partition.
-
     Returns:
         For each topic, the number and the value of each partition.
     """
@@ -279,7 +273,6 @@ def write_partitions(out: FieldWriter, values: Mapping[TopicPartition, T]) -> It
 
     Args:
         out: Where to write.
-        values: A value for each partition.
 
     Yields:
         The value of each partition, whose number is then written: the body of the loop writes the

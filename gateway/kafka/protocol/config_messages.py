@@ -28,12 +28,7 @@ class DescribeConfigsResponse(NamedTuple):
 
 @dataclass(slots=True)
 class DescribeConfigsRequest(KafkaRequest[DescribeConfigsResponse]):
-    """Ask for configs of one topic; those that are not set have their defaults.
-
-    Attributes:
-        topic: The topic.
-        names: The names of the configs; None for all.
-    """
+    """Ask for configs of one topic; those that are not set have their defaults."""
 
     API_KEY = 32
     NAME = "DescribeConfigs"

@@ -52,7 +52,6 @@ def decode_subscription(member: str, data: bytes) -> MemberSubscription:
 
     Args:
         member: The id of the member that sent it.
-        data: The bytes.
 
     Raises:
         ValueError: The bytes are malformed; IndexError and struct.error mean the same.

@@ -48,7 +48,6 @@ class FetchTarget(NamedTuple):
     """What to fetch of a partition.
 
     Attributes:
-        offset: The offset to fetch from.
         leader_epoch: The leader epoch in the metadata; the broker refuses the fetch if its own is
             lower or higher. -1 is not compared.
         topic_id: The id of the topic; None if the broker has none. The whole request then names

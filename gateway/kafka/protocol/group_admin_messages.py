@@ -19,7 +19,6 @@ class GroupListing(NamedTuple):
     """A group as its coordinator lists it.
 
     Attributes:
-        name: The id of the group.
         protocol: The protocol type, such as `consumer`.
         state: The state as Kafka writes it, such as `Stable`; empty before Kafka 2.6.
         type: `consumer` (KIP-848), `classic`, or another; empty before Kafka 3.8.
@@ -43,7 +42,6 @@ class MemberDescription(NamedTuple):
     """A member of a group.
 
     Attributes:
-        id: The member id.
         instance_id: The instance id of a static member (KIP-345); None for other members.
         client_id: The client id of its requests.
         host: The address it connects from, as the broker writes it.
@@ -64,11 +62,9 @@ class GroupDescription(NamedTuple):
         throttle_ms: Milliseconds for which the broker throttles the gateway.
         error: Kafka's error code.
         message: The broker's text for the error; None for older brokers.
-        name: The id of the group.
         type: `consumer` (KIP-848) or `classic`.
         state: The state as Kafka writes it, such as `Stable`.
         assignor: The assignor in use; empty while there is none.
-        members: The members.
     """
 
     throttle_ms: int

@@ -38,8 +38,6 @@ class FindCoordinatorResponse(NamedTuple):
         error: Kafka's error code.
         message: The broker's text for the error.
         node: The node id of the coordinator; -1 if there is none now.
-        host: Its host.
-        port: Its port.
     """
 
     throttle_ms: int
@@ -183,8 +181,6 @@ class OffsetCommitRequest(KafkaRequest[OffsetCommitResponse]):
     """Commit offsets of a group.
 
     Attributes:
-        group: The group.
-        offsets: The offset to commit for each partition.
         identity: The member that commits. `NO_MEMBER` is for anyone else, and is only accepted
             while the group has no members.
         topic_ids: The id of each topic. If one is missing, the request names topics by name.
@@ -270,8 +266,6 @@ class OffsetFetchRequest(KafkaRequest[OffsetFetchResponse]):
     """Ask for the committed offsets of a group.
 
     Attributes:
-        group: The group.
-        tps: The partitions; None for all with a committed offset.
         require_stable: Whether a partition whose offset an open transaction may still change gets
             the error UNSTABLE_OFFSET_COMMIT (KIP-447).
     """

@@ -32,7 +32,6 @@ def read_value(message: memoryview, magic: int) -> memoryview:
     """Return the value of a compressed message, still compressed.
 
     Args:
-        message: The message.
         magic: Its format, 0 or 1.
 
     Raises:
@@ -51,8 +50,6 @@ def iter_records(
     """Yield the records of a message: those in a compressed one, or the message itself.
 
     Args:
-        tp: Their partition.
-        outer: The message.
         decompressed: Its value, decompressed. It is not used if the message is not compressed.
 
     Raises:
@@ -86,8 +83,6 @@ def _decode_record(
     """Decode an uncompressed message.
 
     Args:
-        tp: Its partition.
-        data: The message.
         base_offset: What is added to its offset.
         timestamp: Its timestamp in ms since 1970, in place of its own; None for its own.
     """

@@ -38,8 +38,6 @@ class VersionRange(NamedTuple):
     """The versions of a request that the gateway speaks.
 
     Attributes:
-        lowest: The lowest version.
-        highest: The highest version.
         first_flexible: The version from which on messages are flexible (KIP-482). It may be above
             `highest`.
     """
@@ -58,7 +56,6 @@ class KafkaRequest(ABC, Generic[R]):
     Attributes:
         API_KEY: Kafka's number of the API.
         NAME: Kafka's name of the API.
-        VERSIONS: The versions that the gateway speaks.
     """
 
     API_KEY: ClassVar[int]
@@ -74,8 +71,6 @@ class KafkaRequest(ABC, Generic[R]):
         """Decode the response to this request.
 
         Args:
-            version: The version of the request.
-            data: The bytes of the response.
             pos: Where its body begins, after the header.
 
         Raises:
@@ -132,8 +127,6 @@ class PreparedRequest(Generic[R]):
     aiokafka it is both the RequestStruct and the type of the response.
 
     Attributes:
-        request: The request.
-        version: Its version.
         flexible: Whether that version is flexible (KIP-482).
     """
 
@@ -208,10 +201,8 @@ class TopicMetadata(NamedTuple):
     """A topic in a metadata response.
 
     Attributes:
-        name: Its name.
         topic_id: Its id; None for a broker before Kafka 2.8.
         error: Kafka's error code.
-        partitions: Its partitions by number.
         authorized_operations: A bit for each operation that the gateway may do (KIP-430); None
             where the request did not ask or the broker did not say.
     """

@@ -24,10 +24,7 @@ class CreateTopicsRequest(KafkaRequest[CreateTopicsResponse]):
     """Create one topic.
 
     Attributes:
-        topic: Its name.
-        partitions: The number of its partitions.
         replicas: The number of replicas of each partition.
-        configs: Its configs by name.
         timeout_ms: Milliseconds that the broker may wait until it is created.
     """
 

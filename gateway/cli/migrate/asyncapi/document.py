@@ -36,7 +36,6 @@ class Channel:
         source: What the document says.
         address: Its address, which may have parameters.
         servers: The names of its servers; empty for all.
-        messages: Its messages.
         operations: What the application does with it.
     """
 
@@ -58,11 +57,7 @@ class Channel:
 
 
 class Document:
-    """A document.
-
-    Attributes:
-        root: The whole document.
-    """
+    """A document."""
 
     def __init__(self, root: SourceValue, *, is_version_3: bool) -> None:
         """Create the document of a root."""

@@ -17,14 +17,7 @@ _MANY = "its messages have several encodings; set value.model if one decodes the
 
 
 def convert_messages(channel: Channel, document: Document, topics: list[Loc], draft: Draft) -> None:
-    """Convert the messages of a channel to the models of its topics.
-
-    Args:
-        channel: The channel.
-        document: The document.
-        topics: The places of its topics.
-        draft: The configuration.
-    """
+    """Convert the messages of a channel to the models of its topics."""
     has_registry = draft.get(("catalogs", CATALOG)) is not None
     models = [_find_model(each, document, has_registry=has_registry) for each in channel.messages]
     for message, model in zip(channel.messages, models, strict=True):

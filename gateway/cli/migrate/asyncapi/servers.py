@@ -32,7 +32,6 @@ class Servers:
 
     Attributes:
         chosen: The name of the server of Kafka that is used; empty for none.
-        kafka_names: The names of all servers of Kafka.
     """
 
     chosen: str

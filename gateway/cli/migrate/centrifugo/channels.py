@@ -102,7 +102,6 @@ class ChannelConverter:
 
         Args:
             root: The whole file.
-            draft: The configuration.
             topics: The topics that consumers published from.
             access: Who may connect.
         """

@@ -36,7 +36,6 @@ class ConsumedTopic:
     """A topic that a consumer published from.
 
     Attributes:
-        name: Its name.
         channels_header: The header that names the channels of a record; empty if records are
             commands for Centrifugo, which name the channel in their value.
     """

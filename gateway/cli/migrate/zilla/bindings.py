@@ -32,7 +32,6 @@ class Binding:
     """A binding.
 
     Attributes:
-        name: Its name.
         source: What the file says of it.
     """
 

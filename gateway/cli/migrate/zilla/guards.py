@@ -25,9 +25,7 @@ def convert_guards(
 
     Args:
         root: The whole file.
-        draft: The configuration.
         graph: The bindings, which say where credentials are.
-        names: The guards of routes.
     """
     for name, guard in root.get("guards").items():
         if name not in names:

@@ -46,9 +46,6 @@ class ClusterConverter:
         """Create the converter of one file.
 
         Args:
-            graph: The bindings.
-            root: The whole file.
-            draft: The configuration.
             catalog_types: The types of the catalogs, by name.
         """
         self._graph = graph

@@ -19,7 +19,6 @@ class NarrowedPath:
     """A path of a route that the conditions before it let through.
 
     Attributes:
-        path: The path.
         params: The parameters that the conditions leave only one value.
     """
 

@@ -33,10 +33,8 @@ class _Mapping:
     """A route that is being converted.
 
     Attributes:
-        binding: Its binding.
         source: What the file says.
         paths: Its paths, as far as requests reach them, each with what the file says of it.
-        values: The route here.
         carried: What was carried, with its place below the route.
         notes: Values that are not carried, each with the reason.
     """
@@ -80,9 +78,7 @@ class RouteConverter:
         """Create the converter.
 
         Args:
-            graph: The bindings.
             clusters: What converts the topics that routes use.
-            draft: The configuration.
         """
         self.guard_names: set[str] = set()
         self._graph = graph
@@ -194,7 +190,6 @@ class RouteConverter:
         """Set the paths of a route.
 
         Args:
-            mapping: The route.
             methods: The methods of a path without one, if it writes; empty if it reads.
         """
         whens: list[dict[str, str]] = []
