@@ -1,4 +1,4 @@
-"""Configurations of other programs, and what `gateway migrate` makes of them.
+"""Configurations of Zilla, and what `gateway migrate` makes of them.
 
 migration = migrate_text("zilla.yaml", text)
 migration.settings.routes
@@ -55,7 +55,7 @@ def list_sources(*prefixes: str) -> list[Path]:
 def migrate_file(file: Path, output: Path | None = None) -> Migration:
     """Migrate a file, without the command line. output: where it would be written."""
     draft, written = migrate_source(
-        read_source(file), None, file, file.parent / "gateway.yaml" if output is None else output
+        read_source(file), file, file.parent / "gateway.yaml" if output is None else output
     )
     assert written is not None, "no route is left"
     environ = build_example_environment(draft, file)

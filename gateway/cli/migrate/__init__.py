@@ -1,7 +1,6 @@
-"""`gateway migrate`: turn the configuration of another program into one of the gateway.
+"""`gateway migrate`: turn a zilla.yaml into a configuration of the gateway.
 
-`source` reads the file, and `kinds` recognises whose it is. The converter of that program (`zilla`,
-`centrifugo`, `asyncapi`) fills a `draft` and gives each value of the file an outcome in the
+`source` reads the file. `zilla` fills a `draft` and gives each value of the file an outcome in the
 `report`. `validation` removes what `gateway check` would refuse, and `writer` writes the rest with
 comments. This module has the command; start reading at `migrate_source`.
 """
@@ -9,6 +8,7 @@ comments. This module has the command; start reading at `migrate_source`.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,8 +17,6 @@ import typer
 from gateway.cli.files import replace_file, require_writable
 from gateway.cli.options import DEFAULT_CONFIG_FILE
 from gateway.errors import GatewayError
-
-from .kinds import SourceKind
 
 if TYPE_CHECKING:
     from .draft import Draft
@@ -35,8 +33,7 @@ def migrate(
             metavar="FILE",
             exists=True,
             dir_okay=False,
-            help="A zilla.yaml, a configuration of Centrifugo (JSON, YAML, TOML), or an AsyncAPI "
-            "document.",
+            help="A zilla.yaml.",
         ),
     ],
     output: Annotated[
@@ -45,19 +42,13 @@ def migrate(
             "--output", "-o", metavar="FILE", help="The file to write; - for standard output."
         ),
     ] = DEFAULT_CONFIG_FILE,
-    kind: Annotated[
-        SourceKind | None,
-        typer.Option(
-            "--from", help="Whose configuration FILE is.  [default: recognised by its content]"
-        ),
-    ] = None,
     show_all: Annotated[
         bool,
         typer.Option("--all", help="Also list what was carried, and where it is now."),
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
 ) -> None:
-    """Migrate a configuration from Zilla, Centrifugo or AsyncAPI.
+    """Migrate a configuration from Zilla.
 
     The file that is written has comments and passes `gateway check`. What could not be carried over
     is listed on standard error, one line for each, FILE:LINE: what: why, and what to do instead;
@@ -67,8 +58,7 @@ def migrate(
 
     \b
     gateway migrate zilla.yaml
-    gateway migrate config.json --from centrifugo -o chat.yaml
-    gateway migrate asyncapi.yaml -o - --all
+    gateway migrate zilla.yaml -o - --all
     """
     is_file = output != STANDARD_OUTPUT
     if is_file and output.exists() and not force:
@@ -79,7 +69,7 @@ def migrate(
         require_writable(output)
     from .source import read_source
 
-    draft, written = migrate_source(read_source(file), kind, file, output)
+    draft, written = migrate_source(read_source(file), file, output)
     _print_report(draft, show_all=show_all)
     if written is None:
         raise GatewayError(
@@ -92,34 +82,46 @@ def migrate(
     _print_next_steps(draft, output)
 
 
-def migrate_source(
-    source: Source, kind: SourceKind | None, file: Path, output: Path
-) -> tuple[Draft, WrittenConfig | None]:
+def migrate_source(source: Source, file: Path, output: Path) -> tuple[Draft, WrittenConfig | None]:
     """Return the configuration that a source becomes, with its report, and as text.
 
     There is no text if no route is left.
 
     Args:
         source: What was read.
-        kind: Whose it is; None to recognise it.
         file: The file that was read.
         output: The file that will be written; its relative paths start there.
 
     Raises:
-        GatewayError: It is not known whose it is.
+        GatewayError: It is no configuration of Zilla.
     """
     from .draft import Draft
-    from .kinds import detect_kind, load_converter
     from .report import MigrationReport, SourceValue
     from .validation import prune
+    from .zilla import convert_zilla
 
-    convert = load_converter(kind or detect_kind(source.values, source.name))
+    _require_zilla(source)
     report = MigrationReport(source)
     draft = Draft(report, output.parent)
-    convert(SourceValue(report, (), source.values), draft)
+    convert_zilla(SourceValue(report, (), source.values), draft)
     report.omit_rest()
     written = prune(draft, output, file) if draft.get(("routes",)) else None
     return draft, written if draft.get(("routes",)) else None
+
+
+def _require_zilla(source: Source) -> None:
+    keys = list(source.values) if isinstance(source.values, Mapping) else []
+    if "bindings" in keys:
+        return
+    if {"kafka", "routes"} <= set(keys):
+        raise GatewayError(
+            f"{source.name} is a configuration of the gateway already; see gateway check"
+        )
+    found = f"its first keys are {', '.join(map(str, keys[:5]))}" if keys else "it has no keys"
+    raise GatewayError(
+        f"{source.name} is no configuration of Zilla, which has `bindings`; {found}. The "
+        "documentation has guides for Centrifugo, REST proxies and Server-Sent Events"
+    )
 
 
 def _list_omissions(draft: Draft) -> list[str]:

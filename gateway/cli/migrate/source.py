@@ -1,13 +1,11 @@
-"""Read the configuration of another program, and say where in its file each value stands.
+"""Read a zilla.yaml, and say where in it each value stands.
 
-The file is YAML, JSON or TOML. Values keep their place (`loc`) and, in YAML and JSON, their line.
-Nothing is substituted: `${...}` means something else in each program.
+Values keep their place (`loc`) and line. Nothing is substituted: `${...}` means something else
+there.
 """
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +25,7 @@ from gateway.config.source.yaml_document import decode_utf8, parse_plain
 from gateway.config.types.section import Loc
 from gateway.errors import ConfigError
 
-MAX_VALUES = 200_000  # with aliases expanded: refuses an alias bomb, but not a large AsyncAPI
+MAX_VALUES = 200_000  # with aliases expanded: refuses an alias bomb
 
 
 @dataclass(slots=True)
@@ -36,7 +34,7 @@ class Source:
 
     Attributes:
         name: The name of the file, for messages.
-        marks: The places of values in the file, by path; none for TOML.
+        marks: The places of values in the file, by path.
     """
 
     name: str
@@ -54,25 +52,19 @@ def read_source(file: Path) -> Source:
     """Read a file.
 
     Raises:
-        ConfigError: It cannot be read, or is neither YAML, JSON nor TOML.
+        ConfigError: It cannot be read, or is no YAML.
     """
     name = str(file)
     try:
         text = decode_utf8(file.read_bytes(), name=name)
     except OSError as exc:
         raise ConfigError([f"{name}:1:1: cannot be read ({exc.strerror}); check the path"]) from exc
-    if file.suffix == ".toml":
-        return Source(name, _parse_toml(text, name))
     try:
         builder = _Builder()
         values = builder.build(compose(text), ())
     except MalformedYamlError as exc:
-        # JSON may be indented by tabs, which YAML refuses.
-        values = _parse_json(text)
-        if values is None:
-            place = f"{name}:{exc.mark.line}:{exc.mark.column}"
-            raise ConfigError([f"{place}: {exc.message}"]) from exc
-        return Source(name, values)
+        place = f"{name}:{exc.mark.line}:{exc.mark.column}"
+        raise ConfigError([f"{place}: {exc.message}"]) from exc
     return Source(name, values, builder.marks)
 
 
@@ -86,29 +78,6 @@ def iter_leaves(values: Any, loc: Loc = ()) -> Iterator[tuple[Loc, Any]]:
             yield from iter_leaves(item, (*loc, index))
     else:
         yield loc, values
-
-
-def _parse_toml(text: str, name: str) -> Any:
-    try:
-        return _convert_times(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as exc:
-        raise ConfigError([f"{name}:1:1: no valid TOML ({exc}); check it"]) from exc
-
-
-def _convert_times(value: Any) -> Any:
-    """Return values of TOML with times as texts, as YAML has them."""
-    if isinstance(value, dict):
-        return {key: _convert_times(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_convert_times(item) for item in value]
-    return value if isinstance(value, str | int | float) else str(value)
-
-
-def _parse_json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
 
 
 @dataclass(slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -72,21 +71,13 @@ def test_the_variables_that_must_be_set_are_printed(folder: Path):
     assert "KAFKA_BOOTSTRAP_SERVER" in migrate(ZILLA).stdout
 
 
-def test_json_with_tabs_is_read(folder: Path):
-    """Editors indent JSON by tabs, which YAML refuses."""
-    values = {"name": "x", "bindings": {"q": {"type": "mqtt", "kind": "server"}}}
-    source = write(folder, json.dumps(values, indent="\t"), "zilla.json")
-    assert "is of type mqtt" in migrate(source).stderr
-
-
 @pytest.mark.parametrize(
     ("text", "exit_code", "message"),
     [
         ("a: [", 78, "source.yaml:"),
         ("a: 1\na: 2\n", 78, "source.yaml:2:1: duplicate key 'a'"),
-        ("colour: red\n", 1, "--from"),
+        ("colour: red\n", 1, "is no configuration of Zilla"),
         ("kafka: {}\nroutes: []\n", 1, "already"),
-        ("token_hmac_secret_key: x\n", 1, "Centrifugo 6"),
         ("name: x\nbindings: {q: {type: mqtt, kind: server}}\n", 1, "nothing to write"),
         ("", 78, "source.yaml:1:1"),
     ],
@@ -100,9 +91,3 @@ def test_what_cannot_be_migrated_is_refused(folder: Path, text: str, exit_code: 
 
 def test_a_file_that_is_missing_is_wrong_usage(folder: Path):
     assert migrate("missing.yaml").exit_code == 2
-
-
-def test_the_kind_can_be_said(folder: Path):
-    refused = migrate(write(folder, "colour: red\n"), "--from", "zilla")
-    assert refused.exit_code == 1
-    assert "colour: is not known" in refused.stderr

@@ -133,7 +133,7 @@ def _migrate_values(file: Path, values: Any) -> MigrationReport:
     source = Source(str(file), values)
     output = file.parent / "gateway.yaml"
     try:
-        draft, written = migrate_source(source, None, file, output)
+        draft, written = migrate_source(source, file, output)
     except GatewayError:
         return MigrationReport(source)
     if written is None:
@@ -155,8 +155,8 @@ def _iter_mappings(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def _iter_places(value: Any, loc: tuple[str | int, ...] = ()) -> Iterator[tuple[Any, Any]]:
-    """Yield all paths but that of the whole, and that of the keys that say whose file it is."""
-    if loc and loc not in (("bindings",), ("asyncapi",)):
+    """Yield all paths but that of the whole, and that of the key that says whose file it is."""
+    if loc and loc != ("bindings",):
         yield loc, value
     if isinstance(value, dict):
         for key, item in value.items():
