@@ -120,12 +120,9 @@ def build_marker(offset: int, producer_id: int, marker_type: int, leader_epoch: 
     )
 
 
-def build_message(
-    offset: int, value: bytes | None, *, magic: int = 1, attributes: int = 0, timestamp: int = 0
-) -> bytes:
-    """A message of the formats before batches."""
-    body = struct.pack(">bb", magic, attributes)
-    body += struct.pack(">q", timestamp) if magic == 1 else b""
+def build_message(offset: int, value: bytes | None, *, magic: int) -> bytes:
+    """A message of the formats before batches, which count as damage."""
+    body = struct.pack(">bb", magic, 0) + bytes(8 if magic == 1 else 0)
     body += struct.pack(">i", -1)
     body += struct.pack(">i", -1) if value is None else struct.pack(">i", len(value)) + value
     body = struct.pack(">I", zlib.crc32(body)) + body

@@ -60,11 +60,6 @@ INTERNALS = (
         "DefaultRecordBatchBuilder",
         {"append": None, "build": None},
     ),
-    Internals(
-        "aiokafka.record.legacy_records",
-        "LegacyRecordBatch",
-        {"validate_crc": None, "__iter__": None},
-    ),
 )
 
 

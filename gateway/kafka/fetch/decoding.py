@@ -20,10 +20,8 @@ from mmap import mmap
 from typing import NamedTuple
 
 from aiokafka.record.default_records import DefaultRecord, DefaultRecordBatch
-from aiokafka.record.legacy_records import LegacyRecordBatch
 
 from gateway.core.log.record import Entry, Gap, GapReason, Record, Skip, TopicPartition
-from gateway.kafka.protocol import legacy_messages
 
 from .decompression import (
     BATCH_HEADER,
@@ -31,7 +29,6 @@ from .decompression import (
     MAX_DECOMPRESSED_BYTES,
     BatchTooLarge,
     decompress_batch,
-    decompress_messages,
     map_large_buffer,
     return_small_buffer,
     take_small_buffer,
@@ -99,16 +96,13 @@ class _Batch(NamedTuple):
     """The batch that is being read, or waits to be decompressed.
 
     Attributes:
-        magic: The version of its format, 0 to 2.
         codec: The codec that it is compressed with; 0 for none.
-        base_offset: Its first offset; 0 before magic 2, where it is not known.
+        base_offset: Its first offset.
         next_offset: The offset after its last one.
-        epoch: Its leader epoch; -1 before magic 2.
         end_pos: Where it ends in the record set.
-        record_count: How many records it says it has; 0 if it does not say.
+        record_count: How many records it says it has.
     """
 
-    magic: int
     codec: int
     base_offset: int
     next_offset: int
@@ -200,7 +194,7 @@ class RecordSetDecoder:
         self._aborted_producers: set[int] = set()
         self._error: str | None = None
         self._batch: _Batch | None = None  # being read, or waiting for `decompress`
-        # What is left of it: records of magic 2, or else entries (old formats, broken batches).
+        # What is left of it: records, or else the entries of a broken batch.
         self._record_iter: Iterator[DefaultRecord] | None = None
         self._entry_iter: Iterator[Entry] | None = None
         self._record_data = self._view  # the bytes of its records, not compressed
@@ -268,11 +262,13 @@ class RecordSetDecoder:
             return False
         if end_pos > size:
             return self._check_data_end()
-        can_continue = (
-            self._begin_v2_batch(base, epoch, end_pos)
-            if magic == 2
-            else self._begin_legacy_batch(base, magic, end_pos)
-        )
+        if magic == 2:
+            can_continue = self._begin_v2_batch(base, epoch, end_pos)
+        else:
+            # Formats 0 and 1, which brokers since 4.0 no longer have (KIP-724), count as damage.
+            # The first offset of a set of them is in its compressed part.
+            start = self._next_offset if magic in (0, 1) else base
+            can_continue = self._add_corrupt_gap(start, base + 1, -1, end_pos)
         if self._batch is None:  # otherwise `_close_batch` does this once the batch was read
             self._pos = end_pos
         return can_continue
@@ -311,7 +307,7 @@ class RecordSetDecoder:
         elif not (attributes & _TRANSACTIONAL and self._is_aborted(producer, last)):
             codec, count = attributes & CODEC_MASK, header[12]
             if codec or not self._read_whole_batch(record_batch, base, epoch, count, end_pos):
-                self._open_batch(_Batch(2, codec, base, last + 1, epoch, end_pos, count))
+                self._open_batch(_Batch(codec, base, last + 1, epoch, end_pos, count))
                 return True
         self._advance(last + 1, epoch)
         return True
@@ -336,30 +332,6 @@ class RecordSetDecoder:
         while self._aborted_transactions and self._aborted_transactions[-1][0] <= last:
             self._aborted_producers.add(self._aborted_transactions.pop()[1])
 
-    def _begin_legacy_batch(self, base: int, magic: int, end_pos: int) -> bool:
-        """Begin with a message of magic 0 or 1, or with a compressed set of them.
-
-        Args:
-            base: Its offset; that of the last message if it is a set.
-            magic: The version of its format. An unknown one counts as damage.
-            end_pos: Where it ends in the record set.
-
-        Returns:
-            False if nothing may be read after it.
-        """
-        next_offset = base + 1
-        if not 0 <= magic < 2:
-            return self._add_corrupt_gap(base, next_offset, -1, end_pos)
-        message = LegacyRecordBatch(self._view[self._pos : end_pos], magic)
-        if not message.validate_crc():
-            # The first offset of a set is in its compressed part, so the gap begins here.
-            return self._add_corrupt_gap(self._next_offset, next_offset, -1, end_pos)
-        if next_offset <= self._next_offset:
-            return True
-        codec = self._data[self._pos + legacy_messages.ATTRIBUTES_POS] & legacy_messages.CODEC_MASK
-        self._open_batch(_Batch(magic, codec, 0, next_offset, -1, end_pos, 0))
-        return True
-
     def _add_corrupt_gap(self, base: int, claimed_end: int, epoch: int, end_pos: int) -> bool:
         """Add a gap for a damaged batch, of whose header nothing can be trusted either.
 
@@ -383,9 +355,13 @@ class RecordSetDecoder:
         if bound is not None and bound > start and not start < claimed_end <= bound:
             claimed_end = bound
         next_offset = max(claimed_end, start + 1)
-        gap = Gap(self._tp, start, next_offset, epoch, GapReason.CORRUPT)
-        _log_gaps([gap])
-        self._entries.append(gap)
+        last = self._entries[-1] if self._entries else None
+        if type(last) is Gap and last.next_offset == start and last.reason is GapReason.CORRUPT:
+            self._entries[-1] = last._replace(next_offset=next_offset)
+        else:
+            gap = Gap(self._tp, start, next_offset, epoch, GapReason.CORRUPT)
+            _log_gaps([gap])
+            self._entries.append(gap)
         self._entry_offset = next_offset
         self._advance(next_offset, epoch)
         # Decoding goes on only if the bytes that follow look like the header of a batch. It ends
@@ -455,9 +431,7 @@ class RecordSetDecoder:
         """
         self._batch, self._epoch = batch, batch.epoch
         if not batch.codec:
-            whole = self._view[self._pos : batch.end_pos]
-            records = DefaultRecordBatch(whole) if batch.magic == 2 else None
-            self._set_records(batch, whole[BATCH_HEADER.size :], records)
+            self._set_records(batch, self._view[self._pos : batch.end_pos])
             return
         small = take_small_buffer()
         try:
@@ -479,32 +453,15 @@ class RecordSetDecoder:
             Exception: Whatever the codec raises.
         """
         whole = self._view[self._pos : batch.end_pos]
-        if batch.magic == 2:
-            plain = decompress_batch(whole, batch.codec, memoryview(buffer))
-            self._set_records(batch, plain[BATCH_HEADER.size :], DefaultRecordBatch(plain))
-        else:
-            self._set_records(
-                batch, decompress_messages(whole, batch.codec, memoryview(buffer)), None
-            )
+        self._set_records(batch, decompress_batch(whole, batch.codec, memoryview(buffer)))
 
-    def _set_records(
-        self, batch: _Batch, data: memoryview, records: DefaultRecordBatch | None
-    ) -> None:
-        """Set what `_read_records` reads.
-
-        Args:
-            data: The bytes of its records, not compressed.
-            records: Its records; None before magic 2, where they are read from `data`.
-        """
-        self._record_data = data
+    def _set_records(self, batch: _Batch, plain: memoryview) -> None:
+        """Set what `_read_records` reads: a batch that is not compressed, with its header."""
+        self._record_data = plain[BATCH_HEADER.size :]
         # `chain` makes one iterator of it: each `islice` is to go on where the last one ended, but
         # the batch itself would start over.
-        self._record_iter = None if records is None else chain(records)
-        self._record_bytes = max(1, len(data) // max(1, batch.record_count))
-        if records is None:
-            whole = self._view[self._pos : batch.end_pos]
-            self._record_bytes = legacy_messages.AVERAGE_MESSAGE_BYTES
-            self._entry_iter = legacy_messages.iter_records(self._tp, whole, data)
+        self._record_iter = chain(DefaultRecordBatch(plain))
+        self._record_bytes = max(1, len(self._record_data) // max(1, batch.record_count))
 
     def _read_records(self, batch: _Batch) -> None:
         """Read the next records of the open batch, as many as the slice may take."""
@@ -559,7 +516,7 @@ class RecordSetDecoder:
     def _iter_salvaged_entries(self, batch: _Batch) -> Iterator[Entry]:
         """Return the entries of a batch in which a record is broken: what is intact, and gaps.
 
-        Only magic 2 can be salvaged. If salvaging itself fails, nothing more of the batch is read.
+        If salvaging itself fails, nothing more of the batch is read.
         """
         if self._record_iter is None:
             return self._iter_lost_entries(batch)

@@ -21,8 +21,6 @@ from typing import Any
 
 import cramjam
 
-from gateway.kafka.protocol import legacy_messages
-
 SMALL_BUFFER_BYTES = 2 << 20
 # Of one batch. Producers collect at most `max.request.size` bytes for one, 1 MB by default.
 MAX_DECOMPRESSED_BYTES = 128 << 20
@@ -113,23 +111,6 @@ def decompress_batch(batch: memoryview, codec: int, buffer: memoryview) -> memor
     (attributes,) = _ATTRIBUTES.unpack_from(batch, _ATTRIBUTES_OFFSET)
     _ATTRIBUTES.pack_into(buffer, _ATTRIBUTES_OFFSET, attributes & ~CODEC_MASK)
     return buffer[:end]
-
-
-def decompress_messages(message: memoryview, codec: int, buffer: memoryview) -> memoryview:
-    """Return the messages inside a compressed message of magic 0 or 1.
-
-    Args:
-        codec: The codec id in its attributes.
-        buffer: Where the result is written; the returned view is a part of it.
-
-    Raises:
-        BatchTooLarge: The result does not fit into the buffer.
-        Exception: Whatever the codec raises.
-    """
-    magic = message[legacy_messages.MAGIC_POS]
-    if (magic, codec) == (0, LZ4):  # its frames have a wrong checksum (KAFKA-3160)
-        raise ValueError("lz4 in a message of magic 0")
-    return buffer[: decompress(codec, legacy_messages.read_value(message, magic), buffer)]
 
 
 def take_small_buffer() -> bytearray:

@@ -2,6 +2,6 @@
 
 Start reading with `requests`: it has the base class of all requests, and Metadata as the first one.
 `codec` reads and writes single fields. Each `*_messages` module has the requests of one subject,
-`consumer_protocol` the bytes that members of a classic group exchange, and `legacy_messages` the
-record formats before batches. `client`, `fetch`, `produce`, `group` and `admin` send the requests.
+and `consumer_protocol` the bytes that members of a classic group exchange. `client`, `fetch`,
+`produce`, `group` and `admin` send the requests.
 """
