@@ -37,7 +37,7 @@ def doctor(
             "--from",
             metavar="FILE",
             exists=True,
-            help="Saved progress (JSON: an object, a list, or one per line) or an event log.",
+            help="Saved progress (JSON: an object, a list, or one per line).",
         ),
     ] = None,
     cores: Annotated[
@@ -62,7 +62,6 @@ def doctor(
 
     \b
     gateway pipeline doctor sessions -c gateway.yaml
-    gateway pipeline doctor --from spark-events/eventlog_v2_app-1
     gateway pipeline doctor --from progress.json --cores 16 --json | jq '.causes[0].name'
     """
     if source_file is None:
@@ -115,7 +114,7 @@ def _diagnose_job(
     path = get_progress_path(pipelines.checkpoints, name)
     records = read_records(path)
     if not records:
-        what = "run it on this machine, or give --from with an event log or saved progress"
+        what = "run it on this machine, or give --from with saved progress"
         raise PipelineError(f"job '{name}' has no progress yet ({path} is missing); {what}")
     limits = _parse_limits(above)._replace(max_late_share=job.alert_late)
     return [diagnose(build_run(records, cores), limits)]

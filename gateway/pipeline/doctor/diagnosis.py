@@ -117,7 +117,7 @@ def _explain_unseen(run: QueryRun, found_names: Collection[str]) -> dict[str, st
         return dict.fromkeys(_JUDGED_CAUSES, reason)
     unseen: dict[str, str] = {}
     if not run.batches_with_tasks:
-        missing = "an event log, or the job's own file"
+        missing = "the job's own file"
         if any(batch.tasks for batch in run.batches_with_input):
             missing = f"of {MIN_BATCHES} batches; a running job records one batch in ten seconds"
         unseen |= dict.fromkeys(_TASK_CAUSES, f"needs times of tasks: {missing}")

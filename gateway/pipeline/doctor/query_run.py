@@ -301,14 +301,6 @@ def _is_first_batch(record: Mapping[str, Any]) -> bool:
     return record["batchId"] == 0 or not any(isinstance(each, float) and each > 0 for each in rates)
 
 
-def _count_input_rows(record: Mapping[str, Any]) -> int:
-    """Return the rows that a batch read. In an event log only the sources have their number."""
-    total = record.get("numInputRows")
-    if total is not None:
-        return int(total)
-    return sum(int(each.get("numInputRows") or 0) for each in record.get("sources") or ())
-
-
 def parse_batch(record: Mapping[str, Any]) -> BatchProgress:
     """Return the progress of a batch.
 
@@ -325,7 +317,7 @@ def parse_batch(record: Mapping[str, Any]) -> BatchProgress:
     return BatchProgress(
         id=int(record["batchId"]),
         started_at=_parse_time(record["timestamp"]) or 0.0,
-        rows=_count_input_rows(record),
+        rows=int(record.get("numInputRows") or 0),
         seconds=phases.get("triggerExecution", float(record.get("batchDuration") or 0) / 1000),
         phases=phases,
         operators=[_parse_operator(each) for each in record.get("stateOperators") or ()],
