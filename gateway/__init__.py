@@ -8,9 +8,8 @@ This module is the Python API. In a program of your own:
 
 To mount the gateway in an ASGI application, use `create_app`.
 
-Each name is imported from its module when it is first used (PEP 562), so that `import gateway`
-and the commands of the CLI load only what they need. `gateway/README.md` describes the layers of
-the package; `kafka` is the lowest one that does I/O, `web` and `cli` are the highest.
+Each name is imported from its module when it is first used (PEP 562), so that `import gateway` and
+the commands load only the modules that they need. `gateway/README.md` describes the layers.
 """
 
 from __future__ import annotations
@@ -164,17 +163,6 @@ __all__ = [
 if not TYPE_CHECKING:  # a type checker that sees __getattr__ accepts any attribute of the module
 
     def __getattr__(name: str) -> object:
-        """Import an exported name from its module.
-
-        Args:
-            name: The attribute that the module does not have yet.
-
-        Returns:
-            The object. It is kept as an attribute, so that this runs once for each name.
-
-        Raises:
-            AttributeError: No module exports the name.
-        """
         from importlib import import_module
 
         module = _MODULE_BY_NAME.get(name)
@@ -185,5 +173,4 @@ if not TYPE_CHECKING:  # a type checker that sees __getattr__ accepts any attrib
 
 
 def __dir__() -> list[str]:
-    """Return the names of the module, including those that are not imported yet."""
     return [*globals(), *_MODULE_BY_NAME]

@@ -1,4 +1,4 @@
-"""Run work that nobody waits for, so that none of it is lost and no error of it is."""
+"""Run tasks that nobody awaits, so that none is garbage-collected and every error is logged."""
 
 from __future__ import annotations
 
@@ -18,11 +18,7 @@ log = logging.getLogger(__name__)
 class BackgroundTasks:
     """The background tasks of one owner, which closes them.
 
-    The event loop has only weak references to tasks, so each is held here until it has ended. The
-    error of a task is logged.
-
-    Args:
-        log: The logger of the owner.
+    The event loop has only weak references to tasks, so they are held here until they end.
     """
 
     def __init__(self, log: logging.Logger) -> None:
@@ -35,32 +31,23 @@ class BackgroundTasks:
     def start(
         self, coro: Coroutine[Any, Any, T], name: str, *, context: Context | None = None
     ) -> asyncio.Task[T]:
-        """Start a task.
-
-        Args:
-            coro: The work. Errors that somebody expects are handled within it.
-            name: What it is called in the log, such as `a TLS handshake`.
-            context: The context variables of the task; None for a copy of the current ones.
-        """
+        """Start a task that handles its expected errors itself; the log shows `name`."""
         task = asyncio.get_running_loop().create_task(coro, name=name, context=context)
         self._tasks.add(task)
         task.add_done_callback(self._on_done)
         return task
 
     def cancel(self) -> None:
-        """Cancel all tasks, without waiting for them to end."""
         for task in self._tasks:
             task.cancel()
 
     async def wait(
         self, timeout_s: float | None = None, *, return_when: str = asyncio.ALL_COMPLETED
     ) -> None:
-        """Wait until tasks have ended, or until the time is over.
+        """Wait for all tasks, also those that are started meanwhile.
 
         Args:
-            timeout_s: The longest wait in seconds; None for no limit.
-            return_when: Whether to wait for all tasks, also those that are started meanwhile, or
-                for the first, as of `asyncio.wait`.
+            return_when: `FIRST_COMPLETED` to wait for one task only, as of `asyncio.wait`.
         """
         loop = asyncio.get_running_loop()
         deadline = None if timeout_s is None else loop.time() + timeout_s
@@ -74,9 +61,8 @@ class BackgroundTasks:
     async def close(self, grace_s: float = 0.0) -> None:
         """Cancel the tasks that have not ended after so many seconds, and wait for their end.
 
-        A task that ends may start another one, to clean up or because a callback of its own came
-        too late. That one may run as long as the tasks that were cancelled, and is then cancelled.
-        Starting it is no error: its owner could only ignore that.
+        A task that ends may start another one, which may run as long as the cancelled tasks do, and
+        is then cancelled. Starting it is no error: its owner could only ignore that.
         """
         if grace_s:
             await self.wait(grace_s)
@@ -94,13 +80,7 @@ class BackgroundTasks:
 async def run_supervised(
     run: Callable[[], Awaitable[None]], name: str, *, restart_delay_s: float = RESTART_DELAY_S
 ) -> None:
-    """Run work that others depend on until it returns, and run it again after each failure.
-
-    Args:
-        run: What to run. Errors that somebody expects are handled within it.
-        name: What it is called in the log.
-        restart_delay_s: The time before it is run again, in seconds.
-    """
+    """Run work until it returns, and again after each failure that it does not handle itself."""
     while True:
         try:
             return await run()

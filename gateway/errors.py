@@ -1,42 +1,27 @@
 """Define every exception that the gateway raises on purpose, as one tree.
 
     GatewayError
-    +-- ConfigError             a configuration file is wrong; carries every problem found
-    +-- TokenError              a resume token cannot be used
-    |   +-- TokenCorrupt        it is damaged, truncated, or of an unknown version
-    |   +-- TokenForeign        it is intact, but of another cluster or other topics
-    |   +-- TokenTooOld         it goes further back than its route allows
-    +-- KafkaError              Kafka did not do what was asked
-    |   +-- BrokerUnavailable   there is no connection, or no answer in time
-    |   +-- BrokerTooOld        a broker speaks no version that the gateway does
-    |   +-- AuthenticationFailed  the credentials or a certificate were refused
-    |   +-- AccessDenied        the principal may not read or write the topic
-    |   +-- UnknownTopic        no broker knows the topic
-    |   +-- PartitionFailed     one partition answered with an error code
-    |   |   +-- PartitionUnreadable  it has records that are damaged or too large
-    |   +-- GroupFailed         a consumer group cannot be joined or used
-    |   |   +-- GroupInUse      the group has members, so only they may change it
-    |   |   +-- UnknownGroup    there is no such group
-    |   +-- Fenced              another producer took over the transactional id
-    |   +-- NotOwned            a partition is not assigned to this member (any more)
-    +-- RecordRefused           a record cannot be written as it is
-    |   +-- RecordTooLarge      it is larger than its topic or the gateway takes
-    |   +-- InvalidRecord       it names what there is not, or what only the gateway may write
-    |   +-- KeyReused           an idempotency key was used for a different record before
-    +-- TableTooLarge           the latest records of a topic are more than may be kept
-    +-- RequestError            a client asked for something it cannot have; carries an HTTP status
-    |   +-- NotGranted          a guard refused the client; carries the missing roles
-    |   +-- GuardUnavailable    a guard cannot decide now whether to admit the client
-    |   +-- Busy                there is no capacity for the client now; it may come back later
-    |       +-- MemoryFull      the option `memory` is used up
-    +-- FormatError             a value does not fit its format or schema
-    +-- RegistryUnavailable     the schema registry cannot be used now
-    +-- StreamEnded             a stream of the Python API ended early
-    +-- ExtraMissing            an extra of the distribution is not installed; the message names it
-    +-- LocalBrokerError        the local broker cannot be started
-    +-- PipelineError           a Spark job cannot run, or ended; the message names the job
-        +-- CheckpointRefused   its checkpoint belongs to another definition; carries what differs
-        +-- PipelineUnavailable something it needs is away for now; the job is started again
+    +-- ConfigError
+    +-- TokenError
+    |   +-- TokenCorrupt, TokenForeign, TokenTooOld
+    +-- KafkaError
+    |   +-- BrokerUnavailable, BrokerTooOld, AuthenticationFailed, AccessDenied, UnknownTopic
+    |   +-- Fenced, NotOwned
+    |   +-- PartitionFailed
+    |   |   +-- PartitionUnreadable
+    |   +-- GroupFailed
+    |       +-- GroupInUse, UnknownGroup
+    +-- RecordRefused
+    |   +-- RecordTooLarge, InvalidRecord, KeyReused
+    +-- RequestError                                has an HTTP status
+    |   +-- NotGranted, GuardUnavailable
+    |   +-- Busy
+    |       +-- MemoryFull
+    +-- FormatError
+    |   +-- SchemaNotFound
+    +-- PipelineError
+    |   +-- CheckpointRefused, PipelineUnavailable
+    +-- TableTooLarge, RegistryUnavailable, StreamEnded, ExtraMissing, LocalBrokerError
 
 A message has three parts: what happened, with what, and what to do.
 """
@@ -59,7 +44,7 @@ class ConfigError(GatewayError):
     """A configuration file is wrong.
 
     Attributes:
-        problems: One line for each problem, `file:line:column: what; what to do`.
+        problems: One line for each problem, `file:line:column: problem; remedy`.
     """
 
     def __init__(self, problems: Sequence[str]) -> None:
@@ -154,11 +139,7 @@ class UnknownTopic(KafkaError):
 
 
 class PartitionFailed(KafkaError):
-    """One partition answered with an error.
-
-    Attributes:
-        code: Kafka's error code.
-    """
+    """One partition answered with an error."""
 
     def __init__(self, message: str, *, topic: str, partition: int, code: int) -> None:
         super().__init__(message)
@@ -172,11 +153,7 @@ class PartitionUnreadable(PartitionFailed):
 
 
 class GroupFailed(KafkaError):
-    """A consumer group cannot be joined or used.
-
-    Attributes:
-        code: Kafka's error code.
-    """
+    """A consumer group cannot be joined or used."""
 
     def __init__(self, message: str, *, group: str, code: int) -> None:
         super().__init__(message)
@@ -212,7 +189,7 @@ class RecordTooLarge(RecordRefused):
 
 
 class InvalidRecord(RecordRefused):
-    """A record is of no partition of its topic, or has a header or idempotency key it cannot."""
+    """A record names a partition that does not exist, or has a reserved header or a wrong key."""
 
 
 class KeyReused(RecordRefused):
@@ -226,11 +203,9 @@ class TableTooLarge(GatewayError):
 class RequestError(GatewayError):
     """A client asked for something it cannot have.
 
-    The message is the `detail` of the problem (RFC 9457).
+    The message is the `detail`, and `title` the title, of the problem (RFC 9457).
 
     Attributes:
-        status: The HTTP status.
-        title: The `title` of the problem (RFC 9457).
         retry_after: Seconds after which the client may try again; None where that does not help.
     """
 
@@ -269,8 +244,7 @@ class NotGranted(RequestError):
 class GuardUnavailable(RequestError):
     """A guard cannot decide now, because an issuer's keys or the application cannot be reached.
 
-    The client is refused with 503, because nobody is admitted unchecked; `retry_after` is in
-    seconds.
+    The client is refused with 503, because nobody is admitted unchecked.
     """
 
     def __init__(self, detail: str, *, retry_after: float) -> None:
@@ -320,11 +294,7 @@ class SchemaNotFound(FormatError):
 
 
 class RegistryUnavailable(GatewayError):
-    """The schema registry gives no answer, or none that a registry would give.
-
-    Attributes:
-        retry_after: Seconds after which it may be tried again.
-    """
+    """The schema registry gives no usable answer; retry after `retry_after` seconds."""
 
     def __init__(self, message: str, *, retry_after: float) -> None:
         super().__init__(message)
@@ -336,7 +306,7 @@ class StreamEnded(GatewayError):
 
     Attributes:
         reason: The reason, as in the `end` event.
-        position: The resume token of the place where it ended, to subscribe again from there.
+        position: The resume token of the end, to subscribe again from there.
     """
 
     def __init__(self, reason: str, position: str) -> None:
@@ -370,4 +340,4 @@ class CheckpointRefused(PipelineError):
 
 
 class PipelineUnavailable(PipelineError):
-    """Something that a job needs is away for now; the job is started again after a while."""
+    """Something that a job needs is not available now; the job is started again after a while."""

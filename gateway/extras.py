@@ -1,8 +1,8 @@
 """Say which extra of the distribution brings a library that is not installed.
 
-`pip install kafka-gateway` installs what JSON over HTTP needs. The libraries of an extra are
-imported only where they are used. Whoever is about to use them calls `require_extra`, so that the
-error says what to install; `config.checks.extras` does so for what a configuration needs.
+The libraries of an extra are imported only where they are used. Code that is about to use them
+calls `require_extra`, so that the error says what to install; `config.checks.extras` does the same
+for a configuration.
 """
 
 from __future__ import annotations
@@ -30,39 +30,21 @@ EXTRA_MODULES: Mapping[str, tuple[str, ...]] = {
 
 
 def find_missing_modules(extra: str) -> list[str]:
-    """Return the modules of an extra that are not installed; nothing is imported for good.
-
-    Args:
-        extra: A key of `EXTRA_MODULES`.
-    """
     return [name for name in EXTRA_MODULES[extra] if not _has_module(name)]
 
 
 def format_install_command(extra: str) -> str:
-    """Return the command that installs an extra, to be put into a message."""
     return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
 def require_extra(extra: str, subject: str) -> None:
-    """Check that an extra is installed.
-
-    Args:
-        extra: A key of `EXTRA_MODULES`.
-        subject: What needs it, as the subject of a sentence in the singular.
-
-    Raises:
-        ExtraMissing: It is not installed.
-    """
+    """Raise ExtraMissing if an extra is not installed; `subject` begins the message."""
     if problem := describe_missing_extra(extra):
         raise ExtraMissing(f"{subject} {problem}")
 
 
 def describe_missing_extra(extra: str) -> str | None:
-    """Return what an extra lacks, to be put behind what needs it; None if it is installed.
-
-    Args:
-        extra: A key of `EXTRA_MODULES`.
-    """
+    """Return the predicate of a sentence on the lack of an extra; None if it is installed."""
     missing = find_missing_modules(extra)
     if not missing:
         return None
@@ -74,15 +56,7 @@ def describe_missing_extra(extra: str) -> str | None:
 
 
 def describe_missing_module(module: str, command: str | None = None) -> str | None:
-    """Return what to install for a module that could not be imported.
-
-    Args:
-        module: The full name of the module.
-        command: The command that imported it: an extra of that name is suggested first.
-
-    Returns:
-        A message; None if the module is of no extra.
-    """
+    """Return a message on how to install a module: by the extra named `command`, if possible."""
     root = module.partition(".")[0]
     extras = [
         extra

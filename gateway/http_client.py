@@ -1,15 +1,15 @@
-"""What HTTP clients share that live long: nothing of one request becomes part of another.
+"""Keep the requests of a long-lived HTTP client apart: no data of one becomes part of another.
 
 No cookies are kept: the session of one service would go to another one on the same host, and names
 that are new each time would collect until a server refuses the size of a request.
 
-No connection is used again that has bytes behind a response. They would be taken for the answer to
-the next request: those of a server that answers twice, or whose Content-Length is too small. Bytes
-that come later are noticed by httpcore, which uses no idle connection that is readable. What it has
-read already, it shows only inside.
+A connection with bytes behind a response is not used again. They would be taken for the answer to
+the next request: those of a server that answers twice, or whose Content-Length is too small.
+httpcore notices bytes that come later, but not those that it has read already, which only its
+internals show.
 
-Nothing is decompressed. httpx decompresses all of a read at once, and a few KB that are gzip of
-gzip fill the memory before anybody can count them: a response that is compressed is an error.
+Nothing is decompressed. httpx decompresses a whole read at once, and a few KB that are gzip of gzip
+fill the memory before anybody can count them: a compressed response is an error.
 """
 
 from __future__ import annotations
@@ -44,13 +44,10 @@ INTERNALS = (
 
 
 class StrictTransport(httpx.AsyncHTTPTransport):
-    """The connections of one client, by HTTP/1.1; see the module.
-
-    Args:
-        options: Those of httpx.
+    """The HTTP/1.1 connections of one client; see the module.
 
     Raises:
-        GatewayError: This httpx does not have what is used of it.
+        GatewayError: This httpx lacks the internals that are used.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -92,5 +89,4 @@ def _check_internals() -> None:
 
 
 def create_closed_jar() -> CookieJar:
-    """Create a jar for an HTTP client that takes no cookies."""
     return CookieJar(DefaultCookiePolicy(allowed_domains=()))

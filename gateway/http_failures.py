@@ -1,8 +1,8 @@
 """Say in one sentence why there is no HTTP response from another server, and what to do.
 
-`describe_http_failure` is the only place that words it for issuers, applications and telemetry back
-ends: the log, `/health/ready`, `gateway token check` and `gateway check --cluster` show its
-sentence. It names no URL, which may hold what a client sent.
+Only `describe_http_failure` words it for issuers, applications and telemetry back ends. The log,
+`/health/ready`, `gateway token check` and `gateway check --cluster` show its sentence, which names
+no URL, because that may hold data of a client.
 """
 
 from __future__ import annotations
@@ -30,12 +30,7 @@ HTTP_ERRORS = (
 
 
 def describe_http_failure(exc: BaseException, url: str) -> str:
-    """Return why a request failed: a sentence whose subject is the server.
-
-    Args:
-        exc: What httpx raised.
-        url: The URL of the request, for its scheme.
-    """
+    """Return the reason of a failed request, as a sentence whose subject is the server."""
     causes = list(_iter_causes(exc))
     for cause in causes:
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -70,7 +65,6 @@ def _describe_certificate(exc: ssl.SSLCertVerificationError) -> str:
 
 
 def _iter_causes(exc: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error, what caused it, and what a group of errors has."""
     while exc is not None:
         yield exc
         if isinstance(exc, BaseExceptionGroup):

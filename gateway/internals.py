@@ -1,10 +1,10 @@
 """Check that a library has the internals that the gateway builds on.
 
-The gateway derives classes from those of uvicorn and aiokafka, and uses attributes that their
-documentation does not promise. The packages that do so list what they use as `Internals`
-(`web/http/uvicorn_internals.py`, `kafka/client/aiokafka_internals.py`), and check it once, when a
-process starts. The check compares names and parameters, so it allows every version of a library
-that has kept them, whatever its number. It takes less than 1 ms per library.
+The gateway derives classes from those of uvicorn and aiokafka, and uses undocumented attributes.
+The packages that do so list them as `Internals` (`web/http/uvicorn_internals.py`,
+`kafka/client/aiokafka_internals.py`), and check them once, when a process starts. The check
+compares names and parameters, so it allows every version of a library that has kept them. It takes
+less than 1 ms per library.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Internals:
-    """What is used of one class or function of a library.
+    """The used parts of one class or function of a library.
 
     Attributes:
-        module: The module that defines it.
-        name: Its name.
         methods: The parameters of each method that is called or overridden, without `self` and
             separated by spaces; None where they do not matter, or the method is not Python.
-        state: Names that the code of a method uses, separated by spaces, by the method. With
-            `__init__` these are the attributes of an instance.
+        state: Names in the code of a method, separated by spaces, by the method. With `__init__`
+            these are the attributes of an instance.
     """
 
     module: str

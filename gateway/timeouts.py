@@ -1,9 +1,8 @@
 """Let `asyncio.timeout` raise TimeoutError in a task that is being cancelled, also before 3.11.3.
 
-Debian 12 has Python 3.11.2, where it raises CancelledError there (CPython gh-102780). Work that a
-task does with a timeout while it is cancelled, such as a last commit, was then given up as if the
-task had been cancelled once more: a reactive group did not deliver records. `import gateway`
-imports this module on such a Python, and on no other.
+Python 3.11.2, which Debian 12 has, raises CancelledError there (CPython gh-102780). Work with a
+timeout in a cancelled task, such as a last commit, was then given up: a reactive group did not
+deliver records. `import gateway` imports this module only on such a Python.
 """
 
 from __future__ import annotations
