@@ -80,7 +80,6 @@ app.add_typer(token.token, name="token")
 
 
 def main() -> None:
-    """Run the command that the arguments of this process name."""
     app(prog_name="gateway")
 
 

@@ -1,7 +1,4 @@
-"""Find the admin API of the gateway on this machine by its configuration.
-
-For `gateway doctor` and `gateway reload`.
-"""
+"""Find the admin API of this machine's gateway by its configuration, for `doctor` and `reload`."""
 
 from __future__ import annotations
 
@@ -14,11 +11,7 @@ from gateway.errors import GatewayError
 
 
 class AdminAddress(NamedTuple):
-    """Where an admin API is, and which certificate it must have.
-
-    Attributes:
-        verify: What httpx verifies its certificate by; True for the authorities of the system.
-    """
+    """The URL of an admin API, and the argument `verify` of httpx for its certificate."""
 
     url: str
     verify: ssl.SSLContext | bool = True
@@ -28,10 +21,6 @@ def find_admin_address(settings: Settings) -> AdminAddress:
     """Return the admin API of a gateway with these settings, as it is reached from this machine.
 
     Its certificate is for the names that clients use, so it is compared with the file instead.
-
-    Raises:
-        GatewayError: There is no admin API, its port is not known, or its certificate cannot be
-            read.
     """
     from gateway.web.admin.listener import uses_tls
 
@@ -56,11 +45,7 @@ def find_admin_address(settings: Settings) -> AdminAddress:
 
 
 def _trust_only(certificate: Path) -> ssl.SSLContext:
-    """Return a context for the server that has this certificate, under any name.
-
-    Raises:
-        GatewayError: The file cannot be read, or has no certificate.
-    """
+    """Return a context for the server that has this certificate, under any name."""
     from gateway.config.types.authorities import describe_ssl_error
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

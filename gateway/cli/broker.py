@@ -52,11 +52,6 @@ def broker(
 
 
 def _create_folder(path: Path | None) -> None:
-    """Create the directory of --data, if it is not there.
-
-    Raises:
-        GatewayError: It cannot be created, or nothing can be written to it.
-    """
     if path is None:
         return
     try:

@@ -127,7 +127,6 @@ def check(
 def _build_front_address(
     url: str | None, ca: Path | None, idle_s: float | None, *, cluster: bool
 ) -> FrontAddress | None:
-    """Return the proxy that the options name; None if they name none."""
     if url is None:
         for value, option in ((ca, "--ca"), (idle_s, "--idle")):
             if value is not None:
@@ -177,11 +176,6 @@ def _format_finding(finding: Finding) -> str:
 
 @contextmanager
 def _show_progress() -> Iterator[Callable[[CheckProgress], None] | None]:
-    """Show a bar on stderr with the check that has been waiting longest.
-
-    Yields:
-        The function to call with each change of the progress; None if stderr is no terminal.
-    """
     if not sys.stderr.isatty():
         yield None
         return

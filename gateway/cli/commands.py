@@ -25,12 +25,7 @@ _FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 def format_exit_codes(failure: str = "failure", *, reads_config: bool = True) -> str:
-    """Return the lines on exit codes that end a command's help.
-
-    Args:
-        failure: What exit code 1 means.
-        reads_config: The command reads a configuration, so it may end with 78.
-    """
+    """Return the last line of a command's help; `failure` is the meaning of exit code 1."""
     config = ", 78 wrong configuration" if reads_config else ""
     return f"Exit codes: 0 success, 1 {failure}, 2 wrong usage{config}, 130 interrupted by ^C."
 
@@ -39,11 +34,6 @@ class ErrorReportingGroup(TyperGroup):
     """The group of all commands: the one place where an exception becomes an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; print what it raises as one line on stderr.
-
-        Raises:
-            typer.Exit: The command failed; with its exit code.
-        """
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -84,7 +74,6 @@ def _print_error(text: str) -> None:
 
 
 def _describe_file_error(error: OSError) -> str | None:
-    """Return the line for a file or folder that cannot be used; None for other errors."""
     if error.filename is not None:
         return f"cannot use {os.fsdecode(error.filename)}: {error.strerror}; check the path"
     if error.errno in _FULL_ERRORS:

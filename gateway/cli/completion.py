@@ -22,9 +22,6 @@ def read_configuration(ctx: typer.Context) -> dict[str, Any]:
     """Return the configuration of a command line as plain values; an empty one if there is none.
 
     The file is that of `-c`, before or behind the cursor; without it, the default one.
-
-    Args:
-        ctx: The command line as click has parsed it so far.
     """
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
@@ -39,12 +36,6 @@ def read_configuration(ctx: typer.Context) -> dict[str, Any]:
 
 
 def complete_topic(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the topics of the configuration that begin with a text.
-
-    Args:
-        ctx: The command line as click has parsed it so far.
-        incomplete: The text that the user has typed.
-    """
     kafka = read_configuration(ctx).get("kafka")
     clusters = [kafka, *kafka.values()] if isinstance(kafka, dict) else []
     names = {name for cluster in clusters for name in _iter_topic_names(cluster)}
@@ -52,7 +43,6 @@ def complete_topic(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_guard(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the guards of the configuration that begin with a text; see `complete_topic`."""
     guards = read_configuration(ctx).get("guards")
     names = guards if isinstance(guards, dict) else ()
     return [name for name in names if isinstance(name, str) and name.startswith(incomplete)]

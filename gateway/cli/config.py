@@ -60,7 +60,6 @@ def config(
 
 
 def _iter_source_lines(file: Path, settings: Settings) -> Iterator[str]:
-    """Yield comments that say where the settings are from."""
     from gateway.config import read_variables
     from gateway.config.source.problems import format_loc
 

@@ -65,11 +65,7 @@ def demo(
 
 
 def _parse_origin(text: str) -> str:
-    """Return the origin of a page's address, as browsers send it: without a path.
-
-    Raises:
-        typer.BadParameter: It is no address of a page.
-    """
+    """Return the origin of a page's address, as browsers send it: without a path."""
     if text == "*":
         return text
     try:
@@ -88,15 +84,7 @@ def _parse_origin(text: str) -> str:
 
 
 def require_free_port(host: str, port: int) -> None:
-    """Check that this process can listen at an address, before anything is started.
-
-    Args:
-        host: The address; IPv6 without brackets.
-        port: The port; 0 for any free one.
-
-    Raises:
-        GatewayError: The port is in use, or the address is not one of this machine.
-    """
+    """Check that this process can listen at an address (IPv6 without brackets)."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -12,11 +12,7 @@ from gateway.errors import GatewayError
 
 
 def require_writable(file: Path) -> None:
-    """Check that a file can be written, before there is something to write.
-
-    Raises:
-        GatewayError: Its folder is missing or not writable, or the path is a folder.
-    """
+    """Check that a file can be written, before there is something to write."""
     target = file.resolve()
     folder = target.parent
     if target.is_dir():
@@ -30,11 +26,7 @@ def require_writable(file: Path) -> None:
 def replace_file(file: Path, text: str) -> None:
     """Write a file as a whole: if that fails, its old content stays.
 
-    A link stays one, and the file keeps its permissions. What is no regular file, such as a
-    terminal, is written to, since it must not be replaced.
-
-    Raises:
-        GatewayError: It cannot be written.
+    A link and the permissions stay. A device, such as a terminal, is written to and not replaced.
     """
     require_writable(file)
     target = file.resolve()
@@ -49,7 +41,7 @@ def replace_file(file: Path, text: str) -> None:
 
 
 def remove_file(file: Path) -> None:
-    """Remove a file that a command has written; what is no regular file stays."""
+    """Remove a file that a command has written, if it is a regular one."""
     with suppress(OSError):
         if not _is_special(file.resolve()):
             file.unlink()
@@ -77,7 +69,6 @@ def _replace_regular_file(file: Path, text: str) -> None:
 
 
 def _choose_mode(file: Path) -> int:
-    """Return the permissions of a file; those of a new one if there is none."""
     with suppress(FileNotFoundError):
         return stat.S_IMODE(file.stat().st_mode)
     mask = os.umask(0)

@@ -58,11 +58,6 @@ def health(
 
 
 def build_url(listen: Listen) -> str:
-    """Return the URL of the liveness check, on this machine.
-
-    Raises:
-        GatewayError: The port is 0, so it is not known.
-    """
     if listen.port == 0:
         raise GatewayError("the port is any free one (listen.port: 0); give it a number")
     scheme = "http" if listen.tls is None else "https"
@@ -70,11 +65,7 @@ def build_url(listen: Listen) -> str:
 
 
 def get_local_host(host: str) -> str:
-    """Return the host of a URL that leads to an address from this machine.
-
-    Args:
-        host: The address or name that is bound; `0.0.0.0` and `::` are all addresses.
-    """
+    """Return the host of a URL that reaches a bound address, such as 0.0.0.0, locally."""
     reached = _ANY_ADDRESS.get(host, host)
     return f"[{reached}]" if ":" in reached else reached
 

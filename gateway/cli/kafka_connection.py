@@ -23,11 +23,6 @@ CONNECT_TIMEOUT_S = 15.0  # seconds until a broker must have answered
 
 
 def require_topic_name(name: str) -> str:
-    """Return the name of a topic that a command got as an argument.
-
-    Raises:
-        typer.BadParameter: Kafka has no topics with such names.
-    """
     from pydantic import TypeAdapter, ValidationError
 
     from gateway.config.types.fields import TopicName
@@ -42,19 +37,11 @@ def require_topic_name(name: str) -> str:
 async def open_cluster(
     kafka: Kafka, name: str = "", names: OptionNames | None = None
 ) -> AsyncIterator[Cluster]:
-    """Connect to a cluster, and close the connections after the block.
+    """Connect to a cluster, of which a broker must answer, and close it after the block.
 
     Args:
         kafka: Its settings; its servers must not be embedded.
-        name: Its name in the configuration; empty if there is only one.
-        names: How messages call its options; None for those of its section.
-
-    Yields:
-        The cluster, of which a broker has answered.
-
-    Raises:
-        BrokerUnavailable: No broker answers.
-        AuthenticationFailed: The brokers refuse the credentials, or their certificate is refused.
+        names: The names of its options in messages; None for those of its section.
     """
     from gateway.kafka.client.cluster import Cluster, ClusterSettings
 
@@ -77,19 +64,7 @@ async def open_cluster(
 async def open_source(
     source: KafkaSource, topics: Sequence[str], command: str
 ) -> AsyncIterator[Cluster]:
-    """Connect to the cluster that the options of a command name, as `open_cluster` does.
-
-    Args:
-        command: Its name, for the client id if there is no file.
-
-    Yields:
-        The cluster, of which a broker has answered.
-
-    Raises:
-        ConfigError: The configuration is wrong.
-        GatewayError: The servers are wrong, or the file has no Kafka for these topics.
-        KafkaError: See `open_cluster`; messages name the options that the user gave.
-    """
+    """Connect to the cluster of a command's options, and name these in messages."""
     async with open_cluster(
         source.load(topics, command), names=name_options(source, topics)
     ) as cluster:
@@ -97,7 +72,7 @@ async def open_source(
 
 
 def name_options(source: KafkaSource, topics: Sequence[str]) -> OptionNames:
-    """Return how messages call the options of the cluster that `KafkaSource.load` returns."""
+    """Return the names of options for messages on the cluster that `KafkaSource.load` returns."""
     from gateway.kafka.client.failures import OptionNames
 
     servers = "" if source.servers is None else "--servers"
@@ -112,10 +87,7 @@ def name_options(source: KafkaSource, topics: Sequence[str]) -> OptionNames:
 async def find_connection_error(
     source: KafkaSource, topics: Sequence[str], command: str
 ) -> KafkaError | None:
-    """Return why a cluster cannot be connected to; None if a broker answers.
-
-    For clients of Kafka that do not say why they failed.
-    """
+    """Return why no broker can be connected to, for clients that do not say why they failed."""
     try:
         async with open_source(source, topics, command):
             return None

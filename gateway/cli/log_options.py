@@ -1,7 +1,4 @@
-"""Define the options of the commands that serve for their log, and begin it before the rest.
-
-Start reading with `begin_log`.
-"""
+"""Define the log options of the commands that serve, and begin the log before anything else."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ LOG_FORMAT_VARIABLE = "GATEWAY_LOG_FORMAT"
 
 
 class LogFormat(StrEnum):
-    """How log lines are written; the values of `telemetry.logs.format`."""
+    """The values of `telemetry.logs.format`."""
 
     CONSOLE = "console"
     JSON = "json"
@@ -37,12 +34,7 @@ LogFormatOption = Annotated[
 
 
 def begin_log(log_format: LogFormat | None, file: Path | None) -> None:
-    """Write JSON lines from now on if that is asked for; otherwise change nothing.
-
-    Args:
-        log_format: What the command line or the environment asks for; None for nothing.
-        file: The configuration, which is asked then; it may be wrong. None for none.
-    """
+    """Write JSON lines from now on if that is asked for, also by a file that is wrong elsewhere."""
     from gateway.config.source.log_format import find_log_format
     from gateway.telemetry import logs
 
@@ -59,11 +51,6 @@ def begin_log(log_format: LogFormat | None, file: Path | None) -> None:
 
 
 def _validate_components(names: Sequence[str] | None) -> Sequence[str] | None:
-    """Return the values of the option.
-
-    Raises:
-        typer.BadParameter: One of them is not in `COMPONENTS`.
-    """
     for name in names or ():
         if name not in COMPONENTS:
             from gateway.config.source.expression import find_closest
@@ -75,7 +62,6 @@ def _validate_components(names: Sequence[str] | None) -> Sequence[str] | None:
 
 
 def _complete_component(incomplete: str) -> list[str]:
-    """Return the components whose names begin with a text."""
     return [name for name in COMPONENTS if name.startswith(incomplete)]
 
 

@@ -30,14 +30,7 @@ SERVERS_VARIABLES = ["GATEWAY_KAFKA__SERVERS", "GATEWAY_KAFKA_SERVERS"]
 
 
 def find_config_file(file: Path | None = None) -> Path | None:
-    """Return the configuration to use: the one given, or the default one; None if there is none.
-
-    Args:
-        file: The file that the command line names; None for the default.
-
-    Raises:
-        typer.BadParameter: What GATEWAY_CONFIG names does not exist, or is a folder.
-    """
+    """Return the configuration to use: the given or the default one; None if there is none."""
     if file is not None:
         return file
     named = os.environ.get(CONFIG_VARIABLE)
@@ -52,11 +45,6 @@ def find_config_file(file: Path | None = None) -> Path | None:
 
 
 def require_config_file(file: Path | None = None) -> Path:
-    """Return the configuration to use; see `find_config_file`.
-
-    Raises:
-        typer.BadParameter: There is none.
-    """
     found = find_config_file(file)
     if found is None:
         raise typer.BadParameter(MISSING_CONFIG_MESSAGE)
@@ -64,23 +52,12 @@ def require_config_file(file: Path | None = None) -> Path:
 
 
 def is_given(ctx: typer.Context, name: str, *, in_environment: bool = False) -> bool:
-    """Return whether a parameter was given on the command line.
-
-    Args:
-        name: The parameter's name in the function.
-        in_environment: Whether its environment variable counts, too.
-    """
     source = ctx.get_parameter_source(name)
     names = ("COMMANDLINE", "ENVIRONMENT") if in_environment else ("COMMANDLINE",)
     return source is not None and source.name in names
 
 
 def _validate_config_file(ctx: typer.Context, file: Path) -> Path:
-    """Return the value of --config, or the default configuration.
-
-    Raises:
-        typer.BadParameter: The file does not exist.
-    """
     if ctx.resilient_parsing:  # a shell completes the line
         return file
     if not is_given(ctx, "config"):
@@ -91,7 +68,6 @@ def _validate_config_file(ctx: typer.Context, file: Path) -> Path:
 
 
 def build_config_option(help: str) -> Any:
-    """Return --config for `Annotated`: the file of a configuration, which must exist."""
     return typer.Option("--config", "-c", metavar="FILE", exists=True, dir_okay=False, help=help)
 
 
@@ -155,24 +131,17 @@ KafkaConfigOption = Annotated[
 
 @dataclass(frozen=True)
 class KafkaSource:
-    """Where a command gets its Kafka from.
-
-    Attributes:
-        servers: Brokers, which override those of the file; None for the file's.
-    """
+    """The origin of a command's Kafka settings; `servers` override those of the file."""
 
     file: Path | None
     servers: Sequence[str] | None
 
     @classmethod
     def find(cls, ctx: typer.Context, servers: str, config: Path | None) -> Self:
-        """Return what the command line says, over the environment, over a configuration.
+        """Return the source by the command line, the environment or a configuration, in this order.
 
-        --servers alone needs no configuration. The variable of the servers, as every variable,
-        overrides the servers of a configuration, and leaves its TLS and SASL as they are.
-
-        Args:
-            ctx: The context of the command, which has the options `servers` and `config`.
+        --servers alone needs no configuration. The variable of the servers overrides the servers of
+        a configuration, and leaves its TLS and SASL as they are.
         """
         given = split_list(servers)
         if config is None and is_given(ctx, "servers"):
@@ -182,15 +151,10 @@ class KafkaSource:
         return cls(file, given if is_overridden else None)
 
     def load(self, topics: Sequence[str], name: str) -> Kafka:
-        """Return the settings of the cluster that has these topics.
+        """Return the settings of the cluster of these topics.
 
         Args:
-            topics: Names of topics.
             name: The name of the command, for the client id if there is no file.
-
-        Raises:
-            ConfigError: The configuration is wrong.
-            GatewayError: The servers are wrong, or the file has no Kafka for these topics.
         """
         if self.file is None:
             return build_kafka(self.servers or (), name)
@@ -201,11 +165,7 @@ class KafkaSource:
 
 
 def build_kafka(servers: Sequence[str], name: str) -> Kafka:
-    """Return the settings of a cluster without TLS and SASL, for a command with this name.
-
-    Raises:
-        GatewayError: The servers are wrong.
-    """
+    """Return the settings of a cluster without TLS and SASL, for a command with this name."""
     from gateway.config import loads
 
     try:
@@ -217,16 +177,10 @@ def build_kafka(servers: Sequence[str], name: str) -> Kafka:
 
 
 def load_kafka(file: Path, topics: Sequence[str], *, has_servers: bool = False) -> Kafka:
-    """Return the settings of the cluster that lists these topics.
+    """Return the settings of the cluster that lists these topics, or of the only cluster.
 
     Args:
-        file: The configuration. If it has one cluster, that need not list the topics.
-        topics: Names of topics.
         has_servers: The caller has other servers than the file's, which may then be embedded.
-
-    Raises:
-        ConfigError: The configuration is wrong.
-        GatewayError: No cluster or several clusters match, or the Kafka is the embedded one.
     """
     from gateway.config import load
 
@@ -245,5 +199,4 @@ def load_kafka(file: Path, topics: Sequence[str], *, has_servers: bool = False) 
 
 
 def split_list(text: str) -> list[str]:
-    """Return the items of a list that is separated by commas, without spaces and empty ones."""
     return [each.strip() for each in text.split(",") if each.strip()]

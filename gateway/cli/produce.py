@@ -148,11 +148,6 @@ def _open_input(file: Path | None) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _show_progress(file: Path | None) -> Iterator[Callable[[ProduceProgress], None] | None]:
-    """Show a bar on stderr, with the bytes read of a file or the lines read of stdin.
-
-    Yields:
-        The function to call with each progress; None if stderr is no terminal.
-    """
     if not sys.stderr.isatty():
         yield None
         return
@@ -166,12 +161,7 @@ def _show_progress(file: Path | None) -> Iterator[Callable[[ProduceProgress], No
 
 
 def _print_summary(topic: str, result: ProduceProgress) -> None:
-    """Print the last line of output, then raise what ended the input early.
-
-    Raises:
-        GatewayError: A record was not acknowledged.
-        typer.Exit: The command was interrupted by ^C.
-    """
+    """Print the last line of output, then raise the error that ended the input early."""
     line = f"{topic}: {result.acknowledged_records} of {result.lines} lines acknowledged"
     if result.failure is None and result.acknowledged_records == result.lines:
         rate = result.lines / result.seconds if result.seconds else 0.0

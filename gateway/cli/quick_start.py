@@ -23,7 +23,6 @@ _ORIGINS_LOC = ("listen", "access-control", "allow", "origins")
 
 
 def build_stream_path(topic: str) -> str:
-    """Return the path of the stream of a topic."""
     return f"/events/{topic}"
 
 
@@ -34,25 +33,17 @@ def format_text(text: str) -> str:
 
 @dataclass(frozen=True)
 class QuickStart:
-    """What `gateway run` serves without a file: a stream of each topic.
-
-    Everything that the command line gives overrides environment variables, and these override the
-    default of `servers`.
+    """The streams that `gateway run` serves without a file: one of each topic.
 
     Attributes:
         options: Values of the command line by the paths of options, such as `listen.port`; None for
-            what is not given.
+            those that are not given.
     """
 
     topics: Sequence[str]
     options: Mapping[str, Any]
 
     def load(self, environ: Mapping[str, str] = os.environ) -> Settings:
-        """Return the settings to serve.
-
-        Raises:
-            ConfigError: A value of the command line or of a variable is wrong.
-        """
         from gateway.config import loads
 
         return loads(
@@ -64,12 +55,7 @@ class QuickStart:
         )
 
     def to_yaml(self, settings: Settings, environ: Mapping[str, str] = os.environ) -> str:
-        """Return the configuration as a file, which has all that is not a default.
-
-        Args:
-            settings: The settings that `load` has returned.
-            environ: The environment that they were loaded in.
-        """
+        """Return a file with all options that are not defaults; `load` takes the same `environ`."""
         from gateway.config.source.dump import dump_values, format_values
 
         values = _select_values(dump_values(settings), self._list_changes(environ))
@@ -81,12 +67,6 @@ class QuickStart:
         return f"{SCHEMA_MODELINE}\n{SCHEMA_HINT}\n{format_values(values)}"
 
     def to_command(self, settings: Settings, environ: Mapping[str, str] = os.environ) -> str:
-        """Return the command line that prints the configuration.
-
-        Args:
-            settings: The settings that `load` has returned.
-            environ: The environment that they were loaded in.
-        """
         servers = settings.clusters[""].servers
         words = ["gateway", "run", "--servers"]
         words.append(servers if isinstance(servers, str) else ",".join(servers))
@@ -103,11 +83,6 @@ class QuickStart:
         return f"{shlex.join([*words, '--print-config'])} > gateway.yaml"
 
     def iter_notes(self, settings: Settings) -> Iterator[str]:
-        """Yield what is served, how to try it and how to keep it, as lines.
-
-        Args:
-            settings: The settings that `load` has returned.
-        """
         listen = settings.listen
         host = "localhost" if listen.host in ("0.0.0.0", "::") else listen.host
         address = f"[{host}]" if ":" in host else host
@@ -121,7 +96,6 @@ class QuickStart:
         yield f"to keep this as a file: {self.to_command(settings)}"
 
     def _build_options(self) -> dict[str, Any]:
-        """Return the values of the command line, with the topics and their routes."""
         return {
             **{option: value for option, value in self.options.items() if value is not None},
             "kafka.topics": list(self.topics),
@@ -132,7 +106,6 @@ class QuickStart:
         return [{"path": build_stream_path(topic), "topic": topic} for topic in self.topics]
 
     def _list_changes(self, environ: Mapping[str, str]) -> set[Loc]:
-        """Return the paths of the options that are set, by whatever."""
         from gateway.config import read_variables
 
         variables, _ = read_variables(environ, _BASE)
@@ -141,7 +114,7 @@ class QuickStart:
 
 
 def _select_values(values: Mapping[Any, Any], locs: Collection[Loc]) -> dict[Any, Any]:
-    """Return the values at some paths, in their order; what is not there is left out."""
+    """Return the values at some paths, in their order, without those that do not exist."""
     selected: dict[Any, Any] = {}
     for key, value in values.items():
         inner = [loc[1:] for loc in locs if loc[0] == key]

@@ -93,15 +93,6 @@ def reload(
 
 
 def _request_reload(admin: AdminAddress, token: str | None, *, is_dry_run: bool) -> str:
-    """Ask a gateway by its admin API to reload, and return lines about what changed.
-
-    Args:
-        token: The token of an operator; None for none.
-        is_dry_run: Only ask what would change.
-
-    Raises:
-        GatewayError: The gateway cannot be reached, or refuses its configuration.
-    """
     import httpx
 
     from gateway.errors import GatewayError
@@ -129,7 +120,6 @@ def _request_reload(admin: AdminAddress, token: str | None, *, is_dry_run: bool)
 
 
 def _iter_outcome_lines(result: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what a reload did, or would do: a summary, and a line for each route that changed."""
     routes = ", ".join(f"{count} {what}" for what, count in result["routes"].items())
     kept = "".join(f"; needs a restart: {name}" for name in result["kept"])
     missing = "".join(f"; worker {number} did not answer" for number in result["missing"])
@@ -144,11 +134,6 @@ def _format_streams(streams: Mapping[str, int]) -> str:
 
 
 def _read_pid(path: Path) -> int:
-    """Return the process id in a file.
-
-    Raises:
-        typer.BadParameter: The file holds none, or cannot be read.
-    """
     try:
         text = path.read_text().strip()
     except (OSError, UnicodeDecodeError) as exc:

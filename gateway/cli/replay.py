@@ -164,11 +164,6 @@ def cancel(id: IdArgument, url: UrlOption = DEFAULT_URL, token: TokenOption = No
 
 
 def _wait_for_end(url: str, token: str | None, status: Mapping[str, Any]) -> None:
-    """Show a replay's progress until it has ended.
-
-    Raises:
-        typer.Exit: It ended otherwise than by completing.
-    """
     from gateway.cli.dlq.report import show_progress
 
     with show_progress(100) as advance:
@@ -214,15 +209,6 @@ def _send_request(
     *,
     tolerate_unavailable: bool = False,
 ) -> Any:
-    """Send a request to the sidecar and return its response's JSON.
-
-    Args:
-        token: The bearer token; None for none.
-        tolerate_unavailable: Return None if the sidecar cannot answer now.
-
-    Raises:
-        GatewayError: The sidecar cannot be reached, or refuses the request.
-    """
     import httpx
 
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}

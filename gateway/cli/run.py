@@ -124,11 +124,6 @@ def run(
 
 
 def _choose_loader(config: Path | None, options: Mapping[str, Any]) -> Callable[[], Settings]:
-    """Return what loads the configuration: of a file, or of the environment alone.
-
-    Raises:
-        typer.BadParameter: There is neither.
-    """
     file = find_config_file(config)
     if file is not None:
         from gateway.config import load
@@ -143,7 +138,6 @@ def _choose_loader(config: Path | None, options: Mapping[str, Any]) -> Callable[
 
 
 def _has_kafka_variable(environ: Mapping[str, str]) -> bool:
-    """Return whether a variable sets an option of the section kafka."""
     return any(
         value and (name.startswith("GATEWAY_KAFKA__") or name in SERVERS_VARIABLES)
         for name, value in environ.items()
@@ -151,11 +145,7 @@ def _has_kafka_variable(environ: Mapping[str, str]) -> bool:
 
 
 def _validate_quick_start(start: QuickStart) -> None:
-    """Check the values of the command line, apart from those of variables.
-
-    Raises:
-        typer.BadParameter: One of them is wrong.
-    """
+    """Check the values of the command line alone, so that an error in them is one of usage."""
     try:
         start.load({})
     except ConfigError as exc:
@@ -168,7 +158,6 @@ def _serve(
     debug: Sequence[str] | None,
     start: QuickStart | None = None,
 ) -> None:
-    """Serve what is loaded, and end with the status of that."""
     from gateway.web.app.server import serve
 
     from . import sidecar_factory
@@ -192,11 +181,6 @@ def _serve(
 
 @contextmanager
 def _write_pid_file(path: Path | None) -> Iterator[None]:
-    """Keep the id of this process in a file while the block runs.
-
-    Raises:
-        GatewayError: The file cannot be written.
-    """
     if path is None:
         yield
         return

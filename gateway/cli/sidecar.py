@@ -69,14 +69,6 @@ def sidecar(
 
 
 def build_standalone_settings(settings: Settings, filename: str) -> Settings:
-    """Return the settings of a sidecar alone: without routes.
-
-    Args:
-        filename: The configuration's name, for the error.
-
-    Raises:
-        ConfigError: The configuration has no section `sidecar`.
-    """
     if settings.sidecar is None:
         what = "there is no section sidecar; add one, such as `sidecar: {producer: {}}`"
         raise ConfigError([f"{filename}:1:1: {what}"])

@@ -1,8 +1,4 @@
-"""Create the sidecar of a gateway's process.
-
-The packages `sidecar` and `web` do not import each other; this module joins them. `gateway run` and
-`gateway sidecar` pass one of its functions to the server.
-"""
+"""Create the sidecar: this module joins `sidecar` and `web`, which do not import each other."""
 
 from __future__ import annotations
 
@@ -25,12 +21,7 @@ if TYPE_CHECKING:
 def create_sidecar(
     gateway: Gateway, guards: Guards, *, standalone: bool = False
 ) -> SidecarApplication | None:
-    """Create the sidecar that a gateway is configured with; None if there is none.
-
-    Args:
-        gateway: The gateway; its hub's connections to Kafka are shared.
-        standalone: The process serves nothing but the sidecar.
-    """
+    """Create the configured sidecar, which shares the hub's connections to Kafka."""
     settings = gateway.settings
     if settings.sidecar is None:
         return None
@@ -49,7 +40,6 @@ def create_sidecar(
 
 
 def create_standalone_sidecar(gateway: Gateway, guards: Guards) -> SidecarApplication | None:
-    """Create the sidecar of a process that serves nothing else; see `create_sidecar`."""
     return create_sidecar(gateway, guards, standalone=True)
 
 
@@ -59,8 +49,8 @@ GRANTED_SCOPE_KEY = "gateway.sidecar.granted"  # in the ASGI scope: what the gua
 class ScopeGuard:
     """Checks each request to the sidecar by the guards of `sidecar.guarded`.
 
-    One of the guards must grant the scope that an endpoint requires, as a role. The guards are
-    called once per request, however many scopes are checked. `create_sidecar` creates it.
+    One of them must grant the scope that an endpoint requires, as a role. The guards are called
+    once per request, however many scopes are checked.
     """
 
     def __init__(self, guards: Guards, settings: Settings) -> None:
@@ -79,15 +69,10 @@ class ScopeGuard:
     async def __call__(
         self, request: Request, scope: str, topics: Sequence[str] = (), group: str | None = None
     ) -> str:
-        """Return who sends a request; empty if the sidecar is not guarded.
-
-        Args:
-            scope: The scope it requires; empty for none.
-            topics: Not used: guards grant scopes, whatever the topic.
-            group: Not used.
+        """Return the identity of a request's sender; empty if the sidecar is not guarded.
 
         Raises:
-            NotGranted: No guard admits the request or grants the scope.
+            NotGranted: No guard admits the request or grants the scope, whatever the topics.
         """
         from gateway.web.access import get_bearer_token
 
