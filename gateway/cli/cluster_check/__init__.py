@@ -2,9 +2,8 @@
 
 `gateway check --cluster` calls `check_cluster`. `brokers` connects to Kafka, `requirements` decides
 what topics must allow, `servers` sends requests to issuers, applications, registries and telemetry
-back ends, `front` asks the gateway through the proxy that clients use, and `certificates` reads the
-files of TLS. All checks run concurrently, each with a timeout of some seconds, and each returns a
-`Finding`.
+back ends, `front` asks the gateway through its proxy, and `certificates` reads the files of TLS.
+All checks run concurrently with timeouts of some seconds, and each returns a `Finding`.
 """
 
 from __future__ import annotations
@@ -30,12 +29,7 @@ def check_cluster(
     on_progress: Callable[[CheckProgress], None] | None = None,
     front: FrontAddress | None = None,
 ) -> list[Finding]:
-    """Run all checks and return their findings: Kafka, other servers, the proxy, certificates.
-
-    Args:
-        on_progress: Called when a check begins or ends.
-        front: The proxy in front of the running gateway; None to check none.
-    """
+    """Run all checks and return their findings: Kafka, other servers, the proxy, certificates."""
     # A handler keeps aiokafka's errors off stderr; the findings report them.
     logging.getLogger("aiokafka").addHandler(logging.NullHandler())
     return asyncio.run(_run_checks(settings, CheckProgress(on_progress), front))

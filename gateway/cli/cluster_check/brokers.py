@@ -1,9 +1,8 @@
 """Check that a cluster can be reached and allows what a configuration needs.
 
-The checks connect to every server of the configuration, and to every broker that these name, as the
-gateway would. Brokers say which operations they allow (KIP-430). If one does not say so, a fetch
-from an offset far beyond the end shows whether reading is allowed, without reading a record. No
-check writes anything.
+The checks connect to every configured server, and to every broker that these name. Brokers say
+which operations they allow (KIP-430). If one does not, a fetch from an offset far beyond the end
+shows whether reading is allowed, without reading a record. No check writes anything.
 """
 
 from __future__ import annotations
@@ -38,15 +37,6 @@ _READABLE_ERROR_CODES = frozenset({ErrorCode.NONE, ErrorCode.OFFSET_OUT_OF_RANGE
 
 
 class ServerCheck(NamedTuple):
-    """The result of a metadata request to one server.
-
-    Attributes:
-        name: The server's name in findings.
-        address: Its host and port.
-        metadata: Its response; None if there is none.
-        failure: Why there is none.
-    """
-
     name: str
     address: tuple[str, int]
     metadata: MetadataResponse | None
@@ -60,17 +50,7 @@ async def check_brokers(
     patterns: Sequence[TopicPattern],
     steps: CheckProgress,
 ) -> list[Finding]:
-    """Check a cluster: its servers, brokers, topics and patterns of topics.
-
-    Args:
-        name: The name of the cluster; empty where there is only one.
-        requirements: What topics must allow.
-        patterns: Patterns of topics that clients may choose.
-        steps: Where the progress is tracked.
-
-    Returns:
-        The findings, in this order.
-    """
+    """Check a cluster: its servers, brokers, topics and patterns of topics, in this order."""
     if kafka.servers == "embedded":
         return [ok("servers embedded", "created when the gateway starts, with its topics")]
     check = _ClusterCheck(name, kafka, steps)
@@ -81,8 +61,6 @@ async def check_brokers(
 
 
 class _ClusterCheck:
-    """The checks of one cluster, over connections that its owner closes."""
-
     def __init__(self, name: str, kafka: Kafka, steps: CheckProgress) -> None:
         settings = ClusterSettings.from_config(kafka, name=name)
         self.connections = Connections(
@@ -121,12 +99,7 @@ class _ClusterCheck:
     async def _check_server(
         self, node: int, server: tuple[str, int], topics: Sequence[str]
     ) -> ServerCheck:
-        """Ask a server for the metadata of topics.
-
-        Args:
-            node: The broker's id; below 0 for a server of the configuration.
-            server: Its host and port.
-        """
+        """Ask a server for the metadata of topics; `node` is below 0 for a configured server."""
         where = f"{server[0]}:{server[1]}"
         name = f"server {where}" if node < 0 else f"broker {node} at {where}"
         self.connections.update_addresses({node: server})
@@ -178,7 +151,6 @@ class _ClusterCheck:
         return [*findings, *(check_pattern(pattern, all_topics) for pattern in patterns)]
 
     async def _fetch_all_topics(self) -> Mapping[str, TopicMetadata]:
-        """Return all topics that may be described, by name; none if no server answers."""
         with self._steps.track("all topics"):
             for node in (-1 - n for n in range(len(self._servers))):
                 try:
@@ -214,7 +186,6 @@ class _ClusterCheck:
     async def _probe_fetch(
         self, node: int, tp: TopicPartition, topic_id: UUID | None
     ) -> int | None:
-        """Fetch from beyond the end and return the error code; None without a response."""
         targets = {tp: FetchTarget(_OFFSET_BEYOND_END, topic_id=topic_id)}
         try:
             async with asyncio.timeout(BROKER_TIMEOUT_S):
@@ -227,10 +198,7 @@ class _ClusterCheck:
 
 
 def _find_topic(name: str, responses: Iterable[MetadataResponse]) -> TopicMetadata | None:
-    """Return a topic from the first response that has it; None if none has.
-
-    Brokers learn of a new topic one after the other.
-    """
+    """Return a topic from the first response that has it, as brokers learn of it one by one."""
     for response in responses:
         topic = response.topics.get(name)
         if topic is not None and topic.error != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
@@ -241,7 +209,7 @@ def _find_topic(name: str, responses: Iterable[MetadataResponse]) -> TopicMetada
 def _report_servers(
     checks: Sequence[ServerCheck], brokers: Collection[BrokerMetadata]
 ) -> list[Finding]:
-    """Report the configured servers, except those that are reported as brokers."""
+    """Report the configured servers, except those that `_report_broker` reports."""
     findings: list[Finding] = []
     addresses = {(broker.host, broker.port) for broker in brokers}
     clusters = {check.metadata.cluster_id for check in checks if check.metadata is not None}

@@ -1,4 +1,4 @@
-"""Check that the files of TLS can be read and will not expire soon. Nothing is sent."""
+"""Check that the files of TLS can be read and will not expire soon."""
 
 from __future__ import annotations
 
@@ -18,11 +18,6 @@ EXPIRY_WARNING_PERIOD = timedelta(days=14)
 
 
 def check_certificates(settings: Settings, now: datetime | None = None) -> Iterator[Finding]:
-    """Check the files of `listen.tls` and of each cluster's `security.tls`.
-
-    Args:
-        now: The time to check at; the present by default.
-    """
     now = now or datetime.now(UTC)
     listen = settings.listen.tls
     if listen is not None:
@@ -36,7 +31,6 @@ def check_certificates(settings: Settings, now: datetime | None = None) -> Itera
 
 
 def _check_client_tls(option: str, tls: Tls, now: datetime) -> Iterator[Finding]:
-    """Check the files by which the gateway connects to a cluster."""
     if tls.certificate is not None and tls.key is not None:
         password = None if tls.key_password is None else tls.key_password.get_secret_value()
         yield check_key_pair(f"{option}.certificate", tls.certificate, tls.key, password, now)
@@ -47,13 +41,7 @@ def _check_client_tls(option: str, tls: Tls, now: datetime) -> Iterator[Finding]
 def check_key_pair(
     option: str, certificate: Path, key: Path, password: str | None, now: datetime
 ) -> Finding:
-    """Check a certificate chain, and that the key belongs to its first certificate.
-
-    Args:
-        option: The option that names the certificate, for the finding.
-        certificate: The file of the chain, in PEM.
-        key: The file of the key, in PEM.
-    """
+    """Check a certificate chain, and that the key belongs to its first certificate."""
     subject = f"{option} {certificate}"
     try:
         # Without a callback for the password, OpenSSL would ask for it on the terminal.
@@ -89,11 +77,7 @@ def check_key_pair(
 
 
 def check_authorities(option: str, file: Path, now: datetime) -> Finding:
-    """Check a file of authorities. It fails only if all of them expired.
-
-    Args:
-        option: The option that names the file, for the finding.
-    """
+    """Check a file of authorities. It fails only if all of them expired."""
     subject = f"{option} {file}"
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(file)
@@ -117,12 +101,6 @@ def check_authorities(option: str, file: Path, now: datetime) -> Finding:
 
 
 def _read_certificates(file: Path) -> Sequence[x509.Certificate]:
-    """Read the certificates of a PEM file.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: It has no certificates.
-    """
     return x509.load_pem_x509_certificates(file.read_bytes())
 
 

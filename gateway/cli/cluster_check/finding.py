@@ -9,49 +9,31 @@ from typing import NamedTuple
 
 
 class FindingState(StrEnum):
-    """How a check ended."""
-
     OK = "ok"
     WARNING = "warning"  # it works, but maybe not as intended
     FAILS = "fails"
 
 
 class Finding(NamedTuple):
-    """The result of one check.
-
-    Attributes:
-        state: How it ended.
-        subject: What was checked.
-        detail: What was found, and what to do about it.
-    """
-
     state: FindingState
     subject: str
     detail: str
 
 
 def ok(subject: str, detail: str) -> Finding:
-    """Return the finding of a check that found nothing wrong."""
     return Finding(FindingState.OK, subject, detail)
 
 
 def warning(subject: str, detail: str) -> Finding:
-    """Return the finding of a check after which the gateway works, but maybe not as intended."""
     return Finding(FindingState.WARNING, subject, detail)
 
 
 def failure(subject: str, detail: str) -> Finding:
-    """Return the finding of a check that failed."""
     return Finding(FindingState.FAILS, subject, detail)
 
 
 class CheckProgress:
-    """Which checks are under way. `check_cluster` creates it, and the checks call `track`.
-
-    Attributes:
-        started: How many checks have begun.
-        done: How many of them have ended.
-    """
+    """The running checks. `check_cluster` creates it, and the checks call `track`."""
 
     def __init__(self, on_change: Callable[[CheckProgress], None] | None = None) -> None:
         self.started = 0
@@ -61,12 +43,11 @@ class CheckProgress:
 
     @property
     def pending(self) -> Sequence[str]:
-        """The names of the checks that are under way, the oldest first."""
+        """The names of the running checks, the oldest first."""
         return tuple(self._names)
 
     @contextmanager
     def track(self, name: str) -> Iterator[None]:
-        """Count a check as under way while the block runs."""
         self.started += 1
         self._names.append(name)
         self._notify()

@@ -1,9 +1,9 @@
-"""Ask through the proxy in front of the gateway, and find what it does to streams.
+"""Ask through the proxy in front of the gateway, and find how it changes streams.
 
 The gateway's `/health/front` (`gateway.web.app.front_probe`) responds with two events and a silence
-between them, and says what of the request arrived. So each fault of a proxy is seen from both ends:
-an event that is late although it was sent, a header that was sent and did not arrive, a response
-that the gateway did not compress. A WebSocket at `/ws` shows whether upgrades pass.
+between them, and reports the request that arrived. So each fault of a proxy is seen from both ends:
+a late event, a header that did not arrive, a response that the gateway did not compress. A
+WebSocket at `/ws` shows whether upgrades pass.
 """
 
 from __future__ import annotations
@@ -49,18 +49,16 @@ SENT_HEADERS = {
 
 
 class FrontError(Exception):
-    """A response through the proxy is not the gateway's; the message says what it is."""
+    """A response through the proxy is not the gateway's; the message describes it."""
 
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What a request of the probe brought.
+    """The result of a request to the probe.
 
     Attributes:
-        report: What the gateway said of the request.
-        coding: The header `Content-Encoding` of the response.
-        interval_s: Seconds between the arrival of the first event and the second one; None if the
-            response ended without the second one.
+        interval_s: Seconds between the arrival of the two events; None if the response ended
+            without the second one.
         duration_s: Seconds from the first event to the end of the response.
     """
 
@@ -71,7 +69,7 @@ class ProbeResult:
 
     @property
     def is_prompt(self) -> bool:
-        """Return whether the first of two, `EVENT_INTERVAL_S` apart, was not held back."""
+        """Whether the first event was not held back until the second one."""
         return self.interval_s is not None and self.interval_s >= EVENT_INTERVAL_S / 2
 
 
@@ -79,10 +77,8 @@ class FrontAddress(NamedTuple):
     """The proxy to ask.
 
     Attributes:
-        url: Its address, as clients have it.
-        ca: The certificates that the proxy's is signed by; None for those of the system.
-        idle_s: How long idle streams and WebSockets must last, in seconds; None for the longest
-            time between two heartbeats of a route, and between two pings.
+        idle_s: How long idle streams and WebSockets must last; None for the longest time between
+            two heartbeats of a route, and between two pings.
     """
 
     url: str
@@ -91,14 +87,7 @@ class FrontAddress(NamedTuple):
 
 
 class Front:
-    """A proxy in front of the gateway. Created by `check_front`.
-
-    Attributes:
-        url: Its address, without a path at its end.
-        proxies: The proxies that the gateway behind it trusts.
-        idle_s: Seconds that an idle stream must last.
-        websocket_idle_s: Seconds that an idle WebSocket must last.
-    """
+    """A proxy in front of the gateway, which trusts `proxies`."""
 
     def __init__(
         self,
@@ -118,7 +107,6 @@ class Front:
 
     @property
     def origin(self) -> str:
-        """Return the origin of the proxy's pages (RFC 6454)."""
         return f"{self._parts.scheme}://{self._parts.netloc}"
 
     async def probe(
@@ -129,10 +117,6 @@ class Front:
         position: str = "",
     ) -> ProbeResult:
         """Send a request to the probe and read its response to the end.
-
-        Args:
-            silence_s: Seconds between the two events.
-            position: The parameter `lastEventId`.
 
         Raises:
             FrontError: The response is not the gateway's.
@@ -187,11 +171,7 @@ class Front:
         return selected
 
     async def hold_websocket(self) -> float | None:
-        """Open a WebSocket and leave it idle.
-
-        Returns:
-            After how many seconds it was cut; None if it lasted.
-        """
+        """Open an idle WebSocket; return the seconds until it was cut, or None if it lasted."""
         loop = asyncio.get_running_loop()
         scheme = "wss" if self._is_secure else "ws"
         address = self._parts._replace(
@@ -263,7 +243,6 @@ async def _describe_refusal(url: str, response: httpx.Response) -> str:
 
 
 def _parse_report(text: bytes) -> Mapping[str, Any] | None:
-    """Return the data of the first event; None if it is not the probe's."""
     lines = text.partition(b"\n\n")[0].splitlines()
     if lines[:1] != [b"event: received"]:
         return None
@@ -277,12 +256,6 @@ def _parse_report(text: bytes) -> Mapping[str, Any] | None:
 async def check_front(
     address: FrontAddress, settings: Settings, steps: CheckProgress
 ) -> list[Finding]:
-    """Ask through a proxy and return what was found.
-
-    Args:
-        settings: The configuration of the gateway behind it.
-        steps: Where the progress is tracked.
-    """
     url, ca, idle_s = address
     heartbeats = [route.stream.heartbeat for route in settings.routes if route.is_stream]
     longest = max(heartbeats, default=15.0)

@@ -1,7 +1,4 @@
-"""Decide what a configuration needs of a cluster's topics, and check it against their metadata.
-
-These are decisions without I/O; `brokers` fetches the metadata.
-"""
+"""Decide what topics a configuration needs, and check it against metadata, without I/O."""
 
 from __future__ import annotations
 
@@ -20,10 +17,9 @@ MAX_LISTED_NAMES = 5  # names in one finding
 
 
 class TopicRequirement(NamedTuple):
-    """What a topic must allow.
+    """The required permissions of a topic.
 
     Attributes:
-        write: Clients may write to it.
         optional: It is one of several that a path may choose: if it is missing, others still work.
         read: The gateway reads it; False if clients only write to it.
     """
@@ -35,25 +31,14 @@ class TopicRequirement(NamedTuple):
 
 
 class TopicPattern(NamedTuple):
-    """A pattern of topics that a path may choose.
-
-    Attributes:
-        option: Where the configuration has it, for findings.
-    """
+    """A pattern of topics that a path may choose, and the option that has it, for findings."""
 
     option: str
     glob: str
 
 
 def list_requirements(settings: Settings, cluster: str = "") -> list[TopicRequirement]:
-    """Return the topics of a cluster that a configuration names.
-
-    Args:
-        cluster: The cluster's name; empty if it has none.
-
-    Returns:
-        The cluster's own topics, then other topics that a path may choose.
-    """
+    """Return the topics that a configuration names: the cluster's own, then others of paths."""
     kafka, routes = settings.clusters[cluster], _list_routes(settings, cluster)
     listed = [topic.name for topic in kafka.topics]
     allowed = [name for _, route in routes for name in route.with_.allow if not is_glob(name)]
@@ -83,11 +68,6 @@ def _build_requirement(name: str, kafka: Kafka, routes: Sequence[Route]) -> Topi
 
 
 def list_patterns(settings: Settings, cluster: str = "") -> list[TopicPattern]:
-    """Return the patterns of topics of a cluster that paths may choose.
-
-    Args:
-        cluster: The cluster's name; empty if it has none.
-    """
     return [
         TopicPattern(f"routes[{number}].with.allow[{index}]", glob)
         for number, route in _list_routes(settings, cluster)
@@ -109,14 +89,6 @@ def check_topic(
     readable: bool | None,
     names: Collection[str],
 ) -> Iterator[Finding]:
-    """Check the metadata of a topic and yield what was found.
-
-    Args:
-        requirement: What the topic must allow.
-        metadata: The topic's metadata; None if no broker knows the topic.
-        readable: Whether it may be read; None if that is not known.
-        names: The names of all topics, to suggest another name for a missing topic.
-    """
     subject = f"topic {requirement.name}"
     failed = FindingState.WARNING if requirement.optional else FindingState.FAILS
     if metadata is None or metadata.error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
@@ -171,11 +143,6 @@ def _iter_problems(
 
 
 def check_pattern(pattern: TopicPattern, topics: Mapping[str, TopicMetadata]) -> Finding:
-    """Check that the topics that a pattern matches may be read.
-
-    Args:
-        topics: The metadata of all topics, by name.
-    """
     subject = f"{pattern.option} {pattern.glob}"
     # Names that begin with two underscores are Kafka's internal topics.
     matching = [

@@ -1,8 +1,4 @@
-"""Check the HTTP servers that a configuration names.
-
-These are issuers of keys, applications that decide for a guard, schema registries and telemetry
-back ends. Each is sent the request that the gateway would send, without any data.
-"""
+"""Check the HTTP servers of a configuration by the gateway's requests without any data."""
 
 from __future__ import annotations
 
@@ -34,13 +30,7 @@ async def send_request(
     timeout_s: float = REQUEST_TIMEOUT_S,
     client: httpx.AsyncClient | None = None,
 ) -> int:
-    """Send a request and return the status; the body is ignored.
-
-    Redirects are not followed, because the gateway does not follow them either.
-
-    Args:
-        timeout_s: Seconds for the whole response.
-        client: The client to send it by; it is closed afterwards.
+    """Send a request, and return the status. Redirects are not followed, as by the gateway.
 
     Raises:
         ExternalHttpError: The server cannot be reached or is too slow.
@@ -61,12 +51,7 @@ async def send_request(
 
 
 async def check_keys(name: str, guard: Jwt, issuer: str, steps: CheckProgress) -> Finding:
-    """Check that an issuer has keys that a guard can use (RFC 7517), and where it says they are.
-
-    Args:
-        issuer: The issuer, if its keys have to be discovered.
-        steps: Where the progress is tracked.
-    """
+    """Check that an issuer, if keys are discovered, has keys that a guard can use (RFC 7517)."""
     subject = f"guard {name}"
     external_http = ExternalHttp()
     url = guard.keys if isinstance(guard.keys, str) else None
@@ -89,12 +74,7 @@ async def check_keys(name: str, guard: Jwt, issuer: str, steps: CheckProgress) -
 
 
 async def check_application(name: str, guard: Http, steps: CheckProgress) -> Finding:
-    """Check that an application refuses a request without credentials.
-
-    Args:
-        name: The guard's name.
-        steps: Where the progress is tracked.
-    """
+    """Check that an application refuses a request without credentials."""
     subject, url = f"guard {name}", guard.url
     headers = {"x-forwarded-method": "GET", "x-forwarded-uri": "/", "accept": "application/json"}
     with steps.track(f"{subject} at {url}"):
@@ -118,13 +98,6 @@ async def check_application(name: str, guard: Http, steps: CheckProgress) -> Fin
 async def check_registry(
     name: str, catalog: SchemaRegistry, base: str, steps: CheckProgress
 ) -> Finding:
-    """Check that a schema registry lists its subjects.
-
-    Args:
-        name: The catalog's name.
-        base: One of its URLs.
-        steps: Where the progress is tracked.
-    """
     subject, url = f"catalog {name}", f"{base.rstrip('/')}/subjects"
     headers = {}
     if catalog.password is not None:
@@ -149,7 +122,6 @@ async def check_registry(
 
 
 def iter_telemetry_endpoints(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Yield the signals that are sent by OTLP, each with the URL it is sent to."""
     telemetry = settings.telemetry
     for signal, url in (("metrics", telemetry.metrics.otlp), ("traces", telemetry.traces.otlp)):
         if url is not None:
@@ -161,20 +133,13 @@ def iter_telemetry_endpoints(settings: Settings) -> Iterator[tuple[str, str]]:
 async def check_telemetry_back_end(
     signal: str, url: str, settings: Settings, steps: CheckProgress
 ) -> Finding:
-    """Check that a telemetry back end accepts an empty message of protobuf.
-
-    Args:
-        signal: `metrics` or `traces`.
-        url: Where the signal is sent.
-        steps: Where the progress is tracked.
-    """
+    """Check that a telemetry back end accepts an empty message of protobuf."""
     headers = {name: value.get_secret_value() for name, value in settings.telemetry.headers.items()}
     headers["content-type"] = "application/x-protobuf"
     return await check_push(f"telemetry.{signal}", url, headers, "telemetry.headers", steps)
 
 
 async def check_influx(section: Influx, steps: CheckProgress) -> Finding:
-    """Check that InfluxDB accepts a request without lines."""
     from gateway.telemetry.influx import build_auth_headers, build_write_url
 
     token = None if section.token is None else section.token.get_secret_value()
@@ -187,12 +152,7 @@ async def check_influx(section: Influx, steps: CheckProgress) -> Finding:
 async def check_push(
     subject: str, url: str, headers: Headers, credentials: str, steps: CheckProgress
 ) -> Finding:
-    """Check that a server accepts an empty POST request.
-
-    Args:
-        credentials: What the server refuses if it answers 401 or 403, for the finding.
-        steps: Where the progress is tracked.
-    """
+    """Check that a server accepts an empty POST request; findings name the `credentials`."""
     with steps.track(f"{subject} at {url}"):
         try:
             # The exporters use the proxies of the environment, so this client does, too.
@@ -209,7 +169,6 @@ async def check_push(
 
 
 def iter_checks(settings: Settings, steps: CheckProgress) -> Iterator[Coroutine[Any, Any, Finding]]:
-    """Yield the checks of all servers that a configuration names."""
     for name, catalog in settings.catalogs.items():
         for url in catalog.url:
             yield check_registry(name, catalog, url, steps)
