@@ -1,8 +1,8 @@
 """`gateway dlq`: list, show, retry and drop the dead letters of a sidecar's groups.
 
-This module has the commands `list` and `show`. `actions` retries and drops, `context` opens the
-sidecar's cluster and finds the queue of a group, and `report` formats what is printed. Start
-reading with `context`; the queue itself is `gateway.sidecar.dead_letter_retry.queue`.
+This module has the commands. `actions` retries and drops, `context` opens the sidecar's cluster and
+finds the queue of a group, and `report` formats the output. Start reading with `context`; the queue
+itself is `gateway.sidecar.dead_letter_retry.queue`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 
 
 class RetryTarget(StrEnum):
-    """Where a retried record goes: its back end, or the topic that it is from."""
+    """The destination of a retried record: its back end, or the topic that it is from."""
 
     TOPIC = "topic"
     BACKEND = "backend"

@@ -1,7 +1,4 @@
-"""Retry and drop dead letters.
-
-The commands `gateway dlq retry` and `gateway dlq drop` call this module.
-"""
+"""Retry and drop dead letters, for `gateway dlq retry` and `gateway dlq drop`."""
 
 from __future__ import annotations
 
@@ -34,14 +31,7 @@ async def retry_dead_letters(
     """Retry the dead letters of a topic that are waiting now, and print a summary.
 
     Args:
-        group: The group that gave them up; None if there is only one.
-        to_backend: Send them to the group's back end, else write them to their topic.
-        limit: Retry at most so many; None for all.
-        give_up: With `to_backend`: do not keep what fails again as a dead letter.
-
-    Raises:
-        typer.Exit: Some failed again.
-        GatewayError: The retry could not be completed.
+        give_up: With `to_backend`: do not keep a record that fails again as a dead letter.
     """
     from gateway.sidecar.dead_letter_retry.retry import create_transactions
 
@@ -126,11 +116,6 @@ async def _retry_to_backend(
 
 
 def _require_backend(queue: DeadLetterQueue, result: RetryResult, counts: Counter[str]) -> None:
-    """Check that the back end answered for a batch.
-
-    Raises:
-        GatewayError: It did not.
-    """
     if result.backend_failure:
         done = f"{counts.total()} were retried before" if counts else "nothing was changed"
         raise GatewayError(f"{queue.topic}: the back end is away: {result.backend_failure}; {done}")
@@ -139,18 +124,10 @@ def _require_backend(queue: DeadLetterQueue, result: RetryResult, counts: Counte
 async def drop_dead_letters(
     file: Path, topic: str, group: str | None, purge: bool, confirmed: bool
 ) -> bool:
-    """Drop the dead letters of a topic that are waiting now.
+    """Drop the waiting dead letters of a topic; return False if the user did not confirm.
 
     Args:
-        group: The group that gave them up; None if there is only one.
         purge: Delete all records of the topic of dead letters, of all groups.
-        confirmed: Do not ask.
-
-    Returns:
-        Whether it was done: False if the user did not confirm.
-
-    Raises:
-        GatewayError: They cannot be dropped.
     """
     from gateway.kafka.admin.delete_records import delete_records
     from gateway.sidecar.dead_letter_retry.retry import create_transactions
@@ -187,10 +164,7 @@ async def _fetch_end_offsets(context: Context, queue: DeadLetterQueue) -> dict[T
 
 
 async def _count_waiting(queue: DeadLetterQueue) -> int:
-    """Return how many dead letters wait.
-
-    They are read for this: offsets also count transaction markers and other groups' letters.
-    """
+    """Count dead letters by reading: offsets also count markers and other groups' letters."""
     count = 0
     async for letters, _ in queue.iter_dead_letters(await queue.fetch_ranges()):
         count += len(letters)

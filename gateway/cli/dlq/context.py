@@ -17,19 +17,7 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def open_context(file: Path) -> AsyncIterator[Context]:
-    """Open what the sidecar's classes need: settings, cluster, codecs. There is no producer.
-
-    Args:
-        file: The configuration; a missing section `sidecar` means its defaults.
-
-    Yields:
-        The context; the cluster and the codecs are closed after the block.
-
-    Raises:
-        ConfigError: The configuration is wrong.
-        GatewayError: Its Kafka is the embedded one.
-        BrokerUnavailable: No broker answers.
-    """
+    """Open the context of the sidecar's classes without a producer, also without `sidecar`."""
     from gateway.config import load
     from gateway.config.sections.sidecar import Sidecar
     from gateway.formats.codec import Codecs
@@ -58,13 +46,8 @@ async def find_queue(context: Context, topic: str, group: str | None) -> DeadLet
     """Return the dead letters of a topic and a group.
 
     Args:
-        context: The sidecar's context.
         group: The group that gave them up. None for the only one that did; if there is none, the
             only one that is configured for the topic.
-
-    Raises:
-        UnknownTopic: The topic has no dead letters.
-        GatewayError: There is not exactly one such group.
     """
     from gateway.sidecar.backends import get_dead_letter_ext
     from gateway.sidecar.dead_letter_retry.counts import count_dead_letters

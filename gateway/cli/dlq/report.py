@@ -19,7 +19,6 @@ TABLE_HEADER = ("TOPIC", "GROUP", "WAITING", "TOTAL", "OLDEST", "REASON")
 
 
 def format_table(counts: Sequence[DeadLetterCounts]) -> str:
-    """Return a table with a row for each topic and group."""
     rows = [
         (
             each.topic,
@@ -39,13 +38,11 @@ def format_table(counts: Sequence[DeadLetterCounts]) -> str:
 
 
 def format_count_json(count: DeadLetterCounts) -> str:
-    """Return the counts of one topic and group as a JSON object."""
     oldest = None if count.oldest is None else _format_time(count.oldest)
     return json.dumps({**count._asdict(), "oldest": oldest})
 
 
 def format_dead_letter(dead_letter: QueuedDeadLetter) -> str:
-    """Return a dead letter as several lines: where it is from, why it failed, the record."""
     letter, record = dead_letter.message, dead_letter.record
     lines = [
         f"{record.tp}@{record.offset}  from {letter.origin}@{letter.offset}"
@@ -83,14 +80,7 @@ def format_dead_letter_json(dead_letter: QueuedDeadLetter) -> str:
 
 @contextmanager
 def show_progress(total: int) -> Iterator[Callable[[int], None]]:
-    """Show a bar on stderr, if that is a terminal.
-
-    Args:
-        total: How many steps there are.
-
-    Yields:
-        The function to call with the number of further steps that are done.
-    """
+    """Show a bar on stderr, if that is a terminal; yield a function that takes further steps."""
     import sys
 
     if not sys.stderr.isatty():
