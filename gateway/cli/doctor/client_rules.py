@@ -1,4 +1,4 @@
-"""Recognize what is wrong between the gateway and its clients."""
+"""Recognize faults between the gateway and its clients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ _POLICY_LOSES = frozenset({"skip", "conflate", "disconnect"})
 
 
 def find_absent_guards(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
-    """Yield the evidence that guards cannot decide."""
     names = [
         labels["guard"]
         for labels, ready in observation.after.iter_series(catalog.GUARD_READY)
@@ -30,7 +29,6 @@ def find_absent_guards(observation: Observation, thresholds: Thresholds) -> Iter
 
 
 def find_paused_routes(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
-    """Yield the routes that an operator paused."""
     for route in observation.routes or ():
         if route["paused"]:
             pause = route["paused"]
@@ -38,21 +36,18 @@ def find_paused_routes(observation: Observation, thresholds: Thresholds) -> Iter
 
 
 def find_refused_load(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
-    """Yield the evidence that limits refuse clients."""
     for labels, grown in observation.iter_growth(catalog.REFUSED_CONNECTIONS):
         yield f"{format_count(grown, 'connection')} refused by listen.limits, {labels['limit']}"
     yield from _iter_refusals(observation, _BUSY_STATUSES, 1.0)
 
 
 def find_refused_access(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
-    """Yield the evidence that more clients are refused than served."""
     opened = observation.growth(catalog.STREAMS_OPENED)
     least = max(thresholds.min_refusals, opened)
     yield from _iter_refusals(observation, _ACCESS_STATUSES, least)
 
 
 def find_slow_clients(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
-    """Yield the evidence that connections of clients accept less than there is to send."""
     evidence = list(_iter_slow_routes(observation))
     yield from evidence
     if evidence:
@@ -79,7 +74,6 @@ def _iter_slow_routes(observation: Observation) -> Iterator[str]:
 
 
 def _iter_slow_streams(observation: Observation) -> Iterator[str]:
-    """Yield the slowest streams, the furthest behind first."""
     slow = [each for each in observation.streams or () if each["state"] == "slow"]
     slow.sort(key=lambda stream: -stream["behind"])
     for stream in islice(slow, 3):
@@ -90,7 +84,6 @@ def _iter_slow_streams(observation: Observation) -> Iterator[str]:
 
 
 def find_self_limited_clients(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
-    """Yield the evidence that clients ask for no more, or that their route limits their rate."""
     for state, reason in (
         ("no-credit", "asked for no more records (credit)"),
         ("max-rate", "get no more because of maxRate"),
@@ -107,7 +100,6 @@ def find_self_limited_clients(observation: Observation, thresholds: Thresholds) 
 
 
 def find_unmatched_filters(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
-    """Yield the routes whose filters match none of the records that are read for them."""
     for route in observation.routes or ():
         if not route["filtered"]:
             continue

@@ -1,4 +1,4 @@
-"""Ask a running gateway: two scrapes some seconds apart, and what its admin API says at the end."""
+"""Ask a running gateway: two scrapes some seconds apart, then its admin API."""
 
 from __future__ import annotations
 
@@ -26,16 +26,7 @@ MAX_ATTEMPTS = 3
 async def observe_gateway(
     address: AdminAddress, interval_s: float, headers: Mapping[str, str] = MappingProxyType({})
 ) -> Observation:
-    """Observe a gateway for some seconds.
-
-    Args:
-        address: Its admin API, or another port that has `/metrics`.
-        interval_s: Seconds between the two scrapes.
-        headers: Sent with every request, to be admitted.
-
-    Raises:
-        GatewayError: It does not answer, refuses the request, or has no metrics there.
-    """
+    """Observe a gateway for some seconds, by its admin API or another port that has `/metrics`."""
     base_url = address.url.rstrip("/")
     try:
         async with httpx.AsyncClient(
@@ -68,7 +59,7 @@ async def observe_gateway(
 async def _scrape_all_workers(http: httpx.AsyncClient) -> Scrape:
     """Return a scrape that includes all workers, if there is one within some attempts.
 
-    All that a worker has counted since its start would otherwise have grown until the next scrape.
+    Otherwise all counts of a missing worker would have grown until the next scrape.
     """
     for _ in range(MAX_ATTEMPTS):
         scrape = await _scrape(http)

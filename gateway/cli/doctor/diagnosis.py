@@ -1,4 +1,4 @@
-"""Diagnose a running gateway: apply all rules to what was observed, root causes first."""
+"""Diagnose a running gateway: apply all rules to an observation, root causes first."""
 
 from __future__ import annotations
 
@@ -38,15 +38,10 @@ _PAST_LOSSES = {
 
 @dataclass(frozen=True, slots=True)
 class GatewayDiagnosis:
-    """What the doctor found in a gateway.
+    """The findings of the doctor in a gateway.
 
     Attributes:
-        url: Where it was asked.
-        seconds: How long it was observed.
-        clients: The streams that are open.
-        deliveries_per_second: Records sent to clients.
         causes: The causes, the likeliest first.
-        unseen: The causes that could not be judged, each with what is missing.
         past: Losses since the start of the gateway that did not grow meanwhile.
     """
 
@@ -61,12 +56,6 @@ class GatewayDiagnosis:
 
 
 def diagnose(observation: Observation, thresholds: Thresholds | None = None) -> GatewayDiagnosis:
-    """Return the causes of slow or missing records.
-
-    Args:
-        observation: What was seen of the gateway.
-        thresholds: The least effect that makes something a cause, by default that of `Thresholds`.
-    """
     thresholds = thresholds or Thresholds()
     causes: list[DiagnosedCause] = []
     for rule in RULES:
@@ -88,7 +77,6 @@ def diagnose(observation: Observation, thresholds: Thresholds | None = None) -> 
 
 
 def _explain_unseen(observation: Observation) -> dict[str, str]:
-    """Return why causes could not be judged, by their names."""
     if observation.routes is None:
         reason = "needs the admin API (the section `admin`)"
         return dict.fromkeys(("route-paused", "filter-matches-none"), reason)

@@ -1,4 +1,4 @@
-"""Recognize what is wrong between the gateway and Kafka."""
+"""Recognize faults between the gateway and Kafka."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ _DAMAGE_CAUSES = (Cause.CORRUPT, Cause.STORAGE, Cause.UNEXPECTED)
 
 
 def find_absent_brokers(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
-    """Yield the evidence that brokers are away."""
     for labels, value in observation.after.iter_series(catalog.KAFKA_REACHABLE):
         if not value:
             yield f"no broker{format_cluster(labels)} answers"
@@ -43,7 +42,6 @@ def find_absent_brokers(observation: Observation, thresholds: Thresholds) -> Ite
 
 
 def find_old_brokers(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
-    """Yield the evidence that a broker is too old for the gateway."""
     for labels, grown in observation.iter_growth(
         catalog.KAFKA_REQUEST_FAILURES, cause=TOO_OLD_CAUSE
     ):
@@ -55,7 +53,6 @@ def find_old_brokers(observation: Observation, thresholds: Thresholds) -> Iterat
 
 
 def find_refusing_brokers(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
-    """Yield the evidence that brokers refuse the gateway."""
     yield from _iter_partition_evidence(observation, _REFUSED_CAUSES)
     failures = observation.growth(catalog.BROKER_CONNECT_FAILURES, cause=Cause.AUTHENTICATION)
     if failures:
@@ -64,27 +61,22 @@ def find_refusing_brokers(observation: Observation, thresholds: Thresholds) -> I
 
 
 def find_leaderless_partitions(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
-    """Yield the evidence that partitions have no leader."""
     yield from _iter_partition_evidence(observation, (Cause.NO_LEADER,))
 
 
 def find_unknown_topics(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
-    """Yield the evidence that topics do not exist."""
     yield from _iter_partition_evidence(observation, (Cause.UNKNOWN_TOPIC,))
 
 
 def find_damaged_partitions(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
-    """Yield the evidence that brokers answer with what cannot be read."""
     yield from _iter_partition_evidence(observation, _DAMAGE_CAUSES)
 
 
 def find_absent_registry(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
-    """Yield the evidence that the schema registry is away."""
     yield from _iter_partition_evidence(observation, (Cause.REGISTRY,))
 
 
 def find_open_transactions(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
-    """Yield the evidence that transactions hold partitions."""
     held = [
         (labels, seconds)
         for labels, before, seconds in observation.iter_lasting(
@@ -99,7 +91,6 @@ def find_open_transactions(observation: Observation, thresholds: Thresholds) -> 
 
 
 def find_throttling(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
-    """Yield the evidence that brokers throttle the gateway."""
     for labels, grown in observation.iter_growth(catalog.KAFKA_THROTTLED_SECONDS):
         if grown >= thresholds.min_throttled_share * observation.seconds:
             yield (
@@ -109,7 +100,6 @@ def find_throttling(observation: Observation, thresholds: Thresholds) -> Iterato
 
 
 def find_read_backlog(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
-    """Yield the evidence that records arrive faster than the gateway reads them."""
     by_topic: dict[str, list[dict[str, str]]] = {}
     lags: dict[str, tuple[float, float]] = {}
     for labels, before, value in observation.iter_lasting(catalog.PARTITION_LAG_RECORDS):
@@ -128,7 +118,6 @@ def find_read_backlog(observation: Observation, thresholds: Thresholds) -> Itera
 
 
 def find_gaps(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
-    """Yield the evidence of records that were gone before they were read."""
     for labels, grown in observation.iter_growth(catalog.GAPS):
         records = observation.growth(catalog.GAP_RECORDS, **labels)
         yield (
@@ -138,7 +127,6 @@ def find_gaps(observation: Observation, thresholds: Thresholds) -> Iterator[str]
 
 
 def find_invalid_records(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
-    """Yield the evidence of records that do not match the model of their topic."""
     for labels, grown in observation.iter_growth(catalog.INVALID_RECORDS):
         what = (
             "had no JSON for filters and transforms to look into"
@@ -149,7 +137,6 @@ def find_invalid_records(observation: Observation, thresholds: Thresholds) -> It
 
 
 def find_refused_writes(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
-    """Yield the evidence of records of clients that were not written."""
     for labels, grown in observation.iter_growth(catalog.PRODUCED_RECORDS):
         if labels["outcome"] != "written":
             yield f"{format_count(grown, 'record')} for {labels['topic']}: {labels['outcome']}"
@@ -158,8 +145,8 @@ def find_refused_writes(observation: Observation, thresholds: Thresholds) -> Ite
 def _iter_partition_evidence(observation: Observation, causes: Collection[str]) -> Iterator[str]:
     """Yield a line for each of these causes that kept partitions from being read at both scrapes.
 
-    A partition counts that could not be read at the first scrape for another cause: causes of one
-    fault take turns, such as a lost connection and a leader that is not there any more.
+    The first scrape may have another cause: causes of one fault take turns, such as a lost
+    connection and a missing leader.
     """
     unreadable = {
         (labels["topic"], labels["partition"])

@@ -1,4 +1,4 @@
-"""Hold what the doctor learned of a gateway: two scrapes, and answers of its admin API."""
+"""Hold the observation of a gateway: two scrapes, and answers of its admin API."""
 
 from __future__ import annotations
 
@@ -13,16 +13,11 @@ from .scrape import Scrape
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What was seen of one gateway. The collection creates it; the rules read it.
+    """The observation of one gateway. `collection` creates it; the rules read it.
 
     Attributes:
-        url: Where it was asked.
-        seconds: The time between the two scrapes.
-        now: When it ended, in seconds since 1970.
-        after: The second one.
-        routes: `GET /routes` of the admin API; None if it was not answered.
-        streams: The first streams of `GET /streams`; None if it was not answered.
-        health: `GET /health` of the admin API; None if it was not answered.
+        routes: `GET /routes` of the admin API; None if it was not answered, as of the next two.
+        streams: The first streams of `GET /streams`.
         missing: The workers that did not answer for `GET /routes`.
     """
 
@@ -37,18 +32,14 @@ class Observation:
     missing: Sequence[int] = ()
 
     def growth(self, metric: Metric, suffix: str = "", **labels: str) -> float:
-        """Return by how much the series of a counter with these labels grew, all together."""
         return sum(grown for _, grown in self.iter_growth(metric, suffix, **labels))
 
     def iter_growth(
         self, metric: Metric, suffix: str = "", **labels: str
     ) -> Iterator[tuple[dict[str, str], float]]:
-        """Iterate over the series of a counter that grew.
+        """Yield the labels of each series of a counter that grew, and its growth.
 
-        A worker that was restarted counts from 0 again; then all that it has by now is new.
-
-        Yields:
-            The labels of a series, and by how much it grew.
+        A worker that was restarted counts from 0 again; then its whole count is new.
         """
         for names, value in self.after.iter_series(metric, suffix, **labels):
             before = self.before.get(metric, names, suffix) or 0.0
@@ -59,11 +50,7 @@ class Observation:
     def iter_lasting(
         self, metric: Metric, **labels: str
     ) -> Iterator[tuple[dict[str, str], float, float]]:
-        """Iterate over the series of a gauge that were above 0 at both scrapes.
-
-        Yields:
-            The labels of a series, its value before, and its value now.
-        """
+        """Yield the labels, first and last value of each gauge above 0 at both scrapes."""
         for names, value in self.after.iter_series(metric, **labels):
             before = self.before.get(metric, names)
             if before and value:

@@ -1,4 +1,4 @@
-"""Recognize what is wrong with the gateway's own processes, its back ends and its version."""
+"""Recognize faults of the gateway's own processes, its back ends and its version."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ _MIB = 1024 * 1024
 
 
 def find_missing_workers(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
-    """Yield the evidence that workers do not answer."""
     before = observation.before.sum(catalog.WORKERS_MISSING)
     missing = observation.after.sum(catalog.WORKERS_MISSING)
     if before and missing:
@@ -24,7 +23,6 @@ def find_missing_workers(observation: Observation, thresholds: Thresholds) -> It
 
 
 def find_restarts(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
-    """Yield the workers that were started again between the scrapes."""
     for labels, started in observation.after.iter_series(catalog.PROCESS_START_TIME_SECONDS):
         before = observation.before.get(catalog.PROCESS_START_TIME_SECONDS, labels)
         if before is not None and before != started:
@@ -33,7 +31,6 @@ def find_restarts(observation: Observation, thresholds: Thresholds) -> Iterator[
 
 
 def find_loop_lag(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
-    """Yield the workers whose event loop keeps others waiting."""
     for labels, lag in observation.iter_growth(catalog.EVENT_LOOP_LAG_SECONDS, "_sum"):
         if lag < thresholds.max_loop_share * observation.seconds:
             continue
@@ -46,7 +43,6 @@ def find_loop_lag(observation: Observation, thresholds: Thresholds) -> Iterator[
 
 
 def find_full_memory(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
-    """Yield the evidence that what `memory` limits is used up."""
     limit = observation.after.sum(catalog.MEMORY_LIMIT_BYTES)
     if not limit:
         return
@@ -74,7 +70,6 @@ def find_full_memory(observation: Observation, thresholds: Thresholds) -> Iterat
 
 
 def find_absent_backends(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
-    """Yield the reactive groups whose back end does not answer."""
     for labels, grown in observation.iter_growth(catalog.REACTIVE_BATCHES, verdict="away"):
         waiting = observation.after.sum(catalog.REACTIVE_WAITING_RECORDS, group=labels["group"])
         yield (
@@ -90,7 +85,6 @@ def find_absent_backends(observation: Observation, thresholds: Thresholds) -> It
 
 
 def find_dead_letters(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
-    """Yield the evidence of records that the back end could not process."""
     for labels, grown in observation.iter_growth(catalog.REACTIVE_RECORDS, outcome="dead"):
         yield (
             f"group {labels['group']}: {format_count(grown, 'record')} of {labels['topic']} became "
@@ -104,7 +98,6 @@ def find_dead_letters(observation: Observation, thresholds: Thresholds) -> Itera
 
 
 def find_full_files(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
-    """Yield the workers that run out of file descriptors."""
     for labels, used in observation.after.iter_series(catalog.PROCESS_OPEN_FDS):
         limit = observation.after.get(catalog.PROCESS_MAX_FDS, labels)
         if limit and used >= thresholds.max_file_share * limit:
@@ -112,7 +105,6 @@ def find_full_files(observation: Observation, thresholds: Thresholds) -> Iterato
 
 
 def find_expiring_certificate(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
-    """Yield when the certificate of `listen.tls` expires, if that is soon."""
     for _, expiry in observation.after.iter_series(catalog.CERTIFICATE_EXPIRY_TIMESTAMP_SECONDS):
         seconds = expiry - observation.now
         if expiry and seconds < thresholds.min_certificate_seconds:
@@ -125,7 +117,6 @@ def find_expiring_certificate(observation: Observation, thresholds: Thresholds) 
 
 
 def find_mixed_versions(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
-    """Yield the versions of the workers, if they differ."""
     versions = {labels["version"] for labels, _ in observation.after.iter_series(catalog.INFO)}
     if len(versions) > 1:
         yield f"workers run {format_list(sorted(versions))}"

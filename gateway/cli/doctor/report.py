@@ -12,7 +12,6 @@ from .diagnosis import GatewayDiagnosis
 
 
 def to_json(diagnosis: GatewayDiagnosis) -> dict[str, Any]:
-    """Return a diagnosis as a JSON object; figures have three decimal places."""
     data = asdict(diagnosis)
     rate = data.pop("deliveries_per_second")
     return {
@@ -23,7 +22,6 @@ def to_json(diagnosis: GatewayDiagnosis) -> dict[str, Any]:
 
 
 def render_text(diagnosis: GatewayDiagnosis) -> str:
-    """Return a diagnosis as lines of text."""
     return "\n".join(_iter_lines(diagnosis))
 
 

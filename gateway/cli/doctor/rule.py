@@ -18,14 +18,6 @@ class Thresholds(NamedTuple):
     Attributes:
         max_loop_share: The share of time for which the event loop may keep others waiting. It is
             measured four times per second, so about half of a pause is seen.
-        max_memory_share: The share of `memory` that may be in use.
-        max_file_share: The share of file descriptors that may be in use.
-        min_lag_records: The fewest offsets that a read has to be behind.
-        min_held_seconds: How long a transaction has to hold a partition.
-        min_throttled_share: The share of time for which brokers have to throttle the gateway.
-        min_unmatched_records: The fewest records that pass a route whose filter matches none.
-        min_refusals: The fewest requests without access that count.
-        min_certificate_seconds: How long the certificate has to be valid.
     """
 
     max_loop_share: float = 0.2
@@ -40,14 +32,10 @@ class Thresholds(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """One cause, and how it is recognized.
+    """One cause, its evidence, and the settings or commands to change.
 
     Attributes:
-        name: The name of the cause for programs.
-        title: What it is, in a few words.
-        find_evidence: Returns what was seen of it, a sentence each; none if it is not there.
-        settings: What to change: settings of the YAML, or commands.
-        advice: How to change it, and why that helps.
+        find_evidence: Returns a sentence for each piece of evidence; none if there is no cause.
     """
 
     name: str
@@ -70,7 +58,7 @@ def format_partitions(series: Iterable[Mapping[str, str]]) -> str:
 
 
 def format_list(items: Iterable[str]) -> str:
-    """Return items separated by commas; the number of those that are too many."""
+    """Return items separated by commas; the number of those above `MAX_LISTED`."""
     found = list(items)
     more = [f"and {len(found) - MAX_LISTED} more"] if len(found) > MAX_LISTED else []
     return ", ".join(found[:MAX_LISTED] + more)
@@ -82,10 +70,8 @@ def format_cluster(labels: Mapping[str, str]) -> str:
 
 
 def format_count(number: float, noun: str) -> str:
-    """Return a number with its noun, in the plural if it is not 1."""
     return f"{number:,.0f} {noun}{'' if number == 1 else 's'}"
 
 
 def iter_health(observation: Observation, key: str) -> Iterator[str]:
-    """Iterate over the `reasons` or `warnings` of the gateway's health."""
     yield from (observation.health or {}).get(key, ())
