@@ -136,11 +136,6 @@ def init(
 
 
 def _find_guard(ctx: typer.Context, guard: GuardPreset) -> GuardPreset | None:
-    """Return the guard that the command line means; None if it says nothing about guards.
-
-    Raises:
-        typer.BadParameter: It has an option of another guard than the one it names.
-    """
     given = [f"--{name}" for name in ("issuer", "audience") if is_given(ctx, name)]
     if not is_given(ctx, "guard"):
         return GuardPreset.JWT if given else None
@@ -152,7 +147,7 @@ def _find_guard(ctx: typer.Context, guard: GuardPreset) -> GuardPreset | None:
 
 
 class _Questions:
-    """Asks for values that the command line does not have, if it may."""
+    """Asks for values that the command line does not have, if stdin is a terminal."""
 
     def __init__(self, ctx: typer.Context, *, is_asking: bool) -> None:
         self._ctx = ctx
@@ -162,10 +157,7 @@ class _Questions:
         """Return the answer to a question; the default if it was given or is not asked for.
 
         Args:
-            parameter: The parameter that has the value of the command line.
-            default: The answer that an empty line gives.
-            convert: Returns the value of an answer. If it raises `typer.BadParameter`, that is
-                printed and the question is asked again.
+            convert: Returns the value of an answer, or raises BadParameter to ask again.
         """
         if not self.is_asking or is_given(self._ctx, parameter, in_environment=True):
             return convert(default)
@@ -175,8 +167,6 @@ class _Questions:
         return answer
 
     def choice(self, parameter: str, question: str, default: E, choices: type[E]) -> E:
-        """Return the chosen one of some values."""
-
         def convert(answer: str) -> E:
             try:
                 return choices(answer)
@@ -211,11 +201,6 @@ def _convert_origins(text: str) -> Sequence[str]:
 
 
 def _choose_topics(ask: _Questions, config: StarterConfig) -> Sequence[str]:
-    """Return the topics of the cluster, or those of them that are chosen.
-
-    Raises:
-        GatewayError: The cluster cannot be asked, or has none, and nobody else can be asked.
-    """
     try:
         found = asyncio.run(_list_topics(_load_kafka(config)))
     except GatewayError as exc:
@@ -252,11 +237,7 @@ async def _list_topics(kafka: Kafka) -> list[str]:
 
 
 def _validate(config: StarterConfig) -> None:
-    """Check a configuration before it is written, whatever its variables will be.
-
-    Raises:
-        typer.BadParameter: A value is wrong.
-    """
+    """Check a configuration before it is written, whatever its variables will be."""
     from gateway.config import loads
 
     # Files that variables will name cannot be checked yet, so those options are left out.
@@ -272,11 +253,7 @@ def _validate(config: StarterConfig) -> None:
 
 
 def _validate_given(config: StarterConfig, *, has_issuer: bool) -> None:
-    """Check the values of the command line, before anything is asked for.
-
-    Raises:
-        typer.BadParameter: A value is wrong.
-    """
+    """Check the values of the command line, before any question."""
     topics = config.topics or _EXAMPLE.topics
     issuer = config.issuer if has_issuer else _EXAMPLE.issuer
     _validate(replace(config, topics=topics, issuer=issuer))

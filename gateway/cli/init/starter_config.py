@@ -12,8 +12,6 @@ GUARD_NAME = "login"
 
 
 class SecurityPreset(StrEnum):
-    """How a cluster is secured."""
-
     NONE = "none"
     TLS = "tls"
     SASL_PLAIN = "sasl-plain"
@@ -24,8 +22,6 @@ class SecurityPreset(StrEnum):
 
 
 class GuardPreset(StrEnum):
-    """Who may connect."""
-
     NONE = "none"
     JWT = "jwt"
     INLINE = "inline"
@@ -40,17 +36,7 @@ _MECHANISMS = {
 
 @dataclass(frozen=True)
 class StarterConfig:
-    """A first configuration.
-
-    Attributes:
-        servers: The brokers, separated by commas.
-        security: How the cluster is secured.
-        topics: The topics; each has a route.
-        guard: Who may connect.
-        issuer: The issuer of tokens, for a guard of type jwt.
-        audience: The audience of tokens, for a guard of type jwt.
-        origins: The origins whose pages may connect.
-    """
+    """A first configuration: each topic has a route. `servers` are separated by commas."""
 
     servers: str
     security: SecurityPreset = SecurityPreset.NONE
@@ -63,7 +49,7 @@ class StarterConfig:
 
     @property
     def variables(self) -> Sequence[str]:
-        """The environment variables that must be set."""
+        """The environment variables that must be set; the `optional_variables` may be."""
         kafka = {
             SecurityPreset.NONE: (),
             SecurityPreset.TLS: (),
@@ -74,11 +60,9 @@ class StarterConfig:
 
     @property
     def optional_variables(self) -> Sequence[str]:
-        """The environment variables that the file takes if they are set."""
         return () if self.security is SecurityPreset.NONE else ("KAFKA_CA",)
 
     def to_yaml(self) -> str:
-        """Return the configuration."""
         lines = [
             SCHEMA_MODELINE,
             SCHEMA_HINT,
