@@ -83,18 +83,7 @@ def migrate(
 
 
 def migrate_source(source: Source, file: Path, output: Path) -> tuple[Draft, WrittenConfig | None]:
-    """Return the configuration that a source becomes, with its report, and as text.
-
-    There is no text if no route is left.
-
-    Args:
-        source: What was read.
-        file: The file that was read.
-        output: The file that will be written; its relative paths start there.
-
-    Raises:
-        GatewayError: It is no configuration of Zilla.
-    """
+    """Return the draft of a source with its report, and the text; None if no route is left."""
     from .draft import Draft
     from .report import MigrationReport, SourceValue
     from .validation import prune

@@ -21,12 +21,9 @@ class Draft:
     """A configuration that a converter builds and `validation` prunes.
 
     Attributes:
-        report: What became of the source.
         folder: The folder of the file that will be written, where relative paths start.
-        values: The values, by the paths of options.
-        comments: The comments above options, by path.
-        variables: What each environment variable must hold, by name. Those that the source itself
-            refers to are not listed.
+        variables: The description of each environment variable, by name, except those that the
+            source itself refers to.
     """
 
     report: MigrationReport
@@ -36,14 +33,12 @@ class Draft:
     variables: dict[str, str] = field(default_factory=dict)
 
     def set(self, loc: Loc, value: Any) -> None:
-        """Set an option; the sections around it are made."""
         section: Any = self.values
         for step in loc[:-1]:
             section = section[step] if isinstance(step, int) else section.setdefault(step, {})
         section[loc[-1]] = value
 
     def get(self, loc: Loc) -> Any:
-        """Return the value of an option; None if it is not set."""
         value: Any = self.values
         for step in loc:
             try:
@@ -53,34 +48,22 @@ class Draft:
         return value
 
     def carry(self, source: SourceValue, *target: str | int, value: Any = None) -> None:
-        """Set an option to a value of the source, or to what it becomes here.
-
-        Args:
-            source: The value of the source; if it is missing, nothing happens.
-            value: What it becomes; None for the same.
-        """
+        """Set an option to a value of the source, or to `value`, if the source has it."""
         if source.exists:
             self.set(target, source.value if value is None else value)
             source.carry(*target, is_same=value is None)
 
     def comment(self, loc: Loc, text: str) -> None:
-        """Put a comment above an option."""
         lines = self.comments.setdefault(loc, [])
         if text not in lines:
             lines.append(text)
 
     def need_variable(self, name: str, description: str, default: str | None = None) -> str:
-        """Return the reference to an environment variable that must be set.
-
-        Args:
-            description: What it must hold.
-            default: What it is if it is not set; None if it must be.
-        """
+        """Return the reference to a variable, which must be set if it has no default."""
         self.variables.setdefault(name, description)
         return f"${{env.{name}}}" if default is None else f"${{env.{name}:{default}}}"
 
     def add_route(self, route: Mapping[str, Any], comment: str) -> Loc:
-        """Add a route, and return its place."""
         routes = self.values.setdefault("routes", [])
         routes.append(dict(route))
         loc = ("routes", len(routes) - 1)
@@ -88,10 +71,7 @@ class Draft:
         return loc
 
     def remove(self, loc: Loc, reason: str) -> None:
-        """Remove an option or an item, with what is below it, and report what was carried there.
-
-        A reason why nothing is there stands in the report, if it came from the source.
-        """
+        """Remove an option or an item with all below it, and report the values carried there."""
         parent, step = self.get(loc[:-1]), loc[-1]
         if isinstance(parent, dict):
             parent.pop(step, None)
@@ -109,15 +89,12 @@ class Draft:
         self.report.drop_target(loc, reason)
 
     def list_variables(self) -> dict[str, str]:
-        """Return the variables that must be set, each with what it must hold, in their order."""
         return self._find_variables(is_optional=False)
 
     def list_optional_variables(self) -> dict[str, str]:
-        """Return the variables that are taken if they are set, each with what it must hold."""
         return self._find_variables(is_optional=True)
 
     def _find_variables(self, *, is_optional: bool) -> dict[str, str]:
-        """Return the variables with a default, or those without one."""
         found: dict[str, str] = {}
         for _, value in iter_leaves(self.values):
             for name, colon in _VARIABLE.findall(value) if isinstance(value, str) else ():

@@ -1,8 +1,8 @@
-"""Record what became of each value of a file that is migrated.
+"""Record the outcome of each value of a file that is migrated.
 
 Every leaf of the file has one outcome: it was *carried* to a place of the new configuration, it is
-*implied* by what the gateway does anyway, or it was *omitted* for a reason. What no converter has
-looked at is omitted as unknown, so that nothing is dropped silently.
+*implied* by what the gateway does anyway, or it was *omitted* for a reason. A value that no
+converter has looked at is omitted as unknown, so that nothing is dropped silently.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ UNKNOWN = "is not known to `gateway migrate`; look up what it does, and whether 
 
 
 class OutcomeKind(StrEnum):
-    """What became of a value."""
-
     CARRIED = "carried"
     IMPLIED = "implied"
     OMITTED = "not carried"
@@ -29,12 +27,7 @@ class OutcomeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one leaf of the source.
-
-    Attributes:
-        target: Its place in the new configuration, if it was carried.
-        reason: Why it is implied or omitted, and what to do instead.
-    """
+    """The outcome of one leaf: its target if carried, or the reason if implied or omitted."""
 
     kind: OutcomeKind
     target: Loc = ()
@@ -43,10 +36,9 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Omission:
-    """What was not carried: a value of the source with all below it.
+    """A value of the source that was not carried, with all below it.
 
     Attributes:
-        reason: Why, and what to do instead.
         near: The place in the new configuration where readers miss it; empty for none.
         is_rest: Whether something below it has another outcome.
     """
@@ -60,12 +52,10 @@ class Omission:
 class MigrationReport:
     """The outcome of every leaf of one source. The first outcome of a leaf counts.
 
-    Created by the command, filled by the converter of the source, and changed by `validation` if
-    what was carried turns out to be refused.
+    Filled by the converter, and changed by `validation` if a carried value is refused.
     """
 
     def __init__(self, source: Source) -> None:
-        """Create a report without outcomes."""
         self.source = source
         self.leaves: dict[Loc, Any] = dict(iter_leaves(source.values))
         self.outcomes: dict[Loc, Outcome] = {}
@@ -77,13 +67,7 @@ class MigrationReport:
                 self._leaves_below.setdefault(leaf[:length], []).append(leaf)
 
     def carry(self, loc: Loc, target: Loc, *, is_same: bool = False) -> None:
-        """Record that a value was carried, with all below it that has no outcome yet.
-
-        Args:
-            loc: Its place in the source.
-            target: Its place in the new configuration.
-            is_same: Whether what is below it has the same paths there.
-        """
+        """Record that a value was carried; with `is_same`, the paths below it stay the same."""
         for leaf in self._iter_open_leaves(loc):
             below = leaf[len(loc) :] if is_same else ()
             self.outcomes[leaf] = Outcome(OutcomeKind.CARRIED, (*target, *below))
@@ -103,12 +87,12 @@ class MigrationReport:
             self._omissions.append(Omission(loc, reason, near, is_rest))
 
     def omit_rest(self, reason: str = UNKNOWN) -> None:
-        """Omit everything that has no outcome yet; nothing is open afterwards."""
+        """Omit every leaf that has no outcome yet."""
         for loc in _find_highest(set(self._iter_open_leaves(())), self.leaves):
             self.omit(loc, reason)
 
     def drop_target(self, target: Loc, reason: str) -> None:
-        """Omit all that was carried to a place of the new configuration, or below it."""
+        """Omit all values that were carried to a place of the new configuration, or below it."""
         lost = {
             leaf
             for leaf, outcome in self.outcomes.items()
@@ -119,7 +103,7 @@ class MigrationReport:
         self._omissions += [Omission(loc, reason) for loc in _find_highest(lost, self.leaves)]
 
     def move_targets(self, moves: Iterable[tuple[Loc, Loc]]) -> None:
-        """Change the places of what was carried, because places before them are gone."""
+        """Change the targets of carried values, because places before them are gone."""
         changes = dict(moves)
         for leaf, outcome in self.outcomes.items():
             self.outcomes[leaf] = replace(outcome, target=_move(outcome.target, changes))
@@ -129,7 +113,6 @@ class MigrationReport:
 
     @property
     def omissions(self) -> list[Omission]:
-        """All that was not carried, in the order of the file."""
         numbers = {leaf: number for number, leaf in enumerate(self.leaves)}
 
         def rank(omission: Omission) -> tuple[int, int]:
@@ -138,7 +121,6 @@ class MigrationReport:
         return sorted(self._omissions, key=rank)
 
     def count(self, kind: OutcomeKind) -> int:
-        """Return how many leaves have an outcome."""
         return sum(outcome.kind is kind for outcome in self.outcomes.values())
 
     def _iter_open_leaves(self, loc: Loc) -> Iterator[Loc]:
@@ -151,7 +133,6 @@ class SourceValue:
     """A value of the source, with its place and the report on it. Missing ones have None."""
 
     def __init__(self, report: MigrationReport, loc: Loc, value: Any) -> None:
-        """Create the value of a place."""
         self.report = report
         self.loc = loc
         self.value = value
@@ -163,13 +144,12 @@ class SourceValue:
 
     @property
     def text(self) -> str:
-        """Its text; empty if it is none. Numbers and booleans are texts, too."""
+        """Its text, also of a number or boolean; empty for others."""
         if isinstance(self.value, bool):
             return str(self.value).lower()
         return str(self.value) if isinstance(self.value, (str, int, float)) else ""
 
     def get(self, *steps: str | int) -> SourceValue:
-        """Return the value at a path below it."""
         value: Any = self.value
         for step in steps:
             if isinstance(value, dict):
@@ -181,12 +161,10 @@ class SourceValue:
         return SourceValue(self.report, (*self.loc, *steps), value)
 
     def items(self) -> Iterator[tuple[str, SourceValue]]:
-        """Yield the keys and values of a mapping; nothing of anything else."""
         for key in self.value if isinstance(self.value, dict) else ():
             yield key, self.get(key)
 
     def __iter__(self) -> Iterator[SourceValue]:
-        """Yield the items of a list; nothing of anything else."""
         for index in range(len(self.value) if isinstance(self.value, list) else 0):
             yield self.get(index)
 
@@ -203,12 +181,10 @@ class SourceValue:
         return self.value
 
     def imply(self, reason: str) -> None:
-        """Record that the gateway does anyway what it says."""
         if self._is_in_source():
             self.report.imply(self.loc, reason)
 
     def omit(self, reason: str, near: Loc = ()) -> None:
-        """Record that it was not carried."""
         if self._is_in_source():
             self.report.omit(self.loc, reason, near)
 

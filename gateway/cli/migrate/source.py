@@ -1,4 +1,4 @@
-"""Read a zilla.yaml, and say where in it each value stands.
+"""Read a zilla.yaml, and the line of each value.
 
 Values keep their place (`loc`) and line. Nothing is substituted: `${...}` means something else
 there.
@@ -30,30 +30,19 @@ MAX_VALUES = 200_000  # with aliases expanded: refuses an alias bomb
 
 @dataclass(slots=True)
 class Source:
-    """A file of another program.
-
-    Attributes:
-        name: The name of the file, for messages.
-        marks: The places of values in the file, by path.
-    """
+    """A zilla.yaml. `marks` has the places of values in the file, by path."""
 
     name: str
     values: Any
     marks: dict[Loc, SourceMark] = field(default_factory=dict)
 
     def format_place(self, loc: Loc) -> str:
-        """Return the place of a value as `file:line: path`."""
         mark = self.marks.get(loc)
         line = f":{mark.line}" if mark is not None else ""
         return f"{self.name}{line}: {format_loc(loc) or 'the file'}"
 
 
 def read_source(file: Path) -> Source:
-    """Read a file.
-
-    Raises:
-        ConfigError: It cannot be read, or is no YAML.
-    """
     name = str(file)
     try:
         text = decode_utf8(file.read_bytes(), name=name)
@@ -82,8 +71,6 @@ def iter_leaves(values: Any, loc: Loc = ()) -> Iterator[tuple[Loc, Any]]:
 
 @dataclass(slots=True)
 class _Builder:
-    """Builds the values of one file from its nodes."""
-
     marks: dict[Loc, SourceMark] = field(default_factory=dict)
 
     def build(self, node: Node, loc: Loc, mark: SourceMark | None = None) -> Any:

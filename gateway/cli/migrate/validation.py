@@ -1,8 +1,8 @@
 """Make a migrated configuration one that `gateway check` accepts.
 
-A converter writes what the source says; the configuration's own checks decide whether it can be
-used. What they refuse is removed and reported with their message. Removing never opens anything: a
-route goes as a whole, and with a guard go the routes that it guards.
+The configuration's own checks decide whether the converted values can be used. Refused values are
+removed, and reported with the message of the check. Removing never opens anything: a route goes as
+a whole, and with a guard go the routes that it guards.
 """
 
 from __future__ import annotations
@@ -33,15 +33,10 @@ _URL_OPTIONS = frozenset({"url", "issuer", "otlp", "keys", "tokenUrl"})
 
 
 def prune(draft: Draft, file: Path, stand_in: Path) -> WrittenConfig:
-    """Remove what is refused, until nothing is, and return the rest as a file.
+    """Remove refused values until none is left, and return the rest as a file.
 
     Args:
-        draft: The configuration, which is changed.
-        file: Where it will be written; its relative paths start there.
         stand_in: A file that exists, for variables that name files.
-
-    Raises:
-        GatewayError: The rest would be refused whatever is removed.
     """
     for _ in range(MAX_ROUNDS):
         _remove_empty_sections(draft)
@@ -57,11 +52,6 @@ def prune(draft: Draft, file: Path, stand_in: Path) -> WrittenConfig:
 
 
 def build_example_environment(draft: Draft, stand_in: Path) -> Mapping[str, str]:
-    """Return a value for each variable of a draft that its options accept.
-
-    Args:
-        stand_in: A file that exists.
-    """
     environ = dict.fromkeys(draft.list_variables(), "x")
     for loc, value in iter_leaves(draft.values):
         match = _WHOLE_VARIABLE.fullmatch(value) if isinstance(value, str) else None
@@ -92,7 +82,7 @@ def _choose_example(loc: Loc, stand_in: Path) -> str:
 def _remove_problems(
     draft: Draft, written: WrittenConfig, problems: Sequence[str], name: str
 ) -> None:
-    """Remove what is refused. Routes are removed only if nothing else is left to remove."""
+    """Remove refused values; routes only if nothing else is left to remove."""
     found: dict[Loc, str] = {}
     for problem in problems:
         match = re.match(rf"{re.escape(name)}:(\d+):\d+: (.*)", problem, re.DOTALL)
@@ -126,7 +116,7 @@ def _replace_servers(draft: Draft, loc: Loc, message: str) -> None:
 
 
 def _find_removable(loc: Loc) -> Loc:
-    """Return what to remove for the problem of an option, so that nothing is opened by it."""
+    """Return the path to remove for the problem of an option, so that nothing is opened by it."""
     if loc[:1] in (("routes",), ("guards",), ("catalogs",)):
         return loc[:2]
     if loc[:2] == _ACCESS_CONTROL:
@@ -143,7 +133,7 @@ def _find_removable(loc: Loc) -> Loc:
 
 
 def _remove_empty_sections(draft: Draft) -> None:
-    """Remove sections of which nothing is left, which are refused or would allow anything."""
+    """Remove empty sections, which are refused or would allow anything."""
     if draft.get((*_ACCESS_CONTROL, "allow", "origins")) == []:
         draft.remove(_ACCESS_CONTROL, "none of its origins is left")
     for section in ("guards", "catalogs", "routes"):

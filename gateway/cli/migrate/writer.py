@@ -1,7 +1,7 @@
-"""Write a migrated configuration as YAML, with comments that say where each part is from.
+"""Write a migrated configuration as YAML, with comments on the source of each part.
 
-What was not carried stands as a comment where it is missed, if there is such a place, and otherwise
-at the head of the file.
+A value that was not carried is a comment where readers miss it, if there is such a place, and
+otherwise at the head of the file.
 """
 
 from __future__ import annotations
@@ -32,18 +32,13 @@ _RESERVED_WORDS = frozenset({"null", "true", "false", "yes", "no", "on", "off", 
 
 @dataclass(slots=True)
 class WrittenConfig:
-    """A configuration as text.
-
-    Attributes:
-        locs: The path of the option on each line; empty for comments.
-    """
+    """A configuration as text, with the option's path on each line; empty for comments."""
 
     lines: list[str] = field(default_factory=list)
     locs: list[Loc] = field(default_factory=list)
 
     @property
     def text(self) -> str:
-        """The text of the file."""
         return "\n".join(self.lines) + "\n"
 
     def find_loc(self, line: int) -> Loc:
@@ -52,7 +47,6 @@ class WrittenConfig:
 
 
 def write_config(draft: Draft) -> WrittenConfig:
-    """Return a draft as a commented file."""
     writer = _Writer(draft)
     writer.write_head()
     known = [name for name in SECTIONS if name in draft.values]
@@ -63,16 +57,12 @@ def write_config(draft: Draft) -> WrittenConfig:
 
 
 def format_omission(draft: Draft, omission: Omission) -> str:
-    """Return the line of something that was not carried, for messages."""
     place = draft.report.source.format_place(omission.loc)
     return f"{place}{_REST if omission.is_rest else ''}: {omission.reason}"
 
 
 class _Writer:
-    """Writes the lines of one draft."""
-
     def __init__(self, draft: Draft) -> None:
-        """Create a writer that has written nothing."""
         self.written = WrittenConfig()
         self._draft = draft
         self._near: dict[Loc, list[Omission]] = {}
@@ -84,7 +74,6 @@ class _Writer:
                 self._far.append(omission)
 
     def write_head(self) -> None:
-        """Write the comments above all sections."""
         name = self._draft.report.source.name
         self.add_line(SCHEMA_MODELINE, ())
         self.add_line(SCHEMA_HINT, ())
@@ -109,7 +98,6 @@ class _Writer:
             self._add_comment(f"- {self._describe(omission)}", 0)
 
     def write_entry(self, key: str, value: Any, loc: Loc, depth: int) -> None:
-        """Write an option and what is below it."""
         self._write_comments(loc, depth)
         head = f"{'  ' * depth}{_format_key(key)}:"
         self._write_value(head, value, loc, depth)
@@ -176,7 +164,6 @@ class _Writer:
 
 
 def _is_short(values: Sequence[Any], head: str) -> bool:
-    """Return whether a list fits into one line."""
     if any(isinstance(value, (Mapping, list)) for value in values):
         return False
     return len(head) + sum(len(str(value)) + 4 for value in values) <= LINE_WIDTH

@@ -2,8 +2,8 @@
 
 Zilla has a chain of bindings from a port to Kafka. `bindings` finds the chains; `routes` converts
 the bindings in them that map paths to topics, `listen` those before and `kafka` those behind.
-`guards`, `catalogs` and `telemetry` convert the sections of these names. Facts are from Zilla's
-JSON schemas (2.4). Start reading at `convert_zilla`.
+`guards`, `catalogs` and `telemetry` convert the sections of these names. The names are those of
+Zilla's JSON schemas (2.4). Start reading at `convert_zilla`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ _EXPRESSION = re.compile(r"\$\{\{\s*env\.([A-Za-z_][A-Za-z0-9_]*)\s*\}\}")
 
 
 def convert_zilla(source: SourceValue, draft: Draft) -> None:
-    """Fill a draft with what a zilla.yaml says."""
     root = SourceValue(source.report, source.loc, _convert_expressions(source.value))
     draft.carry(root.get("name"), "name")
     graph = BindingGraph(root.get("bindings"))
@@ -45,7 +44,7 @@ def convert_zilla(source: SourceValue, draft: Draft) -> None:
 
 
 def _convert_expressions(value: Any) -> Any:
-    """Return values with `${{env.NAME}}` as it is written here, `${env.NAME}`."""
+    """Return values with `${{env.NAME}}` in the gateway's form, `${env.NAME}`."""
     if isinstance(value, dict):
         return {key: _convert_expressions(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""The graph of bindings of a zilla.yaml, and the chains in it that map paths to topics."""
+"""Find the chains of bindings in a zilla.yaml that map paths to topics."""
 
 from __future__ import annotations
 
@@ -29,33 +29,23 @@ _OTHER_REASON = "no chain leads from here to a topic, and the gateway does nothi
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """A binding.
-
-    Attributes:
-        source: What the file says of it.
-    """
-
     name: str
     source: SourceValue
 
     @property
     def type(self) -> str:
-        """Its type, such as sse-kafka."""
         return self.source.get("type").text
 
     @property
     def kind(self) -> str:
-        """Its kind, such as proxy."""
         return self.source.get("kind").text
 
     @property
     def options(self) -> SourceValue:
-        """Its options."""
         return self.source.get("options")
 
     @property
     def routes(self) -> list[SourceValue]:
-        """Its routes."""
         return list(self.source.get("routes"))
 
     def iter_exits(self) -> Iterator[tuple[SourceValue | None, str]]:
@@ -81,20 +71,15 @@ Way = tuple[Step, ...]
 
 
 class BindingGraph:
-    """The bindings of one file."""
-
     def __init__(self, source: SourceValue) -> None:
-        """Create the graph of the section `bindings`."""
         self.bindings = {name: Binding(name, value) for name, value in source.items()}
         self.proxies = [each for each in self.bindings.values() if each.type in PROXY_TYPES]
         self.used = self._find_used()
 
     def find_ways(self, binding: Binding) -> list[Way]:
-        """Return all ways from a port to a binding."""
         return list(self._iter_ways(binding, ()))
 
     def follow(self, start: str, topic: str) -> list[Step]:
-        """Return the way that a topic takes from a binding to Kafka."""
         steps: list[Step] = []
         binding = self.bindings.get(start)
         while binding is not None and len(steps) <= len(self.bindings):
@@ -107,7 +92,6 @@ class BindingGraph:
         return steps
 
     def list_used(self, type_: str, kind: str) -> list[Binding]:
-        """Return the bindings of a type and kind that are on a way."""
         return [
             self.bindings[name]
             for name in self.used
@@ -115,7 +99,6 @@ class BindingGraph:
         ]
 
     def imply_chain(self) -> None:
-        """Record that the types and exits of the bindings on the ways are implied."""
         for name in self.used:
             binding = self.bindings[name]
             for key in ("type", "kind", "exit", "entry"):
@@ -130,7 +113,6 @@ class BindingGraph:
                 route.get("exit").imply(CHAIN_REASON)
 
     def omit_others(self) -> None:
-        """Record that the bindings on no way were not carried."""
         for binding in self.bindings.values():
             if binding.name not in self.used:
                 binding.source.omit(describe_type(binding))
@@ -167,13 +149,11 @@ class BindingGraph:
 
 
 def describe_type(binding: Binding) -> str:
-    """Return why a binding is not carried."""
     reason = _REASONS.get(binding.type, _OTHER_REASON)
     return f"is of type {binding.type or 'none'}; {reason}"
 
 
 def _admits_topic(route: SourceValue | None, topic: str) -> bool:
-    """Return whether a route of a kafka binding is for a topic."""
     if route is None:
         return True
     names = [when.get("topic").text for when in route.get("when")]

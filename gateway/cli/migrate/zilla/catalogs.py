@@ -26,7 +26,6 @@ _SCHEMA_ID = (
 
 
 def convert_catalogs(source: SourceValue, draft: Draft) -> Mapping[str, str]:
-    """Convert the catalogs that are schema registries, and return the types of all by name."""
     types = {name: catalog.get("type").text for name, catalog in source.items()}
     for name, catalog in source.items():
         if types[name] in _REGISTRY_TYPES:
@@ -100,14 +99,7 @@ def _convert_authorization(header: SourceValue, section: Loc, draft: Draft) -> N
 def convert_model(
     source: SourceValue, target: Loc, draft: Draft, catalog_types: Mapping[str, str]
 ) -> None:
-    """Convert the model of a key or value.
-
-    Args:
-        source: The model as written: its name, or a mapping with `model`.
-        target: The place of the key or value.
-        draft: The configuration, in which the topic is there already.
-        catalog_types: The types of the catalogs, by name.
-    """
+    """Convert the model of a key or value: a name, or a mapping with `model`."""
     written = source if isinstance(source.value, str) else source.get("model")
     name = written.text
     catalogs = [each for each, _ in source.get("catalog").items()]

@@ -21,12 +21,7 @@ _UNUSED = "no route is guarded by it"
 def convert_guards(
     root: SourceValue, draft: Draft, graph: BindingGraph, names: Collection[str]
 ) -> None:
-    """Convert the guards of routes. Guards for Kafka are converted with the clusters.
-
-    Args:
-        root: The whole file.
-        graph: The bindings, which say where credentials are.
-    """
+    """Convert the guards of routes. Guards for Kafka are converted with the clusters."""
     for name, guard in root.get("guards").items():
         if name not in names:
             guard.omit(_UNUSED)
@@ -50,7 +45,6 @@ def convert_guards(
 
 
 def omit_vaults(root: SourceValue) -> None:
-    """Record that the vaults were not carried."""
     for _, vault in root.get("vaults").items():
         vault.omit(
             "the gateway reads PEM files; convert a store by openssl pkcs12 -in STORE.p12 -nodes "

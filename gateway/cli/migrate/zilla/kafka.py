@@ -21,10 +21,7 @@ class _Cluster:
     """A Kafka cluster, as a kafka client names it.
 
     Attributes:
-        section: The place of its options.
-        topics: The places of its topics, by name.
         is_read: Whether a route reads topics that the request chooses.
-        read_topics: The names of the topics that routes read.
     """
 
     section: Loc
@@ -34,7 +31,7 @@ class _Cluster:
 
 
 class ClusterConverter:
-    """Converts the kafka bindings; routes tell it which topics they use."""
+    """Converts the kafka bindings; routes register the topics that they use."""
 
     def __init__(
         self,
@@ -43,11 +40,6 @@ class ClusterConverter:
         draft: Draft,
         catalog_types: Mapping[str, str],
     ) -> None:
-        """Create the converter of one file.
-
-        Args:
-            catalog_types: The types of the catalogs, by name.
-        """
         self._graph = graph
         self._root = root
         self._draft = draft
@@ -63,20 +55,10 @@ class ClusterConverter:
 
     @property
     def has_several(self) -> bool:
-        """Whether there are several clusters, which routes must name."""
         return len(self._clients) > 1
 
     def use_topic(self, start: str, topic: str, *, is_read: bool) -> tuple[str, list[Step]]:
-        """Register a topic of a route.
-
-        Args:
-            start: The binding that the route leads to.
-            topic: The topic, or the template of its name; empty for none.
-            is_read: Whether the route reads it.
-
-        Returns:
-            The name of its cluster, and the way to it.
-        """
+        """Register a topic of a route, and return the name of its cluster and the way to it."""
         steps = self._graph.follow(start, topic)
         name = next((s.binding.name for s in steps if s.binding.name in self._clusters), None)
         name = next(iter(self._clusters)) if name is None else name
@@ -90,7 +72,7 @@ class ClusterConverter:
         return name, steps
 
     def convert(self) -> None:
-        """Convert the clusters, after all routes are."""
+        """Convert the clusters, after all routes are converted."""
         for client in self._clients:
             self._convert_client(client, self._clusters[client.name])
         for kind in ("cache_server", "cache_client"):
@@ -243,7 +225,7 @@ class ClusterConverter:
                 topic.get(part).omit("another binding says something else of this topic", loc)
 
     def _convert_conditions(self, binding: Binding) -> None:
-        """Record the conditions on topics, which say which cluster a route's topic is in."""
+        """Record the conditions on topics, which choose the cluster of a route's topic."""
         for route in binding.routes:
             for when in route.get("when"):
                 topic = when.get("topic")

@@ -17,8 +17,6 @@ _NO_HTTP2 = "the gateway speaks HTTP/1.1 and WebSocket; let a proxy in front spe
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A port, and the way from it."""
-
     port: SourceValue
     tcp: Binding
     tls: Binding | None
@@ -63,7 +61,6 @@ def convert_listen(graph: BindingGraph, draft: Draft) -> None:
 
 
 def _list_entries(way: Way) -> list[_Entry]:
-    """Return the ports that a way begins at."""
     if not way or way[0].binding.type != "tcp":
         return []
     first = way[0]
@@ -169,7 +166,6 @@ def _convert_http(http: Binding, draft: Draft, *, is_only: bool) -> None:
 
 
 def carry_access_control(source: SourceValue, draft: Draft, section: tuple[str | int, ...]) -> None:
-    """Convert CORS to that of `listen` or of a route."""
     target = (*section, "access-control")
     draft.carry(source.get("policy"), *target, "policy")
     for name in ("origins", "methods", "headers", "credentials"):

@@ -1,4 +1,4 @@
-"""Paths of a zilla.yaml: as they are written here, and narrowed by conditions before them."""
+"""Convert paths of a zilla.yaml, and narrow them by the conditions before them."""
 
 from __future__ import annotations
 
@@ -16,24 +16,19 @@ _CORRELATION = "${correlationId}"
 
 @dataclass(frozen=True, slots=True)
 class NarrowedPath:
-    """A path of a route that the conditions before it let through.
-
-    Attributes:
-        params: The parameters that the conditions leave only one value.
-    """
+    """A path that the conditions before a route let through; `params` have only one value."""
 
     path: str
     params: Mapping[str, str]
 
     def bind(self, text: str) -> str:
-        """Return a template without the parameters that have only one value."""
         for name, value in self.params.items():
             text = text.replace(f"${{params.{name}}}", value)
         return text
 
 
 def convert_path(path: str) -> str:
-    """Return a path of Zilla as it is written here; `*` alone is every path."""
+    """Return a path of Zilla in the gateway's form; `*` alone is every path."""
     return ALL_PATHS if path in ("", "*") else path
 
 
@@ -52,7 +47,7 @@ def convert_location(location: str) -> str:
 
 
 def narrow_path(path: str, ways: list[Way]) -> list[NarrowedPath]:
-    """Return what the conditions on the ways to a route let through of its path."""
+    """Return the parts of a route's path that the conditions on the ways to it let through."""
     found: dict[str, NarrowedPath] = {}
     for way in ways or [()]:
         for narrowed in _narrow_by_way(path, way):
@@ -88,7 +83,7 @@ def _narrow_by_way(path: str, way: Way) -> Iterator[NarrowedPath]:
 
 
 def _narrow(narrowed: NarrowedPath, condition: str) -> NarrowedPath | None:
-    """Return what a condition lets through of a path; None for nothing, or for what is unknown."""
+    """Return the part of a path that a condition lets through; None for none or an unknown one."""
     try:
         pattern, limit = PathPattern.parse(narrowed.path), PathPattern.parse(condition)
     except ValueError:

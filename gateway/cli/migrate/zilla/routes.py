@@ -33,9 +33,7 @@ class _Mapping:
     """A route that is being converted.
 
     Attributes:
-        source: What the file says.
-        paths: Its paths, as far as requests reach them, each with what the file says of it.
-        carried: What was carried, with its place below the route.
+        paths: Its paths, as far as requests reach them, each with its source.
         notes: Values that are not carried, each with the reason.
     """
 
@@ -47,7 +45,6 @@ class _Mapping:
     notes: list[tuple[SourceValue, str]] = field(default_factory=list)
 
     def bind(self, text: str) -> str:
-        """Return a template without the parameters that have only one value."""
         return self.paths[0][0].bind(text) if self.paths else text
 
     def get_text(self, option: str) -> str:
@@ -56,7 +53,7 @@ class _Mapping:
         return value if isinstance(value, str) else ""
 
     def take(self, source: SourceValue, *target: str, value: Any = None) -> None:
-        """Set an option to a value of the source, or to what it becomes here."""
+        """Set an option to a value of the source, or to `value`, if the source has it."""
         if not source.exists:
             return
         section: dict[str, Any] = self.values
@@ -68,25 +65,15 @@ class _Mapping:
 
 
 class RouteConverter:
-    """Converts all routes of one file.
-
-    Attributes:
-        guard_names: The guards that routes require.
-    """
+    """Converts all routes of one file, and collects the guards that they require."""
 
     def __init__(self, graph: BindingGraph, clusters: ClusterConverter, draft: Draft) -> None:
-        """Create the converter.
-
-        Args:
-            clusters: What converts the topics that routes use.
-        """
         self.guard_names: set[str] = set()
         self._graph = graph
         self._clusters = clusters
         self._draft = draft
 
     def convert(self) -> None:
-        """Convert the routes of all bindings."""
         for binding in self._graph.proxies:
             ways = self._graph.find_ways(binding)
             for source in binding.routes:
@@ -187,11 +174,7 @@ class RouteConverter:
             mapping.values.setdefault("comments", []).append(comment)
 
     def _take_paths(self, mapping: _Mapping, methods: tuple[str, ...]) -> None:
-        """Set the paths of a route.
-
-        Args:
-            methods: The methods of a path without one, if it writes; empty if it reads.
-        """
+        """Set the paths of a route; `methods` are for paths without one, and empty if it reads."""
         whens: list[dict[str, str]] = []
         for narrowed, when in mapping.paths:
             method = when.get("method") if when is not None else None

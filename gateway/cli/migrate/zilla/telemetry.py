@@ -9,7 +9,6 @@ _SECTION = ("telemetry",)
 
 
 def convert_telemetry(source: SourceValue, draft: Draft) -> None:
-    """Convert the section `telemetry`."""
     source.get("attributes").omit("metrics have the gateway's name; add labels where you scrape")
     source.get("metrics").omit("all metrics are always counted, under names of their own")
     for _, exporter in source.get("exporters").items():
