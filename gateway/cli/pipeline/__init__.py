@@ -1,8 +1,8 @@
 """`gateway pipeline`: check, run and inspect the Spark jobs of a configuration.
 
 Each command is a function in a module of its own. The functions import `gateway.pipeline` when they
-run, and most of them Spark only if they need it. `options` has what they share, `completion` the
-names of jobs for shells, and `driver` is what spark-submit runs. Start reading with `run`.
+run, and most of them Spark only if they need it. `options` has their common options, `completion`
+the names of jobs for shells, and `driver` is the script of spark-submit. Start reading with `run`.
 """
 
 from __future__ import annotations
@@ -34,14 +34,9 @@ from . import (
 
 
 class _SparkGroup(TyperGroup):
-    """The group of the pipeline's commands, which says how Spark's JVM ended if it did."""
+    """The group of the pipeline's commands, which reports how Spark's JVM ended if it did."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command.
-
-        Raises:
-            PipelineError: Spark's JVM has ended, and a call of it has failed.
-        """
         try:
             return super().invoke(ctx)
         except Exception as error:

@@ -97,7 +97,6 @@ def restore(
 
 
 def _start_spark(pipelines: Pipelines, stack: ExitStack, *paths: str) -> Any:
-    """Return a Spark session that the stack stops; None if all paths are local."""
     from gateway.pipeline.spark.session import create_session
     from gateway.pipeline.state import location
 

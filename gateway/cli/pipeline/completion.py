@@ -11,18 +11,11 @@ from gateway.cli.completion import read_configuration
 
 
 def complete_job(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the names of jobs that begin with a text.
-
-    Args:
-        ctx: The command line as click has parsed it so far.
-        incomplete: The text that the user has typed.
-    """
     names = _iter_job_names(read_configuration(ctx))
     return [name for name in names if name.startswith(incomplete)]
 
 
 def complete_job_or_all(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the names of jobs, and `all`, that begin with a text; see `complete_job`."""
     return [*complete_job(ctx, incomplete), *(["all"] if "all".startswith(incomplete) else [])]
 
 

@@ -48,15 +48,6 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 
 
 def load_pipelines(file: Path) -> tuple[Settings, Pipelines]:
-    """Load a configuration.
-
-    Returns:
-        The settings, and their section `pipelines`.
-
-    Raises:
-        ConfigError: The configuration is wrong.
-        PipelineError: It has no jobs.
-    """
     from gateway.config import load
 
     settings = load(file)
@@ -66,11 +57,6 @@ def load_pipelines(file: Path) -> tuple[Settings, Pipelines]:
 
 
 def find_job(pipelines: Pipelines, name: str) -> Job:
-    """Return a job by its name.
-
-    Raises:
-        PipelineError: There is no such job; the message suggests another name.
-    """
     from gateway.config.source.expression import suggest
 
     job = pipelines.find_job(name)
@@ -81,9 +67,4 @@ def find_job(pipelines: Pipelines, name: str) -> Job:
 
 
 def find_jobs(pipelines: Pipelines, name: str) -> list[Job]:
-    """Return the job with a name, or all jobs if the name is `all`.
-
-    Raises:
-        PipelineError: There is no such job; the message suggests another name.
-    """
     return list(pipelines.jobs) if name == "all" else [find_job(pipelines, name)]
