@@ -1,6 +1,6 @@
 """`gateway tail`: follow a stream over SSE or WebSocket, or topics without a gateway.
 
-This module has the command. `target` parses what to follow, and `run` connects a source (`sse`,
+This module has the command. `target` parses its argument, and `run` connects a source (`sse`,
 `websocket`, or `in_process` for topics) to a `follower`, which reconnects, counts and keeps the
 position. `printer` and `output` write records to stdout, `status` everything else to stderr. Start
 reading with `run`, then `follower`.
@@ -180,11 +180,6 @@ def tail(
 
 
 def _refuse_unused_options(ctx: typer.Context, *, is_url: bool) -> None:
-    """Refuse options that would have no effect.
-
-    Raises:
-        typer.BadParameter: An option for topics was given with a URL, or the other way round.
-    """
     unused = _TOPIC_OPTIONS if is_url else _URL_OPTIONS
     hint = "is for topics; a URL needs none" if is_url else "is for URLs; for topics give --config"
     for name, option in unused.items():

@@ -27,12 +27,7 @@ MAX_RETRY_AFTER_S = 3600.0  # seconds; a longer Retry-After is shortened to this
 def build_error(
     status: int, headers: Mapping[str, str], body: bytes, *, hint: str = ""
 ) -> StreamRefused | ConnectionLost:
-    """Return the error for a response that is not a stream.
-
-    Args:
-        headers: The headers, with names in lower case or a mapping that ignores case.
-        hint: What to append to the message of a 404.
-    """
+    """Return the error for a response that is not a stream; `hint` is for the message of a 404."""
     detail = escape_controls(_parse_detail(body)) or _get_reason_phrase(status)
     if status in RETRYABLE_STATUSES or status >= 500:
         return ConnectionLost(
@@ -74,15 +69,7 @@ def describe_cause(exc: BaseException) -> str:
 
 
 async def suggest_path(http: httpx.AsyncClient, url: str, path: str) -> str:
-    """Return a hint on the paths that a gateway has, for an unknown path.
-
-    Args:
-        url: Where the gateway lists its streams.
-        path: The path that it does not have.
-
-    Returns:
-        A similar path, else the first paths; empty if the gateway lists none.
-    """
+    """Return a hint for an unknown path: a similar one of the gateway, else its first ones."""
     try:
         response = await http.get(url, headers={"Accept": "application/json"}, timeout=5)
         paths = [str(path) for stream in response.json()["streams"] for path in stream["paths"]]

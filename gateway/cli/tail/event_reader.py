@@ -3,8 +3,8 @@
 httpx-sse (0.4.3) is not used. It yields one event at a time, without telling which ones arrived
 together, so that each costs a write: 14 to 19 us per record from httpx to a pipe, against 3 to 4 us
 with the events of a chunk in one list. After the first `id:` it also yields an empty `message` for
-a blank line that follows a comment, as some proxies send (httpx-sse#35), which looks like a record
-with an empty value. It keeps a byte order mark, and with it loses the first event.
+a blank line behind a comment (httpx-sse#35), which looks like a record with an empty value. It
+keeps a byte order mark, and with it loses the first event.
 """
 
 from __future__ import annotations
@@ -18,11 +18,7 @@ _LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
 class EventReader:
-    """The parser of one connection. `SseSource` creates one for each.
-
-    Attributes:
-        retry: The last `retry:` of the stream, in seconds; None if there was none.
-    """
+    """The parser of one connection. `retry` is the last of the stream in seconds, or None."""
 
     def __init__(self) -> None:
         self.retry: float | None = None

@@ -1,7 +1,7 @@
 """Follow a stream over many connections: print its records, count them, keep the position.
 
-The position advances only after everything before it was written to the output. So it is right to
-start from, however this process ends.
+The position advances only after everything before it was written to the output, so that it is right
+to start from, however this process ends.
 """
 
 from __future__ import annotations
@@ -33,14 +33,10 @@ class StreamFollower:
     """The run of one stream from its start to its end. `run.run_tail` creates one.
 
     Attributes:
-        position: Where the next connection starts; None for where the query says.
+        position: The start of the next connection; None for the start of the query.
         remaining: How many more records are wanted; None for all.
 
     Args:
-        printer: Formats its records.
-        output: Where they are written.
-        notes: Where everything else is reported.
-        count: How many records are wanted; None for all.
         strict: A gap or a missing record is an error, and the position stays before it.
         explain_absence: Returns the error if the first connection fails. None: it is one only if
             the server was not reached, and otherwise the follower tries again.
@@ -72,12 +68,6 @@ class StreamFollower:
         self._reached_position = position  # after the last event of `_lines`
 
     async def run(self) -> None:
-        """Return when the stream has ended.
-
-        Raises:
-            GatewayError: The stream cannot be followed.
-            OutputClosed: Nobody reads the output.
-        """
         while True:
             try:
                 if await self._follow_connection():
@@ -94,11 +84,7 @@ class StreamFollower:
         return self._was_opened
 
     async def _raise_if_never_opened(self, lost: ConnectionLost) -> None:
-        """Fail if there was never a stream: the address is probably wrong.
-
-        Raises:
-            GatewayError: There was none, and there is no reason to wait for it.
-        """
+        """Fail if there was never a stream: the address is probably wrong."""
         if self._was_opened or (lost.was_reached and self._explain_absence is None):
             return
         if self._explain_absence is None:
@@ -108,11 +94,7 @@ class StreamFollower:
         raise GatewayError(f"no stream from {self._source.display_name}: {reason}") from lost
 
     async def _follow_connection(self) -> bool:
-        """Follow one connection and return whether the stream has ended.
-
-        Raises:
-            ConnectionLost: The connection has ended, and the stream has not.
-        """
+        """Follow one connection and return whether the stream has ended."""
         events = self._source.iter_events(self.position, self.remaining)
         async with contextlib.aclosing(events) as batches:
             async for batch in batches:
@@ -140,7 +122,7 @@ class StreamFollower:
         return self.remaining == 0
 
     async def _flush_lines(self) -> None:
-        """Write what was formatted; the position follows only when that is done."""
+        """Write the formatted lines; the position follows only after that."""
         lines, self._lines = bytes(self._lines), bytearray()
         await self._output.write(lines)
         self.position = self._reached_position
@@ -158,12 +140,7 @@ class StreamFollower:
         return event.name == "end" and self._handle_end(data, event.position)
 
     def _handle_end(self, data: dict[str, Any], position: str | None) -> bool:
-        """Handle `end`, and return True if it is the end of the stream.
-
-        Raises:
-            ConnectionLost: The stream can be continued by another connection.
-            GatewayError: It cannot.
-        """
+        """Handle `end`; raise ConnectionLost if another connection can continue the stream."""
         reason = str(data.get("reason"))
         self.position = self._reached_position = position or self._reached_position
         if reason not in FINAL_REASONS:

@@ -27,15 +27,6 @@ ROUTE_OPTIONS = {"format": "envelope", "clientFilters": True, "clientFields": Tr
 
 
 def build_settings(topics: Sequence[str], source: KafkaSource) -> Settings:
-    """Return settings with one route that serves these topics.
-
-    Args:
-        source: Where their Kafka is from.
-
-    Raises:
-        ConfigError: The source's file is wrong.
-        GatewayError: Its servers are wrong, or its file has no Kafka for these topics.
-    """
     kafka = source.load(topics, "tail")
     configured = tuple(kafka.find_topic(name) or Topic(name=name) for name in topics)
     route = {"path": STREAM_PATH, "topics": list(topics), **ROUTE_OPTIONS}
@@ -47,7 +38,6 @@ def build_settings(topics: Sequence[str], source: KafkaSource) -> Settings:
 
 @contextlib.asynccontextmanager
 async def serve_in_process(settings: Settings) -> AsyncIterator[InProcessTransport]:
-    """Run a gateway while the block runs, and yield the transport to it."""
     app = create_app(settings)
     async with app.router.lifespan_context(app):
         yield InProcessTransport(app)
@@ -63,14 +53,7 @@ class InProcessTransport(httpx.AsyncBaseTransport):
         self._app = app
 
     async def suggest_topic(self, topics: Sequence[str]) -> str:
-        """Return a hint on the topics that Kafka has, if one of these is unknown.
-
-        Args:
-            topics: The topics that were asked for.
-
-        Returns:
-            A topic of a similar name, else the first ones; empty if Kafka does not list them.
-        """
+        """Return a hint for an unknown topic: a similar one of Kafka, or its first ones."""
         (cluster,) = self._app.gateway.clusters.values()
         try:
             async with asyncio.timeout(LIST_TIMEOUT_S):
@@ -82,11 +65,7 @@ class InProcessTransport(httpx.AsyncBaseTransport):
         return f"; {suggest(unknown, names)}" if names and unknown is not None else ""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request and return its response when that has started; the body follows.
-
-        Raises:
-            httpx.ReadError: The application failed before it.
-        """
+        """Return the response when it has started; the body follows."""
         stream = _ResponseStream(self._app, _build_scope(request))
         try:
             start = await stream.next_message()
@@ -107,11 +86,7 @@ class _ResponseStream(httpx.AsyncByteStream):
         await app(scope, _receive_nothing, self._messages.put)
 
     async def next_message(self) -> Message:
-        """Return the next ASGI message of the application.
-
-        Raises:
-            httpx.ReadError: The application has ended or failed instead.
-        """
+        """Return the next ASGI message, or raise httpx.ReadError if the application has ended."""
         get = asyncio.create_task(self._messages.get())
         try:
             await asyncio.wait({get, self._task}, return_when=asyncio.FIRST_COMPLETED)
@@ -132,7 +107,6 @@ class _ResponseStream(httpx.AsyncByteStream):
                 return
 
     async def aclose(self) -> None:
-        """End the application's task; it sees that the client has left."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 

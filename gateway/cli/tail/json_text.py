@@ -13,11 +13,7 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 
 
 def split_members(text: str) -> dict[str, str]:
-    """Return the members of an object by name, each as its text.
-
-    Raises:
-        ValueError: The text is not a JSON object.
-    """
+    """Return the members of an object as texts; raise ValueError for other JSON."""
     members: dict[str, str] = {}
     at = _skip_whitespace(text, _skip_bracket(text, "{"))
     while text[at] != "}":
@@ -30,11 +26,6 @@ def split_members(text: str) -> dict[str, str]:
 
 
 def split_elements(text: str) -> list[str]:
-    """Return the elements of an array, each as its text.
-
-    Raises:
-        ValueError: The text is not a JSON array.
-    """
     elements: list[str] = []
     at = _skip_whitespace(text, _skip_bracket(text, "["))
     while text[at] != "]":

@@ -17,8 +17,8 @@ class OutputClosed(Exception):
 class OutputWriter:
     """The writer of a file descriptor.
 
-    Other processes may share the descriptor, so it is not set to non-blocking. Instead it is
-    written to only when it is ready, so that a full pipe never delays ^C or the network.
+    Other processes may share the descriptor, so it is not set to non-blocking. It is written to
+    only when it is ready, so that a full pipe never delays ^C or the network.
     """
 
     def __init__(self, fd: int) -> None:
@@ -28,11 +28,6 @@ class OutputWriter:
         self._must_poll = self._is_pipe or stat.S_ISSOCK(mode) or os.isatty(fd)
 
     async def write(self, data: bytes) -> None:
-        """Write all data.
-
-        Raises:
-            OutputClosed: The reader has ended.
-        """
         view = memoryview(data)
         try:
             while view:

@@ -1,7 +1,4 @@
-"""Name the formats of records on standard output.
-
-A module of its own, so that `--help` does not import what formats them (see `printer`).
-"""
+"""Name the formats of records, in a module that `--help` can import quickly (see `printer`)."""
 
 from __future__ import annotations
 

@@ -19,11 +19,6 @@ class PositionFile:
         self._stored: str | None = None
 
     def read(self) -> str | None:
-        """Return the position; None if there is no file yet, or it is empty.
-
-        Raises:
-            GatewayError: The file has no position, or none can be written later.
-        """
         require_writable(self.path)
         try:
             text = self.path.read_text().strip()
@@ -39,11 +34,6 @@ class PositionFile:
         return self._stored
 
     def write(self, position: str | None) -> None:
-        """Replace the position, if it has changed; None is ignored.
-
-        Raises:
-            GatewayError: The file cannot be written.
-        """
         if position is None or position == self._stored:
             return
         replace_file(self.path, f"{position}\n")

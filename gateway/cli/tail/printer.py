@@ -28,11 +28,7 @@ _LINE_BREAKS = bytes.maketrans(b"\r\n", b"  ")
 
 
 class Printer:
-    """The formatter of a stream's records.
-
-    Args:
-        tty: The output is a terminal: escape what it would take as a command.
-    """
+    """The formatter of a stream's records. On a `tty` it escapes control characters."""
 
     def __init__(self, style: OutputFormat, *, tty: bool, colours: Colours = NO_COLOURS) -> None:
         lines = {
@@ -46,10 +42,7 @@ class Printer:
         self._topics: frozenset[str] = frozenset()
 
     def start_stream(self, topics: list[str]) -> None:
-        """Begin a stream of these topics.
-
-        Only an event that names one of them is taken for an envelope: records may look like one.
-        """
+        """Begin a stream. Only events of these topics are envelopes: records may look like one."""
         self._topics = frozenset(topics)
 
     def format_line(self, event: StreamEvent) -> bytes:
@@ -97,7 +90,6 @@ class Printer:
     # parts of a pretty line
 
     def _paint_time(self, timestamp: int) -> str:
-        """Return a timestamp in local time; dashes for a record without one."""
         try:
             at = datetime.fromtimestamp(timestamp / 1000) if timestamp >= 0 else None
         except (ValueError, OverflowError, OSError):  # past the year 9999

@@ -1,8 +1,7 @@
-"""Compute how long to wait before the next connection.
+"""Compute the delay before the next connection.
 
-The first delay is the one that the server asks for (`retry:`). It doubles with each failed attempt,
-with jitter, so that many clients do not reconnect at the same time. A delay is never shorter than
-`Retry-After`.
+The first delay is the server's `retry:`. It doubles with each failed attempt, with jitter, so that
+many clients do not reconnect at the same time. A delay is never shorter than `Retry-After`.
 """
 
 from __future__ import annotations
@@ -18,27 +17,16 @@ INITIAL_DELAY_S, MAX_DELAY_S = 1.0, 30.0  # seconds
 
 @dataclass
 class ReconnectBackoff:
-    """The delays of one stream.
-
-    Attributes:
-        random: Returns a random number from 0 (inclusive) to 1 (exclusive).
-        failures: The number of attempts since the stream was last open.
-    """
+    """The delays of one stream. `failures` counts attempts since it was last open."""
 
     random: Callable[[], float] = random.random
     failures: int = 0
 
     def reset(self) -> None:
-        """Record that the stream is open."""
         self.failures = 0
 
     def next_delay(self, retry: float | None, retry_after: float | None) -> float:
-        """Return the seconds until the next attempt, and count it.
-
-        Args:
-            retry: The `retry:` of the stream in seconds; None if there was none.
-            retry_after: The `Retry-After` of a response that was not a stream, in seconds; or None.
-        """
+        """Return the seconds until the next attempt, and count it; the arguments are in seconds."""
         first = INITIAL_DELAY_S if retry is None else retry
         if self.failures == 0:
             delay = first

@@ -37,17 +37,7 @@ NO_KAFKA_MESSAGE = "this Kafka answers, but not in time; see --servers and --con
 
 @dataclass(frozen=True)
 class TailOptions:
-    """The options of the command, apart from what to follow.
-
-    Attributes:
-        kafka: Where the Kafka of topics is from; None for a URL.
-        style: The format of records; None for pretty on a terminal, else json.
-        quiet: Report nothing on stderr but errors.
-        strict: A gap is an error.
-        headers: Headers of every request.
-        cacert: A file with the only authorities to trust.
-        insecure: Accept any certificate.
-    """
+    """The options of the command. `kafka` is None for a URL; only `cacert` is trusted, if given."""
 
     kafka: KafkaSource | None = None
     style: OutputFormat | None = None
@@ -60,22 +50,11 @@ class TailOptions:
 
 
 def run_tail(target: Target, options: TailOptions) -> None:
-    """Follow a target until it ends, standard output is closed, or SIGTERM arrives.
-
-    Args:
-        target: What to follow.
-        options: How to follow it.
-
-    Raises:
-        GatewayError: It cannot be followed.
-        KeyboardInterrupt: ^C was pressed; how to continue has been reported.
-    """
+    """Follow a target until it ends, standard output is closed, or SIGTERM arrives."""
     asyncio.run(_TailSession(target, options).run())
 
 
 class _TailSession:
-    """The run of one command."""
-
     def __init__(self, target: Target, options: TailOptions) -> None:
         self._target = target
         self._options = options
@@ -213,25 +192,16 @@ class _TailSession:
         return self._options.kafka or KafkaSource(None, (DEFAULT_SERVERS,))
 
     async def _explain_absence(self) -> str:
-        """Return why there is no stream of topics."""
         error = await find_connection_error(self._kafka, self._target.topics, "tail")
         return NO_KAFKA_MESSAGE if error is None else str(error)
 
     def _should_log_outage(self, record: logging.LogRecord) -> bool:
-        """Return whether a log line of the gateway says what the command does not say itself.
-
-        The error of the first connection, and the response of the stream for topics, say the same.
-        """
+        """Return whether a log line says more than the error or response of the stream."""
         was_opened = self._follower is not None and self._follower.was_opened
         cause = getattr(record, "cause", None)
         return was_opened and cause not in (Cause.UNKNOWN_TOPIC, Cause.DENIED)
 
     def _create_ssl_context(self) -> ssl.SSLContext:
-        """Return a context that trusts the system's authorities, or only those of --cacert.
-
-        Raises:
-            GatewayError: The file has no certificates.
-        """
         cacert = self._options.cacert
         try:
             context = create_trusting_context(cacert)

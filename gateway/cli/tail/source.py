@@ -1,4 +1,4 @@
-"""Define what all sources of a stream have in common: events, and how a connection ends."""
+"""Define the events of all sources of a stream, and the end of a connection."""
 
 from __future__ import annotations
 
@@ -11,13 +11,7 @@ RECORD_EVENTS = ("message", "delete")  # the names of events that are records
 
 
 class StreamEvent(NamedTuple):
-    """One event.
-
-    Attributes:
-        name: `message`, `delete`, or the name of a control event.
-        data: A record in the route's format; JSON for other events.
-        position: The position after the event; None if it has none.
-    """
+    """One event: a record in the route's format, or a control event as JSON."""
 
     name: str
     data: bytes
@@ -29,7 +23,7 @@ class StreamSource(Protocol):
 
     Attributes:
         retry: The last `retry:` of the server, in seconds; None if there was none.
-        display_name: Where the stream is, for messages; without credentials.
+        display_name: The location of the stream, for messages; without credentials.
     """
 
     retry: float | None
@@ -40,19 +34,13 @@ class StreamSource(Protocol):
     ) -> AsyncGenerator[list[StreamEvent], None]:
         """Connect, and yield events in batches until the connection ends.
 
-        Args:
-            position: Where to start; None for where the query says.
-            remaining: How many records are wanted at most; None for all.
-
         Raises:
             StreamRefused: Another attempt would not help.
             ConnectionLost: The connection has ended otherwise.
         """
         ...
 
-    async def close(self) -> None:
-        """Close what the connections share."""
-        ...
+    async def close(self) -> None: ...
 
 
 class StreamRefused(GatewayError):

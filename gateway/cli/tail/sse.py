@@ -21,12 +21,8 @@ class SseSource:
     """A `StreamSource` over SSE.
 
     Args:
-        headers: Headers of every request.
-        tls: The TLS context; True for httpx's default.
         transport: A transport other than the network, for a gateway in this process.
-        display_name: Where the stream is, for messages; by default its host.
-        suggest: Returns what to append to the message of a 404; by default, the gateway is asked
-            for a similar path.
+        suggest: Returns a suffix for the message of a 404.
     """
 
     def __init__(
@@ -52,20 +48,12 @@ class SseSource:
         )
 
     async def close(self) -> None:
-        """Close the HTTP client."""
         await self._http.aclose()
 
     async def iter_events(
         self, position: str | None, remaining: int | None
     ) -> AsyncGenerator[list[StreamEvent], None]:
-        """Connect, and yield events; see `StreamSource`.
-
-        `remaining` is not used, because SSE has no credit.
-
-        Raises:
-            StreamRefused: Another attempt would not help.
-            ConnectionLost: The connection has ended otherwise.
-        """
+        """Connect, and yield events; `remaining` is not used, because SSE has no credit."""
         url = self._target.build_url(self._target.query.encode(position))
         headers = {"Accept": "text/event-stream", "Cache-Control": "no-store"}
         if position is not None:
@@ -91,12 +79,6 @@ class SseSource:
         raise ConnectionLost("the connection was closed")
 
     async def _check_response(self, response: httpx.Response) -> None:
-        """Check that a response is a stream of events.
-
-        Raises:
-            StreamRefused: It is not, and another attempt would not help.
-            ConnectionLost: It is an error that may pass.
-        """
         media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         if response.status_code == 200 and media_type == "text/event-stream":
             return

@@ -1,4 +1,4 @@
-"""Report on standard error what happens to a stream, apart from its records."""
+"""Report the events of a stream on standard error, apart from its records."""
 
 from __future__ import annotations
 
@@ -14,12 +14,6 @@ MAX_SHOWN_PARTITIONS = 8  # pending partitions that are named
 
 
 class StatusReporter:
-    """The writer of lines to standard error.
-
-    Args:
-        quiet: Write nothing.
-    """
-
     def __init__(self, *, quiet: bool, colours: Colours) -> None:
         self._quiet = quiet
         self._colours = colours
@@ -53,7 +47,6 @@ class StatusReporter:
 
 
 def describe_gap(data: dict[str, Any]) -> str:
-    """Return the text about a gap event with this data."""
     if data.get("topic") is None:
         return f"gap: it is not known what was missed ({data.get('reason')})"
     span = f"from offset {data.get('from')} to {data.get('to')}"

@@ -1,7 +1,7 @@
-"""Parse what to follow: the URL of a stream, or names of topics.
+"""Parse the argument of `gateway tail`: the URL of a stream, or names of topics.
 
-The parameters `from`, `until` and `lastEventId` of a URL mean the same as the options: they say
-where the first connection starts, not where every reconnect does.
+The parameters `from`, `until` and `lastEventId` of a URL mean the same as the options: they are for
+the first connection, not for every reconnect.
 """
 
 from __future__ import annotations
@@ -21,14 +21,12 @@ _COUNT = re.compile(r"[0-9]{1,12}")
 
 @dataclass(frozen=True)
 class StreamQuery:
-    """Where to start and to end, and which records to select.
+    """The start and end of a stream, and the selection of records.
 
     Attributes:
         start: `live`, `earliest` or a time; None for the route's default.
         position: A resume token, which overrides `start`.
         until: `latest` or a time; None to follow for ever.
-        count: How many records to follow; None for all.
-        other_parameters: Other parameters of the URL, with those of `with_selection`.
     """
 
     start: str | None = None
@@ -39,7 +37,6 @@ class StreamQuery:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse the query of a URL."""
         pairs = parse_qsl(text, keep_blank_values=True)
         own = {name: value for name, value in pairs if name in ("from", "until", "lastEventId")}
         others = tuple((name, value) for name, value in pairs if name not in own)
@@ -63,18 +60,12 @@ class StreamQuery:
         return replace(self, until=text, count=None)
 
     def with_selection(self, filters: list[str], fields: str | None) -> Self:
-        """Return the query with filters and fields added."""
         added = [("filter", each) for each in filters]
         added += [("fields", fields)] if fields else []
         return replace(self, other_parameters=(*self.other_parameters, *added))
 
     def encode(self, position: str | None, **own: str) -> str:
-        """Return the query string of a connection.
-
-        Args:
-            position: Where the connection starts, sent elsewhere; `start` is then left out.
-            **own: Further parameters.
-        """
+        """Return the query string of a connection, without `start` if there is a position."""
         pairs = [*self.other_parameters, *own.items()]
         if self.start and position is None:
             pairs.append(("from", self.start))
@@ -85,13 +76,12 @@ class StreamQuery:
 
 @dataclass(frozen=True)
 class Target:
-    """What to follow.
+    """The stream or topics to follow.
 
     Attributes:
         scheme: `http`, `https`, `ws` or `wss`; empty for topics.
         location: Host and port as written, with credentials if there are any; or the topics.
         socket_path: The path of a WebSocket that many streams share; None for one of its own.
-        query: Where to start and to end.
     """
 
     scheme: str
@@ -102,11 +92,7 @@ class Target:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse a URL, or topics separated by commas.
-
-        Raises:
-            ValueError: It is neither; the message says how to write it.
-        """
+        """Parse a URL, or topics separated by commas; raise ValueError saying how to write them."""
         scheme = _SCHEME.match(text)
         if scheme is None:
             return cls("", cls._check_topics(text))
@@ -141,7 +127,6 @@ class Target:
         return self.location.split(",")
 
     def build_url(self, query: str = "", path: str | None = None) -> str:
-        """Return the URL of the stream, with this query; or of another path on its host."""
         return urlunsplit((self.scheme, self.location, path or self.path, query, ""))
 
     @property

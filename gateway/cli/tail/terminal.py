@@ -1,8 +1,8 @@
 """Make text safe for a terminal, and colour it.
 
 Anyone may have written a record. Control characters can make a terminal hide text, send input or
-change its title, and bidirectional marks reorder what is read. Both are replaced by JSON's escapes,
-so that JSON stays JSON.
+change its title, and bidirectional marks reorder text. Both are replaced by JSON's escapes, so that
+JSON stays JSON.
 """
 
 from __future__ import annotations
@@ -39,18 +39,12 @@ NO_COLOURS: Colours = {}
 
 
 def escape_controls(text: str, allowed: str = "") -> str:
-    """Return a text whose control characters are replaced by JSON's escapes.
-
-    Args:
-        allowed: Control characters to keep.
-    """
     return _CONTROL_CHARACTERS.sub(
         lambda m: m[0] if m[0] in allowed else f"\\u{ord(m[0]):04x}", text
     )
 
 
 def paint(text: str, tone: str, colours: Colours) -> str:
-    """Return a text in the colour of a tone; unchanged if there is none."""
     code = colours.get(tone)
     return f"\x1b[{code}m{text}\x1b[0m" if code and text else text
 
@@ -63,10 +57,6 @@ def paint_json(text: str, colours: Colours) -> str:
 
 
 def select_colours(stream: IO[Any], environ: Mapping[str, str] = os.environ) -> Colours:
-    """Return the colours for an output.
-
-    There are none if it is not a terminal, if that has no colours, or if NO_COLOR is set
-    (https://no-color.org).
-    """
+    """Return the colours of an output; none without a terminal, or with NO_COLOR (no-color.org)."""
     wanted = stream.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
     return COLOURS if wanted else NO_COLOURS

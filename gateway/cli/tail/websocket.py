@@ -27,13 +27,7 @@ IGNORED_MESSAGES = ("produced", "renewed", "pong")  # they are not part of the s
 
 
 class WebSocketSource:
-    """A `StreamSource` over WebSocket.
-
-    Args:
-        headers: Headers of every handshake.
-        tls: The TLS context; None for `ws://`.
-        idle_timeout_s: After so much silence the connection is lost; the server is asked before.
-    """
+    """A `StreamSource` over WebSocket, which asks a silent server before the idle timeout."""
 
     def __init__(
         self,
@@ -60,10 +54,6 @@ class WebSocketSource:
 
         `remaining` is sent as credit. A message of records has one position for all of them, and
         with credit it ends with the last record that is wanted, so that the position fits.
-
-        Raises:
-            StreamRefused: Another attempt would not help.
-            ConnectionLost: The connection has ended otherwise.
         """
         has_begun = False
         try:
@@ -120,10 +110,6 @@ class WebSocketSource:
         """Return the next message.
 
         After half of the idle timeout without one, a message `ping` asks the server for an answer.
-
-        Raises:
-            ConnectionLost: Nothing arrived within the idle timeout.
-            StreamRefused: The message is binary, which a gateway never sends.
         """
         for _ in range(2):
             try:
@@ -140,7 +126,6 @@ class WebSocketSource:
         raise ConnectionLost(f"nothing received for {self._idle_timeout_s:.0f} s")
 
     async def _build_error(self, exc: InvalidStatus) -> StreamRefused | ConnectionLost:
-        """Return the error for a refused handshake."""
         response, hint = exc.response, ""
         if response.status_code == 404:
             index_url = httpx.URL(self._target.build_url(path="/")).copy_with(
@@ -154,11 +139,6 @@ class WebSocketSource:
 
 
 def parse_message(text: str) -> list[StreamEvent]:
-    """Return the events of one message.
-
-    Raises:
-        StreamRefused: It is not a message of a gateway.
-    """
     try:
         members = split_members(text)
         name = str(json.loads(members["type"]))
@@ -175,7 +155,7 @@ def parse_message(text: str) -> list[StreamEvent]:
 def _parse_records(records: list[str], position: str | None) -> list[StreamEvent]:
     """Return records as events; the position belongs to the last one.
 
-    A record that is a JSON string stands for its text, as in the event that SSE has for it.
+    A record that is a JSON string stands for its text, as in the event of SSE.
     """
     texts = [str(parse_json(each.encode())) if each.startswith('"') else each for each in records]
     events = [StreamEvent("message", text.encode()) for text in texts]
@@ -190,12 +170,7 @@ def _decode_string(json_text: str | None) -> str | None:
 
 
 def _raise_on_error(events: list[StreamEvent]) -> None:
-    """Raise the error among events before `begin`: it is the response to the subscription.
-
-    Raises:
-        ConnectionLost: Kafka is unavailable.
-        StreamRefused: The subscription is refused.
-    """
+    """Raise the error among events before `begin`: it is the response to the subscription."""
     for event in events:
         if event.name == "error":
             error = json.loads(event.data)
