@@ -1,8 +1,8 @@
 """`gateway token`: create, check and decode the tokens of clients.
 
-There are two kinds: a JSON Web Token says who a client is, and a resume token where its stream
-continues. `json_web_token` creates and decodes the former, `guard_check` asks a guard about one,
-and `resume_token` decodes the latter. This module has the commands.
+A JSON Web Token says who a client is, and a resume token where its stream continues.
+`json_web_token` creates and decodes the former, `guard_check` asks a guard about one, and
+`resume_token` decodes the latter. This module has the commands.
 """
 
 from __future__ import annotations
@@ -220,13 +220,7 @@ def decode(
 
 
 def _read_token(text: str) -> str:
-    """Return the token of an argument or of standard input.
-
-    The text may be a line `id: TOKEN` of a stream, or `Bearer TOKEN` of a header.
-
-    Raises:
-        typer.BadParameter: It is empty.
-    """
+    """Return the token, also of a line `id: TOKEN` of a stream or `Bearer TOKEN` of a header."""
     if text == STDIN_ARGUMENT:
         text = sys.stdin.buffer.read(MAX_INPUT_BYTES).decode(errors="replace")
     token_text = text.strip().removeprefix("id:").removeprefix("Bearer ").strip()

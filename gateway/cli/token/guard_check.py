@@ -22,13 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a guard says of a token.
+    """The decision of a guard on a token.
 
     Attributes:
-        guard: The guard's name.
-        grant: What it knows of the client; None if it refuses the token.
-        reason: Why it refuses it, and what to do.
-        details: What the token has and the guard expects, if they differ.
+        grant: The guard's knowledge of the client; None if it refuses the token.
         is_decided: Whether the guard could decide at all.
     """
 
@@ -40,11 +37,9 @@ class Verdict:
 
     @property
     def is_accepted(self) -> bool:
-        """Whether the guard accepts the token."""
         return self.grant is not None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the verdict as a JSON object."""
         if self.grant is None:
             refusal = {"guard": self.guard, "accepted": False, "reason": self.reason}
             return {**refusal, "details": list(self.details)}
@@ -59,7 +54,6 @@ class Verdict:
         }
 
     def to_text(self) -> str:
-        """Return the verdict as lines for a terminal."""
         from gateway.cli.tail.terminal import escape_controls
 
         return "\n".join(escape_controls(line) for line in self._iter_lines())
@@ -88,15 +82,7 @@ def _format_expiry(grant: Grant) -> str | None:
 
 
 def find_guard(file: Path, name: str | None) -> tuple[Settings, str, GuardSection]:
-    """Return the settings of a configuration, and one of its guards with its name.
-
-    Args:
-        name: The guard's name; None for the only one.
-
-    Raises:
-        ConfigError: The configuration is wrong.
-        GatewayError: There is no such guard, or there are several.
-    """
+    """Return the settings of a configuration, and its guard with this name, or its only one."""
     from gateway.config import load
     from gateway.config.source.expression import suggest
 
@@ -113,12 +99,6 @@ def find_guard(file: Path, name: str | None) -> tuple[Settings, str, GuardSectio
 
 
 def find_jwt_guard(file: Path, name: str) -> Jwt:
-    """Return a guard of type jwt.
-
-    Raises:
-        ConfigError: The configuration is wrong.
-        GatewayError: There is no such guard, or it takes no JWTs.
-    """
     from gateway.config import Inline, Jwt
 
     _, _, section = find_guard(file, name)
@@ -129,15 +109,6 @@ def find_jwt_guard(file: Path, name: str) -> Jwt:
 
 
 def check_token(text: str, file: Path, name: str | None) -> Verdict:
-    """Return what a guard says of a token.
-
-    Args:
-        name: The guard's name; None for the only one.
-
-    Raises:
-        ConfigError: The configuration is wrong.
-        GatewayError: There is no such guard, or it takes no tokens.
-    """
     settings, name, section = find_guard(file, name)
     logging.getLogger("gateway.web.access").addHandler(logging.NullHandler())
     return asyncio.run(_ask_guard(text, settings, name, section))
@@ -171,7 +142,7 @@ async def _ask_guard(text: str, settings: Settings, name: str, section: GuardSec
 
 
 def _compare(text: str, section: GuardSection) -> Iterator[str]:
-    """Yield what a JWT has, and what its guard expects."""
+    """Yield the claims of a JWT that differ from its guard's expectations."""
     from gateway.config import Jwt
 
     if not isinstance(section, Jwt):

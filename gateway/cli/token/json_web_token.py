@@ -26,11 +26,7 @@ CURVE_ALGORITHMS = {"secp256r1": "ES256", "secp384r1": "ES384", "secp521r1": "ES
 
 @dataclass(frozen=True)
 class SigningKey:
-    """A key that signs tokens.
-
-    Attributes:
-        key: A secret, or a private key of the package `cryptography`.
-    """
+    """A key that signs tokens: a secret, or a private key of the package `cryptography`."""
 
     key: Any
     algorithm: str
@@ -38,11 +34,9 @@ class SigningKey:
 
     @property
     def is_weak(self) -> bool:
-        """Whether it is a secret that is too short."""
         return isinstance(self.key, bytes) and len(self.key) < MIN_SECRET_BYTES
 
     def sign(self, claims: Mapping[str, Any]) -> str:
-        """Return a token with these claims."""
         import warnings
 
         import jwt
@@ -53,7 +47,7 @@ class SigningKey:
             return jwt.encode(dict(claims), self.key, algorithm=self.algorithm, headers=headers)
 
     def to_jwk(self) -> dict[str, Any]:
-        """Return what verifies the tokens: the public key, or the secret."""
+        """Return the key that verifies the tokens: the public key, or the secret."""
         from jwt.algorithms import get_default_algorithms
 
         algorithm = get_default_algorithms()[self.algorithm]
@@ -67,17 +61,7 @@ class SigningKey:
 def load_signing_key(
     secret: str | None, file: Path | None, guard: Jwt | None, key_id: str | None
 ) -> SigningKey:
-    """Return the key to sign with: the first of these that there is.
-
-    Args:
-        file: A private key in PEM.
-        guard: A guard, which may list a shared secret.
-        key_id: The id of the key; None for the one of the guard.
-
-    Raises:
-        GatewayError: The file has no key.
-        typer.BadParameter: No key is given.
-    """
+    """Return the key to sign with: the given secret, file or a shared secret of the guard."""
     if secret is not None:
         return SigningKey(secret.encode(), "HS256", key_id)
     if file is not None:
@@ -103,7 +87,6 @@ def _load_private_key(file: Path) -> Any:
 
 
 def _choose_algorithm(key: Any, file: Path) -> str:
-    """Return the algorithm of a private key."""
     from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
 
     if isinstance(key, rsa.RSAPrivateKey):
@@ -116,11 +99,7 @@ def _choose_algorithm(key: Any, file: Path) -> str:
 
 
 def parse_claims(texts: Iterable[str]) -> dict[str, Any]:
-    """Return the claims of NAME=VALUE; a value that is JSON is read as such.
-
-    Raises:
-        typer.BadParameter: A text has no `=`.
-    """
+    """Return the claims of NAME=VALUE; a value that is JSON is read as such."""
     claims: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -136,16 +115,7 @@ def parse_claims(texts: Iterable[str]) -> dict[str, Any]:
 def build_claims(
     own: Mapping[str, Any], further: Mapping[str, Any], expires: str
 ) -> dict[str, Any]:
-    """Return all claims of a token; those that are None are left out.
-
-    Args:
-        own: The claims that have options of their own.
-        further: Further claims, which override all others.
-        expires: How long the token is valid, as a duration.
-
-    Raises:
-        typer.BadParameter: `expires` is no duration.
-    """
+    """Return all claims of a token without those that are None; `further` override all others."""
     from gateway.config.types.units import parse_duration
 
     try:
@@ -171,11 +141,6 @@ class DecodedJwt:
 
     @classmethod
     def decode(cls, text: str) -> Self:
-        """Decode a token.
-
-        Raises:
-            GatewayError: It is damaged.
-        """
         header, claims, _ = text.split(".")
         return cls(
             _decode_part(header, "the header of the token is"),
@@ -183,11 +148,9 @@ class DecodedJwt:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the token as a JSON object."""
         return {"header": self.header, "claims": self.claims, "signature": "not verified"}
 
     def to_table(self) -> str:
-        """Return the token as lines for a terminal."""
         return "\n".join(self._iter_lines())
 
     def _iter_lines(self) -> Iterator[str]:
@@ -199,7 +162,6 @@ class DecodedJwt:
             yield f"{_format_value(name):<{width}}  {value}"
 
     def format_claim(self, name: str) -> str:
-        """Return a claim as text; for a time in words, too."""
         value = self.claims[name]
         text = _format_value(value)
         if name in TIME_CLAIMS and (moment := _format_time(value)):
@@ -230,7 +192,6 @@ def _format_value(value: Any) -> str:
 
 
 def _format_time(value: Any) -> str:
-    """Return a time in seconds since 1970 as RFC 3339 text; nothing for what is no time."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return ""
     try:

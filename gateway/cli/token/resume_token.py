@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 
 class SignatureState(StrEnum):
-    """What is known about the signature of a token."""
-
     NONE = "none"
     UNCHECKED = "unchecked"
     VALID = "valid"
@@ -27,16 +25,7 @@ class SignatureState(StrEnum):
 def decode_resume_token(
     text: str, topics: Sequence[str], settings: Settings | None
 ) -> DecodedToken:
-    """Decode a token.
-
-    Args:
-        topics: Names of topics, each of which must be in it.
-        settings: A configuration, whose topics may be in it; None for none.
-
-    Raises:
-        TokenCorrupt: It is damaged.
-        TokenForeign: It does not have one of the topics.
-    """
+    """Decode a token, which must have all of these topics, and may have those of the settings."""
     from gateway.core.token.resume_token import parse_token
 
     try:
@@ -54,19 +43,13 @@ def decode_resume_token(
 
 @dataclass(frozen=True)
 class DecodedToken:
-    """A token as it is printed.
-
-    Attributes:
-        signature: What is known about its signature.
-        names: The names of its topics, by their index; topics of unknown name are missing.
-    """
+    """A token as it is printed. Topics of unknown name are missing in `names`."""
 
     token: ResumeToken
     signature: SignatureState
     names: dict[int, str]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the token as a JSON object."""
         return {
             "issued": _format_time(self.token.issued),
             "signature": self.signature,
@@ -76,7 +59,6 @@ class DecodedToken:
         }
 
     def to_table(self) -> str:
-        """Return the token as lines for a terminal."""
         rows = [("TOPIC", "PARTITION", "NEXT OFFSET", "LEADER EPOCH")]
         for partition in self._iter_partitions():
             offset, epoch = partition["nextOffset"], partition["leaderEpoch"]
@@ -104,7 +86,6 @@ class DecodedToken:
         return "\n".join(lines)
 
     def _iter_partitions(self) -> Iterator[dict[str, Any]]:
-        """Yield every partition as a JSON object."""
         from gateway.core.log.position import NO_EPOCH, RETIRED_EPOCH
 
         for index, topic in enumerate(self.token.topics):
@@ -122,7 +103,6 @@ class DecodedToken:
 
 
 def _check_signature(token: ResumeToken, settings: Settings | None) -> SignatureState:
-    """Return whether one of the configuration's secrets signed a token."""
     if not token.mac:
         return SignatureState.NONE
     if settings is None or not settings.tokens.secrets:
@@ -139,15 +119,6 @@ def _check_signature(token: ResumeToken, settings: Settings | None) -> Signature
 def _find_names(
     token: ResumeToken, topics: Sequence[str], settings: Settings | None
 ) -> dict[int, str]:
-    """Return the names of a token's topics by their index.
-
-    Args:
-        topics: Names that were given; each must be a topic of the token.
-        settings: A configuration, whose topics may be in the token.
-
-    Raises:
-        TokenForeign: The token does not have a topic that was given.
-    """
     configured = (
         [topic.name for kafka in settings.clusters.values() for topic in kafka.topics]
         if settings is not None
@@ -166,5 +137,4 @@ def _find_index(topics: Sequence[TokenTopic], wanted: TokenTopic) -> int:
 
 
 def _format_time(seconds: int) -> str:
-    """Return a time in seconds since 1970 as RFC 3339 text."""
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

@@ -95,7 +95,6 @@ def _print_lines(lines: Iterable[str]) -> None:
 
 
 def _format_table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a table; all columns but the first are numbers or short."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         yield "  ".join(map(str.ljust, row, widths)).rstrip()

@@ -1,4 +1,4 @@
-"""Show a record as text: decoded as the configuration says, or as far as its bytes are text."""
+"""Show a record as text: decoded by the configuration's models, or its bytes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,7 @@ MAX_SHOWN_BYTES = 32
 
 @dataclass(frozen=True)
 class Sample:
-    """A record as text.
-
-    Attributes:
-        time: Its timestamp, as RFC 3339 text.
-        value: Its value; None for a tombstone.
-    """
+    """A record as text. The value of a tombstone is None."""
 
     partition: int
     offset: int
@@ -37,23 +32,11 @@ class Sample:
 
 @dataclass(frozen=True)
 class SampleDecoder:
-    """Decodes records of one topic.
-
-    Attributes:
-        topic: What the configuration says of the topic; None for nothing.
-        catalogs: The schema registries of the configuration.
-    """
-
     topic: Topic | None = None
     catalogs: Mapping[str, SchemaRegistry] = field(default_factory=dict)
 
     @classmethod
     def create(cls, source: KafkaSource, topic: str) -> Self:
-        """Create the decoder for a topic.
-
-        Raises:
-            ConfigError: The configuration of the source is wrong.
-        """
         if source.file is None:
             return cls()
         from gateway.config import load
@@ -63,7 +46,6 @@ class SampleDecoder:
         return cls(next((each for each in listed if each is not None), None), settings.catalogs)
 
     async def decode(self, record: Record) -> Sample:
-        """Return a record as text."""
         moment = datetime.fromtimestamp(max(record.timestamp, 0) / 1000, UTC)
         key, value = (self.topic.key, self.topic.value) if self.topic else (None, None)
         return Sample(
@@ -105,7 +87,7 @@ class SampleDecoder:
 
 
 def show_bytes(data: bytes) -> str:
-    """Return bytes as text, if they are, or else what can be said of them."""
+    """Return bytes as text, or their length and beginning if they are not text."""
     try:
         text = data.decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""Ask brokers what topics they have, and how one of them is."""
+"""Ask brokers for their topics, or for the details of one."""
 
 from __future__ import annotations
 
@@ -25,12 +25,7 @@ SAMPLE_OFFSETS = 20  # how far before its end a partition is searched for a reco
 
 @dataclass(frozen=True)
 class TopicSummary:
-    """A topic in a list.
-
-    Attributes:
-        replicas: The number of replicas of a partition.
-        records: The offsets that its log has; None if a leader does not answer.
-    """
+    """A topic in a list. `records` counts offsets, and is None if a leader does not answer."""
 
     name: str
     partitions: int
@@ -38,7 +33,6 @@ class TopicSummary:
     records: int | None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the topic as a JSON object."""
         return asdict(self)
 
 
@@ -48,8 +42,6 @@ class PartitionDetails:
 
     Attributes:
         leader: The node id of its leader; -1 for none.
-        replicas: The node ids of its replicas.
-        in_sync: Those of them that are in sync.
         start: Its log start offset; None if its leader does not answer.
         end: Its last stable offset; None likewise.
     """
@@ -68,9 +60,7 @@ class TopicDetails:
 
     Attributes:
         cleanup_policy: Its `cleanup.policy`; None if it may not be read.
-        rate: The records that arrived in a second.
-        seconds: For how many seconds they were counted.
-        sample: Its newest record; None if it has none.
+        rate: The records that arrived in a second, counted for `seconds`.
     """
 
     name: str
@@ -82,11 +72,10 @@ class TopicDetails:
 
     @property
     def records(self) -> int | None:
-        """The offsets that its log has; None if a leader does not answer."""
+        """The number of offsets of its log; None if a leader does not answer."""
         return _count_records([(each.start, each.end) for each in self.partitions])
 
     def to_json(self) -> dict[str, Any]:
-        """Return the topic as a JSON object."""
         fields = asdict(self)
         return {
             "name": self.name,
@@ -102,14 +91,6 @@ class TopicDetails:
 
 
 async def list_topics(cluster: Cluster, *, include_internal: bool) -> list[TopicSummary]:
-    """Return all topics of a cluster, sorted by name.
-
-    Args:
-        include_internal: Whether Kafka's own topics are listed, too.
-
-    Raises:
-        KafkaError: No broker answers.
-    """
     names = sorted(
         name
         for name in await cluster.list_topics()
@@ -136,13 +117,8 @@ async def describe_topic(
 ) -> TopicDetails:
     """Describe a topic.
 
-    Args:
-        decoder: Decodes its newest record.
-        rate_seconds: How long arriving records are counted.
-
     Raises:
         UnknownTopic: It does not exist; the message has the nearest name.
-        KafkaError: It cannot be described.
     """
     try:
         topic = await cluster.describe_topic(name)
@@ -185,7 +161,7 @@ Bounds = tuple[int | None, int | None]
 async def _fetch_bounds(
     cluster: Cluster, topics: Sequence[TopicMetadata] | Any
 ) -> dict[TopicPartition, Bounds]:
-    """Return where the log of each partition starts and ends; None where no leader answers."""
+    """Return the start and end of each partition's log; None where no leader answers."""
     tps = [TopicPartition(topic.name, number) for topic in topics for number in topic.partitions]
     # Starts first: records that are deleted in between must not make a start exceed its end.
     starts = await cluster.list_offsets(dict.fromkeys(tps, EARLIEST))
@@ -198,7 +174,6 @@ def _get_offset(answer: OffsetAndTimestamp | int | None) -> int | None:
 
 
 def _count_records(bounds: Sequence[Bounds]) -> int | None:
-    """Return the number of offsets within all bounds; None if one is unknown."""
     total = 0
     for start, end in bounds:
         if start is None or end is None:
@@ -210,9 +185,9 @@ def _count_records(bounds: Sequence[Bounds]) -> int | None:
 async def _read_newest_record(
     cluster: Cluster, bounds: Mapping[TopicPartition, Bounds]
 ) -> Record | None:
-    """Return the newest of the last records of all partitions; None if there is none.
+    """Return the newest of the last records of all partitions.
 
-    A partition whose last offsets hold no record, but markers of transactions, is left out.
+    A partition whose last offsets hold only markers of transactions is left out.
     """
     newest: Record | None = None
     for tp, (start, end) in bounds.items():
@@ -230,7 +205,7 @@ async def _read_newest_record(
 async def _read_last_record(
     cluster: Cluster, tp: TopicPartition, start: int, end: int
 ) -> Record | None:
-    """Return the last record between two offsets, which one fetch may not bring; None for none."""
+    """Return the last record between two offsets, which may take several fetches."""
     last: Record | None = None
     while start < end:
         read = await read_committed(cluster, tp, start)
