@@ -3,8 +3,7 @@
 A file is checked as a whole: every problem is reported at once, with line, column and a suggestion.
 Start reading at `load` and `loads`. `types` has the types of single options, `sections` the
 pydantic models, `guards` those of guards, `capabilities` those of what routes do. `source` turns
-YAML into values that know their place, and `checks` compares sections with each other. The command
-line and the Python API call it.
+YAML into values that know their place, and `checks` compares sections with each other.
 
 Nothing in this package opens a connection. Settings are frozen, so that a reload finds unchanged
 routes with `==`.
@@ -186,19 +185,11 @@ def loads(
     with_variables: bool = False,
     warn: Callable[[str], None] | None = None,
 ) -> Settings:
-    """Load the settings of a text.
+    """Load the settings of a YAML text; see `load`.
 
     Args:
-        text: YAML.
         name: The name of its file. `${file:...}` is relative to the folder of this file.
-        environ: The environment variables for `${env...}`.
-        values: Single options that override the text.
-        options: Values by the paths of options that override everything else. None is ignored.
         with_variables: Whether variables such as GATEWAY_LISTEN__PORT override the text.
-        warn: See `load`.
-
-    Raises:
-        ConfigError: With every problem that was found in the text.
     """
     overrides = values or ValuesFile()
     warn = warn or _log_warning
@@ -229,7 +220,6 @@ def loads(
 def _change_document(
     document: source.YamlDocument, changes: Sequence[Override]
 ) -> source.YamlDocument:
-    """Return a document with other values of some options."""
     changed = replace(document, moves=dict(document.moves), origins={})
     for loc, value, origin in changes:
         changed.override(loc, value, origin)
@@ -256,11 +246,6 @@ def _name_causes(
     """Return the lines of problems; those of the file that a variable or option causes name it.
 
     Without the cause the problem must be gone, and no other one be there in its place.
-
-    Args:
-        document: The document without changes.
-        changes: The changes that variables and the command line make.
-        lines: The problems of the document with all changes.
     """
     causes: dict[str, str] = {}
     for origin in dict.fromkeys(change.origin for change in changes):
@@ -277,13 +262,9 @@ def _name_causes(
 
 
 def create_locator(path: str | os.PathLike[str]) -> Callable[[tuple[str | int, ...], str], str]:
-    """Return a function that formats a problem with its place in a file.
+    """Return a function that formats a problem with its place in a file without errors.
 
-    The function takes the path of an option and a message, and returns `file:line:column: path:
-    message`.
-
-    Args:
-        path: A file that was loaded without errors.
+    It takes the path of an option and a message, and returns `file:line:column: path: message`.
     """
     name = os.fspath(path)
     text = source.decode_utf8(Path(path).read_bytes(), name=name)
