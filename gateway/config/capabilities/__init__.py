@@ -1,8 +1,5 @@
 """Define the section `with` of routes, which has the options of one capability.
 
-A route streams records (`stream`, the default), shows the latest record of a key as a document
-(`fetch`), or writes records (`produce`).
-
 To add a capability whose requests have one response, write a subclass of `options.With` with its
 options, and enter it in `kinds.WITH_KINDS`; then write a subclass of
 `gateway.web.exchange.exchange.Exchange`, which responds to requests and describes them for

@@ -22,7 +22,6 @@ class FetchWith(With):
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        """Yield the problems of options in common, and of filters that name no single key."""
         yield from super().check_raw(raw)
         filters = raw.get("filters")
         if not isinstance(filters, (list, tuple)) or len(filters) != 1:

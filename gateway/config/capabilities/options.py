@@ -1,4 +1,4 @@
-"""Define what the options of all capabilities of routes have in common."""
+"""Define the common options of all capabilities of routes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ class Shown(Section):
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        """Yield the problem of a field that nobody guards."""
         if raw.get("guarded") == {}:
             yield Problem(("guarded",), "is empty; name a guard, or write the pointer alone")
 
@@ -61,7 +60,7 @@ ShownField = Annotated[
 
 
 class With(Section):
-    """What a route does, with which topics, and which of their records and fields it shows.
+    """The options of a route: its topics, and the records and fields that it shows.
 
     Each capability is a subclass, and listed in `kinds.WITH_KINDS`.
     """
@@ -115,24 +114,20 @@ class With(Section):
 
     @classmethod
     def describe_unknown_key(cls, key: str) -> str | None:
-        """Return the message for options of the route itself."""
         if key in ("guarded", "access-control", "accessControl", "when", "path"):
             return f"'{key}' belongs beside `with`, not in it; move it there"
         return None
 
     @property
     def topic_templates(self) -> tuple[Template, ...]:
-        """The templates of its topics."""
         return () if self.topic is None else (self.topic,)
 
     @property
     def can_write(self) -> bool:
-        """Whether clients may write records."""
         return False
 
     @property
     def can_read(self) -> bool:
-        """Whether clients may read records."""
         return True
 
     @property
@@ -147,25 +142,19 @@ class With(Section):
 
     @classmethod
     def check_method(cls, method: str, raw: Mapping[Any, Any]) -> str | None:
-        """Return what is wrong with the method of a path; None if nothing is.
-
-        Args:
-            raw: The options as written.
-        """
+        """Return the problem of a path's method; None if there is none."""
         if method in WRITE_METHODS and method not in cls.methods:
             return f"method {method} is for capability: produce; use GET, or remove it"
         return None
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        """Yield the problems of a missing topic and of empty lists."""
         if "topic" not in raw:
             yield Problem((), "'topic' is missing; add it", is_key=True)
         yield from cls.check_lists(raw)
 
     @classmethod
     def check_lists(cls, raw: Mapping[str, Any]) -> Iterator[Problem]:
-        """Yield the problems of empty lists."""
         for name, what in (("allow", "topic or pattern"), ("fields", "JSON pointer")):
             if raw.get(name) in ([], ()):
                 yield Problem((name,), f"is empty; list at least one {what}, or leave it out")

@@ -1,7 +1,4 @@
-"""Define the capability `produce`, which writes the body of a request as a record.
-
-The options are those of Zilla's binding http-kafka.
-"""
+"""Define the capability `produce`, with the options of Zilla's binding http-kafka."""
 
 from __future__ import annotations
 
@@ -41,11 +38,7 @@ def _validate_location(template: Template) -> Template:
 
 
 def parse_location(location: Template) -> PathPattern:
-    """Return the pattern of all paths that a location can render.
-
-    Raises:
-        ValueError: If it cannot be the pattern of a path.
-    """
+    """Return the pattern of all paths of a location; raise ValueError if it cannot be a path."""
     parts = [part if isinstance(part, str) else f"{{{part.name}}}" for part in location.parts]
     return PathPattern.parse("".join(parts))
 
@@ -124,27 +117,22 @@ class ProduceWith(With):
 
     @property
     def can_write(self) -> bool:
-        """See `With`."""
         return True
 
     @property
     def can_read(self) -> bool:
-        """See `With`."""
         return False
 
     @property
     def reply_topic(self) -> str | None:
-        """See `With`."""
         return self.reply_to
 
     @property
     def reply_location(self) -> Template | None:
-        """See `With`."""
         return None if self.async_ is None else self.async_.location
 
     @classmethod
     def check_method(cls, method: str, raw: Mapping[Any, Any]) -> str | None:
-        """Return what is wrong with a method that writes nothing, or nothing that has a key."""
         if method == "GET":
             return "method GET writes nothing; use POST, PUT, PATCH or DELETE"
         if method == "DELETE" and "key" not in raw:
@@ -154,7 +142,6 @@ class ProduceWith(With):
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        """Yield the problems of options in common, of replies and of headers."""
         yield from super().check_raw(raw)
         for name in _REPLY_OPTIONS if "replyTo" not in raw else ():
             if name in raw:

@@ -79,17 +79,14 @@ class StreamWith(With):
 
     @property
     def topic_templates(self) -> tuple[Template, ...]:
-        """The templates of `topic` or `topics`."""
         return super().topic_templates or self.topics
 
     @property
     def can_write(self) -> bool:
-        """Whether clients may write records, over WebSocket."""
         return self.produce
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        """Yield the problems of topics, empty lists and snapshots."""
         if "topic" in raw and "topics" in raw:
             yield Problem(("topics",), "'topics' excludes 'topic'; keep one of them", is_key=True)
         elif "topic" not in raw and "topics" not in raw:
