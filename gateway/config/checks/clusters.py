@@ -29,11 +29,7 @@ def iter_clusters(raw: Mapping[str, Any]) -> Iterator[tuple[Loc, str, Mapping[An
 
 
 def find_clusters(topics: Mapping[str, Sequence[str]], templates: Iterable[Template]) -> list[str]:
-    """Return the names of the clusters that have a match for each of these topics.
-
-    Args:
-        templates: The topics of a route, which may have placeholders.
-    """
+    """Return the names of the clusters that have a match for each of these topics."""
     wanted = list(templates)
     return [
         name
@@ -43,7 +39,6 @@ def find_clusters(topics: Mapping[str, Sequence[str]], templates: Iterable[Templ
 
 
 def matches(template: Template, topic: str) -> bool:
-    """Return whether a template can render the name of a topic."""
     return isinstance(topic, UnresolvedText) or template.can_render(topic)
 
 
@@ -52,12 +47,7 @@ def check_cluster_choice(
     options: Mapping[Any, Any],
     sources: Sequence[tuple[Loc, Template]],
 ) -> Iterator[Problem]:
-    """Yield the problems of a route's choice of a cluster.
-
-    Args:
-        topics: The topics of each cluster, by its name.
-        sources: The paths and templates of the topics that it reads or writes.
-    """
+    """Yield the problems of a route's choice of a cluster; `topics` are those of each cluster."""
     wanted = options.get("kafka")
     if "" in topics:
         if wanted is not None:

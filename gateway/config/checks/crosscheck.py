@@ -1,4 +1,4 @@
-"""Check what must agree between parts of a configuration: names, paths, parameters.
+"""Check that parts of a configuration agree: names, paths, parameters.
 
 The checks work on the values as written, which may be wrong in any way. So an unknown topic of a
 route is reported together with an invalid duration elsewhere, not only after that is corrected.
@@ -46,7 +46,6 @@ RESERVED_PLACEHOLDER_NAMES = frozenset({"filter", "fields"})
 
 
 def is_reserved_path(path: str) -> bool:
-    """Return whether a path is the gateway's own."""
     return path in RESERVED_PATHS or bool(VERSIONED_MODULE_PATTERN.fullmatch(path))
 
 
@@ -54,7 +53,6 @@ Loc = tuple[str | int, ...]
 
 
 def check_settings(raw: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield every disagreement between sections."""
     topics: dict[str, list[str]] = {}
     for loc, name, kafka in iter_clusters(raw):
         topics[name] = _list_topic_names(kafka)
@@ -74,8 +72,7 @@ def check_settings(raw: Mapping[str, Any]) -> Iterator[Problem]:
 def _list_topic_names(kafka: Mapping[Any, Any]) -> list[str]:
     """Return the topics that a cluster lists, in whatever form.
 
-    A form that is refused still says which topics are meant, so that no route is reported that
-    names one of them.
+    The names in a refused form are known, so that no route that names one of them is reported.
     """
     written = kafka.get("topics")
     if isinstance(written, UnresolvedText):
@@ -267,7 +264,6 @@ def _iter_location_templates(options: Mapping[str, Any]) -> Iterator[tuple[Loc, 
 
 
 def _iter_condition_templates(loc: Loc, condition: object) -> Iterator[tuple[Loc, Template]]:
-    """Yield the templates of a text, or of the options of a condition."""
     yield from _iter_templates(loc, condition)
     for name, text in as_mapping(condition).items():
         yield from _iter_templates((*loc, name), text)
@@ -291,7 +287,6 @@ def _check_placeholder(placeholder: Placeholder, params: dict[str, bool]) -> str
 def _check_claim(
     raw: Mapping[str, Any], route: Mapping[str, Any], placeholder: Placeholder
 ) -> str | None:
-    """Return why the guards cannot fill a placeholder; None if they can."""
     if placeholder.root == "guarded":
         return check_claim(raw, route, placeholder)
     return check_secret_query(raw, route, placeholder) if placeholder.root == "query" else None

@@ -1,8 +1,8 @@
-"""Check that what a configuration needs of the distribution's extras is installed.
+"""Check that the extras that a configuration needs are installed.
 
-The checks work on the values as written, as in `crosscheck`. What jobs of the section `pipelines`
-need is checked when they run: `gateway pipeline check` and `list` need no extra. So is an embedded
-Kafka, which a librdkafka of the system can run, too.
+The checks work on the values as written, as in `crosscheck`. The needs of jobs in the section
+`pipelines` are checked when they run: `gateway pipeline check` and `list` need no extra. So are
+those of an embedded Kafka, which a librdkafka of the system can run, too.
 """
 
 from __future__ import annotations
@@ -29,14 +29,12 @@ _FORMAT_KEYS = ("keyFormat", "valueFormat")
 
 
 def check_extras(raw: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield the options that need an extra which is not installed."""
     for loc, extra in _iter_needed(raw):
         if problem := describe_missing_extra(extra):
             yield Problem(loc, problem)
 
 
 def _iter_needed(raw: Mapping[str, Any]) -> Iterator[tuple[Loc, str]]:
-    """Yield the options that need an extra, each with its path and the extra."""
     for loc, _, kafka in iter_clusters(raw):
         for index, topic in enumerate(as_list(kafka.get("topics"))):
             for part in ("key", "value"):
@@ -67,7 +65,6 @@ def _iter_sidecar_formats(sidecar: Mapping[Any, Any]) -> Iterator[tuple[Loc, str
 
 
 def _find_format_extra(written: object) -> str | None:
-    """Return the extra of a format as written; None if it needs none or is wrong."""
     if not isinstance(written, str) or isinstance(written, UnresolvedText):
         return None
     format = SerializationFormat.find(written)

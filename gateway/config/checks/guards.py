@@ -1,4 +1,4 @@
-"""Check what must agree between guards, the routes that name them, and the listening address.
+"""Check that guards, the routes that name them, and the listening address agree.
 
 The checks work on the values as written, as in `crosscheck`.
 """
@@ -19,7 +19,6 @@ from gateway.config.types.section import Problem
 
 
 def check_guards(raw: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield the problems between the guards and `listen`."""
     listen = as_mapping(raw.get("listen"))
     for name, guard, kind in _iter_guards(raw):
         for problem in kind.check_listen(name, guard, listen):
@@ -33,7 +32,6 @@ def check_guards(raw: Mapping[str, Any]) -> Iterator[Problem]:
 def _iter_guards(
     raw: Mapping[str, Any],
 ) -> Iterator[tuple[str, Mapping[Any, Any], type[GuardSection]]]:
-    """Yield the name, the options and the kind of each guard of a known kind."""
     for name, written in as_mapping(raw.get("guards")).items():
         kind = GUARD_KINDS.find(as_mapping(written))
         if kind is not None:
@@ -47,7 +45,6 @@ def _is_for_development(guard: Mapping[Any, Any]) -> bool:
 
 
 def _is_open(host: object) -> bool:
-    """Return whether it is known that other machines can connect to an address."""
     is_known = isinstance(host, str) and not isinstance(host, UnresolvedText)
     return is_known and not is_loopback(str(host))
 
@@ -125,10 +122,7 @@ def _pointer(field: object) -> str | None:
 
 
 def _requirements(field: object) -> frozenset[tuple[str, str]]:
-    """Return the guards that must have granted something, and each required role.
-
-    A pair of a guard and an empty role stands for the guard itself.
-    """
+    """Return the pairs of a guard and a required role; the role is empty for the guard itself."""
     guarded = as_mapping(as_mapping(field).get("guarded"))
     names = {(str(name), "") for name in guarded}
     return frozenset(names | {(str(n), str(role)) for n in guarded for role in as_list(guarded[n])})
@@ -175,7 +169,7 @@ def check_claim(
 def check_secret_query(
     raw: Mapping[str, Any], route: Mapping[str, Any], placeholder: Placeholder
 ) -> str | None:
-    """Return what is wrong if a query parameter holds credentials; None if it does not."""
+    """Return a problem if a query parameter holds credentials; None if it does not."""
     for name in as_mapping(route.get("guarded")):
         guard = as_mapping(as_mapping(raw.get("guards")).get(name))
         kind = GUARD_KINDS.find(guard)

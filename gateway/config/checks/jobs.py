@@ -1,4 +1,4 @@
-"""Check what must agree between jobs and other sections: names, catalogs, clusters."""
+"""Check that jobs agree with other sections: names, catalogs, clusters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ OUTPUT_SUFFIXES = (".ledger", ".gaps", ".dlq")
 
 
 def check_jobs(raw: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield every disagreement of the jobs; the values may be wrong in any way."""
     written = as_mapping(raw.get("pipelines")).get("jobs")
     first_index: dict[str, int] = {}
     for index, job in enumerate(written if isinstance(written, list) else ()):
@@ -81,7 +80,6 @@ def _iter_inputs_and_outputs(job: Mapping[str, Any]) -> Iterator[tuple[Loc, Mapp
 
 
 def _check_cycle(job: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield a problem if a job reads the topic that it writes."""
     to = as_mapping(job.get("to"))
     inputs = [
         (part.get("kafka"), part.get("topic"))

@@ -2,7 +2,7 @@
 
 Routes, guards, topics, log levels and credentials at brokers are taken over. The options that the
 process was built from (its address, the brokers) keep their old values until a restart, and are
-reported. What is taken over has to agree with what stays, as the sections of one file have to.
+reported. The result has to agree with itself, as the sections of one file have to.
 """
 
 from __future__ import annotations
@@ -30,12 +30,7 @@ SectionT = TypeVar("SectionT", bound=Section)
 
 
 class ReloadedSettings(NamedTuple):
-    """The result of a reload.
-
-    Attributes:
-        settings: The settings to run with from now on.
-        kept: The changed options that need a restart, named as in the file.
-    """
+    """The settings to run with from now on, and the changed options that need a restart."""
 
     settings: Settings
     kept: tuple[str, ...]
@@ -45,7 +40,7 @@ def apply_reload(running: Settings, loaded: Settings) -> ReloadedSettings:
     """Combine the running settings with those that were loaded.
 
     Raises:
-        ConfigError: If a cluster is new, or if what was loaded disagrees with what is kept.
+        ConfigError: A cluster is new, or loaded options disagree with kept ones.
     """
     kept: list[str] = []
     telemetry = running.telemetry
@@ -80,12 +75,6 @@ def check_combination(settings: Settings, reason: str) -> None:
 
     A new guard may need `listen.tls.ca`, which is new in the same file, and a sidecar that is gone
     from the file runs on with guards that are gone, too.
-
-    Args:
-        reason: Why they are together, for the message.
-
-    Raises:
-        ConfigError: They disagree.
     """
     problems = list(check_settings(dump_values(settings)))
     if problems:
@@ -110,11 +99,7 @@ def _reload_admin(running: Admin | None, loaded: Admin | None, kept: list[str]) 
 def _reload_clusters(
     running: Settings, loaded: Settings, kept: list[str]
 ) -> Kafka | dict[str, Kafka]:
-    """Return the clusters. One that is gone is kept, without topics.
-
-    Raises:
-        ConfigError: If a cluster is new.
-    """
+    """Return the clusters; refuse a new one. One that is gone is kept, without topics."""
     new = loaded.clusters.keys() - running.clusters.keys()
     if new:
         what = "it is new, and needs a restart"
@@ -163,7 +148,6 @@ def _reload_section(
 
 
 def _keep_running(running: Any, loaded: Any, option: str, kept: list[str]) -> Any:
-    """Return the running value, and append the option to `kept` if it changed."""
     if running != loaded:
         kept.append(option)
     return running

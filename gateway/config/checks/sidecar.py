@@ -39,7 +39,6 @@ ALWAYS_SERVED_PATHS = frozenset(
 
 
 def check_sidecar(raw: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield the problems between the sidecar and other sections."""
     if not isinstance(raw.get("sidecar"), Mapping):
         return
     written = as_mapping(raw.get("sidecar"))
@@ -86,7 +85,6 @@ def _check_exposed(raw: Mapping[str, Any], section: Mapping[Any, Any]) -> Iterat
 
 
 def is_sidecar_path(raw: Mapping[str, Any], path: str) -> bool:
-    """Return whether the sidecar serves a path."""
     written = raw.get("sidecar")
     if not isinstance(written, Mapping):
         return False
@@ -99,7 +97,6 @@ def is_sidecar_path(raw: Mapping[str, Any], path: str) -> bool:
 def _check_reactive(
     raw: Mapping[str, Any], section: Mapping[Any, Any], has_workers: bool
 ) -> Iterator[Problem]:
-    """Yield the problems of reactive groups with workers and catalogs."""
     groups = as_mapping(section.get("reactive")).get("groups")
     is_single = isinstance(groups, Mapping)
     for index, group in enumerate(groups if isinstance(groups, (list, tuple)) else [groups]):

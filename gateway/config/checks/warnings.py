@@ -14,7 +14,7 @@ from gateway.config.types.units import format_size
 
 
 def iter_warnings(settings: Settings) -> Iterator[str]:
-    """Yield one line for each doubtful setting: `option: what is wrong; what to do`."""
+    """Yield one line for each doubtful setting: `option: problem; remedy`."""
     clusters = settings.clusters
     caches = sum(topic.cache.bytes for kafka in clusters.values() for topic in kafka.topics)
     if caches > settings.memory:
