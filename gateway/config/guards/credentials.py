@@ -1,7 +1,4 @@
-"""Define where in a request a guard finds a client's credentials.
-
-The options are those of Zilla's guards.
-"""
+"""Define the places of a client's credentials in a request; the options are Zilla's."""
 
 from __future__ import annotations
 
@@ -31,7 +28,6 @@ _FRAMING_HEADERS = frozenset(
 
 
 def _validate_form(value: object) -> str:
-    """Return a text that contains `{credentials}` once."""
     text = validate_text(value)
     if text.count(CREDENTIALS_PLACEHOLDER) != 1:
         raise create_value_error(
@@ -102,7 +98,6 @@ class Credentials(Section):
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        """Yield the problem of an empty section, in which no credentials could be found."""
         if not any(raw.get(part) for part in ("headers", "cookies", "query")):
             yield Problem((), "is empty; add headers, cookies or query, or leave it out")
 

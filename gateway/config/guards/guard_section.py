@@ -1,4 +1,4 @@
-"""Define what the sections of all kinds of guards have in common."""
+"""Define the common options of all kinds of guards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ChallengeDuration = Annotated[Duration, in_range(0, 86_400)]
 
 
 class GuardSection(Section):
-    """A guard of any kind: its options, and what they mean for other sections.
+    """A guard of any kind: its options, and their meaning for other sections.
 
     A kind has an option `type` with its name. The class methods are asked before validation, so any
     value that they get may be invalid.
@@ -30,10 +30,7 @@ class GuardSection(Section):
 
     @property
     def challenge_lead(self) -> float | None:
-        """How many seconds before its credentials expire a client is asked for new ones.
-
-        None if it never is.
-        """
+        """Seconds before the expiry of credentials when new ones are asked for; None for never."""
         return None
 
     @property
@@ -49,25 +46,19 @@ class GuardSection(Section):
     def admits_all_of(self, other: GuardSection) -> bool:
         """Return whether each client that another guard admits is admitted by this one as well.
 
-        What the other guard knows of its clients then holds after it was replaced by this one. A
-        guard with other options may know something else of them.
+        The other guard's knowledge of its clients must hold, too, which other options may change.
         """
         return self == other
 
     def iter_warnings(self) -> Iterator[Problem]:
-        """Yield what is valid, but perhaps not as meant, by the option that it is about."""
+        """Yield options that are valid, but perhaps not as meant."""
         return iter(())
 
     @classmethod
     def check_listen(
         cls, name: str, raw: Mapping[Any, Any], listen: Mapping[Any, Any]
     ) -> Iterator[Problem]:
-        """Yield the problems between a guard and the section `listen`.
-
-        Args:
-            raw: Its options as written.
-            listen: The options of `listen` as written.
-        """
+        """Yield the problems between a guard and the section `listen`, both as written."""
         return iter(())
 
     @classmethod

@@ -73,31 +73,25 @@ class Http(GuardSection):
 
     @property
     def challenge_lead(self) -> float | None:
-        """See `GuardSection`."""
         return self.challenge
 
     @property
     def secret_parameters(self) -> Iterable[str]:
-        """See `GuardSection`."""
         return self.forward.query
 
     @property
     def credential_headers(self) -> Iterable[str]:
-        """See `GuardSection`."""
         return self.forward.headers
 
     def iter_warnings(self) -> Iterator[Problem]:
-        """Yield a warning if the application is asked without TLS."""
         yield from check_issuer_url("url", self.url)
 
     @classmethod
     def list_parameters(cls, raw: Mapping[Any, Any]) -> Iterable[str]:
-        """See `GuardSection`."""
         return [str(name) for name in as_list(as_mapping(raw.get("forward")).get("query"))]
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        """Yield the problems of `forward`: nothing, or a header that the gateway itself sends."""
         written = raw.get("forward")
         forward = written if isinstance(written, Mapping) else {}
         if forward.get("headers") in ([], ()) and not forward.get("query"):

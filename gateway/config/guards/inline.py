@@ -34,7 +34,6 @@ class User(Section):
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        """Yield the problem of a user who cannot authenticate."""
         if "password" not in raw and "token" not in raw:
             yield Problem((), "has neither password nor token; add one", is_key=True)
 
@@ -74,30 +73,25 @@ class Inline(GuardSection):
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        """Yield the problem of a guard without users."""
         if raw.get("users") in ({}, [], ()):
             yield Problem(("users",), "is empty; add one")
 
     @property
     def secret_parameters(self) -> Iterable[str]:
-        """See `GuardSection`."""
         return self.credentials.query
 
     @property
     def credential_headers(self) -> Iterable[str]:
-        """See `GuardSection`."""
         return self.credentials.headers
 
     @classmethod
     def list_attributes(cls, raw: Mapping[Any, Any]) -> Iterable[str]:
-        """Return the names of the attributes of all users."""
         return [
             str(name) for user in _list_users(raw) for name in as_mapping(user.get("attributes"))
         ]
 
     @classmethod
     def list_roles(cls, raw: Mapping[Any, Any]) -> list[Any] | None:
-        """Return the roles of all users."""
         return [role for user in _list_users(raw) for role in as_list(user.get("roles"))]
 
 

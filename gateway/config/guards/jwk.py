@@ -69,7 +69,6 @@ class Jwk(Section):
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        """Yield the problems of missing members and of a private key."""
         key_type = raw.get("kty")
         for name in _REQUIRED_MEMBERS.get(key_type, ()) if isinstance(key_type, str) else ():
             if name not in raw:
@@ -102,11 +101,7 @@ class Jwk(Section):
 
     @property
     def algorithms(self) -> tuple[Algorithm, ...]:
-        """The algorithms of signatures that the key can verify.
-
-        Only `alg` if the key names it, otherwise all that its type allows; none if the key is for
-        another purpose, such as encryption.
-        """
+        """The signature algorithms of the key; none if it is for another purpose."""
         if self.use not in (None, "sig"):
             return ()
         return tuple(
@@ -125,11 +120,7 @@ class Jwk(Section):
         return 0 if encoded is None else 8 * len(base64url_decode(encoded).lstrip(b"\0"))
 
     def load_key(self) -> Any:
-        """Return the key as PyJWT verifies signatures with it.
-
-        Raises:
-            ValueError: If the members are no key.
-        """
+        """Return the key for PyJWT; raise ValueError if the members are no key."""
         # Imported late: it takes 45 ms, and most configurations list no keys.
         from jwt import PyJWK
         from jwt.exceptions import PyJWTError
@@ -146,7 +137,6 @@ class Jwk(Section):
 
 
 def _list_algorithms(key_type: str, curve: str | None) -> tuple[Algorithm, ...]:
-    """Return the algorithms of a key type; none if its curve is unknown."""
     if key_type in _CURVES:
         algorithm = _CURVES[key_type].get(curve or "")
         return () if algorithm is None else (algorithm,)

@@ -124,21 +124,18 @@ class Jwt(GuardSection):
 
     @property
     def challenge_lead(self) -> float | None:
-        """See `GuardSection`."""
         return self.challenge
 
     @property
     def secret_parameters(self) -> Iterable[str]:
-        """See `GuardSection`."""
         return self.credentials.query
 
     @property
     def credential_headers(self) -> Iterable[str]:
-        """See `GuardSection`."""
         return self.credentials.headers
 
     def admits_all_of(self, other: GuardSection) -> bool:
-        """See `GuardSection`. It is so if only keys were added to a list of keys."""
+        """Return True also if only keys were added to a list of keys."""
         keys, other_keys = self.keys, other.keys if isinstance(other, Jwt) else None
         if isinstance(keys, tuple) and isinstance(other_keys, tuple):
             is_same_else = self.model_copy(update={"keys": other_keys}) == other
@@ -146,7 +143,6 @@ class Jwt(GuardSection):
         return super().admits_all_of(other)
 
     def iter_warnings(self) -> Iterator[Problem]:
-        """Yield warnings about keys without TLS, a missing audience, and short keys."""
         urls = self.issuer if self.keys is None else (self.keys,)
         for url in urls:
             yield from check_issuer_url("issuer" if self.keys is None else "keys", url)
@@ -162,7 +158,6 @@ class Jwt(GuardSection):
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        """Yield the problems of missing keys, and of algorithms and a lifetime without effect."""
         if "keys" not in raw:
             issuers = [raw["issuer"]] if isinstance(raw.get("issuer"), str) else raw.get("issuer")
             is_url = [
