@@ -57,7 +57,6 @@ class SchemaRegistry(Section):
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        """Yield the problems of incomplete or conflicting credentials."""
         for name, required in (("username", "password"), ("password", "username")):
             if name in raw and required not in raw:
                 yield Problem((name,), f"'{name}' needs '{required}' too; add it", is_key=True)

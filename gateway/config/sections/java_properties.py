@@ -1,6 +1,6 @@
-"""Suggest our options for the properties of Kafka's own clients.
+"""Suggest the gateway's options for the properties of Kafka's own clients.
 
-Many have a `client.properties` of Kafka's Java client or of librdkafka at hand, and write its keys
+Many users have a `client.properties` of Kafka's Java client or of librdkafka, and write its keys
 into the section `kafka`. Similar words would mislead them: `bootstrap.servers` is closest to
 `bootstrap`, which has topics.
 """
@@ -34,14 +34,7 @@ _TLS_OPTIONS = (
 
 
 def suggest_cluster_option(key: str, value: object) -> str | None:
-    """Return what to write in the section `kafka` in place of a property.
-
-    Args:
-        value: Its value, which may be a secret and is not shown.
-
-    Returns:
-        Such as `write servers: ["host:9092"]`; None if this is no property of Kafka's clients.
-    """
+    """Return the option for a property, whose value may be a secret and is not shown."""
     word = re.sub(r"[._-]", "", key.lower())
     if word in _OPTIONS:
         return f"write {_OPTIONS[word]}"
@@ -52,7 +45,6 @@ def suggest_cluster_option(key: str, value: object) -> str | None:
 
 
 def suggest_security_option(key: str, value: object) -> str | None:
-    """Return what to write in the section `kafka.security` in place of a property."""
     word = re.sub(r"[._-]", "", key.lower())
     options = _find_security_options(word, value)
     if options is None:
@@ -63,7 +55,6 @@ def suggest_security_option(key: str, value: object) -> str | None:
 
 
 def _find_security_options(word: str, value: object) -> str | None:
-    """Return the options of `security` for a property; None if it is not about security."""
     text = value.lower().replace("_", "-") if isinstance(value, str) else ""
     if word == "securityprotocol":
         tls = "tls: {}" if text.endswith("ssl") else ""

@@ -1,8 +1,4 @@
-"""Define what the Spark jobs of the section `pipelines` have in common.
-
-These are the inputs, the outputs, the state and the Spark cluster. The kinds of jobs are in
-`pipelines`.
-"""
+"""Define the common parts of Spark jobs: inputs, outputs, state and the Spark cluster."""
 
 from __future__ import annotations
 
@@ -69,7 +65,6 @@ def _validate_sql(value: object) -> str:
 
 
 def _parse_trigger(text: str) -> float | str:
-    """Return `realtime`, `available-now` or a duration in seconds."""
     if text in ("realtime", "available-now"):
         return text
     try:
@@ -94,11 +89,7 @@ Trigger: TypeAlias = Annotated[
 
 
 def _check_catalog(raw: Mapping[str, Any]) -> Iterable[Problem]:
-    """Yield the problem of a model without the catalog that it needs, or with a useless one.
-
-    Args:
-        raw: The options as written.
-    """
+    """Yield the problem of a model without the catalog that it needs, or with a useless one."""
     model = raw.get("model", "json")
     needs_schema = needs_catalog(model)
     if needs_schema and "catalog" not in raw:
@@ -150,7 +141,6 @@ class Fields(Section):
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        """Yield the problems between the options."""
         yield from _check_catalog(raw)
         fields, names = raw.get("fields"), raw.get("jsonNames")
         if not (isinstance(names, Mapping) and isinstance(fields, Mapping | None)):
@@ -270,7 +260,6 @@ class Output(Section):
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        """Yield the problems between `model` and `catalog`."""
         yield from _check_catalog(raw)
 
 

@@ -72,7 +72,6 @@ class Reconnect(Section):
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
-        """Refuse a `max` below `initial`."""
         if self.max < self.initial:
             low, high = format_duration(self.initial), format_duration(self.max)
             what = f"{high} is less than initial, {low}; use {low} or more"
@@ -122,7 +121,6 @@ class Model(Section):
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        """Yield the problems between the model and the other options."""
         model = raw.get("model")
         if needs_catalog(model) and "catalog" not in raw:
             what = f"model {model} needs a schema; add catalog: and a name of catalogs"
@@ -157,7 +155,6 @@ class Transform(Section):
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        """Yield the problem of a transform that does nothing."""
         if not raw:
             yield Problem((), "an empty transform; add extract-key or extract-headers")
 
@@ -229,7 +226,7 @@ class Topic(Section):
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         """Yield the problem of a partitioner if clients do not filter by the key in Kafka.
 
-        The partition of a key follows from its bytes, which cannot be derived from the decoded or
+        A partition follows from the bytes of a key, which cannot be derived from the decoded or
         extracted key that a filter names.
         """
         if raw.get("partitioner") is None:
@@ -310,11 +307,9 @@ class Kafka(Section):
 
     @classmethod
     def suggest_option(cls, key: str, value: object) -> str | None:
-        """Return what to write in place of a property of Kafka's own clients."""
         return suggest_cluster_option(key, value)
 
     def find_topic(self, name: str) -> Topic | None:
-        """Return the settings of a topic; None if it is not listed."""
         return next((topic for topic in self.topics if topic.name == name), None)
 
 

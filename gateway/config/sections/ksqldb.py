@@ -1,7 +1,4 @@
-"""Define the section `sidecar.ksqldb`: a ksqlDB server, and queries for the back end.
-
-The sidecar runs the queries and POSTs their rows to the back end.
-"""
+"""Define the section `sidecar.ksqldb`: a ksqlDB server, and queries for the back end."""
 
 from __future__ import annotations
 
@@ -120,8 +117,7 @@ class KsqlQuery(Section):
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         """Yield the problem of a push query with LIMIT.
 
-        A push query that ends is started again, so one with LIMIT would deliver its first rows
-        again and again.
+        A push query that ends is started again, so it would deliver its first rows again and again.
         """
         query, query_type = raw.get("query"), raw.get("queryType", "push")
         if query_type == "push" and isinstance(query, str) and _LIMIT.search(query):
@@ -166,7 +162,6 @@ class Ksqldb(Section):
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        """Yield the problems of a password without a user name, and of names used twice."""
         if "password" in raw and "username" not in raw:
             yield Problem(("password",), "'password' needs 'username' too; add it", is_key=True)
         names: set[object] = set()

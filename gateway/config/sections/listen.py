@@ -114,7 +114,6 @@ class ListenTls(Section):
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        """Yield the problem of client certificates without authorities that verify them."""
         if "mutual" in raw and "ca" not in raw:
             yield Problem(("mutual",), "'mutual' needs 'ca', the authorities; add it", is_key=True)
 
@@ -154,7 +153,6 @@ class Limits(Section):
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        """Yield the problem of a burst without a rate."""
         if "burst" in raw and "rate" not in raw:
             yield Problem(("burst",), "'burst' needs 'rate'; add it", is_key=True)
 

@@ -1,6 +1,6 @@
 """Define the section `pipelines`: Spark jobs that read topics and write topics or Redis.
 
-Each kind of job is a class here; what they have in common is in `job`.
+Each kind of job is a class here; the common options are in `job`.
 """
 
 from __future__ import annotations
@@ -170,7 +170,6 @@ class Broadcast(Section):
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        """Yield the problem of a table without a source, or with two."""
         if ("topic" in raw) == ("path" in raw):
             yield Problem((), "has no source, or two; give it either topic or path", is_key=True)
 
@@ -314,7 +313,6 @@ class Aggregate(Job):
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        """Yield the problem of an aggregate of nothing, or of more than one kind."""
         kinds = [name for name in ("measures", "top", "distinct") if raw.get(name)]
         if len(kinds) != 1:
             what = "asks for nothing" if not kinds else f"asks for {' and '.join(kinds)}"
@@ -373,7 +371,6 @@ class Pipelines(Section):
     jobs: tuple[AnyJob, ...] = Field(default=(), description="The jobs to run. For data teams.")
 
     def find_job(self, name: str) -> Job | None:
-        """Return the job of a name; None if there is none."""
         return next((job for job in self.jobs if job.name == name), None)
 
 

@@ -1,4 +1,4 @@
-"""Define the section `routes`: which paths stream, show or write which records, and to whom."""
+"""Define the section `routes`: paths, and the records that they stream, show or write."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ class When(Section):
 
     @property
     def pattern(self) -> PathPattern:
-        """The path as a pattern to match requests with."""
         return PathPattern.parse(self.path)
 
 
@@ -98,7 +97,6 @@ class Route(Section):
 
     @classmethod
     def describe_unknown_key(cls, key: str) -> str | None:
-        """Return the message for options of `when` or `with` that the route has besides those."""
         if key in ("path", "method"):
             return f"'{key}' belongs in `when`, which this route has; move it there"
         if key in WITH_KINDS.list_options():
@@ -111,37 +109,32 @@ class Route(Section):
 
     @property
     def path(self) -> str:
-        """The first path, as configured."""
         return self.when[0].path
 
     @property
     def name(self) -> str:
         """Its name in metrics, logs, reports and the admin API: its first path as configured.
 
-        Of routes that have the same one, those with another method than GET have it before their
-        path.
+        If routes share it, those with another method than GET have the method before the path.
         """
         method = self.get_method(self.when[0])
         return f"{method} {self.path}" if self.shares_path and method != "GET" else self.path
 
     @property
     def stream(self) -> StreamWith:
-        """What the route does, if it is known to be a stream."""
+        """The options of a route that is known to be a stream."""
         assert isinstance(self.with_, StreamWith)
         return self.with_
 
     @property
     def is_stream(self) -> bool:
-        """Whether the route is a stream."""
         return isinstance(self.with_, StreamWith)
 
     def get_method(self, when: When) -> str:
-        """Return the HTTP method of one of the paths in `when`."""
         return when.method or self.with_.methods[0]
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        """Yield the problems of a route without paths, and of methods that do not fit."""
         if raw.get("when") in ([], ()):
             yield Problem(("when",), "is empty; list at least one path")
         options = as_mapping(raw.get("with"))

@@ -73,8 +73,7 @@ def build_json_schema() -> dict[str, Any]:
 def _add_short_routes(definitions: dict[str, Any]) -> None:
     """Let routes have the options of `when` and `with` themselves.
 
-    A route without `with` is one of the short form. Its options depend on its capability, as those
-    of `with` do.
+    A route without `with` is one of the short form. Its options depend on its capability.
     """
     route = definitions["Route"]
     own, path = route["properties"], definitions["When"]["properties"]

@@ -48,7 +48,6 @@ class Tls(Section):
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        """Yield the problems of incomplete client certificates."""
         requirements = (("certificate", "key"), ("key", "certificate"), ("keyPassword", "key"))
         for name, required in requirements:
             if name in raw and required not in raw:
@@ -102,7 +101,6 @@ class Sasl(Section):
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        """Yield the problems of options that are missing, or that the mechanism does not use."""
         mechanism = raw.get("mechanism")
         names = {"username", "password"}
         oauth = {"token", "tokenFile", "tokenUrl", "extensions", *_TOKEN_URL_OPTIONS}
@@ -147,5 +145,4 @@ class Security(Section):
 
     @classmethod
     def suggest_option(cls, key: str, value: object) -> str | None:
-        """Return what to write in place of a property of Kafka's own clients."""
         return suggest_security_option(key, value)

@@ -83,7 +83,6 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _assign_client_ids(self) -> Self:
-        """Give clusters without a client id the default one, which has the gateway's name."""
         clusters = {name: self._add_client_id(kafka) for name, kafka in self.clusters.items()}
         # Sections are frozen, so only a validator may assign, and not in the usual way.
         object.__setattr__(self, "kafka", clusters.get("", clusters))
@@ -122,8 +121,7 @@ class Settings(Section):
     def get_cluster_name(self, route: Route) -> str:
         """Return the name of the cluster of a route: the one it names, or that lists its topics.
 
-        Args:
-            route: A route of these settings, which `crosscheck` has found to be unambiguous.
+        `crosscheck` has found the routes of these settings to be unambiguous.
         """
         topics = {
             name: [topic.name for topic in kafka.topics] for name, kafka in self.clusters.items()
@@ -147,7 +145,6 @@ class Settings(Section):
         ]
 
     def get_kafka(self, route: Route) -> Kafka:
-        """Return the settings of the cluster of a route; see `get_cluster_name`."""
         return self.clusters[self.get_cluster_name(route)]
 
     @classmethod
@@ -157,5 +154,4 @@ class Settings(Section):
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        """Return the problems between sections."""
         return check_settings(raw)

@@ -45,18 +45,14 @@ OffsetReset: TypeAlias = Literal["latest", "earliest", "none"]
 
 
 class _FormatChoice:
-    """The annotation of an option that has the name or the number of a serialization format."""
-
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        """Return the schema that validates a format, and gives its name."""
         return core_schema.no_info_plain_validator_function(self._validate)
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """Return the JSON Schema of all names and numbers."""
         numbers = [format.number for format in SERIALIZATION_FORMATS.values()]
         return {"enum": [*SERIALIZATION_FORMATS, *numbers]}
 
@@ -362,7 +358,6 @@ class Group(Membership):
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        """Yield the problems of missing or ambiguous topics, and of an invalid pattern."""
         pattern = raw.get("pattern")
         if bool(raw.get("topics")) == bool(pattern):
             yield Problem((), "has no topics, or two kinds; give it either topics or pattern")
@@ -375,7 +370,6 @@ class Group(Membership):
 
 
 def _compile_topic_pattern(pattern: str, excluded_suffixes: Iterable[str] = ()) -> re.Pattern[str]:
-    """Return a pattern that matches the same names, but none with one of the suffixes."""
     excluded = "".join(f"(?<!{re.escape(suffix)})" for suffix in sorted(excluded_suffixes))
     return re.compile(f"(?:{pattern}){excluded}")
 
@@ -401,7 +395,6 @@ class Reactive(Section):
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        """Yield the problem of a group that is listed twice."""
         names: set[str] = set()
         groups = raw.get("groups")
         for index, group in enumerate(groups if isinstance(groups, (list, tuple)) else ()):
@@ -571,23 +564,12 @@ class Sidecar(Section):
 
     @property
     def dead_letter_suffixes(self) -> frozenset[str]:
-        """What the names of all dead letter topics end in."""
         groups = () if self.reactive is None else self.reactive.groups
         general = (self.dead_letter or DeadLetter()).topic_ext
         return frozenset([general, *(group.dead_letter_topic_ext for group in groups)])
 
     def get_key_format(self, topic: str, default: str) -> str:
-        """Return the format of the keys of a topic.
-
-        Args:
-            default: The format if `topics` has none for this topic.
-        """
         return (topic in self.topics and self.topics[topic].key_format) or default
 
     def get_value_format(self, topic: str, default: str) -> str:
-        """Return the format of the values of a topic.
-
-        Args:
-            default: The format if `topics` has none for this topic.
-        """
         return (topic in self.topics and self.topics[topic].value_format) or default

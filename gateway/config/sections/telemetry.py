@@ -21,7 +21,6 @@ SHARE_PATTERN = r"^[0-9]+(\.[0-9]+)?%$"
 
 
 def _validate_metrics_path(path: str) -> str:
-    """Return a path without parameters that the gateway does not use itself."""
     try:
         pattern = PathPattern.parse(path)
     except ValueError as error:
@@ -45,7 +44,6 @@ def _validate_share(value: object) -> float:
 
 
 def _validate_logger_name(name: str) -> str:
-    """Return the name of a component or of a library."""
     names = (*COMPONENTS, *PIPELINE_COMPONENTS, *LIBRARIES)
     if name not in names:
         raise create_value_error(
@@ -90,7 +88,6 @@ class Influx(Section):
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        """Yield the problems of a missing or ambiguous destination."""
         if bool(raw.get("bucket")) == bool(raw.get("db")):
             yield Problem((), "has no destination, or two; give it either bucket or db")
         if raw.get("db") and raw.get("org"):

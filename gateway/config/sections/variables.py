@@ -1,9 +1,9 @@
 """Set options by environment variables: `GATEWAY_LISTEN__PORT` is `listen.port`.
 
 The name of a variable is GATEWAY_, then the path of the option in capitals: two underscores between
-the levels, and one between the words of a name (`GATEWAY_LISTEN__DRAIN_TIMEOUT`). Two underscores
-because one would be ambiguous, and because Kubernetes sets variables such as `GATEWAY_ADMIN_PORT`
-for a service `gateway-admin`.
+the levels, and one between the words of a name (`GATEWAY_LISTEN__DRAIN_TIMEOUT`). One underscore
+between levels would be ambiguous, and Kubernetes sets variables such as `GATEWAY_ADMIN_PORT` for a
+service `gateway-admin`.
 
 A name of the file is a level, too: `GATEWAY_GUARDS__LOGIN__ISSUER` is the issuer of the guard
 `login`. A list has its items separated by commas. Lists of sections and mappings are one variable,
@@ -54,14 +54,7 @@ _SERVICE_VARIABLE = re.compile(r".*(_SERVICE_HOST|_SERVICE_PORT(_.*)?|_PORT_[0-9
 
 
 class Variable(NamedTuple):
-    """A variable that sets an option.
-
-    Attributes:
-        option: The option's path, such as `listen.port`.
-        type: What its value is, such as `number`.
-        default: The value without it, as a file has it; empty for none.
-        description: What the option is for.
-    """
+    """A variable that sets an option, with its type in a word and its default as in a file."""
 
     name: str
     option: str
@@ -71,13 +64,7 @@ class Variable(NamedTuple):
 
 
 class Override(NamedTuple):
-    """A value that replaces that of an option.
-
-    Attributes:
-        loc: The option's path.
-        value: The value, as a file may have it.
-        origin: Where it is from, for messages: the variable's name.
-    """
+    """A value that replaces that of an option; `origin` is its variable, for messages."""
 
     loc: Loc
     value: Any
@@ -102,9 +89,6 @@ def read_variables(
     Args:
         values: The values of the file, whose names variables may have.
         referenced: The variables that the file refers to as `${env.NAME}`, whatever their names.
-
-    Raises:
-        ConfigError: The YAML of a variable is malformed.
     """
     overrides, warnings = [], []
     for name in sorted(environ):
@@ -123,18 +107,15 @@ def read_variables(
 
 
 def build_variable_name(loc: Loc) -> str:
-    """Return the name of the variable of an option."""
     return PREFIX + LEVEL_SEPARATOR.join(_to_segment(str(step)) for step in loc)
 
 
 def _to_segment(name: str) -> str:
-    """Return a name in capitals, with an underscore between its words."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
     return re.sub(r"[^A-Za-z0-9]+", "_", words).upper()
 
 
 def _iter_options(kind: type[Section], loc: Loc) -> Iterator[tuple[Loc, type[Section]]]:
-    """Yield the path and the section of each option that has a fixed path."""
     for name, field in kind.model_fields.items():
         inner = (*loc, field.alias or name)
         section = _find_section(get_full_type(field))
@@ -145,19 +126,17 @@ def _iter_options(kind: type[Section], loc: Loc) -> Iterator[tuple[Loc, type[Sec
 
 
 def _find_section(kind: Any) -> type[Section] | None:
-    """Return the section that a type is; None for single values, lists and mappings."""
+    """Return the section of a type; None for single values, lists and mappings."""
     resolved, _ = resolve_type(kind, {})
     is_section = isinstance(resolved, type) and issubclass(resolved, Section)
     return resolved if is_section else None
 
 
 class _Target(NamedTuple):
-    """How far the name of a variable leads.
+    """The result of looking up the name of a variable.
 
     Attributes:
-        loc: The path of the option, section or mapping that it leads to.
-        values: What the file has there.
-        rest: The levels of the name that are not below it; empty if it is known as a whole.
+        rest: The levels of the name that are not known; empty if it is known as a whole.
     """
 
     loc: Loc
@@ -171,7 +150,6 @@ class _Target(NamedTuple):
 
 
 def _find_target(variable: str, values: object) -> _Target:
-    """Return what a variable is about, as far as its name is known."""
     target = _Target((), Settings, values, variable.removeprefix(PREFIX).split(LEVEL_SEPARATOR))
     while target.rest:
         children = _list_children(target)
@@ -185,7 +163,6 @@ def _find_target(variable: str, values: object) -> _Target:
 
 
 def _list_children(target: _Target) -> Mapping[str, tuple[str, Any]]:
-    """Return the names and types of the options of a section, or of what a mapping has by name."""
     values = target.values if isinstance(target.values, Mapping) else {}
     resolved, _ = resolve_type(target.kind, values)
     if isinstance(resolved, type) and issubclass(resolved, Section):
@@ -217,7 +194,6 @@ def _parse_value(kind: Any, variable: str, environ: Mapping[str, str]) -> Any:
 
 
 def _is_of_service(name: str, value: str) -> bool:
-    """Return whether Kubernetes has set a variable for a service."""
     is_address = name.endswith("_PORT") and "://" in value
     return is_address or _SERVICE_VARIABLE.fullmatch(name) is not None
 
@@ -240,7 +216,6 @@ def _describe_unknown(name: str, target: _Target) -> list[str]:
 
 
 def _suggest_variable(name: str, target: _Target) -> str | None:
-    """Return the variable that is meant by one that sets nothing; None if none is near."""
     if named := _suggest_named(target):
         return named
     known = {build_variable_name(loc): "" for loc, _ in _iter_options(Settings, ())}
@@ -279,7 +254,6 @@ def _nest(loc: Loc, values: object) -> object:
 
 
 def _iter_sections(kind: type[Section], loc: Loc) -> Iterator[tuple[Loc, type[Section]]]:
-    """Yield the path and the type of each section that has a fixed path."""
     for name, field in kind.model_fields.items():
         section = _find_section(get_full_type(field))
         if section is not None:
@@ -289,7 +263,6 @@ def _iter_sections(kind: type[Section], loc: Loc) -> Iterator[tuple[Loc, type[Se
 
 
 def _build_example(section: type[Section], loc: Loc) -> str:
-    """Return the name of a variable of an option below a section."""
     return build_variable_name(next(_iter_options(section, loc))[0])
 
 
@@ -316,7 +289,6 @@ def _format_default(default: object) -> str:
 
 
 def _describe_type(schema: Mapping[str, Any]) -> str:
-    """Return the type of an option, in a word or as its choices."""
     members = [
         member
         for member in schema.get("anyOf", [schema])
