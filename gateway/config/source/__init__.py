@@ -2,5 +2,5 @@
 
 `yaml_document` reads a file, `nodes` its syntax, `substitution` fills in `${env.NAME}`, `template`
 holds texts with placeholders for requests, and `problems` formats errors with line and column.
-`gateway.config.loads` is the caller. Start reading at `yaml_document`.
+Start reading at `yaml_document`.
 """

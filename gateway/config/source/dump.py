@@ -26,7 +26,6 @@ _RESERVED_WORDS = frozenset({"null", "true", "false", "yes", "no", "on", "off", 
 
 
 def dumps(settings: Settings) -> str:
-    """Return the effective configuration as YAML, with defaults written out."""
     return format_values(dump_values(settings))
 
 
@@ -36,12 +35,10 @@ def dump_values(settings: Settings) -> dict[str, Any]:
 
 
 def format_values(values: Mapping[str, Any]) -> str:
-    """Return values of `dump_values`, or some of them, as YAML."""
     return "\n".join(_iter_mapping_lines(values, 0)) + "\n"
 
 
 def _dump_section(section: Section, loc: tuple[str, ...]) -> dict[str, Any]:
-    """Return a section in the YAML's words."""
     dumped = section.model_dump(mode="json", by_alias=True)
     result: dict[str, Any] = {}
     for name, field in type(section).model_fields.items():
@@ -58,7 +55,7 @@ def _dump_section(section: Section, loc: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _dump_value(value: object, dumped: Any, loc: tuple[str, ...]) -> Any:
-    """Return a value in the YAML's words, with references in place of secrets."""
+    """Return a value as in YAML, with references in place of secrets."""
     if isinstance(value, Section):
         return _dump_section(value, loc)
     if isinstance(value, Secret):
@@ -77,7 +74,6 @@ def _dump_value(value: object, dumped: Any, loc: tuple[str, ...]) -> Any:
 
 
 def _build_variable_name(loc: tuple[str, ...]) -> str:
-    """Return the environment variable for a secret, named after its option."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", "_".join(loc))
     return re.sub(r"[^A-Za-z0-9]+", "_", words).upper()
 

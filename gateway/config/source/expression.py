@@ -35,7 +35,7 @@ class Expression(NamedTuple):
 
     @property
     def root(self) -> str:
-        """Return the word before the first dot, colon or bracket."""
+        """The word before the first dot, colon or bracket."""
         match = _ROOT.match(self.text)
         return match.group() if match else ""
 
@@ -47,11 +47,7 @@ ExpressionPart: TypeAlias = str | Expression
 
 
 def parse_expressions(text: str) -> tuple[ExpressionPart, ...]:
-    """Split a text into its literals and expressions, in order.
-
-    Raises:
-        ValueError: If a `${` is not closed or starts with an unknown word.
-    """
+    """Split a text at its expressions; raise ValueError for one that is open or unknown."""
     parts: list[ExpressionPart] = []
     at = 0
     for match in _EXPRESSION.finditer(text):
@@ -86,12 +82,7 @@ def escape(text: str) -> str:
 
 
 def suggest(word: str, candidates: Iterable[str], fallback: str = "remove it") -> str:
-    """Return `did you mean 'x'?`, or the candidates if none is close.
-
-    Args:
-        candidates: The known words.
-        fallback: What to do if there are no candidates.
-    """
+    """Return `did you mean 'x'?`, else the candidates, or `fallback` if there are none."""
     candidates = sorted(candidates)
     folded = {name.lower(): name for name in candidates}
     if close := find_closest(word.lower(), folded):
@@ -108,9 +99,6 @@ def find_closest(word: str, candidates: Iterable[str], cutoff: float = 0.6) -> s
     A client may have sent the word. difflib looks at each of its characters (0.15 s for 1 MB) and
     then compares it with each candidate. So only candidates of a similar length are compared, the
     nearest in length first, until `MAX_COMPARED_PAIRS` is reached.
-
-    Args:
-        cutoff: The minimum similarity: difflib's ratio, 0 to 1.
     """
     size = len(word)
     # difflib's ratio is at most 2 * min(lengths) / sum(lengths): other candidates cannot match.

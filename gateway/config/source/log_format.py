@@ -1,7 +1,7 @@
-"""Find out how log lines are to be written before a configuration is loaded.
+"""Find out the format of log lines before a configuration is loaded.
 
-Loading may warn, and fail. These lines, too, are to be JSON objects if the file asks for that,
-even if something else in it is wrong.
+Loading may warn, and fail. These lines, too, must be JSON objects if the file asks for that, even
+if something else in it is wrong.
 """
 
 from __future__ import annotations
@@ -20,12 +20,7 @@ _JSON_FORMAT = re.compile(r"""^\s*["']?format["']?\s*:\s*["']?json["']?\s*,?\s*$
 
 
 def find_log_format(text: str, name: str, environ: Mapping[str, str]) -> LogFormat:
-    """Return the value of `telemetry.logs.format`, as far as it can be read; else `console`.
-
-    Args:
-        text: The file, in YAML. It may be wrong.
-        environ: The environment variables, which override it.
-    """
+    """Return the value of `telemetry.logs.format`, as far as it can be read; else `console`."""
     value: object = environ.get(VARIABLE)
     if not value:
         value = parse_document(text, name=name, environ=environ).values

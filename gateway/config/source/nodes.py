@@ -30,12 +30,7 @@ MAX_TEXT_CHARS = 1024 * 1024
 
 
 class SourceMark(NamedTuple):
-    """A place in the file; line and column count from 1.
-
-    Attributes:
-        origin: Where a value is from that is not in the file, such as a variable of the
-            environment; empty for values of the file.
-    """
+    """A place in the file, counted from 1, or the origin of a value that is not in the file."""
 
     line: int
     column: int
@@ -56,8 +51,6 @@ class ScalarNode:
 
 @dataclass(slots=True)
 class SequenceNode:
-    """A sequence and its items."""
-
     mark: SourceMark
     items: list[Node] = field(default_factory=list)
 
@@ -77,18 +70,13 @@ class MalformedYamlError(Exception):
     """The text is not YAML, or uses a feature that is refused here."""
 
     def __init__(self, mark: SourceMark, message: str) -> None:
-        """Create the error of a place in the file."""
         super().__init__(message)
         self.mark = mark
         self.message = message
 
 
 def compose(text: str) -> Node:
-    """Return the root node of a text that holds one document.
-
-    Raises:
-        MalformedYamlError: If it is not valid YAML, or uses a feature that is refused here.
-    """
+    """Return the root node of the only document; raise MalformedYamlError for others."""
     if len(text) > MAX_TEXT_CHARS:
         raise MalformedYamlError(START_MARK, "the file is longer than 1MiB; is it the right one?")
     composer = _Composer()
@@ -115,16 +103,12 @@ def compose(text: str) -> Node:
 
 
 class _Composer:
-    """Builds nodes from the events of one text; created by `compose`."""
-
     def __init__(self) -> None:
-        """Create a composer without events."""
         self.last_mark = START_MARK
         self.events: Iterator[Event] = iter(())
         self.anchors: dict[str, Node | None] = {}
 
     def compose_document(self, events: Iterator[Event]) -> Node:
-        """Return the root node of the only document."""
         self.events = events
         root: Node | None = None
         for event in events:
@@ -148,7 +132,6 @@ class _Composer:
         return event
 
     def compose_node(self, event: Any, depth: int) -> Node:
-        """Return the node that starts with an event."""
         mark = _start_mark(event)
         if depth > MAX_DEPTH:
             raise MalformedYamlError(
@@ -167,7 +150,6 @@ class _Composer:
         return node
 
     def resolve_alias(self, anchor: str, mark: SourceMark) -> Node:
-        """Return the node of an anchor."""
         if anchor not in self.anchors:
             raise MalformedYamlError(
                 mark, f"no anchor '&{anchor}' stands before this alias; check the name"
@@ -178,7 +160,6 @@ class _Composer:
         return node
 
     def compose_content(self, event: Event, mark: SourceMark, depth: int) -> Node:
-        """Return the scalar, sequence or mapping that starts with an event."""
         if isinstance(event, SequenceStartEvent):
             sequence = SequenceNode(mark)
             while not isinstance(item := self.next_event(), SequenceEndEvent):
@@ -194,7 +175,6 @@ class _Composer:
         return ScalarNode(mark, str(event.value), not event.style)
 
     def compose_key(self, event: Event, depth: int) -> ScalarNode:
-        """Return the key of a mapping, which must be a scalar."""
         key = self.compose_node(event, depth + 1)
         if not isinstance(key, ScalarNode):
             raise MalformedYamlError(
@@ -208,7 +188,6 @@ def _start_mark(event: Event) -> SourceMark:
 
 
 def _build_syntax_error(error: MarkedYAMLError, text: str) -> MalformedYamlError:
-    """Return what the parser found wrong, in words for the editor of the file."""
     position = error.problem_mark or error.context_mark
     mark = SourceMark(position.line + 1, position.column + 1) if position else START_MARK
     lines = text.split("\n")
@@ -235,7 +214,6 @@ def _build_syntax_error(error: MarkedYAMLError, text: str) -> MalformedYamlError
 
 
 def _build_character_error(error: ReaderError, text: str) -> MalformedYamlError:
-    """Return the error of a character that YAML does not allow."""
     before = text[: error.position]
     mark = SourceMark(before.count("\n") + 1, len(before) - before.rfind("\n"))
     code = ord(error.character) if isinstance(error.character, str) else error.character

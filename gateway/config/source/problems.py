@@ -1,6 +1,6 @@
 """Format pydantic's errors as lines for the editor of the file.
 
-Each problem is one line, `file:line:column: what is wrong; what to do`, in the order of the file.
+Each problem is one line, `file:line:column: problem; remedy`, in the order of the file.
 """
 
 from __future__ import annotations
@@ -29,13 +29,7 @@ Loc = tuple[str | int, ...]
 def format_problems(
     document: YamlDocument, error: ValidationError | None, root: type[BaseModel]
 ) -> list[str]:
-    """Return a line for every problem of a document, in the order of the file.
-
-    Args:
-        document: The document, with the problems found while reading it.
-        error: Why its values were refused, or None.
-        root: The model that they were validated with.
-    """
+    """Return a line for every problem of a document, in the order of the file."""
     located = list(document.problems)
     for detail in error.errors(include_url=False) if error else ():
         if not isinstance(_get_value(document.values, detail["loc"]), UnresolvedText):
@@ -50,11 +44,7 @@ def format_problem(document: YamlDocument, loc: Loc, message: str) -> str:
 
 
 def iter_old_spellings(document: YamlDocument, spellings: Mapping[Loc, str]) -> Iterator[str]:
-    """Yield a line for each option with an old spelling.
-
-    Args:
-        spellings: The paths of the options in the file, each with the new spelling.
-    """
+    """Yield a line for each option with an old spelling; `spellings` has the new ones by path."""
     for loc, spelling in spellings.items():
         marks = document.marks.get(loc)
         where = f" in {format_loc(loc[:-1])}" if len(loc) > 1 else ""
@@ -80,7 +70,6 @@ def format_loc(loc: Sequence[str | int]) -> str:
 def _locate_problem(
     document: YamlDocument, detail: ErrorDetails, root: type[BaseModel]
 ) -> tuple[SourceMark, str]:
-    """Return the place and the message of one of pydantic's errors."""
     loc = detail["loc"]
     kind, context = detail["type"], detail.get("ctx", {})
     parent = document.get_written_loc(loc[:-1])
@@ -106,7 +95,7 @@ def _locate_problem(
 
 
 def _suggest_key(document: YamlDocument, loc: Loc, root: type[BaseModel]) -> str:
-    """Return what to do about an unknown key: where it belongs, or which key is near."""
+    """Return the advice on an unknown key: where it belongs, or which key is near."""
     key, kind_of_section = str(loc[-1]), _find_type(root, loc[:-1], document.values)
     if hint := _suggest_option(kind_of_section, key, _get_value(document.values, loc)):
         return hint
@@ -120,7 +109,6 @@ def _suggest_key(document: YamlDocument, loc: Loc, root: type[BaseModel]) -> str
 
 
 def _describe_error(kind: str, detail: ErrorDetails, value: object) -> str:
-    """Return the message of an error of pydantic's own, in the words of the file."""
     shown = "nothing" if value is None else _describe_nested(value) or safe_repr(value)
     if kind == "literal_error":
         words = re.findall(r"'([^']*)'", str(detail.get("ctx", {}).get("expected", "")))
@@ -161,7 +149,6 @@ def _find_mark(document: YamlDocument, loc: Loc, *, key: bool = False) -> Source
 
 
 def _get_value(values: Any, loc: Loc) -> Any:
-    """Return the value at a path, None if there is none."""
     for step in loc:
         if isinstance(values, str):
             return None  # the content of a `${file:...}` has no place in this file
@@ -173,7 +160,6 @@ def _get_value(values: Any, loc: Loc) -> Any:
 
 
 def _find_type(root: type[BaseModel], loc: Loc, values: Any) -> Any:
-    """Return the type of the option at a path, as it is meant there."""
     kind: Any = root
     for depth, step in enumerate(loc):
         kind = _get_child_type(_unwrap_type(kind, _get_value(values, loc[:depth])), step)
@@ -181,14 +167,12 @@ def _find_type(root: type[BaseModel], loc: Loc, values: Any) -> Any:
 
 
 def _suggest_option(kind: Any, key: str, value: object) -> str | None:
-    """Return what a section suggests to write in place of an unknown key."""
     if isinstance(kind, type) and issubclass(kind, Section):
         return kind.suggest_option(key, value)
     return None
 
 
 def _list_keys(kind: Any) -> list[str]:
-    """Return the keys that a section knows."""
     if isinstance(kind, Kinds):
         return kind.list_options()
     if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
@@ -198,7 +182,6 @@ def _list_keys(kind: Any) -> list[str]:
 
 
 def _get_child_type(kind: Any, step: str | int) -> Any:
-    """Return the type of an option or an item, None if it is unknown."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         fields = {field.alias or name: field for name, field in kind.model_fields.items()}
         field = fields.get(str(step))
@@ -222,8 +205,8 @@ def _add_kinds(field: FieldInfo) -> Any:
 def _unwrap_type(kind: Any, value: Any) -> Any:
     """Return a type without Annotated and Optional.
 
-    Of several kinds, or of a union, return the one that the value is meant as; all kinds if the
-    value names none that is known.
+    Several kinds, or a union, become the one that fits the value; all kinds if it names no known
+    one.
     """
     while True:
         if get_origin(kind) is Annotated:

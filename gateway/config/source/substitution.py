@@ -1,8 +1,8 @@
 """Substitute `${env.NAME}`, `${env.NAME:default}` and `${file:path}` while loading.
 
 A substituted value is never substituted again (a variable that holds `${...}` is text). A
-substituted text remembers how it was written, so that a message shows the expression and not the
-secret behind it.
+substituted text remembers its source, so that a message shows the expression and not the secret
+behind it.
 """
 
 from __future__ import annotations
@@ -40,14 +40,13 @@ class SubstitutedText(str):
 
     @classmethod
     def from_parts(cls, source: str, parts: tuple[ExpressionPart, ...]) -> SubstitutedText:
-        """Create the text of parts, remembering its source."""
         text = cls("".join(str(part) for part in parts))
         text.source, text.parts = source, parts
         return text
 
     @property
     def is_resolved(self) -> bool:
-        """Return whether no expression is left for requests or records."""
+        """Whether no expression is left for requests or records."""
         return not any(isinstance(part, Expression) for part in self.parts)
 
 
@@ -61,12 +60,10 @@ def substitute(
     """Substitute the expressions of a text that are known while loading.
 
     Args:
-        environ: The environment variables.
         base: The folder of the file that holds the text, where relative paths start.
-        values: The values of a values file.
 
     Raises:
-        ValueError: If a variable, file or value is missing or an expression is malformed.
+        ValueError: A variable, file or value is missing or an expression is malformed.
     """
     resolved = (
         part if isinstance(part, str) else _resolve(part, environ, base, values)
@@ -76,11 +73,7 @@ def substitute(
 
 
 def parse_parts(text: str) -> tuple[ExpressionPart, ...]:
-    """Return the parts of a text that may have been substituted already.
-
-    Raises:
-        ValueError: If an expression is malformed.
-    """
+    """Return the parts of a text that may have been substituted; raise ValueError if malformed."""
     return text.parts if isinstance(text, SubstitutedText) else parse_expressions(text)
 
 
@@ -92,7 +85,6 @@ def safe_repr(value: object) -> str:
 
 
 def describe_not_text(value: object, expected: str = "text") -> str:
-    """Return the message for a value that is no text."""
     hint = "put it in quotes"
     if isinstance(value, (list, tuple, Mapping)):
         hint = "write a single one, without brackets"
@@ -100,7 +92,6 @@ def describe_not_text(value: object, expected: str = "text") -> str:
 
 
 def _restore_sources(value: object) -> object:
-    """Return a value with each text as it was written, also within lists and mappings."""
     if isinstance(value, SubstitutedText):
         return value.source
     if isinstance(value, Mapping):
@@ -149,7 +140,6 @@ def _resolve_value(expression: Expression, values: Mapping[str, str]) -> str:
 
 
 def _read_file(expression: Expression, base: Path) -> str:
-    """Return the text of a file, without the newline at its end."""
     _, colon, path = expression.text.partition(":")
     if not colon or not path.strip():
         raise ValueError(f"'{expression}' is malformed; write ${{file:path}}")

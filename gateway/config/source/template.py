@@ -4,7 +4,7 @@
 `${guarded['jwt0'].identity}` and `${guarded['jwt0'].attributes.a}` come from a guard,
 `${message.key}` and `${message.value.a.b}` from a record (transforms only), and `${idempotencyKey}`
 and `${correlationId}` from a request that writes a record. Placeholders are filled once, from left
-to right: what a client sends is text, never a template.
+to right: data of clients is text, never a template.
 """
 
 from __future__ import annotations
@@ -56,7 +56,6 @@ class Placeholder(NamedTuple):
         root: `params`, `query`, `guarded`, `message`, or a single word such as `idempotencyKey`.
         name: The name of the parameter or of the guard, `key` or `value`, or the single word.
         detail: The attribute of the guard or the dotted field of the record; empty for none.
-        text: The text between the braces.
     """
 
     root: str
@@ -94,11 +93,7 @@ class Template:
 
     @classmethod
     def parse(cls, text: str) -> Template:
-        """Parse a text.
-
-        Raises:
-            ValueError: If an expression is malformed; the message says what to write.
-        """
+        """Parse a text; raise ValueError saying what to write if an expression is malformed."""
         return cls(
             tuple(
                 part if isinstance(part, str) else _parse_placeholder(part)
@@ -113,12 +108,11 @@ class Template:
 
     @property
     def placeholders(self) -> tuple[Placeholder, ...]:
-        """Return the placeholders, in order."""
         return tuple(piece for piece in self.parts if isinstance(piece, Placeholder))
 
     @property
     def literal(self) -> str | None:
-        """Return the whole text if there is no placeholder, else None."""
+        """The whole text if there is no placeholder, else None."""
         return None if self.placeholders else "".join(str(piece) for piece in self.parts)
 
     def can_render(self, text: str) -> bool:
@@ -141,11 +135,8 @@ class Template:
         """Return the text for one request.
 
         Args:
-            params: The parameters of the path.
             identity: The client's identity, by guard.
-            attributes: The client's attributes, by guard.
             problems: Why the client has no such attribute, by guard and attribute.
-            words: Values of single words such as `idempotencyKey`.
 
         Raises:
             RequestError: 400 if a parameter is missing, 403 if a claim is missing or empty.
@@ -202,11 +193,6 @@ class Template:
 
     @classmethod
     def validate(cls, value: object) -> Template:
-        """Return a text of the file as a template.
-
-        Raises:
-            PydanticCustomError: If it is not a text, empty or malformed.
-        """
         if isinstance(value, Template):
             return value
         if not isinstance(value, str):
@@ -233,15 +219,7 @@ def _parse_placeholder(expression: Expression) -> Placeholder:
 
 
 def require_roots(template: Template, roots: Container[str], hint: str) -> Template:
-    """Return the template if its placeholders have these roots only.
-
-    Args:
-        roots: The roots that are known where it stands.
-        hint: What to use instead, for the message.
-
-    Raises:
-        PydanticCustomError: If another root is used.
-    """
+    """Return the template if its placeholders have these roots only; `hint` is for the message."""
     for placeholder in template.placeholders:
         if placeholder.root not in roots:
             raise create_value_error(f"'${{{placeholder.text}}}' is unknown here; use {hint}")

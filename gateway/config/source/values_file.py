@@ -3,9 +3,9 @@
     kafka-producer.keyFormat: binary
     health.timeout: 500
 
-They override the configuration, and `${kafka-producer.keyFormat:string}` in the configuration is
-replaced with such a value, or with the default behind the colon. In this file times are
-milliseconds and sizes are bytes. An option of a section that is not configured has no effect.
+They override the configuration, and replace `${kafka-producer.keyFormat:string}` in it, which
+otherwise is the default behind the colon. In this file times are milliseconds and sizes are bytes.
+An option of a section that is not configured has no effect.
 """
 
 from __future__ import annotations
@@ -34,11 +34,9 @@ Loc = tuple[str, ...]
 
 
 class ValueKey(NamedTuple):
-    """Where a value goes, and how it is converted.
+    """The paths of the options that a value sets, and its conversion to the YAML's form.
 
-    Attributes:
-        locs: The paths of the options that it sets; `*` stands for every item of a list.
-        parse: Converts the value to the YAML's form; raises ValueError saying what to write.
+    In a path `*` stands for every item of a list.
     """
 
     locs: tuple[Loc, ...]
@@ -87,7 +85,6 @@ def _parse_audit_target(value: Any) -> str:
 
 
 def _list_consumer_locs(option: str, *, group_option: str | None = None) -> tuple[Loc, ...]:
-    """Return the paths of an option of consumer instances and of reactive groups."""
     return ((*_CONSUMER, option), (*_GROUPS, *(group_option or option).split("/")))
 
 
@@ -156,15 +153,11 @@ VALUE_KEYS: Mapping[str, ValueKey] = {
 
 
 class ValuesFile(dict[str, Any]):
-    """The values of one file, by their keys."""
-
     @property
     def texts(self) -> dict[str, str]:
-        """Return the values as they are substituted into other texts."""
         return {key: _format_text(value) for key, value in self.items()}
 
     def apply_to(self, raw: Any) -> Any:
-        """Return a copy of a raw configuration with the values in it."""
         if not self or not isinstance(raw, dict):
             return raw
         result: dict[str, Any] = _copy_tree(raw)
@@ -175,11 +168,6 @@ class ValuesFile(dict[str, Any]):
 
 
 def read_values(path: str | PathLike[str]) -> ValuesFile:
-    """Read a values file.
-
-    Raises:
-        ConfigError: With every problem of the file.
-    """
     name = str(path)
     try:
         text = source.decode_utf8(Path(path).read_bytes(), name=name)

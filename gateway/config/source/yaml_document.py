@@ -40,8 +40,6 @@ _MAX_INT_CHARS = 4000  # beyond 4300, int() raises ValueError
 
 
 class SourceMarks(NamedTuple):
-    """The place of a value and, in a mapping, of its key."""
-
     key: SourceMark
     value: SourceMark
 
@@ -51,11 +49,7 @@ class YamlDocument:
     """The values of a file, their marks by path, and the problems found while reading.
 
     Attributes:
-        name: The name of the file, for messages.
         values: The plain values; None if nothing could be read.
-        marks: The places of all keys and values, by path.
-        problems: The places and messages of what is wrong.
-        value_count: The values read so far, with aliases expanded.
         moves: For each path of `values` that the file does not have: the path of the file that it
             is from, which holds for everything below it, too.
         origins: The paths of the values that are not from the file, each with its origin.
@@ -70,12 +64,7 @@ class YamlDocument:
     origins: dict[Loc, str] = field(default_factory=dict)
 
     def override(self, loc: Loc, value: Any, origin: str) -> None:
-        """Replace the value of an option, which the file need not have.
-
-        Args:
-            loc: The option's path, of names.
-            origin: Where it is from, for messages.
-        """
+        """Replace the value of an option, which the file need not have."""
         self.origins[loc] = origin
         self.values = _replace_value(self.values, loc, value)
 
@@ -88,14 +77,13 @@ class YamlDocument:
         return loc
 
     def format_line(self, mark: SourceMark, message: str) -> str:
-        """Return the line of a problem."""
         if mark.origin:
             return f"{mark.origin}: {message}"
         return f"{self.name}:{mark.line}:{mark.column}: {message}"
 
 
 def _replace_value(values: Any, loc: Loc, value: Any) -> Any:
-    """Return mappings in which the value at a path is another; what is no mapping stays."""
+    """Return mappings with another value at a path; a value that is no mapping stays."""
     if not loc:
         return value
     if values is None:
@@ -112,13 +100,10 @@ def parse_document(
     environ: collections.abc.Mapping[str, str],
     substitutions: collections.abc.Mapping[str, str] = NO_VALUES,
 ) -> YamlDocument:
-    """Read a text. Problems are returned in the document, not raised.
+    """Read a YAML text. Problems are returned in the document, not raised.
 
     Args:
-        text: YAML.
         name: The name of its file; `${file:...}` is relative to the folder of this file.
-        environ: The environment variables.
-        substitutions: The values of a values file.
     """
     document = YamlDocument(name)
     try:
@@ -132,11 +117,6 @@ def parse_document(
 
 
 def decode_utf8(raw: bytes, *, name: str) -> str:
-    """Return the text of a file.
-
-    Raises:
-        ConfigError: If the bytes are not UTF-8.
-    """
     if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise ConfigError([f"{name}:1:1: the file is UTF-16; save it as UTF-8"])
     try:
@@ -151,15 +131,12 @@ def decode_utf8(raw: bytes, *, name: str) -> str:
 
 @dataclass(slots=True)
 class _ValueBuilder:
-    """Builds the values of one document from its nodes."""
-
     document: YamlDocument
     environ: collections.abc.Mapping[str, str]
     base: Path
     substitutions: collections.abc.Mapping[str, str]
 
     def build(self, node: Node, loc: Loc, key: SourceMark | None = None) -> Any:
-        """Return the value of a node and record its place."""
         is_empty = isinstance(node, ScalarNode) and node.is_plain and not node.text
         self.document.marks[loc] = SourceMarks(
             key or node.mark, key if key and is_empty else node.mark
@@ -204,7 +181,6 @@ class _ValueBuilder:
         return False
 
     def build_scalar(self, node: ScalarNode) -> Any:
-        """Return the value of a scalar, with its expressions substituted."""
         if "${" not in node.text:
             return parse_plain(node.text) if node.is_plain else node.text
         try:
@@ -219,8 +195,7 @@ class _ValueBuilder:
 def parse_plain(text: str) -> Any:
     """Return the value of an unquoted scalar, by YAML's core schema (YAML 1.2 10.3.2).
 
-    Editors and other programs read the file so, too. A number of too many digits is an infinite
-    float, which no option takes.
+    A number of too many digits is an infinite float, which no option takes.
     """
     if _NULL.fullmatch(text):
         return None
