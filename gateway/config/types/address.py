@@ -49,15 +49,11 @@ def validate_url(value: object) -> str:
 
 
 def join_url(base: str, path: str) -> str:
-    """Append a path to a base URL, which may have a path itself."""
     return f"{base.rstrip('/')}/{path.lstrip('/')}"
 
 
 def validate_origin(value: object) -> str:
-    """Return an origin as browsers send it (RFC 6454 6.1), `*` or `null`.
-
-    An origin has no path, not even a slash.
-    """
+    """Return an origin as browsers send it (RFC 6454 6.1): without a path or slash."""
     text = validate_text(value)
     if text in ("*", "null") or _is_origin(text):
         return text
@@ -73,7 +69,7 @@ def validate_origin(value: object) -> str:
 
 
 def _suggest_origin(text: str) -> str | None:
-    """Return the origin that a text is meant as; None if that is unknown.
+    """Return the closest valid origin; None if there is none.
 
     A host with other letters than ASCII gets the form that browsers send (RFC 5891).
     """
@@ -98,7 +94,6 @@ def _is_origin(text: str) -> bool:
 
 
 def _validate_server(value: object) -> str:
-    """Return `host:port` with a normalized port."""
     host, colon, port = validate_text(value).rpartition(":")
     if "://" in host or "/" in host:
         raise create_value_error(f"{safe_repr(value)} has a protocol or a path; write host:port")
@@ -127,12 +122,10 @@ def validate_host(value: object) -> str:
 
 
 def _validate_host_name(value: object) -> str:
-    """Return a host name as `validate_host` does, or `*` for any host."""
     return "*" if validate_text(value) == "*" else validate_host(value)
 
 
 def _validate_servers(value: object) -> tuple[str, ...] | Literal["embedded"]:
-    """Return the `host:port` pairs of a list, or `embedded`."""
     if isinstance(value, str) and value.strip() == "embedded":
         return "embedded"
     if isinstance(value, SubstitutedText):  # one variable often holds the whole list
@@ -148,11 +141,7 @@ def _validate_servers(value: object) -> tuple[str, ...] | Literal["embedded"]:
 
 
 def validate_items(items: Sequence[object], validate: Callable[[object], str]) -> tuple[str, ...]:
-    """Return the validated items of a list.
-
-    Raises:
-        ValidationError: With the problem of every item that `validate` refuses.
-    """
+    """Return the validated items; raise ValidationError with the problems of all others."""
     validated: list[str] = []
     problems: list[Problem] = []
     for index, item in enumerate(items):
@@ -196,7 +185,6 @@ def _validate_proxies(value: object) -> bool | tuple[str, ...]:
 
 
 def _validate_proxy(item: object) -> str:
-    """Return one address or network as its canonical text."""
     text = validate_text(item)
     try:
         return str(ip_network(text))

@@ -13,10 +13,7 @@ from .section import create_value_error
 
 
 def create_trusting_context(ca: Path | None) -> ssl.SSLContext:
-    """Create the SSL context of a client that trusts the authorities of a file.
-
-    Args:
-        ca: The file, in PEM; None for the authorities of the system.
+    """Create a client's context that trusts the authorities of a PEM file, or of the system.
 
     Raises:
         ValueError: The file cannot be read or has no certificates. The message names it.
@@ -45,7 +42,7 @@ def describe_ssl_error(exc: OSError) -> str:
 
 
 def _require_authorities(file: Path) -> Path:
-    """Return the file. It is loaded here, so that `check` finds what a start would fail at."""
+    """Return the file, which is loaded so that `check` finds the problems of a start."""
     try:
         create_trusting_context(file)
     except ValueError as exc:

@@ -100,7 +100,6 @@ class Condition(Section):
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        """Yield the problems of an empty condition, an empty list and `exists: false` with more."""
         if not raw:
             yield Problem((), "an empty condition holds always; add in, prefix, exists, gt or lt")
         if raw.get("in") in ([], ()):
@@ -111,18 +110,13 @@ class Condition(Section):
 
     @property
     def templates(self) -> Iterator[Template]:
-        """Yield the templates of all options."""
         yield from self.in_ or ()
         for name in _TEXT_OPERATORS:
             if (template := getattr(self, name)) is not None:
                 yield template
 
     def render(self, render_template: TemplateRenderer) -> dict[str, Any]:
-        """Return the condition as a client would write it, with its placeholders filled in.
-
-        Args:
-            render_template: Returns the text of a template for one request.
-        """
+        """Return the condition as a client would write it, with its placeholders filled in."""
         texts: dict[str, Any] = {
             name: render_template(template)
             for name in _TEXT_OPERATORS
@@ -169,14 +163,12 @@ class Filter(Section):
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        """Yield the problem of a filter that matches every record."""
         known = raw.keys() <= {"key", "headers", "value"}
         if known and "key" not in raw and not (raw.get("headers") or raw.get("value")):
             yield Problem((), "an empty filter matches every record; add key, headers or value")
 
     @property
     def templates(self) -> Iterator[Template]:
-        """Yield the templates of all conditions."""
         keys = () if self.key is None else (self.key,)
         for condition_or_template in (*keys, *self.headers.values(), *self.value.values()):
             yield from (
@@ -186,12 +178,6 @@ class Filter(Section):
             )
 
     def render(self, render_template: TemplateRenderer) -> dict[str, Any]:
-        """Return the filter as a client would write it, with its placeholders filled in.
-
-        Args:
-            render_template: Returns the text of a template for one request.
-        """
-
         def render_condition(condition: Condition | Template) -> Any:
             return (
                 render_template(condition)

@@ -38,11 +38,7 @@ class ShortCondition(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> ShortCondition:
-        """Parse one condition.
-
-        Raises:
-            ValueError: If the text is not understood; the message says what to write.
-        """
+        """Parse one condition; raise ValueError saying what to write."""
         match = _SHORT_FORM.fullmatch(text)
         if match is None or (match[1] and match[5]):
             raise ValueError(

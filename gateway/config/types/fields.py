@@ -1,6 +1,6 @@
-"""Define the types of single options: what a value may be, and the message if it is not.
+"""Define the types of single options: their valid values, and the message for others.
 
-Each type reads what the YAML gave (text, possibly substituted, or a number) into the typed value,
+Each type reads the YAML's value (text, possibly substituted, or a number) into the typed value,
 writes it back in the YAML's form, and has a JSON Schema for editors.
 """
 
@@ -49,7 +49,6 @@ class Secret(SecretStr):
     """
 
     def __init__(self, value: str, source: str | None = None) -> None:
-        """Wrap a secret text."""
         super().__init__(value)
         self.source = source
 
@@ -82,23 +81,16 @@ class Choice:
     """
 
     def __init__(self, list_names: Callable[[], Sequence[str]]) -> None:
-        """Create the annotation.
-
-        Args:
-            list_names: Returns all names.
-        """
         self._list_names = list_names
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        """Return the schema that validates a name."""
         return core_schema.no_info_plain_validator_function(self._validate)
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """Return the JSON Schema of the names."""
         return {"enum": list(self._list_names()), "type": "string"}
 
     def _validate(self, value: object) -> str:
@@ -144,10 +136,7 @@ def _validate_number(value: object) -> int:
 
 
 def create_quantity_validator(parse: Callable[[str], T], example: str) -> Callable[[object], T]:
-    """Return a validator of a number with a unit.
-
-    `parse` raises ValueError saying what to write.
-    """
+    """Return a validator of a number with a unit; `parse` raises ValueError with the remedy."""
 
     def validate(value: object) -> T:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -180,13 +169,7 @@ def _validate_rate(value: object) -> units.Rate:
 def in_range(
     low: float, high: float, format_value: Callable[[Any], str] = units.format_duration
 ) -> AfterValidator:
-    """Return a validator of bounds, both included, in the field's own unit.
-
-    Args:
-        low: The smallest valid value.
-        high: The largest valid value.
-        format_value: Formats a value for the message.
-    """
+    """Return a validator of bounds, both included, in the field's own unit."""
 
     def validate(value: float) -> float:
         if low <= value <= high:
@@ -238,7 +221,6 @@ def _parse_pointer(pointer: str) -> str:
 
 
 def _validate_history(value: object) -> Literal["none", "all"] | float:
-    """Return none, all or a duration in seconds."""
     if isinstance(value, str) and value in ("none", "all"):
         return "none" if value == "none" else "all"
     if isinstance(value, str) and not isinstance(value, SubstitutedText) and value.isalpha():

@@ -45,7 +45,7 @@ def parse_filter(value: object) -> Filters:
         value: Text (JSON, or the short form), JSON as Python reads it, or None for no filter.
 
     Raises:
-        ValueError: If the filter is malformed or too large; the message says what to write.
+        ValueError: The filter is malformed or too large; the message says what to write.
     """
     return parse_filters([value])
 
@@ -53,12 +53,8 @@ def parse_filter(value: object) -> Filters:
 def parse_filters(values: Iterable[object]) -> Filters:
     """Parse several filters, all of which must match, as in a repeated `?filter=`.
 
-    Args:
-        values: Filters as `parse_filter` takes them. None is ignored.
-
     Raises:
-        ValueError: If one is malformed or together they are too large; the message says what to
-            write.
+        ValueError: One is malformed or together they are too large; the message says what to write.
     """
     parser, filters = _FilterParser(), Filters()
     present = [item for item in values if item is not None]
@@ -82,7 +78,7 @@ def build_route_filters(filters: Iterable[Mapping[str, Any]]) -> Filters:
     They are not bounded, since the operator wrote them.
 
     Raises:
-        ValueError: If a bound of a range is not a number.
+        ValueError: A bound of a range is not a number.
     """
     parser = _FilterParser(bounded=False)
     return Filters(tuple(parser.parse_filter(raw, "") for raw in filters))
@@ -96,7 +92,7 @@ def parse_fields(value: object) -> tuple[str, ...]:
             text choose nothing.
 
     Raises:
-        ValueError: If there is no pointer or there are too many; the message says what to write.
+        ValueError: There is no pointer or there are too many; the message says what to write.
     """
     if value is None or value == "":
         return ()
@@ -118,7 +114,6 @@ class _FilterParser:
     """
 
     def __init__(self, *, bounded: bool = True) -> None:
-        """Create a parser. The limits hold if `bounded`."""
         self._bounded = bounded
         self._conditions = 0
         self._characters = 0
@@ -133,7 +128,6 @@ class _FilterParser:
         return Filters(tuple(sorted(filters, key=repr)))
 
     def parse_filter(self, value: Any, at: str) -> Filter:
-        """Parse one filter object."""
         if not isinstance(value, Mapping):
             _refuse(
                 at, f"expects an object, not {_describe(value)}; write such as {{'key': 'ada'}}"
@@ -153,7 +147,6 @@ class _FilterParser:
     def parse_conditions(
         self, value: Mapping[str, Any], part: str, at: str, parse_name: Callable[[Any, str], str]
     ) -> list[tuple[str, str | Condition]]:
-        """Parse the conditions of `headers` or `value`, sorted by name."""
         at, conditions = _join_path(at, part), value.get(part, {})
         if not isinstance(conditions, Mapping):
             _refuse(at, f"expects an object, not {_describe(conditions)}; write {{'name': 'text'}}")
@@ -165,7 +158,6 @@ class _FilterParser:
         ]
 
     def parse_condition(self, value: Any, at: str) -> str | Condition:
-        """Parse a scalar or an object of operators."""
         self._conditions += 1
         if self._bounded and self._conditions > MAX_CONDITIONS:
             _refuse(at, f"the filter has more than {MAX_CONDITIONS} conditions; ask for fewer")
@@ -193,7 +185,6 @@ class _FilterParser:
             _refuse(at, str(error))
 
     def parse_values(self, value: Any, at: str) -> tuple[str, ...]:
-        """Parse the list of `in`."""
         if not isinstance(value, list | tuple) or not value:
             _refuse(at, f"expects a list, not {_describe(value)}; write such as ['a', 'b']")
         if self._bounded and len(value) > MAX_LISTED_VALUES:
@@ -201,7 +192,6 @@ class _FilterParser:
         return tuple(self.parse_scalar(item, at) for item in value)
 
     def parse_number(self, value: Any, at: str) -> Number:
-        """Parse the bound of a range."""
         if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
             _refuse(at, f"expects a number, not {_describe(value)}; write such as 10 or 0.5")
         number = value if isinstance(value, Decimal) else parse_number(self.parse_scalar(value, at))
@@ -210,7 +200,6 @@ class _FilterParser:
         return number
 
     def parse_scalar(self, value: Any, at: str) -> str:
-        """Return the text that a scalar is compared as."""
         if not isinstance(value, str | int | float | Decimal):
             _refuse(
                 at, f"expects text, not {_describe(value)}; write a text, or {{'exists': false}}"
@@ -218,7 +207,6 @@ class _FilterParser:
         return self.parse_text(format_scalar(value), at)
 
     def parse_pointer(self, value: Any, at: str) -> str:
-        """Return a JSON pointer (RFC 6901)."""
         pointer = self.parse_text(value, at)
         if len(pointer) > MAX_POINTER_CHARS:
             _refuse(

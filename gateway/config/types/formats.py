@@ -1,7 +1,7 @@
 """Name the formats of records, which options choose.
 
-Programs that only read the configuration know a format by its entry here. What encodes and decodes
-it is entered in `gateway.formats`.
+Programs that only read the configuration know a format by its entry here. Its codec is entered in
+`gateway.formats`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ class SerializationFormat:
     """A format that keys and values have in Kafka. There is one instance for each format.
 
     Attributes:
-        name: Its name in options and requests.
         number: Its number, which stands for the name in the sidecar's HTTP API.
-        schema_type: What a schema registry calls the schemas of keys and values, which are framed
-            with the id of one; None for a format without schemas.
+        schema_type: The type of its schemas in a registry, if keys and values are framed with the
+            id of one; None for a format without schemas.
         is_json: Whether Kafka has JSON text, so that numbers may have any number of digits.
     """
 
@@ -39,7 +38,6 @@ class SerializationFormat:
 
     @property
     def has_schema(self) -> bool:
-        """Return whether keys and values of it are framed with the id of a schema."""
         return self.schema_type is not None
 
     @classmethod
@@ -99,24 +97,19 @@ NUMBER_MODELS = ("int", "long", "float", "double", "boolean")
 def list_topic_models() -> list[str]:
     """Return the models of keys and values of topics.
 
-    They are the formats and some of their own; bytes that are no text are called `bytes` there.
+    They are the formats and `NUMBER_MODELS`; the format `binary` is called `bytes` there.
     """
     names = [name for name in SERIALIZATION_FORMATS if name != SerializationFormat.BINARY.name]
     return ["bytes", *NUMBER_MODELS, *names]
 
 
 def list_job_models(*, with_text: bool) -> list[str]:
-    """Return the models of values of Spark jobs, whose columns come from JSON or from a schema.
-
-    Args:
-        with_text: Whether to list the model `string`, which has a single column.
-    """
+    """Return the models of values of Spark jobs; `string` has a single column, and no fields."""
     names = [format.name for format in SERIALIZATION_FORMATS.values() if format.has_schema]
     return ["json", *names, *(["string"] if with_text else [])]
 
 
 def needs_catalog(model: object) -> bool:
-    """Return whether a model has schemas, and so needs a catalog."""
     format = SERIALIZATION_FORMATS.get(model) if isinstance(model, str) else None
     return format is not None and format.has_schema
 

@@ -16,7 +16,6 @@ from .shorthand import Shorthand
 
 
 def _expand_names(value: Any) -> WrittenForm | None:
-    """Return the long form of a list of guards, which require no roles."""
     if not isinstance(value, (list, tuple)) or not all(isinstance(name, str) for name in value):
         return None
     moves: dict[Loc, Loc] = {(name,): (index,) for index, name in enumerate(value)}
@@ -24,7 +23,6 @@ def _expand_names(value: Any) -> WrittenForm | None:
 
 
 def _check_form(value: Any) -> Any:
-    """Return the guards as written; refuse what is neither a mapping nor a list of names."""
     if value is None:
         raise create_value_error("is empty; name a guard, or remove it")
     if not isinstance(value, (list, tuple)):
@@ -43,7 +41,7 @@ def _check_form(value: Any) -> Any:
 
 
 def _show_name(written: object) -> str:
-    """Return what was written as the name of a guard, for a hint; NAME if it cannot be one."""
+    """Return a text as the name of a guard, for a hint; NAME if it cannot be one."""
     is_plain = isinstance(written, str) and not isinstance(written, SubstitutedText)
     return str(written) if is_plain and re.fullmatch(r"[\w-]{1,40}", str(written)) else "NAME"
 

@@ -60,9 +60,7 @@ class Kinds(dict[str, type[S]], Generic[S]):
         """Enter the first kinds.
 
         Args:
-            noun: What these are kinds of, for messages, such as `guard`.
-            kinds: Their sections, by name.
-            option: The option that has the name.
+            noun: The noun for messages, such as `guard`.
             default: The name of the kind if the option is missing; None if it must not be.
         """
         super().__init__(kinds)
@@ -76,7 +74,6 @@ class Kinds(dict[str, type[S]], Generic[S]):
         return self.get(name) if isinstance(name, str) else None
 
     def list_options(self) -> list[str]:
-        """Return the options of all kinds, as files have them."""
         options = (_list_options(kind) for kind in self.values())
         return list(dict.fromkeys(chain.from_iterable(options)))
 
@@ -94,7 +91,6 @@ class Kinds(dict[str, type[S]], Generic[S]):
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        """Return the schema that validates a section of any kind."""
         serialization = core_schema.plain_serializer_function_ser_schema(
             _serialize_section, info_arg=True
         )
@@ -143,7 +139,6 @@ class Kinds(dict[str, type[S]], Generic[S]):
         )
 
     def _describe_name(self, name: object) -> Problem:
-        """Return the problem of a name that is missing or that no kind has."""
         choice = f"one of {', '.join(self)}"
         if name is None:
             return Problem((), f"'{self._option}' is missing; add {choice}", is_key=True)
@@ -153,10 +148,10 @@ class Kinds(dict[str, type[S]], Generic[S]):
     def _find_certain_errors(
         self, value: Mapping[Any, Any], info: ValidationInfo
     ) -> list[ValidationError]:
-        """Return what is wrong in a section of an unknown kind, whichever kind is meant.
+        """Return the problems of a section of an unknown kind that hold for any kind.
 
-        An error of an option counts if all kinds that have the option report it, any other error
-        if all kinds do. So a wrong topic is reported together with a misspelt `capability`, and an
+        An error of an option counts if all kinds that have the option report it, any other error if
+        all kinds do. So a wrong topic is reported together with a misspelt `capability`, and an
         option that only another kind lacks is not.
         """
         errors: dict[str, ValidationError] = {}
@@ -184,7 +179,6 @@ class Kinds(dict[str, type[S]], Generic[S]):
 
 
 def _has_option(kind: type[Section], key: str) -> bool:
-    """Return whether a section has an option, as files have it."""
     return key in _list_options(kind)
 
 
@@ -193,5 +187,4 @@ def _list_options(kind: type[Section]) -> list[str]:
 
 
 def _serialize_section(section: Section, info: SerializationInfo) -> Any:
-    """Return a section as its own class serializes it."""
     return section.model_dump(mode=info.mode, by_alias=bool(info.by_alias))

@@ -16,23 +16,14 @@ _LITERAL = re.compile(r"[A-Za-z0-9._~!$&'()+,;=:@%-]+")
 
 @dataclass(frozen=True, slots=True)
 class PathPattern:
-    """A parsed path of a route.
-
-    Attributes:
-        segments: Literals and, in braces, parameters.
-        has_wildcard: Whether the pattern ends in `*`, which matches one or more segments.
-    """
+    """A parsed path of a route; a parameter is a segment in braces."""
 
     segments: tuple[str, ...]
     has_wildcard: bool
 
     @classmethod
     def parse(cls, text: str) -> PathPattern:
-        """Parse a path.
-
-        Raises:
-            ValueError: If the path is malformed; the message says what to write.
-        """
+        """Parse a path; raise ValueError saying how to write it."""
         if not text.startswith("/"):
             raise ValueError(f"path {text!r} does not start with '/'; write {'/' + text!r}")
         segments = text[1:].split("/")
@@ -49,12 +40,11 @@ class PathPattern:
 
     @property
     def params(self) -> tuple[str, ...]:
-        """Return the names of the parameters, in their order."""
         return tuple(segment[1:-1] for segment in self.segments if segment[:1] == "{")
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """Return a value that is equal for patterns that match the same paths."""
+        """A value that is equal for patterns that match the same paths."""
         return (*("{}" if s[:1] == "{" else unquote(s) for s in self.segments), self.has_wildcard)
 
     def match(self, path: str) -> dict[str, str] | None:

@@ -7,17 +7,15 @@ from typing import Any
 
 
 def as_mapping(value: object) -> Mapping[Any, Any]:
-    """Return a mapping as it is; an empty one for anything else."""
     return value if isinstance(value, Mapping) else {}
 
 
 def as_list(value: object) -> list[Any]:
-    """Return the elements of a list; none for anything else."""
     return list(value) if isinstance(value, (list, tuple)) else []
 
 
 def is_refused_mapping(value: object) -> bool:
-    """Return whether a mapping is expected here and something else is written.
+    """Return whether another value is written where a mapping is expected.
 
     That alone is reported, and not every name that would have to be in the mapping.
     """
@@ -25,5 +23,4 @@ def is_refused_mapping(value: object) -> bool:
 
 
 def is_true(value: object) -> bool:
-    """Return whether a flag is set."""
     return value is True or value == "true"

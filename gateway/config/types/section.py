@@ -1,4 +1,4 @@
-"""Define the base class of every section, and how a section is refused.
+"""Define the base class of every section, and the errors of a section.
 
 A section is a frozen pydantic model that reads the YAML's words (camelCase, or zilla's kebab-case
 where zilla has the option) and refuses unknown keys. `Section.expand_written` writes shorthands and
@@ -33,11 +33,10 @@ ErrorKey: TypeAlias = tuple[tuple[str | int, ...], str, str]
 
 
 class Problem(NamedTuple):
-    """A problem below a section.
+    """A problem below a section, as `problem; remedy`.
 
     Attributes:
         loc: The path from the section to the option.
-        message: `what is wrong; what to do`.
         is_key: Whether the problem is about the key at the end of the path, not about its value.
     """
 
@@ -74,14 +73,7 @@ class Section(BaseModel):
 
     @classmethod
     def expand_written(cls, value: Any) -> WrittenForm | None:
-        """Return the long form of the section as written.
-
-        Args:
-            value: The section as written; it may be invalid.
-
-        Returns:
-            The long form; None if it is written in the long form, or in none.
-        """
+        """Return the long form of the section as written; None if it has that form already."""
         return cls.respell(value) if isinstance(value, Mapping) else None
 
     @classmethod
@@ -99,9 +91,8 @@ class Section(BaseModel):
     def respell(cls, raw: Mapping[Any, Any]) -> WrittenForm | None:
         """Return options with their present names: `max-age` as `maxAge`, or the other way round.
 
-        Returns:
-            The options; None if all have their present names. A key whose present name is written
-            too stays as it is, and is refused as unknown.
+        Return None if all have them. A key whose present name is written too stays as it is, and is
+        refused as unknown.
         """
         options = [field.alias or name for name, field in cls.model_fields.items()]
         unknown = [key for key in raw if isinstance(key, str) and key not in options]
@@ -123,16 +114,12 @@ class Section(BaseModel):
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        """Return the problems between options.
-
-        Args:
-            raw: The options as written, without nulls. Any value may be invalid.
-        """
+        """Return the problems between options, any of which may be invalid; `raw` has no nulls."""
         return ()
 
     @classmethod
     def suggest_option(cls, key: str, value: object) -> str | None:
-        """Return what to write in place of an unknown key; None for a key of a similar name.
+        """Return the option for an unknown key; None to suggest one of a similar name.
 
         Args:
             value: Its value, which must not be shown.
@@ -164,11 +151,7 @@ def _to_camel_case(key: str) -> str:
 
 
 def create_value_error(message: str) -> PydanticCustomError:
-    """Return the error of a value, for a validator to raise.
-
-    Args:
-        message: `what is wrong; what to do`.
-    """
+    """Return the error of a value, for a validator to raise with `problem; remedy`."""
     return PydanticCustomError(PROBLEM_ERROR_TYPE, "{message}", {"message": message})
 
 
@@ -179,18 +162,13 @@ def create_section_error(*problems: Problem) -> ValidationError:
 
 
 def list_errors(error: ValidationError) -> list[ErrorKey]:
-    """Return the path, the type and the message of every error in an error."""
     return [(detail["loc"], detail["type"], detail["msg"]) for detail in error.errors()]
 
 
 def select_errors(
     error: ValidationError, is_wanted: Callable[[ErrorKey], bool]
 ) -> ValidationError | None:
-    """Return an error with some of its errors, as `list_errors` has them; None if none is wanted.
-
-    Args:
-        is_wanted: Returns whether to keep an error.
-    """
+    """Return an error with some of its errors, as `list_errors` has them; None for none."""
     pairs = zip(list_errors(error), _iter_error_details(error), strict=True)
     details = [detail for key, detail in pairs if is_wanted(key)]
     if not details:
@@ -199,7 +177,6 @@ def select_errors(
 
 
 def merge_errors(title: str, errors: Iterable[ValidationError]) -> ValidationError:
-    """Return one error that has all errors of several."""
     details = [detail for error in errors for detail in _iter_error_details(error)]
     return ValidationError.from_exception_data(title, details, hide_input=True)
 
@@ -207,11 +184,7 @@ def merge_errors(title: str, errors: Iterable[ValidationError]) -> ValidationErr
 def replace_unknown_keys(
     error: ValidationError, describe: Callable[[str], str | None]
 ) -> ValidationError:
-    """Return the error of a section in which some of its unknown keys are described.
-
-    Args:
-        describe: Returns the message for a key; None to leave it as it is.
-    """
+    """Return the error of a section with its unknown keys described; None leaves one as it is."""
     details = []
     for detail in _iter_error_details(error):
         key = str(detail["loc"][-1]) if len(detail["loc"]) == 1 else ""

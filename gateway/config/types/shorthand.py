@@ -1,12 +1,12 @@
 """Write shorthands and old spellings of options out, before anything is checked.
 
-`topics: [orders]`, `guarded: [login]` and a route with `path` and `topic` mean the same as the
-long form. An option is also known by its name in the other case (`max-age` and `maxAge`) and by an
-old name that its section lists. After `expand` the values have one form only, so that the checks
+`topics: [orders]`, `guarded: [login]` and a route with `path` and `topic` mean the same as the long
+form. An option is also known by its name in the other case (`max-age` and `maxAge`) and by an old
+name that its section lists. After `expand` the values have one form only, so that the checks
 between sections and the printed configuration know no other.
 
-Problems are still reported where the file has them: an expansion says for each path that it creates
-which path of the file it is from.
+Problems are still reported where the file has them: an expansion has the path of the file for each
+path that it creates.
 """
 
 from __future__ import annotations
@@ -27,24 +27,22 @@ from .section import Loc, Section, WrittenForm
 
 
 class Shorthand:
-    """The annotation of an option or item that may be written in a shorter form."""
+    """The annotation of an option or item that may be written in a shorter form.
+
+    Args:
+        expand: Returns the long form of a value; None if it is not written in the short form.
+        short_schema: The JSON Schema of the short form, which must have a `type`.
+    """
 
     def __init__(
         self, expand: Callable[[Any], WrittenForm | None], short_schema: JsonSchemaValue
     ) -> None:
-        """Create the annotation.
-
-        Args:
-            expand: Returns the long form of a value; None if it is not written in the short form.
-            short_schema: The JSON Schema of the short form, which must have a `type`.
-        """
         self.expand = expand
         self._short_schema = short_schema
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        """Return the schema that validates both forms."""
         return core_schema.no_info_before_validator_function(self._expand_value, handler(source))
 
     def __get_pydantic_json_schema__(
@@ -77,11 +75,9 @@ class Expansion:
     """The long form of a configuration.
 
     Attributes:
-        values: The values, without shorthands and old spellings.
         moves: For each path that the file does not have: the path of the file that it is from,
             which holds for everything below it, too.
-        old_spellings: The paths in the file of options with an old spelling, each with the new
-            one.
+        old_spellings: The paths in the file of options with an old spelling, each with the new one.
     """
 
     values: Any = None
@@ -90,12 +86,7 @@ class Expansion:
 
 
 def expand(kind: type[Section], values: Any) -> Expansion:
-    """Return the long form of a configuration.
-
-    Args:
-        kind: Its section, such as `Settings`.
-        values: The values as written. Any of them may be invalid; those stay as they are.
-    """
+    """Return the long form of a configuration. Invalid values stay as they are."""
     expansion = Expansion()
     expansion.values = _Expander(expansion).expand(kind, values, (), ())
     return expansion
@@ -103,17 +94,10 @@ def expand(kind: type[Section], values: Any) -> Expansion:
 
 @dataclass(slots=True)
 class _Expander:
-    """Walks through the values of one configuration and their types."""
-
     expansion: Expansion
 
     def expand(self, kind: Any, value: Any, loc: Loc, written: Loc) -> Any:
-        """Return the long form of a value.
-
-        Args:
-            loc: Its path in the long form.
-            written: Its path in the file.
-        """
+        """Return the long form of the value at a path, which the file has at the path `written`."""
         if isinstance(value, BaseModel):
             return value
         kind, shorthands = resolve_type(kind, value)
@@ -148,7 +132,6 @@ class _Expander:
         }
 
     def _apply(self, form: WrittenForm | None, value: Any, loc: Loc, written: Loc) -> Any:
-        """Return the long form of a value, and record what it is from."""
         if form is None:
             return value
         for inner, source in form.moves.items():
@@ -158,7 +141,6 @@ class _Expander:
         return form.value
 
     def _descend(self, loc: Loc, written: Loc, step: Any) -> tuple[Loc, Loc]:
-        """Return both paths of an item."""
         inner = (*loc, step)
         return inner, self.expansion.moves.get(inner, (*written, step))
 
@@ -171,7 +153,7 @@ def get_full_type(field: FieldInfo) -> Any:
 
 
 def resolve_type(kind: Any, value: Any) -> tuple[Any, list[Shorthand]]:
-    """Return the type that a value is meant as, without annotations, and its shorthands."""
+    """Return the type that fits a value, without annotations, and its shorthands."""
     shorthands: list[Shorthand] = []
     while True:
         if get_origin(kind) is Annotated:
@@ -187,7 +169,7 @@ def resolve_type(kind: Any, value: Any) -> tuple[Any, list[Shorthand]]:
 
 
 def _choose_member(members: tuple[Any, ...], value: Any) -> Any:
-    """Return the member of a union that a value is meant as; None if that is unknown."""
+    """Return the member of a union that fits a value; None if that is unknown."""
     candidates = [member for member in members if member is not type(None)]
     if len(candidates) == 1:
         return candidates[0]

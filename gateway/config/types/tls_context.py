@@ -13,7 +13,7 @@ def create_client_context(tls: Tls) -> ssl.SSLContext:
     """Create the SSL context of a client.
 
     Raises:
-        ValueError: A file cannot be read, or does not hold what it should. The message names it.
+        ValueError: A file cannot be read, or has other content. The message names it.
     """
     context = create_trusting_context(tls.ca)
     if not tls.verify:

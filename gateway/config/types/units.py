@@ -59,16 +59,12 @@ class Rate:
 
     @property
     def interval(self) -> float:
-        """Return the average time between two events, in seconds."""
+        """The average time between two events, in seconds."""
         return self.seconds / self.count
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds of a duration, rounded to microseconds.
-
-    Raises:
-        ValueError: If it is malformed or too long; the message says what to write.
-    """
+    """Return the seconds of a duration, to microseconds; raise ValueError saying what to write."""
     seconds = round(_parse_quantity(text, DURATION_UNITS, "duration", "5s"), 6)
     if seconds > MAX_DURATION_S:
         raise ValueError(f"{text!r} is too long; the longest duration is 10000d")
@@ -76,11 +72,6 @@ def parse_duration(text: str) -> float:
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes of a size.
-
-    Raises:
-        ValueError: If it is malformed or too large; the message says what to write.
-    """
     count = _parse_quantity(text, SIZE_UNITS, "size", "64MiB")
     if count != int(count):
         raise ValueError(f"{text!r} is not a whole number of bytes; write such as 64MiB")
@@ -90,11 +81,6 @@ def parse_size(text: str) -> int:
 
 
 def parse_share(text: str) -> float:
-    """Return a share, from 0 to 1, of a percentage.
-
-    Raises:
-        ValueError: If it is malformed or more than 100%; the message says what to write.
-    """
     part = _parse_quantity(text, SHARE_UNITS, "share", "1%")
     if part > 1:
         raise ValueError(f"{text!r} is more than all; the largest share is 100%")
@@ -102,11 +88,6 @@ def parse_share(text: str) -> float:
 
 
 def parse_rate(text: str) -> Rate:
-    """Return the rate of a text such as `20/s`.
-
-    Raises:
-        ValueError: If it is malformed or out of range; the message says what to write.
-    """
     match = _RATE.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not a rate; write a number and a time, such as 20/s")
@@ -123,18 +104,15 @@ def parse_rate(text: str) -> Rate:
 
 
 def format_rate(rate: Rate) -> str:
-    """Return the text that `parse_rate` reads as this rate."""
     unit = next(name for name, seconds in RATE_UNITS.items() if seconds == rate.seconds)
     return f"{rate.count}/{unit}"
 
 
 def format_share(share: float) -> str:
-    """Return the shortest text that `parse_share` reads as this share."""
     return f"{(Decimal(str(share)) * 100).normalize():f}%"
 
 
 def format_duration(seconds: float) -> str:
-    """Return the shortest text that `parse_duration` reads as these seconds."""
     micros = round(seconds * 1_000_000)
     for unit in ("d", "h", "m", "s", "ms"):
         count, rest = divmod(micros, int(DURATION_UNITS[unit] * 1_000_000))
@@ -144,7 +122,6 @@ def format_duration(seconds: float) -> str:
 
 
 def format_size(count: int) -> str:
-    """Return the shortest text that `parse_size` reads as this many bytes."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         whole, rest = divmod(count, int(SIZE_UNITS[unit]))
         if whole and not rest:
@@ -171,7 +148,7 @@ def _parse_quantity(text: str, units: Mapping[str, Decimal], noun: str, example:
 
 
 def _find_unit(unit: str, units: Mapping[str, Decimal]) -> str | None:
-    """Return the unit that was probably meant: another spelling, another case, or a typo."""
+    """Return the closest unit: another spelling, another case, or a typo."""
     if unit in units:
         return unit
     if (known_unit := _UNIT_SPELLINGS.get(unit.lower())) in units:
