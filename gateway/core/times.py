@@ -1,4 +1,4 @@
-"""Read the times that clients write, one way wherever they write them.
+"""Read the times that clients write, and write times, one way wherever they stand.
 
 A time is of RFC 3339, of which seconds or all of the time of day may be left out, and which is UTC
 without an offset; or it is milliseconds since 1970 of thirteen digits, which are the years 2001 to
@@ -45,3 +45,16 @@ def parse_time(text: str) -> int:
     if seconds < 0:
         raise ValueError("lies before 1970; use a later time")
     return round(seconds * 1000)
+
+
+def format_time(milliseconds: float, precision: str = "milliseconds") -> str:
+    """Return a time since 1970 as RFC 3339 in UTC.
+
+    Producers stamp their records, and issuers their tokens, with any number. Beyond the years that
+    have four digits it is that number of milliseconds.
+    """
+    try:
+        at = datetime.fromtimestamp(milliseconds / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return f"{milliseconds:.0f} ms"
+    return at.isoformat(timespec=precision).replace("+00:00", "Z")

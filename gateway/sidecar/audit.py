@@ -15,7 +15,6 @@ import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -25,6 +24,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.core.log.record import TopicPartition
+from gateway.core.times import format_time
 from gateway.errors import BrokerUnavailable, KafkaError
 from gateway.kafka.produce.partitioner import compute_partition
 from gateway.sidecar.http.authorization import WRITE_SCOPE
@@ -246,7 +246,7 @@ def _format_event(event: AuditEvent, service: str) -> AuditRecord:
         **key_format,
         "auditStatus": "SUCCESS" if event.error is None else "FAILURE",
         "stacktrace": event.error,
-        "timestamp": _format_time(event.time),
+        "timestamp": format_time(event.time * 1000),
     }
 
 
@@ -271,7 +271,7 @@ def _format_backend_record(fields: Mapping[str, Any], service: str) -> AuditReco
         "traceabilityId": ids.traceability,
         "auditStatus": "SUCCESS" if processed else "FAILURE",
         "stacktrace": None,
-        "timestamp": _format_time(time.time()),
+        "timestamp": format_time(time.time() * 1000),
     }
     fields = {name: value for name, value in fields.items() if name not in ("record", "processed")}
     return defaults | {name: value for name, value in fields.items() if value is not None}
@@ -301,12 +301,6 @@ def _encode_key(key: bytes | None) -> tuple[str | None, AuditRecord]:
         return key.decode(), {}
     except UnicodeDecodeError:
         return base64.b64encode(key).decode(), {"keyFormat": "binary"}
-
-
-def _format_time(seconds: float) -> str:
-    """Format seconds since 1970 as RFC 3339 in UTC, with milliseconds."""
-    text = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
-    return text.replace("+00:00", "Z")
 
 
 def _append_to_file(file: str, records: Sequence[AuditRecord]) -> None:

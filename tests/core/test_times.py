@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.times import parse_time
+from gateway.core.times import format_time, parse_time
 
 NOW = 1_800_000_000_000  # 2027-01-15T08:00:00Z, in ms
 
@@ -45,3 +45,14 @@ def test_a_time_is_text_or_milliseconds(text: str, expected: int):
 def test_a_text_that_has_several_meanings_is_no_time(text: str, problem: str):
     with pytest.raises(ValueError, match=problem):
         parse_time(text)
+
+
+@pytest.mark.parametrize("milliseconds", [253_402_300_800_000, 1e18, -1e18, float("inf")])
+def test_a_time_that_no_calendar_has_is_shown_as_its_number(milliseconds: float):
+    """`gateway topics`, `dlq show` and `token check` ended with a ValueError of such a stamp."""
+    assert format_time(milliseconds) == f"{milliseconds:.0f} ms"
+
+
+def test_a_time_is_shown_in_utc():
+    assert format_time(1_800_000_000_123) == "2027-01-15T08:00:00.123Z"
+    assert format_time(1_800_000_000_123, "seconds") == "2027-01-15T08:00:00Z"

@@ -6,8 +6,9 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
+
+from gateway.core.times import format_time
 
 if TYPE_CHECKING:
     from gateway.sidecar.dead_letter_retry.counts import DeadLetterCounts
@@ -38,7 +39,7 @@ def format_table(counts: Sequence[DeadLetterCounts]) -> str:
 
 
 def format_count_json(count: DeadLetterCounts) -> str:
-    oldest = None if count.oldest is None else _format_time(count.oldest)
+    oldest = None if count.oldest is None else format_time(count.oldest)
     return json.dumps({**count._asdict(), "oldest": oldest})
 
 
@@ -46,7 +47,7 @@ def format_dead_letter(dead_letter: QueuedDeadLetter) -> str:
     letter, record = dead_letter.message, dead_letter.record
     lines = [
         f"{record.tp}@{record.offset}  from {letter.origin}@{letter.offset}"
-        f"  group {letter.group or '-'}  {_format_time(record.timestamp)}"
+        f"  group {letter.group or '-'}  {format_time(record.timestamp)}"
         f"  retries {letter.retries}",
         *(f"  | {line}" for line in letter.stacktrace.strip().splitlines()),
         f"  key    {_format_bytes(letter.key)}",
@@ -66,7 +67,7 @@ def format_dead_letter_json(dead_letter: QueuedDeadLetter) -> str:
         "topic": letter.origin.topic,
         "partition": letter.origin.partition,
         "offset": letter.offset,
-        "timestamp": _format_time(letter.timestamp),
+        "timestamp": format_time(letter.timestamp),
         "group": letter.group or None,
         "retries": letter.retries,
         "stacktrace": letter.stacktrace,
@@ -118,8 +119,3 @@ def _format_age(timestamp: int | None) -> str:
         if seconds >= size:
             return f"{seconds // size} {unit}"
     return f"{seconds} s"
-
-
-def _format_time(timestamp: int) -> str:
-    at = datetime.fromtimestamp(timestamp / 1000, UTC)
-    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -7,10 +7,10 @@ import contextlib
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gateway.core.times import format_time
 from gateway.errors import GatewayError, GuardUnavailable, RequestError
 
 from .json_web_token import DecodedJwt, is_jwt
@@ -77,8 +77,7 @@ class Verdict:
 def _format_expiry(grant: Grant) -> str | None:
     if grant.expires is None:
         return None
-    moment = datetime.fromtimestamp(int(grant.expires), UTC)
-    return moment.isoformat().replace("+00:00", "Z")
+    return format_time(grant.expires * 1000, "seconds")
 
 
 def find_guard(file: Path, name: str | None) -> tuple[Settings, str, GuardSection]:

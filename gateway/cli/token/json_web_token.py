@@ -8,12 +8,12 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import typer
 
+from gateway.core.times import format_time
 from gateway.errors import GatewayError
 
 if TYPE_CHECKING:
@@ -164,7 +164,8 @@ class DecodedJwt:
     def format_claim(self, name: str) -> str:
         value = self.claims[name]
         text = _format_value(value)
-        if name in TIME_CLAIMS and (moment := _format_time(value)):
+        if name in TIME_CLAIMS and isinstance(value, int | float) and not isinstance(value, bool):
+            moment = format_time(value * 1000, "seconds")
             expired = ", expired" if name == "exp" and value <= time.time() else ""
             return f"{text} ({moment}{expired})"
         return text
@@ -189,12 +190,3 @@ def _format_value(value: Any) -> str:
     return escape_controls(
         value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     )
-
-
-def _format_time(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return ""
-    try:
-        return datetime.fromtimestamp(value, UTC).isoformat().replace("+00:00", "Z")
-    except (ValueError, OverflowError, OSError):
-        return ""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from gateway.core.times import format_time
 from gateway.errors import TokenCorrupt, TokenForeign
 
 if TYPE_CHECKING:
@@ -51,12 +51,15 @@ class DecodedToken:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "issued": _format_time(self.token.issued),
+            "issued": self._format_issued(),
             "signature": self.signature,
             "view": self.token.view_digest.decode(),
             "cluster": self.token.cluster.decode(),
             "partitions": list(self._iter_partitions()),
         }
+
+    def _format_issued(self) -> str:
+        return format_time(self.token.issued * 1000, "seconds")
 
     def to_table(self) -> str:
         rows = [("TOPIC", "PARTITION", "NEXT OFFSET", "LEADER EPOCH")]
@@ -76,7 +79,7 @@ class DecodedToken:
             )
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         lines = [
-            f"issued     {_format_time(self.token.issued)}",
+            f"issued     {format_time(self.token.issued * 1000, 'seconds')}",
             f"signature  {self.signature}",
             f"view       digest {self.token.view_digest.decode()}",
             f"cluster    digest {self.token.cluster.decode()}",
@@ -134,7 +137,3 @@ def _find_names(
 def _find_index(topics: Sequence[TokenTopic], wanted: TokenTopic) -> int:
     """Return the index of the very object: topics of a token can be equal."""
     return next(index for index, topic in enumerate(topics) if topic is wanted)
-
-
-def _format_time(seconds: int) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Self
 
 from gateway.cli.options import KafkaSource
 from gateway.core.log.record import Record
+from gateway.core.times import format_time
 from gateway.errors import FormatError, RegistryUnavailable
 
 if TYPE_CHECKING:
@@ -46,12 +46,11 @@ class SampleDecoder:
         return cls(next((each for each in listed if each is not None), None), settings.catalogs)
 
     async def decode(self, record: Record) -> Sample:
-        moment = datetime.fromtimestamp(max(record.timestamp, 0) / 1000, UTC)
         key, value = (self.topic.key, self.topic.value) if self.topic else (None, None)
         return Sample(
             record.tp.partition,
             record.offset,
-            moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            format_time(max(record.timestamp, 0)),
             await self._decode_part(record, record.key, key, is_key=True),
             await self._decode_part(record, record.value, value, is_key=False),
             tuple(

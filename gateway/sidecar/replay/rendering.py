@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 from gateway.core.delivery.replay import Destination, Replay
+from gateway.core.times import format_time
 
 DELIVERY_GUARANTEES = {
     Destination.TOPIC: "exactly-once",
@@ -54,11 +54,6 @@ def render_replay(replay: Replay, rate: float) -> dict[str, Any]:
         "owner": replay.owner or None,
         "error": replay.error or None,
         "createdBy": replay.by or None,
-        "createdAt": _format_time(replay.created),
-        "updatedAt": _format_time(replay.updated),
+        "createdAt": format_time(replay.created),
+        "updatedAt": format_time(replay.updated),
     }
-
-
-def _format_time(milliseconds: int) -> str:
-    time = datetime.fromtimestamp(milliseconds / 1000, UTC)
-    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
