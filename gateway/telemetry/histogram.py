@@ -8,7 +8,7 @@ histogram records all of them in 0.2 us. It has no lock: one thread adds to it.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 LATENCY_BUCKETS_S = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1),
@@ -40,11 +40,6 @@ class Histogram:
         """Record a value that occurred so many times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
-
-    def merge_counts(self, counts: Iterable[int], sum: float) -> None:
-        """Add the counts and the sum of another histogram with the same bounds."""
-        self.counts = [mine + its for mine, its in zip(self.counts, counts, strict=True)]
-        self.sum += sum
 
     @property
     def count(self) -> int:

@@ -24,11 +24,3 @@ def test_each_value_is_counted_where_it_is_not_above_the_bound_and_above_the_one
     )
     assert histogram.count == sum(times for _, times in values)
     assert abs(histogram.sum - sum(value * times for value, times in values)) < 1e-3
-
-
-def test_those_of_another_are_added():
-    one, other = Histogram((1, 2)), Histogram((1, 2))
-    one.observe(0.5)
-    other.observe(1.5, 3)
-    one.merge_counts(other.counts, other.sum)
-    assert (one.counts, one.sum) == ([1, 3, 0], 5.0)

@@ -28,10 +28,6 @@ class Scrape:
                 values.setdefault(sample.name, {})[labels] = float(sample.value)
         return cls(values)
 
-    def has(self, metric: Metric) -> bool:
-        name = metric.exposed_name
-        return name in self.values or f"{name}_count" in self.values
-
     def iter_series(
         self, metric: Metric, suffix: str = "", **labels: str
     ) -> Iterator[tuple[dict[str, str], float]]:

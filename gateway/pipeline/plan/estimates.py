@@ -24,11 +24,6 @@ class Estimate(NamedTuple):
     description: str
     source: str
 
-    @property
-    def is_measured(self) -> bool:
-        """Return whether a run has measured the value."""
-        return not self.source.startswith("assumed")
-
 
 _BENCH_RESULT = "bench/results/2026-11-21.md, pyspark 4.2.0, 2 cores"
 _PROTOTYPE = "prototype, pyspark 4.2.0, 2 cores"
@@ -71,7 +66,6 @@ FIRST_BATCH_S = Estimate(
 SPARK_START_S = Estimate(11.5, "s to start a process with Spark", _PROTOTYPE)
 FIRST_ROW_S = Estimate(6.34, "measured from the first batch's start, cold JVM", _BENCH_RESULT)
 SNAPSHOT_REPAIR_S = Estimate(2.2, "s more, when the newest snapshot is damaged", _BENCH_RESULT)
-STATE_BYTES_PER_KEY = Estimate(34.1, "bytes a key on disk, a count each, 1M keys", _BENCH_RESULT)
 
 CHECKPOINT_BYTES_PER_S = Estimate(
     500e6, "bytes/s an executor to the checkpoint's store", "assumed: 4 Gbit/s"

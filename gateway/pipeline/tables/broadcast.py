@@ -70,15 +70,10 @@ class RefreshedValue(Generic[T]):
         self._job = job
         self._clock = clock
         self._value: T | None = None
-        # Seconds of the clock: when the read of the value began, when the next one may begin, and
-        # from when on `get_current` waits for it.
-        self._read_started_at = self._refresh_at = self._wait_after = 0.0
+        # Seconds of the clock: when the next read may begin, and from when on `get_current` waits
+        # for it.
+        self._refresh_at = self._wait_after = 0.0
         self._refresh_thread: Thread | None = None
-
-    @property
-    def age_s(self) -> float:
-        """Return the seconds since the read of the value began."""
-        return self._clock() - self._read_started_at
 
     def get_current(self) -> T:
         """Return the value, and begin to read it again if that is due.
@@ -133,7 +128,6 @@ class RefreshedValue(Generic[T]):
             self._replace_value(value, began)
 
     def _replace_value(self, value: T, started_at: float) -> None:
-        self._read_started_at = started_at
         self._refresh_at = started_at + self._refresh_interval_s / 2
         self._wait_after = started_at + self._refresh_interval_s
         self._value = value
