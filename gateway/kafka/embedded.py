@@ -1,8 +1,8 @@
 """Run a Kafka inside this process: librdkafka's mock cluster, from the confluent-kafka wheel.
 
 It starts in 6 ms and needs nothing but pip. `gateway demo` uses it, and so do tests that inject
-faults. aiokafka and librdkafka can produce to it, also idempotently, and consume from it. This is
-what it can do, measured with confluent-kafka 2.16.1:
+faults. aiokafka and librdkafka can produce to it, also idempotently, and consume from it. Its
+requests, as measured with confluent-kafka 2.16.1:
 
 | request              | versions | notes |
 |----------------------|----------|-------|
@@ -22,19 +22,18 @@ These things differ from Kafka:
 
 - The last stable offset is always the high watermark; transactions cannot be used.
 - A Fetch that finds no records, or only an error, is answered after its whole max wait. Records
-  produced meanwhile come with the *next* Fetch, and later answers of the connection wait behind
-  it. So wait briefly: a record arrives after 5 ms (median) with a max wait of 10 ms, after 465 ms
-  with 500 ms.
+  produced meanwhile come with the *next* Fetch, and later answers of the connection wait behind it.
+  So wait briefly: a record arrives after 5 ms (median) with a max wait of 10 ms, after 465 ms with
+  500 ms.
 - A Fetch returns one batch of each partition: the whole one that contains the offset.
-- A partition keeps about 5 MB and 100,000 batches; older ones are removed, and only the log start
-  offset shows that.
+- A partition keeps about 5 MB and 100,000 batches; only the log start offset shows removals.
 - A Fetch of version 12 or above for a partition without a leader **crashes the process** (a null
   pointer in the mock), and so does `fail(1, 6)` when the Fetch it applies to names an unknown
   topic. `fetch_version` exists for that reason.
 - A consumer group has one member; its first join takes 3 s.
 
-With 2 cores and records of 100 bytes, aiokafka produces 240,000 records/s and consumes 750,000,
-and librdkafka produces 1,200,000.
+With 2 cores and records of 100 bytes, aiokafka produces 240,000 records/s and consumes 750,000, and
+librdkafka produces 1,200,000.
 """
 
 from __future__ import annotations
@@ -59,10 +58,8 @@ class EmbeddedKafka:
     """A mock cluster inside this process.
 
     It runs from the constructor until `close` or the end of the `with` block. All methods but
-    `close` raise LocalBrokerError after that.
-
-    Attributes:
-        DISCONNECT: A code for `fail` that closes the connection instead of answering.
+    `close` raise LocalBrokerError after that. `DISCONNECT` is a code for `fail` that closes the
+    connection instead of answering.
     """
 
     DISCONNECT = _DISCONNECT
@@ -74,16 +71,13 @@ class EmbeddedKafka:
         *,
         fetch_version: int = 16,
     ) -> None:
-        """Start the cluster.
+        """Start the cluster, or raise LocalBrokerError if librdkafka is not installed or refuses.
 
         Args:
             topics: The number of partitions of each topic to create, by its name.
             nodes: The number of brokers; their ids begin with 1.
             fetch_version: The highest version of Fetch that it offers. It must be 11 or less where
                 a partition is to lose its leader.
-
-        Raises:
-            LocalBrokerError: librdkafka is not installed, or refuses.
         """
         self._fetch_version = fetch_version
         self._library = load_library()
@@ -98,36 +92,24 @@ class EmbeddedKafka:
 
     @property
     def bootstrap(self) -> list[str]:
-        """Return `host:port` of every broker."""
         servers: bytes = self._library.rd_kafka_mock_cluster_bootstraps(self._get_handle())
         return servers.decode().split(",")
 
     def create_topic(self, name: str, partitions: int = 1, replication: int = 1) -> None:
-        """Create a topic, which can be written to at once.
-
-        Args:
-            replication: The number of replicas of each partition.
-        """
         self._call("topic_create", name.encode(), partitions, replication)
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic. When it is created again it gets another id."""
         self._call("topic_delete", name.encode())
 
     def delete_records(self, topic: str, before: Mapping[int, int]) -> None:
-        """Move the log start of each partition to its offset in `before`."""
         for partition, offset in before.items():
             self._call("partition_delete_records", topic.encode(), partition, offset)
 
     def lead(self, topic: str, partition: int, node: int | None) -> None:
         """Change the leader of a partition, which raises its leader epoch by one.
 
-        Args:
-            node: The id of the new leader; None for no leader.
-
-        Raises:
-            LocalBrokerError: `node` is None and `fetch_version` is 12 or more. librdkafka would
-                crash this process at the next Fetch of the partition.
+        With None there is no leader; LocalBrokerError if `fetch_version` is 12 or more, as
+        librdkafka would crash this process at the next Fetch of the partition.
         """
         if node is None and self._fetch_version > 11:
             raise LocalBrokerError(
@@ -137,12 +119,9 @@ class EmbeddedKafka:
         self._call("partition_set_leader", topic.encode(), partition, -1 if node is None else node)
 
     def fail(self, api: int, *codes: int) -> None:
-        """Answer the next requests of one API with errors.
+        """Answer the next requests of one API key with Kafka's error codes, in order.
 
-        Args:
-            api: The API key of the requests.
-            codes: Kafka's error code for each of the next requests, in order. 0 answers the
-                request normally; `DISCONNECT` closes the connection instead of answering.
+        0 answers a request normally; `DISCONNECT` closes the connection instead of answering.
         """
         array = (ctypes.c_int * len(codes))(*codes)
         self._library.rd_kafka_mock_push_request_errors_array(
@@ -150,7 +129,6 @@ class EmbeddedKafka:
         )
 
     def forgive(self, api: int) -> None:
-        """Discard the errors of one API that `fail` has planned and no request has got yet."""
         self._library.rd_kafka_mock_clear_request_errors(self._get_handle(), api)
 
     def down(self, node: int) -> None:
@@ -158,11 +136,9 @@ class EmbeddedKafka:
         self._call("broker_set_down", node)
 
     def up(self, node: int) -> None:
-        """Let a node accept connections again."""
         self._call("broker_set_up", node)
 
     def delay(self, node: int, seconds: float) -> None:
-        """Delay every answer of a node by this many seconds."""
         self._call("broker_set_rtt", node, round(seconds * 1000))  # librdkafka takes milliseconds
 
     def close(self) -> None:
@@ -184,7 +160,6 @@ class EmbeddedKafka:
         return int(self._cluster)
 
     def _call(self, function: str, *arguments: object) -> None:
-        """Call a function `rd_kafka_mock_*` on the cluster; raise LocalBrokerError for an error."""
         code = getattr(self._library, f"rd_kafka_mock_{function}")(self._get_handle(), *arguments)
         if code:
             reason = self._library.rd_kafka_err2str(code).decode()
@@ -211,14 +186,7 @@ def _create_client(library: ctypes.CDLL) -> int:
 
 @cache
 def load_library() -> ctypes.CDLL:
-    """Load librdkafka, preferably the copy that confluent-kafka itself loads.
-
-    Returns:
-        The library, with the signatures of the functions that this module calls.
-
-    Raises:
-        LocalBrokerError: There is none with a mock cluster.
-    """
+    """Load librdkafka with its mock, preferably the copy that confluent-kafka itself loads."""
     for path in _iter_library_paths():
         library = ctypes.CDLL(path)
         if hasattr(library, "rd_kafka_mock_cluster_new"):

@@ -1,10 +1,10 @@
-"""Refuse an aiokafka that lacks what the gateway builds on.
+"""Refuse an aiokafka that lacks a name that the gateway builds on.
 
 Requests of our own go over aiokafka's connections (`protocol/requests.py`), which are extended for
 logins (`security`), and its Cython code encodes and decodes record batches (`fetch/decoding.py`,
-`produce/`). It promises none of these. Without them there is no way to talk to Kafka, so the first
-import of this package raises one error that says what is missing. What the names stand for is
-tested in tests/kafka/protocol/test_requests.py and, with brokers, wherever records are read.
+`produce/`). aiokafka promises none of these, so the first import of this package raises one error
+that lists the missing names. Their behaviour is tested in tests/kafka/protocol/test_requests.py
+and, with brokers, wherever records are read.
 """
 
 from __future__ import annotations
@@ -64,11 +64,6 @@ INTERNALS = (
 
 
 def check_aiokafka() -> None:
-    """Check the installed aiokafka.
-
-    Raises:
-        GatewayError: It lacks something that the gateway uses.
-    """
     missing = find_missing(INTERNALS)
     if missing:
         raise GatewayError(

@@ -1,13 +1,10 @@
-"""Represent one broker at one address: its connections, what fails there, and when to try again.
+"""Represent one broker at one address: its connections, their failures, and when to try again.
 
-Connecting fails apart from requests, and the requests of each role fail apart from those of others:
-a broker may refuse new logins while it answers on older connections, or answer metadata and no
-fetch because its disk hangs. Each of these therefore has its own backoff, which only its own
-success ends. Connecting concerns all roles, so all of them wait for its backoff, and a connection
-to a broker that could not be connected to ends the failures of all.
-
-A failure of a role that is not used any more would last for ever. An answer to a probe (see
-`Connections.probe`) ends it.
+Connecting fails apart from requests, and the requests of each role apart from those of others: a
+broker may refuse new logins while it answers on older connections, or answer metadata and no fetch
+because its disk hangs. Each has its own backoff, which only its own success ends. All roles wait
+for the backoff of connecting; a connection after failed connects ends the failures of all, and an
+answer to a probe (see `Connections.probe`) those of roles that are not used any more.
 """
 
 from __future__ import annotations
@@ -35,7 +32,7 @@ UNUSED_AFTER_S = 2.0
 
 
 class ConnectionRole(StrEnum):
-    """What a connection is used for. Requests of one role wait only for each other."""
+    """The use of a connection. Requests of one role wait only for each other."""
 
     TAIL = "tail"
     FRESH = "fresh"  # partitions that were added while the tail's fetch was waiting for records
@@ -52,19 +49,15 @@ class BrokerConnection:
     """One connection to a broker, created and owned by `Connections`.
 
     When the broker has closed it, as idle or at the end of its session, the next request goes to
-    another one, so holders of a BrokerConnection need not notice that. Only of a spare, `conn` and
-    `broker` are replaced.
+    another one, so holders need not notice. Only of a spare, `conn` and `broker` are replaced.
 
     Attributes:
-        role: What it is used for.
-        broker: The broker at the address that it was opened to, which may have moved since.
-        conn: The connection of aiokafka that carries the requests.
-        throttled_until: Loop time until which the broker throttles the gateway: it answers late
-            without being ill.
+        broker: The broker at the address that was connected to; it may have moved since.
+        throttled_until: Loop time until which the broker throttles the gateway.
         renew_at: Loop time from which it is to be replaced, since its SASL session ends soon.
         is_used: Whether `conn` has carried an answer.
         lock: Held while `conn` is replaced.
-        timeouts: Of each request under way, its timeout and how many seconds it may take.
+        timeouts: The timeout of each request under way, and the seconds that it may take.
     """
 
     role: ConnectionRole
@@ -78,43 +71,22 @@ class BrokerConnection:
 
     @property
     def versions(self) -> Mapping[int, tuple[int, int]]:
-        """Return the lowest and highest version that the broker speaks, by API key."""
         versions: Mapping[int, tuple[int, int]] = self.conn._versions
         return versions
 
     @property
     def is_open(self) -> bool:
-        """Return whether its TCP connection is open."""
         return bool(self.conn.connected())
 
     def should_replace(self, now: float) -> bool:
-        """Return whether its session ends so soon that no request should be begun on it."""
         return now >= self.renew_at
 
     def get_deadline(self, sent_at: float, seconds: float) -> float:
-        """Return the loop time until which a request may take.
-
-        A broker reads nothing from a connection that it throttles (KIP-219), so the time of what
-        it has not read yet begins afterwards.
-
-        Args:
-            sent_at: Loop time at which it was sent.
-            seconds: How long it may take where the broker does not throttle.
-        """
+        """Return the loop time until which a request may take; throttling adds to it (KIP-219)."""
         return max(sent_at, self.throttled_until) + seconds
 
     async def send(self, request: KafkaRequest[R], sent_at: float, seconds: float) -> R:
-        """Send a request and return the answer.
-
-        Args:
-            sent_at: Loop time from which its time counts.
-            seconds: How long it may take; what the broker throttles meanwhile comes on top.
-
-        Raises:
-            TimeoutError: There was no answer in time.
-            CONNECTION_ERRORS: The connection is lost, or the answer is malformed.
-            BrokerTooOld: The broker is too old for the request.
-        """
+        """Send a request, and wait `seconds` from `sent_at` (loop time) and from any throttling."""
         async with asyncio.timeout_at(self.get_deadline(sent_at, seconds)) as timeout:
             self.timeouts[timeout] = seconds
             try:
@@ -124,7 +96,6 @@ class BrokerConnection:
         return response
 
     def throttle(self, seconds: float) -> None:
-        """Note that the broker throttles the connection, and give requests under way more time."""
         now = asyncio.get_running_loop().time()
         self.throttled_until = max(self.throttled_until, now + seconds)
         for timeout, allowed in self.timeouts.items():
@@ -134,14 +105,11 @@ class BrokerConnection:
 
 @dataclass(slots=True)
 class FailureRecord:
-    """How connecting to a broker, or the requests of one role, failed last.
-
-    Created and owned by `BrokerNode`.
+    """The last failure of connecting to a broker, or of the requests of one role.
 
     Attributes:
-        backoff: The delays between attempts.
         failed_at: Loop time of the last failure that counted for the backoff.
-        retry_at: Loop time of the next attempt; not None from a failure until the next success.
+        retry_at: Loop time of the next attempt; None after a success.
         error: The last failure; None after a success.
         reason: Its text without the name of the broker.
     """
@@ -155,13 +123,12 @@ class FailureRecord:
     def begin_backoff(self, cause: Cause, started_at: float, now: float) -> None:
         """Delay the next attempt, unless the failed one had begun before the last failure.
 
-        All requests under way on a connection fail together when it is lost: that is one failure.
+        Requests on a connection that is lost fail together: that is one failure.
         """
         if started_at > self.failed_at:
             self.failed_at, self.retry_at = now, now + self.backoff.next_delay(cause)
 
     def end(self) -> bool:
-        """Record a success, and return whether it ends a failure."""
         if self.retry_at is None:
             return False
         # The traceback of the error keeps the request that failed, such as the records of a
@@ -178,15 +145,9 @@ class BrokerNode:
 
     Attributes:
         node: The id of the broker; below 0 for a bootstrap server.
-        address: Its host and port.
         is_closed: Whether the broker has moved, or `Connections` is closed.
-        has_answered: Whether it ever answered a request.
-        connects: How connecting to it failed.
-        requests: How the requests of each role failed.
-        connections: The connections by role, but for SPARE: of these there may be several.
-        connecting: The attempts to connect that are under way, by role, but for SPARE.
+        connections: The connections of all roles but SPARE, of which there may be several.
         spares: The spare connections that nobody uses.
-        lent_spares: Those that were lent.
         draining: Connections that were replaced while requests waited for answers, and the timer
             that looks at them again.
     """
@@ -194,13 +155,6 @@ class BrokerNode:
     def __init__(
         self, node: int, address: tuple[str, int], create_backoff: Callable[[], Backoff]
     ) -> None:
-        """Create it without a connection.
-
-        Args:
-            node: The id of the broker.
-            address: Its host and port.
-            create_backoff: Returns the delays between attempts to connect, or of one role.
-        """
         self.node = node
         self.address = address
         self.is_closed = False
@@ -215,29 +169,22 @@ class BrokerNode:
 
     @property
     def name(self) -> str:
-        """Return how errors call it, such as `broker 1 at localhost:9092`."""
         return f"{describe_node(self.node)} at {_format_address(self.address)}"
 
     @property
     def failure(self) -> FailureRecord | None:
-        """Return what fails: connecting, which concerns all roles, or else what failed last."""
+        """Return the failure of connecting, which concerns all roles, or else the latest one."""
         if self.connects.error is not None:
             return self.connects
         failing = [record for record in self.requests.values() if record.error is not None]
         return max(failing, key=lambda record: record.failed_at, default=None)
 
     def get_retry_time(self, role: ConnectionRole) -> float | None:
-        """Return the loop time before which a role does not connect; None for no backoff."""
         retry_times = (self.connects.retry_at, self.requests[role].retry_at)
         return max((time for time in retry_times if time is not None), default=None)
 
     def raise_if_backing_off(self, role: ConnectionRole) -> None:
-        """Raise the failure that began a backoff of a role while that lasts.
-
-        Raises:
-            BrokerUnavailable: The role has to wait, for `retry_after`.
-            AuthenticationFailed: Likewise, as credentials were refused.
-        """
+        """Raise the failure that began a backoff while the backoff lasts, with `retry_after`."""
         record = max(
             (self.connects, self.requests[role]), key=lambda record: record.retry_at or 0.0
         )
@@ -262,13 +209,6 @@ class BrokerNode:
         *,
         is_connected: bool,
     ) -> KafkaError:
-        """Record a failure and return the error to raise.
-
-        Args:
-            exc: What the connection raised.
-            started_at: Loop time at which the request or connect began.
-            is_connected: Whether a request failed, on a connection that had been opened before.
-        """
         record = self.requests[role] if is_connected else self.connects
         cause, now = cause_from_exception(exc), asyncio.get_running_loop().time()
         record.begin_backoff(cause, started_at, now)
@@ -296,11 +236,7 @@ class BrokerNode:
         return error
 
     def record_connect(self) -> bool:
-        """Record that it was connected to, and return whether that ends a failure.
-
-        Requests that failed before it could not be connected to failed by the same outage, so their
-        roles need not wait either, nor count as failing until each of them has an answer.
-        """
+        """Record a connection, which ends the failures of all roles: the outage was the same."""
         if not self.connects.end():
             return False
         for record in self.requests.values():
@@ -308,7 +244,6 @@ class BrokerNode:
         return True
 
     def record_answer(self, role: ConnectionRole) -> bool:
-        """Record an answer to a request of a role, and return whether it ends a failure."""
         self.has_answered = True
         ended = [self.requests[role]]
         if role is ConnectionRole.PROBE:
@@ -316,16 +251,12 @@ class BrokerNode:
         return any([record.end() for record in ended])
 
     def needs_probe(self) -> bool:
-        """Return whether it fails and nobody else finds out whether it is back."""
         return (self.connects.error is not None and not self.connecting) or bool(
             self._list_unused()
         )
 
     def close(self) -> list[Awaitable[object]]:
-        """Close all connections, and return what to await for their end.
-
-        Borrowers of spares keep them: their requests fail.
-        """
+        """Close all connections; borrowers of spares keep them, and their requests fail."""
         self.is_closed = True
         closing: list[Awaitable[object]] = []
         for attempt in self.connecting.values():
@@ -348,7 +279,6 @@ class BrokerNode:
         return closing
 
     def _list_unused(self) -> list[FailureRecord]:
-        """List the failures of roles whose backoff is long over without another attempt."""
         since = asyncio.get_running_loop().time() - UNUSED_AFTER_S
         return [
             record
@@ -357,7 +287,6 @@ class BrokerNode:
         ]
 
     def _is_busy(self, role: ConnectionRole) -> bool:
-        """Return whether a role is connecting, or waits for an answer."""
         return role in self.connecting or any(
             connection.role is role and not connection.conn.is_idle
             for connection in (*self.connections.values(), *self.lent_spares)
@@ -365,7 +294,6 @@ class BrokerNode:
 
 
 def combine_failures(brokers: Iterable[BrokerNode]) -> KafkaError | None:
-    """Return one error for the failures of several brokers; see `Connections.combine_failures`."""
     # By address: known brokers come before bootstrap servers.
     failing: dict[tuple[str, int], tuple[BrokerNode, FailureRecord]] = {}
     for broker in sorted(brokers, key=lambda broker: broker.node < 0):
@@ -395,12 +323,10 @@ def combine_failures(brokers: Iterable[BrokerNode]) -> KafkaError | None:
 
 
 def describe_node(node: int) -> str:
-    """Return how errors call a broker whose address is not known."""
     return f"broker {node}" if node >= 0 else "the bootstrap server"
 
 
 def public_node_id(node: int) -> int | None:
-    """Return the id that errors carry: None for a bootstrap server."""
     return node if node >= 0 else None
 
 

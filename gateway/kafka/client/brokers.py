@@ -1,8 +1,8 @@
 """Choose the broker to ask for metadata, so that a silent one delays nobody.
 
-Any broker can answer. The one whose last failure is longest ago is asked first. A frozen broker
-raises no error, so when there is no answer for a while the next broker is asked as well (a hedged
-request). The silent one counts as failed, so it comes after those that failed earlier or never.
+The broker whose last failure is longest ago is asked first. A frozen broker raises no error, so
+after some silence the next one is asked as well (a hedged request), and the silent one counts as
+failed.
 """
 
 from __future__ import annotations
@@ -26,25 +26,14 @@ _NO_NODES: frozenset[int] = frozenset()
 class Brokers:
     """The brokers of a cluster, according to the last metadata answer.
 
-    Created and owned by `Metadata`, and used by `TopicNames` as well. Bootstrap servers have ids
-    below 0, since their broker ids are not known; they are asked when all known brokers fail.
-
-    Attributes:
-        by_node: The brokers by id; empty before the first answer.
-        cluster_id: The id of the cluster; None before the first answer.
-        last_responder: The broker that answered last; None before the first answer. It is below
-            0 for a bootstrap server.
+    Owned by `Metadata`, and used by `TopicNames` as well. Bootstrap servers have ids below 0, since
+    their broker ids are not known; they are asked when all known brokers fail. After `hedge_delay`
+    seconds of silence another broker is asked as well.
     """
 
     def __init__(
         self, connections: Connections, bootstrap: Sequence[tuple[str, int]], hedge_delay: float
     ) -> None:
-        """Register the bootstrap servers.
-
-        Args:
-            bootstrap: Host and port of the bootstrap servers.
-            hedge_delay: Seconds of silence after which another broker is asked as well.
-        """
         self.by_node: dict[int, BrokerMetadata] = {}
         self.cluster_id: str | None = None
         self.last_responder: int | None = None
@@ -64,20 +53,14 @@ class Brokers:
         avoid: AbstractSet[int] = _NO_NODES,
         exclude: AbstractSet[int] = _NO_NODES,
     ) -> tuple[int, MetadataResponse]:
-        """Return the first answer, and the id of the broker that gave it.
+        """Return the id of the broker that answered first, and its answer.
+
+        If all fail, the error names them; it is AuthenticationFailed if any refused a login.
 
         Args:
             topics: The topics to describe; None for all of the cluster.
             avoid: Brokers to ask only when all others have failed or are silent.
             exclude: Brokers not to ask at all.
-
-        Returns:
-            The id of the broker, below 0 for a bootstrap server, and its answer.
-
-        Raises:
-            BrokerUnavailable: All brokers failed, and the error names them; or there is no broker
-                to ask.
-            AuthenticationFailed: All brokers failed, and a login or certificate was refused.
         """
         candidates = self._list_candidates(avoid, exclude)
         asked = tuple(candidates)
@@ -109,8 +92,7 @@ class Brokers:
     def probe_failed(self) -> None:
         """Ask each known broker that has failed and owes no answer whether it is back.
 
-        A broker that nothing else is asked of for now, since it leads no partition in use, would
-        count as failed until it does. One that others use is left to them.
+        A broker that leads no partition in use would otherwise count as failed until it does.
         """
         asked = set(self._in_flight.values())
         for node in self.by_node:
@@ -118,28 +100,24 @@ class Brokers:
                 self._start(node, self._connections.probe(node, MetadataRequest(())))
 
     def get_failure(self, node: int) -> KafkaError | None:
-        """Return how a broker fails; None if it was not tried or works again in all roles."""
         return self._connections.get_failure(node)
 
     async def close(self) -> None:
-        """Cancel the requests under way and wait for their end."""
         tasks = tuple(self._in_flight)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _list_candidates(self, avoid: AbstractSet[int], exclude: AbstractSet[int]) -> list[int]:
-        """List the brokers to ask, in order: the bootstrap servers are last."""
         known = sorted(
             self.by_node, key=lambda node: (node in avoid, self._failed_at.get(node, 0.0), node)
         )
         return [node for node in (*known, *self._bootstrap) if node not in exclude]
 
     def _start(self, node: int, request: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run a request to a broker in a task that goes on when nobody waits for it any more.
+        """Run a request in a task that goes on when nobody waits for it any more.
 
-        Only its timeout closes the connection to a frozen broker; a request that was cancelled
-        because another broker answered first would leave that connection open.
+        Its timeout is needed to close the connection to a frozen broker.
         """
         task = create_detached_task(request)
         self._in_flight[task] = node
@@ -176,7 +154,6 @@ class Brokers:
 
 
 def _get_error(task: asyncio.Task[Any]) -> BaseException | None:
-    """Return why a request failed, None if it did not. Only `Brokers.close` cancels a request."""
     if task.cancelled():
         return BrokerUnavailable("the connections to Kafka are closed")
     return task.exception()

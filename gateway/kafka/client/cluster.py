@@ -41,16 +41,14 @@ CLIENT_ID = "gateway"  # the default of `kafka.clientId`
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
-    """How to connect to one cluster. All times are in seconds.
+    """The settings of the connections to one cluster. All times are in seconds.
 
     Attributes:
-        servers: `host:port` of the bootstrap servers.
         name: The name of the cluster; empty where there is only one.
         client_id: The client id in every request, which brokers use for quotas and logs.
         rack: The rack of this gateway, to read from replicas nearby (KIP-392); empty for none.
-        credentials: The security of connections; None for neither TLS nor SASL.
-        request_timeout: After this time a request without an answer closes its connection; a
-            fetch has its max wait on top.
+        request_timeout: After this time a request without an answer closes its connection; a fetch
+            has its max wait on top.
         metadata_max_age: After this time the metadata of all watched topics is fetched again.
         metadata_hedge: After this time of silence another broker is asked for metadata as well.
         reconnect: The first and the longest delay before a broker is connected to again.
@@ -78,10 +76,9 @@ class ClusterSettings:
         """Return the settings of a `kafka` section of the configuration.
 
         Args:
-            servers: Bootstrap servers that replace the configured ones, such as those of the
-                embedded broker.
-            name: The name of the cluster; empty where there is only one.
-            names: How messages call its options; None for those of its section.
+            servers: Bootstrap servers in place of the configured ones, such as the embedded
+                broker's.
+            names: The names of its options in messages; None for those of its section.
         """
         names = names or OptionNames(f"kafka.{name}" if name else "kafka")
         return cls(
@@ -100,25 +97,11 @@ class Cluster:
     """The connections and metadata of one cluster.
 
     `gateway.api` and the commands create one for each cluster and own it; everything else in
-    `kafka` gets it as an argument. Use `async with`, or `start` and `close`, as often as needed:
-    after a close, `start` creates new parts, so hold on to the cluster and not to its attributes.
-    No task or connection outlives `close`.
-
-    Attributes:
-        settings: What it was created with.
-        connections: The connections to brokers, shared by all callers.
-        metadata: The watched topics.
-        coordinators: The coordinators of groups.
-        outages: The log of what fails in this cluster; it stays the same after a close.
-        decompression_slot: The slot in which large batches are decompressed one at a time.
+    `kafka` gets it as an argument. After a `close`, `start` creates new parts, so hold on to the
+    cluster and not to its attributes. Only `outages` stays. No task or connection outlives `close`.
     """
 
     def __init__(self, settings: ClusterSettings) -> None:
-        """Create it without connecting.
-
-        Args:
-            settings: How to connect.
-        """
         self.settings = settings
         self.outages = Outages(time.monotonic, cluster=settings.name)
         self._closed = False
@@ -161,7 +144,6 @@ class Cluster:
         self.metadata.start()
 
     async def close(self) -> None:
-        """Close all connections and end all tasks."""
         self._closed = True
         # The users of the connections end first.
         await self.coordinators.close()
@@ -170,40 +152,32 @@ class Cluster:
         self.outages.forget_all()
 
     def replace_security(self, section: Security | None) -> None:
-        """Log in by another section `security` from now on; see `Credentials.replace`."""
         if self.settings.credentials is not None:
             self.settings.credentials.replace(section)
 
     @property
     def is_reachable(self) -> bool:
-        """Return whether a broker has answered and no metadata refresh has failed since."""
         return self.metadata.is_reachable
 
     @property
     def error(self) -> KafkaError | None:
-        """Return why it is not reachable; None while it is, or during the first attempt."""
         return self.metadata.error
 
     @property
     def cluster_id(self) -> str | None:
-        """Return the id of the cluster; None before the first answer."""
         return self.metadata.cluster_id
 
     @property
     def request_counts(self) -> Counter[str]:
-        """Return the number of requests sent, by the name of the API."""
         return self.connections.request_counts
 
     def leader_for_partition(self, tp: TopicPartition) -> tuple[int, int] | None:
-        """Return node and leader epoch of a watched partition; None while it has no leader."""
         return self.metadata.leader_for_partition(tp)
 
     def get_topic(self, name: str) -> TopicMetadata | None:
-        """Return what is known of a watched topic; None before the first answer."""
         return self.metadata.get_topic(name)
 
     async def describe_topic(self, topic: str) -> TopicMetadata:
-        """Describe a topic, which need not be watched, as `Metadata.describe_topic` does."""
         return await self.metadata.describe_topic(topic)
 
     async def list_topics(self) -> frozenset[str]:
@@ -211,13 +185,9 @@ class Cluster:
         return await self.metadata.topic_names.fetch_all()
 
     async def fetch_cleanup_policy(self, topic: str) -> str | None:
-        """Return the `cleanup.policy` of a topic.
+        """Return the `cleanup.policy`, such as `compact,delete`.
 
-        Returns:
-            A value such as `compact,delete`; None where the configs may not be described.
-
-        Raises:
-            KafkaError: The broker did not answer.
+        None where access is denied, or before a broker has answered.
         """
         # Any broker can answer; before the first metadata answer none is known.
         node = self.metadata.last_responder
@@ -228,14 +198,7 @@ class Cluster:
         return response.values.get("cleanup.policy")
 
     async def fetch_delete_retention(self, topic: str) -> float | None:
-        """Return how long a compacted topic keeps its tombstones (`delete.retention.ms`).
-
-        Returns:
-            Seconds; None for a topic that is not compacted, or whose configs may not be described.
-
-        Raises:
-            KafkaError: The broker did not answer.
-        """
+        """Return `delete.retention.ms` in seconds; None if not compacted, or access is denied."""
         request = DescribeConfigsRequest(topic, ("cleanup.policy", "delete.retention.ms"))
         node = self.metadata.last_responder
         if node is None:
@@ -254,13 +217,11 @@ class Cluster:
         *,
         timeout: float | None = None,
     ) -> dict[TopicPartition, offsets.OffsetAndTimestamp | int]:
-        """Look up offsets at the leaders of watched partitions, as `offsets.list_offsets` does."""
         return await offsets.list_offsets(self, specs, isolation_level, timeout=timeout)
 
     async def fetch_epoch_ends(
         self, epochs: Mapping[TopicPartition, int], *, timeout: float | None = None
     ) -> dict[TopicPartition, offsets.EpochEnd | int]:
-        """Look up the ends of leader epochs, as `offsets.fetch_epoch_ends` does."""
         return await offsets.fetch_epoch_ends(self, epochs, timeout=timeout)
 
     async def fetch(
@@ -274,23 +235,7 @@ class Cluster:
         max_bytes: int = 16 << 20,
         isolation_level: int = offsets.READ_COMMITTED,
     ) -> dict[TopicPartition, FetchedPartition]:
-        """Fetch from one broker, as `fetch.fetch` does, and note the new leaders that it names.
-
-        A broker that is no longer the leader may name the new one in its answer (KIP-951).
-
-        Args:
-            targets: What to fetch of each partition, or the fetch session that knows.
-            max_wait: Seconds that the broker may wait for `min_bytes`.
-            min_bytes: The least number of bytes to answer with, unless `max_wait` is over.
-            max_bytes: The largest number of bytes of the answer; one batch may be larger.
-            isolation_level: `READ_COMMITTED` or `READ_UNCOMMITTED`.
-
-        Returns:
-            What was fetched, by partition; with a session, only of partitions with news.
-
-        Raises:
-            KafkaError: The broker did not answer; see `Connections.send`.
-        """
+        """Fetch as `fetch.fetch` does, and note the new leaders that the answer names (KIP-951)."""
         response = await fetching.fetch(
             self.connections,
             node,

@@ -1,14 +1,14 @@
 """Share connections to brokers: one for each broker and role.
 
-Kafka answers the requests of one connection one after the other, so a fetch that waits for records
-would hold up everything behind it. Therefore the live tail, control requests, catch-up reads and
-writes have a connection each. aiokafka's connection brings TCP, TLS, SASL and the correlation of
-answers. aiokafka's client is not used: it connects to all brokers under one lock, so that a frozen
-broker would hold up the others.
+Kafka answers the requests of one connection in order, so a fetch that waits for records would hold
+up everything behind it. Therefore the live tail, control requests, catch-up reads and writes have a
+connection each. aiokafka's connection brings TCP, TLS, SASL and the correlation of answers. Its
+client is not used: it connects to all brokers under one lock, so that a frozen broker would hold up
+the others.
 
 A failure starts a backoff (see `broker_node`), and requests fail at once while it lasts. A
-connection whose broker does not answer in time is closed, since Kafka's later answers would come
-behind the missing one.
+connection whose broker does not answer in time is closed, since later answers would come behind the
+missing one.
 """
 
 from __future__ import annotations
@@ -59,13 +59,8 @@ class Connections:
     """The connections to the brokers of one cluster, by node id and role.
 
     Created and owned by `Cluster`. Ids below 0 are bootstrap servers. A broker has to be announced
-    by `update_addresses` before it can be used.
-
-    Attributes:
-        request_timeout: Seconds until a request without an answer closes its connection.
-        request_counts: The number of requests sent, by the name of the API.
-        request_stats: Counts and durations of requests and connects, for metrics.
-        tracing: Where requests are traced; None for nowhere.
+    by `update_addresses` before it can be used, and its connections are closed when it moves. Times
+    are in seconds.
     """
 
     def __init__(
@@ -77,16 +72,6 @@ class Connections:
         idle_timeout: float = 300.0,
         create_backoff: Callable[[], Backoff] = _create_backoff,
     ) -> None:
-        """Create it without any broker.
-
-        Args:
-            client_id: The client id in every request.
-            credentials: The security of connections; by default neither TLS nor SASL.
-            request_timeout: Seconds until a request without an answer closes its connection.
-            idle_timeout: Seconds after which an unused connection is closed.
-            create_backoff: Returns the delays between attempts: those to connect to one broker, or
-                those of one role there.
-        """
         self.request_timeout = request_timeout
         self.request_counts: Counter[str] = Counter()
         self.request_stats = BrokerRequestCounts()
@@ -101,13 +86,6 @@ class Connections:
         self._closed = False
 
     def update_addresses(self, addresses: Mapping[int, tuple[str, int]]) -> None:
-        """Set the addresses of brokers.
-
-        The connections of a broker that moved are closed; brokers that are not listed stay known.
-
-        Args:
-            addresses: Host and port by node id.
-        """
         for node, address in addresses.items():
             known = self._nodes.get(node)
             if known is None or known.address != address:
@@ -116,32 +94,20 @@ class Connections:
                 self._nodes[node] = BrokerNode(node, address, self._create_backoff)
 
     def add_listener(self, listener: Callable[[int], None]) -> Callable[[], None]:
-        """Call a listener with the id of each broker where a failure has ended.
-
-        That is, it can be connected to again, or it answers the requests of a role again.
-
-        Args:
-            listener: Called in the event loop.
-
-        Returns:
-            A function that removes the listener.
-        """
+        """Call a listener, in the event loop, with the id of a broker where a failure has ended."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
     def get_retry_time(self, node: int, role: ConnectionRole) -> float | None:
-        """Return the loop time before which a role does not connect; None for no backoff."""
         known = self._nodes.get(node)
         return known.get_retry_time(role) if known is not None else None
 
     def get_failure(self, node: int) -> KafkaError | None:
-        """Return how a broker fails; None if it was not tried or works again in all roles."""
         known = self._nodes.get(node)
         failure = known.failure if known is not None else None
         return failure.error if failure is not None else None
 
     def describe_broker(self, node: int) -> str:
-        """Return how errors name a broker, such as `broker 1 at localhost:9092`."""
         known = self._nodes.get(node)
         return known.name if known is not None else describe_node(node)
 
@@ -151,23 +117,15 @@ class Connections:
         A bootstrap server is left out if a broker of the same address fails, since it is the same.
         Brokers that fail for the same reason share a sentence; a refused login comes first, because
         it does not go away by itself.
-
-        Args:
-            nodes: The brokers; those that were not tried, or have answered since, are left out.
         """
         return combine_failures(self._nodes[node] for node in nodes if node in self._nodes)
 
     async def probe(self, node: int, request: KafkaRequest[Any]) -> None:
         """Find out whether a broker that failed is back, unless others use it and will notice.
 
-        The request goes over a new connection, since an old one says nothing about logins. The
-        answer also ends the failures of roles that nobody uses any more.
-
-        Args:
-            request: A request that any broker answers.
-
-        Raises:
-            KafkaError: It is not back, as `send` raises.
+        The request, which any broker must be able to answer, goes over a new connection, since an
+        old one says nothing about logins. The answer also ends the failures of roles that nobody
+        uses any more.
         """
         if not self._get_node(node).needs_probe():
             return
@@ -187,9 +145,6 @@ class Connections:
     ) -> R:
         """Send a request to a broker, connecting first if necessary, and return the answer.
 
-        Args:
-            timeout: Seconds to wait for the answer, in place of `request_timeout`.
-
         Raises:
             BrokerUnavailable: The broker cannot be reached, or did not answer in time.
             AuthenticationFailed: The broker and the gateway refused each other's credentials.
@@ -205,17 +160,7 @@ class Connections:
         *,
         timeout: float | None = None,
     ) -> R:
-        """Send a request on an open connection and return the answer.
-
-        Args:
-            connection: The connection, from `connect` or `borrow_spare`.
-            timeout: Seconds to wait for the answer, in place of `request_timeout`.
-
-        Raises:
-            BrokerUnavailable: The connection is lost, or the broker did not answer in time.
-            AuthenticationFailed: The broker refused the credentials.
-            KafkaError: The broker is too old for the request.
-        """
+        """Send a request on a connection from `connect` or `borrow_spare`; see `send`."""
         self.request_counts[request.NAME] += 1
         # Loop time decides about backoffs; the clock of metrics and traces is perf_counter.
         sent_at, began = asyncio.get_running_loop().time(), perf_counter()
@@ -263,10 +208,7 @@ class Connections:
     ) -> BrokerConnection:
         """Return an open connection in place of one that the broker has closed.
 
-        A spare is still its borrower's, so it is opened again, once for all requests that were on
-        it. Of any other role, a broker has one connection, which all callers share.
-
-        Raises what `connect` raises.
+        A spare is still its borrower's, so it is opened again, once for all its requests.
         """
         if connection.role is not ConnectionRole.SPARE:
             return await self.connect(connection.broker.node, connection.role)
@@ -286,18 +228,13 @@ class Connections:
         return connection
 
     def _compute_renewal(self, conn: KafkaConnection) -> float:
-        """Return the loop time from which a connection is to be replaced.
-
-        That is after a random 70 to 90 percent of its session (KIP-368), so that not all
-        connections are replaced at once.
-        """
+        """Return a random loop time within 70 to 90 percent of the session (KIP-368)."""
         session = conn.session_seconds
         if session <= 0:
             return inf
         return asyncio.get_running_loop().time() + session * (0.7 + 0.2 * random.random())
 
     def _close_when_idle(self, connection: BrokerConnection) -> None:
-        """Close a connection that was replaced as soon as all its requests are answered."""
         draining = connection.broker.draining
         if connection.conn.is_idle or not connection.is_open:
             draining.pop(connection, None)
@@ -321,15 +258,10 @@ class Connections:
             )
 
     async def connect(self, node: int, role: ConnectionRole) -> BrokerConnection:
-        """Return the connection of a broker and role, which is opened if there is none.
+        """Return the connection of a broker and role, opening it if there is none.
 
-        Concurrent calls share one attempt.
-
-        Raises:
-            BrokerUnavailable: The broker cannot be reached. While its backoff lasts this is raised
-                at once, with `retry_after`.
-            AuthenticationFailed: The broker and the gateway refused each other's credentials.
-            KafkaError: The broker is too old.
+        Concurrent calls share one attempt. While the backoff lasts, BrokerUnavailable is raised at
+        once, with `retry_after`.
         """
         broker = self._get_node(node)
         connection = broker.connections.get(role)
@@ -354,11 +286,8 @@ class Connections:
     async def borrow_spare(self, node: int) -> AsyncIterator[BrokerConnection]:
         """Lend a connection that nobody else uses within the `with` block.
 
-        It is for requests that the broker holds back, such as JoinGroup. After the block it is kept
-        for the next borrower; when the block raises it is closed, since an answer may still come.
-
-        Raises:
-            KafkaError: It cannot be connected to, as `connect` raises.
+        It is for requests that the broker holds back, such as JoinGroup. When the block raises it
+        is closed, since an answer may still come.
         """
         spare = await self._take_spare(self._get_node(node))
         try:
@@ -422,11 +351,7 @@ class Connections:
     async def _connect_once(self, role: ConnectionRole, broker: BrokerNode) -> KafkaConnection:
         """Connect to a broker, and record the failure or success.
 
-        An error that nobody expects is a failure of the broker, too: without a backoff it would be
-        repeated at once, and callers only expect a KafkaError.
-
-        Raises:
-            KafkaError: As `connect`.
+        An unexpected error needs a backoff, too, and callers only expect a KafkaError.
         """
         started_at = asyncio.get_running_loop().time()
         idle = self._get_idle_timeout(role)
@@ -463,14 +388,6 @@ class Connections:
         TCP repeats a lost SYN after 1, 3 and 7 s (RFC 6298 2.1, 5.5), so by a single attempt a
         broker that is back after 4 s would be found after 7 s. Of a name with several addresses
         (KIP-302, or IPv6 without a route) each attempt is made to the next one, as in RFC 8305.
-
-        Args:
-            address: Host and port.
-            idle: Seconds after which the connection is closed when it is not used.
-
-        Raises:
-            CONNECTION_ERRORS: An attempt that was connected has failed, or no address is left.
-            AuthenticationFailed: The credentials cannot be loaded.
         """
         found = await _resolve(*address)
         addresses = deque(sorted(found, key=lambda each: (address, each) in self._silent_addresses))
@@ -509,7 +426,6 @@ class Connections:
                 conn.close()
 
     def _report_silent(self, address: tuple[str, int], conns: Iterable[KafkaConnection]) -> None:
-        """Log once which addresses of a name have not answered while others were tried."""
         for conn in conns:
             key = address, conn.address
             if not conn.connected() and key not in self._silent_addresses:
@@ -541,7 +457,6 @@ class Connections:
 
 
 async def _resolve(host: str, port: int) -> list[str]:
-    """Return the addresses of a host; the host itself if there is only one."""
     with suppress(ValueError):  # as most are: without the thread that looks names up
         return [str(ip_address(host))]
     loop = asyncio.get_running_loop()
@@ -551,5 +466,4 @@ async def _resolve(host: str, port: int) -> list[str]:
 
 
 def _is_closed(conn: KafkaConnection, failure: BaseException) -> bool:
-    """Return whether a request failed because the broker has closed its connection."""
     return cause_from_exception(failure) is Cause.CONNECTION and not conn.connected()

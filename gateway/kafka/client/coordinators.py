@@ -26,13 +26,7 @@ _LOOKUP_RETRY_S = 0.1  # the `retry_after` of a failed lookup
 
 
 class Coordinators:
-    """The coordinators of all groups that are used in this process.
-
-    Created and owned by `Cluster`.
-
-    Attributes:
-        stats: Counts of what happens to members, for metrics; the members add to it.
-    """
+    """The coordinators of all groups that are used in this process, owned by `Cluster`."""
 
     def __init__(self, connections: Connections, metadata: Metadata) -> None:
         self.stats = GroupCounts()
@@ -43,17 +37,10 @@ class Coordinators:
 
     @property
     def cluster_id(self) -> str | None:
-        """Return the id of the cluster; None before the first answer, or if brokers send none."""
         return self._metadata.cluster_id
 
     async def connect(self, group: str) -> BrokerConnection:
-        """Return the connection to a group's coordinator that all its members share.
-
-        Raises:
-            BrokerUnavailable: There is no coordinator now, or it cannot be reached.
-            AuthenticationFailed: The broker and the gateway refused each other's credentials.
-            AccessDenied: The gateway may not read the group.
-        """
+        """Return the connection to a group's coordinator that all its members share."""
         node = await self._find_node(group)
         try:
             return await self._connections.connect(node, ConnectionRole.GROUP)
@@ -62,17 +49,10 @@ class Coordinators:
             raise
 
     async def send(self, group: str, request: KafkaRequest[R], *, max_hold: float = 0.0) -> R:
-        """Send a request to a group's coordinator and return the answer.
+        """Send a request to a group's coordinator.
 
-        Args:
-            max_hold: Seconds for which the coordinator may hold the answer back. If it is not 0, a
-                connection of its own is used, so that heartbeats do not wait behind it.
-
-        Raises:
-            BrokerUnavailable: There is no coordinator now, or it did not answer in time.
-            AuthenticationFailed: The broker and the gateway refused each other's credentials.
-            AccessDenied: The gateway may not read the group.
-            KafkaError: The broker is too old for the request.
+        One that may be held back, for `max_hold` seconds, gets a connection of its own, so that no
+        heartbeat waits behind it.
         """
         connections = self._connections
         node = await self._find_node(group)
@@ -87,16 +67,11 @@ class Coordinators:
             raise
 
     def forget(self, group: str, node: int | None = None) -> None:
-        """Forget the coordinator of a group, so that the next call looks it up again.
-
-        Args:
-            node: The broker that failed. If another one is known by now, that one is kept.
-        """
+        """Forget the coordinator of a group, unless by now it is another one than `node`."""
         if node is None or self._nodes.get(group) == node:
             self._nodes.pop(group, None)
 
     async def close(self) -> None:
-        """Cancel the lookups under way and wait for their end."""
         tasks = tuple(self._lookups.values())
         for task in tasks:
             task.cancel()
@@ -127,17 +102,10 @@ class Coordinators:
 async def find_coordinator(
     connections: Connections, metadata: Metadata, request: FindCoordinatorRequest, name: str
 ) -> int:
-    """Return the node id of a coordinator.
-
-    One broker is asked after the other, the one that answered last first.
-
-    Args:
-        request: Asks for the coordinator of a key.
-        name: What the key stands for in messages, such as `the group billing`.
+    """Return the node id of a coordinator. The broker that answered last is asked first.
 
     Raises:
         BrokerUnavailable: No broker answers, or there is no coordinator now.
-        AuthenticationFailed: A broker and the gateway refused each other's credentials.
         AccessDenied: The gateway may not use the key.
     """
     if not metadata.brokers:

@@ -9,12 +9,7 @@ from .cluster import Cluster
 
 
 def require_reachable(cluster: Cluster) -> None:
-    """Check that the cluster can be reached, so that nothing is accepted that cannot be sent.
-
-    Raises:
-        BrokerUnavailable: The cluster cannot be reached.
-        AuthenticationFailed: The brokers refuse the gateway's credentials.
-    """
+    """Raise the cluster's error, so that no write is accepted that cannot be sent."""
     error = cluster.error
     if error is not None:
         # A new exception: the cluster's own would gather the tracebacks of all requests.
@@ -23,20 +18,11 @@ def require_reachable(cluster: Cluster) -> None:
 
 
 def get_known_topic(cluster: Cluster, name: str) -> TopicMetadata | None:
-    """Return the metadata of a watched topic; None if it is not known to exist."""
     topic = cluster.get_topic(name)
     return topic if topic is not None and topic.partitions and not topic.error else None
 
 
 async def get_existing_topic(cluster: Cluster, name: str) -> TopicMetadata:
-    """Return the metadata of a topic that exists, and watch it from now on.
-
-    Raises:
-        UnknownTopic: The topic does not exist.
-        AccessDenied: The brokers do not let the gateway see the topic.
-        BrokerUnavailable: The cluster cannot be reached, or the topic has no partitions yet.
-        AuthenticationFailed: The brokers refuse the gateway's credentials.
-    """
     topic = get_known_topic(cluster, name)
     if topic is None:
         require_reachable(cluster)
@@ -51,7 +37,6 @@ async def watch_topic(cluster: Cluster, name: str) -> TopicMetadata:
         UnknownTopic: The topic does not exist.
         AccessDenied: The brokers do not let the gateway see the topic.
         BrokerUnavailable: No broker answers, or the topic has no partitions yet.
-        AuthenticationFailed: The brokers refuse the gateway's credentials.
     """
     topic = await cluster.describe_topic(name)
     cluster.metadata.watch(name, topic)

@@ -1,10 +1,10 @@
-"""Find out why a connection failed, and say it in one sentence with what to do.
+"""Find out why a connection failed, and say it in one sentence with the remedy.
 
 `cause_from_exception` finds the kind of a failure, by which it is retried and counted.
 `describe_failure` is the only place that words one: the log, `/health/ready`, errors and `check
 --cluster` show its sentence. A broker that is asked in another protocol than its listener's closes
-the connection without a word, so the sentence depends on how far the connection came. What Kafka
-4.3 does was observed at each of its listeners (tests/kafka/client/test_listener_failures.py).
+the connection without a word, so the sentence depends on how far the connection came. The behaviour
+of Kafka 4.3 was observed at each of its listeners (tests/kafka/client/test_listener_failures.py).
 """
 
 from __future__ import annotations
@@ -56,13 +56,12 @@ _SIZE_OF_HTTP = int.from_bytes(b"HTTP")
 
 @dataclass(frozen=True, slots=True)
 class OptionNames:
-    """How messages call the options of a cluster.
+    """The names of a cluster's options in messages.
 
     Attributes:
         section: The section of the configuration, such as `kafka` or `kafka.east`.
         servers: The option with the bootstrap servers; empty for that of the section.
-        location: What follows the name of an option of the section, such as ` in a file for
-            --config`; empty where it is known which file is meant.
+        location: Text behind the name of an option, such as ` in a file for --config`.
     """
 
     section: str = "kafka"
@@ -70,11 +69,9 @@ class OptionNames:
     location: str = ""
 
     def name_servers(self) -> str:
-        """Return the name of the option with the bootstrap servers."""
         return self.servers or f"{self.section}.servers"
 
     def name_security(self, option: str) -> str:
-        """Return the name of an option of `security`, or of several that have one parent."""
         return f"{self.section}.security.{option}{self.location}"
 
 
@@ -84,12 +81,10 @@ DEFAULT_OPTION_NAMES = OptionNames()
 
 @dataclass(frozen=True, slots=True)
 class SecurityOptions:
-    """What a cluster's connections use of TLS and SASL, and how its options are called.
+    """The use that a cluster's connections make of TLS and SASL, and the names of its options.
 
     Attributes:
-        tls: Whether connections speak TLS.
-        ca: Whether the certificate authorities are configured, in place of those of the system.
-        certificate: Whether a client certificate is configured.
+        ca: Whether certificate authorities are configured, in place of those of the system.
         mechanism: The SASL mechanism, as brokers write it; empty without a login.
     """
 
@@ -103,7 +98,6 @@ class SecurityOptions:
     def from_config(
         cls, security: Security | None, names: OptionNames = DEFAULT_OPTION_NAMES
     ) -> SecurityOptions:
-        """Return the options of a section `security`; None stands for neither TLS nor SASL."""
         tls = security.tls if security is not None else None
         sasl = security.sasl if security is not None else None
         return cls(
@@ -120,11 +114,9 @@ class FailedAttempt:
     """How far a connection came before it failed.
 
     Attributes:
-        host: The host that it was for.
         is_bootstrap: Whether the configuration names this address; the cluster does otherwise.
         has_answered: Whether a request to this broker was ever answered.
-        is_connected: Whether this connection was ready for requests: the broker told its API
-            versions and accepted the login.
+        is_connected: Whether the broker had told its API versions and accepted the login.
     """
 
     host: str
@@ -134,8 +126,6 @@ class FailedAttempt:
 
 
 class MechanismNotOffered(kafka_errors.UnsupportedSaslMechanismError):  # type: ignore[misc]
-    """A listener does not offer the SASL mechanism of the gateway."""
-
     def __init__(self, offered: tuple[str, ...]) -> None:
         super().__init__(f"offered are {', '.join(offered)}")
         self.offered = offered
@@ -155,31 +145,18 @@ def cause_from_exception(exc: BaseException | None) -> Cause:
 
 
 def is_unexpected(exc: BaseException) -> bool:
-    """Return whether only a mistake in the code explains what a connection raised."""
     return not isinstance(exc, (*CONNECTION_ERRORS, KafkaError))
 
 
 def unwrap_error(exc: KafkaError) -> KafkaError:
-    """Return the failure that began a backoff, where an error only says that one lasts.
-
-    While a broker's backoff lasts, each request fails with a new error that carries the first one
-    as its cause; the remaining seconds in its text are no news for a log.
-    """
+    """Return the failure that began a backoff, where an error only says that one lasts."""
     return exc.__cause__ if isinstance(exc.__cause__, KafkaError) else exc
 
 
 def describe_failure(
     exc: BaseException, attempt: FailedAttempt, options: SecurityOptions | None = None
 ) -> str:
-    """Return what happened to a connection, and what to do: a sentence without its subject.
-
-    Args:
-        exc: What connecting or a request raised.
-        attempt: How far the connection came.
-
-    Returns:
-        Such as `cannot be reached: connection refused; start the broker, or correct kafka.servers`.
-    """
+    """Return the failure and its remedy as a sentence without a subject."""
     description = _Description(exc, attempt, options or SecurityOptions())
     return description.describe()
 
@@ -209,7 +186,7 @@ class _Description:
         )
 
     def _describe_preparation(self) -> str | None:
-        """Describe that the gateway cannot connect: without certificates, a token or for a bug."""
+        """Describe a failure of the gateway itself: missing certificates or tokens, or a bug."""
         if isinstance(self._exc, KafkaError):
             return f"is not connected to: {self._exc}"
         if is_unexpected(self._exc):
@@ -266,7 +243,6 @@ class _Description:
         return f"{what}; see {self._name_option('tls')}"
 
     def _describe_alert(self) -> str | None:
-        """Describe by what TLS alert (RFC 8446 6.2) the broker ended the handshake."""
         inner = self._inner
         reason = getattr(inner, "reason", None) or ""
         if not isinstance(inner, ssl.SSLError) or "ALERT_" not in reason:
@@ -287,7 +263,6 @@ class _Description:
         return f"refuses the TLS handshake ({alert}); see {self._name_option('tls')}"
 
     def _describe_other_protocol(self) -> str | None:
-        """Describe that the listener seems to speak another protocol than the gateway."""
         size = self._inner.expected if isinstance(self._inner, IncompleteReadError) else None
         if size in _SIZES_OF_TLS_ALERTS:
             return (
@@ -358,7 +333,6 @@ def _iter_causes(exc: BaseException) -> Iterator[BaseException]:
 
 
 def _format_socket_error(exc: BaseException) -> str:
-    """Return the system's words for an error, without its number and the address."""
     # asyncio puts the errors of several addresses of a name into one text.
     numbers = {int(number) for number in re.findall(r"\[Errno (\d+)\]", str(exc))}
     if isinstance(exc, OSError) and len(numbers) == 1:

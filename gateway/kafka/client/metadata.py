@@ -1,12 +1,12 @@
 """Watch topics: their partitions, leaders, leader epochs and ids.
 
-All watched topics are refreshed together, periodically and on demand; callers that ask at the same
-time share one request. Brokers learn of changes at different times, so an answer may be older than
-what is known. Two things are therefore not believed at once: a leader of a lower epoch
-(`metadata_changes`), and a single broker that says that a topic is gone or has another id, as one
-that was deleted and created again has. Ids have no order, so an answer does not show whether its id
-is the later one. Where brokers have no topic ids (before Kafka 2.8), a topic that was created again
-shows by its lower epochs only. See `_Claim` for when all this is believed.
+All watched topics are refreshed together, periodically and on demand; concurrent callers share one
+request. Brokers learn of changes at different times, so an answer may be older than the known
+state. Two things are therefore not believed at once: a leader of a lower epoch
+(`metadata_changes`), and a single broker that says that a topic is gone or has another id, as after
+a deletion and creation. Ids have no order, so an answer does not show whether its id is the later
+one. Where brokers have no topic ids (before Kafka 2.8), a topic that was created again shows by its
+lower epochs only. `_Claim` says when all this is believed.
 """
 
 from __future__ import annotations
@@ -52,17 +52,18 @@ ChangeListener = Callable[[TopicChange], None]
 
 @dataclass(slots=True)
 class _Claim:
-    """What brokers say of a topic against what is known of it: that it is gone, or is another one.
+    """A statement of brokers against the known state: a topic is gone, or is another one.
 
     It is dropped as soon as a broker says something else, so while it lasts all answers are the
     same. It is believed when two different brokers have said so, or the only one of the cluster.
-    Where others cannot be asked, it is believed after a while. So is what several brokers that lag
-    behind may say: the id of a topic that was replaced, and lower epochs of one without an id.
+    Where others cannot be asked, it is believed after a while. The same holds where several lagging
+    brokers may agree: on the id of a topic that was replaced, and on lower epochs of one without an
+    id.
 
     Attributes:
         topic_id: The other id; None for a topic that is gone, or without ids.
         since: Loop time of the first answer.
-        brokers: Those that say so; ids below 0 are bootstrap servers.
+        brokers: The brokers that say so; ids below 0 are bootstrap servers.
     """
 
     is_missing: bool
@@ -73,15 +74,12 @@ class _Claim:
 
 @dataclass(slots=True)
 class _WatchedTopic:
-    """What is known of a watched topic."""
-
     metadata: TopicMetadata
     retired_ids: set[UUID] = field(default_factory=set)  # those that others took the place of
     claim: _Claim | None = None  # what is not believed yet
 
     @property
     def is_missing(self) -> bool:
-        """Return whether it is known not to exist."""
         return self.metadata.error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
@@ -89,12 +87,12 @@ class Metadata:
     """The brokers of a cluster and its watched topics.
 
     Created and owned by `Cluster`. It knows a topic from its first answer after `watch` or
-    `acquire_watch` until nobody watches it any more. What is known changes only together with a
-    call of the listeners.
+    `acquire_watch` until nobody watches it any more. Its state changes only together with a call of
+    the listeners. All topics are refreshed after `max_age` seconds; a claim that no second broker
+    can confirm is believed after `claim_period` seconds.
 
     Attributes:
         error: Why the last refresh failed; None when it succeeded, or before the first one.
-        topic_names: The names of all topics of the cluster.
     """
 
     def __init__(
@@ -107,16 +105,6 @@ class Metadata:
         claim_period: float = _CLAIM_PERIOD_S,
         outages: Outages | None = None,
     ) -> None:
-        """Create it without watching anything.
-
-        Args:
-            bootstrap: Host and port of the bootstrap servers.
-            max_age: Seconds after which all watched topics are refreshed.
-            hedge_delay: Seconds of silence after which another broker is asked as well.
-            claim_period: Seconds after which it is believed that a topic is gone or was replaced
-                if no second broker can say so.
-            outages: Where failures are logged; by default a log of its own.
-        """
         self.error: KafkaError | None = None
         self._outages = outages or Outages(time.monotonic)
         self._brokers = Brokers(connections, bootstrap, hedge_delay)
@@ -143,42 +131,30 @@ class Metadata:
 
     @property
     def brokers(self) -> Mapping[int, BrokerMetadata]:
-        """Return the brokers by node id, as of the last answer."""
         return self._brokers.by_node
 
     @property
     def last_responder(self) -> int | None:
-        """Return the broker that answered last, which is the best guess at one that answers now."""
         return self._brokers.last_responder
 
     @property
     def cluster_id(self) -> str | None:
-        """Return the id of the cluster; None before the first answer."""
         return self._brokers.cluster_id
 
     @property
     def is_reachable(self) -> bool:
-        """Return whether a broker has answered and no refresh has failed since."""
         return bool(self.brokers) and self.error is None
 
     def get_topic(self, name: str) -> TopicMetadata | None:
-        """Return what is known of a watched topic; None before the first answer."""
         watched = self._topics.get(name)
         return watched.metadata if watched is not None else None
 
     def is_doubtful(self, name: str) -> bool:
-        """Return whether a broker has said that a watched topic is gone or is another one.
-
-        Others are asked then; `_Claim` says when it is believed.
-        """
         watched = self._topics.get(name)
         return watched is not None and watched.claim is not None
 
     def leader_for_partition(self, tp: TopicPartition) -> tuple[int, int] | None:
-        """Return node and leader epoch of a watched partition; None while it has no leader.
-
-        The epoch is -1 where the broker did not send it.
-        """
+        """Return node and leader epoch (-1 if it was not sent); None without a leader."""
         watched = self._topics.get(tp.topic)
         partition = watched.metadata.partitions.get(tp.partition) if watched is not None else None
         if partition is None or partition.leader < 0:
@@ -186,13 +162,9 @@ class Metadata:
         return partition.leader, partition.leader_epoch
 
     def add_listener(self, listener: ChangeListener) -> Callable[[], None]:
-        """Call a listener with every change of a watched topic.
+        """Call a listener, in the event loop, with every change of a watched topic.
 
-        Args:
-            listener: Called in the event loop. What it raises is logged.
-
-        Returns:
-            A function that removes the listener. It may be called once.
+        The function that is returned removes the listener; it may be called once.
         """
         self._listeners.append(listener)
         # The result forgets the listener when it is called. The listener's owner mostly keeps the
@@ -201,31 +173,24 @@ class Metadata:
         return lambda: self._listeners.remove(held.pop())
 
     def watch(self, topic: str, described: TopicMetadata | None = None) -> None:
-        """Watch a topic until `unwatch`. Its first answer comes soon, as a change.
+        """Watch a topic until `unwatch`, and while others hold it by `acquire_watch`.
 
-        Args:
-            described: What `describe_topic` has just returned. The topic is then known at once,
-                also if it was watched and missing: the next refresh may be 250 ms away when many
-                topics are opened one after the other.
+        The answer of `describe_topic` makes it known at once, also if it was missing: the next
+        refresh may be 250 ms away.
         """
         self._watched_once.add(topic)
         self._start_watching(topic, described)
 
     def unwatch(self, topic: str) -> None:
-        """End a `watch`. The topic stays watched while others hold it by `acquire_watch`."""
         self._watched_once.discard(topic)
         self._stop_watching(topic)
 
     def acquire_watch(self, topic: str) -> None:
-        """Watch a topic until `release_watch` has been called as often as this.
-
-        This is for users of a topic that come and go independently.
-        """
+        """Watch a topic until `release_watch` has been called as often as this."""
         self._watch_counts[topic] += 1
         self._start_watching(topic, None)
 
     def release_watch(self, topic: str) -> None:
-        """End one `acquire_watch`."""
         self._watch_counts[topic] -= 1
         if not self._watch_counts[topic]:
             del self._watch_counts[topic]
@@ -233,7 +198,6 @@ class Metadata:
 
     @contextlib.contextmanager
     def watching(self, topics: Iterable[str]) -> Iterator[None]:
-        """Watch topics within a `with` block, as by `acquire_watch`."""
         names = tuple(topics)
         for name in names:
             self.acquire_watch(name)
@@ -261,9 +225,8 @@ class Metadata:
     ) -> None:
         """Take over a leader that a fetch answer names (KIP-951), if it is newer than the known.
 
-        Args:
-            topic_id: The id of the topic in the answer; None if it is not known. The leader of a
-                topic that was replaced since is ignored: its epochs are those of another log.
+        The leader of a topic that was replaced since is ignored: its epochs are those of another
+        log.
         """
         watched = self._topics.get(tp.topic)
         before = watched.metadata.partitions.get(tp.partition) if watched is not None else None
@@ -283,12 +246,10 @@ class Metadata:
             )
 
     def start(self) -> None:
-        """Begin to refresh every `max_age`, and soon after a topic is watched."""
         if self._periodic_task is None:
             self._periodic_task = asyncio.create_task(self._refresh_forever())
 
     async def close(self) -> None:
-        """End all tasks and requests."""
         tasks = [task for task in (self._periodic_task, self._refresh_task) if task is not None]
         for task in tasks:
             task.cancel()
@@ -301,14 +262,7 @@ class Metadata:
         """Refresh all watched topics and return after the answer.
 
         Concurrent callers share one request. Refreshes that follow each other are 20 ms to 250 ms
-        apart.
-
-        Args:
-            reason: Why, for the debug log.
-
-        Raises:
-            BrokerUnavailable: No broker answered.
-            AuthenticationFailed: The brokers refused the gateway, or it refused them.
+        apart. Raises what `Brokers.fetch_metadata` raises.
         """
         log.debug("metadata refresh: %s", reason)
         if (
@@ -328,16 +282,9 @@ class Metadata:
     async def refresh_until_certain(self, topics: Iterable[str], reason: str) -> None:
         """Refresh until brokers agree which topics have these names now, by their ids.
 
-        That takes three answers that contradict nothing. The first one may be of a request that
-        others sent earlier, and the next of a broker that lags behind. It ends after
-        `claim_period` also where brokers go on contradicting each other.
-
-        Args:
-            reason: Why, for the debug log.
-
-        Raises:
-            BrokerUnavailable: No broker answered.
-            AuthenticationFailed: The brokers refused the gateway, or it refused them.
+        That takes three answers that contradict nothing: the first one may be of a request that
+        others sent earlier, and the next of a broker that lags behind. It ends after `claim_period`
+        anyway.
         """
         names, loop = tuple(topics), asyncio.get_running_loop()
         deadline = loop.time() + self._claim_period
@@ -352,13 +299,10 @@ class Metadata:
                 break
 
     def request_refresh(self, reason: str) -> None:
-        """Refresh all watched topics in the background. A failure goes to the debug log only.
+        """Refresh in the background. A failure goes to the debug log only.
 
-        Any number of requests at a time start at most two refreshes: one, and a second one if the
-        first was sent without a topic that is watched now.
-
-        Args:
-            reason: Why, for the debug log.
+        Concurrent calls start at most two: the second if the first lacks a topic that is watched
+        now.
         """
         is_covered = self._refreshing_topics is None or self._refreshing_topics == self._watched
         if len(self._requested_refreshes) < (1 if is_covered else 2):
@@ -376,11 +320,9 @@ class Metadata:
         """Describe a topic, which need not be watched.
 
         Raises:
-            UnknownTopic: Two different brokers say that it does not exist (one, where there is
-                only one).
+            UnknownTopic: Two different brokers say that it does not exist, or the only one does.
             AccessDenied: The gateway may not describe it.
             BrokerUnavailable: No broker answered.
-            AuthenticationFailed: The brokers refused the gateway, or it refused them.
         """
         watched = self._topics.get(topic)
         if watched is not None and watched.metadata.error == 0 and watched.claim is None:
@@ -409,10 +351,7 @@ class Metadata:
         )
 
     def _are_enough(self, nodes: set[int]) -> bool:
-        """Return whether two different brokers say the same (or the only one does).
-
-        Bootstrap servers (ids below 0) do not count, since each is one of the brokers.
-        """
+        """Return whether two brokers, or the only one, say the same; ids below 0 do not count."""
         return sum(node >= 0 for node in nodes) >= min(2, len(self.brokers))
 
     async def _refresh_forever(self) -> None:
@@ -430,11 +369,7 @@ class Metadata:
             self._wake.clear()
 
     def _choose_max_age(self) -> float:
-        """Return the seconds until the next refresh.
-
-        While a partition has no leader they are at most 0.25: clients wait for it, and only the
-        next answer tells that it has a leader again.
-        """
+        """Return the seconds until the next refresh: at most 0.25 while a leader is missing."""
         topics = [watched.metadata for watched in self._topics.values()]
         all_have_leaders = all(
             partition.leader >= 0 for topic in topics for partition in topic.partitions.values()
@@ -470,7 +405,6 @@ class Metadata:
         self._report_leaderless()
 
     def _report_reached(self, response: MetadataResponse) -> None:
-        """Log that the cluster is reached, and which of its brokers are not."""
         if self._has_contact:
             self._outages.report_recovery(CLUSTER_LABEL)
         else:
@@ -512,7 +446,6 @@ class Metadata:
         self._outages.report_failure("partitions", Cause.NO_LEADER, why)
 
     async def _wait_for_interval(self) -> None:
-        """Delay a refresh that follows another one, by an interval that doubles each time."""
         loop = asyncio.get_running_loop()
         since = loop.time() - self._refreshed_at
         self._refresh_interval = (
@@ -527,16 +460,11 @@ class Metadata:
         self._refreshed_at = loop.time()
 
     def _find_doubtful_brokers(self) -> set[int]:
-        """Return the brokers that others may contradict about a topic, so that others are asked."""
         topics = self._topics.values()
         return {node for topic in topics if topic.claim is not None for node in topic.claim.brokers}
 
     def _merge_topic(self, answer: TopicMetadata, node: int) -> None:
-        """Take over one topic of an answer, unless it may be older than what is known.
-
-        Args:
-            node: The broker that answered.
-        """
+        """Take over one topic of an answer, unless the answer may be older than the known state."""
         watched = self._topics.get(answer.name)
         if watched is None:
             watched = self._topics[answer.name] = _WatchedTopic(
@@ -579,12 +507,7 @@ class Metadata:
     def _is_believed(
         self, watched: _WatchedTopic, answer: TopicMetadata, node: int, *, is_certain: bool
     ) -> bool:
-        """Return whether it is believed by now that a topic is gone, or was replaced.
-
-        Args:
-            answer: What a broker says of it.
-            is_certain: Two brokers do not say so if they only lag behind.
-        """
+        """Return whether it is believed by now that a topic is gone, or was replaced."""
         is_certain = is_certain and answer.topic_id not in watched.retired_ids
         if watched.is_missing and is_certain:
             return True  # the topic of the known id is gone, so this is a later one

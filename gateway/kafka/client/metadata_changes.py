@@ -1,7 +1,7 @@
-"""Compare a topic in a metadata answer with what is known of it. There is no I/O here.
+"""Compare a topic in a metadata answer with its known state. There is no I/O here.
 
-An answer may be older than what is known, because brokers learn of changes at different times.
-Therefore a partition whose leader epoch is lower in the answer is left as it was (KIP-320).
+An answer may be older than the known state, because brokers learn of changes at different times. A
+partition whose leader epoch is lower in the answer is therefore left as it was (KIP-320).
 """
 
 from __future__ import annotations
@@ -14,24 +14,20 @@ from gateway.kafka.protocol.requests import PartitionMetadata, TopicMetadata
 
 
 class LeaderChange(NamedTuple):
-    """A partition before and after its leader or leader epoch changed."""
-
     before: PartitionMetadata
     after: PartitionMetadata
 
 
 @dataclass(frozen=True, slots=True)
 class TopicChange:
-    """What one answer changed of one watched topic. It is false where nothing changed.
+    """The changes that one answer made to one watched topic. It is false without any change.
 
     `Metadata` creates it and calls its listeners with it.
 
     Attributes:
-        topic: What is known of the topic now.
-        added: Partitions that were not known before: all of them in the first answer, and in the
-            first one after `is_deleted`.
+        topic: The known state from now on.
+        added: Partitions that were not known before, or not since `is_deleted`.
         removed: Partitions that are gone, because the topic was recreated with fewer.
-        leader_changes: Partitions with another leader or leader epoch.
         is_recreated: The topic id changed, so every known offset belongs to another log.
         is_deleted: No broker knows the topic, any more or yet. It stays watched.
         is_denied: The topic may not be described (any more).
@@ -60,7 +56,7 @@ class TopicChange:
 
 
 def is_any_epoch_lower(known: TopicMetadata, answer: TopicMetadata) -> bool:
-    """Return whether the leader epoch of a partition is lower in an answer than the known one.
+    """Return whether a leader epoch is lower in an answer than the known one.
 
     The broker lags behind (KIP-320), or the topic was created again: epochs then begin at 0.
     """
@@ -75,16 +71,7 @@ def _is_older(before: PartitionMetadata, after: PartitionMetadata) -> bool:
 
 
 def compare_topics(known: TopicMetadata, answer: TopicMetadata) -> TopicChange:
-    """Compare an answer about a topic with what is known of it.
-
-    Args:
-        known: What is known. Its `error` is not 0 where the topic is missing or denied.
-        answer: The topic in a metadata answer, without an error or with
-            TOPIC_AUTHORIZATION_FAILED.
-
-    Returns:
-        The changes; its `topic` is what is known from now on.
-    """
+    """Compare an answer, which may have TOPIC_AUTHORIZATION_FAILED, with the known state."""
     if answer.error == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
         return TopicChange(
             known._replace(error=ErrorCode.TOPIC_AUTHORIZATION_FAILED),

@@ -48,30 +48,19 @@ class _TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # untyped th
 
 @dataclass
 class FixedTokenProvider(_TokenProvider):
-    """The token that is written in the configuration."""
-
     value: str
 
     async def token(self) -> str:
-        """Return the token."""
         return self.value
 
 
 @dataclass
 class FileTokenProvider(_TokenProvider):
-    """The token in a file, read at every connect.
-
-    Whatever mounts the file, such as a Kubernetes service account, replaces it before it expires.
-    """
+    """The token in a file, read at every connect: a mount replaces it before it expires."""
 
     path: Path
 
     async def token(self) -> str:
-        """Read the token.
-
-        Raises:
-            AuthenticationFailed: The file cannot be read.
-        """
         try:
             return (await asyncio.to_thread(self.path.read_text)).strip()
         except (OSError, ValueError) as exc:
@@ -85,17 +74,10 @@ class FileTokenProvider(_TokenProvider):
 class ClientCredentialsTokenProvider(_TokenProvider):
     """Tokens that an issuer gives for client credentials (RFC 6749 4.4).
 
-    A token is renewed after `_RENEWAL_FRACTION` of its lifetime, in the background: connects use
-    the old one until it expires, so that an issuer that is away, silent or refuses does not delay
-    or fail them before. Failures are logged, and the issuer is asked again at most every
-    `_RETRY_FRACTION` of the lifetime. Only without a valid token do connects wait for the issuer,
-    all for the same request.
-
-    Attributes:
-        scope: The scope to ask for; None for the issuer's default.
-        parameters: Further parameters of the request.
-        clock: The current time in seconds of any monotonic clock.
-        timeout: Seconds to wait for the issuer.
+    A token is renewed in the background after `_RENEWAL_FRACTION` of its lifetime. Connects use the
+    old one until it expires, so an issuer that fails or is silent does not delay them before. After
+    a failure, which is logged, the issuer is asked again at most every `_RETRY_FRACTION` of the
+    lifetime. Only without a valid token do connects wait for the issuer, all for the same request.
     """
 
     url: str
@@ -112,13 +94,12 @@ class ClientCredentialsTokenProvider(_TokenProvider):
     _renewal: asyncio.Task[None] | None = field(default=None, repr=False)
 
     async def token(self) -> str:
-        """Return a token that has not expired, asking the issuer for a new one if it is time to.
+        """Return a token that has not expired, asking the issuer for a new one when it is due.
 
         Raises:
-            AuthenticationFailed: The issuer refuses the credentials, or its answer has no token;
-                and no token is left.
-            BrokerUnavailable: The issuer cannot be reached, is in trouble or does not answer in
-                time; and no token is left.
+            AuthenticationFailed: No token is left, and the issuer refuses the credentials, or its
+                answer has no token.
+            BrokerUnavailable: No token is left, and the issuer fails or does not answer in time.
         """
         now = self.clock()
         if now >= self._expires_at:
@@ -128,12 +109,10 @@ class ClientCredentialsTokenProvider(_TokenProvider):
         return self._token
 
     def close(self) -> None:
-        """Cancel the request under way, as nobody connects any more."""
         if self._renewal is not None:
             self._renewal.cancel()
 
     def _start_renewal(self) -> asyncio.Task[None]:
-        """Return the renewal that is under way, or start one."""
         renewal = self._renewal
         # One of an event loop that has ended since then never ends.
         is_lost = renewal is not None and renewal.get_loop() is not asyncio.get_running_loop()
@@ -157,7 +136,6 @@ class ClientCredentialsTokenProvider(_TokenProvider):
             self._expires_at = began + self._lifetime
 
     async def _fetch_token(self) -> tuple[str, float]:
-        """Ask the issuer for a token; return it and its lifetime in seconds."""
         status, body = await self._send_request()
         if status >= 500 or status in _TRANSIENT_STATUSES:
             raise BrokerUnavailable(f"{self.url} answers {status}; no token")
@@ -176,11 +154,6 @@ class ClientCredentialsTokenProvider(_TokenProvider):
             raise AuthenticationFailed(f"{self.url} answers no token: {exc!r}") from exc
 
     async def _send_request(self) -> tuple[int, bytes]:
-        """Return the status and the body of the issuer's response.
-
-        Raises:
-            BrokerUnavailable: There is no complete response in time.
-        """
         form = {"grant_type": "client_credentials", **self.parameters}
         if self.scope:
             form["scope"] = self.scope
@@ -204,10 +177,7 @@ class ClientCredentialsTokenProvider(_TokenProvider):
             raise BrokerUnavailable(f"no token of {self.url}: {failure}") from exc
 
     def _build_authorization(self) -> str:
-        """Return the Authorization header of the client credentials.
-
-        Unlike other Basic credentials they are form-encoded first (RFC 6749 2.3.1).
-        """
+        """Return Basic credentials, which OAuth form-encodes first (RFC 6749 2.3.1)."""
         pair = ":".join(
             urllib.parse.quote_plus(part) for part in (self.client_id, self.client_secret)
         )
@@ -236,7 +206,6 @@ async def _read_body(response: httpx.Response) -> bytes:
 
 
 def _parse_response(body: bytes) -> tuple[str, float]:
-    """Return the token of a response (RFC 6749 5.1) and its lifetime in seconds."""
     issued = json.loads(body)
     token, lifetime = issued["access_token"], float(issued.get("expires_in") or _DEFAULT_LIFETIME_S)
     if not isinstance(token, str) or not token:

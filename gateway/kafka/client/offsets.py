@@ -1,9 +1,9 @@
 """Look up where logs begin and end, and where leader epochs end.
 
-All leaders are asked concurrently and each partition gets an answer of its own, so a partition
-without a leader, or with a frozen one, gets an error code and the others get their offsets. The
-codes are Kafka's. Failures of the connection get those that Kafka's own clients use for them, such
-as LEADER_NOT_AVAILABLE, NETWORK_EXCEPTION and REQUEST_TIMED_OUT.
+All leaders are asked concurrently and each partition gets an answer of its own: an offset, or one
+of Kafka's error codes where its leader is missing or frozen. Failures of the connection get the
+codes that Kafka's own clients use for them, such as LEADER_NOT_AVAILABLE, NETWORK_EXCEPTION and
+REQUEST_TIMED_OUT.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class OffsetAndTimestamp(NamedTuple):
     """An offset that was looked up.
 
     Attributes:
-        offset: The offset; -1 if no record is as late as the time that was asked for.
-        timestamp: That of the record at the offset, in ms since 1970; -1 for LATEST and EARLIEST.
+        offset: -1 if no record is as late as the requested time.
+        timestamp: Of the record, in ms since 1970; -1 for LATEST and EARLIEST.
         epoch: The leader epoch of that record; -1 if it is not known.
     """
 
@@ -51,12 +51,7 @@ class OffsetAndTimestamp(NamedTuple):
 
 
 class EpochEnd(NamedTuple):
-    """The end of a leader epoch.
-
-    Attributes:
-        epoch: The largest epoch that is not above the one asked for; -1 if there is none.
-        end_offset: The offset after the last record of that epoch; -1 if there is none.
-    """
+    """The largest epoch that is not above the requested one, and its end; -1 if there is none."""
 
     epoch: int
     end_offset: int
@@ -66,13 +61,9 @@ class LeaderLookup(Protocol):
     """The part of `Cluster` that this module needs."""
 
     @property
-    def connections(self) -> Connections:
-        """Return the connections to the brokers."""
-        ...
+    def connections(self) -> Connections: ...
 
-    def leader_for_partition(self, tp: TopicPartition) -> tuple[int, int] | None:
-        """Return node and leader epoch of a partition; None while it has no leader."""
-        ...
+    def leader_for_partition(self, tp: TopicPartition) -> tuple[int, int] | None: ...
 
 
 async def list_offsets(
@@ -82,18 +73,12 @@ async def list_offsets(
     *,
     timeout: float | None = None,
 ) -> dict[TopicPartition, OffsetAndTimestamp | int]:
-    """Look up an end of logs, or the first offset at or after a time.
+    """Look up offsets; an error code where that fails. Never raises KafkaError.
 
     Args:
-        cluster: Where the leaders are.
         specs: For each partition LATEST (with READ_COMMITTED this is the last stable offset),
-            EARLIEST, or a record timestamp in ms since 1970: the first offset that is at least as
-            late.
-        isolation_level: READ_COMMITTED or READ_UNCOMMITTED.
+            EARLIEST, or a record timestamp in ms since 1970, for the first offset that is as late.
         timeout: Seconds to wait for each leader, in place of the cluster's request timeout.
-
-    Returns:
-        The offset of each partition, or Kafka's error code. It never raises KafkaError.
     """
 
     async def send_queries(
@@ -117,14 +102,7 @@ async def fetch_epoch_ends(
     *,
     timeout: float | None = None,
 ) -> dict[TopicPartition, EpochEnd | int]:
-    """Look up where leader epochs ended (KIP-320).
-
-    Args:
-        timeout: Seconds to wait for each leader, in place of the cluster's request timeout.
-
-    Returns:
-        The end of each partition's epoch, or Kafka's error code. It never raises KafkaError.
-    """
+    """Look up where leader epochs ended (KIP-320), as `list_offsets` does."""
 
     async def send_queries(
         node: int, queries: dict[TopicPartition, EpochQuery]
@@ -149,18 +127,7 @@ async def _query_leaders(
         [int, dict[TopicPartition, A]], Coroutine[Any, Any, dict[TopicPartition, T | int]]
     ],
 ) -> dict[TopicPartition, T | int]:
-    """Ask all leaders concurrently.
-
-    Args:
-        cluster: Where the leaders are.
-        values: What to look up, for each partition.
-        create_query: Makes the query of a partition, of its value and its leader epoch.
-        send_queries: Sends the queries of one node.
-
-    Returns:
-        The answer for each partition; an error code where the leader failed, did not mention the
-        partition, or is not known.
-    """
+    """Ask all leaders concurrently; an error code where one failed or left a partition out."""
     results: dict[TopicPartition, T | int] = {}
     queries_by_node: dict[int, dict[TopicPartition, A]] = {}
     for tp, value in values.items():

@@ -1,8 +1,8 @@
-"""Log what of Kafka cannot be used for now, once for each change of state.
+"""Log which parts of Kafka cannot be used for now, once for each change of state.
 
-Most things that fail do so because a broker or the whole cluster is away, and the line about that
-says it for all of them: a topic, a group or a replay gets a line of its own only if it fails for
-another reason, or if it fails for `GRACE_S` although its broker answers others.
+Most failures are due to a broker or the whole cluster that is away, and one line about that says it
+for all: a topic, a group or a replay gets a line of its own only if it fails for another reason, or
+if it fails for `GRACE_S` although its broker answers others.
 
 Of several processes with the same clusters, each reports the same. `OutageReport` is therefore data
 that can be sent to a process that logs for all of them (`web.workers.outage_log`).
@@ -34,17 +34,14 @@ _SAME_KIND: Mapping[str, str] = {Cause.TIMEOUT: Cause.CONNECTION}
 
 
 def format_topic_label(name: str) -> str:
-    """Return the name under which the outage of a topic is reported."""
     return f"topic={name}"
 
 
 def format_broker_label(node: int) -> str:
-    """Return the name under which the outage of a broker is reported."""
     return f"{_BROKER_LABEL_START}{node}"
 
 
 def is_broker_label(what: str) -> bool:
-    """Return whether an outage of this name is that of a broker."""
     return what.startswith(_BROKER_LABEL_START)
 
 
@@ -52,11 +49,10 @@ class OutageReport(NamedTuple):
     """A change of state that is worth a log line, or a reminder that it lasts.
 
     Attributes:
-        what: What it is about, as the log line names it.
-        cause: The kind of failure; None if it works.
-        text: Why it fails, or the verb of the line if it works.
+        what: The subject of the log line.
+        cause: The kind of failure; None after a recovery.
+        text: The reason of a failure, or the verb of a recovery.
         extra: Fields of the log line where lines are JSON.
-        is_first: Whether the cluster is reached for the first time.
     """
 
     what: str
@@ -68,8 +64,6 @@ class OutageReport(NamedTuple):
 
 @dataclass(slots=True)
 class _Outage:
-    """Something that fails now. Times are in seconds of the clock of `Outages`."""
-
     cause: str
     why: str
     extra: Mapping[str, Any]
@@ -82,8 +76,8 @@ class Outages:
 
     Created and owned by `Cluster`; whoever uses a part of the cluster reports its failures and
     successes here. A warning is logged when something begins to fail or fails for another cause,
-    again every minute while it lasts, and one line when it is over, however often it was tried and
-    however many partitions it has.
+    again every `repeat_interval` seconds while it lasts, and one line when it is over, however
+    often it was tried and however many partitions it has.
     """
 
     def __init__(
@@ -93,13 +87,6 @@ class Outages:
         cluster: str = "",
         repeat_interval: float = REPEAT_INTERVAL_S,
     ) -> None:
-        """Create it without outages.
-
-        Args:
-            now: The current time in seconds of any monotonic clock.
-            cluster: The name of the cluster, which begins each line; empty where there is only one.
-            repeat_interval: Seconds from one line to the next while an outage lasts.
-        """
         self._now = now
         self._prefix = f"{cluster}: " if cluster else ""
         self._repeat_interval = repeat_interval
@@ -108,16 +95,11 @@ class Outages:
         self._forward: Callable[[OutageReport], object] | None = None
 
     def forward_to(self, forward: Callable[[OutageReport], object]) -> None:
-        """Let somebody else log: from now on, reports are passed on instead.
-
-        Args:
-            forward: Called in the event loop. A report that gets lost is made up for by another
-                call of it with each of `iter_reports`.
-        """
+        """Pass reports on, in the event loop, instead of logging them."""
         self._forward = forward
 
     def iter_reports(self) -> Iterator[OutageReport]:
-        """Yield a report of the first contact, and of everything that fails now and was logged."""
+        """Yield a report of the first contact, and of every current failure that was logged."""
         if self._contact is not None and not self._is_logged(CLUSTER_LABEL):
             yield self._contact
         for what, outage in self._outages.items():
@@ -125,19 +107,10 @@ class Outages:
                 yield OutageReport(what, outage.cause, outage.why, outage.extra)
 
     def forget_all(self) -> None:
-        """Forget all outages without a line, because the cluster is not used any more."""
         self._outages.clear()
         self._contact = None
 
     def report_failure(self, what: str, cause: str, why: str, **extra: object) -> None:
-        """Record that something fails, or still fails.
-
-        Args:
-            what: What fails, as the log line names it, such as "broker=1".
-            cause: The kind of failure; a line is logged when it changes.
-            why: The text of the log line.
-            extra: Fields of the log line where lines are JSON.
-        """
         now, known = self._now(), self._outages.get(what)
         if known is None or known.logged_at is None or _is_other_kind(known.cause, cause):
             # Another cause is the same outage: its duration counts from the first failure.
@@ -154,12 +127,8 @@ class Outages:
         """Record that something fails with an error, which gives the cause and the text.
 
         An error that only says that a broker's backoff lasts is replaced by the failure that began
-        the backoff, so that it is not another cause. That a broker or the cluster is away is said
-        by the line about the broker or the cluster.
-
-        Args:
-            what: What fails, as the log line names it.
-            extra: Fields of the log line where lines are JSON.
+        the backoff, so that it is not another cause. Errors of a broker or cluster that is away are
+        left to the line about the broker or the cluster.
         """
         reason = unwrap_error(error)
         cause = cause_from_code(code_from_error(reason))
@@ -179,28 +148,17 @@ class Outages:
         self.report_failure(what, cause, str(reason), **extra)
 
     def report_recovery(self, what: str, how: str = "answers again") -> None:
-        """Record that something works. Nothing is logged if it did not fail before.
-
-        Args:
-            what: What works, as in `report_failure`.
-            how: The verb of the log line.
-        """
         known = self._outages.pop(what, None)
         if known is not None and known.logged_at is not None:
             self._log_recovery(OutageReport(what, None, how), known)
 
     def report_contact(self, how: str) -> None:
-        """Record that the cluster is reached for the first time; this is always logged.
-
-        Args:
-            how: The verb of the log line.
-        """
         known = self._outages.pop(CLUSTER_LABEL, None)
         self._contact = OutageReport(CLUSTER_LABEL, None, how, is_first=True)
         self._log_recovery(self._contact, known)
 
     def _is_said(self, error: KafkaError) -> bool:
-        """Return whether the line about a broker or the cluster says why something fails."""
+        """Return whether the line about a broker or the cluster explains this error."""
         if self._is_logged(CLUSTER_LABEL):
             return True
         node = getattr(error, "node", None)
@@ -217,7 +175,7 @@ class Outages:
         return known is not None and known.logged_at is not None
 
     def _log_failure(self, report: OutageReport, seconds: float | None = None) -> None:
-        """Log that something fails, for so many seconds already if it is a reminder."""
+        """Log a failure; `seconds` is its duration so far in a reminder."""
         if self._forward is not None:
             self._forward(report)
             return
@@ -228,7 +186,6 @@ class Outages:
         )  # fmt: skip
 
     def _log_recovery(self, report: OutageReport, outage: _Outage | None) -> None:
-        """Log that something works, after an outage if there was one."""
         if self._forward is not None:
             self._forward(report)
             return

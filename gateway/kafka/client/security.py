@@ -34,14 +34,6 @@ log = logging.getLogger(__name__)
 
 
 class Credentials:
-    """The security arguments of a cluster's connections.
-
-    Created by `create_credentials`, and shared by all connections of the cluster.
-
-    Attributes:
-        options: What they use, to explain failures.
-    """
-
     def __init__(
         self, security: Security | None = None, names: OptionNames = DEFAULT_OPTION_NAMES
     ) -> None:
@@ -49,10 +41,7 @@ class Credentials:
         self.replace(security)
 
     def replace(self, security: Security | None) -> None:
-        """Use other settings for all connections that are opened from now on.
-
-        Connections that are open stay open: their login holds until the broker ends the session.
-        """
+        """Use other settings for new connections. The login of open ones holds until its end."""
         names = self._names
         self.options = SecurityOptions.from_config(security, names)
         tls = security.tls if security is not None else None
@@ -64,29 +53,20 @@ class Credentials:
         )
 
     def __call__(self) -> Mapping[str, Any]:
-        """Return `security_protocol`, `ssl_context` and `sasl_*`; to be called at every connect.
-
-        Raises:
-            AuthenticationFailed: A certificate cannot be loaded.
-        """
+        """Return the arguments of one connect; AuthenticationFailed if a file cannot be loaded."""
         context = {} if self._context is None else {"ssl_context": self._context()}
         return self._fixed | context
 
     async def load_token(self) -> None:
-        """Get the token that a login needs, which the login then finds at hand.
+        """Get the token of the next login.
 
-        To be awaited before a connect, so that a slow issuer of tokens does not use up the time of
-        the broker, and is not taken for it.
-
-        Raises:
-            AuthenticationFailed: There is no token, and not for lack of an answer.
-            BrokerUnavailable: The issuer of tokens cannot be reached, or does not answer in time.
+        Await this before a connect, so that a slow issuer of tokens does not use up the time of the
+        broker, and is not taken for it.
         """
         if self._token_provider is not None:
             await self._token_provider.token()
 
     def close(self) -> None:
-        """End what is under way for coming connects."""
         if isinstance(self._token_provider, ClientCredentialsTokenProvider):
             self._token_provider.close()
 
@@ -98,12 +78,7 @@ class Credentials:
 def create_credentials(
     security: Security | None, names: OptionNames = DEFAULT_OPTION_NAMES
 ) -> Credentials:
-    """Create the credentials of a cluster, and warn if they send a password in the clear.
-
-    Args:
-        security: The settings; None for plaintext without authentication.
-        names: How messages call its options.
-    """
+    """Create the credentials of a cluster, and warn if they send a password in the clear."""
     sasl = security.sasl if security is not None else None
     if security is not None and security.tls is None and sasl and sasl.mechanism == "plain":
         option = names.name_security("sasl")
@@ -122,8 +97,6 @@ logging.getLogger("aiokafka.conn").addFilter(_should_log)
 class KafkaConnection(AIOKafkaConnection):  # type: ignore[misc]  # untyped there
     """aiokafka's connection, which also reports what aiokafka hides of a login.
 
-    Created and owned by `Connections`.
-
     Attributes:
         session_seconds: Seconds after the login from which the broker answers the next request by
             closing the connection (KIP-368); 0 for never.
@@ -135,7 +108,6 @@ class KafkaConnection(AIOKafkaConnection):  # type: ignore[misc]  # untyped ther
 
     @property
     def address(self) -> str:
-        """The address of the host that it connects to; the host itself if it has only one."""
         return self._loop.address if isinstance(self._loop, _PinnedLoop) else str(self.host)
 
     def pin_address(self, address: str) -> None:
@@ -145,26 +117,15 @@ class KafkaConnection(AIOKafkaConnection):  # type: ignore[misc]  # untyped ther
 
     @property
     def is_idle(self) -> bool:
-        """Return whether nobody waits for an answer; a request may have been cancelled."""
         return all(future.done() for _, _, future in self._requests)
 
     async def connect(self) -> Any:
-        """Open the connection. See aiokafka.
-
-        Raises:
-            MechanismNotOffered: The listener does not offer the SASL mechanism.
-        """
         try:
             return await super().connect()
         except kafka_errors.UnsupportedSaslMechanismError as exc:
             raise MechanismNotOffered(self.offered_mechanisms) from exc
 
     def send(self, request: Any, expect_response: bool = True) -> Awaitable[Any]:
-        """Send a request; the result awaits its answer. See aiokafka.
-
-        Raises:
-            KafkaConnectionError: The connection is lost.
-        """
         try:
             response: Awaitable[Any] = super().send(request, expect_response)
         except RuntimeError as exc:
@@ -190,7 +151,6 @@ class KafkaConnection(AIOKafkaConnection):  # type: ignore[misc]  # untyped ther
         return authenticated
 
     def authenticator_oauth(self) -> OAuthAuthenticator:
-        """Return the authenticator for OAUTHBEARER; aiokafka calls this during the login."""
         return _BearerAuthenticator(sasl_oauth_token_provider=self._sasl_oauth_token_provider)
 
 
@@ -222,7 +182,6 @@ class _BearerAuthenticator(OAuthAuthenticator):  # type: ignore[misc]  # untyped
     """
 
     async def step(self, payload: bytes | None) -> tuple[bytes, bool] | None:
-        """Return the next message to send and whether an answer is expected; None at the end."""
         if payload and self._token_sent:
             return b"\x01", True
         message: tuple[bytes, bool] | None = await super().step(payload)
@@ -230,8 +189,6 @@ class _BearerAuthenticator(OAuthAuthenticator):  # type: ignore[misc]  # untyped
 
 
 class _TlsContext:
-    """The TLS context of one cluster, created again when its files have changed."""
-
     def __init__(self, tls: Tls, option: str) -> None:
         self._tls = tls
         self._option = option  # what messages call it
@@ -239,7 +196,6 @@ class _TlsContext:
         self._modified_ns: list[int] = []  # the files' times when the context was created
 
     def __call__(self) -> ssl.SSLContext:
-        """Return the context, or raise AuthenticationFailed if a file cannot be loaded."""
         files = [file for file in (self._tls.ca, self._tls.certificate, self._tls.key) if file]
         try:
             modified_ns = [Path(file).stat().st_mtime_ns for file in files]

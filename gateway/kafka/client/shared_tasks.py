@@ -25,15 +25,7 @@ async def wait_for_shared(
     *,
     node: int | None = None,
 ) -> T:
-    """Return the result of a shared task, or raise what it raised.
-
-    Args:
-        reason: Why the task was cancelled, if it was.
-        node: The broker that the task concerns, for the error; None for none.
-
-    Raises:
-        BrokerUnavailable: The task was cancelled, and the caller was not.
-    """
+    """Return the result of a shared task; BrokerUnavailable if only the task was cancelled."""
     try:
         # The shield: one caller that gives up must not take the task from the others.
         return await asyncio.shield(task)

@@ -16,10 +16,7 @@ MAX_AGE_S = 5.0
 
 
 class TopicNames:
-    """The names of all topics of a cluster, at most `max_age_s` old.
-
-    Created and owned by `Metadata`. Callers share one request.
-    """
+    """The names of all topics of a cluster, at most `max_age_s` old. Callers share one request."""
 
     def __init__(self, brokers: Brokers, *, max_age_s: float = MAX_AGE_S) -> None:
         self._brokers = brokers
@@ -29,12 +26,6 @@ class TopicNames:
         self._fetch_task: asyncio.Task[frozenset[str]] | None = None
 
     async def fetch_all(self) -> frozenset[str]:
-        """Return the names, asking a broker if they are too old.
-
-        Raises:
-            BrokerUnavailable: No broker answered.
-            AuthenticationFailed: The brokers refused the gateway, or it refused them.
-        """
         if asyncio.get_running_loop().time() < self._expires_at:
             return self._names
         if self._fetch_task is None or self._fetch_task.done():
@@ -42,7 +33,6 @@ class TopicNames:
         return await wait_for_shared(self._fetch_task)
 
     async def close(self) -> None:
-        """Cancel the request under way and wait for its end."""
         if self._fetch_task is not None:
             self._fetch_task.cancel()
             await asyncio.gather(self._fetch_task, return_exceptions=True)
