@@ -1,22 +1,22 @@
 """Turn the record batches of a fetch into entries, in offset order, with nothing hidden.
 
-The offsets of batches, and nothing else, say how far a log goes. Offsets that hold nothing to
-deliver (control batches, aborted transactions, compacted records, batches emptied by compaction)
-are covered by the next entry, or by one `Skip` at the end. A batch that cannot be read becomes one
-`Gap` of exactly its offsets; if only some of its records are broken, each of those becomes a `Gap`.
-Decoding then goes on with the next batch.
+Only the offsets of batches say how far a log goes. Offsets without anything to deliver (control
+batches, aborted transactions, compacted records, batches emptied by compaction) are covered by the
+next entry, or by one `Skip` at the end. A batch that cannot be read becomes one `Gap` of exactly
+its offsets; if only some of its records are broken, each of those becomes a `Gap`. Decoding then
+goes on with the next batch.
 
 aiokafka's Cython `DefaultRecordBatch` decodes the records. It hides the leader epoch and the
-position of a batch in the record set, so headers are read in `decoding`. Layouts: Kafka's message
-format, magic 0 to 2. The CRC-32C of a batch covers it from its attributes on, and so neither base
-offset, length nor leader epoch.
+position of a batch, so headers are read in `decoding`. Layouts: Kafka's message format, magic 0 to
+2. The CRC-32C of a batch covers it from its attributes on, and so neither base offset, length nor
+leader epoch.
 
-A compressed batch expands to a multiple of what was fetched, and its records to a multiple of that.
-So record sets are read in slices, between which other tasks run, and batches that are large once
-they are decompressed are read one at a time (see `decompression`).
+A compressed batch expands to a multiple of the fetched bytes, and its records to a multiple of
+that. So record sets are read in slices, between which other tasks run, and batches that are large
+once they are decompressed are read one at a time (see `decompression`).
 
-Measured, one core, 200-byte values, CRC checked: 2.1 M records/s in batches of 5,000, 2.0 M of
-100, 1.6 M of 10, 0.48 M of one; gzip, lz4, snappy, zstd 1.8 to 2.1 M; two headers each 1.5 M.
+Measured, one core, 200-byte values, CRC checked: 2.1 M records/s in batches of 5,000, 2.0 M of 100,
+1.6 M of 10, 0.48 M of one; gzip, lz4, snappy, zstd 1.8 to 2.1 M; two headers each 1.5 M.
 """
 
 from __future__ import annotations
@@ -39,14 +39,10 @@ MAX_GATHERED_BYTES = 16 << 20  # decompressed
 async def iter_slices(
     decoding: RecordSetDecoder, slot: DecompressionSlot, max_records: int = MAX_SLICE_RECORDS
 ) -> AsyncGenerator[DecodedSlice, None]:
-    """Yield what is left of a record set, slice by slice.
+    """Yield the rest of a record set, slice by slice.
 
     A large batch is decompressed in a thread. The slot is held until the batch has been read to its
     end, so the caller must close the iterator (`contextlib.aclosing`).
-
-    Args:
-        slot: The cluster's permission to hold a large batch.
-        max_records: The most records in one slice.
     """
     while not decoding.is_done:
         if not decoding.is_large:
@@ -65,11 +61,7 @@ async def iter_slices(
 
 
 async def _await_thread(work: asyncio.Task[None]) -> None:
-    """Wait until a thread has ended, also when the caller is cancelled.
-
-    A thread cannot be cancelled. If the caller left at once it would release the slot, and the next
-    large batch would be decompressed while this one still is.
-    """
+    """Wait until a thread has ended, also when cancelled: it holds the slot until then."""
     try:
         await asyncio.shield(work)
     finally:
@@ -81,15 +73,7 @@ async def _await_thread(work: asyncio.Task[None]) -> None:
 async def gather_slices(
     decoding: RecordSetDecoder, slot: DecompressionSlot, first: DecodedSlice | None = None
 ) -> DecodedSlice:
-    """Return what is left of a record set, or as much of it as may be kept at once.
-
-    Args:
-        slot: The cluster's permission to hold a large batch.
-        first: The slices that were read before, joined; they lead the result.
-
-    Returns:
-        One slice. Its `next_offset` says where to go on, also if the bounds ended it early.
-    """
+    """Return the rest of a record set, behind `first`, in one slice up to the memory bounds."""
     async with aclosing(iter_slices(decoding, slot, BULK_SLICE_RECORDS)) as slices:
         async for decoded in slices:
             first = _join_slices(first, decoded)
@@ -104,7 +88,6 @@ async def gather_slices(
 
 
 def _join_slices(earlier: DecodedSlice | None, later: DecodedSlice) -> DecodedSlice:
-    """Append a slice to the earlier ones, whose list of entries is reused."""
     if earlier is None:
         return later
     earlier.entries.extend(later.entries)

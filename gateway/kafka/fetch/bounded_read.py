@@ -1,9 +1,10 @@
 """Read a bounded range of one partition, from its leader.
 
-For callers that read at their own pace without being consumers: `read_committed` serves the
+This is for callers that read at their own pace without being consumers: `read_committed` serves the
 sidecar's dead letters and replays, `iter_uncommitted` finds records that were written lately (such
-as idempotency keys) while another transaction is still open. A log that is followed for clients is
-read by `fetcher` instead.
+as idempotency keys) while another transaction is still open. Topics must be watched. All functions
+raise PartitionFailed if a partition cannot be read, and BrokerUnavailable if its leader is unknown,
+away or has changed, for another attempt.
 """
 
 from __future__ import annotations
@@ -46,13 +47,9 @@ _LOOKUP_RETRIABLE_ERRORS = _LEADER_CHANGED_ERRORS | {
 
 
 class PartitionRead(NamedTuple):
-    """What one read brought.
+    """The records from the requested offset on.
 
-    Attributes:
-        records: Records from the requested offset on, in offset order.
-        next_offset: Where to go on reading.
-        lost_until: The first offset that the log still has, if that is after the requested one;
-            None otherwise.
+    `lost_until` is the first offset that the log still has, if that is after the requested one.
     """
 
     records: Sequence[Record]
@@ -70,11 +67,7 @@ async def read_committed(
 ) -> PartitionRead:
     """Return the committed records from an offset on, as many as one fetch brings.
 
-    Records of aborted transactions are left out. The topic must be watched (`Cluster.metadata`),
-    otherwise its leader is not known.
-
     Args:
-        start: The offset of the first record.
         max_wait: For how many seconds the broker may wait for a record.
         max_bytes: The most bytes of the response, compressed; at least one batch comes.
 
@@ -83,7 +76,7 @@ async def read_committed(
         transaction is still open there.
 
     Raises:
-        PartitionUnreadable: Something that the fetch brought is damaged or too large.
+        PartitionUnreadable: A record or batch is damaged or too large.
         PartitionFailed: The partition cannot be read, or ends before `start`.
         BrokerUnavailable: The leader is unknown, away or has changed; try again.
     """
@@ -104,15 +97,6 @@ async def iter_uncommitted(
     """Yield the records from `start` on, at least up to `end`, also those of open transactions.
 
     The last read may go beyond `end`, as batches come whole. Records that are damaged are left out.
-
-    Args:
-        tp: The partition; its topic must be watched.
-        start: The first offset.
-        end: Reading stops once all offsets before it were read.
-
-    Raises:
-        PartitionFailed: The partition cannot be read, or `start` is not in its log.
-        BrokerUnavailable: The leader is unknown, away or has changed; try again.
     """
     while start < end:
         node, target = _build_target(cluster, tp, start, MAX_FETCH_BYTES)
@@ -125,19 +109,7 @@ async def iter_uncommitted(
 
 
 async def fetch_offset(cluster: Cluster, tp: TopicPartition, spec: int) -> int:
-    """Return an offset of a partition's log. Records of open transactions count.
-
-    Args:
-        tp: The partition; its topic must be watched.
-        spec: LATEST, EARLIEST, or milliseconds since 1970 for the first record that is not older.
-
-    Returns:
-        The offset; -1 if there is no such record.
-
-    Raises:
-        PartitionFailed: The partition cannot be read.
-        BrokerUnavailable: The leader is unknown, away or has changed; try again.
-    """
+    """Return an offset by LATEST, EARLIEST or time (ms); -1 if no record is as late."""
     result = (await cluster.list_offsets({tp: spec}, READ_UNCOMMITTED))[tp]
     return _require_offset(tp, result).offset
 
@@ -145,20 +117,6 @@ async def fetch_offset(cluster: Cluster, tp: TopicPartition, spec: int) -> int:
 async def fetch_log_bounds(
     cluster: Cluster, tps: Sequence[TopicPartition]
 ) -> dict[TopicPartition, range]:
-    """Return the first offset of each log and the offset after its last record.
-
-    Records of open transactions count.
-
-    Args:
-        tps: The partitions; their topics must be watched.
-
-    Returns:
-        A range for each partition: `start` is its log start offset, `stop` its high watermark.
-
-    Raises:
-        PartitionFailed: A partition cannot be read.
-        BrokerUnavailable: A leader is unknown, away or has changed; try again.
-    """
     bounds = {}
     # Starts first: records that are deleted in between must not make a start exceed its end.
     starts = await cluster.list_offsets(dict.fromkeys(tps, EARLIEST), READ_UNCOMMITTED)
@@ -173,19 +131,7 @@ async def fetch_log_bounds(
 async def fetch_offsets_for_time(
     cluster: Cluster, tps: Sequence[TopicPartition], timestamp: int
 ) -> dict[TopicPartition, int]:
-    """Return the offset of the first record that is not older than a timestamp.
-
-    Args:
-        tps: The partitions; their topics must be watched.
-        timestamp: Milliseconds since 1970.
-
-    Returns:
-        An offset for each partition; -1 if it has no such record.
-
-    Raises:
-        PartitionFailed: A partition cannot be read.
-        BrokerUnavailable: A leader is unknown, away or has changed; try again.
-    """
+    """Return the first offset at or after a time (ms since 1970); -1 where there is none."""
     results = await cluster.list_offsets(dict.fromkeys(tps, timestamp), READ_UNCOMMITTED)
     return {tp: _require_offset(tp, result).offset for tp, result in results.items()}
 
@@ -193,7 +139,6 @@ async def fetch_offsets_for_time(
 def _build_target(
     cluster: Cluster, tp: TopicPartition, start: int, max_bytes: int
 ) -> tuple[int, FetchTarget]:
-    """Return the leader of a partition, and what to fetch from it."""
     leader, known = cluster.leader_for_partition(tp), cluster.get_topic(tp.topic)
     if leader is None or known is None:
         raise BrokerUnavailable(f"{tp} has no leader", retry_after=0.2)
@@ -225,7 +170,6 @@ async def _fetch(
 async def _decode(
     cluster: Cluster, tp: TopicPartition, start: int, fetched: FetchedPartition
 ) -> DecodedSlice:
-    """Decode what was fetched, or raise the exception for its error code."""
     if fetched.error_code:
         raise await _build_read_error(cluster, tp, fetched.error_code)
     decoding = RecordSetDecoder(
@@ -264,11 +208,7 @@ async def _handle_out_of_range(cluster: Cluster, tp: TopicPartition, start: int)
 async def _build_read_error(
     cluster: Cluster, tp: TopicPartition, code: int
 ) -> PartitionFailed | BrokerUnavailable:
-    """Return the exception for an error code of Fetch, after asking for metadata.
-
-    Metadata is refreshed before the caller learns of the error, so that its next attempt goes to
-    the new leader.
-    """
+    """Refresh metadata, so that the next attempt goes to the new leader; return the exception."""
     await cluster.metadata.refresh(f"{tp}: code {code}")
     if code in _LEADER_CHANGED_ERRORS:
         return BrokerUnavailable(f"{tp} is led by another broker", retry_after=0.2)
@@ -276,7 +216,6 @@ async def _build_read_error(
 
 
 def _require_offset(tp: TopicPartition, result: OffsetAndTimestamp | int) -> OffsetAndTimestamp:
-    """Return the result of ListOffsets, or raise the exception for its error code."""
     if isinstance(result, OffsetAndTimestamp):
         return result
     if result in _LOOKUP_RETRIABLE_ERRORS:
@@ -287,6 +226,5 @@ def _require_offset(tp: TopicPartition, result: OffsetAndTimestamp | int) -> Off
 
 
 def build_partition_failed(tp: TopicPartition, detail: str, code: int) -> PartitionFailed:
-    """Return the exception for an error code, which may also be what was found in the records."""
     kind = PartitionUnreadable if code == ErrorCode.CORRUPT_MESSAGE else PartitionFailed
     return kind(f"{tp} {detail}", topic=tp.topic, partition=tp.partition, code=code)

@@ -8,8 +8,8 @@ can be read again after an error.
 
 Each loop fetches in one round per isolation level (see `fetch_round`). A partition is in at most
 one request of the whole fetcher: a loop takes it out of `idle_fetches` when it joins a round, and
-`Fetcher.release` puts it back. Whatever still arrives for it after that is ignored, because
-`in_flight` no longer names the round.
+`Fetcher.release` puts it back. A later answer for it is ignored, because `in_flight` no longer
+names the round.
 """
 
 from __future__ import annotations
@@ -59,18 +59,7 @@ CONTENDED_MAX_WAIT_S = 0.1
 
 
 class FetchLoopOwner(Protocol):
-    """Define what a fetch loop needs of the `Fetcher` that owns it.
-
-    Attributes:
-        cluster: The cluster whose connections, metadata and outages are used.
-        reads: The counters of bytes and records by topic.
-        idle_fetches: The partitions that no loop has in a request. A loop removes those that it
-            asks for; the owner puts them back when they are released.
-        now: The clock of the event loop, in seconds.
-        pause: Awaited between two responses, so that others get their turn.
-        get_topic_model: Returns the model that decodes the entries of a topic; None leaves them as
-            they are.
-    """
+    """The part of `Fetcher` that a fetch loop needs."""
 
     cluster: Cluster
     reads: FetchCounts
@@ -80,44 +69,34 @@ class FetchLoopOwner(Protocol):
     get_topic_model: Callable[[str], TopicModel | None]
 
     @property
-    def max_wait(self) -> float:
-        """Return for how many seconds a broker may hold a fetch back."""
+    def max_wait(self) -> float: ...
 
     @property
-    def has_newcomers(self) -> bool:
-        """Return whether a partition was added that the main loops may not fetch yet."""
+    def has_newcomers(self) -> bool: ...
 
-    def wake_loops(self) -> None:
-        """Let every loop look for partitions that are due."""
+    def wake_loops(self) -> None: ...
 
-    def ensure_fetch_loops(self, node: int) -> None:
-        """Start the loops of a broker, unless they run."""
+    def ensure_fetch_loops(self, node: int) -> None: ...
 
-    def mark_newcomer(self, partition_fetch: PartitionFetch) -> None:
-        """Let the newcomers' loop carry a partition for a while."""
+    def mark_newcomer(self, partition_fetch: PartitionFetch) -> None: ...
 
-    def release(self, partition_fetch: PartitionFetch) -> None:
-        """Take a partition out of the request that it is in."""
+    def release(self, partition_fetch: PartitionFetch) -> None: ...
 
-    def deliver_entries(self, partition_fetch: PartitionFetch, entries: Sequence[Entry]) -> None:
-        """Deliver what a partition brought, unless it was removed meanwhile."""
+    def deliver_entries(
+        self, partition_fetch: PartitionFetch, entries: Sequence[Entry]
+    ) -> None: ...
 
-    def start_work(self, partition_fetch: PartitionFetch, work: PartitionWork) -> None:
-        """Do something for a partition in the background, before it is fetched again."""
+    def start_work(self, partition_fetch: PartitionFetch, work: PartitionWork) -> None: ...
 
     def on_request_failed(
         self, partition_fetch: PartitionFetch, cause: Cause, delay: float | None
-    ) -> None:
-        """Schedule the partition's next request after a failure."""
+    ) -> None: ...
 
-    def retry_topic(self, topic: str) -> None:
-        """Let all partitions of a topic be asked for at once."""
+    def retry_topic(self, topic: str) -> None: ...
 
-    def report_broker_failure(self, node: int, error: KafkaError) -> None:
-        """Log that a broker is lost, once."""
+    def report_broker_failure(self, node: int, error: KafkaError) -> None: ...
 
-    def report_broker_recovery(self, node: int) -> None:
-        """Log that a lost broker answers again, once."""
+    def report_broker_recovery(self, node: int) -> None: ...
 
 
 class BrokerFetchLoop:
@@ -125,11 +104,7 @@ class BrokerFetchLoop:
 
     The `Fetcher` creates the loops of a broker once the broker leads a partition that is read, and
     owns their tasks. Between calls, each partition of a round has that round as its `in_flight` and
-    is not in the fetcher's `idle_fetches`.
-
-    Attributes:
-        wake: Set when a partition may have become due; ends the wait of an idle loop.
-        is_busy: A request of this loop is under way.
+    is not in the fetcher's `idle_fetches`. Set `wake` when a partition may have become due.
     """
 
     def __init__(
@@ -160,11 +135,7 @@ class BrokerFetchLoop:
         self._rounds = (self._committed_round, self._uncommitted_round)
 
     async def run(self) -> None:
-        """Fetch whatever is due, until cancelled.
-
-        An error that nobody expects is logged and does not end the loop, since nothing else would
-        read from the broker again.
-        """
+        """Fetch the partitions that are due, until cancelled, also after unexpected errors."""
         while True:
             try:
                 await self._fetch_due()
@@ -178,7 +149,6 @@ class BrokerFetchLoop:
                 await asyncio.sleep(FAILED_LOOP_DELAY_S)
 
     async def _fetch_due(self) -> None:
-        """Fetch what is due, or wait until something is."""
         # Cleared before the look at what is due: what becomes due from here on sets it again.
         self.wake.clear()
         now = self._fetcher.now()
@@ -197,7 +167,6 @@ class BrokerFetchLoop:
             await self._wait_until_due(now)
 
     def _join_due(self, now: float) -> None:
-        """Take the idle partitions that are due here into the next request."""
         # While the main loop waits for nothing it takes newcomers itself, at once.
         if self._main_loop is not None and not self._main_loop.is_busy:
             return
@@ -219,14 +188,12 @@ class BrokerFetchLoop:
         )
 
     def _is_due(self, partition_fetch: PartitionFetch, now: float) -> bool:
-        """Return whether the next thing that a partition needs is a fetch from this broker."""
         return (
             partition_fetch.choose_node(now) == self._node
             and type(partition_fetch.reader.next_command(now)) is FetchCommand
         )
 
     async def _wait_until_due(self, now: float) -> None:
-        """Wait for `wake`, or until the delay of a partition that failed has passed."""
         waits = [
             partition_fetch.reader.retry_at - now
             for partition_fetch in self._fetcher.idle_fetches.values()
@@ -240,11 +207,6 @@ class BrokerFetchLoop:
             pass
 
     async def _run_round(self, fetch_round: FetchRound, *, mixed: bool) -> None:
-        """Send one fetch request and deliver what it brings.
-
-        Args:
-            mixed: The other round has partitions, too, and waits for this one to end.
-        """
         try:
             responses = await self._send_fetch(
                 fetch_round, self._choose_max_wait(fetch_round, mixed)
@@ -285,7 +247,6 @@ class BrokerFetchLoop:
     async def _send_fetch(
         self, fetch_round: FetchRound, max_wait: float
     ) -> dict[TopicPartition, FetchedPartition]:
-        """Send a round's request, asking for metadata whenever the response is overdue."""
         fetcher = self._fetcher
         self._overdue_timer = self._loop.call_later(fetcher.max_wait + OVERDUE_S, self._on_overdue)
         try:
@@ -309,7 +270,7 @@ class BrokerFetchLoop:
         """Return for how many seconds the broker may hold the request back.
 
         That is 0 while a partition is to report that it can be read, and short while another
-        request (for newcomers, or of the other isolation level) waits for this one to end.
+        request (for newcomers, or of the other isolation level) waits for this one.
         """
         if fetch_round.has_unsettled:
             return 0.0
@@ -322,8 +283,8 @@ class BrokerFetchLoop:
     ) -> None:
         """Treat every partition of the round as answered, and detect those that are stalled.
 
-        In a fetch session the response leaves out partitions without news (KIP-227). For them it
-        means that they can be read and that nothing came.
+        The response of a fetch session leaves out partitions without news (KIP-227): they can be
+        read.
         """
         fetch_round.swept_at, fetch_round.has_unsettled = now, False
         for tp, partition_fetch in list(fetch_round.partition_fetches.items()):
@@ -338,7 +299,6 @@ class BrokerFetchLoop:
     def _requeue(
         self, fetch_round: FetchRound, partition_fetch: PartitionFetch, now: float
     ) -> None:
-        """Keep a partition in the round, or release it if it needs something else now."""
         if partition_fetch.in_flight is not fetch_round:
             return
         if self._main_loop is None and self._is_due(partition_fetch, now):
@@ -354,12 +314,7 @@ class BrokerFetchLoop:
     def _on_partition_response(
         self, partition_fetch: PartitionFetch, fetched: FetchedPartition, now: float
     ) -> PartitionWork | None:
-        """Deliver what a fetch brought for one partition.
-
-        Returns:
-            What delivers the rest in the background, if decoding all of it now would block the
-            event loop for too long; None if nothing is left.
-        """
+        """Deliver the records of one partition; return the work that delivers the rest later."""
         reader = partition_fetch.reader
         if fetched.error_code:
             self._on_partition_error(partition_fetch, cause_from_code(fetched.error_code), now)
@@ -391,7 +346,6 @@ class BrokerFetchLoop:
         fetched: FetchedPartition,
         now: float,
     ) -> PartitionWork | None:
-        """Deliver the first slice of the records that came; see `_on_partition_response`."""
         reader = partition_fetch.reader
         decoding = RecordSetDecoder(
             reader.tp,
@@ -422,7 +376,6 @@ class BrokerFetchLoop:
         first: DecodedSlice,
         is_current: Callable[[], bool],
     ) -> None:
-        """Decode the rest of a response and deliver it together with its first slice."""
         decoded = await gather_slices(decoding, self._fetcher.cluster.decompression_slot, first)
         if is_current():
             partition_fetch.reader.last_response_at = now = self._fetcher.now()
@@ -456,12 +409,7 @@ class BrokerFetchLoop:
         decoded: DecodedSlice,
         now: float,
     ) -> bool:
-        """Deliver one slice.
-
-        Returns:
-            False if what comes after it must be fetched again, so that the rest of the response is
-            dropped.
-        """
+        """Deliver one slice; return False if the rest of the response must be fetched again."""
         assert partition_fetch.want is not None
         reader = partition_fetch.reader
         entries: Sequence[Entry] = decoded.entries
@@ -503,9 +451,8 @@ class BrokerFetchLoop:
     ) -> Entry | None:
         """Handle a batch whose length makes no sense, so that the next batch cannot be found.
 
-        Returns:
-            After MAX_CORRUPT_ATTEMPTS fetches, a gap up to the end of the log. Before that None:
-            the partition is fetched again, as the data may have been damaged on its way.
+        The data may have been damaged on its way, so it is fetched again; after
+        MAX_CORRUPT_ATTEMPTS fetches, the result is a gap up to the end of the log.
         """
         partition_fetch.failures += 1
         reader = partition_fetch.reader
@@ -523,7 +470,6 @@ class BrokerFetchLoop:
     def _apply_fetched(
         self, partition_fetch: PartitionFetch, fetched: core.FetchResult, now: float
     ) -> None:
-        """Hand the result of a fetch to the reader and deliver the entries that it returns."""
         previous_cause, position = partition_fetch.reader.cause, partition_fetch.reader.position
         entries = partition_fetch.reader.on_fetch(fetched, now)
         if previous_cause is not None:
@@ -542,7 +488,6 @@ class BrokerFetchLoop:
                 raise
 
     def _note_resumed(self, tp: TopicPartition, cause: Cause) -> None:
-        """Log that a partition can be read again, in one line with all that resume just now."""
         if not self._resumed_by_cause:
             self._loop.call_later(RESUMED_LOG_DELAY_S, self._log_resumed)
         self._resumed_by_cause.setdefault(cause, []).append(tp)
@@ -561,8 +506,8 @@ class BrokerFetchLoop:
     def _restart_stalled(self, fetch_round: FetchRound, partition_fetch: PartitionFetch) -> None:
         """Start the fetch session over for a partition whose known records do not come.
 
-        Either the session's state differs between the two sides, or the broker or the replica
-        cannot serve what it has announced.
+        Either the two sides differ about the session, or the broker or the replica cannot serve the
+        records that it has announced.
         """
         reader = partition_fetch.reader
         log.warning(
@@ -579,7 +524,6 @@ class BrokerFetchLoop:
     def _on_partition_error(
         self, partition_fetch: PartitionFetch, cause: Cause, now: float
     ) -> None:
-        """Handle the error code of one partition."""
         # A follower may be behind, so its errors prove nothing: ask the leader first.
         if partition_fetch.replica is not None:
             partition_fetch.replica = None
@@ -594,7 +538,6 @@ class BrokerFetchLoop:
             self._fetcher.cluster.metadata.request_refresh(f"{partition_fetch.reader.tp}: {cause}")
 
     def _on_request_failed(self, fetch_round: FetchRound, exc: KafkaError) -> None:
-        """Schedule a retry of all partitions of a round whose request failed as a whole."""
         cause = cause_from_code(code_from_error(exc))
         # The connection to the broker has a backoff of its own. Adding that of each partition would
         # bring the partition back late, so the broker's delay replaces it.
@@ -607,7 +550,6 @@ class BrokerFetchLoop:
         self._fetcher.cluster.metadata.request_refresh(f"broker {self._node}: {cause}")
 
     def _fail_partitions(self, fetch_round: FetchRound, cause: Cause, delay: float | None) -> None:
-        """Schedule a retry of all partitions of a round; see `Fetcher.on_request_failed`."""
         for partition_fetch in list(fetch_round.partition_fetches.values()):
             if partition_fetch.in_flight is fetch_round:
                 partition_fetch.replica = None
@@ -615,7 +557,6 @@ class BrokerFetchLoop:
 
 
 def _build_empty_fetched(reader: PartitionReader) -> core.FetchResult:
-    """Return the result of a fetch that brought nothing new; the ends of the log are as before."""
     offset = reader.position.offset
     assert offset is not None
     return core.FetchResult(

@@ -1,13 +1,13 @@
 """Decode one record set into entries, batch by batch and slice by slice.
 
 `batches` says which entries each kind of batch leads to. The header of a batch says how many
-records it has, but not how many bytes they are decompressed. A batch that fits into a small buffer
-is decompressed where it is read. Any other waits until `RecordSetDecoder.decompress` was called,
-outside the event loop.
+records it has, but not their decompressed size. A batch that fits into a small buffer is
+decompressed where it is read. Any other waits for `RecordSetDecoder.decompress`, outside the event
+loop.
 
 There are three ways through the records of a batch. Most are read whole (`_read_whole_batch`). One
 that is compressed, or too long for the slice, is opened and read in parts (`_open_batch`,
-`_read_records`). If reading fails, what is intact is salvaged (`salvage`).
+`_read_records`). If reading fails, the intact records are salvaged (`salvage`).
 """
 
 from __future__ import annotations
@@ -73,12 +73,10 @@ class DecodedSlice(NamedTuple):
     error: str | None = None
 
     def find_gap(self) -> Gap | None:
-        """Return the first gap, at which a reader has to stop that cannot tell of it."""
         return next((entry for entry in self.entries if type(entry) is Gap), None)
 
 
 def describe_unreadable(gap: Gap) -> str:
-    """Return what a partition has that cannot be read, for a message."""
     where = f"from {gap.offset} to {gap.next_offset}"
     if gap.reason is GapReason.TOO_LARGE:
         limit = f"{MAX_DECOMPRESSED_BYTES >> 20} MiB"
@@ -93,16 +91,6 @@ def _log_gaps(entries: Iterable[Entry]) -> None:
 
 
 class _Batch(NamedTuple):
-    """The batch that is being read, or waits to be decompressed.
-
-    Attributes:
-        codec: The codec that it is compressed with; 0 for none.
-        base_offset: Its first offset.
-        next_offset: The offset after its last one.
-        end_pos: Where it ends in the record set.
-        record_count: How many records it says it has.
-    """
-
     codec: int
     base_offset: int
     next_offset: int
@@ -112,18 +100,17 @@ class _Batch(NamedTuple):
 
 
 class RecordSetDecoder:
-    """The decoding of one record set, owned by whoever fetched it.
+    """The decoding of one record set, owned by the task that fetched it.
 
     Call `read_slice` until `is_done`. Where `is_large` is True, call `decompress` first, in any
     thread, and nothing else until it has returned.
 
-    True between calls: `_entries` (the slice) and everything returned before cover all offsets from
-    the fetch offset up to `_entry_offset`. Every batch before `_pos` has been read, and its offsets
-    end at `_next_offset`, which is ahead of `_entry_offset` where batches brought nothing to
-    deliver; the next entry, or a final `Skip`, covers these offsets.
+    True between calls: `_entries` (the slice) and all earlier slices cover all offsets from the
+    fetch offset up to `_entry_offset`. Every batch before `_pos` has been read, and its offsets end
+    at `_next_offset`, which is ahead of `_entry_offset` after batches without anything to deliver;
+    the next entry, or a final `Skip`, covers these offsets.
 
     Attributes:
-        is_done: Nothing is left to read.
         is_large: The next batch does not fit into a small buffer once it is decompressed.
         large_bytes: Decompressed bytes of the large batch that is being read; 0 if there is none.
         decompressed_bytes: Decompressed bytes of everything returned so far.
@@ -170,9 +157,8 @@ class RecordSetDecoder:
 
         Args:
             data: The record set; its last batch may be cut off.
-            fetch_offset: The offset that was asked for. Earlier records of its batch are left out.
+            fetch_offset: The requested offset. Earlier records of its batch are left out.
             aborted: Producer id and first offset of each aborted transaction, as fetched.
-            read_committed: Leave out the records of aborted transactions.
             high_watermark: Bounds the gap of a batch whose own end is damaged; None if unknown.
         """
         self._tp = tp
@@ -205,12 +191,7 @@ class RecordSetDecoder:
         self.large_bytes = self.decompressed_bytes = 0
 
     def read_slice(self, max_records: int = MAX_SLICE_RECORDS) -> DecodedSlice:
-        """Return the next slice. A large batch ends the slice before it.
-
-        Args:
-            max_records: The most records in it. Its bytes are bounded by MAX_SLICE_BYTES, which the
-                last record may exceed.
-        """
+        """Return the next slice, up to a large batch, `max_records` or about MAX_SLICE_BYTES."""
         self._entries, self._records_left, self._bytes_left = [], max_records, MAX_SLICE_BYTES
         while self._records_left > 0 and self._bytes_left > 0 and not self.is_large:
             if self._batch is not None:
@@ -229,10 +210,7 @@ class RecordSetDecoder:
         )
 
     def decompress(self) -> None:
-        """Decompress the large batch, in any thread.
-
-        It raises nothing: if the batch is damaged or too large, `read_slice` returns a gap for it.
-        """
+        """Decompress the large batch, in any thread. If damaged, `read_slice` returns a gap."""
         batch = self._batch
         assert self.is_large and batch is not None
         try:
@@ -247,10 +225,9 @@ class RecordSetDecoder:
     # Batches.
 
     def _begin_batch(self) -> bool:
-        """Begin with the next batch: read it whole, skip it, or set it as `_batch`.
+        """Read the next batch whole, skip it, or set it as `_batch`.
 
-        Returns:
-            False if there is no further batch, or if nothing may be read after this one.
+        Here and in the methods below, False means that nothing further may be read.
         """
         size = len(self._data)
         if self._pos + _BATCH_PREFIX.size > size:
@@ -274,7 +251,7 @@ class RecordSetDecoder:
         return can_continue
 
     def _check_data_end(self) -> bool:
-        """Return False, and note an error if not even the first batch is complete.
+        """Return False, and note an error if not even the first batch is whole.
 
         A broker cuts the last batch at the byte limit, but always sends the first one whole.
         """
@@ -286,14 +263,6 @@ class RecordSetDecoder:
         return False
 
     def _begin_v2_batch(self, base: int, epoch: int, end_pos: int) -> bool:
-        """Begin with a batch of magic 2, at `_pos`.
-
-        Args:
-            end_pos: Where it ends in the record set.
-
-        Returns:
-            False if nothing may be read after it.
-        """
         header = BATCH_HEADER.unpack_from(self._data, self._pos)
         attributes, last, producer = header[5], base + header[6], header[9]
         record_batch = DefaultRecordBatch(self._view[self._pos : end_pos])
@@ -313,7 +282,7 @@ class RecordSetDecoder:
         return True
 
     def _apply_control_batch(self, batch: DefaultRecordBatch, producer: int, last: int) -> None:
-        """Take note of a marker: an abort ends what is left out of its producer."""
+        """Note a marker: an abort ends the records of its producer that are left out."""
         # First, because the record set may have nothing of an aborted transaction but its marker.
         # It would otherwise be activated behind its own end, and hide the next transaction.
         self._activate_aborted(last)
@@ -323,27 +292,18 @@ class RecordSetDecoder:
                 self._aborted_producers.discard(producer)
 
     def _is_aborted(self, producer: int, last: int) -> bool:
-        """Return whether a transactional batch that ends at `last` was aborted."""
         self._activate_aborted(last)
         return producer in self._aborted_producers
 
     def _activate_aborted(self, last: int) -> None:
-        """Take note of the aborted transactions that begin at or before an offset."""
         while self._aborted_transactions and self._aborted_transactions[-1][0] <= last:
             self._aborted_producers.add(self._aborted_transactions.pop()[1])
 
     def _add_corrupt_gap(self, base: int, claimed_end: int, epoch: int, end_pos: int) -> bool:
         """Add a gap for a damaged batch, of whose header nothing can be trusted either.
 
-        Args:
-            base: Its base offset, as its header has it; ignored if the log does not reach it.
-            claimed_end: The offset after it, as its header has it. Where the next batch, or else
-                the high watermark, contradicts it, their offset is taken instead.
-            epoch: Its leader epoch, as its header has it.
-            end_pos: Where it ends in the record set.
-
-        Returns:
-            False if nothing may be read after it.
+        A base offset beyond the log is ignored. Where the next batch, or else the high watermark,
+        contradicts the claimed end, their offset is taken instead.
         """
         start = (
             max(base, self._next_offset)
@@ -370,7 +330,6 @@ class RecordSetDecoder:
         return following is not None and not self._aborted_producers
 
     def _peek_base_offset(self, start: int, end_pos: int) -> int | None:
-        """Return the base offset of the next batch; None if nothing looks like its header."""
         if end_pos + _BATCH_PREFIX.size > len(self._data):
             return None
         base, length, _, magic = _BATCH_PREFIX.unpack_from(self._data, end_pos)
@@ -378,7 +337,6 @@ class RecordSetDecoder:
         return int(base) if plausible else None
 
     def _advance(self, next_offset: int, epoch: int) -> None:
-        """Record that a batch was read to its end."""
         self._next_offset = max(self._next_offset, next_offset)
         self._epoch = epoch
 
@@ -387,16 +345,9 @@ class RecordSetDecoder:
     def _read_whole_batch(
         self, batch: DefaultRecordBatch, base: int, epoch: int, count: int, end_pos: int
     ) -> bool:
-        """Read all records of an uncompressed batch at once, the usual case.
+        """Read an uncompressed batch at once, the usual case; return False if that cannot be done.
 
-        It reads a batch of one record in half the time that `_open_batch` takes.
-
-        Args:
-            count: How many records it has.
-            end_pos: Where it ends in the record set.
-
-        Returns:
-            False, and nothing was read, if it is too much for this slice or a record is broken.
+        A batch of one record takes half the time of `_open_batch`.
         """
         size = end_pos - self._pos
         if count > self._records_left or size > self._bytes_left:
@@ -424,11 +375,7 @@ class RecordSetDecoder:
         return True
 
     def _open_batch(self, batch: _Batch) -> None:
-        """Begin with the records of the batch at `_pos`, to read them in parts.
-
-        A compressed one is decompressed here if it fits into a small buffer, and is otherwise left
-        to `decompress`.
-        """
+        """Set the batch at `_pos` for reading in parts, or leave a large one to `decompress`."""
         self._batch, self._epoch = batch, batch.epoch
         if not batch.codec:
             self._set_records(batch, self._view[self._pos : batch.end_pos])
@@ -446,17 +393,12 @@ class RecordSetDecoder:
         return_small_buffer(small)
 
     def _decompress_batch(self, batch: _Batch, buffer: bytearray | mmap) -> None:
-        """Decompress a batch into a buffer and set its records.
-
-        Raises:
-            BatchTooLarge: It does not fit.
-            Exception: Whatever the codec raises.
-        """
+        """Decompress a batch into a buffer; BatchTooLarge, or any error of the codec."""
         whole = self._view[self._pos : batch.end_pos]
         self._set_records(batch, decompress_batch(whole, batch.codec, memoryview(buffer)))
 
     def _set_records(self, batch: _Batch, plain: memoryview) -> None:
-        """Set what `_read_records` reads: a batch that is not compressed, with its header."""
+        """`plain` is not compressed, and includes the header."""
         self._record_data = plain[BATCH_HEADER.size :]
         # `chain` makes one iterator of it: each `islice` is to go on where the last one ended, but
         # the batch itself would start over.
@@ -504,7 +446,6 @@ class RecordSetDecoder:
             self._close_batch(batch)
 
     def _close_batch(self, batch: _Batch) -> None:
-        """Leave a batch whose records were all read, and give its buffer back."""
         self._batch = self._record_iter = self._entry_iter = None
         self._record_data, small, self._small_buffer = self._view, self._small_buffer, None
         if small is not None:
@@ -514,10 +455,7 @@ class RecordSetDecoder:
         self._advance(batch.next_offset, batch.epoch)
 
     def _iter_salvaged_entries(self, batch: _Batch) -> Iterator[Entry]:
-        """Return the entries of a batch in which a record is broken: what is intact, and gaps.
-
-        If salvaging itself fails, nothing more of the batch is read.
-        """
+        """Return intact records and gaps; if salvaging itself failed, one gap for the rest."""
         if self._record_iter is None:
             return self._iter_lost_entries(batch)
         header = BATCH_HEADER.unpack_from(self._data, self._pos)
@@ -528,7 +466,6 @@ class RecordSetDecoder:
     def _iter_lost_entries(
         self, batch: _Batch, reason: GapReason = GapReason.CORRUPT
     ) -> Iterator[Entry]:
-        """Yield a gap for all of a batch that was not read yet."""
         start = max(batch.base_offset, self._entry_offset)
         if batch.next_offset > start:
             yield Gap(self._tp, start, batch.next_offset, batch.epoch, reason)

@@ -9,11 +9,11 @@ broker, on two busy cores shared with that broker; records per second of wall cl
 | twelve aiokafka consumers | 0.49-0.57 M | 0.60-0.61 M | the same, for each partition alone |
 | this, with a `RecordSetDecoder` | 0.47-0.92 M | 0.77-1.03 M | all below |
 
-The consumer hides what the gateway's promises depend on: the error of each partition, leader epochs
-(it sends -1, so a deposed leader answers it), topic ids (a recreated topic looks like the same
-one), the next offset after control, aborted and compacted records, the last stable offset, the log
-start offset, and where logs diverge. It also has a single fetch in flight per broker, while here
-the live tail and catch-up reads have a connection each.
+The consumer hides facts that the gateway's promises depend on: the error of each partition, leader
+epochs (it sends -1, so a deposed leader answers it), topic ids (a recreated topic looks like the
+same one), the next offset after control, aborted and compacted records, the last stable offset, the
+log start offset, and where logs diverge. It also has a single fetch in flight per broker, while
+here the live tail and catch-up reads have a connection each.
 """
 
 from __future__ import annotations
@@ -61,22 +61,15 @@ async def fetch(
     """Fetch from one broker.
 
     Args:
-        role: Which of the shared connections to that broker to use.
-        wants: What to fetch. A `FetchSession` must belong to this node and role, and only one
-            of its fetches may be under way.
-        max_wait: For how many seconds the broker may wait for records.
-        min_bytes: The broker waits until it has this many bytes.
+        wants: A `FetchSession` must belong to this node and role, and only one of its fetches may
+            be under way.
+        max_wait: For how many seconds the broker may wait for `min_bytes`.
         max_bytes: The most bytes of the response; at least one batch comes.
-        isolation: READ_COMMITTED or READ_UNCOMMITTED.
         rack: Where this gateway is; the leader may name a nearer replica (KIP-392).
 
     Returns:
-        What came for each partition. Of a session, partitions without news are left out. If the
+        The answer for each partition. Of a session, partitions without news are left out. If the
         broker refuses the whole request, each partition has its error code.
-
-    Raises:
-        BrokerUnavailable: The broker cannot be reached or does not answer.
-        AuthenticationFailed: The broker does not accept the credentials.
     """
     connection = await connections.connect(node, role)
     return await fetch_on_connection(
@@ -102,7 +95,6 @@ async def fetch_on_connection(
     isolation: int,
     rack: str,
 ) -> dict[TopicPartition, FetchedPartition]:
-    """Fetch on a connection that is open already; see `fetch`."""
     session = wants if isinstance(wants, FetchSession) else FetchSession.create_sessionless(wants)
     max_wait_ms = int(max_wait * 1000)
     # If the broker has forgotten the session, the second attempt is a full fetch: `_send_fetch` has
@@ -131,7 +123,7 @@ async def _send_fetch(
     session: FetchSession,
     request: FetchRequest,
 ) -> FetchResponse:
-    """Send what changed in the session since its last fetch, and note what the broker answers."""
+    """Send the changes in the session since its last fetch, and note the broker's answer."""
     request.targets, request.forgotten = session.take_changes()
     request.session_id, request.session_epoch = session.id, session.epoch
     request.topic_names = session.topic_names

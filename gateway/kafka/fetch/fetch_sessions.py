@@ -30,18 +30,17 @@ _MAX_EPOCH = 2**31 - 1  # followed by 1, since 0 would open another session
 
 @dataclass(slots=True)
 class FetchSession:
-    """What to fetch from one broker, and what the broker remembers of it.
+    """The partitions to fetch from one broker, and those that the broker remembers.
 
     A `FetchRound` owns one for all of its fetches; other callers create a sessionless one for each
     fetch. Only one fetch may be under way at a time, because each has its epoch in the session.
-    Between fetches `_sent` is what the broker remembers, unless the epoch says that it remembers
-    nothing, and `_changed` names every partition in which `wants` and `_sent` may differ.
+    Between fetches `_sent` is the broker's knowledge, unless the epoch says that it has none, and
+    `_changed` names every partition in which `wants` and `_sent` may differ.
 
     Attributes:
         id: The session id that the broker chose; 0 if there is none.
         epoch: The epoch of the next fetch.
-        wants: What to fetch. Changed by `set_want` and `forget` only, so that a fetch need not
-            compare all of it.
+        wants: Changed by `set_want` and `forget` only, so that a fetch need not compare all of it.
         topic_names: The topic of each id that a response may contain.
     """
 
@@ -57,13 +56,7 @@ class FetchSession:
 
     @classmethod
     def create_sessionless(cls, wants: Mapping[TopicPartition, FetchTarget] | None = None) -> Self:
-        """Create one of which the broker remembers nothing.
-
-        Each fetch then names all partitions, and each response has all of them.
-
-        Args:
-            wants: What to fetch; None for nothing yet.
-        """
+        """Create one of which the broker remembers nothing, so that all fetches are full."""
         session = cls(epoch=_NO_SESSION_EPOCH)
         for tp, want in (wants or {}).items():
             session.set_want(tp, want)
@@ -75,7 +68,6 @@ class FetchSession:
         return not self._without_topic_id
 
     def set_want(self, tp: TopicPartition, want: FetchTarget) -> None:
-        """Set what to fetch of a partition from the next fetch on."""
         previous = self.wants.get(tp)
         self.wants[tp] = want
         self._changed[tp] = None
@@ -89,19 +81,14 @@ class FetchSession:
             self.topic_names[want.topic_id] = tp.topic
 
     def forget(self, tp: TopicPartition) -> None:
-        """Do not fetch a partition any more."""
         del self.wants[tp]
         self._without_topic_id.discard(tp)
         self._changed[tp] = None
 
     def take_changes(self) -> tuple[Mapping[TopicPartition, FetchTarget], list[ForgottenPartition]]:
-        """Return what to send so that the broker fetches exactly `wants`.
+        """Return the new or changed targets (in a full fetch all), and the partitions to drop.
 
-        The caller sends it, or calls `reset`: from now on the broker counts as knowing it.
-
-        Returns:
-            The targets that are new or changed (all of them in a full fetch), and the partitions
-            that the broker is to drop from the session.
+        The caller sends them, or calls `reset`.
         """
         touched, self._changed = self._changed, {}
         if self.epoch == _NO_SESSION_EPOCH:
@@ -127,12 +114,7 @@ class FetchSession:
         return changed, forgotten
 
     def on_response(self, session_id: int) -> None:
-        """Record that the broker answered a fetch without an error for the whole request.
-
-        Args:
-            session_id: The session that the broker keeps; 0 if it keeps none (it bounds how many
-                it has), so that the next fetch is full again.
-        """
+        """Record an answer. The session id is 0 if the broker keeps no (more) sessions."""
         if self.epoch == _NO_SESSION_EPOCH:
             return
         if session_id == 0:
@@ -142,9 +124,6 @@ class FetchSession:
             self.epoch = 1 if self.epoch == _MAX_EPOCH else self.epoch + 1
 
     def reset(self) -> None:
-        """Start over with a full fetch, as it is not known what the broker remembers.
-
-        The id stays, so that the broker closes the old session when it opens the new one.
-        """
+        """Start over with a full fetch. The id stays, so that the broker closes the old session."""
         if self.epoch != _NO_SESSION_EPOCH:
             self.epoch = _INITIAL_EPOCH

@@ -8,8 +8,8 @@ response of the old one.
 
 At any time at most one request is under way for a partition. `PartitionFetch.in_flight` names it:
 either a `FetchRound`, or a token that `_mark_in_flight` returned. All other partitions are in
-`idle_fetches`, where the loops look for what is due. `release` makes a partition idle again, so
-that whatever its request still brings is ignored.
+`idle_fetches`, where the loops look for those that are due. `release` makes a partition idle again,
+so that a later answer to its request is ignored.
 """
 
 from __future__ import annotations
@@ -62,14 +62,6 @@ class Fetcher:
     The hub has one for its shared reads and others for catch-up reads. It owns its tasks: `close`
     ends them. Between calls, a partition is in `idle_fetches` if and only if nothing is under way
     for it.
-
-    Attributes:
-        partition_fetches: All partitions that are read.
-        idle_fetches: Those of them that nothing is under way for.
-        reads: The counters of bytes, records and failures by topic.
-        pause: See the constructor.
-        get_topic_model: See the constructor.
-        now: The clock of the event loop, in seconds.
     """
 
     def __init__(
@@ -86,7 +78,6 @@ class Fetcher:
 
         Args:
             deliver: Called in the event loop with the entries of a partition, in order.
-            role: Which of the shared connections to each broker to use.
             max_wait: For how many seconds a broker may hold a fetch back.
             pause: Awaited before the next fetch from a broker. A receiver that processes records in
                 rounds makes it wait for its round, and then gets more records for the same cost.
@@ -127,19 +118,10 @@ class Fetcher:
 
     @property
     def has_newcomers(self) -> bool:
-        """Return whether a partition became a newcomer so recently that no main loop may have it.
-
-        Fetches must not be held back long then, so that the main loops come to take it over.
-        """
+        """Return whether main loops are about to take over newcomers, so fetches must be short."""
         return self.now() - self._newcomer_at < 2 * NEWCOMER_S
 
     def add_partition(self, reader: PartitionReader, *, read_committed: bool = True) -> None:
-        """Read a partition from now on, in place of an earlier reader of it.
-
-        Args:
-            reader: The state machine of the partition, with its start.
-            read_committed: Read no further than the last stable offset, without aborted records.
-        """
         self.remove_partition(reader.tp)
         now = self.now()
         partition_fetch = self.partition_fetches[reader.tp] = self.idle_fetches[reader.tp] = (
@@ -151,7 +133,6 @@ class Fetcher:
         self.wake_loops()
 
     def remove_partition(self, tp: TopicPartition) -> None:
-        """Stop reading a partition. Nothing of it is delivered after this returns."""
         partition_fetch = self.partition_fetches.pop(tp, None)
         if partition_fetch is not None:
             # `release` does not make it idle again, as it is no longer in `partition_fetches`.
@@ -159,14 +140,12 @@ class Fetcher:
             self.idle_fetches.pop(tp, None)
 
     def wake_loops(self) -> None:
-        """Let every loop look for partitions that are due."""
         self._wake.set()
         for fetch_loops in self.fetch_loops.values():
             for fetch_loop in fetch_loops:
                 fetch_loop.wake.set()
 
     async def close(self) -> None:
-        """Stop reading, and wait until all tasks have ended."""
         self._unlisten()
         self._unlisten_brokers()
         # First, so that nothing more is delivered while the tasks end.
@@ -175,10 +154,7 @@ class Fetcher:
         await self._tasks.close()
 
     def _retry_broker(self, node: int) -> None:
-        """Ask at once for all partitions that wait for a broker which answers again.
-
-        Otherwise each would wait until its own delay ends, up to a minute later.
-        """
+        """Ask at once for the partitions of a broker that answers again, without their delays."""
         now = self.now()
         for partition_fetch in self.idle_fetches.values():
             if (
@@ -189,10 +165,7 @@ class Fetcher:
         self.wake_loops()
 
     def retry_topic(self, topic: str) -> None:
-        """Ask at once for all partitions of a topic that access was denied to.
-
-        Access is granted per topic: when one partition can be read again, all can.
-        """
+        """Ask at once for the denied partitions of a topic: access is granted per topic."""
         now = self.now()
         for partition_fetch in self.idle_fetches.values():
             if (
@@ -205,7 +178,7 @@ class Fetcher:
     # For the fetch loops.
 
     def release(self, partition_fetch: PartitionFetch) -> None:
-        """Make a partition idle. What its request still brings is ignored."""
+        """Make a partition idle. A later answer to its request is ignored."""
         if isinstance(partition_fetch.in_flight, FetchRound):
             partition_fetch.in_flight.remove_partition(partition_fetch)
         partition_fetch.in_flight = None
@@ -217,7 +190,6 @@ class Fetcher:
         partition_fetch.newcomer_at = self._newcomer_at = self.now()
 
     def deliver_entries(self, partition_fetch: PartitionFetch, entries: Sequence[Entry]) -> None:
-        """Deliver the entries of a partition, unless it was removed or replaced meanwhile."""
         if (
             not entries
             or self.partition_fetches.get(partition_fetch.reader.tp) is not partition_fetch
@@ -242,12 +214,7 @@ class Fetcher:
     def on_request_failed(
         self, partition_fetch: PartitionFetch, cause: Cause, delay: float | None
     ) -> None:
-        """Schedule the next request of a partition after one failed.
-
-        Args:
-            cause: Why the request failed.
-            delay: Seconds to wait, if the broker's own backoff decides; None for the partition's.
-        """
+        """Schedule the next request of a partition, after the broker's delay or its own."""
         self.release(partition_fetch)
         now = self.now()
         self.reads.reconnects[partition_fetch.reader.tp.topic, cause] += 1
@@ -265,10 +232,7 @@ class Fetcher:
         self.wake_loops()
 
     def start_work(self, partition_fetch: PartitionFetch, work: PartitionWork) -> None:
-        """Do something for a partition in a task of its own, before it is fetched again.
-
-        Meanwhile the other partitions of its broker go on.
-        """
+        """Run a task for a partition before its next fetch, while others of its broker go on."""
         self.release(partition_fetch)
         self._spawn(
             self._run_work(partition_fetch, self._mark_in_flight([partition_fetch.reader.tp]), work)
@@ -293,7 +257,6 @@ class Fetcher:
             self.wake_loops()
 
     def ensure_fetch_loops(self, node: int) -> None:
-        """Start the loops of a broker, unless they run."""
         if node in self.fetch_loops:
             return
         main = BrokerFetchLoop(self, node, self._role)
@@ -316,8 +279,7 @@ class Fetcher:
     def _find_affected(self, change: TopicChange) -> list[PartitionFetch]:
         """Return the partitions that a change of a topic concerns.
 
-        A change of leaders may be reported for one partition at a time (KIP-951), so going over
-        all partitions of the topic each time would cost the square of their number.
+        Leaders may change one at a time (KIP-951): going over all each time would be quadratic.
         """
         name = change.topic.name
         if (
@@ -336,7 +298,6 @@ class Fetcher:
         return [self.partition_fetches[tp] for tp in tps if tp in self.partition_fetches]
 
     def _apply_metadata(self, partition_fetch: PartitionFetch) -> None:
-        """Inform a reader of what metadata says about its partition."""
         reader, now = partition_fetch.reader, self.now()
         topic = self.cluster.get_topic(reader.tp.topic)
         if topic is None:
@@ -371,13 +332,11 @@ class Fetcher:
             self.mark_newcomer(partition_fetch)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run a task that `close` ends, and log it if it fails."""
         self._tasks.start(coroutine, "reading Kafka", context=Context())
 
     # Offsets and epochs.
 
     async def _run_lookups(self) -> None:
-        """Ask for offsets and ends of epochs as they become due, until cancelled."""
         while True:
             # Cleared before the look at what is due: what becomes due from here on sets it again.
             self._wake.clear()
@@ -404,7 +363,6 @@ class Fetcher:
     async def _run_lookup(
         self, lookup: Callable[[], Awaitable[None]], tps: Iterable[TopicPartition], flight: object
     ) -> None:
-        """Run a lookup. If it fails, its partitions are not left waiting for it."""
         try:
             await lookup()
         except Exception:
@@ -417,10 +375,6 @@ class Fetcher:
     def _collect_due_lookups(
         self, now: float
     ) -> dict[tuple[int, type, int], dict[TopicPartition, Command]]:
-        """Return the lookups that are due, grouped by broker, kind of command and isolation.
-
-        One request can carry all partitions of a group.
-        """
         due: dict[tuple[int, type, int], dict[TopicPartition, Command]] = {}
         for partition_fetch in self.idle_fetches.values():
             reader = partition_fetch.reader
@@ -474,7 +428,6 @@ class Fetcher:
         self.wake_loops()
 
     def _get_broker_delay(self, partition_fetch: PartitionFetch) -> float | None:
-        """Return for how many seconds lookups at the leader back off; None if they do not."""
         leader = partition_fetch.reader.leader
         if leader is None:
             return None
@@ -482,7 +435,6 @@ class Fetcher:
         return None if retry_at is None or retry_at <= self.now() else retry_at - self.now()
 
     def _mark_in_flight(self, tps: Iterable[TopicPartition]) -> object:
-        """Take idle partitions into one request, and return the token that names it."""
         flight = object()
         for tp in tps:
             self.idle_fetches.pop(tp).in_flight = flight
@@ -491,15 +443,9 @@ class Fetcher:
     def _accept_response(
         self, tp: TopicPartition, flight: object, response: object
     ) -> PartitionFetch | None:
-        """Return the partition that a lookup's result is for, and release it.
+        """Release the partition of a lookup, and return it unless it has another request by now.
 
-        Args:
-            flight: The token of the request.
-            response: The result; an int is an error code.
-
-        Returns:
-            None if the partition no longer waits for this request, or if the result is an error,
-            which is handled here.
+        An error is handled here; the result is None then, too.
         """
         partition_fetch = self.partition_fetches.get(tp)
         if partition_fetch is None or partition_fetch.in_flight is not flight:
@@ -516,22 +462,17 @@ class Fetcher:
         return None
 
     def _report_unreachable(self, partition_fetch: PartitionFetch) -> None:
-        """Report that the leader of a partition cannot be reached, if that is so.
-
-        A partition that still needs its start is not fetched, so no failing fetch reports it.
-        """
+        """Report the failure of a leader, for a partition that is not fetched before its start."""
         leader = partition_fetch.reader.leader
         failure = self.cluster.connections.get_failure(leader) if leader is not None else None
         if leader is not None and failure is not None:
             self.report_broker_failure(leader, failure)
 
     def report_broker_failure(self, node: int, error: KafkaError) -> None:
-        """Log that a broker cannot be read from, once."""
         self._failing_brokers.add(node)
         self.cluster.outages.report_error(f"FETCH disconnect broker={node}", error, broker=node)
 
     def report_broker_recovery(self, node: int) -> None:
-        """Log that a broker can be read from again, if it was reported as lost."""
         if node in self._failing_brokers:
             self._failing_brokers.discard(node)
             self.cluster.outages.report_recovery(f"FETCH disconnect broker={node}", "is over")

@@ -23,26 +23,21 @@ PartitionWork: TypeAlias = Callable[[Callable[[], bool]], Awaitable[None]]
 
 @dataclass(slots=True, eq=False)
 class PartitionFetch:
-    """One partition that is read: its reader, and what is under way for it.
+    """One partition that is read: its reader, and the request that is under way for it.
 
-    The `Fetcher` creates one for each partition that is added and owns it. At any time at most one
-    request is under way for it, and `in_flight` says which. It is one of the fetcher's
-    `idle_fetches` if and only if `in_flight` is None. A response to anything other than `in_flight`
-    comes too late and is ignored.
+    Created and owned by the `Fetcher`. It is one of the fetcher's `idle_fetches` if and only if
+    `in_flight` is None. A response to anything other than `in_flight` comes too late and is
+    ignored. Times are loop times.
 
     Attributes:
-        reader: The state machine that decides what to ask for.
         read_committed: Read no further than the last stable offset, without aborted records.
-        added_at: When it was added, in seconds of the event loop's clock (as all times here).
         newcomer_at: When it last became new to its broker; for NEWCOMER_S it is a newcomer there.
         topic_id: The id of its topic; None if the broker has none.
         in_flight: The `FetchRound` that it is part of, or the token of another request.
         replica: The nearer replica that the leader named (KIP-392); None for the leader itself.
-        replica_until: Until when the replica is read.
         failures: How many fetches in a row brought a batch that makes no sense.
         is_waiting: It has not been ready since it was added.
-        want: What was last put into a fetch session for it.
-        role: What it is read for: the tail, or a catch-up.
+        want: The target that was last put into a fetch session.
     """
 
     reader: PartitionReader
@@ -66,7 +61,7 @@ class PartitionFetch:
         return self.reader.leader
 
     def build_want(self) -> FetchTarget:
-        """Return what to fetch now; the same object as last time if nothing changed."""
+        """Return the present target; the same object as last time if nothing changed."""
         offset, epoch = self.reader.position.offset, self.reader.leader_epoch
         assert offset is not None
         want = self.want
@@ -83,11 +78,7 @@ class PartitionFetch:
         return want
 
     def log_state(self) -> None:
-        """Log the reader's state at debug, if it is not that of the last line.
-
-        It is called where the state may have changed: when the partition is added, after lookups,
-        errors and changes of metadata, but not after a fetch that only brings records.
-        """
+        """Log the reader's state at debug if it changed; not called after usual fetches."""
         if not log.isEnabledFor(logging.DEBUG):
             return
         reader = self.reader

@@ -1,7 +1,7 @@
 """Read the intact records of a batch in which some are broken although its CRC is right.
 
-Such a batch was written by a faulty producer. Each record begins with its length, so those after a
-broken one can still be found, and only the broken ones become gaps. It is plain Python, because it
+A faulty producer wrote such a batch. Each record begins with its length, so those after a broken
+one can still be found, and only the broken ones become gaps. The code is plain Python, because it
 runs on such batches only.
 """
 
@@ -20,14 +20,12 @@ def iter_salvaged(
 ) -> Iterator[Entry]:
     """Yield the entries of one batch of magic 2 from offset `start` on, in offset order.
 
+    Gaps cover the offsets of broken records. Offsets that are missing for another reason
+    (compaction) lead to no gap.
+
     Args:
         header: The fields of its header, in order (`BATCH_HEADER`).
         records: The bytes of its records, not compressed.
-        start: Entries before this offset are left out.
-
-    Yields:
-        The records that are intact, and gaps that cover the offsets between them if something there
-        is broken. Offsets that are missing for another reason (compaction) lead to no gap.
     """
     base, _, epoch, _, _, attributes, delta, first_timestamp, max_timestamp, *_, count = header
     next_offset = base + delta + 1
@@ -73,13 +71,11 @@ def iter_salvaged(
 
 
 def _read_varint(data: bytes | memoryview, pos: int) -> tuple[int, int]:
-    """Return a zigzag-encoded integer and the position after it."""
     value, pos = read_uvarint(data, pos)
     return (value >> 1) ^ -(value & 1), pos
 
 
 def _read_bytes(data: bytes, pos: int) -> tuple[bytes | None, int]:
-    """Return a field behind its length (None if that is negative) and the position after it."""
     size, pos = _read_varint(data, pos)
     if size < 0:
         return None, pos
@@ -92,11 +88,7 @@ _RecordFields = tuple[int, int, bytes | None, bytes | None, list[tuple[str, byte
 
 
 def _read_record(data: bytes) -> _RecordFields:
-    """Return timestamp delta, offset delta, key, value and headers of one record.
-
-    Raises:
-        ValueError: It does not fill exactly its length; so does IndexError.
-    """
+    """Return timestamp delta, offset delta, key, value and headers of one record."""
     timestamp_delta, pos = _read_varint(data, 1)  # byte 0 is its attributes, which are not used
     offset, pos = _read_varint(data, pos)
     key, pos = _read_bytes(data, pos)

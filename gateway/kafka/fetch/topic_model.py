@@ -9,12 +9,12 @@ from gateway.core.log.record import Entry
 
 
 class ModelResult(NamedTuple):
-    """What a model made of some entries.
+    """The entries that a model has decoded.
 
     Attributes:
         entries: The decoded entries, up to the first one that cannot be decoded yet.
-        load_schemas: Loads what that one needs; awaited before it is fetched again. It raises
-            RegistryUnavailable. None if all were decoded.
+        load_schemas: Loads the schemas of that one, and raises RegistryUnavailable; awaited before
+            it is fetched again. None if all were decoded.
     """
 
     entries: Sequence[Entry]
