@@ -1,11 +1,11 @@
 """Keep track of the partitions of one consumer, and find the offsets from which they are read.
 
-Partitions are assigned by the consumer group or by hand. When the group takes partitions away, that
-acts on the prefetched records at once: of a revoked partition nothing more is returned, and a lost
-one is dropped. The listener is called after that, one change after the other. New partitions are
-added only when their change is applied in that order: a topic that was deleted and created again
-has partitions of the same names, and while an earlier change is being applied, an offset of the
-former topic must not be committed for the new one.
+The consumer group assigns partitions, or the caller does. When the group takes partitions away,
+that acts on the prefetched records at once: no more records of a revoked partition are returned,
+and a lost one is dropped. The listener is called after that, one change after the other. New
+partitions are added only when their change is applied in that order: a topic that was deleted and
+created again has partitions of the same names, and while an earlier change is being applied, an
+offset of the former topic must not be committed for the new one.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ PATTERN_INTERVAL_S = 5.0  # seconds between listings of topics, for subscription
 
 
 class RebalanceListener(Protocol):
-    """Define what an application does when its member gets or gives up partitions.
+    """An application's reaction when its member gets or gives up partitions.
 
     Each call is cancelled after the rebalance timeout. An exception is logged and changes nothing.
     """
@@ -59,10 +59,7 @@ class RebalanceListener(Protocol):
         """Take over partitions, which are read from now on; `seek` here decides from where."""
 
     async def on_partitions_revoked(self, tps: frozenset[TopicPartition]) -> None:
-        """Finish with partitions, which may be committed until this returns.
-
-        `poll` returns no more records of them.
-        """
+        """Finish with partitions, which may be committed until this returns."""
 
     async def on_partitions_lost(self, tps: frozenset[TopicPartition]) -> None:
         """Drop partitions, of which nothing can be committed: another member may own them."""
@@ -79,13 +76,6 @@ class Assignment:
     def __init__(
         self, cluster: Cluster, group: str, options: ConsumerOptions, prefetcher: PrefetchFetcher
     ) -> None:
-        """Create an assignment without partitions.
-
-        Args:
-            group: The name of the group; empty for a consumer that commits nothing.
-            options: How the consumer joins the group and reads.
-            prefetcher: Fetches the records of the partitions.
-        """
         self._refusal: KafkaError | None = None  # why the group does not admit the member
         self._lookup_failure: KafkaError | None = None  # why committed offsets are not known
         self._cluster = cluster
@@ -116,22 +106,12 @@ class Assignment:
 
     @property
     def failure(self) -> KafkaError | None:
-        """Return why the group cannot be used now; None if it can."""
         return self._refusal or self._lookup_failure
 
     def subscribe(
         self, topics: Collection[str] | re.Pattern[str], listener: RebalanceListener | None
     ) -> None:
-        """Read what the group assigns of these topics.
-
-        Args:
-            topics: The topics, or a pattern that must match the whole name of a topic. A pattern
-                matches none of Kafka's own topics (`__...`).
-            listener: Called when partitions are assigned or taken away.
-
-        Raises:
-            ValueError: Partitions are assigned by hand.
-        """
+        """Read partitions as the group assigns them. A pattern never matches Kafka's own topics."""
         if self._topics:
             raise ValueError("partitions are assigned by hand; take another consumer to subscribe")
         self._listener = listener
@@ -148,11 +128,7 @@ class Assignment:
             member.subscribe(frozenset(topics))
 
     def assign(self, tps: Collection[TopicPartition]) -> None:
-        """Read exactly these partitions. Those that are read already go on where they are.
-
-        Raises:
-            ValueError: The consumer is a member of its group.
-        """
+        """Read exactly these partitions. Those that are read already go on where they are."""
         if self._member is not None:
             raise ValueError("it is a group's member; take another consumer to assign by hand")
         for tp in self._prefetcher.states.keys() - set(tps):
@@ -168,27 +144,17 @@ class Assignment:
         )
 
     def note_seek(self, state: PartitionState) -> None:
-        """Let a partition that was assigned by hand be read at once; a seek needs no commit then.
-
-        Who assigns by hand seeks again after a restart.
-        """
+        """Let a partition that was assigned by hand be read without committing its start."""
         if self._member is None:
             state.is_starting = False
 
     async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """Commit offsets, and note them in the states of their partitions.
+        """Commit the next offsets, and note them in the states of their partitions.
 
         An offset without a leader epoch gets that of the record before it, if that was read here:
-        the next owner notices by it that the log was cut off meanwhile (KIP-320).
-
-        A partition that is lost meanwhile and assigned again is not committed, as its topic may be
-        another one of the same name by then.
-
-        Args:
-            offsets: The next offset of each partition.
-
-        Raises:
-            KafkaError: As `GroupOffsets.commit`.
+        the next owner notices by it that the log was cut off meanwhile (KIP-320). A partition that
+        is lost meanwhile and assigned again is not committed, as its topic may be another one of
+        the same name by then. Raises what `GroupOffsets.commit` raises.
         """
         states = {
             tp: state for tp in offsets if (state := self._prefetcher.states.get(tp)) is not None
@@ -216,15 +182,9 @@ class Assignment:
     async def committed(
         self, tps: Collection[TopicPartition]
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return the committed offset of each partition that has one."""
         return await self._offsets.committed(tps)
 
     async def close(self, leave: bool) -> None:
-        """Let the listener give up all partitions, and end the member.
-
-        Args:
-            leave: Leave the group, so that the others need not wait until the session expires.
-        """
         self._unlisten()
         await self._tasks.close()
         for state in self._prefetcher.states.values():
@@ -256,7 +216,6 @@ class Assignment:
         return member
 
     async def _revoke_all(self) -> None:
-        """Call the listener for all partitions when the consumer is closed."""
         if self._listener is None or not self._prefetcher.states:
             return
         try:
@@ -281,10 +240,7 @@ class Assignment:
         self._prefetcher.wake()
 
     async def apply_ownership_change(self, event: OwnershipChange) -> None:
-        """Call the listener for a change, and take its partitions over or drop them.
-
-        What the listener raises changes nothing of what is owned; `GroupMember` logs it.
-        """
+        """Call the listener for a change, and take its partitions over or drop them."""
         if isinstance(event, PartitionsLost):
             if self._listener is not None:
                 await self._listener.on_partitions_lost(event.tps)
@@ -299,11 +255,7 @@ class Assignment:
             assert_never(event)
 
     async def _accept_partitions(self, tps: frozenset[TopicPartition]) -> None:
-        """Start to read partitions.
-
-        All earlier changes were applied by now, so the listener keeps nothing of an earlier
-        assignment of the same partitions that it could still commit.
-        """
+        """Start to read partitions. By now the listener has nothing to commit of earlier ones."""
         states = [self._add_partition(tp) for tp in tps]
         try:
             if self._listener is not None and tps:
@@ -320,7 +272,6 @@ class Assignment:
             self._start_resolving(states)
 
     async def _revoke_partitions(self, tps: frozenset[TopicPartition]) -> None:
-        """Let the listener finish with partitions, then drop them."""
         states = [state for tp in tps if (state := self._prefetcher.states.get(tp)) is not None]
         for state in states:
             state.is_revoking = True
@@ -334,7 +285,6 @@ class Assignment:
                     self._prefetcher.remove_partition(state.tp)
 
     def on_group_failure(self, failure: KafkaError | None) -> None:
-        """Let `failure` report why the group cannot be used, and wake a poll that waits."""
         self._refusal = failure
         if failure is not None:
             self._prefetcher.wake()
@@ -353,10 +303,10 @@ class Assignment:
         return state
 
     async def _resolve_positions(self, states: list[PartitionState]) -> None:
-        """Find the positions of partitions: the committed offset, or else what the reset says.
+        """Find the positions of partitions: the committed offset, or else the offset reset.
 
-        Nothing is read of a partition before that. If committed offsets cannot be looked up, it is
-        tried again for as long as the partitions are assigned and not sought.
+        No records are read before that. A failed lookup is repeated for as long as the partitions
+        are assigned and not sought.
         """
         reported: KafkaError | None = None
         try:
@@ -381,10 +331,7 @@ class Assignment:
             self._clear_lookup_failure(reported)  # also if they were lost, as nobody asks then
 
     async def _commit_starts(self, states: list[PartitionState]) -> None:
-        """Look up positions, and commit those of partitions that the group has no offset of.
-
-        Looked up now and not by the first poll, because `latest` means the end as of now.
-        """
+        """Look up positions at once, as `latest` means now, and commit those that are missing."""
         now = asyncio.get_running_loop().time
         while states := [
             state
@@ -435,8 +382,8 @@ class Assignment:
     ) -> dict[TopicPartition, int | None]:
         """Return where partitions begin of which the group has committed no offset.
 
-        `latest` is meant for what was there when the group began. A partition that was added since
-        is read from its start, because all of its records came after that.
+        `latest` leaves out the records from before the group began. A partition that was added
+        since is read from its start, because all of its records came after that.
         """
         if not states or self._options.offset_spec != LATEST or not self._group_name:
             return {state.tp: self._options.offset_spec for state in states}
@@ -462,7 +409,6 @@ class Assignment:
             self._initial_partitions[key] = min(known, mark.initial_partitions)
 
     def _build_mark(self, state: PartitionState) -> TopicMark | None:
-        """Return the mark of the topic of a partition; None while its id is not known."""
         key = state.tp.topic, state.topic_id
         topic = self._cluster.get_topic(state.tp.topic)
         if topic is not None and topic.topic_id == state.topic_id:
@@ -481,10 +427,7 @@ class Assignment:
 
         While metadata does not know the topic, that is left to the fetcher, which reads nothing
         before: a partition of a topic that is unknown for good must not hold up the others here.
-
-        Args:
-            found: Its committed offset, and the mark of the topic that this is of.
-            start: Where it begins without one.
+        `start` is for a partition without a committed offset.
         """
         was_recreated = state.tp in self._recreated
         self._recreated.discard(state.tp)
@@ -511,13 +454,11 @@ class Assignment:
             state.expected_topic_id = topic_id
 
     def _report_lookup_failure(self, failure: KafkaError) -> None:
-        """Report that committed offsets cannot be looked up, to polls and to the log."""
         self._lookup_failure = failure
         self._prefetcher.wake()
         self._cluster.outages.report_error(self._lookup_label, failure, group=self._group_name)
 
     def _clear_lookup_failure(self, failure: KafkaError | None) -> None:
-        """Withdraw the failure that one lookup reported, unless another one failed since."""
         if failure is not None and self._lookup_failure is failure:
             self._lookup_failure = None
             self._cluster.outages.report_recovery(self._lookup_label, "are known, or not needed")
@@ -529,25 +470,21 @@ class Assignment:
     async def _fetch_committed(
         self, tps: list[TopicPartition]
     ) -> dict[TopicPartition, tuple[OffsetAndMetadata, TopicMark | None]]:
-        """Return the committed offsets with their topics' marks; none without a group."""
         return await self._offsets.committed_with_topics(tps) if self._group_name else {}
 
     def _is_assigned(self, state: PartitionState) -> bool:
-        """Return whether a state is still that of its partition."""
         return self._prefetcher.states.get(state.tp) is state
 
     def _needs_start(self, state: PartitionState) -> bool:
         return self._is_assigned(state) and (state.is_starting or _needs_position(state))
 
     def _is_missing(self, topic: str) -> bool:
-        """Return whether brokers have said that there is no such topic."""
         known = self._cluster.get_topic(topic)
         return known is not None and known.error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     # Metadata.
 
     async def _watch_pattern(self, member: GroupMember, pattern: re.Pattern[str]) -> None:
-        """Subscribe the member to all topics that match, again and again, until cancelled."""
         former: frozenset[str] | None = None
         while True:
             try:
@@ -569,5 +506,4 @@ class Assignment:
 
 
 def _needs_position(state: PartitionState) -> bool:
-    """Return whether nothing says yet where to read a partition from."""
     return state.position is None and state.offset_spec is None and not state.is_stopped

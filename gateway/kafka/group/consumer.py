@@ -43,12 +43,10 @@ Offsets = Mapping[TopicPartition, int | OffsetAndMetadata]
 class GroupConsumer:
     """One member of a consumer group, or a reader of partitions that are assigned by hand.
 
-    Whoever creates one owns it, calls `subscribe` or `assign`, and calls `close` in the same event
-    loop. Only one `poll` runs at a time; other calls may run beside it. Records are returned in
-    offset order of each partition, and `position` is the offset after the last returned one.
-
-    Attributes:
-        group: The name of the group; empty for a reader that commits nothing.
+    Its creator owns it, calls `subscribe` or `assign`, and calls `close` in the same event loop.
+    Only one `poll` runs at a time; other calls may run beside it. Records are returned in offset
+    order of each partition, and `position` is the offset after the last returned one. Methods for a
+    partition raise NotOwned if it is not this consumer's.
     """
 
     def __init__(
@@ -63,7 +61,6 @@ class GroupConsumer:
 
         Args:
             group: The name of the group; empty for a reader, which cannot commit.
-            options: How it joins the group and reads; None for the defaults.
             on_gap: Called with a partition, the offset that Kafka does not have, and the one from
                 which it is read instead; a lower one if the log was truncated.
         """
@@ -89,41 +86,26 @@ class GroupConsumer:
     def subscribe(
         self, topics: Collection[str] | re.Pattern[str], listener: RebalanceListener | None = None
     ) -> None:
-        """Subscribe to topics as a member of the group. Further calls replace the topics.
-
-        Args:
-            topics: The topics, or a pattern that must match the whole name of a topic.
-            listener: Called when partitions are assigned or taken away.
-
-        Raises:
-            ValueError: Partitions were assigned by hand.
-        """
+        """Subscribe to topics, or to names that match a pattern as a whole, in place of others."""
         self._assignment.subscribe(topics, listener)
 
     def assign(self, tps: Collection[TopicPartition]) -> None:
         """Read exactly these partitions, without being a member of the group.
 
-        They are read from the offset that the group has committed, if there is one, else from where
-        `auto_offset_reset` or a `seek` says.
-
-        Raises:
-            ValueError: The consumer has subscribed to topics.
+        They start at the group's committed offset, else as `auto_offset_reset` or `seek` says.
         """
         self._assignment.assign(tps)
 
     @property
     def assignment(self) -> frozenset[TopicPartition]:
-        """Return the partitions that it may read now."""
         return frozenset(self.prefetcher.states)
 
     @property
     def state(self) -> MemberState:
-        """Return the state of the member; RUNNING for partitions that are assigned by hand."""
         return self._assignment.state
 
     @property
     def group_failure(self) -> KafkaError | None:
-        """Return why the group cannot be used now, which each poll raises; None if it can."""
         return self._assignment.failure
 
     # Reading.
@@ -136,18 +118,14 @@ class GroupConsumer:
         max_bytes: int = 16 << 20,
         max_records: int = 500,
     ) -> list[Record]:
-        """Return the next records, as soon as there are enough, or those there are in the end.
+        """Return the next records once there are `min_bytes` of them, or after `timeout` seconds.
 
         The brokers wait, each leader on its own. Records beyond the limits are kept for the next
-        poll, and so is what arrives after the caller was cancelled. Failures of one partition
-        (AccessDenied; PartitionFailed if there is no offset to go on from) are raised once while
-        the others go on. PartitionFailed is raised again by each poll that has no records. If
-        Kafka is away nothing is raised: see `Cluster.reachable`.
-
-        Args:
-            timeout: For how many seconds to wait for `min_bytes`.
-            min_bytes: Return as soon as there are so many bytes of records.
-            max_bytes: The most bytes of records. At least one record is returned, however large.
+        poll, and so are those that arrive after the caller was cancelled. At least one record is
+        returned, however large. Failures of one partition (AccessDenied; PartitionFailed if there
+        is no offset to go on from) are raised once while the others go on. PartitionFailed is
+        raised again by each poll that has no records. If Kafka is away nothing is raised: see
+        `Cluster.is_reachable`.
 
         Raises:
             GroupFailed: The group cannot be used.
@@ -183,11 +161,7 @@ class GroupConsumer:
     def poll_nowait(
         self, *, min_bytes: int, max_bytes: int, max_records: int
     ) -> list[Record] | None:
-        """Return what `poll` would return without waiting; None if it would wait.
-
-        Raises:
-            KafkaError: As `poll`.
-        """
+        """Return the result that `poll` has without waiting; None if it would wait."""
         if self._poll_lock.locked():
             return None
         self._raise_new_failure()
@@ -196,23 +170,18 @@ class GroupConsumer:
         return self._take_records(max_records, max_bytes)
 
     async def _wait_for_change(self, deadline: float) -> None:
-        """Wait until something happened, at most until a time of the event loop's clock."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
                 await self.prefetcher.changed.wait()
 
     def _has_enough(self, min_bytes: int, max_records: int) -> bool:
-        """Return whether enough records were fetched to end a poll."""
         readable = [state for state in self.prefetcher.states.values() if state.is_readable]
         if sum(state.buffered_bytes for state in readable) >= max(1, min_bytes):
             return True
         return sum(len(state.records) for state in readable) >= max_records
 
     def _take_records(self, max_records: int, max_bytes: int) -> list[Record]:
-        """Take records within the limits, and advance the positions past them.
-
-        Each time another partition is the first, so that none is starved.
-        """
+        """Take records within the limits, each time from another partition first."""
         states = [
             state
             for state in self.prefetcher.states.values()
@@ -234,7 +203,6 @@ class GroupConsumer:
         return taken
 
     def _raise_new_failure(self) -> None:
-        """Raise what no poll has raised yet; a failure of the group is raised by each poll."""
         if self._closed:
             raise KafkaError("the consumer is closed")
         if self._assignment.failure is not None:
@@ -245,23 +213,15 @@ class GroupConsumer:
                 raise failure
 
     def _raise_lasting_failure(self) -> None:
-        """Raise the failure of a partition that needs a seek, for a poll that has no records."""
         for failure in self.prefetcher.failures.values():
             if isinstance(failure, PartitionFailed):
                 raise failure
 
     @property
     def failures(self) -> Mapping[TopicPartition, KafkaError]:
-        """Return why some partitions are not read now."""
         return self.prefetcher.failures
 
     def _report_gap(self, tp: TopicPartition, missing: int, next_offset: int) -> None:
-        """Log and count what Kafka has deleted, and inform the caller of any offset it lacks.
-
-        Args:
-            missing: The offset that was to be fetched.
-            next_offset: Where reading goes on.
-        """
         if next_offset > missing:  # the fetcher has logged that a log goes back
             prefix = f"group {self.group}: " if self.group else ""
             lost = next_offset - missing
@@ -280,15 +240,10 @@ class GroupConsumer:
     # Positions.
 
     def position(self, tp: TopicPartition) -> int | None:
-        """Return the offset after what `poll` has returned; None while it is being looked up.
-
-        Raises:
-            NotOwned: The partition is not this consumer's (as all methods below).
-        """
+        """Return the offset after the last returned record; None while it is being looked up."""
         return self._get_state(tp).position
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
-        """Let the next poll return records from an offset on."""
         state = self._get_state(tp)
         state.seek(offset)
         self._assignment.note_seek(state)
@@ -298,8 +253,7 @@ class GroupConsumer:
     def seek_back(self, tp: TopicPartition, offset: int) -> None:
         """Let the next poll return records again, from an offset before the position.
 
-        The leader epoch of the record before it is kept, so that a log which was cut off even
-        earlier is noticed (KIP-320).
+        The leader epoch is kept, so that a log cut off even earlier is noticed (KIP-320).
         """
         state = self._get_state(tp)
         state.seek(offset, state.epoch_before(offset))
@@ -314,18 +268,10 @@ class GroupConsumer:
         await self._seek_to_specs(dict.fromkeys(tps, LATEST))
 
     async def seek_to_timestamp(self, timestamps: Mapping[TopicPartition, int]) -> None:
-        """Seek to the first record that is not older than a timestamp, or else to the end.
-
-        Args:
-            timestamps: Milliseconds since 1970 for each partition.
-
-        Raises:
-            BrokerUnavailable: The offsets could not be looked up in time.
-        """
+        """Seek to the first record at or after a time (ms since 1970), or else to the end."""
         await self._seek_to_specs(timestamps)
 
     async def _seek_to_specs(self, specs: Mapping[TopicPartition, int]) -> None:
-        """Look up the positions from their specs, and wait until they are known."""
         # All states first: if a partition is not ours, no other one must be moved.
         resets = [(self._get_state(tp), spec) for tp, spec in specs.items()]
         for state, spec in resets:
@@ -345,7 +291,6 @@ class GroupConsumer:
             self._get_state(tp).is_paused = True
 
     def resume(self, tps: Collection[TopicPartition]) -> None:
-        """Return records of paused partitions again."""
         paused = [state for state in map(self._get_state, tps) if state.is_paused]
         for state in paused:
             state.is_paused = False
@@ -361,11 +306,7 @@ class GroupConsumer:
     # Offsets.
 
     async def commit(self, offsets: Offsets | None = None) -> None:
-        """Commit offsets for the group.
-
-        Args:
-            offsets: The next offset of each partition; None for the positions of all partitions
-                that differ from what is committed.
+        """Commit the next offsets, by default all positions that differ from the committed ones.
 
         Raises:
             NotOwned: Some of the given partitions are not the member's (any more). The others are
@@ -389,11 +330,6 @@ class GroupConsumer:
     async def committed(
         self, tps: Collection[TopicPartition]
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return the committed offset of each partition that has one.
-
-        Raises:
-            KafkaError: As `commit`.
-        """
         return await self._assignment.committed(tps)
 
     def _collect_positions(self) -> dict[TopicPartition, OffsetAndMetadata]:

@@ -48,25 +48,23 @@ class ConsumerOptions:
     """How a consumer joins its group and reads. Times are in seconds.
 
     Attributes:
-        protocol: `consumer` is KIP-848; `auto` takes it if the coordinator has it, else the classic
-            protocol.
-        instance_id: Makes the member a static one (KIP-345); None for a dynamic one.
+        protocol: `consumer` is KIP-848; `auto` takes it if the coordinator has it.
+        instance_id: Makes the member a static one (KIP-345).
         session_timeout: How long a silent member keeps its partitions. With KIP-848 the broker
             decides that instead.
         heartbeat_interval: The longest time between heartbeats; None for the protocol's own. With
             KIP-848 one that is shorter than the broker's makes rebalances faster.
         rebalance_timeout: How long a listener may take to give up revoked partitions.
-        auto_offset_reset: Where a group starts in a partition of which it has committed nothing:
-            `latest`, `earliest`, or `none`, for which `poll` raises PartitionFailed. That is
-            committed before anything is fetched. With `latest` a partition that was added after the
-            group had begun is read from its start. If retention has deleted the offset to go on
-            from, reading goes on at the first that Kafka has. Without a group it also says where to
-            go on then. If an unclean election has cut the log off, reading goes on at the cut;
-            with `none`, `poll` raises PartitionFailed.
+        auto_offset_reset: Where a group starts in a partition without a committed offset: `latest`,
+            `earliest`, or `none`, for which `poll` raises PartitionFailed. The start is committed
+            before the first fetch. With `latest` a partition that was added after the group had
+            begun is read from its start. If retention has deleted the next offset, reading goes on
+            at the first that Kafka has, or without a group where this says. If an unclean election
+            has cut the log off, reading goes on at the cut; with `none`, `poll` raises
+            PartitionFailed.
         isolation: Whether records of open and aborted transactions are left out.
-        max_partition_bytes: The most bytes of one partition in one fetch. Of what was fetched ahead
-            at most one and a half times as much is kept, as it was on the wire (one batch always
-            comes).
+        max_partition_bytes: The most bytes of one partition in one fetch. Of records fetched ahead
+            at most one and a half times as much is kept, as on the wire (one batch always comes).
         max_fetch_bytes: The most bytes of one fetch from one broker.
         prefetch: Fetch the next records while the caller works on the last ones.
         hidden_topics: Topics that no pattern matches, besides Kafka's own (`__...`).
@@ -85,29 +83,19 @@ class ConsumerOptions:
     hidden_topics: frozenset[str] = frozenset()
 
     def is_matched(self, pattern: re.Pattern[str], topic: str) -> bool:
-        """Return whether a pattern matches the whole name of a topic that is not hidden."""
         is_hidden = topic.startswith("__") or topic in self.hidden_topics
         return not is_hidden and pattern.fullmatch(topic) is not None
 
     @property
     def offset_spec(self) -> int | None:
-        """Return the offset reset as LATEST or EARLIEST; None for no reset."""
         return _OFFSET_SPECS[self.auto_offset_reset]
 
     @property
     def isolation_level(self) -> int:
-        """Return the isolation as a Fetch request has it."""
         return READ_COMMITTED if self.isolation == "read_committed" else READ_UNCOMMITTED
 
     def create_member(self, group: str, versions: Mapping[int, tuple[int, int]]) -> GroupMembership:
-        """Create the state machine of a member.
-
-        Args:
-            versions: The lowest and highest version of each API key that the coordinator has.
-
-        Raises:
-            GroupFailed: KIP-848 is required, and the coordinator does not have it.
-        """
+        """Create the state machine of a member; GroupFailed if KIP-848 is required and missing."""
         _, newest = versions.get(ConsumerGroupHeartbeatRequest.API_KEY, (0, -1))
         has_kip_848 = newest >= (1 if self.protocol == "auto" else 0)
         if self.protocol == "classic" or (self.protocol == "auto" and not has_kip_848):
@@ -137,7 +125,6 @@ class ConsumerOptions:
 
 
 def build_request(message: GroupRequest) -> KafkaRequest[Any]:
-    """Return the message that carries a request of the core; its response is one of the core."""
     return _REQUEST_TYPES[type(message)](message)
 
 

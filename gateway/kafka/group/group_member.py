@@ -1,4 +1,4 @@
-"""Run a member of a consumer group: send what its `GroupMembership` decides on.
+"""Run a member of a consumer group: send the requests of its `GroupMembership`.
 
 Each member has one task and no thread. Heartbeats and commits of all members go over one connection
 to each coordinator. Changes of ownership are handled in a second task, one after the other, while
@@ -54,20 +54,19 @@ OwnershipChange: TypeAlias = PartitionsAssigned | PartitionsRevoked | Partitions
 
 
 class OwnershipHandler(Protocol):
-    """Define what is informed of the partitions that a member owns: an `Assignment`."""
+    """An object that is informed of the partitions that a member owns: an `Assignment`."""
 
     def on_ownership_changed(self, event: OwnershipChange) -> None:
-        """Take note of a change at once; called without waiting for earlier changes."""
+        """Take note of a change at once, without waiting for earlier changes."""
 
     async def apply_ownership_change(self, event: OwnershipChange) -> None:
-        """Do what a change requires. Changes are applied in order, one at a time."""
+        """Act on a change. Changes are applied in order, one at a time."""
 
-    def on_group_failure(self, failure: KafkaError | None) -> None:
-        """Take note that the group cannot be used; None means that it can again."""
+    def on_group_failure(self, failure: KafkaError | None) -> None: ...
 
 
 class GroupMember:
-    """One member of a group, from `subscribe` to `close`.
+    """One member of a group, from the first `subscribe` to `close`.
 
     An `Assignment` creates and owns it. `_run_task` sends at most one request at a time, and
     `_apply_task` applies the changes of ownership in `_events`. Both call into the state machine,
@@ -81,12 +80,6 @@ class GroupMember:
     def __init__(
         self, cluster: Cluster, name: str, handler: OwnershipHandler, options: ConsumerOptions
     ) -> None:
-        """Create a member that joins the group at its first `subscribe`.
-
-        Args:
-            handler: Informed of what the member owns.
-            options: How it joins the group. One change of ownership may take the rebalance timeout.
-        """
         self.name = name
         self.member: GroupMembership | None = None
         self.state = MemberState.REBALANCING
@@ -109,12 +102,10 @@ class GroupMember:
 
     @property
     def owned(self) -> frozenset[TopicPartition]:
-        """Return the partitions that the member owns now, also those that are being revoked."""
         return self.member.owned if self.member is not None else frozenset()
 
     @property
     def identity(self) -> MemberIdentity:
-        """Return what a commit says about the member."""
         return self.member.identity if self.member is not None else MemberIdentity("", -1)
 
     def subscribe(self, topics: Collection[str]) -> None:
@@ -127,13 +118,7 @@ class GroupMember:
         self._wake.set()
 
     async def heartbeat_soon(self, timeout_s: float) -> None:
-        """Send a heartbeat as soon as possible, and wait for a response.
-
-        If a request is under way already, its response ends the wait.
-
-        Args:
-            timeout_s: Return after so many seconds in any case.
-        """
+        """Send a heartbeat soon, and wait for it, or the request under way, or `timeout_s`."""
         if self.member is None or self.member.state is MemberState.FAILED:
             return  # it owns nothing, and its next attempt may be a minute later
         self.member.heartbeat_soon(self._now())
@@ -146,11 +131,6 @@ class GroupMember:
             pass
 
     async def close(self, leave: bool = True) -> None:
-        """Stop the member's tasks, and leave the group.
-
-        Args:
-            leave: Leave the group, so that the others need not wait until the session expires.
-        """
         tasks = [task for task in (self._run_task, self._apply_task) if task is not None]
         for task in tasks:
             task.cancel()
@@ -171,7 +151,6 @@ class GroupMember:
             self._cluster.outages.report_recovery(self._outage_label, "is not used any more")
 
     async def _run(self) -> None:
-        """Be a member until closed, or until the group cannot be used for good."""
         while True:
             try:
                 member = self.member or await self._create_member()
@@ -196,11 +175,6 @@ class GroupMember:
         return f"group={self.name}"
 
     def _on_request_failed(self, exc: KafkaError) -> float:
-        """Handle that the coordinator did not answer, or cannot be reached.
-
-        Returns:
-            The seconds until the next attempt; 0 if nothing says how long.
-        """
         log.debug("group %s: %s", self.name, exc)
         if isinstance(exc, (AccessDenied, AuthenticationFailed, GroupFailed)):
             self._report_failure(exc)
@@ -209,7 +183,6 @@ class GroupMember:
         return exc.retry_after or 0.0
 
     def _report_failure(self, failure: KafkaError) -> None:
-        """Report why the group cannot be used (any longer) to the handler and to the log."""
         self._failure = failure
         self._handler.on_group_failure(failure)
         outages = self._cluster.outages
@@ -220,7 +193,6 @@ class GroupMember:
             outages.report_error(self._outage_label, failure, group=self.name)
 
     def _report_recovery(self) -> None:
-        """Report that the coordinator lets the member in, if it was refused before."""
         self._denied_backoff.reset()
         self._handler.on_group_failure(None)
         if self._failure is not None:
@@ -228,7 +200,6 @@ class GroupMember:
             self._cluster.outages.report_recovery(self._outage_label, "can be used again")
 
     async def _create_member(self) -> GroupMembership:
-        """Create the state machine of the protocol that the coordinator has."""
         connection = await self._cluster.coordinators.connect(self.name)
         member = self._options.create_member(self.name, connection.versions)
         member.subscribe(self._topics, self._now())
@@ -238,7 +209,6 @@ class GroupMember:
         return member
 
     async def _run_once(self, member: GroupMembership) -> None:
-        """Send the next request of the member, or wait until there may be one."""
         # Cleared before the member is asked: what changes from here on sets it again.
         self._wake.clear()
         self._watch_topics(member)
@@ -253,7 +223,6 @@ class GroupMember:
     async def _send_request(
         self, member: GroupMembership, request: GroupRequest
     ) -> Sequence[MemberEvent]:
-        """Send one request and return the events that its response, or its absence, leads to."""
         try:
             response = await self._cluster.coordinators.send(
                 request.group, build_request(request), max_hold=request.max_hold
@@ -268,7 +237,6 @@ class GroupMember:
         return events
 
     async def _wait_until_due(self, member: GroupMembership) -> None:
-        """Wait until the next request is due, `_wake` is set, or metadata should be refreshed."""
         due_at = member.next_request_at
         if member.has_unknown_topics:
             due_at = min(due_at, self._now() + RESOLVE_INTERVAL_S)
@@ -281,7 +249,6 @@ class GroupMember:
                 self._update_topics(member)
 
     def _apply_events(self, events: Sequence[MemberEvent]) -> None:
-        """Act on the events of the state machine, in order."""
         for event in events:
             if isinstance(event, CoordinatorMoved):
                 self._cluster.coordinators.forget(self.name)
@@ -296,15 +263,11 @@ class GroupMember:
         self._log_state_change()
 
     def _can_use_classic(self, failure: MembershipFailed) -> bool:
-        """Return whether the classic protocol may do where KIP-848 was refused.
-
-        That is so where the brokers were upgraded and the feature `group.version` was not.
-        """
+        """Return whether brokers were upgraded, but the feature `group.version` was not."""
         is_refused = failure.error == ErrorCode.UNSUPPORTED_VERSION
         return is_refused and self._options.protocol == "auto"
 
     def _on_ownership_changed(self, event: OwnershipChange) -> None:
-        """Inform the handler of a change at once, and queue the change to be applied."""
         if isinstance(event, PartitionsLost):
             self._loss_counts.update(event.tps)
             self._cluster.coordinators.stats.count_lost(self.name, len(event.tps))
@@ -317,7 +280,7 @@ class GroupMember:
             self._apply_task = create_detached_task(self._apply_ownership_changes())
 
     async def _apply_ownership_changes(self) -> None:
-        """Apply the queued changes one after the other, and acknowledge what was given up."""
+        """Apply the queued changes in order, and acknowledge the partitions that were given up."""
         while self._events:
             event = self._events.popleft()
             losses = {tp: self._loss_counts[tp] for tp in event.tps}
@@ -358,7 +321,6 @@ class GroupMember:
     # Metadata.
 
     def _watch_topics(self, member: GroupMembership) -> None:
-        """Watch the metadata of exactly the topics that the member needs."""
         needed_topics = member.needed_topics
         if needed_topics == self._watched_topics:
             return
@@ -375,7 +337,6 @@ class GroupMember:
             self._wake.set()
 
     def _update_topics(self, member: GroupMembership) -> None:
-        """Pass what metadata says about the watched topics to the member."""
         known = {name: self._cluster.get_topic(name) for name in self._watched_topics}
         topics = {
             name: TopicInfo(topic.topic_id, len(topic.partitions))
@@ -386,7 +347,6 @@ class GroupMember:
 
 
 def label_cause(failure: KafkaError) -> str:
-    """Return the kind of a failure, as the log names it."""
     if not isinstance(failure, GroupFailed):
         return cause_from_code(code_from_error(failure))
     return Cause.DENIED if failure.code in AUTHORIZATION_ERRORS else f"kafka-error-{failure.code}"

@@ -64,22 +64,16 @@ _RETRIABLE_ERRORS = {
 
 
 async def _wait_without_member(timeout_s: float) -> None:
-    """Wait in place of a heartbeat, for consumers without a member."""
     await asyncio.sleep(min(timeout_s, _RETRY_BACKOFF.first_delay))
 
 
 def _mark_topic(offset: OffsetAndMetadata, mark: TopicMark | None) -> OffsetAndMetadata:
-    """Return what is committed of an offset: with a mark of its topic."""
     return offset if mark is None else offset._replace(metadata=mark.append_to(offset.metadata))
 
 
 def _split_topic(
     offset: OffsetAndMetadata, cluster_id: str | None
 ) -> tuple[OffsetAndMetadata, TopicMark | None]:
-    """Return an offset as it was to be committed, and the mark of its topic in this cluster.
-
-    That is None if it is not known.
-    """
     metadata, mark = TopicMark.split(offset.metadata)
     if mark is not None and mark.is_of_other_cluster(cluster_id):
         mark = None
@@ -97,15 +91,11 @@ class _UnknownTopics:
         self._since: dict[str, float] = {}  # loop time, by topic
 
     def update(self, topics: Collection[str]) -> None:
-        """Take the unknown topics of the last response in place of the previous ones."""
         now = asyncio.get_running_loop().time()
         self._since = {topic: self._since.get(topic, now) for topic in topics}
 
     def raise_if_expired(self) -> None:
-        """Raise UnknownTopic if all topics were unknown for UNKNOWN_TOPIC_TIMEOUT_S.
-
-        There must be one, and `update` must have been called for the last response.
-        """
+        """Raise UnknownTopic if all topics were unknown for UNKNOWN_TOPIC_TIMEOUT_S."""
         now = asyncio.get_running_loop().time()
         if now - max(self._since.values()) >= UNKNOWN_TOPIC_TIMEOUT_S:
             topic = min(self._since)
@@ -120,7 +110,6 @@ class GroupOffsets:
     Owned by an `Assignment`. It has no state.
 
     Attributes:
-        coordinators: Sends requests to the coordinator of a group.
         get_identity: Returns the identity of the member; NO_MEMBER for a consumer without one.
         get_owned: Returns the partitions that may be committed; None if any may.
         heartbeat_soon: Sends a heartbeat, to learn the member's new epoch. Returns after the
@@ -140,19 +129,16 @@ class GroupOffsets:
         *,
         timeout_s: float = COMMIT_TIMEOUT_S,
     ) -> None:
-        """Commit offsets.
+        """Commit the next offsets, repeating transient failures for `timeout_s`.
 
-        Args:
-            offsets: The next offset of each partition.
-            get_mark: Returns the mark of a topic, without the cluster; None if its id is not known.
-            timeout_s: For how many seconds to repeat what passes.
+        `get_mark` returns the mark of a topic, without the cluster.
 
         Raises:
             NotOwned: Partitions are not the member's (any more). The others are committed.
             UnknownTopic: The coordinator did not know topics for UNKNOWN_TOPIC_TIMEOUT_S. The
-                offsets of the others are committed. The time is short because a member that gives
-                up a deleted topic commits it first: until that has ended, the rebalance does not,
-                and nobody reads the topic that may take its place.
+                others are committed. The time is short because a member that gives up a deleted
+                topic commits it first: until that has ended, the rebalance does not, and nobody
+                reads the topic that may take its place.
             AccessDenied: The group or a topic may not be used.
             GroupFailed: The coordinator refuses for another reason.
             BrokerUnavailable: The coordinator did not answer in time.
@@ -193,27 +179,16 @@ class GroupOffsets:
     async def committed(
         self, tps: Collection[TopicPartition] | None, *, timeout_s: float = COMMIT_TIMEOUT_S
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return the committed offsets, as `committed_with_topics`, without the topics' marks."""
         found = await self.committed_with_topics(tps, timeout_s=timeout_s)
         return {tp: offset for tp, (offset, _) in found.items()}
 
     async def committed_with_topics(
         self, tps: Collection[TopicPartition] | None, *, timeout_s: float = COMMIT_TIMEOUT_S
     ) -> dict[TopicPartition, tuple[OffsetAndMetadata, TopicMark | None]]:
-        """Return the committed offsets.
+        """Return the committed offsets with the marks of their topics; with None all of the group.
 
-        Args:
-            tps: The partitions; None for all that the group has committed.
-            timeout_s: For how many seconds to repeat what passes.
-
-        Returns:
-            The offset of each partition that has one, and the mark of the topic that it is of; None
-            if it has none, or if the offset was copied from another cluster.
-
-        Raises:
-            AccessDenied: The group or a topic may not be used.
-            GroupFailed: The coordinator refuses for another reason.
-            BrokerUnavailable: The coordinator did not answer in time.
+        A mark is None if there is none, or if the offset was copied from another cluster. Raises
+        AccessDenied, GroupFailed and BrokerUnavailable as `commit` does.
         """
         deadline, failures = self._compute_deadline(timeout_s), 0
         failure = BrokerUnavailable("no answer in time", timeout=True)
@@ -256,10 +231,7 @@ class GroupOffsets:
     def _drop_unowned(
         self, pending: dict[TopicPartition, OffsetAndMetadata]
     ) -> set[TopicPartition]:
-        """Remove the partitions that are not owned, and return them.
-
-        Their offsets must not be sent, as another member may have committed later ones.
-        """
+        """Remove and return the partitions that others may own: they may have later offsets."""
         if self.get_owned is None:
             return set()
         not_owned = pending.keys() - set(self.get_owned())
@@ -278,12 +250,11 @@ class GroupOffsets:
         """Wait and prepare for the next attempt, or raise if none can succeed.
 
         Args:
-            errors: The error codes of the last attempt.
             tps: The partitions that are not done, which a failure names.
-            deadline: When to give up, in seconds of the event loop's clock.
+            deadline: When to give up, in loop time.
             failures: How many attempts failed in a row. The wait grows with them, unless a
                 heartbeat is waited for.
-            failure: What to raise at the deadline.
+            failure: The error to raise at the deadline.
         """
         errors, names = set(errors), ", ".join(map(str, sorted(tps)))
         now = asyncio.get_running_loop().time()

@@ -1,16 +1,16 @@
-"""Fetch the partitions of one consumer ahead of what its polls return.
+"""Fetch the partitions of one consumer ahead of its polls.
 
 A fetch goes over a spare connection, because the broker holds it back while it has no records. A
-request goes on when nobody waits for it any more (the caller was cancelled), and what it brings is
-kept for the next poll, so that nothing is fetched in vain. A partition that is added while a fetch
-from its broker is held back does not wait for that one: it gets a fetch of its own.
+request goes on when its caller is cancelled, and its records are kept for the next poll, so that
+nothing is fetched in vain. A partition that is added while a fetch from its broker is held back
+gets a fetch of its own.
 
-It is built on neither of the two other ways to fetch, only on the same requests and decoder. The
-`Fetcher` fetches unasked, over connections that all its kind share: with Kafka 4.3 and 12
-partitions, 50 of them without new records held each other up until requests timed out, where 50
-consumers that nobody polls send next to nothing. `read_committed` reads one partition per request,
-so a poll that waits would hold a connection for each partition, not for each broker, and brokers
-could not wait for `min_bytes` of all.
+The module shares only requests and decoder with the two other ways to fetch. The `Fetcher` fetches
+unasked, over connections that all its kind share: with Kafka 4.3 and 12 partitions, 50 of them
+without new records held each other up until requests timed out, where 50 consumers that nobody
+polls send next to nothing. `read_committed` reads one partition per request, so a poll that waits
+would hold a connection for each partition, not for each broker, and brokers could not wait for
+`min_bytes` of all.
 
 A response is used only if the partition's `lineage` is still the one of the request: a seek, or
 another assignment of the partition, makes it useless.
@@ -66,14 +66,6 @@ LEADERLESS_RETRY_S = 0.25  # seconds between looks at metadata for a partition w
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """The limits of the next fetches.
-
-    Attributes:
-        max_wait: For how many seconds a broker may wait for records.
-        min_bytes: A broker waits until it has this many bytes.
-        max_bytes: The most bytes of one response.
-    """
-
     max_wait: float = 0.5
     min_bytes: int = 1
     max_bytes: int = 16 << 20
@@ -83,22 +75,20 @@ class FetchLimits:
 class PrefetchFetcher:
     """The fetches of one consumer, which creates and owns it.
 
-    `states` says what to fetch: after changing a state, call `wake`. Between calls at most one
-    request counts for each partition: its task is the state's `in_flight`.
+    `states` are the partitions that may be read: after changing a state, call `wake`. Between calls
+    at most one request counts for each partition: its task is the state's `in_flight`. The next
+    fetch is sent once less than half of `max_partition_bytes` is buffered.
 
     Attributes:
-        options: How the consumer reads. The next fetch is sent once less than half of
-            `max_partition_bytes` is buffered.
-        out_of_range_reset: Where to go on if retention has deleted the offset to go on from: LATEST
-            or EARLIEST. A log that was cut off below it is read from the cut in both cases. None
-            stops the partition with a failure in either case.
-        on_gap: Called with a partition, the offset that Kafka does not have, and where reading goes
-            on: at a higher offset, or at a lower one where the log was cut off.
+        out_of_range_reset: Where to go on if retention has deleted the next offset: LATEST or
+            EARLIEST. A log that was cut off below it is read from the cut in both cases. None stops
+            the partition with a failure in either case.
+        on_gap: Called with a partition, the offset that Kafka does not have, and the offset to go
+            on from: a lower one where the log was cut off.
         follows_recreated: Read a topic that was created again from its start. False leaves that to
             `Assignment`, which learns of it by a new assignment.
-        states: The partitions that may be read.
-        failures: What a poll must raise, by partition. A seek removes it.
-        changed: Set when something happened that a waiting poll must look at.
+        failures: The failures that a poll must raise. A seek removes them.
+        changed: Set when a waiting poll must look at the states again.
     """
 
     cluster: Cluster
@@ -113,11 +103,9 @@ class PrefetchFetcher:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether a request is under way."""
         return bool(self._tasks)
 
     def add_partition(self, tp: TopicPartition) -> PartitionState:
-        """Add a partition without a position, in place of an earlier state of it."""
         topic = self.cluster.get_topic(tp.topic)
         backoff = Backoff(max_delay=1.0, random=random.random)
         state = self.states[tp] = PartitionState(tp, backoff, topic.topic_id if topic else None)
@@ -126,21 +114,14 @@ class PrefetchFetcher:
         return state
 
     def remove_partition(self, tp: TopicPartition) -> None:
-        """Drop a partition with the records that were fetched ahead."""
         self.states.pop(tp, None)
         self.failures.pop(tp, None)
 
     def wake(self) -> None:
-        """Let a waiting poll look at the states again."""
         self.changed.set()
 
     def reset_position(self, state: PartitionState, spec: int | None) -> None:
-        """Look up where to go on, for a partition without a usable position.
-
-        Args:
-            spec: LATEST, EARLIEST or milliseconds since 1970; None stops the partition with a
-                failure.
-        """
+        """Look up where to go on: at LATEST, EARLIEST or a time (ms); None stops the partition."""
         if spec is not None:
             state.reset(spec)
         else:
@@ -150,14 +131,9 @@ class PrefetchFetcher:
         self.changed.set()
 
     def start_fetches(self, limits: FetchLimits | None) -> float:
-        """Request what is due for each partition that has no request under way.
+        """Send the requests that are due, and return the loop time at which more become due.
 
-        Args:
-            limits: The limits of the fetches; None looks up positions only.
-
-        Returns:
-            When the next partition becomes due, in seconds of the event loop's clock; infinity if
-            none has a delay.
+        Without limits, only positions are looked up.
         """
         now, next_due = asyncio.get_running_loop().time(), float("inf")
         fetches: dict[int, list[PartitionState]] = {}
@@ -191,7 +167,6 @@ class PrefetchFetcher:
         return next_due
 
     async def wait_for_positions(self, states: Collection[PartitionState]) -> None:
-        """Wait until each partition has a position, was stopped, or is not assigned any more."""
         while any(
             state.offset_spec is not None and self.states.get(state.tp) is state for state in states
         ):
@@ -206,12 +181,10 @@ class PrefetchFetcher:
             await asyncio.sleep(LEADERLESS_RETRY_S)
 
     async def close(self) -> None:
-        """Drop all partitions, and end all requests."""
         self.states.clear()
         await self._tasks.close()
 
     def _should_fetch(self, state: PartitionState) -> bool:
-        """Return whether the records of a partition run low, and what follows may be fetched."""
         return (
             state.position is not None
             and not state.is_starting
@@ -220,10 +193,9 @@ class PrefetchFetcher:
         )
 
     def _choose_node(self, state: PartitionState, now: float) -> int | None:
-        """Return the broker to ask about a partition; None if there is none now.
+        """Return the broker to ask about a partition, if any.
 
-        It also notices a topic that was created again, and compares the topic of a position that
-        was found before metadata knew the topic.
+        This is where a topic that was created again is noticed.
         """
         topic = self.cluster.get_topic(state.tp.topic)
         if topic is None or topic.error:
@@ -245,14 +217,12 @@ class PrefetchFetcher:
     def _start_request(
         self, request: Coroutine[Any, Any, None], states: list[PartitionState], min_bytes: int = 0
     ) -> None:
-        """Run a request in a task, as the `in_flight` of its partitions."""
         task = self._tasks.start(request, "a fetch of a consumer", context=Context())
         for state in states:
             state.in_flight, state.min_bytes = task, min_bytes
         task.add_done_callback(lambda done: self._on_request_done(done, states))
 
     def _on_request_done(self, task: asyncio.Task[None], states: list[PartitionState]) -> None:
-        """Free the partitions of a request, unless another one is under way for them by now."""
         for state in states:
             if state.in_flight is task:
                 state.in_flight = None
@@ -265,7 +235,6 @@ class PrefetchFetcher:
     # Where to start.
 
     async def _list_offsets(self, states: list[PartitionState]) -> None:
-        """Look up the positions of partitions from their `offset_spec`."""
         lookups = {state.tp: (state, state.offset_spec, state.lineage) for state in states}
         specs = {tp: spec for tp, (_, spec, _) in lookups.items() if spec is not None}
         results = await self.cluster.list_offsets(specs, self.options.isolation_level)
@@ -300,11 +269,6 @@ class PrefetchFetcher:
         wants: Mapping[PartitionState, tuple[FetchTarget, int]],
         limits: FetchLimits,
     ) -> None:
-        """Fetch from one broker and keep what comes.
-
-        Args:
-            wants: What to fetch of each partition, and its lineage at the time.
-        """
         connections = self.cluster.connections
         try:
             async with connections.borrow_spare(node) as connection:
@@ -342,7 +306,6 @@ class PrefetchFetcher:
         )
 
     def _on_fetch_failed(self, states: list[PartitionState], exc: KafkaError) -> None:
-        """Delay the partitions of a fetch that failed as a whole."""
         now = asyncio.get_running_loop().time()
         min_delay = exc.retry_after or 0.0 if isinstance(exc, BrokerUnavailable) else 0.0
         for state in states:
@@ -352,7 +315,6 @@ class PrefetchFetcher:
     def _on_partition_response(
         self, state: PartitionState, fetched: FetchedPartition, node: int
     ) -> None:
-        """Handle what a fetch brought for one partition."""
         if fetched.current_leader is not None:  # comes with NOT_LEADER (KIP-951)
             self.cluster.metadata.update_leader(state.tp, *fetched.current_leader, fetched.topic_id)
         if fetched.error_code:
@@ -371,7 +333,6 @@ class PrefetchFetcher:
             self._decode_records(state, fetched)
 
     def _decode_records(self, state: PartitionState, fetched: FetchedPartition) -> None:
-        """Decode the first slice now, and the rest in a task."""
         decoding = RecordSetDecoder(
             state.tp,
             fetched.records,
@@ -389,10 +350,7 @@ class PrefetchFetcher:
     async def _decode_rest(
         self, state: PartitionState, decoding: RecordSetDecoder, lineage: int
     ) -> None:
-        """Decode the rest of a response, up to MAX_EXPANSION times `max_partition_bytes`.
-
-        What is beyond that is dropped, and is fetched again when the buffered records run low.
-        """
+        """Decode the rest of a response, up to MAX_EXPANSION times `max_partition_bytes`."""
         async with aclosing(
             iter_slices(decoding, self.cluster.decompression_slot, BULK_SLICE_RECORDS)
         ) as slices:
@@ -409,11 +367,7 @@ class PrefetchFetcher:
                 await asyncio.sleep(0)
 
     def _buffer_slice(self, state: PartitionState, decoded: DecodedSlice) -> Gap | None:
-        """Keep the records of a slice, at most up to a gap, which is returned.
-
-        Polls return records only, so the partition stops at what cannot be read here. What comes
-        before it is returned first.
-        """
+        """Keep the records of a slice, at most up to a gap, where the partition stops."""
         entries, next_offset, epoch, _, error = decoded
         gap = decoded.find_gap()
         if gap is not None:
@@ -438,7 +392,6 @@ class PrefetchFetcher:
         return gap
 
     def _on_partition_error(self, state: PartitionState, code: int) -> None:
-        """Handle the error code of one partition in the response to a fetch."""
         # A follower may be behind, so its errors prove nothing: ask the leader first.
         if state.preferred_replica is not None:
             state.preferred_replica = None
@@ -520,10 +473,7 @@ class PrefetchFetcher:
     def _truncate(self, state: PartitionState, end: int, epoch: int) -> None:
         """Go on where the log was cut off; without a reset, stop the partition.
 
-        Args:
-            end: Where the newest epoch ends that the log has in common with what was fetched.
-            epoch: That epoch; NO_EPOCH if it is not known. Then the offset may also have been wrong
-                from the start, in a seek or a commit.
+        With NO_EPOCH the offset may also have been wrong from the start, in a seek or a commit.
         """
         missing = state.fetch_offset
         detail = (
@@ -540,11 +490,9 @@ class PrefetchFetcher:
         self.changed.set()
 
     def _is_current(self, state: PartitionState, lineage: int) -> bool:
-        """Return whether an answer about a partition may be used."""
         return self.states.get(state.tp) is state and state.lineage == lineage
 
     def _delay_partition(self, state: PartitionState, cause: Cause) -> None:
-        """Delay the next request of a partition, and do what its cause calls for."""
         state.back_off(cause, asyncio.get_running_loop().time())
         if RECOVERY_RULES[cause].action is RecoveryAction.REPORT:
             self.failures[state.tp] = AccessDenied(
