@@ -4,9 +4,9 @@ An archive has classes as Java keeps them in memory: a JVM maps the file instead
 and verifying the classes. JEP 310 describes archives that are written from a list of classes, and
 JEP 350 those that a program writes when it ends.
 
-A JVM ignores an archive that is of another Java, or that does not fit its class path or settings,
-and loads the classes as usual (`-Xshare:auto`, its default). It does not notice that a file was cut
-short, and ends by a signal (Java 17). So the name of an archive has its size, which is compared.
+A JVM ignores an archive that is of another Java, or that does not fit its class path or settings
+(`-Xshare:auto`, its default). It does not notice that a file was cut short, and ends by a signal
+(Java 17). So the name of an archive has its size, which is compared.
 """
 
 from __future__ import annotations
@@ -24,19 +24,13 @@ from .maven import lock_cache
 
 @dataclass(frozen=True, slots=True)
 class ClassArchive:
-    """The class archive of one program on one build of Java, whether it is built or not.
-
-    Attributes:
-        directory: The directory of the program's archives.
-        content: A text that identifies the program's jars; "" if `directory` does.
-    """
+    """The class archive of one program on one build of Java, whether it is built or not."""
 
     directory: Path
     runtime: JavaRuntime
     content: str = ""
 
     def find(self) -> Path | None:
-        """Return the path of the archive, or None if it is not built or not complete."""
         for path in self.directory.glob(f"{self._name}-*.jsa"):
             if path.stat().st_size == int(path.stem.rpartition("-")[2]):
                 return path
@@ -46,11 +40,9 @@ class ClassArchive:
         """Return the path of the archive; build it if it is missing.
 
         One process at a time builds, and the others wait. The file appears by one rename once it is
-        complete and on the disk. Archives for former jars of the program are removed.
-
-        Args:
-            build: Writes the archive to a path. Temporary files may be written beside it. The lock
-                of the directory is held meanwhile.
+        complete and on the disk. Archives for former jars of the program are removed. `build`
+        writes the archive to a path, beside which it may write temporary files; the directory is
+        locked meanwhile.
         """
         if path := self.find():
             return path
@@ -73,7 +65,6 @@ class ClassArchive:
 
     @property
     def _name(self) -> str:
-        """The name without the size."""
         return self._java_name + (f"-{_digest(self.content)}" if self.content else "")
 
     def _remove_others(self, current: Path) -> None:

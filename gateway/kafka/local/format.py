@@ -23,30 +23,14 @@ _CHECKPOINT = "bootstrap.checkpoint"
 
 
 def build_classpath(libs: Path) -> str:
-    """Return the class path of the broker, always in the same order.
-
-    A class archive can be used only with the class path that it was built with.
-
-    Args:
-        libs: The directory of the jars.
-    """
+    """Return the class path in a fixed order: a class archive fits no other one."""
     return ":".join(
         str(libs / name) for name in sorted(jar.file_name for jar in jars.read_pinned_jars())
     )
 
 
 def load_checkpoint(cache: Path, scram: Sequence[str] = ()) -> bytes:
-    """Return the checkpoint that a new log directory starts with.
-
-    It is cached unless it holds users.
-
-    Args:
-        cache: The cache directory, see `jars.cache_directory`.
-        scram: The users, as in `BrokerSecurity.scram_users`.
-
-    Raises:
-        LocalBrokerError: Kafka's storage tool failed.
-    """
+    """Return the checkpoint that a new log directory starts with, cached unless it has users."""
     if scram:
         return _build_checkpoint(cache, scram)
     path = cache / _CHECKPOINT
@@ -74,7 +58,6 @@ def format_directory(directory: Path, node: int, cluster: str, checkpoint: bytes
 
 
 def load_cluster_id(root: Path) -> str:
-    """Return the cluster id of the nodes that were formatted under `root`, or a new one."""
     for meta in sorted(root.glob("node-*/meta.properties")):
         for line in meta.read_text().splitlines():
             if line.startswith("cluster.id="):
@@ -83,10 +66,7 @@ def load_cluster_id(root: Path) -> str:
 
 
 def generate_id() -> str:
-    """Return a random UUID as Kafka writes it: base64url, and never with a leading dash.
-
-    The storage tool would take an id with a leading dash for an option.
-    """
+    """Return a base64url UUID; a leading dash would be an option of the storage tool."""
     while (text := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith(
         "-"
     ):
@@ -95,7 +75,6 @@ def generate_id() -> str:
 
 
 def _build_checkpoint(cache: Path, scram: Sequence[str]) -> bytes:
-    """Let Kafka's storage tool format a temporary directory, and return its checkpoint."""
     libs = jars.fetch_jars(cache)
     with tempfile.TemporaryDirectory(prefix="gateway-kafka-") as name:
         config = Path(name) / "server.properties"

@@ -24,30 +24,18 @@ KAFKA_VERSION = "4.3.1"
 
 
 def read_pinned_jars() -> dict[MavenCoordinate, str]:
-    """Return the SHA-256 of every jar."""
     return read_pins(Path(__file__).with_name("jars.sha256"))
 
 
 def cache_directory() -> Path:
-    """Return the directory that keeps jars, class archives and the checkpoint between runs."""
     return cache_path(f"kafka-{KAFKA_VERSION}")
 
 
 def fetch_jars(cache: Path) -> Path:
-    """Return the directory with all the jars, fetching them if they are not there.
-
-    Raises:
-        LocalBrokerError: They cannot be fetched, or a checksum is wrong.
-    """
     return _create_bundle().ensure_fetched(cache)
 
 
 def verify_jars(libs: Path) -> None:
-    """Verify the checksums of the jars in a directory.
-
-    Raises:
-        LocalBrokerError: Jars are missing or damaged; the message names them.
-    """
     _create_bundle().verify(libs)
 
 

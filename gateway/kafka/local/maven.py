@@ -2,8 +2,7 @@
 
 A list names every jar and its SHA-256, so dependencies need not be resolved: `jgo` (a wheel) or
 `mvn`, whichever is installed, only fetches. With jgo 3.2 the 46 jars of Kafka take 3 s and 44 MB;
-resolving the dependencies would take 15 s more. What was fetched is verified before any process can
-see it.
+resolving the dependencies would take 15 s more. Jars are verified before any process can see them.
 """
 
 from __future__ import annotations
@@ -28,15 +27,12 @@ from gateway.extras import format_install_command
 
 @dataclass(frozen=True, slots=True)
 class MavenCoordinate:
-    """A jar by its Maven name, `group:artifact:version`."""
-
     group: str
     artifact: str
     version: str
 
     @classmethod
     def parse(cls, text: str) -> MavenCoordinate:
-        """Parse `group:artifact:version`."""
         return cls(*text.split(":"))
 
     def __str__(self) -> str:
@@ -44,38 +40,25 @@ class MavenCoordinate:
 
     @property
     def file_name(self) -> str:
-        """Return the name that Maven gives the file of the jar."""
         return f"{self.artifact}-{self.version}.jar"
 
 
 def read_pins(path: Path) -> dict[MavenCoordinate, str]:
-    """Read a list of pinned jars.
-
-    Args:
-        path: A file with lines of SHA-256 and coordinate.
-
-    Returns:
-        The SHA-256 of every jar.
-    """
     lines = path.read_text("ascii").splitlines()
     return {MavenCoordinate.parse(name): digest for digest, name in map(str.split, lines)}
 
 
 def cache_path(name: str) -> Path:
-    """Return the directory of this name in the user's cache, which stays between runs."""
     root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(root).expanduser() / "gateway" / name
 
 
 @contextmanager
 def lock_cache(cache: Path) -> Iterator[None]:
-    """Hold the lock of a cache, so that one process at a time creates what is missing.
+    """Hold the lock of a cache, so that one process at a time creates its missing files.
 
-    Look again for what is missing once the lock is held: another process may have created it. The
-    lock is not reentrant.
-
-    Args:
-        cache: The cache directory; it is created.
+    Look for them again once the lock is held: another process may have created them. The lock is
+    not reentrant.
     """
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "lock").open("w") as file:
@@ -85,13 +68,10 @@ def lock_cache(cache: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class JarBundle:
-    """Jars that belong together.
+    """Jars that belong together, with the SHA-256 of each.
 
-    Attributes:
-        name: Their name in messages, with the version.
-        pins: The SHA-256 of each jar.
-        error_class: What is raised when there is nothing to fetch with, when the network fails, or
-            when a checksum is wrong.
+    Its methods raise `error_class` when neither jgo nor mvn is installed, when the network fails,
+    or when a jar is missing or damaged.
     """
 
     name: str
@@ -99,14 +79,6 @@ class JarBundle:
     error_class: type[GatewayError]
 
     def ensure_fetched(self, cache: Path) -> Path:
-        """Return the directory with all the jars, fetching and verifying them if necessary.
-
-        Args:
-            cache: The cache directory, in which `libs` is created.
-
-        Raises:
-            GatewayError: The jars cannot be fetched, or are damaged; it is an `error_class`.
-        """
         libs = cache / "libs"
         # The directory appears by one rename, and only after every checksum was right.
         if libs.is_dir():
@@ -123,11 +95,6 @@ class JarBundle:
         return libs
 
     def verify(self, libs: Path) -> None:
-        """Verify the checksums of the jars in a directory.
-
-        Raises:
-            GatewayError: Jars are missing or damaged; it is an `error_class` that names them.
-        """
         wrong = [
             coordinate.file_name
             for coordinate, digest in self.pins.items()
@@ -190,7 +157,6 @@ class JarBundle:
         self._print_progress(len(self.pins), sum(jar.stat().st_size for jar in target.iterdir()))
 
     def _print_progress(self, count: int, size: int) -> None:
-        """Print the progress on standard error: on a terminal one line that is rewritten."""
         terminal, total = sys.stderr.isatty(), len(self.pins)
         if terminal or count in (0, total):
             end = "\r" if terminal and count < total else "\n"

@@ -44,14 +44,6 @@ class ReservedPort:
     """
 
     def __init__(self, number: int = 0) -> None:
-        """Bind the port.
-
-        Args:
-            number: The number; 0 for any free port.
-
-        Raises:
-            LocalBrokerError: The port is taken.
-        """
         self._socket = socket.socket()
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -66,23 +58,13 @@ class ReservedPort:
             self.release()
 
     def release(self) -> None:
-        """Let other processes use the port."""
         self._socket.close()
 
 
 class KafkaNode:
-    """A node of a local cluster: one process that is both broker and controller.
-
-    Created and owned by `LocalKafka`. It can be stopped, killed, frozen and started again.
-
-    Attributes:
-        id: The id of the node; ids begin with 1.
-        log: The file with the output of the process.
-        is_frozen: Whether it is stopped by `freeze`.
-    """
+    """A node of a local cluster, owned by `LocalKafka`: both broker and controller."""
 
     def __init__(self, id: int, directory: Path, ports: Mapping[str, ReservedPort]) -> None:
-        """Create the node without starting it."""
         self.id = id
         self.directory = directory
         self.log = directory.with_suffix(".log")
@@ -93,36 +75,26 @@ class KafkaNode:
 
     @property
     def ports(self) -> dict[str, int]:
-        """Return the port of each listener: PLAINTEXT, CONTROLLER, VIA, SASL, TLS, SASL_TLS."""
         return {name: port.number for name, port in self._ports.items()}
 
     @property
     def address(self) -> str:
-        """Return `host:port` of the plain listener."""
         return f"127.0.0.1:{self._ports['PLAINTEXT'].number}"
 
     @property
     def pid(self) -> int:
-        """Return the process id; 0 while it does not run."""
         return self._process.pid if self._process is not None and self.is_running else 0
 
     @property
     def is_running(self) -> bool:
-        """Return whether the process runs, frozen or not."""
         return self._process is not None and self._process.poll() is None
 
     def configure(self, command: Sequence[str], properties: Mapping[str, str]) -> None:
-        """Write the properties file of the node, and set the command to start it.
-
-        Args:
-            command: The command; the path of the properties file is appended.
-        """
         file = self.directory.with_suffix(".properties")
         file.write_text(format_properties(properties))
         self._command = (*command, str(file))
 
     def start(self) -> None:
-        """Start the process if it does not run. It can be used some seconds later."""
         if self.is_running:
             return
         with self.log.open("ab") as log:
@@ -140,20 +112,11 @@ class KafkaNode:
         )
 
     def terminate(self) -> None:
-        """Begin an orderly shutdown (SIGTERM): the node hands its partitions over and ends.
-
-        This does not wait for the end.
-        """
         self.unfreeze()  # a frozen process does not act on SIGTERM
         self._send_signal(signal.SIGTERM)
 
     def stop(self, timeout: float = 20.0) -> None:
-        """Shut the node down and wait for its end.
-
-        Args:
-            timeout: Seconds after which it is killed. The last node of three never ends by itself,
-                since it has no quorum.
-        """
+        """Shut the node down. The last one of three has no quorum: it is killed after `timeout`."""
         self.terminate()
         self.wait(timeout)
 
@@ -172,17 +135,11 @@ class KafkaNode:
         self._send_signal(signal.SIGSTOP)
 
     def unfreeze(self) -> None:
-        """Let a frozen process continue (SIGCONT)."""
         if self.is_frozen:
             self.is_frozen = False
             self._send_signal(signal.SIGCONT)
 
     def wait(self, timeout: float = 10.0) -> None:
-        """Wait for the end of the process.
-
-        Args:
-            timeout: Seconds after which it is killed.
-        """
         if self._process is None:
             return
         try:
@@ -193,23 +150,17 @@ class KafkaNode:
         self.is_frozen = False
 
     def release_ports(self) -> None:
-        """Let other processes use the ports of the node."""
         for port in self._ports.values():
             port.release()
 
     def read_log_tail(self, lines: int = 25) -> str:
-        """Return the last lines of its log; nothing if there is no log yet."""
         try:
             return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
         except FileNotFoundError:
             return ""
 
     def fetch_broker_ids(self, timeout: float = 2.0) -> set[int]:
-        """Return the ids of the brokers that its metadata lists; none while it cannot answer.
-
-        Args:
-            timeout: Seconds to wait for each step.
-        """
+        """Return the ids of the brokers that its metadata lists; none while it cannot answer."""
         try:
             return _fetch_broker_ids(self.ports["PLAINTEXT"], timeout)
         except (OSError, struct.error, EOFError):
@@ -243,7 +194,6 @@ def _fetch_broker_ids(port: int, timeout: float) -> set[int]:
 
 
 def _require_size(data: bytes, size: int) -> bytes:
-    """Return the data, or raise EOFError if it is shorter than `size` bytes."""
     if len(data) != size:
         raise EOFError("the broker closed the connection")
     return data

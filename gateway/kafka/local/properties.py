@@ -66,15 +66,13 @@ class BrokerSecurity:
 
     Attributes:
         users: The password of each user, for every mechanism but OAUTHBEARER.
-        mechanisms: Any of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 and OAUTHBEARER. If there are some,
-            the listener SASL is opened. OAUTHBEARER accepts unsecured JWTs (RFC 7519 6, alg none)
-            and is for tests only.
-        certificate: A PEM file with a PKCS8 key and its certificate, which must name localhost or
-            127.0.0.1. If it is set, the listener TLS is opened, and with mechanisms SASL_TLS too.
+        mechanisms: Any of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 and OAUTHBEARER, for the listener
+            SASL. OAUTHBEARER accepts unsecured JWTs (RFC 7519 6, alg none) and is for tests only.
+        certificate: A PEM file with a PKCS8 key and its certificate for localhost or 127.0.0.1. It
+            opens the listener TLS, and with mechanisms SASL_TLS too.
         authority: A PEM file of the certificate authority that verifies client certificates.
         client_auth: Whether clients have to show a certificate: none, requested or required.
-        acl: Whether the standard authorizer denies everything that no ACL allows. Clients of the
-            plain listener are superusers.
+        acl: Whether the standard authorizer denies everything that no ACL allows.
     """
 
     users: Mapping[str, str] = field(default_factory=dict)
@@ -86,7 +84,6 @@ class BrokerSecurity:
 
     @property
     def listeners(self) -> tuple[str, ...]:
-        """Return the names of the listeners that are opened."""
         sasl = ("SASL",) if self.mechanisms else ()
         tls = ("TLS",) if self.certificate else ()
         both = ("SASL_TLS",) if sasl and tls else ()
@@ -94,7 +91,6 @@ class BrokerSecurity:
 
     @property
     def scram_users(self) -> tuple[str, ...]:
-        """Return the SCRAM users as arguments of the storage tool's `format --add-scram`."""
         return tuple(
             f"{mechanism}=[name={user},password={password}]"
             for mechanism in self.mechanisms
@@ -103,7 +99,6 @@ class BrokerSecurity:
         )
 
     def build_properties(self) -> dict[str, str]:
-        """Build the broker properties of the listeners and of the authorizer."""
         properties: dict[str, str] = {}
         for listener in self.listeners:
             if "SASL" in listener:
@@ -172,7 +167,6 @@ def build_listener_properties(
 
 
 def format_properties(properties: Mapping[str, str]) -> str:
-    """Format broker properties as a Java properties file."""
     # A backslash begins an escape there.
     escaped = ((key, value.replace("\\", "\\\\")) for key, value in properties.items())
     return "".join(f"{key}={value}\n" for key, value in escaped)

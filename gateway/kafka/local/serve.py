@@ -17,11 +17,6 @@ RESTART_DELAY_S = 10.0  # long enough to see what clients do meanwhile
 
 
 def prefetch() -> None:
-    """Fetch and build everything that a start needs and that is not in the cache yet.
-
-    Raises:
-        LocalBrokerError: There is no Java or no network, or a jar is damaged.
-    """
     cache = jars.cache_directory()
     runtime = java.find_java()
     jars.verify_jars(jars.fetch_jars(cache))
@@ -40,17 +35,9 @@ def run_broker(
 ) -> None:
     """Run a cluster until SIGINT or SIGTERM, which shut it down.
 
-    To try a failover, one kills a node: a node of several that ends is started again.
-
-    Args:
-        nodes: The number of nodes, 1 or 3.
-        port: The port of node 1; the other nodes have the next ones. None for free ports.
-        data: The directory to keep the data in; None for a temporary one.
-        restart_delay_s: Seconds until a node of several that ended is started again.
-
-    Raises:
-        LocalBrokerError: The cluster cannot be started, or its only node ends by itself, or one of
-            several soon after it was started.
+    To try a failover, one kills a node: a node of several that ends is started again after
+    `restart_delay_s`. Raises LocalBrokerError if the cluster cannot be started, or if its only node
+    ends by itself, or one of several soon after it was started.
     """
     # SIGTERM raises KeyboardInterrupt as well, so that both signals end the `with` block.
     previous_handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -65,11 +52,7 @@ def run_broker(
 
 
 def _keep_nodes_running(kafka: LocalKafka, restart_delay_s: float) -> None:
-    """Restart each node that ends. This returns only by an exception.
-
-    Raises:
-        LocalBrokerError: A node is the only one, or ended soon after it was started.
-    """
+    """Restart each node that ends. This returns only by an exception."""
     started_at = dict.fromkeys(kafka.nodes, -restart_delay_s)
     ended_at: dict[KafkaNode, float] = {}
     while True:
