@@ -24,7 +24,7 @@ class LineFormat:
     Attributes:
         key: The field of a JSON line that holds the key: its name, or a JSON pointer (RFC 6901)
             such as /customer/id. The value is still the whole line.
-        separator: What stands between key and value in a line. Excludes `key`.
+        separator: The bytes between key and value in a line. Excludes `key`.
         null_empty: Write an empty value as a tombstone.
     """
 
@@ -37,15 +37,7 @@ class LineFormat:
             raise ValueError("a key is either a field of JSON or stands before a separator")
 
     def parse_line(self, line: bytes, number: int) -> tuple[bytes | None, bytes | None]:
-        """Return the key and the value of a line.
-
-        Args:
-            line: The line without its LF.
-            number: The number of the line, for messages.
-
-        Raises:
-            GatewayError: The line does not have the format; the message names its number.
-        """
+        """Return key and value of a line without its LF; GatewayError names the number."""
         key: bytes | None = None
         value: bytes | None = line
         if self.separator is not None:
@@ -69,11 +61,7 @@ class LineFormat:
 
 
 def _resolve_pointer(document: Any, pointer: str) -> Any:
-    """Return what a field name or JSON pointer refers to.
-
-    Raises:
-        LookupError: There is nothing; so do TypeError and ValueError.
-    """
+    """Return the target of a field name or JSON pointer, or raise LookupError or the like."""
     if not pointer.startswith("/"):
         return document[pointer]
     for part in pointer[1:].split("/"):
@@ -83,7 +71,6 @@ def _resolve_pointer(document: Any, pointer: str) -> Any:
 
 
 def _encode_key(value: Any) -> bytes | None:
-    """Return the bytes of a key: text as it is, null as no key, anything else as JSON."""
     match value:
         case None:
             return None
@@ -101,25 +88,18 @@ class ValueDigest:
     _sum: int = 0
 
     def add(self, value: bytes | None) -> None:
-        """Add the next value."""
         data = value or b""
         self._all.update(data + b"\n")
         self._sum += int.from_bytes(hashlib.sha256(data).digest())
 
     @property
     def ordered_digest(self) -> str:
-        """Return the digest of all values in order, each followed by LF, in hex.
-
-        It is what `sha256sum` prints for a file of these lines.
-        """
+        """Return the digest of all values, each followed by LF, as `sha256sum` prints it."""
         return str(self._all.hexdigest())
 
     @property
     def unordered_digest(self) -> str:
-        """Return the sum of each value's own digest modulo 2^256, in hex.
-
-        It does not depend on the order, as a receiver of several partitions sees it.
-        """
+        """Return the sum of all digests modulo 2^256: the same for any order of partitions."""
         return f"{self._sum % (1 << 256):064x}"
 
 
@@ -129,14 +109,8 @@ async def iter_line_chunks(
     """Yield the lines of each chunk that is read, as it comes, without their LF.
 
     The last line need not end in LF. The source is read in a daemon thread, because a read from a
-    terminal cannot be cancelled: the thread ends with the process.
-
-    Args:
-        source: The input, opened for reading bytes.
-        chunk_bytes: How much is read at once.
-
-    Raises:
-        GatewayError: The input cannot be read.
+    terminal cannot be cancelled: the thread ends with the process. Raises GatewayError if the input
+    cannot be read.
     """
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[list[bytes] | BaseException | None] = asyncio.Queue()
@@ -173,7 +147,6 @@ async def iter_line_chunks(
 
 
 def _read_lines(source: BinaryIO, chunk_bytes: int, emit: Callable[[list[bytes]], None]) -> None:
-    """Pass on the whole lines of each chunk, until the end of the input."""
     # `read1` returns what is there; `read` would wait until the whole chunk is filled.
     read: Callable[[int], bytes] = getattr(source, "read1", source.read)
     rest: list[bytes] = []  # the parts of a line whose end was not read yet

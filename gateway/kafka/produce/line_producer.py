@@ -30,16 +30,12 @@ TOPIC_TIMEOUT_S = 10.0  # a broker that creates the topic automatically needs a 
 
 @dataclass(slots=True)
 class ProduceProgress:
-    """What has become of the input so far.
+    """The progress of the input so far.
 
     Attributes:
-        bytes_read: Bytes of input that were read.
-        lines: Lines that were read.
-        acknowledged_records: Records that Kafka has acknowledged.
-        value_bytes: Bytes of the values of all records so far.
         seconds: How long it took; set at the end.
-        failure: The first thing that went wrong; nothing was read after it.
-        interrupted: ^C ended the input; what had been read by then was still sent.
+        failure: The first failure; nothing was read after it.
+        interrupted: ^C ended the input; lines that had been read by then were still sent.
     """
 
     bytes_read: int = 0
@@ -53,18 +49,7 @@ class ProduceProgress:
 
 
 def produce_lines(topic: str, source: BinaryIO, **options: Any) -> ProduceProgress:
-    """Run `produce` for a caller without an event loop.
-
-    ^C ends the input; what was read by then is still sent.
-
-    Args:
-        topic: Where to write to.
-        source: The input, opened for reading bytes.
-        **options: The keyword arguments of `produce`.
-
-    Raises:
-        KafkaError: As `produce`.
-    """
+    """Run `produce` without an event loop. ^C ends the input; lines read by then are still sent."""
     return asyncio.run(produce(topic, source, **options))
 
 
@@ -83,18 +68,14 @@ async def produce(
     """Write every line of the input as a record, in order within a partition.
 
     Args:
-        topic: Where to write to.
-        source: The input, opened for reading bytes.
-        servers: Addresses of the cluster's brokers (host:port).
-        lines: How a line becomes key and value; by default it is the value.
         partition: Where all records go. By default the key decides, as in Java's clients; records
             without a key go to the partitions in turns.
         credentials: aiokafka's arguments security_protocol, ssl_context and sasl_*.
         progress: Called after each chunk of input.
-        topic_timeout_s: How long a topic that no broker knows is waited for.
+        topic_timeout_s: How long to wait for a topic that no broker knows.
 
     Returns:
-        What was written. Failures after the first record are in here and are not raised.
+        The progress; failures after the first record are in here and are not raised.
 
     Raises:
         BrokerUnavailable: No broker accepts the connection.
@@ -153,7 +134,6 @@ async def _open_producer(
 async def _count_partitions(
     producer: AIOKafkaProducer, topic: str, partition: int | None, timeout_s: float
 ) -> int:
-    """Return how many partitions the topic has; a given one must be among them."""
     try:
         known = await asyncio.wait_for(producer.partitions_for(topic), timeout_s)
     except (TimeoutError, kafka_errors.UnknownTopicOrPartitionError) as exc:
@@ -175,7 +155,6 @@ async def _send_lines(
     batches: _OpenBatches,
     progress: Callable[[ProduceProgress], None] | None,
 ) -> None:
-    """Write lines until the input ends or something fails."""
     result = batches.result
     async with aclosing(iter_line_chunks(source)) as chunks:
         async for chunk in chunks:
@@ -223,12 +202,8 @@ class _OpenBatches:
     def add_record(self, key: bytes | None, value: bytes | None) -> tuple[int, Any] | None:
         """Put a record into the open batch of its partition.
 
-        Args:
-            value: The value; None for a tombstone.
-
-        Returns:
-            The partition and batch that the caller must send, if that batch is full and the record
-            went into another one; otherwise None.
+        If that is full, the record goes into another one, and the caller must send the full one,
+        which is returned with its partition.
         """
         partition = self._choose_partition(key)
         full = None
@@ -243,7 +218,6 @@ class _OpenBatches:
         return full
 
     def _append_record(self, batch: Any, key: bytes | None, value: bytes | None) -> bool:
-        """Return whether the record fitted into the batch."""
         added = batch.append(timestamp=None, key=key, value=value, headers=self._headers)
         return added is not None
 
@@ -261,7 +235,6 @@ class _OpenBatches:
         await self.send_batches(ready)
 
     async def send_batches(self, batches: Sequence[tuple[int, Any]]) -> None:
-        """Hand batches to the producer, waiting for the previous batch of their partitions."""
         self._send_future = asyncio.gather(
             *(self._send_batch(partition, batch) for partition, batch in batches)
         )
@@ -282,7 +255,7 @@ class _OpenBatches:
             self.result.failure = _translate_error(failure, self._topic)
 
     async def wait_for_acknowledgements(self) -> None:
-        """Send what was read, unless Kafka refused something, and wait for every answer."""
+        """Send the open batches, unless Kafka has refused one, and wait for every answer."""
         try:
             await self._send_future  # shielded above: it may still be under way after ^C
             if not isinstance(self.result.failure, KafkaError):
@@ -294,7 +267,6 @@ class _OpenBatches:
 
 
 def _translate_error(failure: BaseException, topic: str) -> KafkaError:
-    """Return the gateway's exception for one of aiokafka's, with what to do about it."""
     match failure:
         case (
             kafka_errors.TopicAuthorizationFailedError()

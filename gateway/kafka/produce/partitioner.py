@@ -1,7 +1,7 @@
 """Compute the partition that Kafka's default partitioner chooses for a key.
 
-It is murmur2 of the key's bytes, with the sign bit cleared, modulo the number of partitions: the
-same as Java's clients and librdkafka's `murmur2_random`.
+The partition is murmur2 of the key's bytes, with the sign bit cleared, modulo the number of
+partitions, as in Java's clients and in librdkafka's `murmur2_random`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,5 @@ _MAX_CACHED_KEY_BYTES = 256  # larger keys would take too much memory in the cac
 
 
 def compute_partition(key: bytes, partition_count: int) -> int:
-    """Return the partition of a key.
-
-    Args:
-        partition_count: How many partitions the topic has.
-    """
     hashed = _cached_murmur2(key) if len(key) < _MAX_CACHED_KEY_BYTES else murmur2(key)
     return int(hashed & 0x7FFFFFFF) % partition_count

@@ -26,14 +26,7 @@ OffsetResults: TypeAlias = list[int | KafkaError]
 
 
 class ProducerRecord(NamedTuple):
-    """A record to write.
-
-    Attributes:
-        tp: Where to write it.
-        value: The value; None for a tombstone.
-        headers: Names and contents.
-        timestamp: Milliseconds since 1970; None for now.
-    """
+    """A record to write: a value of None is a tombstone, a timestamp (ms) of None is now."""
 
     tp: TopicPartition
     key: bytes | None
@@ -46,7 +39,8 @@ class PendingBatch:
     """Records whose results are delivered together, with one timer for all of them.
 
     The producer creates one for each call of `send` or `send_many`. It is not a record batch of
-    Kafka: its records may go to several partitions and in several requests.
+    Kafka: its records may go to several partitions and in several requests. `on_done` is called
+    once all results are known, with the results in the caller's order.
 
     Attributes:
         records: The records by partition; empty once all results are known.
@@ -59,13 +53,6 @@ class PendingBatch:
     def __init__(
         self, count: int, began_at: float, on_done: Callable[[OffsetResults], None]
     ) -> None:
-        """Create a batch of records without results.
-
-        Args:
-            count: How many records it has.
-            began_at: When the caller handed them over, in seconds since 1970.
-            on_done: Called once all results are known, with the results in the caller's order.
-        """
         self.records: dict[TopicPartition, list[PendingRecord]] = {}
         self.timer: asyncio.TimerHandle | None = None
         self.began_at = began_at
@@ -74,12 +61,6 @@ class PendingBatch:
         self._on_done = on_done
 
     def set_result(self, index: int, result: int | KafkaError) -> None:
-        """Set the result of one record; the last one delivers all.
-
-        Args:
-            index: The position of the record in the caller's order.
-            result: Its offset, or why it has none.
-        """
         self._results[index] = result
         self._records_left -= 1
         if not self._records_left:
@@ -91,13 +72,7 @@ class PendingBatch:
 
 @dataclass(slots=True, eq=False)
 class PendingRecord:
-    """One record that waits for Kafka's answer.
-
-    Attributes:
-        timestamp: Milliseconds since 1970.
-        size: About how many bytes it takes.
-        batch: The batch that its result is delivered with.
-    """
+    """One record that waits for Kafka's answer. `size` is approximate, `timestamp` in ms."""
 
     key: bytes | None
     value: bytes | None
@@ -111,12 +86,8 @@ class PendingRecord:
 def estimate_size(key: bytes | None, value: bytes | None, headers: Headers) -> int:
     """Return about how many bytes a record takes in a batch.
 
-    It also rejects what cannot be encoded, because once in a batch such a record would keep the
-    whole batch from being sent.
-
-    Raises:
-        TypeError: A key, value or header is not bytes.
-        ValueError: The name of a header cannot be encoded.
+    Raises TypeError or ValueError for a record that cannot be encoded: once in a batch, it would
+    keep the whole batch from being sent.
     """
     size = RECORD_OVERHEAD_BYTES
     for name, content in (("", key), ("", value), *headers):
@@ -134,16 +105,10 @@ def encode_batch(
     codec: int = 0,
     is_transactional: bool = False,
 ) -> bytes:
-    """Encode the records as one record batch of Kafka.
+    """Encode the records as one record batch of Kafka, compressed by the codec id.
 
     The same pending records under the same producer id give the same bytes, so that a repeated
-    batch is a duplicate to Kafka.
-
-    Args:
-        producer: The identity to write under.
-        sequence: The sequence number of the first record.
-        codec: The codec id to compress with; 0 for none.
-        is_transactional: Whether they belong to the producer's open transaction.
+    batch is a duplicate to Kafka. `sequence` is the number of the first record.
     """
     builder = DefaultRecordBatchBuilder(
         magic=2,
@@ -160,7 +125,6 @@ def encode_batch(
 
 
 def build_refused_error(tp: TopicPartition, code: int) -> KafkaError:
-    """Return the exception for a record that Kafka refused, with Kafka's error code."""
     if code in AUTHORIZATION_ERRORS:
         return AccessDenied(
             f"the gateway may not write to {tp.topic}; allow it WRITE", topic=tp.topic
@@ -171,7 +135,6 @@ def build_refused_error(tp: TopicPartition, code: int) -> KafkaError:
 
 
 def build_in_doubt_error(tp: TopicPartition, reason: str) -> BrokerUnavailable:
-    """Return the exception for a record of which nobody knows whether it was written."""
     return BrokerUnavailable(
         f"{tp} may have been written to, or not: {reason}; without an idempotency key, a repeat "
         "may write it twice",

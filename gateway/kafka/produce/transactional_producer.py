@@ -8,8 +8,8 @@ One call is one transaction. After a failure the transaction may or may not have
 `start` settles it: Kafka completes a commit that had begun, and aborts everything else. Afterwards,
 reading committed records shows which it was.
 
-It sends its requests itself, over the shared connections. The transactional producer of a library
-has connections and a metadata refresh of its own for each transactional id.
+Requests go over the shared connections. The transactional producer of a library has connections and
+a metadata refresh of its own for each transactional id.
 """
 
 from __future__ import annotations
@@ -82,23 +82,17 @@ WrittenOffsets: TypeAlias = dict[TopicPartition, list[int]]
 class TransactionalProducer:
     """The only writer with one transactional id.
 
-    Whoever creates one owns it; it has no task and needs no closing. Call `start` first, and only
-    one method at a time. Between calls no transaction is open, unless `is_started` is False after a
-    failure.
+    Its creator owns it; it has no task and needs no closing. The topics that are written must be
+    watched. Call `start` first, and only one method at a time. Between calls no transaction is
+    open, unless `is_started` is False after a failure. Kafka aborts a transaction that was not
+    ended after `timeout` seconds.
 
     Attributes:
-        may_be_committed: Whether Kafka may have committed the transaction of the last `commit`,
-            where that failed or was cancelled: its end was sent, and no answer says that it was
-            refused.
+        may_be_committed: Whether Kafka may have committed the transaction of a `commit` that failed
+            or was cancelled: its end was sent, and no answer says that it was refused.
     """
 
     def __init__(self, cluster: Cluster, id: str, *, timeout: float = 30.0) -> None:
-        """Create a producer that is not started.
-
-        Args:
-            cluster: The cluster; the topics that are written must be watched.
-            timeout: Seconds after which Kafka aborts a transaction that was not ended.
-        """
         self.id = id
         self.may_be_committed = False
         self._cluster = cluster
@@ -115,19 +109,11 @@ class TransactionalProducer:
 
     @property
     def is_started(self) -> bool:
-        """Return whether `commit` may be called.
-
-        It is False again after a failure that leaves open what became of the transaction.
-        """
+        """Return whether `commit` may be called; False after a failure of unknown outcome."""
         return self._producer is not None
 
     async def start(self) -> None:
-        """Take over the transactional id: fence an earlier producer and end its transaction.
-
-        Raises:
-            BrokerUnavailable: The coordinator does not answer in time.
-            AccessDenied: The gateway may not use the id.
-        """
+        """Take over the transactional id: fence an earlier producer and end its transaction."""
         self._producer = None
         self._sequences.clear()
         request = InitProducerIdRequest(self.id, int(self._timeout * 1000))
@@ -142,20 +128,15 @@ class TransactionalProducer:
         offsets: Mapping[TopicPartition, int] | None = None,
         build_followups: Callable[[WrittenOffsets], Sequence[ProducerRecord]] | None = None,
     ) -> WrittenOffsets:
-        """Write records and commit offsets in one transaction.
+        """Write records and commit offsets in one transaction, and return the records' offsets.
 
         After an exception call `start` again, unless `is_started` is still True: then Kafka refused
         a record, the transaction was aborted, and the next one may follow.
 
         Args:
-            records: The records; their topics must be watched.
-            group: The consumer group of the offsets.
             offsets: The next offset of each partition, to be committed for the group.
             build_followups: Called with the offsets of the records; returns further records to
-                write in the same transaction.
-
-        Returns:
-            The offsets of the records by partition, and after them those of the further records.
+                write in the same transaction. Their offsets are behind the others in the result.
 
         Raises:
             Fenced: Another producer uses the id. If it took the id over while the transaction was
@@ -195,10 +176,8 @@ class TransactionalProducer:
     async def _commit_transaction(self, producer: ProducerIdAndEpoch) -> None:
         """Commit the open transaction.
 
-        Raises:
-            BrokerUnavailable: With `timeout`, the transaction may be committed: an attempt has no
-                answer that refuses it, and no error of a later attempt is about the first one.
-            KafkaError: As `commit`; it is not committed.
+        BrokerUnavailable with `timeout` says that it may be committed: an attempt has no answer
+        that refuses it, and no error of a later attempt is about the first one.
         """
         request = EndTxnRequest(TransactionalIdentity(self.id, producer), True)
         try:
@@ -215,14 +194,7 @@ class TransactionalProducer:
             ) from exc
 
     async def _abort(self, producer: ProducerIdAndEpoch) -> bool:
-        """Abort the transaction, so that readers of committed records need not wait for `start`.
-
-        Returns:
-            Whether it was aborted, and the id is still this producer's.
-
-        Raises:
-            Fenced: Another producer uses the id.
-        """
+        """Abort the transaction for its readers; False if that failed."""
 
         def get_error(response: TransactionResponse) -> int:
             # Kafka checks id and epoch before the state, so the id is ours and nothing was open.
@@ -270,7 +242,6 @@ class TransactionalProducer:
         return written
 
     async def _commit_offsets(self, request: TxnOffsetCommitRequest) -> None:
-        """Send offsets to the coordinator of their group, as a part of the transaction."""
         coordinators = self._cluster.coordinators
 
         async def attempt() -> int:
@@ -284,7 +255,6 @@ class TransactionalProducer:
     async def _write_partition(
         self, producer: ProducerIdAndEpoch, tp: TopicPartition, records: Iterable[ProducerRecord]
     ) -> list[int]:
-        """Write the records of one partition, batch by batch, and return their offsets."""
         written: list[int] = []
         for batch in _iter_batches(records):
             sequence = self._sequences.get(tp, 0)
@@ -331,14 +301,7 @@ class TransactionalProducer:
     async def _send_to_coordinator(
         self, request: KafkaRequest[R], get_error: Callable[[R], int]
     ) -> R:
-        """Send a request to the coordinator of the transactional id until it is done.
-
-        Args:
-            get_error: Returns the error code of a response.
-
-        Raises:
-            KafkaError: As `commit`; `_may_be_done` says whether it may have been done nevertheless.
-        """
+        """Send a request until it is done. `_may_be_done` matters after an error."""
         connections = self._cluster.connections
         responses: list[R] = []
         self._may_be_done = False
@@ -373,15 +336,10 @@ class TransactionalProducer:
     async def _retry_until_done(
         self, attempt: Callable[[], Awaitable[int]], operation: str
     ) -> None:
-        """Repeat an operation while its errors are ones that pass, for RETRY_TIMEOUT_S.
+        """Repeat an operation while its errors are transient, for RETRY_TIMEOUT_S.
 
-        Args:
-            attempt: Tries once and returns Kafka's error code, 0 for success.
-            operation: What is done, for messages: the name of a request, or the partition that is
-                written (`_build_error` reads it).
-
-        Raises:
-            KafkaError: As `commit`.
+        `attempt` returns Kafka's error code. `operation` is the name of a request, or the partition
+        that is written (`_build_error` reads it).
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + RETRY_TIMEOUT_S
@@ -411,7 +369,6 @@ class TransactionalProducer:
             return  # the operation is tried again as long as there is time
 
     def _build_error(self, error: int, operation: str) -> KafkaError:
-        """Return the exception for an error code that does not pass."""
         if error in FENCED_ERRORS:
             return Fenced(f"another producer writes as {self.id} by now (code {error})")
         if error in AUTHORIZATION_ERRORS:
@@ -431,10 +388,9 @@ class TransactionalProducer:
 
 
 def _find_reason(errors: Mapping[TopicPartition, int]) -> int:
-    """Return the code that says why a request failed, or 0.
+    """Return the code that says why a request failed, or 0. A final code counts first.
 
-    A code that is final counts before one that may pass. That a partition was not attempted only
-    says that another one has the reason.
+    A partition that was not attempted only says that another one has the reason.
     """
     codes = [code for code in errors.values() if code]
     reasons = [code for code in codes if code != ErrorCode.OPERATION_NOT_ATTEMPTED] or codes
@@ -443,7 +399,6 @@ def _find_reason(errors: Mapping[TopicPartition, int]) -> int:
 
 
 def _iter_batches(records: Iterable[ProducerRecord]) -> Iterable[list[ProducerRecord]]:
-    """Yield the records in batches of at most MAX_BATCH_BYTES, in their order."""
     batch: list[ProducerRecord] = []
     bytes_left = MAX_BATCH_BYTES
     for record in records:
