@@ -1,7 +1,7 @@
 """Define JoinGroup, SyncGroup, Heartbeat and LeaveGroup: the classic group protocol.
 
-They are for brokers from Kafka 2.3 to 4.x. `gateway.core.group` decides what a member sends; the
-requests here only encode its decisions. All times there are in seconds, and in milliseconds here.
+They are for brokers from Kafka 2.3 to 4.x. `gateway.core.group` decides what a member sends, with
+times in seconds; the requests here encode its decisions, with times in milliseconds.
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ class JoinGroupRequest(KafkaRequest[JoinResponse]):
     request: JoinRequest
 
     def encode(self, version: int) -> bytes:
-        """Encode the body of the request."""
         join, out = self.request, FieldWriter(version >= self.VERSIONS.first_flexible)
         out.string(join.group)
         out.i32(int(join.session_timeout * 1000))
@@ -67,7 +66,6 @@ class JoinGroupRequest(KafkaRequest[JoinResponse]):
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> JoinResponse:
-        """Decode the body of the response."""
         read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
         throttle, error, generation = read.i32(), read.i16(), read.i32()
         if version >= 7:
@@ -108,7 +106,6 @@ class SyncGroupRequest(KafkaRequest[SyncResponse]):
     request: SyncRequest
 
     def encode(self, version: int) -> bytes:
-        """Encode the body of the request."""
         sync, out = self.request, FieldWriter(version >= self.VERSIONS.first_flexible)
         _write_member(out, sync)
         if version >= 5:
@@ -124,7 +121,6 @@ class SyncGroupRequest(KafkaRequest[SyncResponse]):
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> SyncResponse:
-        """Decode the body of the response."""
         read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
         throttle, error = read.i32(), read.i16()
         if version >= 5:
@@ -144,14 +140,12 @@ class ClassicHeartbeatRequest(KafkaRequest[HeartbeatResponse]):
     request: HeartbeatRequest
 
     def encode(self, version: int) -> bytes:
-        """Encode the body of the request."""
         out = FieldWriter(version >= self.VERSIONS.first_flexible)
         _write_member(out, self.request)
         out.tags()
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> HeartbeatResponse:
-        """Decode the body of the response."""
         read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
         return HeartbeatResponse(read.i32(), read.i16())
 
@@ -167,7 +161,6 @@ class LeaveGroupRequest(KafkaRequest[LeaveResponse]):
     request: LeaveRequest
 
     def encode(self, version: int) -> bytes:
-        """Encode the body of the request."""
         leave, out = self.request, FieldWriter(version >= self.VERSIONS.first_flexible)
         out.string(leave.group)
         if version >= 3:
@@ -183,7 +176,6 @@ class LeaveGroupRequest(KafkaRequest[LeaveResponse]):
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> LeaveResponse:
-        """Decode the body of the response."""
         read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
         throttle, error = read.i32(), read.i16()
         if version >= 3:

@@ -2,8 +2,8 @@
 
 There are two dialects: the old one with lengths of a fixed size, and the flexible one of KIP-482
 with unsigned varints, compact arrays and tagged fields. In the flexible one a length is sent plus
-one, and 0 means null. This module is for messages that are rare. Fetch is frequent, and
-`fetch_messages` reads and writes its partitions by `struct`.
+one, and 0 means null. This module is for rare messages: `fetch_messages` reads and writes the
+partitions of the frequent Fetch by `struct`.
 """
 
 from __future__ import annotations
@@ -36,18 +36,7 @@ def encode_uvarint(value: int) -> bytes:
 
 
 def read_uvarint(data: bytes | memoryview, pos: int) -> tuple[int, int]:
-    """Read an unsigned varint.
-
-    Args:
-        pos: Where the varint begins.
-
-    Returns:
-        The value and the position after it.
-
-    Raises:
-        IndexError: The data ends within the varint.
-        ValueError: The varint is too long.
-    """
+    """Return an unsigned varint and the position after it; IndexError or ValueError for damage."""
     byte = data[pos]
     if byte < 0x80:  # most lengths and tags are a single byte
         return byte, pos + 1
@@ -65,18 +54,7 @@ def read_uvarint(data: bytes | memoryview, pos: int) -> tuple[int, int]:
 
 
 def read_tags(data: bytes, pos: int) -> tuple[dict[int, bytes], int]:
-    """Read tagged fields (KIP-482).
-
-    Args:
-        pos: Where the fields begin, with their number.
-
-    Returns:
-        The bytes of each field by its tag, and the position after the fields.
-
-    Raises:
-        IndexError: The data ends before a tag or a length.
-        ValueError: A varint is too long.
-    """
+    """Return tagged fields (KIP-482) by tag, and the position after them."""
     tags: dict[int, bytes] = {}
     count, pos = read_uvarint(data, pos)
     for _ in range(count):
@@ -90,38 +68,26 @@ def read_tags(data: bytes, pos: int) -> tuple[dict[int, bytes], int]:
 class FieldWriter:
     """Append fields to a message in one of the two dialects.
 
-    A request creates one for its body. Its methods are named after the types of Kafka's protocol.
-
-    Attributes:
-        data: The bytes that are written so far.
-        flexible: Whether the message is flexible (KIP-482).
+    A request creates one for its body. Its methods are named after the types of Kafka's protocol;
+    None is null, and an array is its length (-1 for null) before its elements.
     """
 
     __slots__ = ("data", "flexible")
 
     def __init__(self, flexible: bool) -> None:
-        """Begin an empty message.
-
-        Args:
-            flexible: Whether the message is flexible (KIP-482).
-        """
         self.data = bytearray()
         self.flexible = flexible
 
     def i8(self, value: int) -> None:
-        """Write an int8 or a boolean."""
         self.data += _I8.pack(value)
 
     def i16(self, value: int) -> None:
-        """Write an int16."""
         self.data += _I16.pack(value)
 
     def i32(self, value: int) -> None:
-        """Write an int32."""
         self.data += _I32.pack(value)
 
     def i64(self, value: int) -> None:
-        """Write an int64."""
         self.data += _I64.pack(value)
 
     def uuid(self, value: UUID | None) -> None:
@@ -129,11 +95,9 @@ class FieldWriter:
         self.data += (value or ZERO_UUID).bytes
 
     def array(self, length: int) -> None:
-        """Write the length of an array, whose elements come next; -1 is null."""
         self.data += encode_uvarint(length + 1) if self.flexible else _I32.pack(length)
 
     def string(self, value: str | None) -> None:
-        """Write a string; None is null."""
         if value is None:
             self.data += b"\0" if self.flexible else _I16.pack(-1)
             return
@@ -142,7 +106,6 @@ class FieldWriter:
         self.data += raw
 
     def octets(self, value: bytes | None) -> None:
-        """Write bytes; None is null, which is not the same as no bytes."""
         if value is None:
             self.data += b"\0" if self.flexible else _I32.pack(-1)
             return
@@ -159,41 +122,27 @@ class FieldReader:
     """Read the fields of a message in one of the two dialects.
 
     A request creates one for its response. Its methods are named after the types of Kafka's
-    protocol; all raise ValueError, IndexError or struct.error for malformed bytes.
-
-    Attributes:
-        flexible: Whether the message is flexible (KIP-482).
-        pos: The position of the next field.
+    protocol, with None for null (0 as the length of a null array); all raise ValueError, IndexError
+    or struct.error for malformed bytes.
     """
 
     __slots__ = ("data", "flexible", "pos")
 
     def __init__(self, data: bytes, pos: int, flexible: bool) -> None:
-        """Begin to read.
-
-        Args:
-            data: The bytes of the message.
-            pos: The position of the first field.
-            flexible: Whether the message is flexible (KIP-482).
-        """
         self.data = data
         self.pos = pos
         self.flexible = flexible
 
     def i8(self) -> int:
-        """Read an int8 or a boolean."""
         return self._read_fixed(_I8)
 
     def i16(self) -> int:
-        """Read an int16."""
         return self._read_fixed(_I16)
 
     def i32(self) -> int:
-        """Read an int32."""
         return self._read_fixed(_I32)
 
     def i64(self) -> int:
-        """Read an int64."""
         return self._read_fixed(_I64)
 
     def uuid(self) -> UUID | None:
@@ -202,22 +151,18 @@ class FieldReader:
         return UUID(bytes=raw) if any(raw) else None
 
     def array(self) -> int:
-        """Read the length of an array, whose elements come next; 0 for a null array."""
         length = self._read_compact_length() if self.flexible else self.i32()
         return max(length, 0)  # so that callers can loop over a null array
 
     def string(self) -> str | None:
-        """Read a string; None for null."""
         length = self._read_compact_length() if self.flexible else self.i16()
         return None if length < 0 else self._read_bytes(length).decode()
 
     def octets(self) -> bytes | None:
-        """Read bytes; None for null."""
         length = self._read_compact_length() if self.flexible else self.i32()
         return None if length < 0 else self._read_bytes(length)
 
     def ints(self) -> tuple[int, ...]:
-        """Read an array of int32."""
         count = self.array()
         if count * 4 > len(self.data) - self.pos:
             raise ValueError("an array longer than its message")
@@ -237,7 +182,6 @@ class FieldReader:
         return tags
 
     def _read_compact_length(self) -> int:
-        """Read the length of a flexible field; -1 for null, as in the old dialect."""
         value, self.pos = read_uvarint(self.data, self.pos)
         return value - 1
 
@@ -257,11 +201,6 @@ class FieldReader:
 
 
 def group_by_topic(values: Mapping[TopicPartition, T]) -> dict[str, list[tuple[int, T]]]:
-    """Group values of partitions as requests list them: each topic once, with its partitions.
-
-    Returns:
-        For each topic, the number and the value of each partition.
-    """
     topics: dict[str, list[tuple[int, T]]] = {}
     for (topic, partition), value in values.items():
         topics.setdefault(topic, []).append((partition, value))
@@ -271,12 +210,8 @@ def group_by_topic(values: Mapping[TopicPartition, T]) -> dict[str, list[tuple[i
 def write_partitions(out: FieldWriter, values: Mapping[TopicPartition, T]) -> Iterator[T]:
     """Write an array of topics, each with an array of its partitions.
 
-    Args:
-        out: Where to write.
-
-    Yields:
-        The value of each partition, whose number is then written: the body of the loop writes the
-        partition's other fields.
+    The value of each partition is yielded after its number was written: the body of the loop writes
+    the partition's other fields.
     """
     topics = group_by_topic(values)
     out.array(len(topics))
@@ -291,14 +226,6 @@ def write_partitions(out: FieldWriter, values: Mapping[TopicPartition, T]) -> It
 
 
 def read_partition_errors(read: FieldReader) -> dict[TopicPartition, int]:
-    """Read the error code of each partition, from a response that is not flexible.
-
-    Args:
-        read: The reader, at an array of topics that have an array of partition and error code.
-
-    Returns:
-        Kafka's error code of each partition.
-    """
     errors: dict[TopicPartition, int] = {}
     for _ in range(read.array()):
         topic = read.string() or ""

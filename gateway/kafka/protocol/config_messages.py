@@ -13,13 +13,7 @@ _TOPIC_RESOURCE_TYPE = 2
 
 
 class DescribeConfigsResponse(NamedTuple):
-    """The configs of one topic.
-
-    Attributes:
-        throttle_ms: Milliseconds for which the broker throttles the gateway.
-        error: Kafka's error code. The gateway needs the permission DESCRIBE_CONFIGS.
-        values: The value of each config by name; empty where they may not be described.
-    """
+    """The configs of one topic; none without the permission DESCRIBE_CONFIGS."""
 
     throttle_ms: int
     error: int
@@ -38,7 +32,6 @@ class DescribeConfigsRequest(KafkaRequest[DescribeConfigsResponse]):
     names: Sequence[str] | None
 
     def encode(self, version: int) -> bytes:
-        """Encode the body of the request."""
         out = FieldWriter(version >= self.VERSIONS.first_flexible)
         out.array(1)
         out.i8(_TOPIC_RESOURCE_TYPE)
@@ -50,7 +43,6 @@ class DescribeConfigsRequest(KafkaRequest[DescribeConfigsResponse]):
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> DescribeConfigsResponse:
-        """Decode the body of the response."""
         read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
         throttle, error = read.i32(), 0
         values: dict[str, str | None] = {}

@@ -3,7 +3,7 @@
 They are ConsumerProtocolSubscription 0 to 3 and ConsumerProtocolAssignment 0 to 3 of the `consumer`
 protocol type. The bytes are the same as those of Java's CooperativeStickyAssignor, whose user data
 is the generation: a leader older than version 2 (KIP-792) looks for it there. librdkafka's user
-data also ends with it.
+data also ends with it. Malformed bytes raise ValueError, IndexError or struct.error.
 """
 
 from __future__ import annotations
@@ -26,12 +26,7 @@ _GENERATION_STRUCT = struct.Struct(">i")
 def encode_subscription(
     subscription: MemberSubscription, version: int = SUBSCRIPTION_VERSION
 ) -> bytes:
-    """Encode the subscription that a member sends when it joins. Its rack is left out.
-
-    Args:
-        subscription: What the member subscribes to and owns.
-        version: The version of ConsumerProtocolSubscription.
-    """
+    """Encode the subscription that a member sends when it joins. Its rack is left out."""
     out = FieldWriter(flexible=False)
     out.i16(version)
     out.array(len(subscription.topics))
@@ -48,14 +43,7 @@ def encode_subscription(
 
 
 def decode_subscription(member: str, data: bytes) -> MemberSubscription:
-    """Decode a subscription of any version; later versions only append fields.
-
-    Args:
-        member: The id of the member that sent it.
-
-    Raises:
-        ValueError: The bytes are malformed; IndexError and struct.error mean the same.
-    """
+    """Decode a subscription of any version; later versions only append fields."""
     read = FieldReader(data, 0, flexible=False)
     version = read.i16()
     topics = frozenset(read.string() or "" for _ in range(read.array()))
@@ -68,7 +56,6 @@ def decode_subscription(member: str, data: bytes) -> MemberSubscription:
 
 
 def encode_assignment(tps: Iterable[TopicPartition]) -> bytes:
-    """Encode the partitions that the leader assigns to a member."""
     out = FieldWriter(flexible=False)
     out.i16(ASSIGNMENT_VERSION)
     _write_partitions(out, tps)
@@ -79,12 +66,7 @@ def encode_assignment(tps: Iterable[TopicPartition]) -> bytes:
 def decode_assignment(data: bytes) -> frozenset[TopicPartition]:
     """Decode an assignment of any version.
 
-    Args:
-        data: The bytes. No bytes at all mean no partitions: a broker sends them to a member that
-            the leader left out.
-
-    Raises:
-        ValueError: The bytes are malformed; IndexError and struct.error mean the same.
+    A broker sends no bytes to a member that the leader left out: it has no partitions.
     """
     if not data:
         return frozenset()

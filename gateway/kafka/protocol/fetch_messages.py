@@ -45,7 +45,7 @@ _tuple_new = tuple.__new__
 
 
 class FetchTarget(NamedTuple):
-    """What to fetch of a partition.
+    """The position from which to fetch a partition.
 
     Attributes:
         leader_epoch: The leader epoch in the metadata; the broker refuses the fetch if its own is
@@ -53,8 +53,8 @@ class FetchTarget(NamedTuple):
         topic_id: The id of the topic; None if the broker has none. The whole request then names
             topics by name.
         max_bytes: The largest number of bytes; one batch comes however large it is.
-        last_fetched_epoch: The leader epoch of the last record before `offset`; -1 if the leader
-            is not to compare it with its log.
+        last_fetched_epoch: The leader epoch of the last record before `offset`; -1 if the leader is
+            not to compare it with its log.
     """
 
     offset: int
@@ -64,28 +64,24 @@ class FetchTarget(NamedTuple):
     last_fetched_epoch: int = -1
 
     def has_other_topic_id(self, other: FetchTarget) -> bool:
-        """Return whether the topic of this name has another id in `other`."""
         # Mostly both are the same object; UUIDs are compared in Python code, which takes 0.3 us.
         return self.topic_id is not other.topic_id and self.topic_id != other.topic_id
 
 
 class FetchedPartition(NamedTuple):
-    """What was fetched of a partition. Numbers are -1 where the broker did not send them.
+    """The answer for one partition. Numbers are -1 where the broker did not send them.
 
     Attributes:
-        error_code: Kafka's error code.
         high_watermark: The offset after the last record that all replicas in sync have.
-        last_stable_offset: The offset of the first record of an open transaction, or the high
-            watermark.
-        log_start_offset: The first offset of the log.
+        last_stable_offset: The first offset of an open transaction, or the high watermark.
         preferred_replica: The node id of the replica to fetch from instead (KIP-392).
         aborted_transactions: Producer id and first offset of each aborted transaction within
             `records`.
         records: The record batches; the last one may be cut.
-        diverging_epoch: The epoch and its end offset after which the leader's log differs from
-            what was read, because it was truncated; None where they agree.
+        diverging_epoch: The last epoch that the leader's truncated log has in common with the
+            fetched records, and its end offset; None where they agree.
         current_leader: Node id and leader epoch of the new leader, along with
-            NOT_LEADER_OR_FOLLOWER; None where it is not sent (KIP-951).
+            NOT_LEADER_OR_FOLLOWER (KIP-951).
         topic_id: The id of the topic that `current_leader` is a leader of; None without a leader.
     """
 
@@ -102,15 +98,6 @@ class FetchedPartition(NamedTuple):
 
 
 class FetchResponse(NamedTuple):
-    """What was fetched.
-
-    Attributes:
-        throttle_ms: Milliseconds for which the broker throttles the gateway.
-        error: Kafka's error code for the whole request.
-        session_id: The id of the fetch session; 0 for none.
-        partitions: What was fetched of each partition; in a session only those with news.
-    """
-
     throttle_ms: int
     error: int
     session_id: int
@@ -118,8 +105,6 @@ class FetchResponse(NamedTuple):
 
 
 class ForgottenPartition(NamedTuple):
-    """A partition to drop from a fetch session, with the topic id it was fetched by."""
-
     tp: TopicPartition
     topic_id: UUID | None
 
@@ -129,20 +114,14 @@ class FetchRequest(KafkaRequest[FetchResponse]):
     """Fetch records of partitions that one broker leads (or follows, KIP-392).
 
     Attributes:
-        targets: What to fetch of each partition; in a session only what has changed.
-        max_wait_ms: Milliseconds that the broker may wait for `min_bytes`.
-        min_bytes: The least number of bytes to answer with, unless `max_wait_ms` is over.
+        targets: In a session only those that have changed.
         max_bytes: The largest number of bytes of the response; one batch may be larger.
-        isolation_level: 0 for READ_UNCOMMITTED, 1 for READ_COMMITTED.
-        rack: The rack of this gateway, to be told of a replica nearby (KIP-392).
         uses_topic_ids: Whether to name topics by id if the broker can. All topics of the session
             must have an id then.
         session_id: The fetch session (KIP-227); 0 for a new one or none.
-        session_epoch: The number of the request within the session; 0 for a new session, -1 for
-            none.
-        forgotten: Partitions to drop from the session.
-        topic_names: The name of each topic id that the broker may answer with, in the whole
-            session. Partitions of other ids are left out of the response.
+        session_epoch: The number of the request in the session; 0 for a new one, -1 for none.
+        topic_names: The names of all topic ids of the session. Partitions of other ids are left out
+            of the response.
     """
 
     API_KEY = 1
@@ -162,20 +141,12 @@ class FetchRequest(KafkaRequest[FetchResponse]):
     topic_names: Mapping[UUID, str] | None = None
 
     def choose_version(self, versions: Mapping[int, tuple[int, int]]) -> int:
-        """Return the highest version that both sides speak; below 13 without topic ids.
-
-        Args:
-            versions: The lowest and highest version that the broker speaks, by API key.
-
-        Raises:
-            KafkaError: There is none.
-        """
+        """Return the highest version that both sides speak; below 13 without topic ids."""
         # A dataclass with slots is another class than `super()` in its methods refers to.
         version = KafkaRequest.choose_version(self, versions)
         return version if self.uses_topic_ids else min(version, FIRST_TOPIC_ID_VERSION - 1)
 
     def encode(self, version: int) -> bytes:
-        """Encode the body of the request."""
         out = FieldWriter(version >= self.VERSIONS.first_flexible)
         if version < 15:
             out.i32(CONSUMER_REPLICA_ID)
@@ -192,7 +163,6 @@ class FetchRequest(KafkaRequest[FetchResponse]):
         return bytes(out.data)
 
     def _write_targets(self, out: FieldWriter, version: int) -> None:
-        """Write the targets grouped by topic, in one pass over them."""
         pack = _TARGET_12.pack if version >= 12 else None
         topics: dict[tuple[str, UUID | None], list[bytes]] = {}
         partitions: list[bytes] = []
@@ -236,7 +206,6 @@ class FetchRequest(KafkaRequest[FetchResponse]):
             out.string(topic)
 
     def decode(self, version: int, data: bytes, pos: int) -> FetchResponse:
-        """Decode the body of the response."""
         read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
         throttle, error, session_id = read.i32(), read.i16(), read.i32()
         partitions: dict[TopicPartition, FetchedPartition] = {}
@@ -265,7 +234,6 @@ class FetchRequest(KafkaRequest[FetchResponse]):
 
 
 def _read_partition_11(data: bytes, pos: int) -> tuple[int, FetchedPartition, int]:
-    """Return the number of a partition, what was fetched of it, and the position after it."""
     partition, error, high, stable, start = _PARTITION.unpack_from(data, pos)
     (count,) = _I32.unpack_from(data, pos + 30)
     pos += 34
@@ -285,7 +253,6 @@ def _read_partition_11(data: bytes, pos: int) -> tuple[int, FetchedPartition, in
 
 
 def _read_partition_12(data: bytes, pos: int) -> tuple[int, FetchedPartition, int]:
-    """Do as `_read_partition_11`, for the flexible versions."""
     partition, error, high, stable, start = _PARTITION.unpack_from(data, pos)
     pos += 30
     aborted: tuple[tuple[int, int], ...] = ()

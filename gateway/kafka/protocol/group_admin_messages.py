@@ -16,13 +16,7 @@ from .requests import KafkaRequest, VersionRange
 
 
 class GroupListing(NamedTuple):
-    """A group as its coordinator lists it.
-
-    Attributes:
-        protocol: The protocol type, such as `consumer`.
-        state: The state as Kafka writes it, such as `Stable`; empty before Kafka 2.6.
-        type: `consumer` (KIP-848), `classic`, or another; empty before Kafka 3.8.
-    """
+    """A group as its coordinator lists it: the state since Kafka 2.6, the type since 3.8."""
 
     name: str
     protocol: str
@@ -31,22 +25,13 @@ class GroupListing(NamedTuple):
 
 
 class ListGroupsResponse(NamedTuple):
-    """The groups of one broker, or Kafka's error code."""
-
     throttle_ms: int
     error: int
     groups: tuple[GroupListing, ...]
 
 
 class MemberDescription(NamedTuple):
-    """A member of a group.
-
-    Attributes:
-        instance_id: The instance id of a static member (KIP-345); None for other members.
-        client_id: The client id of its requests.
-        host: The address it connects from, as the broker writes it.
-        owned: The partitions that are assigned to it; with KIP-848, those that it has confirmed.
-    """
+    """A member of a group; with KIP-848, `owned` are the partitions that it has confirmed."""
 
     id: str
     instance_id: str | None
@@ -56,16 +41,7 @@ class MemberDescription(NamedTuple):
 
 
 class GroupDescription(NamedTuple):
-    """A group with its members, of either protocol.
-
-    Attributes:
-        throttle_ms: Milliseconds for which the broker throttles the gateway.
-        error: Kafka's error code.
-        message: The broker's text for the error; None for older brokers.
-        type: `consumer` (KIP-848) or `classic`.
-        state: The state as Kafka writes it, such as `Stable`.
-        assignor: The assignor in use; empty while there is none.
-    """
+    """A group with its members, of either protocol (`type`)."""
 
     throttle_ms: int
     error: int
@@ -78,14 +54,6 @@ class GroupDescription(NamedTuple):
 
 
 class DeleteResponse(NamedTuple):
-    """The result of a deletion.
-
-    Attributes:
-        throttle_ms: Milliseconds for which the broker throttles the gateway.
-        error: Kafka's error code for the group.
-        errors: Kafka's error code for each partition; empty when a group is deleted.
-    """
-
     throttle_ms: int
     error: int
     errors: dict[TopicPartition, int]
@@ -93,14 +61,11 @@ class DeleteResponse(NamedTuple):
 
 @dataclass(slots=True)
 class ListGroupsRequest(KafkaRequest[ListGroupsResponse]):
-    """List the groups that one broker coordinates."""
-
     API_KEY = 16
     NAME = "ListGroups"
     VERSIONS = VersionRange(2, 5, 3)
 
     def encode(self, version: int) -> bytes:
-        """Encode the body of the request."""
         out = FieldWriter(version >= self.VERSIONS.first_flexible)
         if version >= 4:
             out.array(0)  # in all states
@@ -110,7 +75,6 @@ class ListGroupsRequest(KafkaRequest[ListGroupsResponse]):
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> ListGroupsResponse:
-        """Decode the body of the response."""
         read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
         throttle, error, groups = read.i32(), read.i16(), []
         for _ in range(read.array()):
@@ -126,8 +90,7 @@ class ListGroupsRequest(KafkaRequest[ListGroupsResponse]):
 class DescribeGroupsRequest(KafkaRequest[GroupDescription]):
     """Describe one group of the classic protocol.
 
-    Before version 6, a group that does not exist is `Dead` without an error; the response here has
-    GROUP_ID_NOT_FOUND then, too.
+    Before version 6, a missing group is `Dead`; the response has GROUP_ID_NOT_FOUND then, too.
     """
 
     API_KEY = 15
@@ -137,7 +100,6 @@ class DescribeGroupsRequest(KafkaRequest[GroupDescription]):
     group: str
 
     def encode(self, version: int) -> bytes:
-        """Encode the body of the request."""
         out = FieldWriter(version >= self.VERSIONS.first_flexible)
         out.array(1)
         out.string(self.group)
@@ -146,7 +108,6 @@ class DescribeGroupsRequest(KafkaRequest[GroupDescription]):
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> GroupDescription:
-        """Decode the body of the response."""
         read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
         throttle = _read_single_group(read)
         error = read.i16()
@@ -176,8 +137,6 @@ class DescribeGroupsRequest(KafkaRequest[GroupDescription]):
 
 @dataclass(slots=True)
 class ConsumerGroupDescribeRequest(KafkaRequest[GroupDescription]):
-    """Describe one group of the consumer protocol (KIP-848)."""
-
     API_KEY = 69
     NAME = "ConsumerGroupDescribe"
     VERSIONS = VersionRange(0, 1, 0)
@@ -185,7 +144,6 @@ class ConsumerGroupDescribeRequest(KafkaRequest[GroupDescription]):
     group: str
 
     def encode(self, version: int) -> bytes:
-        """Encode the body of the request."""
         out = FieldWriter(True)
         out.array(1)
         out.string(self.group)
@@ -194,7 +152,6 @@ class ConsumerGroupDescribeRequest(KafkaRequest[GroupDescription]):
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> GroupDescription:
-        """Decode the body of the response."""
         read = FieldReader(data, pos, True)
         throttle = _read_single_group(read)
         error, message = read.i16(), read.string()
@@ -236,8 +193,6 @@ class ConsumerGroupDescribeRequest(KafkaRequest[GroupDescription]):
 
 @dataclass(slots=True)
 class OffsetDeleteRequest(KafkaRequest[DeleteResponse]):
-    """Delete the offsets that a group has committed for partitions."""
-
     API_KEY = 47
     NAME = "OffsetDelete"
     VERSIONS = VersionRange(0, 0, 1)
@@ -246,7 +201,6 @@ class OffsetDeleteRequest(KafkaRequest[DeleteResponse]):
     tps: Collection[TopicPartition]
 
     def encode(self, version: int) -> bytes:
-        """Encode the body of the request."""
         out = FieldWriter(False)
         out.string(self.group)
         for _ in write_partitions(out, dict.fromkeys(sorted(self.tps))):
@@ -254,7 +208,6 @@ class OffsetDeleteRequest(KafkaRequest[DeleteResponse]):
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> DeleteResponse:
-        """Decode the body of the response."""
         read = FieldReader(data, pos, False)
         # Unlike in other responses, the error is before the throttle time.
         error, throttle = read.i16(), read.i32()
@@ -272,7 +225,6 @@ class DeleteGroupsRequest(KafkaRequest[DeleteResponse]):
     group: str
 
     def encode(self, version: int) -> bytes:
-        """Encode the body of the request."""
         out = FieldWriter(version >= self.VERSIONS.first_flexible)
         out.array(1)
         out.string(self.group)
@@ -280,7 +232,6 @@ class DeleteGroupsRequest(KafkaRequest[DeleteResponse]):
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> DeleteResponse:
-        """Decode the body of the response."""
         read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
         throttle = _read_single_group(read)
         read.string()  # group id
@@ -288,7 +239,7 @@ class DeleteGroupsRequest(KafkaRequest[DeleteResponse]):
 
 
 def _read_single_group(read: FieldReader) -> int:
-    """Return the throttle time in ms; the reader is then at the one group that was asked for."""
+    """Return the throttle time in ms, and leave the reader at the only group."""
     throttle = read.i32()
     if read.array() != 1:
         raise ValueError("not the one group that was asked for")

@@ -31,14 +31,7 @@ _FIRST_MULTI_GROUP_VERSION = 8  # from this version on OffsetFetch has an array 
 
 
 class FindCoordinatorResponse(NamedTuple):
-    """The coordinator of a group or another key.
-
-    Attributes:
-        throttle_ms: Milliseconds for which the broker throttles the gateway.
-        error: Kafka's error code.
-        message: The broker's text for the error.
-        node: The node id of the coordinator; -1 if there is none now.
-    """
+    """The coordinator of a group or another key; `node` is -1 if there is none now."""
 
     throttle_ms: int
     error: int
@@ -50,13 +43,6 @@ class FindCoordinatorResponse(NamedTuple):
 
 @dataclass(slots=True)
 class FindCoordinatorRequest(KafkaRequest[FindCoordinatorResponse]):
-    """Ask any broker for the coordinator of a group, or of another kind of key.
-
-    Attributes:
-        key: The group id or transactional id.
-        key_type: 0 for a group, 1 for a transactional id.
-    """
-
     API_KEY = 10
     NAME = "FindCoordinator"
     VERSIONS = VersionRange(1, 6, 3)
@@ -65,7 +51,6 @@ class FindCoordinatorRequest(KafkaRequest[FindCoordinatorResponse]):
     key_type: int = GROUP_KEY_TYPE
 
     def encode(self, version: int) -> bytes:
-        """Encode the body of the request."""
         out = FieldWriter(version >= self.VERSIONS.first_flexible)
         if version < _FIRST_BATCHED_VERSION:
             out.string(self.key)
@@ -77,7 +62,6 @@ class FindCoordinatorRequest(KafkaRequest[FindCoordinatorResponse]):
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> FindCoordinatorResponse:
-        """Decode the body of the response."""
         read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
         throttle = read.i32()
         if version < _FIRST_BATCHED_VERSION:
@@ -102,7 +86,6 @@ class ConsumerGroupHeartbeatRequest(KafkaRequest[ConsumerHeartbeatResponse]):
     request: ConsumerHeartbeatRequest
 
     def encode(self, version: int) -> bytes:
-        """Encode the body of the request."""
         heartbeat, out = self.request, FieldWriter(True)
         out.string(heartbeat.group)
         out.string(heartbeat.member_id)
@@ -136,7 +119,6 @@ class ConsumerGroupHeartbeatRequest(KafkaRequest[ConsumerHeartbeatResponse]):
             out.tags()
 
     def decode(self, version: int, data: bytes, pos: int) -> ConsumerHeartbeatResponse:
-        """Decode the body of the response."""
         read = FieldReader(data, pos, True)
         throttle, error, message = read.i32(), read.i16(), read.string()
         member_id, epoch, interval = read.string(), read.i32(), read.i32()
@@ -156,13 +138,7 @@ class ConsumerGroupHeartbeatRequest(KafkaRequest[ConsumerHeartbeatResponse]):
 
 
 class OffsetAndMetadata(NamedTuple):
-    """An offset as it is committed.
-
-    Attributes:
-        offset: The next offset to read.
-        epoch: The leader epoch of the record before it; -1 if it is not known.
-        metadata: Text that is kept along with it.
-    """
+    """The next offset to read, and the leader epoch of the record before it (-1 if unknown)."""
 
     offset: int
     epoch: int = -1
@@ -170,8 +146,6 @@ class OffsetAndMetadata(NamedTuple):
 
 
 class OffsetCommitResponse(NamedTuple):
-    """Kafka's error code for each partition."""
-
     throttle_ms: int
     errors: dict[TopicPartition, int]
 
@@ -196,21 +170,13 @@ class OffsetCommitRequest(KafkaRequest[OffsetCommitResponse]):
     topic_ids: Mapping[str, UUID]
 
     def choose_version(self, versions: Mapping[int, tuple[int, int]]) -> int:
-        """Return the highest version that both sides speak; below 10 without all topic ids.
-
-        Args:
-            versions: The lowest and highest version that the broker speaks, by API key.
-
-        Raises:
-            KafkaError: There is none.
-        """
+        """Return the highest version that both sides speak; below 10 without all topic ids."""
         # A dataclass with slots is another class than `super()` in its methods refers to.
         version = KafkaRequest.choose_version(self, versions)
         by_id = all(tp.topic in self.topic_ids for tp in self.offsets)
         return version if by_id else min(version, FIRST_TOPIC_ID_VERSION - 1)
 
     def encode(self, version: int) -> bytes:
-        """Encode the body of the request."""
         out = FieldWriter(version >= self.VERSIONS.first_flexible)
         out.string(self.group)
         out.i32(self.identity.epoch)
@@ -232,7 +198,6 @@ class OffsetCommitRequest(KafkaRequest[OffsetCommitResponse]):
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> OffsetCommitResponse:
-        """Decode the body of the response."""
         read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
         names = {id: name for name, id in self.topic_ids.items()}
         throttle, errors = read.i32(), dict[TopicPartition, int]()
@@ -247,15 +212,6 @@ class OffsetCommitRequest(KafkaRequest[OffsetCommitResponse]):
 
 
 class OffsetFetchResponse(NamedTuple):
-    """The committed offsets of a group.
-
-    Attributes:
-        throttle_ms: Milliseconds for which the broker throttles the gateway.
-        error: Kafka's error code for the group.
-        offsets: For each partition the committed offset, or Kafka's error code. Partitions without
-            a committed offset are left out.
-    """
-
     throttle_ms: int
     error: int
     offsets: dict[TopicPartition, OffsetAndMetadata | int]
@@ -265,9 +221,7 @@ class OffsetFetchResponse(NamedTuple):
 class OffsetFetchRequest(KafkaRequest[OffsetFetchResponse]):
     """Ask for the committed offsets of a group.
 
-    Attributes:
-        require_stable: Whether a partition whose offset an open transaction may still change gets
-            the error UNSTABLE_OFFSET_COMMIT (KIP-447).
+    If `require_stable`, one that an open transaction may change is an error (KIP-447).
     """
 
     API_KEY = 9
@@ -279,7 +233,6 @@ class OffsetFetchRequest(KafkaRequest[OffsetFetchResponse]):
     require_stable: bool = True
 
     def encode(self, version: int) -> bytes:
-        """Encode the body of the request."""
         out = FieldWriter(version >= self.VERSIONS.first_flexible)
         if version >= _FIRST_MULTI_GROUP_VERSION:
             out.array(1)
@@ -308,7 +261,6 @@ class OffsetFetchRequest(KafkaRequest[OffsetFetchResponse]):
             out.tags()
 
     def decode(self, version: int, data: bytes, pos: int) -> OffsetFetchResponse:
-        """Decode the body of the response."""
         read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
         throttle, offsets = read.i32(), dict[TopicPartition, OffsetAndMetadata | int]()
         if version >= _FIRST_MULTI_GROUP_VERSION:
@@ -356,7 +308,6 @@ def _write_topic(out: FieldWriter, topic: str, ids: Mapping[str, UUID], by_id: b
 
 
 def _read_topic(read: FieldReader, names: Mapping[UUID, str], by_id: bool) -> str:
-    """Return the name of the next topic; empty for an id that is not known."""
     if not by_id:
         return read.string() or ""
     topic = read.uuid()

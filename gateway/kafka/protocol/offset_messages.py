@@ -13,11 +13,9 @@ from .requests import CONSUMER_REPLICA_ID, KafkaRequest, VersionRange
 
 
 class OffsetQuery(NamedTuple):
-    """What to look up in a partition.
+    """The offset to look up: -1 for the latest, -2 for the earliest, or a time in ms.
 
-    Attributes:
-        spec: -1 for the latest offset, -2 for the earliest, or a record timestamp in ms since 1970.
-        leader_epoch: The leader epoch in the metadata; the broker refuses another one.
+    The broker refuses a leader epoch that is not its own.
     """
 
     spec: int
@@ -25,15 +23,6 @@ class OffsetQuery(NamedTuple):
 
 
 class OffsetResult(NamedTuple):
-    """An offset that was looked up.
-
-    Attributes:
-        error: Kafka's error code.
-        timestamp: That of the record, in ms since 1970; -1 for latest and earliest.
-        offset: The offset; -1 if no record is as late as the time that was asked for.
-        epoch: The leader epoch of the record; -1 if it is not known.
-    """
-
     error: int
     timestamp: int
     offset: int
@@ -41,20 +30,15 @@ class OffsetResult(NamedTuple):
 
 
 class ListOffsetsResponse(NamedTuple):
-    """The offset of each partition."""
-
     throttle_ms: int
     offsets: dict[TopicPartition, OffsetResult]
 
 
 @dataclass(slots=True)
 class ListOffsetsRequest(KafkaRequest[ListOffsetsResponse]):
-    """Ask a leader where its logs begin or end, or for the first offset at or after a time.
+    """Ask a leader for an end of its logs, or for the first offset at or after a time.
 
-    Attributes:
-        queries: What to look up in each partition.
-        isolation_level: 0 for READ_UNCOMMITTED, 1 for READ_COMMITTED. With the latter, the latest
-            offset is the last stable offset.
+    With isolation level 1 (READ_COMMITTED), the latest offset is the last stable offset.
     """
 
     API_KEY = 2
@@ -65,7 +49,6 @@ class ListOffsetsRequest(KafkaRequest[ListOffsetsResponse]):
     isolation_level: int = 1
 
     def encode(self, version: int) -> bytes:
-        """Encode the body of the request."""
         out = FieldWriter(version >= self.VERSIONS.first_flexible)
         out.i32(CONSUMER_REPLICA_ID)
         out.i8(self.isolation_level)
@@ -77,7 +60,6 @@ class ListOffsetsRequest(KafkaRequest[ListOffsetsResponse]):
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> ListOffsetsResponse:
-        """Decode the body of the response."""
         read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
         throttle = read.i32()
         offsets = {}
@@ -92,34 +74,19 @@ class ListOffsetsRequest(KafkaRequest[ListOffsetsResponse]):
 
 
 class EpochQuery(NamedTuple):
-    """The epoch to look up in a partition.
-
-    Attributes:
-        epoch: The leader epoch whose end is asked for.
-        leader_epoch: The leader epoch in the metadata; the broker refuses another one.
-    """
+    """The epoch whose end to look up; `leader_epoch` is that of the metadata."""
 
     epoch: int
     leader_epoch: int
 
 
 class EpochEndOffset(NamedTuple):
-    """The end of a leader epoch.
-
-    Attributes:
-        error: Kafka's error code.
-        epoch: The largest epoch that is not above the one asked for; -1 if there is none.
-        end_offset: The offset after the last record of that epoch; -1 if there is none.
-    """
-
     error: int
     epoch: int
     end_offset: int
 
 
 class OffsetForLeaderEpochResponse(NamedTuple):
-    """The end of the epoch of each partition."""
-
     throttle_ms: int
     end_offsets: dict[TopicPartition, EpochEndOffset]
 
@@ -135,7 +102,6 @@ class OffsetForLeaderEpochRequest(KafkaRequest[OffsetForLeaderEpochResponse]):
     queries: Mapping[TopicPartition, EpochQuery]
 
     def encode(self, version: int) -> bytes:
-        """Encode the body of the request."""
         out = FieldWriter(version >= self.VERSIONS.first_flexible)
         if version >= 3:
             out.i32(CONSUMER_REPLICA_ID)
@@ -146,7 +112,6 @@ class OffsetForLeaderEpochRequest(KafkaRequest[OffsetForLeaderEpochResponse]):
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> OffsetForLeaderEpochResponse:
-        """Decode the body of the response."""
         read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
         throttle = read.i32()
         ends = {}

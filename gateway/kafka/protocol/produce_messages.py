@@ -1,7 +1,7 @@
 """Define Produce and InitProducerId, the requests of an idempotent producer (KIP-98).
 
-Produce is sent in version 7 only. Every broker since 2.1 speaks it, and what later versions add
-(errors of single records, the new leader) is not needed here.
+Produce is sent in version 7 only. Every broker since 2.1 speaks it, and the additions of later
+versions (errors of single records, the new leader) are not needed here.
 """
 
 from __future__ import annotations
@@ -20,28 +20,19 @@ _ACKS_ALL = -1  # the broker answers when all replicas in sync have the batches
 
 
 class InitProducerIdResponse(NamedTuple):
-    """The producer id and epoch to write with, or Kafka's error code."""
-
     throttle_ms: int
     error: int
     producer: ProducerIdAndEpoch
 
 
 class AppendResult(NamedTuple):
-    """What happened to the batch of a partition.
-
-    Attributes:
-        error: Kafka's error code.
-        offset: The offset of the first record of the batch; -1 if it was not appended.
-    """
+    """The fate of one batch; `offset` is that of its first record, or -1 if it was not appended."""
 
     error: int
     offset: int
 
 
 class ProduceResponse(NamedTuple):
-    """What happened to the batch of each partition."""
-
     throttle_ms: int
     partitions: dict[TopicPartition, AppendResult]
 
@@ -51,12 +42,7 @@ class InitProducerIdRequest(KafkaRequest[InitProducerIdResponse]):
     """Ask for a new producer id, or for that of a transactional id with a new epoch.
 
     With a transactional id, the producer that had it before is fenced, and the transaction that it
-    left open is ended first.
-
-    Attributes:
-        transactional_id: The transactional id; None for an idempotent producer without
-            transactions.
-        timeout_ms: Milliseconds after which Kafka aborts an open transaction.
+    left open is ended first. Kafka aborts an open transaction after `timeout_ms`.
     """
 
     API_KEY = 22
@@ -67,14 +53,12 @@ class InitProducerIdRequest(KafkaRequest[InitProducerIdResponse]):
     timeout_ms: int = (1 << 31) - 1
 
     def encode(self, version: int) -> bytes:
-        """Encode the body of the request."""
         out = FieldWriter(flexible=False)
         out.string(self.transactional_id)
         out.i32(self.timeout_ms)
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> InitProducerIdResponse:
-        """Decode the body of the response."""
         read = FieldReader(data, pos, flexible=False)
         throttle, error = read.i32(), read.i16()
         return InitProducerIdResponse(throttle, error, ProducerIdAndEpoch(read.i64(), read.i16()))
@@ -82,13 +66,7 @@ class InitProducerIdRequest(KafkaRequest[InitProducerIdResponse]):
 
 @dataclass(slots=True)
 class ProduceRequest(KafkaRequest[ProduceResponse]):
-    """Append batches to partitions that one broker leads.
-
-    Attributes:
-        batches: One record batch for each partition, as bytes.
-        timeout_ms: Milliseconds that the broker may wait for the replicas.
-        transactional_id: The transactional id if the batches are part of a transaction.
-    """
+    """Append one record batch each to partitions; the broker waits `timeout_ms` for replicas."""
 
     API_KEY = 0
     NAME = "Produce"
@@ -99,7 +77,6 @@ class ProduceRequest(KafkaRequest[ProduceResponse]):
     transactional_id: str | None = None
 
     def encode(self, version: int) -> bytes:
-        """Encode the body of the request."""
         out = FieldWriter(flexible=False)
         out.string(self.transactional_id)
         out.i16(_ACKS_ALL)
@@ -110,7 +87,6 @@ class ProduceRequest(KafkaRequest[ProduceResponse]):
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> ProduceResponse:
-        """Decode the body of the response."""
         read = FieldReader(data, pos, flexible=False)
         partitions: dict[TopicPartition, AppendResult] = {}
         for _ in range(read.array()):

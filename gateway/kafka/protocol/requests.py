@@ -2,12 +2,12 @@
 
 aiokafka's own messages stop at Metadata v5 and Fetch v11 with leader epoch -1. They have no topic
 ids and no epochs, so neither a recreated topic nor a truncated log can be noticed. The requests of
-this package go up to Metadata v12, ListOffsets v7 and OffsetForLeaderEpoch v4, and down to what
-Kafka 2.3 and librdkafka's mock cluster speak.
+this package go up to Metadata v12, ListOffsets v7 and OffsetForLeaderEpoch v4, and down to the
+versions of Kafka 2.3 and of librdkafka's mock cluster.
 
 `AIOKafkaConnection.send` needs five things of a request: `prepare(versions)`, whose result has
-`build_request_header`, `encode`, `parse_response_header` and `RESPONSE_TYPE.decode`. That is an
-internal interface of aiokafka. Only `KafkaRequest` and `PreparedRequest` touch it, and
+`build_request_header`, `encode`, `parse_response_header` and `RESPONSE_TYPE.decode`. Only
+`KafkaRequest` and `PreparedRequest` touch this internal interface of aiokafka, and
 tests/kafka/protocol/test_requests.py fails when it changes.
 """
 
@@ -35,12 +35,7 @@ _OPERATIONS_NOT_REQUESTED = -(1 << 31)  # the value when the request did not ask
 
 
 class VersionRange(NamedTuple):
-    """The versions of a request that the gateway speaks.
-
-    Attributes:
-        first_flexible: The version from which on messages are flexible (KIP-482). It may be above
-            `highest`.
-    """
+    """The versions that the gateway speaks; `first_flexible` (KIP-482) may be above `highest`."""
 
     lowest: int
     highest: int
@@ -50,12 +45,8 @@ class VersionRange(NamedTuple):
 class KafkaRequest(ABC, Generic[R]):
     """One request of the protocol, in all versions that the gateway speaks.
 
-    `R` is the type of its response. Callers create a request and hand it to `Connections.send`;
-    the version is chosen for the broker when it is sent.
-
-    Attributes:
-        API_KEY: Kafka's number of the API.
-        NAME: Kafka's name of the API.
+    `R` is the type of its response. Callers create a request and hand it to `Connections.send`; the
+    version is chosen for the broker when it is sent.
     """
 
     API_KEY: ClassVar[int]
@@ -63,29 +54,14 @@ class KafkaRequest(ABC, Generic[R]):
     VERSIONS: ClassVar[VersionRange]
 
     @abstractmethod
-    def encode(self, version: int) -> bytes:
-        """Encode the body of the request, without the header."""
+    def encode(self, version: int) -> bytes: ...
 
     @abstractmethod
     def decode(self, version: int, data: bytes, pos: int) -> R:
-        """Decode the response to this request.
-
-        Args:
-            pos: Where its body begins, after the header.
-
-        Raises:
-            ValueError: The bytes are malformed; IndexError and struct.error mean the same.
-        """
+        """Decode the body at `pos`; ValueError, IndexError or struct.error if it is malformed."""
 
     def choose_version(self, versions: Mapping[int, tuple[int, int]]) -> int:
-        """Return the highest version that both the broker and the gateway speak.
-
-        Args:
-            versions: The lowest and highest version that the broker speaks, by API key.
-
-        Raises:
-            BrokerTooOld: There is none.
-        """
+        """Return the highest version that both sides speak, or raise BrokerTooOld."""
         low, high = versions.get(self.API_KEY, (0, -1))
         version = min(high, self.VERSIONS.highest)
         if version < max(low, self.VERSIONS.lowest):
@@ -96,14 +72,7 @@ class KafkaRequest(ABC, Generic[R]):
         return version
 
     def prepare(self, versions: Mapping[int, tuple[int, int]]) -> PreparedRequest[R]:
-        """Return the request in the version for a broker; aiokafka's connection calls this.
-
-        Args:
-            versions: The lowest and highest version that the broker speaks, by API key.
-
-        Raises:
-            BrokerTooOld: The broker is too old.
-        """
+        """Return the request in the version for a broker; aiokafka's connection calls this."""
         version = self.choose_version(versions)
         return PreparedRequest(self, version, version >= self.VERSIONS.first_flexible)
 
@@ -125,9 +94,6 @@ class PreparedRequest(Generic[R]):
 
     `KafkaRequest.prepare` creates it, and aiokafka's connection keeps it until the response. To
     aiokafka it is both the RequestStruct and the type of the response.
-
-    Attributes:
-        flexible: Whether that version is flexible (KIP-482).
     """
 
     request: KafkaRequest[R]
@@ -136,11 +102,9 @@ class PreparedRequest(Generic[R]):
 
     @property
     def RESPONSE_TYPE(self) -> PreparedRequest[R]:
-        """Return the object whose `decode` decodes the response."""
         return self
 
     def build_request_header(self, correlation_id: int, client_id: str) -> _EncodedHeader:
-        """Encode the header of the request."""
         name = client_id.encode()
         head = struct.pack(">hhih", self.request.API_KEY, self.version, correlation_id, len(name))
         # Also in a flexible header the client id is a string with a fixed length (KIP-482). The
@@ -148,24 +112,19 @@ class PreparedRequest(Generic[R]):
         return _EncodedHeader(head + name + (b"\0" if self.flexible else b""))
 
     def encode(self) -> bytes:
-        """Encode the body of the request."""
         return self.request.encode(self.version)
 
     def parse_response_header(self, stream: BytesIO) -> _ResponseHeader:
-        """Decode the header of the response, and leave the stream at its body."""
         data = stream.getvalue()  # no copy: the stream still shares the bytes it was created with
         (correlation_id,) = struct.unpack_from(">i", data)
         stream.seek(read_tags(data, 4)[1] if self.flexible else 4)
         return _ResponseHeader(correlation_id)
 
     def decode(self, stream: BytesIO) -> R:
-        """Decode the body of the response."""
         return self.request.decode(self.version, stream.getvalue(), stream.tell())
 
 
 class BrokerMetadata(NamedTuple):
-    """A broker in a metadata response."""
-
     node: int
     host: str
     port: int
@@ -173,15 +132,7 @@ class BrokerMetadata(NamedTuple):
 
 
 class PartitionMetadata(NamedTuple):
-    """A partition in a metadata response.
-
-    Attributes:
-        leader: The node id of its leader; -1 for none.
-        leader_epoch: The leader epoch; -1 where the broker did not send it.
-        replicas: The node ids of its replicas.
-        isr: The node ids of the replicas that are in sync.
-        error: Kafka's error code.
-    """
+    """A partition in a metadata response; leader and leader epoch are -1 if there is none."""
 
     leader: int
     leader_epoch: int
@@ -201,10 +152,9 @@ class TopicMetadata(NamedTuple):
     """A topic in a metadata response.
 
     Attributes:
-        topic_id: Its id; None for a broker before Kafka 2.8.
-        error: Kafka's error code.
-        authorized_operations: A bit for each operation that the gateway may do (KIP-430); None
-            where the request did not ask or the broker did not say.
+        topic_id: None for a broker before Kafka 2.8.
+        authorized_operations: A bit for each operation that the gateway may do (KIP-430); None if
+            the broker did not say.
     """
 
     name: str
@@ -214,7 +164,6 @@ class TopicMetadata(NamedTuple):
     authorized_operations: int | None = None
 
     def is_allowed(self, operation: TopicOperation) -> bool | None:
-        """Return whether the gateway may do an operation; None where that is not known."""
         return (
             None
             if self.authorized_operations is None
@@ -223,8 +172,6 @@ class TopicMetadata(NamedTuple):
 
 
 class MetadataResponse(NamedTuple):
-    """The brokers of a cluster, and the topics that were asked for, by name."""
-
     throttle_ms: int
     cluster_id: str | None
     brokers: tuple[BrokerMetadata, ...]
@@ -233,12 +180,7 @@ class MetadataResponse(NamedTuple):
 
 @dataclass(slots=True)
 class MetadataRequest(KafkaRequest[MetadataResponse]):
-    """Ask any broker for the brokers of the cluster and for topics. It never creates a topic.
-
-    Attributes:
-        topics: The names of the topics; None for all topics.
-        include_operations: Whether to ask what the gateway may do with them, too.
-    """
+    """Ask any broker for topics, or for all (None). It never creates a topic."""
 
     API_KEY = 3
     NAME = "Metadata"
@@ -248,7 +190,6 @@ class MetadataRequest(KafkaRequest[MetadataResponse]):
     include_operations: bool = False
 
     def encode(self, version: int) -> bytes:
-        """Encode the body of the request."""
         out = FieldWriter(version >= self.VERSIONS.first_flexible)
         out.array(-1 if self.topics is None else len(self.topics))
         for topic in self.topics or ():
@@ -264,7 +205,6 @@ class MetadataRequest(KafkaRequest[MetadataResponse]):
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> MetadataResponse:
-        """Decode the body of the response."""
         read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
         throttle = read.i32()
         brokers = tuple(self._read_broker(read) for _ in range(read.array()))

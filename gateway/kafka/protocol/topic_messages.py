@@ -13,21 +13,12 @@ BROKER_DEFAULT = -1  # for the number of partitions or replicas: the broker's de
 
 
 class CreateTopicsResponse(NamedTuple):
-    """Kafka's error code, and the broker's text for it."""
-
     error: int
     message: str
 
 
 @dataclass(slots=True)
 class CreateTopicsRequest(KafkaRequest[CreateTopicsResponse]):
-    """Create one topic.
-
-    Attributes:
-        replicas: The number of replicas of each partition.
-        timeout_ms: Milliseconds that the broker may wait until it is created.
-    """
-
     API_KEY = 19
     NAME = "CreateTopics"
     VERSIONS = VersionRange(2, 7, 5)
@@ -39,7 +30,6 @@ class CreateTopicsRequest(KafkaRequest[CreateTopicsResponse]):
     timeout_ms: int = 5000
 
     def encode(self, version: int) -> bytes:
-        """Encode the body of the request."""
         out = FieldWriter(version >= self.VERSIONS.first_flexible)
         # Before version 4 the broker refuses -1 (KIP-464).
         without_defaults = version < 4
@@ -60,7 +50,6 @@ class CreateTopicsRequest(KafkaRequest[CreateTopicsResponse]):
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> CreateTopicsResponse:
-        """Decode the body of the response."""
         read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
         read.i32()  # throttle time
         response = CreateTopicsResponse(-1, "the broker's answer does not mention it")

@@ -19,15 +19,11 @@ from .requests import KafkaRequest, VersionRange
 
 
 class TransactionResponse(NamedTuple):
-    """Kafka's error code for the whole request."""
-
     throttle_ms: int
     error: int
 
 
 class PartitionErrorsResponse(NamedTuple):
-    """Kafka's error code for each partition."""
-
     throttle_ms: int
     errors: dict[TopicPartition, int]
 
@@ -41,8 +37,6 @@ class TransactionalIdentity(NamedTuple):
 
 @dataclass(slots=True)
 class AddPartitionsToTxnRequest(KafkaRequest[PartitionErrorsResponse]):
-    """Add the partitions to a transaction that the producer will write to."""
-
     API_KEY = 24
     NAME = "AddPartitionsToTxn"
     VERSIONS = VersionRange(0, 2, 3)
@@ -51,7 +45,6 @@ class AddPartitionsToTxnRequest(KafkaRequest[PartitionErrorsResponse]):
     tps: Collection[TopicPartition]
 
     def encode(self, version: int) -> bytes:
-        """Encode the body of the request."""
         out = FieldWriter(flexible=False)
         _write_producer(out, self.producer)
         for _ in write_partitions(out, dict.fromkeys(self.tps)):
@@ -59,7 +52,6 @@ class AddPartitionsToTxnRequest(KafkaRequest[PartitionErrorsResponse]):
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> PartitionErrorsResponse:
-        """Decode the body of the response."""
         return _decode_partition_errors(data, pos)
 
 
@@ -75,14 +67,12 @@ class AddOffsetsToTxnRequest(KafkaRequest[TransactionResponse]):
     group: str
 
     def encode(self, version: int) -> bytes:
-        """Encode the body of the request."""
         out = FieldWriter(flexible=False)
         _write_producer(out, self.producer)
         out.string(self.group)
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> TransactionResponse:
-        """Decode the body of the response."""
         read = FieldReader(data, pos, flexible=False)
         return TransactionResponse(read.i32(), read.i16())
 
@@ -103,7 +93,6 @@ class TxnOffsetCommitRequest(KafkaRequest[PartitionErrorsResponse]):
     offsets: Mapping[TopicPartition, int]
 
     def encode(self, version: int) -> bytes:
-        """Encode the body of the request."""
         out = FieldWriter(flexible=False)
         out.string(self.producer.transactional_id)
         out.string(self.group)
@@ -117,14 +106,11 @@ class TxnOffsetCommitRequest(KafkaRequest[PartitionErrorsResponse]):
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> PartitionErrorsResponse:
-        """Decode the body of the response."""
         return _decode_partition_errors(data, pos)
 
 
 @dataclass(slots=True)
 class EndTxnRequest(KafkaRequest[TransactionResponse]):
-    """Commit the transaction, or abort it."""
-
     API_KEY = 26
     NAME = "EndTxn"
     VERSIONS = VersionRange(0, 2, 3)
@@ -133,14 +119,12 @@ class EndTxnRequest(KafkaRequest[TransactionResponse]):
     commit: bool
 
     def encode(self, version: int) -> bytes:
-        """Encode the body of the request."""
         out = FieldWriter(flexible=False)
         _write_producer(out, self.producer)
         out.i8(self.commit)
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> TransactionResponse:
-        """Decode the body of the response."""
         read = FieldReader(data, pos, flexible=False)
         return TransactionResponse(read.i32(), read.i16())
 
