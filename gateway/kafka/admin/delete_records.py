@@ -18,19 +18,13 @@ TIMEOUT_MS = 10_000  # until the replicas have deleted the records
 
 
 class DeleteRecordsResponse(NamedTuple):
-    """Kafka's error code for each partition."""
-
     throttle_ms: int
     errors: dict[TopicPartition, int]
 
 
 @dataclass(slots=True)
 class DeleteRecordsRequest(KafkaRequest[DeleteRecordsResponse]):
-    """Ask a leader to delete the first records of its partitions.
-
-    Attributes:
-        before_offsets: For each partition the first offset that is kept.
-    """
+    """Ask a leader to delete the records of its partitions before the given offsets."""
 
     API_KEY = 21
     NAME = "DeleteRecords"
@@ -39,7 +33,6 @@ class DeleteRecordsRequest(KafkaRequest[DeleteRecordsResponse]):
     before_offsets: Mapping[TopicPartition, int]
 
     def encode(self, version: int) -> bytes:
-        """Encode the body of the request."""
         out = FieldWriter(flexible=False)
         for offset in write_partitions(out, self.before_offsets):
             out.i64(offset)
@@ -47,7 +40,6 @@ class DeleteRecordsRequest(KafkaRequest[DeleteRecordsResponse]):
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> DeleteRecordsResponse:
-        """Decode the body of the response."""
         read = FieldReader(data, pos, flexible=False)
         throttle, errors = read.i32(), dict[TopicPartition, int]()
         for _ in range(read.array()):
@@ -60,13 +52,9 @@ class DeleteRecordsRequest(KafkaRequest[DeleteRecordsResponse]):
 
 
 async def delete_records(cluster: Cluster, before_offsets: Mapping[TopicPartition, int]) -> None:
-    """Delete the records before an offset in each partition.
+    """Delete the records before an offset in each partition of watched topics.
 
     The leaders are asked one after the other, so when this raises, some records may be deleted.
-
-    Args:
-        cluster: The cluster, which has to watch the topics.
-        before_offsets: For each partition the first offset that is kept.
 
     Raises:
         AccessDenied: The gateway may not delete records of a topic.

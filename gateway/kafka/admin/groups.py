@@ -3,7 +3,7 @@
 Groups can be listed and described, their lag computed, and their committed offsets moved or
 deleted. All functions raise BrokerUnavailable, AuthenticationFailed and AccessDenied; GroupFailed
 with Kafka's error code, UnknownGroup if there is none of the name; and GroupInUse where a group has
-members and must not have any.
+members (for deleted offsets: of the topic) and must not have any.
 """
 
 from __future__ import annotations
@@ -67,13 +67,9 @@ R = TypeVar("R")
 
 
 class PartitionLag(NamedTuple):
-    """The progress of a group in one partition.
+    """The progress of a group in one partition. Unknown offsets and owners are None.
 
-    Attributes:
-        committed: The committed offset; None if there is none.
-        end_offset: The end of the log, which is the high watermark as in Kafka's own tools; None
-            if it is not known now.
-        owner: The id of the member that owns the partition; None if nobody does.
+    `end_offset` is the high watermark, as in Kafka's own tools.
     """
 
     committed: int | None
@@ -82,7 +78,6 @@ class PartitionLag(NamedTuple):
 
     @property
     def lag(self) -> int | None:
-        """Return the end offset minus the committed one, at least 0; None if one is not known."""
         if self.committed is None or self.end_offset is None:
             return None
         return max(0, self.end_offset - self.committed)
@@ -92,10 +87,7 @@ async def list_groups(cluster: Cluster) -> list[GroupListing]:
     """List all groups, in the order of their names.
 
     Every broker lists the groups that it coordinates. A broker that is away is left out: others
-    take over its groups.
-
-    Raises:
-        KafkaError: No broker answered; it is the error of the first one.
+    take over its groups. If no broker answers, the error of the first one is raised.
     """
     if not cluster.metadata.brokers:
         await cluster.metadata.refresh("looking for groups")
@@ -116,12 +108,6 @@ async def list_groups(cluster: Cluster) -> list[GroupListing]:
 
 
 async def describe_group(cluster: Cluster, group: str) -> GroupDescription:
-    """Describe a group of either protocol, with its members and what each of them owns.
-
-    Raises:
-        UnknownGroup: There is no such group.
-        GroupFailed: The coordinator refused.
-    """
     # A group that the consumer protocol does not know may be one of the classic protocol.
     coordinator = await cluster.coordinators.connect(group)
     if ConsumerGroupDescribeRequest.API_KEY in coordinator.versions:
@@ -139,15 +125,6 @@ async def describe_group(cluster: Cluster, group: str) -> GroupDescription:
 async def fetch_lag(
     cluster: Cluster, group: str, description: GroupDescription | None = None
 ) -> dict[TopicPartition, PartitionLag]:
-    """Return the progress of a group in all partitions that it has committed or its members own.
-
-    Args:
-        description: What is known of the group already; None to ask for it.
-
-    Raises:
-        UnknownGroup: There is no such group.
-        GroupFailed: The coordinator refused.
-    """
     if description is None:
         description = await describe_group(cluster, group)
     owners = {tp: member.id for member in description.members for tp in member.owned}
@@ -175,11 +152,8 @@ async def set_offsets(cluster: Cluster, group: str, offsets: Mapping[TopicPartit
     """Set the committed offsets of a group, where its members will continue.
 
     A group that does not exist is created. The coordinator itself refuses while there are members,
-    so nobody can join in between. When this raises, partitions that were not refused are set.
-
-    Raises:
-        GroupInUse: The group has members.
-        UnknownTopic: A partition does not exist.
+    so nobody can join in between. When this raises, as UnknownTopic for a partition that does not
+    exist, partitions that were not refused are set.
     """
     if not offsets:
         return
@@ -198,9 +172,9 @@ async def set_offsets(cluster: Cluster, group: str, offsets: Mapping[TopicPartit
 
 
 async def _fetch_marks(cluster: Cluster, group: str, topics: Collection[str]) -> dict[str, str]:
-    """Return the marks of topics by which a group knows the partitions that are added later.
+    """Return the marks of topics by which a group knows partitions that are added later.
 
-    That of a topic which was deleted is left out: the offsets to set are those of the new one.
+    That of a deleted topic is left out: the offsets to set are those of the new one.
     """
     response = await _send_to_coordinator(
         cluster, group, OffsetFetchRequest(group, require_stable=False)
@@ -216,22 +190,12 @@ async def _fetch_marks(cluster: Cluster, group: str, topics: Collection[str]) ->
 
 
 async def delete_offsets(cluster: Cluster, group: str, tps: Collection[TopicPartition]) -> None:
-    """Delete the committed offsets of a group for some partitions.
-
-    Raises:
-        GroupInUse: A member subscribes to one of the topics.
-    """
     if tps:
         response = await _send_to_coordinator(cluster, group, OffsetDeleteRequest(group, tps))
         _raise_for_errors(group, [response.error, *response.errors.values()])
 
 
 async def delete_group(cluster: Cluster, group: str) -> None:
-    """Delete a group with all its committed offsets.
-
-    Raises:
-        GroupInUse: The group has members.
-    """
     _raise_for_errors(
         group, [(await _send_to_coordinator(cluster, group, DeleteGroupsRequest(group))).error]
     )
@@ -267,13 +231,11 @@ async def _send_to_coordinator(cluster: Cluster, group: str, request: KafkaReque
 
 
 def _collect_errors(response: object) -> set[int]:
-    """Return the error codes of a response: of the group, of its partitions, or of both."""
     errors = {getattr(response, "error", 0)}
     return errors | set(getattr(response, "errors", {}).values())
 
 
 def _raise_for_errors(group: str, errors: Iterable[int]) -> None:
-    """Raise an exception for the first code that is not 0, if there is one."""
     error = next((code for code in errors if code), 0)
     if not error:
         return
@@ -291,13 +253,10 @@ def _raise_for_errors(group: str, errors: Iterable[int]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _DescribedLeaders:
-    """The leaders of topics that were described and need not be watched, for `list_offsets`."""
-
     connections: Connections
     leaders: Mapping[TopicPartition, tuple[int, int]]
 
     def leader_for_partition(self, tp: TopicPartition) -> tuple[int, int] | None:
-        """Return node and leader epoch of a partition; None if it has no leader."""
         return self.leaders.get(tp)
 
 

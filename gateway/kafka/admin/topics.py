@@ -21,13 +21,7 @@ async def create_topic(
     replicas: int = BROKER_DEFAULT,
     configs: Mapping[str, str] | None = None,
 ) -> bool:
-    """Create a topic if it does not exist. Brokers may take a moment to know of it.
-
-    Args:
-        replicas: The number of replicas of each partition.
-
-    Returns:
-        Whether it was created; False if it existed.
+    """Create a topic, and return False if it exists. Brokers may take a moment to know of it.
 
     Raises:
         AccessDenied: The gateway may not create it.
