@@ -12,8 +12,9 @@ _MAX_EXPONENT = 32  # 2.0 ** 1024 raises OverflowError
 class BackoffPolicy:
     """Delays that double with each failure in a row, up to a limit, and are partly random.
 
-    Without jitter, what failed at the same moment would also be tried again at the same moment
-    ("Exponential Backoff And Jitter", Marc Brooker, 2015). It has no state: callers count failures.
+    Without jitter, attempts that failed at the same moment would also be repeated at the same
+    moment ("Exponential Backoff And Jitter", Marc Brooker, 2015). It has no state: callers count
+    failures.
 
     Attributes:
         first_delay: The longest delay after the first failure, in seconds.
@@ -29,12 +30,7 @@ class BackoffPolicy:
     factor: float = 2.0
 
     def compute_delay(self, failures: int, random: Callable[[], float]) -> float:
-        """Return the seconds to wait before the next attempt.
-
-        Args:
-            failures: How many attempts have failed in a row, at least 1.
-            random: Draws a number from [0, 1). It is called once.
-        """
+        """Return the seconds to wait after at least one failure; `random` is called once."""
         growth = self.factor ** min(failures - 1, _MAX_EXPONENT)
         longest = min(self.max_delay, self.first_delay * growth)
         return longest * (1.0 - self.jitter + self.jitter * random())

@@ -19,8 +19,8 @@ class ErrorCode(IntEnum):
     """The error codes that the gateway tells from one another.
 
     Names and numbers are those of https://kafka.apache.org/protocol#protocol_error_codes. Brokers
-    send other codes, too, and newer ones send codes that do not exist yet. Therefore a code that
-    was received stays an `int`: compare it with members, and never convert it into one.
+    send other codes, too, and newer ones send codes that do not exist yet. A received code
+    therefore stays an `int`: compare it with members, and never convert it into one.
     """
 
     # Of any request
@@ -134,11 +134,7 @@ AUTHORIZATION_ERRORS = frozenset(
 
 
 def code_from_error(error: KafkaError) -> int:
-    """Return Kafka's error code for an error.
-
-    It is the code that a broker answered, or the one that Kafka's own clients use if there was no
-    answer.
-    """
+    """Return the code of a broker's answer, or that of Kafka's own clients for no answer."""
     match error:
         case PartitionFailed() | GroupFailed():
             return error.code

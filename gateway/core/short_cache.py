@@ -12,15 +12,9 @@ T = TypeVar("T")
 def cache_short(
     max_entries: int, max_chars: int = 256
 ) -> Callable[[Callable[[str], T]], Callable[[str], T]]:
-    """Return a decorator that remembers what a function returned for short texts.
+    """Return a decorator that caches a function for short texts only.
 
-    A cache that is bounded by its number of entries alone would keep megabytes for a client that
-    sends many long headers. Texts of more than `max_chars` characters are therefore computed each
-    time.
-
-    Args:
-        max_entries: How many texts are remembered; the least recently used are forgotten first.
-        max_chars: The length of the longest text that is remembered, in characters.
+    Otherwise a client that sends many long headers could fill the cache with megabytes.
     """
 
     def decorate(function: Callable[[str], T]) -> Callable[[str], T]:

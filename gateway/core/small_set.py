@@ -1,7 +1,7 @@
 """Keep sets that have one member in most cases, and take little memory then.
 
 Each client with a filter of its own has a channel, and several sets of one member. A `set` of one
-takes 216 bytes, a `dict` 224 and a tuple 48. A set is replaced by what these functions return:
+takes 216 bytes, a `dict` 224 and a tuple 48. These functions return the set to go on with:
 
     followers: SmallSet[Follower] = ()
     followers = add_member(followers, follower)
@@ -32,7 +32,6 @@ def add_member(members: SmallSet[T], member: T) -> SmallSet[T]:
 
 
 def discard_member(members: SmallSet[T], member: T) -> SmallSet[T]:
-    """Return the set without a member, if it is there. A dict is changed in place."""
     if isinstance(members, dict):
         members.pop(member, None)
         return members or ()

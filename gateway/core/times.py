@@ -23,11 +23,7 @@ _TIME_PATTERN = re.compile(
 
 
 def parse_time(text: str) -> int:
-    """Return a time in milliseconds since 1970.
-
-    Raises:
-        ValueError: It is no time, or lies before 1970. The message continues the text.
-    """
+    """Return a time in ms since 1970; the message of a ValueError continues the text."""
     if _EPOCH_MS_PATTERN.fullmatch(text):
         return int(text)
     match = _TIME_PATTERN.fullmatch(text)

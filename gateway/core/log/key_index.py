@@ -1,18 +1,14 @@
 """Find the entries of a key in a partition's log without looking at those of other keys.
 
-A client that follows one key and comes back from far behind would look at every record that it
-missed. One such client costs little. When 2,500 of them came to a worker at once, at 5,000 records
-a second, all fell further behind than they caught up.
+A client that follows one key and comes back from far behind looks at every record that it missed.
+One such client costs little. When 2,500 of them came to a worker at once, at 5,000 records a
+second, all fell further behind than they caught up.
 
-`KeyIndex` maps each key to the numbers of its entries. A reader finds its place among them by
-bisection and takes the next, so a turn that takes one record costs the same however many there are.
+`KeyIndex` maps each key to the numbers of its entries, which readers search by bisection.
 `KeyScans` decides when an index pays: once readers have looked at a multiple of the entries that it
-would take in. So building costs a fraction of what was spent without it, whatever the readers do
-next.
-
-An alternative was to let one reader scan the log for all, and to hand each entry to those that wait
-for its key, as is done at the tail. Readers stand at different places, with different credit and
-full outlets, so that each would have needed a queue; and one that comes later needs another scan.
+would take in. So building costs a fraction of the earlier scans. The alternative, one reader that
+scans the log for all, would need a queue for each client, since they stand at different places with
+different credit, and another scan for each later one.
 """
 
 from __future__ import annotations
@@ -52,12 +48,7 @@ class KeyIndex:
       still holds.
     - The numbers of a key ascend. At most half of them are of entries that the log has dropped.
 
-    Attributes:
-        start: The number of the first entry that was taken in.
-        end: The number of the next entry to be taken in.
-        bytes: Its estimated size.
-        is_complete: It was built up to the end of the log, and takes in what is appended.
-        is_used: It was used since somebody last reset this.
+    `is_complete` says that it reaches the end of the log, and takes in appended entries.
     """
 
     def __init__(self, start: int) -> None:
@@ -68,18 +59,15 @@ class KeyIndex:
         self._shards: list[dict[IndexKey, _Numbers]] = [{} for _ in range(SHARD_COUNT)]
 
     def extend(self, keys: Iterable[IndexKey | None]) -> None:
-        """Take in the entries that follow, by their keys; None for one that is not looked for."""
         for key in keys:
             if key is not None:
                 self._add(key, self.end)
             self.end += 1
 
     def skip_to(self, number: int) -> None:
-        """Go on with a later entry: the log has dropped those before it."""
         self.end = max(self.end, number)
 
     def discard(self, key: IndexKey | None, number: int) -> None:
-        """Forget an entry that the log drops, which is the oldest that it holds."""
         if key is None or not self.start <= number < self.end:
             return
         shard = self._shards[hash(key) % SHARD_COUNT]
@@ -93,13 +81,7 @@ class KeyIndex:
             self.bytes -= count * _NUMBER_BYTES
 
     def iter_numbers(self, keys: Collection[bytes], first: int, end: int) -> Iterator[int]:
-        """Return the numbers of the entries of keys and of all control entries, in order.
-
-        Nothing may be added or discarded until the iterator was read.
-
-        Args:
-            end: The number after the last one.
-        """
+        """Return the numbers of the entries of keys and of control entries, in order."""
         found: list[Iterator[int]] = []
         looked_for: tuple[IndexKey, ...] = (*keys, CONTROL_KEY)
         for key in looked_for:
@@ -111,7 +93,6 @@ class KeyIndex:
         return found[0] if len(found) == 1 else merge(*found)
 
     def free_shard(self) -> bool:
-        """Free a part of it, which is used no more; return whether there is more to free."""
         self._shards.pop()
         return bool(self._shards)
 
@@ -130,10 +111,7 @@ class KeyIndex:
 
 
 class KeyScans:
-    """How many entries readers of single keys looked at lately, for want of an index.
-
-    A `PartitionLog` creates and owns it.
-    """
+    """The number of entries that readers of single keys looked at lately, for want of an index."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -141,37 +119,18 @@ class KeyScans:
         self._began_at: float | None = None
 
     def add(self, first: int, count: int) -> None:
-        """Count entries that were looked at.
-
-        Args:
-            first: The number of the first of them.
-            count: How many they were.
-        """
         self._first = min(self._first, first) if self._count else first
         self._count += count
 
     def find_start(self, oldest: int, end: int) -> int | None:
-        """Return the number of the entry from which on an index pays; None if none does.
-
-        Args:
-            oldest: The number of the oldest entry of the log.
-            end: The number after that of its newest.
-        """
         start = max(self._first, oldest)
         is_worth_it = self._count >= max(MIN_SCANNED_ENTRIES, SCANS_PER_ENTRY * (end - start))
         return start if is_worth_it else None
 
     def clear(self) -> None:
-        """Begin to count anew."""
         self._count, self._began_at = 0, None
 
     def expire(self, now: float, max_age: float) -> None:
-        """Begin to count anew every so often, so that rare readers never add up to an index.
-
-        Args:
-            now: The time in seconds, of the same clock for all calls.
-            max_age: How many seconds are counted together.
-        """
         if self._began_at is None:
             self._began_at = now
         elif now - self._began_at >= max_age:

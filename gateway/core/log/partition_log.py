@@ -1,18 +1,16 @@
 """Keep the recent entries of one partition in memory, for clients that read them late.
 
-Reconnecting clients, late joiners and slow ones read from here what the shared read has already
-passed, without asking Kafka. A log is bounded by bytes and by age. The oldest entries are dropped
-first, and the newest one stays even if it alone exceeds the bound.
+Reconnecting clients, late joiners and slow ones read earlier entries from here, without asking
+Kafka. A log is bounded by bytes and by age; the newest entry stays even if it alone exceeds the
+bound.
 
 Entries are held as plain tuples of bytes and numbers, which Python's garbage collector stops
-tracking after a pass or two. Named tuples, as records are, it would traverse in every full
+tracking after a pass or two. It would traverse named tuples, as records are, in every full
 collection (200,000 of them: 50 ms each time, now 0).
 
-Readers of single keys look at every entry, until there have been so many of them that an index of
-keys pays (see `key_index`). Whoever owns the log then has it built in slices.
-
-When the partition's log itself goes back (truncated, recreated), the held entries are dropped and
-the next lineage begins. `rebase` translates a position of an older lineage into the present one.
+Readers of single keys look at every entry, until an index of keys pays (see `key_index`), which the
+owner of the log has built in slices. When the partition's log itself goes back (truncated,
+recreated), the held entries are dropped and the next lineage begins.
 """
 
 from __future__ import annotations
@@ -53,8 +51,8 @@ _STORED_KEY = Record._fields.index("key") - 1
 class PartitionLog:
     """The held entries of one partition, which follow each other up to `next_offset`.
 
-    The hub creates one per partition and appends what the shared read of the partition brings;
-    tails and clients only read it. Invariants between calls:
+    The hub creates one per partition and appends the entries of its shared read; tails and clients
+    only read it. Invariants between calls:
 
     - The held entries cover the offsets from `start_offset` to `next_offset` without a hole. Both
       are None until `open` is called.
@@ -64,14 +62,11 @@ class PartitionLog:
       `max_bytes` only if a single entry does.
 
     Attributes:
-        max_bytes: The bound in bytes.
         max_age: The bound in seconds, by the time of appending.
-        bytes: The estimated size of what is held.
-        start_offset: The first offset that can be read from here; None before `open`.
-        next_offset: The offset that the shared read fetches next; None before `open`.
+        next_offset: The offset that the shared read fetches next.
         epoch: The leader epoch of the newest entry.
         lineage: How often the log went back since this process began to read it.
-        initial_position: Where the shared read began at first. It never changes, so that clients
+        initial_position: The first position of the shared read. It never changes, so that clients
             that were waiting for the partition start exactly there.
     """
 
@@ -100,10 +95,6 @@ class PartitionLog:
         return len(self._entries) - self._first_index
 
     def open(self, offset: int, epoch: int) -> None:
-        """Start at an offset, where the shared read starts or goes on after the log went back.
-
-        `initial_position` keeps the position of the first call.
-        """
         self.start_offset = self.next_offset = offset
         self.epoch = epoch
         self.initial_position = self.initial_position or PartitionPosition(
@@ -111,12 +102,7 @@ class PartitionLog:
         )
 
     def append(self, entry: Entry, now: float) -> None:
-        """Add the entry that follows. A gap that goes back starts the next lineage.
-
-        Args:
-            entry: It starts at `next_offset`.
-            now: The time in seconds, of the same clock for all calls.
-        """
+        """Add the entry at `next_offset`. A gap that goes back starts the next lineage."""
         assert self.next_offset is not None, "the shared read calls `open` before it appends"
         if type(entry) is Gap and entry.reason in REWIND_REASONS:
             self._start_lineage(entry)
@@ -135,15 +121,9 @@ class PartitionLog:
 
     @property
     def position(self) -> PartitionPosition:
-        """Return where the shared read stands; pending before `open`."""
         return PartitionPosition(self.next_offset, self.epoch, self.lineage)
 
     def expire(self, now: float) -> None:
-        """Drop what is older than `max_age`, and an index of keys that nobody uses any more.
-
-        Args:
-            now: The time of the clock of `append`.
-        """
         self._expire_key_index(now)
         min_time = now - self.max_age
         while (
@@ -160,7 +140,6 @@ class PartitionLog:
             self._retire_key_index()
 
     def covers(self, position: PartitionPosition) -> bool:
-        """Return whether all that follows a position can be read from here."""
         return (
             position.lineage == self.lineage
             and position.offset is not None
@@ -171,8 +150,7 @@ class PartitionLog:
     def get_append_time(self, offset: int) -> float | None:
         """Return when the first entry from an offset on was appended.
 
-        The result is infinity if nothing has come from that offset on yet, and None if it is no
-        longer held.
+        Infinity stands for an entry that is still to come, and None for one that was dropped.
         """
         if self.start_offset is None or self.next_offset is None or offset < self.start_offset:
             return None
@@ -184,24 +162,17 @@ class PartitionLog:
         return append_time
 
     def iter_entries(self, offset: int) -> Iterator[Entry]:
-        """Yield the entries from an offset on, which must be covered.
-
-        A gap that begins before the offset is cut to the part after it: what lies before was sent.
-        """
+        """Yield the entries from a covered offset on; of a gap across it the part after it."""
         for n in range(self._find_slot(offset), len(self._entries)):
             yield self._load_entry(n, offset)  # islice would walk over all before the first
 
     def iter_key_entries(
         self, offset: int, keys: Collection[bytes], end: float = inf
     ) -> Iterator[Entry]:
-        """Yield the entries from an offset on of which a reader of some keys has to know.
+        """Yield the entries from a covered offset on that concern a reader of some keys.
 
-        While there is an index of keys, a run of entries that are not of these keys is yielded as
-        one `Skip`. Otherwise they are yielded as they are, and counted. Gaps are always yielded.
-
-        Args:
-            offset: The first offset, which must be covered.
-            end: From this offset on, all entries are yielded as they are.
+        While there is an index of keys, a run of other entries before `end` is yielded as one
+        `Skip`. Otherwise they are yielded as they are, and counted. Gaps are always yielded.
         """
         first, index = self._find_slot(offset), self._key_index
         if index is not None and index.is_complete and first + self._deleted_count >= index.start:
@@ -219,14 +190,6 @@ class PartitionLog:
             self._key_scans.add(first + self._deleted_count, n + 1 - first)
 
     def build_key_index(self, max_entries: int) -> bool:
-        """Do a part of the work for an index of keys: to begin, to go on, or to free an old one.
-
-        Args:
-            max_entries: How many entries are taken in at most.
-
-        Returns:
-            Whether there is more to do now.
-        """
         if self._retired_key_indexes:
             if not self._retired_key_indexes[-1].free_shard():
                 self._retired_key_indexes.pop()
@@ -247,7 +210,6 @@ class PartitionLog:
         return not index.is_complete or bool(self._retired_key_indexes)
 
     def _begin_key_index(self) -> KeyIndex | None:
-        """Begin an index of keys from where readers looked, if one pays."""
         oldest = self._first_index + self._deleted_count
         start = self._key_scans.find_start(oldest, oldest + len(self))
         if start is None:
@@ -259,11 +221,9 @@ class PartitionLog:
         return self._key_index
 
     def _find_slot(self, offset: int) -> int:
-        """Return the index of the first held entry that ends behind an offset."""
         return bisect_right(self._next_offsets, offset, lo=self._first_index)
 
     def _load_entry(self, n: int, offset: int) -> Entry:
-        """Return the entry of a slot; of a gap that begins before the offset, the part after it."""
         stored = self._entries[n]
         if len(stored) == _STORED_RECORD_LENGTH:
             return _tuple_new(Record, (self.tp, *stored[:-2]))
@@ -274,7 +234,6 @@ class PartitionLog:
     def _iter_indexed(
         self, index: KeyIndex, offset: int, keys: Collection[bytes], first: int, last: int
     ) -> Iterator[Entry]:
-        """Yield the entries of keys from one slot on and before another, and skip all between."""
         deleted = self._deleted_count
         following = first
         for number in index.iter_numbers(keys, first + deleted, last + deleted):
@@ -287,18 +246,11 @@ class PartitionLog:
             yield self._build_skip(offset, following, last)
 
     def _build_skip(self, offset: int, first: int, last: int) -> Skip:
-        """Return a skip over the entries from one slot on and before another.
-
-        Args:
-            offset: Where the reader began, if that lies within the first of them.
-            last: The slot after the last one.
-        """
         start = self._next_offsets[first - 1] if first > self._first_index else offset
         epoch = _get_epoch(self._entries[last - 1])
         return Skip(self.tp, max(offset, start), self._next_offsets[last - 1], epoch)
 
     def is_retired(self, position: PartitionPosition) -> bool:
-        """Return whether a position is one of an earlier topic of this name."""
         if position.lineage < 0:  # not checked yet: it may be of either topic
             return False
         return any(
@@ -325,15 +277,15 @@ class PartitionLog:
     def find_divergence(self, position: PartitionPosition) -> tuple[PartitionPosition | None, bool]:
         """Find where this log parted from the one in which a position was valid.
 
-        What lies before a position has no later epoch than the position itself. If held entries
-        before its offset do have one, the log was truncated below it. The shared read does not
-        notice that if the client was ahead of it, and the leader cannot tell where an epoch ended
-        that ended before the log's start, so the held entries are the only evidence.
+        The entries before a position have no later epoch than the position itself. If held entries
+        before its offset have one, the log was truncated below it. The shared read does not notice
+        that if the client was ahead of it, and the leader cannot tell where an epoch ended that
+        ended before the log's start.
 
         Returns:
             The position from which the logs differ, and whether it is certain that they do not
-            differ earlier. It is (None, True) if no held entry contradicts the position, and
-            the start of the held entries with False if all of them do.
+            differ earlier. It is (None, True) if no held entry contradicts the position, and the
+            start of the held entries with False if all of them do.
         """
         if position.epoch == NO_EPOCH or position.offset is None or self.start_offset is None:
             return None, True
@@ -352,14 +304,9 @@ class PartitionLog:
         ), True
 
     def rebase(self, position: PartitionPosition) -> tuple[Gap | None, PartitionPosition]:
-        """Translate a position of an older lineage into the present one.
+        """Translate a verified position of an older lineage into the present one.
 
-        Args:
-            position: A verified position whose offset is known.
-
-        Returns:
-            The gap that the reader has to report, None if it lost nothing, and the position from
-            which it goes on.
+        The gap is the loss that the reader has to report; None if it lost nothing.
         """
         gap: Gap | None = None
         offset, epoch = position.offset, position.epoch
@@ -425,7 +372,6 @@ class PartitionLog:
             self._retire_key_index()
 
     def _retire_key_index(self) -> None:
-        """Use the index of keys no more; it is freed in slices."""
         if self._key_index is not None:
             self.bytes -= self._key_index.bytes
             self._retired_key_indexes.append(self._key_index)
@@ -433,7 +379,6 @@ class PartitionLog:
 
 
 def _get_index_key(stored: _StoredEntry) -> IndexKey | None:
-    """Return what readers look for an entry by; None for a skip or a record without a key."""
     if len(stored) == _STORED_RECORD_LENGTH:
         key: bytes | None = stored[_STORED_KEY]
         return key
@@ -446,7 +391,7 @@ def _get_epoch(entry: _StoredEntry) -> int:
 
 
 def estimate_entry_size(entry: Entry) -> int:
-    """Return about how many bytes an entry takes here, which is about what it takes on the wire."""
+    """Return about how many bytes an entry takes here, and on the wire."""
     if type(entry) is not Record:
         return ENTRY_OVERHEAD_BYTES
     size = ENTRY_OVERHEAD_BYTES + len(entry.key or b"") + len(entry.value or b"")

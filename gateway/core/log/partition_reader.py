@@ -58,11 +58,9 @@ class LiveStart(NamedTuple):
     """Start at the end of the log as it was when the client connected.
 
     Attributes:
-        connected_at_ms: The wall clock time of connecting, in milliseconds since 1970.
-        connected_at: The same instant on the monotonic clock, in seconds.
+        connected_at: The time of connecting on the monotonic clock, in seconds.
         epoch: The leader epoch that was known then; NO_EPOCH if none was.
-        was_leaderless: There was no leader then, so that nothing could be produced before the next
-            epoch.
+        was_leaderless: There was no leader then, so nothing was produced before the next epoch.
         clock_skew_ms: How far the producers' clocks may be behind, in milliseconds.
     """
 
@@ -74,23 +72,14 @@ class LiveStart(NamedTuple):
 
 
 class OffsetStart(NamedTuple):
-    """Start at an offset that was received before.
-
-    Attributes:
-        offset: The next offset to fetch.
-        epoch: The leader epoch of the record before it; NO_EPOCH if unknown.
-    """
+    """Start at an offset that was received before, behind a record of this leader epoch."""
 
     offset: int
     epoch: int = NO_EPOCH
 
 
 class TimestampStart(NamedTuple):
-    """Start at the first record that is not older than a timestamp.
-
-    Attributes:
-        timestamp: Milliseconds since 1970, or EARLIEST.
-    """
+    """Start at the first record at or after a time in ms since 1970, or at EARLIEST."""
 
     timestamp: int
 
@@ -99,26 +88,15 @@ Start: TypeAlias = LiveStart | OffsetStart | TimestampStart
 
 
 class FetchCommand(NamedTuple):
-    """Fetch from an offset on, up to the last stable offset."""
-
     offset: int
 
 
 class ListOffsetCommand(NamedTuple):
-    """Ask the leader for an offset (ListOffsets).
-
-    Attributes:
-        timestamp: Milliseconds since 1970, EARLIEST or LATEST.
-        is_stable: The answer is at most the last stable offset (read_committed).
-    """
-
     timestamp: int
     is_stable: bool = True
 
 
 class EpochEndCommand(NamedTuple):
-    """Ask the leader where an epoch ended in its log (OffsetForLeaderEpoch)."""
-
     epoch: int
 
 
@@ -126,8 +104,6 @@ Command: TypeAlias = FetchCommand | ListOffsetCommand | EpochEndCommand
 
 
 class ReaderState(Enum):
-    """The states of a reader; `PartitionReader` says what each waits for."""
-
     RESOLVING = "resolving"
     VALIDATING = "validating"
     RESETTING = "resetting"
@@ -135,15 +111,9 @@ class ReaderState(Enum):
 
 
 class FetchResult(NamedTuple):
-    """The decoded answer to a fetch of one partition.
+    """The decoded answer to a fetch: entries in order, without holes.
 
-    Attributes:
-        entries: What the fetch brought, in order, without holes.
-        next_offset: The offset to fetch next; the fetched one if nothing came.
-        epoch: The leader epoch of the last record, or that of the position if nothing came.
-        high_watermark: The end of what is replicated.
-        last_stable_offset: The end of what read_committed may read.
-        log_start_offset: The first offset that the log still has.
+    If nothing came, `next_offset` is the fetched one, and `epoch` that of the position.
     """
 
     entries: Sequence[Entry]
@@ -177,34 +147,19 @@ class PartitionReader:
     - `position.offset` is known in all states but RESOLVING.
     - `_pending_gaps` lead without a hole from `_position_before_gaps` to `position`. They are empty
       unless the position jumped and no fetch has succeeded since.
-    - A command that was handed out may be asked for again; its answer is ignored if the state has
-      changed in the meantime.
+    - The answer to a command is ignored if the state has changed in the meantime.
 
     All times are seconds of one monotonic clock, except `LiveStart.connected_at_ms`.
 
     Attributes:
-        start: Where to start.
-        policy: Where to go on if Kafka no longer has the offset.
-        backoff: The delays after errors.
-        topic_id: The id of the topic as metadata has it; empty if unknown.
-        leader: The node id of the leader; None if there is none.
-        leader_epoch: The epoch of the leader; NO_EPOCH if unknown.
-        position: The next offset to fetch and the epoch of the record before it. Its lineage is not
-            kept here: see `lineage`.
+        position: Its lineage is not kept here: see `lineage`.
         cause: Why the partition cannot be read now; None if it can.
-        retry_at: No command is due before this time.
         is_ready: `Ready` was returned, and no error since but OFFSET_OUT_OF_RANGE.
-        last_response_at: When the leader last answered; kept by the driver.
-        last_progress_at: When the position last moved, or when nothing was known to be ahead; None
-            before the first look.
-        high_watermark: That of the last fetch; -1 before.
-        last_stable_offset: That of the last fetch; -1 before.
-        log_start_offset: That of the last fetch; -1 before.
+        last_progress_at: When the position last moved, or when nothing was known to be ahead.
         held_since: Since when an open transaction holds the last stable offset at one place, below
-            the high watermark; None while it does not.
+            the high watermark.
         resets: How often the offset was out of range.
         lineage: How many gaps that go back were returned, to compare with that of the log.
-        is_start_pinned: A client was informed that this partition is pending; see `pin_start`.
     """
 
     tp: TopicPartition
@@ -257,10 +212,6 @@ class PartitionReader:
 
     @property
     def reported_state(self) -> str:
-        """Return the state as metrics and the log have it.
-
-        It is that of the reader, or `leaderless`; `recovering` if fetches fail.
-        """
         if self.leader is None:
             return "leaderless"
         if self.cause is not None and self.state is ReaderState.STREAMING:
@@ -270,28 +221,24 @@ class PartitionReader:
     def pin_start(self) -> None:
         """Exclude the end of the log as the start, if that is answered later than now.
 
-        A client has begun and was informed that this partition is pending. What is written from now
-        on must reach it, so the start is found by timestamp instead.
+        A client has begun and was informed that this partition is pending. Records that are written
+        from now on must reach it, so the start is found by timestamp instead.
         """
         self.is_start_pinned = True
 
     def can_validate(self, epoch: int) -> bool:
         """Return whether a client's position can be validated against the present leader's log.
 
-        That requires that the reader's own position is known to be in this log and that the epoch
-        is one of its past. Otherwise the leader's answer would be about a log that the shared read
-        has not seen yet, and comparing it with the position of a client in an older lineage would
-        be wrong. The driver notes `lineage` together with the question.
+        The reader's own position has to be in this log, and the epoch one of its past. Otherwise
+        the leader's answer would be about a log that the shared read has not seen yet. The driver
+        notes `lineage` together with the question.
         """
         if self.leader is None or self.state is not ReaderState.STREAMING or self._pending_gaps:
             return False
         return epoch <= self.leader_epoch and not self._must_validate()
 
     def is_stalled(self, now: float) -> bool:
-        """Return whether records are known to be ahead, yet none came for STALL_TIMEOUT_S seconds.
-
-        It must be called regularly, as it restarts the clock while nothing is known to be ahead.
-        """
+        """Return whether known records have not come for STALL_TIMEOUT_S. Call it regularly."""
         offset = self.position.offset
         has_more = (
             offset is not None
@@ -305,7 +252,6 @@ class PartitionReader:
     # What to ask the leader next.
 
     def next_command(self, now: float) -> Command | None:
-        """Return what to ask the leader for now; None while there is nothing to do."""
         if self.leader is None or now < self.retry_at:
             return None
         if self.state is ReaderState.RESOLVING:
@@ -322,7 +268,7 @@ class PartitionReader:
         return _tuple_new(FetchCommand, (self.position.offset,))
 
     def _resolve_command(self) -> Command:
-        """Return what finds the start.
+        """Return the command that finds the start.
 
         A live start is found in one of three ways: (1) the leader answers soon after the connect:
         the end of the log. (2) There was no leader at the connect, but its epoch was known: the end
@@ -350,7 +296,6 @@ class PartitionReader:
         return ListOffsetCommand(LATEST if self.policy is OutOfRangePolicy.LATEST else EARLIEST)
 
     def _must_validate(self) -> bool:
-        """Return whether the epochs have to be asked: the leader's is later than the position's."""
         if self.state is ReaderState.VALIDATING:
             return True
         return NO_EPOCH != self.position.epoch < self.leader_epoch != self._validated_epoch
@@ -358,14 +303,7 @@ class PartitionReader:
     # What the driver learned.
 
     def on_leader_change(self, leader: int | None, epoch: int, now: float) -> list[Entry]:
-        """Record that metadata names another leader, or none.
-
-        Args:
-            leader: The node id; None if the partition has no leader.
-            epoch: Its leader epoch. An older one than the known is from a stale broker and is
-                ignored.
-            now: The current time in seconds.
-        """
+        """Record another leader, or none. An older epoch is from a stale broker and is ignored."""
         if epoch < self.leader_epoch or (leader, epoch) == (self.leader, self.leader_epoch):
             return []
         self.leader, self.leader_epoch = leader, epoch
@@ -376,18 +314,11 @@ class PartitionReader:
         return []
 
     def forget_leader(self) -> None:
-        """Forget the leader and its epoch, as the topic is gone or may not be described.
-
-        The epochs of a topic that is created again begin at 0, which would look like a stale
-        leader.
-        """
+        """Forget the leader and its epoch, as the epochs of a new topic begin at 0."""
         self.leader, self.leader_epoch, self._validated_epoch = None, NO_EPOCH, NO_EPOCH
 
     def on_topic_id(self, topic_id: str) -> None:
-        """Record the topic's id as metadata has it; another one means that it was created again.
-
-        The position jumps to 0, because all that the new topic holds was written after the start.
-        """
+        """Record the topic's id. Another one leads to offset 0: all its records are new."""
         if topic_id and self.topic_id and topic_id != self.topic_id:
             self.forget_leader()
             if self.position.offset is None:
@@ -397,16 +328,7 @@ class PartitionReader:
         self.topic_id = topic_id or self.topic_id
 
     def on_list_offsets(self, offset: int | None, epoch: int, now: float) -> list[Entry]:
-        """Take the answer to a `ListOffsetCommand`.
-
-        Args:
-            offset: The offset; None if no record is as young as the timestamp that was asked for.
-            epoch: Its leader epoch; NO_EPOCH if the broker does not say.
-            now: The current time in seconds.
-
-        Returns:
-            `Ready` if the start is found, otherwise nothing.
-        """
+        """Take the answer to a `ListOffsetCommand`; None means that no record is as late."""
         if self.state is ReaderState.RESETTING:
             self._on_reset(offset or 0, epoch, now)
             return []
@@ -428,7 +350,6 @@ class PartitionReader:
         return self._start_streaming(offset, epoch, is_approximate)
 
     def _should_resolve_by_time(self, now: float) -> bool:
-        """Return whether the start is found by timestamp and not by the end of the log."""
         if isinstance(self.start, TimestampStart):
             return self.start.timestamp != EARLIEST
         # A frozen or unreachable leader came back, or a client has begun without the partition:
@@ -438,16 +359,7 @@ class PartitionReader:
         )
 
     def on_epoch_end(self, epoch: int, end: int, now: float) -> list[Entry]:
-        """Take the answer to an `EpochEndCommand`.
-
-        Args:
-            epoch: The largest epoch of the leader's log that is not above the one asked for.
-            end: The offset at which it ends; -1 if the broker cannot say.
-            now: The current time in seconds.
-
-        Returns:
-            `Ready` if the start is found, otherwise nothing.
-        """
+        """Take the answer to an `EpochEndCommand`; an end of -1 says that the broker has none."""
         if self.state is ReaderState.RESOLVING:
             self.backoff.reset()
             if end < 0:  # the broker knows no such epoch: find the start by timestamp instead
@@ -460,7 +372,7 @@ class PartitionReader:
         return []
 
     def on_fetch(self, result: FetchResult, now: float) -> list[Entry]:
-        """Take a successful fetch from the position, and return what to append, in order.
+        """Take a successful fetch from the position, and return the entries to append, in order.
 
         Pending gaps come out here and not when the position jumps, so that several jumps in a row
         are one gap.
@@ -488,20 +400,12 @@ class PartitionReader:
         return out
 
     def retry_now(self, now: float) -> None:
-        """End the wait after an error, as what it waits for may have happened."""
         self.retry_at = min(self.retry_at, now)
 
     def on_error(self, cause: Cause, now: float, delay: float | None = None) -> list[Entry]:
-        """Record that the leader answered with an error, or did not answer.
+        """Record an error or a missing answer; return a `Fault` if clients are to be informed now.
 
-        Args:
-            cause: What went wrong.
-            now: The current time in seconds.
-            delay: Seconds to wait, where the broker's own backoff has decided it. The delays of
-                reader and broker are not added, as the partition would be back late.
-
-        Returns:
-            A `Fault` if clients are to be informed and were not yet.
+        A delay of the broker's own backoff is not added to the reader's.
         """
         if cause is Cause.OUT_OF_RANGE and self.state is ReaderState.STREAMING:
             self.resets += 1
@@ -578,7 +482,6 @@ class PartitionReader:
             self.state = ReaderState.VALIDATING
 
     def _on_validated(self, epoch: int, end: int, now: float) -> None:
-        """Go on where the leader's log and the position's agree."""
         position_offset = self.position.offset
         assert position_offset is not None
         self._validated_epoch = self.leader_epoch
@@ -624,7 +527,6 @@ class PartitionReader:
         self.position = PartitionPosition(offset, epoch)
 
     def _position_before(self, gap: Gap) -> PartitionPosition:
-        """Return where a gap begins that was just taken from the end of the pending ones."""
         return (
             PartitionPosition(gap.offset, self._pending_gaps[-1].epoch)
             if self._pending_gaps

@@ -1,4 +1,4 @@
-"""Define where a stream stands: the next offset to fetch, for every partition.
+"""Define the position of a stream: the next offset to fetch, for every partition.
 
 An offset is meaningful only within a *lineage*. The log of a partition can go back (an unclean
 election truncates it; deleting and creating a topic starts it again at 0). Each time it does, this
@@ -24,8 +24,8 @@ class PartitionPosition(NamedTuple):
     Attributes:
         offset: The next offset to fetch; None while nobody knows it (pending).
         epoch: The leader epoch of the record before it; while pending, the epoch that was known
-            when the client connected; NO_EPOCH if none is known; RETIRED_EPOCH, in tokens, if the
-            offset is of an earlier topic of this name.
+            when the client connected; RETIRED_EPOCH, in tokens, if the offset is of an earlier
+            topic of this name.
         lineage: How often this process saw the log go back, or UNVERIFIED_LINEAGE.
     """
 
@@ -35,7 +35,6 @@ class PartitionPosition(NamedTuple):
 
     @property
     def is_pending(self) -> bool:
-        """Return whether the offset is not known yet."""
         return self.offset is None
 
     def is_behind(self, other: PartitionPosition) -> bool:

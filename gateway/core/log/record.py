@@ -20,8 +20,6 @@ HEADER_OVERHEAD_BYTES = 64  # bytes that a header takes in memory beside its nam
 
 
 class TopicPartition(NamedTuple):
-    """Name one partition of a topic."""
-
     topic: str
     partition: int
 
@@ -30,13 +28,9 @@ class TopicPartition(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One record of Kafka.
+    """One record of Kafka, with the leader epoch of its batch and a timestamp in ms since 1970.
 
-    Attributes:
-        epoch: The leader epoch of its batch.
-        timestamp: The timestamp of the record, in milliseconds since 1970.
-        value: Its value; None for a tombstone.
-        headers: Its headers in order; a name may occur more than once.
+    The value is None for a tombstone. The name of a header may occur more than once.
     """
 
     tp: TopicPartition
@@ -49,12 +43,10 @@ class Record(NamedTuple):
 
     @property
     def next_offset(self) -> int:
-        """Return the offset to fetch after this record."""
         return self.offset + 1
 
     @property
     def payload_size(self) -> int:
-        """Return the bytes of its key, its value, and the names and contents of its headers."""
         size = len(self.key or b"") + len(self.value or b"")
         for name, content in self.headers:
             size += len(name) + len(content or b"")
@@ -91,15 +83,10 @@ UNREADABLE_REASONS = frozenset({GapReason.CORRUPT, GapReason.TOO_LARGE})
 
 
 class Gap(NamedTuple):
-    """Records that Kafka no longer has, or that will not be sent.
+    """Records between two offsets that Kafka no longer has, or that will not be sent.
 
-    Attributes:
-        tp: The partition in which they are missing.
-        offset: Where the stream stood.
-        next_offset: Where it goes on. It is below `offset` only if the log itself went back (see
-            `REWIND_REASONS`).
-        epoch: The leader epoch of the answer that revealed the gap, not that of a record.
-        reason: Why the records are missing.
+    `next_offset` is below `offset` only if the log itself went back (see `REWIND_REASONS`). The
+    epoch is that of the answer that revealed the gap, not that of a record.
     """
 
     tp: TopicPartition
@@ -112,12 +99,8 @@ class Gap(NamedTuple):
 class Ready(NamedTuple):
     """The partition can be read, for the first time or again, from `next_offset` on.
 
-    Attributes:
-        offset: Equal to `next_offset`: the entry covers no records.
-        next_offset: Where reading goes on.
-        epoch: The leader epoch of the record before it, or of the leader; NO_EPOCH if unknown.
-        is_approximate: The start was found by timestamp and not by offset, so that some records
-            from before it may be sent too.
+    If `is_approximate`, the start was found by timestamp and not by offset, so that some records
+    from before it may be sent too.
     """
 
     tp: TopicPartition
@@ -128,13 +111,7 @@ class Ready(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """The partition cannot be read, for a reason that its clients are informed of.
-
-    Attributes:
-        offset: Equal to `next_offset`: the entry covers no records.
-        next_offset: Where reading will go on.
-        epoch: The leader epoch of the position.
-    """
+    """The partition cannot be read, for a reason that its clients are informed of."""
 
     tp: TopicPartition
     offset: int
@@ -147,14 +124,7 @@ Entry: TypeAlias = Record | Skip | Gap | Ready | Fault
 
 
 class SnapshotEnd(NamedTuple):
-    """The end of a client's snapshot: it has the latest record of every key, and live ones follow.
-
-    It is not an entry, because no log holds it.
-
-    Attributes:
-        records: How many records the client was sent.
-        pending: Partitions that could not be read yet; their records follow when they can.
-    """
+    """The end of a client's snapshot, which no log holds. Records of pending partitions follow."""
 
     topics: tuple[str, ...]
     records: int

@@ -1,4 +1,4 @@
-"""Say what is done about an error of Kafka, and after which delay, as a table.
+"""Define the reaction to each error of Kafka, and its delay, as a table.
 
 Delays have full jitter (each is drawn between 0 and a bound that grows) per partition or broker,
 because a thousand partitions that lost one leader must not all retry at the same moment. Sources:
@@ -33,8 +33,6 @@ class Cause(StrEnum):
 
 
 class RecoveryAction(Enum):
-    """What to do before the next attempt."""
-
     REFRESH = "refresh metadata, then retry the partition"
     RECONNECT = "reconnect the broker"
     RESET = "find the offset to go on from"
@@ -45,14 +43,10 @@ class RecoveryAction(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RecoveryRule:
-    """What is done about one cause, and the bounds of its delays.
+    """The reaction to one cause, and the bounds of its delays in seconds.
 
-    Attributes:
-        action: What to do before the next attempt.
-        first_delay: Seconds before the first retry; 0 means at once, without jitter.
-        min_delay: Where the bound of the random delays starts, in seconds.
-        max_delay: The largest that the bound becomes, in seconds.
-        factor: By how much the bound grows with each attempt.
+    `first_delay` is before the first retry; 0 means at once, without jitter. The bound of later
+    random delays grows by `factor` from `min_delay` to `max_delay`.
     """
 
     action: RecoveryAction
@@ -124,7 +118,6 @@ CAUSE_BY_ERROR_CODE: dict[int, Cause] = {
 
 
 def cause_from_code(code: int) -> Cause:
-    """Return the cause behind one of Kafka's error codes; unknown codes are UNEXPECTED."""
     return CAUSE_BY_ERROR_CODE.get(code, Cause.UNEXPECTED)
 
 
@@ -132,15 +125,9 @@ def cause_from_code(code: int) -> Cause:
 class Backoff:
     """The delays between the retries of one partition or broker.
 
-    Each reader and each broker connection owns one. `attempts` counts the retries since the last
-    success or since the cause changed.
-
-    Attributes:
-        max_delay: `reconnect.max` of the topic, in seconds; bounds the delays of connection causes.
-        random: Draws a number from [0, 1).
-        min_delay: `reconnect.initial` of the topic, in seconds; likewise for connection causes
-            only.
-        attempts: How many delays were handed out in a row for the present cause.
+    Each reader and each broker connection owns one. `min_delay` and `max_delay` are those of
+    `reconnect` of the topic, in seconds, for connection causes only. `attempts` counts the delays
+    in a row for the present cause. `random` draws a number from [0, 1).
     """
 
     max_delay: float
@@ -150,10 +137,7 @@ class Backoff:
     _cause: Cause | None = None
 
     def next_delay(self, cause: Cause) -> float:
-        """Return the seconds to wait before the next attempt.
-
-        Another cause than last time starts over with its first delay.
-        """
+        """Return the seconds to wait. Another cause than last time starts with its first delay."""
         if cause is not self._cause:
             self._cause, self.attempts = cause, 0
         rule = RECOVERY_RULES[cause]
@@ -174,5 +158,4 @@ class Backoff:
         return max(shortest, policy.compute_delay(self.attempts, self.random))
 
     def reset(self) -> None:
-        """Start over after a success."""
         self.attempts, self._cause = 0, None

@@ -1,9 +1,10 @@
 """Merge the partitions of a topic set into one order, the tail, and know the position in it.
 
-The order is arrival order across partitions and offset order within one. What became ready in one
-turn of the event loop is one `TailUpdate`. After each of its entries the position is known, and the
-shared text of its token is written at most once, however many channels send it. The positions
-before recent updates can be found again (`position_before`), for clients that fell behind.
+The order is arrival order across partitions and offset order within one. Entries that became ready
+in one turn of the event loop are one `TailUpdate`. After each of its entries the position is known,
+and the shared text of its token is written at most once, however many channels send it. The
+positions before recent updates can be found again (`position_before`), for clients that fell
+behind.
 """
 
 from __future__ import annotations
@@ -25,22 +26,16 @@ _tuple_new = tuple.__new__  # not through the named tuple: records are encoded 1
 
 
 class TailEntry(NamedTuple):
-    """One entry of an update, and the token text of the position after it.
-
-    Where ids come in batches, most texts are None; in conflated tails all are.
-    """
+    """One entry and the token text after it, if there is one (see `Tail`)."""
 
     entry: Entry
     token_text: bytes | None
 
 
 class TailUpdate(NamedTuple):
-    """What became ready in one turn of the event loop.
+    """The entries that became ready in one turn of the event loop, in their merged order.
 
-    Attributes:
-        seq: The number of the update in its tail, from 0 on without holes.
-        entries: The entries in their merged order.
-        token_text: The token text of the position after the last entry.
+    `seq` counts the updates of a tail. `token_text` is that after the last entry.
     """
 
     seq: int
@@ -49,8 +44,6 @@ class TailUpdate(NamedTuple):
 
 
 class SharedAnswer(Protocol):
-    """What was read once for one or more clients, such as a `ReadAnswer`."""
-
     bytes: int
 
 
@@ -58,25 +51,21 @@ class TailReader(Protocol):
     """A client that reads some partitions privately, up to where the tail stands."""
 
     @property
-    def private_positions(self) -> Mapping[TopicPartition, PartitionPosition]:
-        """The partitions that it reads privately, and where it stands in each."""
+    def private_positions(self) -> Mapping[TopicPartition, PartitionPosition]: ...
 
     @property
-    def own_bytes(self) -> int:
-        """How many bytes of records were read for it alone and not sent yet."""
+    def own_bytes(self) -> int: ...
 
     @property
-    def answers(self) -> Iterable[SharedAnswer]:
-        """What was read for it besides and not sent yet, which other clients may share."""
+    def answers(self) -> Iterable[SharedAnswer]: ...
 
-    def wake(self) -> None:
-        """Take note that the tail moved in partitions that it reads privately."""
+    def wake(self) -> None: ...
 
 
 class Tail:
     """The merged order of some topics, and the position at its end.
 
-    The hub creates one per topic set and applies to it what the shared reads bring. The owner
+    The hub creates one per topic set and applies the entries of the shared reads to it. The owner
     appends entries to the logs first and passes the same entries to `apply_entries` without
     awaiting in between, so that tail and logs agree whenever other code runs (a tail that moves in
     steps is behind its logs). Invariants between calls:
@@ -87,15 +76,11 @@ class Tail:
     - A partition in `pending_since` has a pending position.
 
     Attributes:
-        cluster: The id of the Kafka cluster, part of every token.
         is_conflated: The tail moves in steps: an update covers many entries, of which only the
             latest of each key are sent, so its entries have no token texts of their own.
-        topic_ids: The topic ids by name; empty where the cluster has none.
         logs: One log per partition, opened or not; they are shared with other tails.
-        readiness: Which partitions can be read now.
-        seq: The number of the next update.
-        pending_since: For each partition whose end is to be found as of a time, that time in
-            seconds since 1970.
+        pending_since: The time, in seconds since 1970, as of which the end of a partition is to be
+            found.
         readers: The clients that read some partitions privately; they register themselves.
     """
 
@@ -137,32 +122,22 @@ class Tail:
 
     @property
     def position(self) -> Mapping[TopicPartition, PartitionPosition]:
-        """Return where the tail stands now."""
         return self._position
 
     @property
     def token_text(self) -> bytes:
-        """Return the token text of the present position, without view and checksum."""
         return self._writer.to_text()
 
     @property
     def has_exact_tokens(self) -> bool:
-        """Return whether tokens are short enough to be sent with every event."""
         return len(self._writer.to_text()) <= self.MAX_EXACT_TOKEN_CHARS
 
     @property
     def oldest_seq(self) -> int:
-        """Return the number of the oldest update whose position can still be found."""
         return self._oldest_seq
 
     def add_partition(self, log: PartitionLog, position: PartitionPosition) -> None:
-        """Add a partition that was created or found since the tail began.
-
-        Args:
-            log: The log of the partition, opened or not.
-            position: Where the tail stands in it as long as the log is not opened, such as pending
-                with the epoch that was known when the first client connected.
-        """
+        """Add a partition, at `position` until its log is opened."""
         self.logs[log.tp] = log
         self.readiness.partitions.add(log.tp)
         self._set_position(log.tp, log.position if log.next_offset is not None else position)
@@ -172,8 +147,8 @@ class Tail:
         """Set the id of a topic as metadata has it now.
 
         An id that replaces another one is in all tokens from now on. The tail still stands at an
-        offset of the earlier topic then, until the gap of each partition is applied. Until that
-        happens, its positions are marked in tokens as those of the earlier topic.
+        offset of the earlier topic then. Until the gap of each partition is applied, its positions
+        are marked in tokens as those of the earlier topic.
         """
         old_id = self.topic_ids[topic]
         if not topic_id or topic_id == old_id:
@@ -186,38 +161,25 @@ class Tail:
                 self._set_position(tp, self._position[tp])
 
     def mark_pending_since(self, tp: TopicPartition, epoch: int, since: int) -> None:
-        """Record that the end of a partition is unknown, and as of when it is to be found.
+        """Record that the end of a partition is unknown, and as of which time it is to be found.
 
-        The first call for a partition wins: a later epoch or time would lose what was written
-        since.
-
-        Args:
-            epoch: The leader epoch known at the time; the end of this epoch is the exact answer.
-            since: The time in seconds since 1970 as of which the end is found otherwise.
+        The first call for a partition wins: a later epoch or time (seconds since 1970) would lose
+        the records written since. The end of the epoch is the exact answer.
         """
         if tp not in self.pending_since:
             self.pending_since[tp] = since
             self._set_position(tp, PartitionPosition(None, epoch))
 
     def set_issued(self, now: int) -> None:
-        """Set the time of issue of the tokens that follow.
+        """Set the time of issue, in seconds since 1970, of the tokens that follow.
 
-        While a partition is pending, the time of issue stays at the time as of which the end of the
-        partition is to be found: a client that resumes with the token must get everything since
-        then.
-
-        Args:
-            now: The time in seconds since 1970.
+        While a partition is pending, it is the time as of which the end of the partition is to be
+        found: a client that resumes with the token must get everything since then.
         """
         self._writer.set_issued(min(self.pending_since.values(), default=now))
 
     def apply_entries(self, entries: Iterable[Entry], now: int) -> TailUpdate:
-        """Take over the entries that the logs took over, as one update.
-
-        Args:
-            entries: Entries of any partitions of the tail, each partition's in order.
-            now: The time in seconds since 1970.
-        """
+        """Take over entries of the logs, each partition's in order, as one update."""
         is_exact, bytes_since_text = self.has_exact_tokens and not self.is_conflated, 0
         self.set_issued(now)
         items: list[TailEntry] = []
@@ -240,10 +202,9 @@ class Tail:
         return update
 
     def wake_readers(self) -> None:
-        """Wake the clients that read privately what the last update moved.
+        """Wake the clients that read privately in partitions that the last update moved.
 
-        They may be waiting for the tail to reach them, which also happens where their channel shows
-        nothing of the update and therefore does not wake them.
+        Their channel does not wake them if it shows nothing of the update.
         """
         moved = self._update_moves[-1].keys()
         for reader in self.readers:
@@ -265,7 +226,6 @@ class Tail:
         return position
 
     def forget_updates(self, before: int) -> None:
-        """Forget the positions before updates older than `before`."""
         while self._oldest_seq < before:
             self._oldest_position.update(self._update_moves.popleft())
             self._oldest_seq += 1
@@ -273,12 +233,7 @@ class Tail:
     def build_token_text(
         self, positions: Mapping[TopicPartition, PartitionPosition], issued: int | None = None
     ) -> bytes:
-        """Return the token text of the present position, with some partitions elsewhere.
-
-        Args:
-            positions: Where these partitions stand instead.
-            issued: Another time of issue in seconds since 1970; None to keep the tail's.
-        """
+        """Return the token text of the present position, with some partitions elsewhere."""
         base = self._writer.to_text()
         if base is not self._overlaid_base:
             self._overlaid_base = base
@@ -300,11 +255,6 @@ class Tail:
     def create_token_writer(
         self, positions: Mapping[TopicPartition, PartitionPosition]
     ) -> TokenWriter:
-        """Return a writer of its own for this position, with some partitions elsewhere.
-
-        Args:
-            positions: Where these partitions stand instead.
-        """
         writer = TokenWriter(self.cluster, self._build_topics())
         writer.set_issued(self._writer.issued)
         for tp, position in self.mark_retired(positions).items():
@@ -317,12 +267,7 @@ class Tail:
         positions: Mapping[TopicPartition, PartitionPosition],
         issued: int | None = None,
     ) -> bytes:
-        """Return one of this tail's token texts with some partitions elsewhere.
-
-        Args:
-            positions: Where these partitions stand instead, as `mark_retired` returns them.
-            issued: Another time of issue in seconds since 1970; None to keep that of the text.
-        """
+        """Return one of this tail's token texts with positions as `mark_retired` returns them."""
         return overlay_positions(text, self._writer.names, positions, issued)
 
     def mark_retired(self, positions: Mapping[TopicPartition, PartitionPosition]) -> Position:
@@ -341,19 +286,15 @@ class Tail:
     def is_retiring(self, tp: TopicPartition) -> bool:
         """Return whether the topic was created again and this partition's gap is still to come.
 
-        What could be read from Kafka now is then of another topic than the tail's position in it.
+        Kafka's records are then of another topic than the tail's position.
         """
         return tp in self._retiring
 
     def token_epoch(self, tp: TopicPartition, position: PartitionPosition) -> int:
-        """Return the epoch that a position of the log's present lineage has in a token."""
         return RETIRED_EPOCH if tp in self._retiring else position.epoch
 
     def _is_retired(self, tp: TopicPartition, position: PartitionPosition) -> bool:
-        """Return whether a position is of an earlier topic of its name.
-
-        An unverified position may be of either topic; it keeps the epoch that its owner gave it.
-        """
+        """Return whether a position is of an earlier topic; an unverified one keeps its epoch."""
         if position.lineage == UNVERIFIED_LINEAGE or tp not in self.logs:
             return False
         return tp in self._retiring or self.logs[tp].is_retired(position)
