@@ -1,7 +1,7 @@
-"""Count what each client got, for wires that end with a sum of it, at no cost per delivery.
+"""Count each client's bytes, for wires that end with a sum, at no cost per delivery.
 
 A channel knows the sum of its chunks. A client only notes the channel's total where it began and
-stopped to follow the channel, and adds up what it got of its own in between.
+stopped to follow the channel, and adds up its own bytes in between.
 """
 
 from __future__ import annotations
@@ -13,39 +13,30 @@ from typing import Any, Protocol, Self
 class ByteSum(Protocol):
     """A sum over bytes that can be subtracted again: their number and a checksum, for example."""
 
-    def __add__(self, other: Any, /) -> Self:
-        """Return the sum over both parts, one after the other."""
+    def __add__(self, other: Any, /) -> Self: ...
 
     def subtract(self, before: Any, /) -> Self:
-        """Return the sum over what was added to `before` to get this one."""
+        """Return the sum over the bytes that were added to `before` to get this one."""
 
 
 class CountedBytes(bytes):
-    """Bytes on a wire, together with the sum over what they say (before compression, for example).
-
-    Encoders of wires that count return them; bytes of another type are not counted.
-    """
+    """Bytes on a wire, with the sum over their content, such as before compression."""
 
     sum: Any
 
     @classmethod
     def create(cls, data: bytes, sum: ByteSum) -> CountedBytes:
-        """Return the bytes with their sum."""
         result = cls(data)
         result.sum = sum
         return result
 
 
 class ByteCounts:
-    """The sum over what one client got, owned by its subscription.
+    """The sum over one client's bytes, owned by its subscription.
 
     Between `start_shared` and `stop_shared` the client gets all that its channel publishes. That
     part is added only when it ends (10 us), as the difference of two totals of the channel. A sum
     or total of None is that over nothing.
-
-    Attributes:
-        is_shared: The client gets what its channel publishes.
-        sum: The sum over all before the present shared part.
     """
 
     __slots__ = ("_shared_from", "is_shared", "sum")
@@ -56,29 +47,15 @@ class ByteCounts:
         self.is_shared = False
 
     def start_shared(self, total: ByteSum | None) -> None:
-        """Begin a part in which the client gets what its channel publishes.
-
-        Args:
-            total: The total of the channel at this moment.
-        """
         self._shared_from, self.is_shared = total, True
 
     def stop_shared(self, total: ByteSum | None) -> None:
-        """End the part that `start_shared` began.
-
-        Args:
-            total: The total of the channel at this moment.
-        """
         if total is not None:
             self._add_sum(total if self._shared_from is None else total.subtract(self._shared_from))
         self.is_shared = False
 
     def add(self, pieces: Iterable[bytes]) -> None:
-        """Add pieces that did not come from the channel's shared chunks.
-
-        These are the client's own bytes or those of its cohort. Pieces without a sum are not
-        counted.
-        """
+        """Add pieces that are not the channel's shared chunks. Those without a sum do not count."""
         for piece in pieces:
             if type(piece) is CountedBytes:
                 self._add_sum(piece.sum)

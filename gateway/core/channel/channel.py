@@ -32,42 +32,34 @@ _NO_TOPICS: frozenset[str] = frozenset()
 
 
 class Encoder(Protocol):
-    """What turns entries into bytes on one kind of wire."""
+    """The encoding of entries on one kind of wire. An entry that is not sent is None."""
 
-    def encode_entry(self, entry: StreamItem) -> bytes | None:
-        """Return an event without its id; None for an entry that is not sent."""
+    def encode_entry(self, entry: StreamItem) -> bytes | None: ...
 
     def encode_position(self) -> bytes:
         """Return the event that only carries an id; empty on wires without ids."""
 
     def encode_events(self, events: Iterable[ChannelEvent], view_digest: bytes) -> bytes:
-        """Return payloads and ids as they go on the wire, in order.
-
-        Each id is `seal_token(event.token_text, view_digest)`.
-        """
+        """Return payloads and ids, by `seal_token(event.token_text, view_digest)`, in order."""
 
 
 _tuple_new = tuple.__new__  # not through the named tuple: records are encoded 1.13 times as fast
 
 
 class Channel(ChunkRing):
-    """One view of a tail, and the ring of what was published of it.
+    """One view of a tail, and the ring of its published chunks.
 
     The hub creates one per view and wire when the first client needs it, and a `ChannelDispatcher`
     passes updates to it as long as it has followers. Invariant between calls: the id sent last is
     never older than one sent before it.
 
     Attributes:
-        view_digest: The digest of what is seen (topics, filter, format); part of every id.
-        encoder: What turns entries into events.
-        accepts: The filter; None lets every record through.
+        view_digest: The digest of the view (topics, filter, format); part of every id.
         topics_ending_on_loss: Topics whose clients end where the log lost records
             (`offsetOutOfRange: fail`).
-        latest_by_partition: The latest offsets of keys, for clients that are conflated; None before
-            there was one.
+        latest_by_partition: The latest offsets of keys, for clients that are conflated.
         total: The sum over all chunks ever published; None on wires that count nothing.
         has_sent_id: An id was published since `announce_position` last ran or the owner reset it.
-        key: What its owner finds it by; None if it is found by nothing.
     """
 
     MAX_BYTES_WITHOUT_ID = 64 * 1024  # where ids come in batches: at most this much without one
@@ -108,11 +100,9 @@ class Channel(ChunkRing):
         self._bytes_without_id = 0  # published since then, where ids come in batches
 
     def total_before(self, seq: int) -> ByteSum | None:
-        """Return the sum over all chunks before this one, which may be the next to come."""
         return self.total if seq == self.next_seq else self.get_chunk(seq).total_before
 
     def publish(self, update: TailUpdate) -> Chunk | None:
-        """Encode an update as a chunk; return None if the view shows nothing of it."""
         events: list[ChannelEvent] = []
         controls: list[Entry] = []
         # Where tokens are long, the tail writes one now and then: most texts are None (see `Tail`).
@@ -139,15 +129,11 @@ class Channel(ChunkRing):
     def publish_events(
         self, update: TailUpdate, events: list[ChannelEvent], controls: Sequence[Entry] = ()
     ) -> Chunk:
-        """Encode the events of an update as a chunk, and return it.
+        """Encode the events of an update, at least one, as a chunk, and return it.
 
         `publish` selects the events itself; for filtered channels the dispatcher does. If the tail
         is conflated, only the last event gets an id: records before it were left out for later
-        ones, so the position after it is the first that is true.
-
-        Args:
-            events: At least one event; the list is changed.
-            controls: The entries of the update that are shown and are no records.
+        ones, so the position after it is the first that is true. The list of events is changed.
         """
         if self.tail.is_conflated:
             events[-1] = events[-1]._replace(token_text=update.token_text)
@@ -167,10 +153,7 @@ class Channel(ChunkRing):
         return chunk
 
     def announce_position(self) -> Chunk | None:
-        """Publish the position for idle clients, if it moved since the last id.
-
-        The chunk is None if it did not move or the wire has no ids.
-        """
+        """Publish the position for idle clients, if it moved since the last id."""
         text, payload = self.tail.token_text, self._position_event
         if text == self._last_token_text or not payload:
             return None
@@ -182,20 +165,15 @@ class Channel(ChunkRing):
 
     @property
     def has_unsent_id(self) -> bool:
-        """Return whether events were published after the last id."""
         return self._bytes_without_id > 0
 
     def encode_entry(self, entry: Entry) -> bytes | None:
-        """Return an entry as this view shows it, without id; None if it does not show it."""
         if type(entry) is Record and self.accepts is not None and not self.accepts(entry):
             return None
         return self.encoder.encode_entry(entry)
 
     def should_end_at(self, entry: Entry) -> bool:
-        """Return whether an entry ends the clients of its topic (`offsetOutOfRange: fail`).
-
-        Only what retention took does so, not what a slow client is made to skip.
-        """
+        """Return whether an entry is a loss by retention that ends the clients of its topic."""
         return (
             type(entry) is Gap
             and entry.tp.topic in self.topics_ending_on_loss
@@ -203,19 +181,12 @@ class Channel(ChunkRing):
         )
 
     def build_token(self, text: bytes) -> bytes:
-        """Return the whole token of a token text, for this view."""
         return seal_token(text, self.view_digest)
 
     def get_cohort_data(
         self, chunk: Chunk, positions: Position, key: CohortKey, issued: int | None
     ) -> bytes:
-        """Return the bytes of a chunk for a cohort, which has other positions in some partitions.
-
-        Args:
-            positions: Where the cohort stands in these partitions, of which it gets no events.
-            key: What identifies the cohort.
-            issued: The time of issue of its tokens, in seconds since 1970; None to keep the tail's.
-        """
+        """Return the bytes of a chunk for a cohort, which gets no events of its own partitions."""
         if chunk.cohort_data is None:
             chunk.cohort_data = {}
         data = chunk.cohort_data.get(key)
@@ -226,7 +197,6 @@ class Channel(ChunkRing):
         return data
 
     def get_latest_offsets(self, tp: TopicPartition) -> LatestOffsets:
-        """Return the latest offsets of a partition's keys, shared by all who hold on to them."""
         if self.latest_by_partition is None:
             self.latest_by_partition = WeakValueDictionary()
         latest = self.latest_by_partition.get(tp)
@@ -245,14 +215,7 @@ class Channel(ChunkRing):
         return chunk
 
     def _thin_ids(self, events: list[ChannelEvent], text: bytes) -> None:
-        """Keep of the token texts of an update only those that become ids, far enough apart.
-
-        Events without an id at the end are covered by `announce_position`.
-
-        Args:
-            events: The events of the update; changed in place.
-            text: The token text at the end of the update.
-        """
+        """Keep only the token texts that become ids, far enough apart."""
         for n, event in enumerate(events):
             self._bytes_without_id += len(event.payload)
             # The text at the end of the update covers all that the view does not show as well.
@@ -265,11 +228,9 @@ class Channel(ChunkRing):
             events[n] = event._replace(token_text=token_text)
 
     def encode_events(self, events: Iterable[ChannelEvent]) -> bytes:
-        """Return events with their ids as they go on this channel's wire."""
         return self.encoder.encode_events(events, self.view_digest)
 
     def _encode_without(self, chunk: Chunk, positions: Position, issued: int | None) -> bytes:
-        """Return a chunk without the events of some partitions, with ids of these positions."""
         kept: list[ChannelEvent] = []
         # With exact tokens every event has an id: one that is left out takes only its own along.
         position_event = b"" if self.tail.has_exact_tokens else self._position_event
@@ -294,12 +255,6 @@ class Channel(ChunkRing):
 
 
 def build_event(encoder: Encoder, entry: Entry, text: bytes | None) -> ChannelEvent | None:
-    """Return an entry as an event of this encoder, for all clients; None if it is not sent.
-
-    Args:
-        encoder: What encodes it.
-        text: The token text of the position after it, if known.
-    """
     payload = encoder.encode_entry(entry)
     if payload is None:
         return None

@@ -17,11 +17,10 @@ class ChannelEvent(NamedTuple):
     """One event, not on a wire yet.
 
     Attributes:
-        tp: The partition whose position it moves; None for what every client may get, wherever it
-            stands in the partition.
-        payload: What all clients of the view share of it: everything but the id.
-        token_text: The token text of its id; None for an event without an id.
-        timestamp: The timestamp of a record, in milliseconds since 1970; None for other events.
+        tp: The partition whose position it moves; None for an event that every client may get,
+            wherever it stands in the partition.
+        payload: The part that all clients of the view share: everything but the id.
+        timestamp: The timestamp of a record, in milliseconds since 1970.
     """
 
     tp: TopicPartition | None
@@ -38,13 +37,10 @@ class Chunk:
     """One update as it goes on the wire.
 
     Attributes:
-        events: The events it was encoded from.
-        data: The bytes for clients that follow in all partitions.
         ending_partitions: Partitions whose gap ends the clients that get the chunk.
         is_only_ready: It says nothing but that partitions became ready.
         total_before: The total of its channel before it; None on wires without sums.
         cohort_data: The bytes by cohort, encoded when the first client of a cohort needs them.
-        traced_records: Records whose way to the clients is traced.
     """
 
     update_seq: int
@@ -59,7 +55,6 @@ class Chunk:
 
     @property
     def size(self) -> int:
-        """Return about how many bytes it takes in memory, with the data of cohorts."""
         # Twice the data: the events hold their payloads once more.
         size = CHUNK_OVERHEAD_BYTES + 2 * len(self.data)
         return size if self.cohort_data is None else size + sum(map(len, self.cohort_data.values()))

@@ -1,9 +1,8 @@
 """Test a key, a header or a field of the value for more than equality with one text.
 
-A condition looks at what is there as text: at the bytes of a key or header as they are, at a
-field's text as `filters` defines it. A range is tested on the number that the text is in the
-grammar of JSON, compared exactly however many digits it has. A text that is not a JSON number is in
-no range.
+A condition tests text: the bytes of a key or header as they are, or a field's text as `filters`
+defines it. A range is tested on the number that the text is in the grammar of JSON, compared
+exactly however many digits it has. A text that is not a JSON number is in no range.
 """
 
 from __future__ import annotations
@@ -29,17 +28,14 @@ class Condition:
     """A test that holds where all of its given parts do.
 
     A frozen value: equal conditions compare equal, in whatever order their parts were written, so
-    that equal filters share a channel.
+    that equal filters share a channel. Raises ValueError without any part, or if parts contradict
+    each other.
 
     Attributes:
-        one_of: The texts that are allowed; None for any.
-        prefix: What the text has to begin with; None for anything.
+        prefix: The beginning that the text has to have; None for any.
         exists: Whether anything must be there at all, where null counts as something. False
             excludes all other parts.
         bounds: Pairs of `gt`, `gte`, `lt` or `lte` and a number.
-
-    Raises:
-        ValueError: The condition has no part, or its parts contradict each other.
     """
 
     one_of: tuple[str, ...] | None = None
@@ -54,7 +50,6 @@ class Condition:
     _checks_text: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Normalize the parts and derive from them what the tests need."""
         checks_text = self.one_of is not None or self.prefix is not None or bool(self.bounds)
         if not checks_text and self.exists is None:
             raise ValueError("a condition without any part; add in, prefix, exists or a range")
@@ -78,12 +73,7 @@ class Condition:
             object.__setattr__(self, name, value)
 
     def matches_any(self, contents: Iterable[bytes | None]) -> bool:
-        """Return whether any of the contents matches.
-
-        Args:
-            contents: All that is there under one name, possibly nothing. None is a header without a
-                value: it exists but has no text.
-        """
+        """Return whether any of the contents under one name matches; None has no text."""
         if self._checks_text:
             return any(text is not None and self._matches_text(text) for text in contents)
         return self.exists is any(True for _ in contents)
@@ -91,13 +81,9 @@ class Condition:
     def matches_field(
         self, content: Any, text: bytes | None, read_numeral: Callable[[], str]
     ) -> bool:
-        """Return whether a field that is there matches.
+        """Return whether a field that is there matches, by its content and text (None: no scalar).
 
-        Args:
-            content: The field as orjson reads it.
-            text: Its text; None for an object or array.
-            read_numeral: Returns how a number is written in the value. Called only where a double
-                is too inexact to decide.
+        `read_numeral` is called only where a double is too inexact to decide.
         """
         if not self._checks_text:
             return self.exists is True

@@ -2,14 +2,12 @@
 
 Of the records that one key got within one flush, only the latest is sent; a tombstone counts as a
 record. Records without a key are all sent, and so is every other entry that clients are informed
-of. What is left keeps the order of its arrival. The filter is applied first: a record that is not
-shown replaces none.
+of, in the order of arrival. The filter is applied first: a record that is not shown replaces none.
 
 A flush moves the position past records that were left out, so only its last event has an id. Within
-one partition there is a stronger rule: a record was left out for a *later* one of its key. So what
-is left of a window of one partition may be cut anywhere, and the position after the last record
-that was sent is a valid one to go on from: whatever is missing before it comes after it, as
-something newer.
+one partition there is a stronger rule: a record was left out for a *later* one of its key. So a
+window of one partition may be cut anywhere, and the position after the last record that was sent is
+a valid one to go on from: whatever is missing before it comes after it, as something newer.
 """
 
 from __future__ import annotations
@@ -35,13 +33,7 @@ ConflationKey: TypeAlias = bytes | int | Entry
 
 
 def conflate(entries: Sequence[Entry], accepts: RecordPredicate = None) -> list[Entry]:
-    """Return what is left of one flush, in order.
-
-    Args:
-        entries: Entries of any partitions. Equal keys of one topic are one key, in whatever
-            partition they are.
-        accepts: The filter of the view; None lets every record through.
-    """
+    """Return the remaining entries of one flush. A key is one in all partitions of a topic."""
     seen: set[tuple[str, bytes]] = set()
     kept: list[Entry] = []
     for entry in reversed(entries):
@@ -59,20 +51,12 @@ def conflate(entries: Sequence[Entry], accepts: RecordPredicate = None) -> list[
 
 
 class KeyWindow:
-    """Consecutive entries of one partition, of which the latest record of each key is left.
+    """Consecutive entries of one partition, of which the latest record of each key remains.
 
     A private reader creates one per partition that it conflates. It first gathers (`add`), then is
-    closed, then is drained; records without a newer one of their key are left, in offset order.
-    Once it is full, added entries are not taken in any more: they only show which of the held
-    records are not the latest of their keys.
-
-    Attributes:
-        start_offset: Where it begins.
-        end_offset: Where it ends so far: the position after all that it took in.
-        epoch: The leader epoch at `end_offset`.
-        max_bytes: How many bytes of records make it full.
-        bytes: The size of what is left now.
-        is_full: Nothing more is taken in. It stays so even if `bytes` falls again.
+    closed, then is drained; records without a newer one of their key remain, in offset order. Once
+    it is full, added entries are not taken in any more: they only show which of the held records
+    are not the latest of their keys. `is_full` stays even if `bytes` falls again.
     """
 
     __slots__ = (
@@ -108,16 +92,13 @@ class KeyWindow:
 
     @property
     def is_closed(self) -> bool:
-        """Return whether gathering is over."""
         return self._remaining is not None
 
     @property
     def is_drained(self) -> bool:
-        """Return whether it is closed and nothing is left."""
         return self._remaining is not None and not self._remaining
 
     def add(self, entry: Entry) -> None:
-        """Take in the entry that follows."""
         if self.is_full:
             self.discard_replaced(entry)
             return
@@ -139,17 +120,13 @@ class KeyWindow:
         self.is_full = self.bytes >= self.max_bytes
 
     def discard_replaced(self, entry: Entry) -> None:
-        """Drop the held record of a key, if this later entry replaces it."""
         if type(entry) is not Record or entry.key is None or entry.key not in self._entries:
             return
         if self._accepts is None or self._accepts(entry):
             self.bytes -= buffered_size(self._entries.pop(entry.key))
 
     def close(self) -> Sequence[Entry]:
-        """End gathering and return what is left, in offset order.
-
-        If records at the end were left out, a `Skip` follows that leads to `end_offset`.
-        """
+        """End gathering and return the remaining entries, with a `Skip` up to `end_offset`."""
         self._remaining = deque(self._entries.values())
         self._entries.clear()
         next_offset = self._remaining[-1].next_offset if self._remaining else self.start_offset
@@ -158,7 +135,6 @@ class KeyWindow:
         return self._remaining
 
     def drain(self) -> Iterator[Entry]:
-        """Yield what is left, and forget it."""
         while self._remaining:
             entry = self._remaining.popleft()
             if type(entry) is not Skip:
@@ -169,16 +145,12 @@ class KeyWindow:
 class LatestOffsets:
     """The offset of the latest record of each key in a log, up to its tail, as one view sees it.
 
-    A `KeyWindow` knows only what it holds. A client whose keys' latest records are larger than that
-    would be sent every record, late, and never become live again. One instance for a partition and
-    a view, shared by the clients that are conflated there, and freed with the last of them.
+    A `KeyWindow` knows only the records that it holds. A client whose keys' latest records are
+    larger than that would be sent every record, late, and never become live again. One instance for
+    a partition and a view, shared by its conflated clients and freed with the last of them.
 
-    It covers what the log holds from the first offset on that was asked for. While it lags behind
-    the log, or the budget does not allow it to go on, it only knows of fewer records that were
-    replaced: a record may then be sent in vain, but none is left out wrongly.
-
-    Attributes:
-        bytes: What it takes up, counted in the ring budget.
+    While it lags behind the log, or the budget does not allow it to go on, it only knows of fewer
+    records that were replaced: a record may then be sent in vain, but none is left out wrongly.
     """
 
     __slots__ = (
@@ -205,12 +177,10 @@ class LatestOffsets:
         self._ring_budget.bytes -= self.bytes
 
     def scan(self, log: PartitionLog, offset: int, end: int | None) -> None:
-        """Take in what the log has received since the last call, up to a bounded number of entries.
+        """Take in the next entries of the log, a bounded number of them.
 
-        Args:
-            offset: The offset from which on it is of use; what comes before need not be looked at.
-            end: Where the tail stands; None while that is pending. What the log has beyond it is
-                not sent yet and therefore has replaced nothing.
+        Entries before `offset` are of no use. Entries beyond `end`, the tail's position, are not
+        sent yet and therefore have replaced nothing.
         """
         if log.start_offset is None or end is None:
             return
@@ -244,13 +214,11 @@ class LatestOffsets:
         self._update_size()
 
     def has_replaced(self, entry: Entry) -> bool:
-        """Return whether the log holds a later record of the entry's key."""
         if type(entry) is not Record or entry.key is None:
             return False
         return self._offsets.get(entry.key, -1) > entry.offset
 
     def skip_replaced(self, entry: Entry) -> Entry:
-        """Return the entry, or a `Skip` over it if the log has replaced it."""
         if not self.has_replaced(entry):
             return entry
         return Skip(entry.tp, entry.offset, entry.next_offset, entry.epoch)
@@ -266,7 +234,7 @@ class LatestOffsets:
 
 
 def buffered_size(entry: object) -> int:
-    """Return about how many bytes an entry takes in memory; what is shared counts nothing."""
+    """Return about how many bytes an entry takes in memory; shared parts count nothing."""
     if type(entry) is not Record:
         return RECORD_OVERHEAD_BYTES // 2
     overhead = RECORD_OVERHEAD_BYTES + HEADER_OVERHEAD_BYTES * len(entry.headers)

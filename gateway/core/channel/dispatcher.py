@@ -6,9 +6,8 @@ channels that share an encoder. The channels that got a chunk are noted with the
 the update is too old they are the only ones to drop chunks, so that idle channels cost nothing:
 2,000 channels, each for one key, take 4 us a record in all.
 
-That a partition is ready or pending concerns every channel, but moves no position. Where filtered
-channels are many, they are told of it later, some at a time: all at once takes 14 us each, 14 s
-for a million.
+The readiness of a partition concerns every channel, but moves no position. Where filtered channels
+are many, they are informed later, some at a time: all at once takes 14 us each, 14 s for a million.
 """
 
 from __future__ import annotations
@@ -57,27 +56,16 @@ class ChannelDispatcher:
 
     @property
     def has_notices(self) -> bool:
-        """Return whether `publish_notices` has something to publish."""
         return bool(self._notices)
 
     def add(self, channel: Channel, filters: Filters) -> None:
-        """Add a channel.
-
-        Args:
-            channel: A channel of this tail.
-            filters: The filters by which the channel's `accepts` decides.
-        """
         if filters.filters:
             self._filter_index.add(channel, filters)
         else:
             self._unfiltered.add(channel)
 
     def remove(self, channel: Channel, filters: Filters) -> None:
-        """Remove a channel that has no followers any more, and drop its chunks.
-
-        Args:
-            filters: The filters that it was added with.
-        """
+        """Remove a channel that has no followers any more, and drop its chunks."""
         if channel in self._unfiltered:
             self._unfiltered.remove(channel)
         else:
@@ -88,7 +76,6 @@ class ChannelDispatcher:
             self._notices.clear()
 
     def publish(self, update: TailUpdate) -> list[Channel]:
-        """Publish what the tail has just taken over; return the channels with a new chunk."""
         published = [
             channel
             for channel in self._unfiltered
@@ -102,10 +89,7 @@ class ChannelDispatcher:
         return published
 
     def publish_notices(self) -> list[Channel]:
-        """Tell the next filtered channels of a partition's state; return those with a new chunk.
-
-        There may be none left: the last channel may have been removed since this was scheduled.
-        """
+        """Inform the next filtered channels, if any, of a partition's state; return those."""
         if not self._notices:
             return []
         published = list[Channel]()
@@ -126,7 +110,6 @@ class ChannelDispatcher:
         return published
 
     def announce_position(self, channel: Channel) -> bool:
-        """Send a channel's idle clients the position; return False if they have it already."""
         if channel.announce_position() is None:
             return False
         # The chunk has the number of the next update, and is dropped together with those of that.
@@ -149,7 +132,6 @@ class ChannelDispatcher:
         return list(events_by_channel)
 
     def _defer_notices(self, update: TailUpdate) -> TailUpdate:
-        """Return an update without what `publish_notices` is to tell later."""
         notices = [entry for entry, _ in update.entries if type(entry) in (Ready, Fault)]
         if not notices:
             return update
@@ -192,7 +174,6 @@ class ChannelDispatcher:
         return events_by_channel
 
     def _select_conflated_events(self, update: TailUpdate) -> dict[Channel, list[ChannelEvent]]:
-        """Return the events that each channel shows of a conflated update."""
         # Filter first, then conflate: a record that a channel does not show replaces none there.
         shown: dict[Channel, list[Entry]] = {}
         for entry, _ in update.entries:
@@ -206,7 +187,6 @@ class ChannelDispatcher:
         return {channel: events for channel, events in built if events}
 
     def _find_channels(self, entry: Entry) -> Iterable[Channel]:
-        """Return the filtered channels that an entry concerns."""
         if type(entry) is Record:
             return self._filter_index.find(entry)
         return () if type(entry) is Skip else self._filter_index
@@ -227,17 +207,13 @@ class ChannelDispatcher:
             tail.forget_updates(before)
 
     def _note_holders(self, channels: Sequence[Channel]) -> None:
-        """Note channels that got a chunk with the number of the last list."""
         self._chunk_holders[-1] += channels
         self._holder_count += len(channels)
         if self._holder_count > self._max_holder_count:
             self._forget_dropped_chunks()
 
     def _forget_dropped_chunks(self) -> None:
-        """Forget the channels that hold no chunk any more of the update that names them.
-
-        The next time is when there are twice as many, so that a note costs O(1).
-        """
+        """Forget the channels that hold no chunk of an update any more, in O(1) per note."""
         count = 0
         for seq, holders in enumerate(self._chunk_holders, self.tail.oldest_seq):
             if holders:

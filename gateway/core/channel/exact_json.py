@@ -1,12 +1,12 @@
 """Read JSON as browsers do, and JSON whose numbers are kept as they are written.
 
-What `JSON.parse` reads is JSON here (`parse_json`). orjson refuses some of that: escaped halves of
+JSON is here what `JSON.parse` reads (`parse_json`). orjson refuses some of that: escaped halves of
 surrogate pairs, as JavaScript writes a text that was cut within an emoji, and numbers that no
 double can hold. A byte order mark is skipped, as `Response.json()` does. NaN, UTF-16 and comments
 are no JSON.
 
-orjson, which reads values everywhere, turns numbers into 64-bit integers and doubles: 1.50
-becomes 1.5 and 18446744073709551617 a double. Where the digits matter, the value is read again with
+orjson, which reads values everywhere, turns numbers into 64-bit integers and doubles: 1.50 becomes
+1.5 and 18446744073709551617 a double. Where the digits matter, the value is read again with
 Python's own parser, which hands the text of each number to a function. That takes 3.3 us for 200
 bytes where orjson takes 0.5 us, so it is done only for values with such a number.
 """
@@ -36,11 +36,7 @@ _MAX_INT_DIGITS = 40  # digits up to which a number without a fraction is kept a
 
 
 def parse_json(data: bytes) -> Any:
-    """Parse JSON in UTF-8; halves of surrogate pairs become U+FFFD, as when a browser encodes them.
-
-    Raises:
-        orjson.JSONDecodeError: It is no JSON.
-    """
+    """Parse JSON in UTF-8, or raise JSONDecodeError; halves of surrogate pairs become U+FFFD."""
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as exc:
@@ -70,16 +66,9 @@ def _refuse_constant(name: str) -> None:
 
 
 def parse_exact(data: bytes, convert: Callable[[str], Any] = str) -> Any:
-    """Parse what `parse_json` has accepted before, with numbers converted from their text.
+    """Parse JSON that `parse_json` has accepted, with numbers converted from their text.
 
-    Halves of surrogate pairs stay.
-
-    Args:
-        data: The JSON text in UTF-8.
-        convert: Is given the text of each number, and returns what stands for it in the result.
-
-    Raises:
-        RecursionError: The value is nested about 1,000 levels deep; orjson accepts up to 1,024.
+    RecursionError is raised if the value is nested about 1,000 levels deep; orjson accepts 1,024.
     """
     return json.loads(data, parse_int=convert, parse_float=convert)
 

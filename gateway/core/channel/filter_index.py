@@ -1,9 +1,9 @@
-"""Find the filters that a record passes by what the record holds, not by asking every filter.
+"""Find the filters that a record passes by the record's content, not by asking every filter.
 
 A filter is kept under the values that one of its equalities (or an `in`) requires of the key, a
 header, or a field of the value. A record is looked up by its key, by its headers, and by each field
-in use. The filters found are then asked about the rest of their conditions, if there is a rest.
-Filters without such a part are asked about every record.
+in use. The filters found are then asked about the rest of their conditions. Filters without such a
+part are asked about every record.
 
 If several parts would do, one whose values have few filters is taken: under a route's `type:
 order`, which all of its clients share, every lookup would find all of them.
@@ -33,13 +33,11 @@ class FilterIndex(Generic[T]):
     """A map from filters to items, looked up by record.
 
     Adding and removing cost time in proportion to the values of the filter, not to the number of
-    other filters. Owned by a `ChannelDispatcher`, whose items are channels.
+    other filters. Owned by a `ChannelDispatcher`, whose items are channels. `on_unreadable` is
+    called with a record that is no JSON, if filters looked into its value.
 
     Invariant between calls: each item of `_items` is either in `_unindexed` or in one bucket for
     every value of the terms that `add` chose. No table of a header or field is empty.
-
-    Args:
-        on_unreadable: Called with a record that is no JSON, if filters looked into its value.
     """
 
     def __init__(self, on_unreadable: Callable[[Record], None] = lambda record: None) -> None:
@@ -57,7 +55,6 @@ class FilterIndex(Generic[T]):
         return iter(self._items)
 
     def add(self, item: T, filters: Filters) -> None:
-        """Add an item. Filters that let everything through are asked about every record."""
         self._items[item] = None
         terms = self._choose_terms(filters)
         if not terms:
@@ -69,14 +66,6 @@ class FilterIndex(Generic[T]):
                 table[value] = _add_candidate(table.get(value), item, remaining)
 
     def remove(self, item: T, filters: Filters) -> None:
-        """Remove an item.
-
-        Args:
-            filters: The filters that it was added with.
-
-        Raises:
-            KeyError: The item was not added.
-        """
         del self._items[item]
         self._unindexed.pop(item, None)
         # Which terms were chosen is not kept: that would take 160 bytes of each item.
@@ -86,7 +75,6 @@ class FilterIndex(Generic[T]):
                     self._remove_from_table(item, term)
 
     def _remove_from_table(self, item: T, term: IndexTerm) -> None:
-        """Remove an item from the buckets of a term's values that it is in."""
         table = self._get_table(term.target)
         for value in term.values:
             bucket = table.get(value)
@@ -98,7 +86,6 @@ class FilterIndex(Generic[T]):
             self._remove_table(term.target)
 
     def find(self, record: Record) -> Collection[T]:
-        """Return all items whose filters let the record through, each once."""
         value = LazyValue(record.value)
         matching: dict[T, None] = {}
         for bucket in self._find_buckets(record, value):
@@ -133,9 +120,7 @@ class FilterIndex(Generic[T]):
     def _choose_terms(self, filters: Filters) -> tuple[IndexTerm, ...]:
         """Return one term of each alternative, under which the filters are found.
 
-        The result is empty if some alternative has no term, because a lookup would then miss the
-        records that this alternative lets through. If filters are narrowed by others, either set is
-        enough.
+        If an alternative has none, there are none: a lookup would miss its records.
         """
         options = []
         for level in _iter_levels(filters):
@@ -181,7 +166,6 @@ class FilterIndex(Generic[T]):
 
 
 def _iter_levels(filters: Filters) -> Iterator[Filters]:
-    """Yield filters and those that narrow them."""
     level: Filters | None = filters
     while level is not None:
         yield level
@@ -189,7 +173,6 @@ def _iter_levels(filters: Filters) -> Iterator[Filters]:
 
 
 def _add_candidate(bucket: Bucket[T] | None, item: T, remaining: Matches | None) -> Bucket[T]:
-    """Return a bucket with an item. A dict is changed in place."""
     if bucket is None:
         return item, remaining
     candidates = bucket if isinstance(bucket, dict) else dict([bucket])
@@ -200,7 +183,6 @@ def _add_candidate(bucket: Bucket[T] | None, item: T, remaining: Matches | None)
 
 
 def _remove_candidate(bucket: Bucket[T], item: T) -> Bucket[T] | None:
-    """Return a bucket without an item, if it is there; None if nothing is left."""
     if not isinstance(bucket, dict):
         return None if bucket[0] == item else bucket
     bucket.pop(item, None)

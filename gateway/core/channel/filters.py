@@ -42,12 +42,7 @@ TermTarget: TypeAlias = str | Path | None
 
 
 class IndexTerm(NamedTuple):
-    """A part of a filter that lets no record through but those with one of the values it names.
-
-    Attributes:
-        target: What is looked at.
-        values: The values: bytes of a key or header, texts of a field.
-    """
+    """A part of a filter that requires one of these values, which are texts for a field."""
 
     target: TermTarget
     values: tuple[bytes | str, ...]
@@ -56,24 +51,17 @@ class IndexTerm(NamedTuple):
 
 @dataclass(slots=True)
 class LazyValue:
-    """A record's value as JSON, parsed when it is first needed.
-
-    One instance per record is shared by all filters that look at it.
-    """
-
     data: bytes | None
     _parsed: Any = field(default=_UNPARSED, init=False)
     _numerals: Any = field(default=_UNPARSED, init=False)  # parsed again, numbers as text
 
     def get_value(self, path: Path) -> Any:
-        """Return what is at a path; `MISSING` if nothing is."""
         if self._parsed is _UNPARSED:
             self._parsed = _parse_value(self.data)
         return _resolve_path(self._parsed, path)
 
     @property
     def is_unreadable(self) -> bool:
-        """Return whether something looked into it, and it is no JSON."""
         return self._parsed is MISSING and self.data is not None
 
     def get_numeral(self, path: Path) -> str:
@@ -87,7 +75,6 @@ class LazyValue:
         return "" if numeral is MISSING else str(numeral)
 
     def get_text(self, path: Path) -> str | None:
-        """Return the text that a field is compared as; None if it has none."""
         return _format_value(self, path, self.get_value(path))
 
 
@@ -95,7 +82,7 @@ class LazyValue:
 class Filter:
     """A test that lets a record through when all of its parts match.
 
-    A frozen value: equal filters make equal views.
+    A frozen value: equal filters make equal views. Raises ValueError for a malformed pointer.
 
     Attributes:
         key: The key, or a condition on it; None lets any key through. A record without a key equals
@@ -103,9 +90,6 @@ class Filter:
         headers: Names with a value or condition. If a name occurs more than once in a record, any
             of its headers may match.
         fields: JSON pointers (RFC 6901) into the value, with a text or condition.
-
-    Raises:
-        ValueError: A pointer is malformed.
     """
 
     key: bytes | Condition | None = None
@@ -119,7 +103,6 @@ class Filter:
     )
 
     def __post_init__(self) -> None:
-        """Separate equalities from conditions: most filters are equalities and have to be fast."""
         key, paths = self.key, [(parse_pointer(pointer), wanted) for pointer, wanted in self.fields]
         checks: list[Callable[[Record, LazyValue], bool]] = []
         if isinstance(key, Condition):
@@ -144,7 +127,6 @@ class Filter:
 
     @property
     def index_terms(self) -> Iterator[IndexTerm]:
-        """Yield the parts by which the filter can be looked up: key, then headers, then fields."""
         key = () if self.key is None else ((None, self.key),)
         fields = ((parse_pointer(pointer), wanted) for pointer, wanted in self.fields)
         is_only_part = len(key) + len(self.headers) + len(self.fields) == 1
@@ -159,7 +141,6 @@ class Filter:
 
     @property
     def keys(self) -> frozenset[bytes] | None:
-        """Return the keys that it names, if it does; no record of another key passes."""
         if self._key is not None:
             return frozenset((self._key,))
         if isinstance(self.key, Condition) and self.key.one_of is not None:
@@ -167,7 +148,6 @@ class Filter:
         return None
 
     def matches(self, record: Record, value: LazyValue) -> bool:
-        """Return whether a record passes."""
         if self._key is not None and self._key != record.key:
             return False
         for wanted in self._headers:
@@ -184,26 +164,18 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Filters of which one has to let a record through; without any, all records pass.
-
-    A frozen value.
-
-    Attributes:
-        within: Filters that have to let the record through as well.
-    """
+    """Filters of which one has to let a record through (none: all), and one of `within` as well."""
 
     filters: tuple[Filter, ...] = ()
     within: Filters | None = None
 
     def narrow(self, other: Filters) -> Filters:
-        """Return filters that let through only what both these and the others do."""
         if not self.filters or not other.filters:
             return other if other.filters else self
         return replace(other, within=self if other.within is None else self.narrow(other.within))
 
     @property
     def pointers(self) -> frozenset[str]:
-        """Return the JSON pointers of all fields of the value that are looked at."""
         own = frozenset(pointer for filter_ in self.filters for pointer, _ in filter_.fields)
         return own if self.within is None else own | self.within.pointers
 
@@ -215,7 +187,6 @@ class Filters:
 
     @property
     def keys(self) -> frozenset[bytes] | None:
-        """Return the keys that they name; None if records of other keys may pass."""
         own = _union_keys([filter_.keys for filter_ in self.filters])
         within = None if self.within is None else self.within.keys
         if own is None or within is None:
@@ -223,18 +194,10 @@ class Filters:
         return own & within
 
     def __call__(self, record: Record) -> bool:
-        """Return whether a record passes, so that filters are a predicate of records themselves.
-
-        A bound method would take 64 bytes of each client with a filter of its own.
-        """
+        """Return whether a record passes. A bound method would take 64 bytes of each filter."""
         return self.matches(record)
 
     def matches(self, record: Record, value: LazyValue | None = None) -> bool:
-        """Return whether a record passes.
-
-        Args:
-            value: Its value, if other filters look at it too; None to parse it here.
-        """
         if not self.filters:
             return True
         if value is None:
@@ -252,16 +215,7 @@ MATCH_ALL: Final = Filters()
 
 
 def get_lookup_keys(accepts: Callable[[Record], bool] | None) -> frozenset[bytes] | None:
-    """Return keys of which a record has to have one to pass, if they are few.
-
-    Other parts of the filters are not considered: not every record of these keys passes.
-
-    Args:
-        accepts: The predicate of a channel; None lets every record through.
-
-    Returns:
-        At most `MAX_LOOKUP_KEYS` keys; None if records of more keys may pass.
-    """
+    """Return at most MAX_LOOKUP_KEYS keys of which a record has to have one to pass, or None."""
     level = accepts if isinstance(accepts, Filters) else None
     while level is not None:
         keys = _unite_few_keys(level.filters)
@@ -272,11 +226,6 @@ def get_lookup_keys(accepts: Callable[[Record], bool] | None) -> frozenset[bytes
 
 
 def parse_pointer(pointer: str) -> Path:
-    """Return the steps of a JSON pointer (RFC 6901).
-
-    Raises:
-        ValueError: The pointer is malformed.
-    """
     if not _POINTER_PATTERN.fullmatch(pointer):
         raise ValueError(
             f"{pointer!r} is not a JSON pointer (RFC 6901); write '/field' or '/field/0/name'"
@@ -287,7 +236,6 @@ def parse_pointer(pointer: str) -> Path:
 
 
 def get_child(parent: Any, step: str) -> Any:
-    """Return what is one step below an object or array; `MISSING` if nothing is."""
     if isinstance(parent, dict):
         return parent.get(step, MISSING)
     # The length is bounded because int() of a long text takes quadratic time.
@@ -346,7 +294,6 @@ def _resolve_path(root: Any, path: Path) -> Any:
 
 
 def _format_value(value: LazyValue, path: Path, content: Any) -> str | None:
-    """Return the text as which a field is compared; None for an object or array."""
     if isinstance(content, str):
         return content
     if isinstance(content, float) and abs(content) >= _MIN_INEXACT_INTEGER:

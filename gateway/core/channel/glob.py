@@ -8,7 +8,6 @@ from __future__ import annotations
 
 
 def is_glob(text: str) -> bool:
-    """Return whether a text is a pattern, not a plain name."""
     return "*" in text
 
 

@@ -1,12 +1,10 @@
-"""Bound what the rings of all channels hold together, and choose which of them give way.
+"""Bound the rings of all channels together, and choose which of them give way.
 
 Each channel bounds its own ring, but how many channels there are is the choice of clients: each
-filter is a view. So every ring also counts against one limit, and the chunk that exceeds it makes
-others be dropped at once, within the call that published it. A follower whose chunks are dropped
-goes on from the log, or from Kafka: it loses nothing and is slower.
-
-Counting costs one addition per chunk. Dropping looks at all channels, once for every quarter of the
-limit that is published.
+filter is a view. The chunk that exceeds the common limit makes others be dropped at once. A
+follower whose chunks are dropped goes on from the log, or from Kafka: it loses nothing and is
+slower. Counting costs one addition per chunk. Dropping looks at all channels, once for every
+quarter of the limit that is published.
 """
 
 from __future__ import annotations
@@ -18,34 +16,23 @@ DEFAULT_MAX_RING_BYTES = 1 << 20  # bytes of one channel's chunks
 
 
 class Ring(Protocol):
-    """The chunks that one channel holds."""
-
     @property
-    def bytes(self) -> int:
-        """Return how many bytes they take."""
+    def bytes(self) -> int: ...
 
-    def drop_consumed(self) -> None:
-        """Drop the chunks that every follower has taken."""
+    def drop_consumed(self) -> None: ...
 
-    def drop_all(self) -> None:
-        """Drop all chunks; followers that have not taken them all go on by private reading."""
+    def drop_all(self) -> None: ...
 
-    def notify_followers(self) -> None:
-        """Wake the followers, so that those whose chunks were dropped go on."""
+    def notify_followers(self) -> None: ...
 
 
 class RingBudget:
     """The bytes that the rings of some channels hold, within a limit.
 
-    One instance per hub, shared by its channels. A channel calls `grow` for what it adds, which
-    drops chunks as soon as `bytes` exceeds `limit`, and subtracts from `bytes` what it drops
-    itself. What `LatestOffsets` know of conflated keys counts as well, until they are freed.
-
-    Attributes:
-        bytes: What the rings hold now.
-        limit: What they may hold, in bytes; None for no bound.
-        max_ring_bytes: What one ring may hold, in bytes; the newest chunk stays even if it is
-            larger.
+    One instance per hub, shared by its channels. A channel calls `grow` for added bytes, which
+    drops chunks as soon as `bytes` exceeds `limit`, and subtracts its dropped bytes from `bytes`.
+    `LatestOffsets` of conflated keys count as well, until they are freed. `max_ring_bytes` bounds
+    one ring; its newest chunk stays even if it is larger.
     """
 
     __slots__ = ("_list_rings", "bytes", "limit", "max_ring_bytes")
@@ -56,24 +43,15 @@ class RingBudget:
         list_rings: Callable[[], Iterable[Ring]] = lambda: (),
         max_ring_bytes: int = DEFAULT_MAX_RING_BYTES,
     ) -> None:
-        """Start with empty rings.
-
-        Args:
-            limit: The bound in bytes; None for no bound.
-            list_rings: Returns all rings that count.
-            max_ring_bytes: The bound of one ring, in bytes.
-        """
         self.bytes = 0
         self.max_ring_bytes = max_ring_bytes
         self.limit = limit
         self._list_rings = list_rings
 
     def has_capacity(self, size: int) -> bool:
-        """Return whether `size` more bytes are within the limit."""
         return self.limit is None or self.bytes + size <= self.limit
 
     def grow(self, size: int) -> None:
-        """Count `size` more bytes, and drop chunks if they exceed the limit."""
         self.bytes += size
         if self.limit is not None and self.bytes > self.limit:
             self._shrink_to(self.limit * 3 // 4)
@@ -81,9 +59,9 @@ class RingBudget:
     def _shrink_to(self, max_bytes: int) -> None:
         """Drop chunks until at most `max_bytes` bytes are held.
 
-        What all followers have taken goes first, since nobody notices. Then the largest rings go:
-        they are large because some follower lags, so channels whose followers keep up are spared as
-        long as possible.
+        Chunks that all followers have taken go first. Then the largest rings go: they are large
+        because some follower lags, so channels whose followers keep up are spared as long as
+        possible.
         """
         rings = [ring for ring in self._list_rings() if ring.bytes]
         for ring in rings:
