@@ -1,8 +1,8 @@
 """Read partitions privately, in turns, up to exactly where the tail stands.
 
 There a partition is attached to the shared cursor again, so that no record is sent twice and none
-is left out. A partition in which the client is ahead of this gateway waits until the tail has come
-there. A client with an end of its own reads up to that, and never joins.
+is left out. A partition in which the client is ahead of this gateway waits for the tail. A client
+with an end of its own reads up to that, and never joins.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class CatchUp:
     """The private reading of one client, owned by its `PrivateReader`.
 
     It takes entries from logs and from the `ReadBuffer`, adds them to a `WriteBatch`, and moves the
-    positions. What has to come from Kafka first, `needs_backfill` says. Partitions take turns
-    (`_round_robin`), so that one with a long backlog does not delay the others.
+    positions. `needs_backfill` names the entries that have to come from Kafka first. Partitions
+    take turns (`_round_robin`), so that one with a long backlog does not delay the others.
     """
 
     __slots__ = ("_buffer", "_conflated_partitions", "_cursor", "_positions", "_round_robin")
@@ -49,16 +49,9 @@ class CatchUp:
         self._round_robin: deque[TopicPartition] = deque()
 
     def conflate(self, tps: Iterable[TopicPartition]) -> None:
-        """Send only the latest record of each key of these partitions, until they join."""
         self._conflated_partitions.update(tps)
 
     def needs_backfill(self, tp: TopicPartition, position: PartitionPosition) -> bool:
-        """Return whether the client goes on in a partition with what no log holds any more.
-
-        Args:
-            tp: A partition that is read privately.
-            position: Where the client stands in it.
-        """
         tail, snapshot = self._cursor.channel.tail, self._cursor.snapshot
         log = tail.logs.get(tp)
         if log is None or position.lineage != log.lineage or tail.is_retiring(tp):
@@ -76,7 +69,6 @@ class CatchUp:
         return position.offset < log.start_offset
 
     def read_into(self, batch: WriteBatch) -> None:
-        """Add what there is to a batch, as much as it takes."""
         cursor, round_robin = self._cursor, self._round_robin
         conflates = cursor.channel.tail.is_conflated or bool(self._conflated_partitions)
         batch.has_single_id = conflates or cursor.snapshot is not None
@@ -120,7 +112,6 @@ class CatchUp:
         return True
 
     def _read_partition(self, tp: TopicPartition, batch: WriteBatch) -> bool:
-        """Add what there is of one partition; return False if there was nothing."""
         cursor, positions = self._cursor, self._positions
         log = cursor.channel.tail.logs.get(tp)
         if log is None or not self._rebase_position(tp, log, batch) or self._is_withheld(tp):
@@ -150,7 +141,6 @@ class CatchUp:
         return self._join_in_batch(tp, batch) or batch.remaining_bytes < remaining_before
 
     def _join_in_batch(self, tp: TopicPartition, batch: WriteBatch) -> bool:
-        """Join if possible, and record the tail's position in the ids of the batch."""
         if not self.try_join(tp):
             return False
         batch.move(tp, self._cursor.channel.tail.position[tp])
@@ -159,10 +149,8 @@ class CatchUp:
     def _rebase_position(self, tp: TopicPartition, log: PartitionLog, batch: WriteBatch) -> bool:
         """Bring the client's position into the log's present lineage, adding the gap it implies.
 
-        Returns:
-            Whether the partition can be read now. A position that was not verified cannot, nor can
-            one of a later lineage, which waits until the shared read's entries have come to the
-            log.
+        Returns whether the partition can be read now: not with an unverified position, nor with one
+        of a later lineage, before the shared read's entries have come to the log.
         """
         positions, position = self._positions, self._positions[tp]
         if (
@@ -194,7 +182,6 @@ class CatchUp:
         return is_certain
 
     def _is_withheld(self, tp: TopicPartition) -> bool:
-        """Return whether the snapshot keeps the partition back for now."""
         snapshot = self._cursor.snapshot
         return snapshot is not None and snapshot.withholds(tp)
 
@@ -203,12 +190,6 @@ class CatchUp:
     def _next_entries(
         self, tp: TopicPartition, log: PartitionLog, batch: WriteBatch, min_remaining: int
     ) -> Iterator[Entry | SnapshotBlock]:
-        """Return what follows in a partition.
-
-        Args:
-            batch: The batch that is being filled.
-            min_remaining: What is left of the batch when the next partition has its turn.
-        """
         snapshot = self._cursor.snapshot
         if self._positions.has_reached_end(tp):
             return iter(())
@@ -221,16 +202,12 @@ class CatchUp:
     def _iter_conflated(
         self, tp: TopicPartition, log: PartitionLog, batch: WriteBatch, min_remaining: int
     ) -> Iterator[Entry]:
-        """Yield the latest record of each key, of as much as there is.
-
-        It may take several calls to look at all of it. What was not sent in one call is what the
-        next one begins with.
+        """Yield the latest record of each key among the entries at hand, in one or several calls.
 
         Records that the log has replaced by now are left out, so that the client is behind by no
-        more than the time to send it the latest record of each key that the log holds, however many
-        there are. Measured with 8,000 keys of 1 KB and 2,200 records/s, of which the client took
-        1,400/s: it was 6 s behind. With windows alone, the age of the newest record grew by 0.4 s
-        every second.
+        more than the time to send it the latest record of each key that the log holds. Measured
+        with 8,000 keys of 1 KB and 2,200 records/s, of which the client took 1,400/s: it was 6 s
+        behind. With windows alone, the age of the newest record grew by 0.4 s every second.
         """
         window, end = self._buffer.get_window(tp, self._positions[tp]), self._conflation_end(tp)
         # Not with an end: a later record behind it would not be sent in place of the earlier one.
@@ -253,10 +230,9 @@ class CatchUp:
             yield entry if latest is None else latest.skip_replaced(entry)
 
     def _conflation_end(self, tp: TopicPartition) -> int | None:
-        """Return the offset up to which a partition may be conflated; None for no bound.
+        """Return the offset up to which a partition may be conflated, if there is one.
 
-        A record must not be left out for a later one that lies behind the end of the stream or
-        snapshot, because that one is not sent, or not as a part of it.
+        A record must not be left out for a later one behind the end of the stream or snapshot.
         """
         if self._cursor.end_offsets is not None:
             return self._cursor.end_offsets.get(tp, 0)
@@ -276,11 +252,5 @@ class CatchUp:
 def build_truncation_gap(
     tp: TopicPartition, before: PartitionPosition, after: PartitionPosition
 ) -> Gap:
-    """Return the gap for a position whose log was truncated below it.
-
-    Args:
-        before: Where the client stood.
-        after: Where it goes on.
-    """
     assert before.offset is not None and after.offset is not None
     return Gap(tp, before.offset, after.offset, after.epoch, GapReason.TRUNCATED)

@@ -1,7 +1,7 @@
 """Name the reasons for which a stream ends.
 
-The first reason that `SharedCursor.end` is given counts. `gateway/README.md` lists the module that
-gives each, and the README of the project what clients are told.
+The first reason that `SharedCursor.end` is given counts. `gateway/README.md` lists the modules that
+give them, and the README of the project the messages to clients.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from enum import StrEnum
 class EndReason(StrEnum):
     """Why a stream ended: the `reason` of an `end` event, and of `gateway_streams_ended_total`.
 
-    Each member has a comment that says who gives it, and when. `UNSENT_END_REASONS` are in no
-    `end` event.
+    The comment of each member says who gives it, and when. `UNSENT_END_REASONS` are in no event.
     """
 
     # The stream itself, as it takes what it is sent.

@@ -33,7 +33,6 @@ class PrivatePositions(dict[TopicPartition, PartitionPosition]):
         self._issued_at: int | None = None  # of the cohort's ids; None for that of the tail
 
     def put(self, tp: TopicPartition, position: PartitionPosition) -> None:
-        """Read a partition privately from a position on."""
         if self._cursor.snapshot is not None:
             self._cursor.snapshot.on_moved(tp, position)
         self[tp] = position
@@ -53,19 +52,11 @@ class PrivatePositions(dict[TopicPartition, PartitionPosition]):
         self.put(tp, position)
 
     def attach(self, tp: TopicPartition) -> None:
-        """Read a partition by the shared cursor from here on: it stands where the tail stands."""
         del self[tp]
         self._cohort_key = None
 
     def detach_at(self, position: Position) -> set[TopicPartition]:
-        """Move the shared cursor to the head, and detach what stood elsewhere at a position.
-
-        Args:
-            position: Where the client stood in all partitions.
-
-        Returns:
-            The partitions that are read privately from there on and were not before.
-        """
+        """Move the shared cursor to the head; return the partitions that stood elsewhere."""
         tail = self._cursor.channel.tail
         self._cursor.advance_to_head()
         detached: set[TopicPartition] = set()
@@ -77,7 +68,6 @@ class PrivatePositions(dict[TopicPartition, PartitionPosition]):
         return detached
 
     def get_cohort_data(self, chunk: Chunk) -> bytes:
-        """Return what is left of a chunk for clients that stand where this one does."""
         if self._cohort_key is None:
             # While something is pending, the time of issue has to stay the client's own: it says
             # as of when the partition is to be resolved. So it is a part of what a cohort shares.
@@ -88,10 +78,7 @@ class PrivatePositions(dict[TopicPartition, PartitionPosition]):
         return self._cursor.channel.get_cohort_data(chunk, self, self._cohort_key, self._issued_at)
 
     def has_reached_end(self, tp: TopicPartition) -> bool:
-        """Return whether the client has come to the end of its stream in a partition.
-
-        An unverified position has reached no end: its offset may be of another log.
-        """
+        """Return whether the client is at the end of its stream. An unverified position is not."""
         end_offsets, position = self._cursor.end_offsets, self[tp]
         if end_offsets is None or position.offset is None or position.lineage == UNVERIFIED_LINEAGE:
             return False
@@ -103,21 +90,13 @@ class FastForwardPartitions:
     """Partitions of a token that hold nothing for its client.
 
     They are not read from where the token left them: the client is moved to where the tail stands,
-    as soon as that is known. Created by `PrivateReader.apply_terms`.
-
-    Attributes:
-        remaining: The partitions that were not moved yet.
+    as soon as that is known. Created by `PrivateReader.apply_terms`. The answer of
+    `reads_partition` may change from no to yes when the topic gets more partitions.
     """
 
     __slots__ = ("_reads_partition", "remaining")
 
     def __init__(self, reads_partition: PartitionPredicate, positions: PrivatePositions) -> None:
-        """Collect the unverified partitions that hold nothing for the client.
-
-        Args:
-            reads_partition: Whether a partition may hold what the client sees. The answer may
-                change from no to yes when the topic gets more partitions.
-        """
         unread = (
             tp for tp, position in positions.items() if position.lineage == UNVERIFIED_LINEAGE
         )
@@ -129,7 +108,6 @@ class FastForwardPartitions:
     def iter_ready(
         self, positions: PrivatePositions, tail: Tail
     ) -> Iterator[tuple[TopicPartition, PartitionPosition]]:
-        """Yield the partitions whose tail position is known by now, with that position."""
         for tp in list(self.remaining):
             tail_position = tail.position.get(tp)
             if tail_position is not None and tail_position.is_pending:
@@ -147,10 +125,7 @@ class FastForwardPartitions:
         tail_position: PartitionPosition,
         tail: Tail,
     ) -> bool:
-        """Return whether the client may be moved to where the tail stands.
-
-        It must not go back, and it has to be informed about a topic that was created again.
-        """
+        """Return whether the client may be moved: not back, nor past a topic's recreation."""
         if (
             position.epoch == RETIRED_EPOCH
             or position.lineage != UNVERIFIED_LINEAGE

@@ -44,9 +44,7 @@ class PrivateReader:
     - A client whose stream has an end (`is_bounded`) reads all of its partitions privately.
     - No id is sent that covers a gap in `_pending_gaps` before the gap itself is sent.
 
-    Attributes:
-        positions: Where the client stands in the partitions that it reads privately. They may
-            include partitions that only its token knows: metadata here may be behind.
+    `positions` may include partitions that only the client's token knows: metadata may be behind.
     """
 
     __slots__ = (
@@ -83,25 +81,19 @@ class PrivateReader:
 
     @property
     def buffered_bytes(self) -> int:
-        """Return how many bytes of records were read for the client and not sent yet."""
         return self._buffer.bytes
 
     @property
     def own_bytes(self) -> int:
-        """Return how many of the bytes are held for this client alone."""
         return self._buffer.own_bytes
 
     @property
     def answers(self) -> Iterator[ReadAnswer]:
-        """Return the answers that hold the other bytes, which other clients may share."""
         return self._buffer.answers
 
     @property
     def is_done(self) -> bool:
-        """Return whether the client follows its channel in everything again.
-
-        Nothing that it has to be sent besides is left then.
-        """
+        """Return whether the client follows its channel in everything again, with nothing left."""
         has_work = (
             self.positions
             or self._pending_gaps
@@ -113,22 +105,14 @@ class PrivateReader:
 
     @property
     def is_selective(self) -> bool:
-        """Return whether it reads only some partitions of its token."""
         return self._fast_forward_partitions is not None
 
     def take(self, max_bytes: int, now: float) -> tuple[list[bytes], bool]:
-        """Return what can be sent now, in pieces; see `Subscription.take`.
+        """Return the pieces that can be sent now, and whether they are `max_bytes` or so.
 
         The order matters. Gaps and notices come first, then shared chunks, and private reading
         comes last and only once the cursor is at the head: positions are joined with the tail's, so
         shared events that are still to be sent would be older than the id of a joined partition.
-
-        Args:
-            max_bytes: How many bytes to return, about.
-            now: The time, in seconds since 1970.
-
-        Returns:
-            The pieces, and whether they are as many bytes as were asked for.
         """
         cursor, batch = self._cursor, WriteBatch(self._cursor, self.positions, max_bytes)
         if self._credit_limited:
@@ -168,12 +152,7 @@ class PrivateReader:
     def on_verified(
         self, tp: TopicPartition, position: PartitionPosition, gap: Gap | None = None
     ) -> None:
-        """Take the result of comparing a position with the log.
-
-        Args:
-            position: Where to go on.
-            gap: What became of the client's position; None if the log has it.
-        """
+        """Take the verified position of a client, and the gap if the log lacks its former one."""
         log, claimed = self._cursor.channel.tail.logs[tp], self.positions.get(tp, position)
         # Kafka has the offset, but entries of the log may show that it was truncated below it.
         if gap is None and position.lineage == log.lineage and claimed.offset == position.offset:
@@ -186,16 +165,13 @@ class PrivateReader:
             self._pending_gaps.append((tp, position, gap))
 
     def read(self, positions: Mapping[TopicPartition, PartitionPosition]) -> None:
-        """Read more partitions privately, from these positions on."""
         for tp, position in positions.items():
             self.positions.put(tp, position)
 
     def mark_retired(self, tp: TopicPartition) -> None:
-        """Record that a position turned out to be of an earlier topic of the same name."""
         self.positions.put(tp, self.positions[tp]._replace(epoch=RETIRED_EPOCH))
 
     def list_backfills(self) -> list[tuple[TopicPartition, PartitionPosition]]:
-        """Return what has to come from Kafka because no log holds it any more."""
         if self._buffer.is_full:
             return []
         with_gap, needs_backfill = (
@@ -209,7 +185,6 @@ class PrivateReader:
         ]
 
     def feed(self, tp: TopicPartition, position: PartitionPosition, run: EntryRun) -> None:
-        """Take entries from Kafka; nothing if the client has moved on in the meantime."""
         if self.positions.get(tp) == position:
             self._buffer.feed(tp, run)
 
@@ -219,12 +194,10 @@ class PrivateReader:
         position: PartitionPosition,
         pieces: Iterable[Entry | SnapshotBlock],
     ) -> None:
-        """Take pieces of a table; nothing if the client has moved on in the meantime."""
         if self.positions.get(tp) == position:
             self._buffer.feed_snapshot(tp, pieces)
 
     def set_snapshot_end(self, tp: TopicPartition, offset: int) -> None:
-        """Set where the snapshot of a partition ends, once that was found."""
         snapshot, end_offsets = self._cursor.snapshot, self._cursor.end_offsets
         if snapshot is None or tp not in snapshot.remaining:
             return
@@ -235,10 +208,7 @@ class PrivateReader:
     # What need not be sent.
 
     def apply_terms(self, terms: SubscriptionTerms) -> None:
-        """Begin the client's snapshot, and do not read partitions that hold nothing for it.
-
-        It is called once, when the client has the positions that it begins with.
-        """
+        """Begin the client's snapshot and leave out partitions, once it has its first positions."""
         if terms.snapshot is not None:
             self._catch_up.conflate(terms.snapshot.remaining - terms.snapshot.fresh)
             for tp, offset in (terms.end_offsets or {}).items():
@@ -250,11 +220,7 @@ class PrivateReader:
             self._fast_forward()
 
     def _fast_forward(self) -> None:
-        """Move partitions that need not be read to the tail.
-
-        Not while shared chunks are still to be sent: their ids are of an earlier position of the
-        tail.
-        """
+        """Move partitions that need not be read to the tail, once all shared chunks are sent."""
         cursor = self._cursor
         if self._fast_forward_partitions is None or cursor.next_seq != cursor.channel.next_seq:
             return
@@ -265,7 +231,6 @@ class PrivateReader:
             self._catch_up.try_join(tp)
 
     def fall_behind(self, position: Position, notices: Iterable[bytes], *, is_slow: bool) -> None:
-        """Go on privately from a position; if the client is slow, its policy applies."""
         detached = self.positions.detach_at(position)
         self._pending_notices += notices
         # A client that has not come back since the last time is not counted once more.
@@ -275,16 +240,10 @@ class PrivateReader:
             self._apply_slow_policy(detached)
 
     def discard_backfill(self) -> None:
-        """Forget what came from Kafka and was not sent yet; `list_backfills` has it again."""
+        """Forget unsent entries from Kafka; `list_backfills` has them again."""
         self._buffer.drop_all_backfilled()
 
     def _apply_slow_policy(self, tps: set[TopicPartition]) -> None:
-        """Do what `slowClient` of the route says with a slow client.
-
-        Args:
-            tps: The partitions in which it fell behind. A client that is disconnected keeps its
-                positions in them: its first id may be still to be built.
-        """
         match self._cursor.slow_policy:
             case SlowClientPolicy.SKIP:
                 self._partitions_to_skip |= tps
@@ -296,10 +255,9 @@ class PrivateReader:
                 pass
 
     def _skip_behind(self) -> None:
-        """Move a slow client from where it fell behind to where the tail stands now.
+        """Move a slow client to the tail.
 
-        It is done when the client reads again, not when it falls behind: otherwise it would only
-        fall behind once more.
+        This happens when it reads again: otherwise it would only fall behind once more.
         """
         skipped, self._partitions_to_skip = self._partitions_to_skip, set()
         for tp in sorted(skipped & self.positions.keys()):
@@ -318,7 +276,6 @@ class PrivateReader:
     # Following the channel in all other partitions.
 
     def _read_chunks(self, batch: WriteBatch, now: float) -> None:
-        """Add the shared chunks that come next, without the events of private partitions."""
         cursor, channel = self._cursor, self._cursor.channel
         if cursor.is_bounded:
             self._detach_all()
@@ -350,8 +307,7 @@ class PrivateReader:
     def _detach_all(self) -> None:
         """Read all partitions privately, as the stream has an end of its own.
 
-        Partitions that were added since the stream began are read from their start, unless the end
-        is given by offsets, which do not include them.
+        Later partitions are read from their start, unless the end is given by offsets.
         """
         cursor = self._cursor
         cursor.advance_to_head()
@@ -360,11 +316,7 @@ class PrivateReader:
                 self.positions.put(tp, PartitionPosition(0, NO_EPOCH, tail_position.lineage))
 
     def _apply_credit_policy(self) -> None:
-        """Treat a client as slow in what it reads privately for want of credit.
-
-        It counts as slow once the ring has dropped what the client has not read: up to then it
-        could have got it from the ring.
-        """
+        """Treat a client without credit as slow, once the ring has dropped its next chunks."""
         cursor, channel = self._cursor, self._cursor.channel
         self._credit_limited &= self.positions.keys()
         if (
@@ -383,10 +335,9 @@ class PrivateReader:
         self._credit_limited = set()
 
     def _conflate_without_credit(self) -> None:
-        """Conflate what a client without credit still has to read.
+        """Conflate the private reading of a client without credit.
 
-        A client that catches up has not been in the ring and so cannot fall out of it: with less
-        credit than records come, it would lag further and further.
+        Not being in the ring, it cannot fall out of it, and would lag further and further.
         """
         if self._cursor.slow_policy is SlowClientPolicy.CONFLATE and not self._cursor.is_bounded:
             self._catch_up.conflate(self.positions.keys() - self._credit_limited)
@@ -394,7 +345,6 @@ class PrivateReader:
     # Gaps that verifying a position revealed.
 
     def _send_pending_gaps(self, batch: WriteBatch) -> None:
-        """Add the gaps that may be sent now, and move the positions behind them."""
         due, later = self._pending_gaps, []
         # While shared chunks are still to be sent, their ids are still of the earlier topic.
         if self._cursor.next_seq < self._cursor.channel.next_seq:

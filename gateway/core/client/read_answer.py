@@ -1,4 +1,4 @@
-"""Share what was read from Kafka once among all clients that it serves.
+"""Share records that were read from Kafka once among all clients that need them.
 
 When a worker is killed, hundreds of clients come back from offsets that one answer covers. Each of
 them holds an index into the one list of entries, so serving one more costs neither a copy nor
@@ -19,14 +19,9 @@ _SHARED_GAP_REASONS = UNREADABLE_REASONS | {GapReason.RETENTION}
 
 
 class ReadAnswer:
-    """What one private read brought.
+    """The consecutive entries of one private read, which the `BackfillReader` creates.
 
-    The `BackfillReader` creates one for each read. It does not change once somebody has a run of
-    it, and is freed with the last of these.
-
-    Attributes:
-        entries: The entries, which follow each other.
-        bytes: About how many bytes they take in memory.
+    It does not change once somebody has a run of it, and is freed with the last of these.
     """
 
     __slots__ = ("bytes", "entries")
@@ -37,20 +32,15 @@ class ReadAnswer:
         self.extend(entries)
 
     def extend(self, entries: Iterable[Entry]) -> None:
-        """Add the entries that follow."""
         first = len(self.entries)
         self.entries.extend(entries)
         self.bytes += sum(map(buffered_size, self.entries[first:]))
 
     def get_run(self) -> EntryRun:
-        """Return all of it: at least one entry."""
         return EntryRun(self, 0, self.entries[0])
 
     def find_run(self, offset: int) -> EntryRun | None:
-        """Return the entries from an offset on; None if it does not cover the offset.
-
-        The offset may be another one than was asked for, so the answer must not go back.
-        """
+        """Return the entries from an offset on; None if the answer does not cover it."""
         entries = self.entries
         if not entries or not entries[0].offset <= offset < entries[-1].next_offset:
             return None
@@ -67,10 +57,7 @@ class ReadAnswer:
 class EntryRun:
     """The entries of an answer from an index on: at least one.
 
-    It does not change, so clients that stand at the same offset can have the same one.
-
-    Attributes:
-        first: The first entry, which may be a part of the gap that the answer has there.
+    Clients that stand at the same offset can share it. `first` may be a part of a gap.
     """
 
     __slots__ = ("_index", "answer", "first")
@@ -91,15 +78,12 @@ class EntryRun:
 
     @property
     def next_offset(self) -> int:
-        """Return where reading goes on after it."""
         return self.answer.entries[-1].next_offset
 
     @property
     def bytes(self) -> int:
-        """Return about how many bytes of the answer it is."""
         return self.answer.bytes * len(self) // len(self.answer.entries)
 
     def get_rest(self) -> EntryRun | None:
-        """Return what follows the first entry; None if nothing does."""
         index, entries = self._index + 1, self.answer.entries
         return EntryRun(self.answer, index, entries[index]) if index < len(entries) else None

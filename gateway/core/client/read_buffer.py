@@ -1,4 +1,4 @@
-"""Hold what was read for one client, of the partitions that it reads privately, until it is sent.
+"""Hold the entries that were read privately for one client until they are sent.
 
 Entries come from the logs, without waiting; from Kafka, if no log holds them any more; or, for a
 snapshot, from a table. If the client gets only the latest record of each key, they are gathered
@@ -26,12 +26,11 @@ MAX_WINDOW_BYTES = 1 << 20  # bytes of records that are gathered at most before 
 
 
 class ReadBuffer:
-    """What was read for one client and not sent yet, owned by its `PrivateReader`.
+    """The entries that were read for one client and not sent yet, owned by its `PrivateReader`.
 
-    Iterators take what they yield: what was taken is gone, except that an answer from Kafka stays
-    as long as one of the clients that it serves needs it. Invariant between calls: what is held of
-    a partition begins where the client stands in it, since `drop` is called whenever the position
-    jumps.
+    Iterators take what they yield, except that an answer from Kafka stays as long as one of its
+    clients needs it. Invariant between calls: the entries of a partition begin where the client
+    stands in it, since `drop` is called whenever the position jumps.
     """
 
     __slots__ = (
@@ -55,45 +54,37 @@ class ReadBuffer:
 
     @property
     def bytes(self) -> int:
-        """Return how many bytes of records are held."""
         return self.own_bytes + sum(run.bytes for run in self._backfilled.values())
 
     @property
     def own_bytes(self) -> int:
-        """Return how many bytes of records are held that no other client shares."""
         return self._piece_bytes + sum(window.bytes for window in self._windows.values())
 
     @property
     def answers(self) -> Iterator[ReadAnswer]:
-        """Return the answers from Kafka that are held, which other clients may share."""
         return (run.answer for run in self._backfilled.values())
 
     @property
     def is_full(self) -> bool:
-        """Return whether no more is to be read from Kafka for now."""
         return self.bytes >= MAX_BUFFER_BYTES
 
     def has_pieces(self, tp: TopicPartition) -> bool:
-        """Return whether something of a partition is held that came from Kafka or a table."""
         return tp in self._backfilled or bool(self._snapshot_pieces.get(tp))
 
     def is_gathering(self, tp: TopicPartition) -> bool:
-        """Return whether a window of a partition is being gathered or sent."""
         window = self._windows.get(tp)
         return window is not None and not window.is_drained
 
     def feed(self, tp: TopicPartition, run: EntryRun) -> None:
-        """Take entries from Kafka, unless some of the partition are held already."""
         self._backfilled.setdefault(tp, run)
 
     def feed_snapshot(self, tp: TopicPartition, pieces: Iterable[Entry | SnapshotBlock]) -> None:
-        """Take pieces of a partition's table, unless some are held already."""
         if not self._snapshot_pieces.get(tp):
             kept = self._snapshot_pieces[tp] = deque(pieces)
             self._piece_bytes += sum(map(buffered_size, kept))
 
     def drop(self, tp: TopicPartition) -> None:
-        """Drop all that is held of a partition, as the client does not go on with it."""
+        """Drop all entries of a partition, as the client does not go on with them."""
         self.drop_backfilled(tp)
         for piece in self._snapshot_pieces.pop(tp, ()):
             self._piece_bytes -= buffered_size(piece)
@@ -103,11 +94,9 @@ class ReadBuffer:
             self._cursor.snapshot.forget_end(tp)
 
     def drop_backfilled(self, tp: TopicPartition) -> None:
-        """Drop what came from Kafka of a partition."""
         self._backfilled.pop(tp, None)
 
     def drop_all_backfilled(self) -> None:
-        """Drop all that came from Kafka."""
         for tp in list(self._backfilled):
             self.drop_backfilled(tp)
 
@@ -116,14 +105,14 @@ class ReadBuffer:
     def iter_following(
         self, tp: TopicPartition, log: PartitionLog, position: PartitionPosition
     ) -> Iterator[Entry]:
-        """Yield what follows a position, from the log or, if that does not cover it, from Kafka.
+        """Yield the entries after a position, from the log or, where that ends, from Kafka.
 
         A private read may see that the log went back before the shared read does, which alone
-        decides about lineages. So entries that are not of the log's lineage are left out. They are
-        read again when the client has come to the next lineage.
+        decides about lineages. So entries that are not of the log's lineage are left out, and read
+        again when the client has come to the next lineage.
 
-        The iterator ends where the tail stands, because the partition joins there. If the stream
-        has an end of its own, it never joins, and everything is yielded.
+        The iterator ends where the tail stands, because the partition joins there, unless the
+        stream has an end of its own.
         """
         end, is_bounded = self._cursor.channel.tail.position[tp], self._cursor.is_bounded
         assert position.offset is not None
@@ -153,7 +142,6 @@ class ReadBuffer:
             yield entry
 
     def _iter_log(self, log: PartitionLog, offset: int) -> Iterator[Entry]:
-        """Return what a log holds from an offset on, of which this client has to know."""
         if self._keys is None:
             return log.iter_entries(offset)
         return log.iter_key_entries(offset, self._keys, self._find_end(log.tp, offset))
@@ -161,8 +149,7 @@ class ReadBuffer:
     def _find_end(self, tp: TopicPartition, offset: int) -> float:
         """Return the first offset behind a given one at which the client has to stop.
 
-        It is the end of the stream or of its snapshot, or where the tail stands. No run of other
-        records may lead across it.
+        No run of other records may lead across it.
         """
         cursor = self._cursor
         ends: list[float] = []
@@ -175,7 +162,6 @@ class ReadBuffer:
         return min((end for end in ends if end > offset), default=inf)
 
     def iter_snapshot(self, tp: TopicPartition) -> Iterator[Entry | SnapshotBlock]:
-        """Yield what was read of the partition's table."""
         while pieces := self._snapshot_pieces.get(tp):
             piece = pieces.popleft()
             self._piece_bytes -= buffered_size(piece)
@@ -185,7 +171,6 @@ class ReadBuffer:
             yield piece
 
     def get_window(self, tp: TopicPartition, position: PartitionPosition) -> KeyWindow:
-        """Return the window that is gathered or sent now, or else a new one from a position on."""
         window = self._windows.get(tp)
         if window is None or window.is_drained:
             assert position.offset is not None
@@ -197,7 +182,6 @@ class ReadBuffer:
     def get_latest_offsets(
         self, tp: TopicPartition, log: PartitionLog, offset: int
     ) -> LatestOffsets:
-        """Return the latest offsets of keys in the log, as of now."""
         latest = self._latest_offsets.get(tp)
         if latest is None:
             latest = self._latest_offsets[tp] = self._cursor.channel.get_latest_offsets(tp)

@@ -16,21 +16,14 @@ _GOLDEN_RATIO = (sqrt(5) - 1) / 2
 class ReconnectDelays:
     """A sequence of delays that are spread evenly over a range, however many are drawn.
 
-    One for each process, whose clients share it. Replicas begin at places of their own.
+    One for each process, whose clients share it. `start`, from 0 to 1, is where it begins in the
+    range: at random for each process, as for replicas.
     """
 
     def __init__(self, low_s: float, high_s: float, start: float) -> None:
-        """Begin a sequence.
-
-        Args:
-            low_s: The shortest delay, in seconds.
-            high_s: The longest delay, in seconds.
-            start: Where in the range the sequence begins, from 0 to 1; at random for each process.
-        """
         self._low_s, self._width_s = low_s, high_s - low_s
         self._place = start
 
     def draw_ms(self) -> int:
-        """Return the next delay in milliseconds."""
         self._place = (self._place + _GOLDEN_RATIO) % 1.0
         return int(1000 * (self._low_s + self._place * self._width_s))

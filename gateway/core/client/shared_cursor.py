@@ -1,7 +1,7 @@
-"""Keep a client's place in its channel: the chunk it is sent next, and its terms.
+"""Keep a client's place in its channel: its next chunk, and its terms.
 
-A client that follows the channel is sent its chunks as they were encoded for all. Where the client
-stands in partitions that it reads privately is not known here: callers pass these positions.
+A client that follows the channel is sent its chunks as they were encoded for all. The positions in
+partitions that it reads privately are not known here: callers pass them.
 """
 
 from __future__ import annotations
@@ -29,26 +29,18 @@ class SharedCursor:
     The base of `Subscription`; the parts of a private reader share it, and so do the hub's client
     and its backfill. Only its own methods assign its attributes, with one exception: a round of the
     broadcaster sets `next_seq` to the end of the ring, since a call for each client would make
-    rounds a quarter slower. Invariants between calls:
+    rounds a quarter slower. Times are in seconds since 1970. Invariants between calls:
 
     - `channel.first_seq <= next_seq <= channel.next_seq` while the client follows the channel,
       because the channel calls `fall_behind` before it drops a chunk that the client has not taken.
     - Once `end_reason` is set it stays, and nothing more is sent.
 
     Attributes:
-        slow_policy: What happens when the client falls behind.
-        end_offsets: Offsets at which partitions end; the stream ends when all have. None for no
-            end. A client with an end reads privately throughout.
+        end_offsets: As in `SubscriptionTerms`, like the attributes that are not listed here.
         remaining_records: How many more records until the stream ends; None for no end.
-        credit: How many more records the client may be sent; None for any number. What exceeds it
-            waits, in the ring at first.
-        resolve_since: The time, in seconds since 1970, as of which the ends of the client's pending
-            partitions are to be found. It is in the client's ids while there are any.
-        snapshot: The snapshot that the client gets before it is live; None for none, or if it is
-            over.
-        traffic: Counts what clients are sent.
-        next_seq: The number of the chunk that is sent next.
-        end_reason: Why the stream ended; None while it goes on.
+        credit: How many more records the client may be sent; None for any number.
+        resolve_since: The time as of which the ends of the client's pending partitions are to be
+            found. It is in the client's ids while there are any.
         has_more: Taking again would go on at once.
     """
 
@@ -87,43 +79,31 @@ class SharedCursor:
     # what happens to the stream
 
     def end(self, reason: EndReason) -> None:
-        """End the stream; the first reason counts."""
         if self.end_reason is None:
             self.end_reason = reason
 
     def grant_credit(self, records: int) -> None:
-        """Let the client be sent so many more records, if it has a limit."""
         if self.credit is not None:
             self.credit += records
 
     def limit_credit(self, records: int) -> None:
-        """Let the client be sent so many records from now on, whatever was left."""
         self.credit = records
 
     def set_slow_policy(self, policy: SlowClientPolicy) -> None:
-        """Treat the client by another policy when it falls behind from now on."""
         self.slow_policy = policy
 
     def end_snapshot(self) -> None:
-        """Treat the client like all others: it has its whole snapshot."""
         self.snapshot = None
 
     def advance_to_head(self) -> None:
-        """Move to the end of the ring: what was not taken is read privately, or not at all."""
+        """Move to the end of the ring: skipped chunks are read privately, or not at all."""
         self.next_seq = self.channel.next_seq
 
     def pass_chunk(self, chunk: Chunk, private_positions: Position, now: float) -> None:
-        """Move behind the next chunk, and count that the client is sent it.
-
-        Args:
-            private_positions: Partitions of which the client is not sent the events.
-            now: The time, in seconds since 1970.
-        """
         self.next_seq += 1
         self.count_sent(chunk, now, private_positions)
 
     def count_private_record(self) -> None:
-        """Count a record that was read privately: the stream may end with it."""
         self.traffic.untimed += 1
         if self.snapshot is not None and not self.snapshot.is_closed:
             self.snapshot.count_records(1)
@@ -138,18 +118,13 @@ class SharedCursor:
 
     @property
     def is_bounded(self) -> bool:
-        """Return whether the stream has an end of its own, so that the client reads privately."""
         return self.end_offsets is not None or self.remaining_records is not None
 
     def read_chunks(self, max_bytes: int, now: float) -> bytes:
-        """Return the chunks that come next, as they are.
+        """Return the chunks that come next, as they are; the last one may exceed `max_bytes`.
 
         If nothing is returned although `has_more` is set, the credit is enough for a part of the
         next chunk only, which has to be sent record by record.
-
-        Args:
-            max_bytes: How many bytes to return, about; the last chunk may exceed it.
-            now: The time, in seconds since 1970.
         """
         channel, pieces, is_credit_short = self.channel, list[bytes](), False
         while self.next_seq < channel.next_seq and max_bytes > 0 and not self.end_reason:
@@ -168,11 +143,7 @@ class SharedCursor:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def spend_credit(self, chunk: Chunk, private_positions: Position) -> bool:
-        """Spend the credit for a chunk, and return True; return False if there is too little.
-
-        Args:
-            private_positions: Partitions of which the client is not sent the events.
-        """
+        """Spend the credit for a chunk without private events; return False if it is too little."""
         assert self.credit is not None
         # Only the event of a record has a timestamp; gaps and readiness cost no credit.
         cost = sum(
@@ -187,11 +158,6 @@ class SharedCursor:
     def count_sent(
         self, chunk: Chunk, now: float, private_positions: Container[TopicPartition] = ()
     ) -> None:
-        """Count that the client is sent a chunk, without the events of private partitions.
-
-        Args:
-            now: The time, in seconds since 1970.
-        """
         events = (
             [event for event in chunk.events if event.tp not in private_positions]
             if private_positions
@@ -204,7 +170,6 @@ class SharedCursor:
             )
 
     def merge_positions(self, private_positions: Position) -> Position:
-        """Return where the client stands in all partitions."""
         channel, tail = self.channel, self.channel.tail
         if self.next_seq == channel.next_seq:
             return {**tail.position, **private_positions}
@@ -214,13 +179,11 @@ class SharedCursor:
         }
 
     def build_token_text(self, private_positions: Position) -> bytes:
-        """Return the token text of where the client stands."""
         return self.channel.tail.build_token_text(
             self._list_moved(private_positions), self._get_issued(private_positions)
         )
 
     def create_token_writer(self, private_positions: Position) -> TokenWriter:
-        """Return a writer of ids that starts where the client stands."""
         writer = self.channel.tail.create_token_writer(self._list_moved(private_positions))
         issued = self._get_issued(private_positions)
         if issued is not None:
@@ -228,12 +191,10 @@ class SharedCursor:
         return writer
 
     def _list_moved(self, private_positions: Position) -> Position:
-        """Return where the client stands in the partitions in which the tail may be elsewhere."""
         # At the head the tail's own text has the other partitions: only these are rewritten.
         is_at_head = self.next_seq == self.channel.next_seq
         return private_positions if is_at_head else self.merge_positions(private_positions)
 
     def _get_issued(self, private_positions: Position) -> int | None:
-        """Return the time of issue of the client's ids, if it is not the tail's."""
         is_pending = any(position.is_pending for position in private_positions.values())
         return self.resolve_since if is_pending else None

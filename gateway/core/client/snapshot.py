@@ -1,11 +1,11 @@
-"""Keep what a client that begins with a snapshot is still to be sent before it is live.
+"""Keep the partitions that a client's snapshot still has to send before the client is live.
 
 Each partition has a fixed end, which is found when the client has come. A partition that the client
-never read is *fresh*: it is sent as its table, the latest record of each key without tombstones. Of
-a partition to which the client comes back, it is sent what it missed, the latest record of each key
-with tombstones. A partition that is at its end waits for the others, so that nothing live is sent
-before `snapshot-end`. A partition that cannot be read now is not waited for: it is reported as
-pending, and its records follow when they can be read.
+never read is *fresh*: its table is sent, the latest record of each key without tombstones. Of a
+partition to which the client comes back, the latest missed record of each key is sent, with
+tombstones. A partition that is at its end waits for the others, so that nothing live is sent before
+`snapshot-end`. A partition that cannot be read now is not waited for: it is reported as pending,
+and its records follow when they can be read.
 """
 
 from __future__ import annotations
@@ -20,18 +20,16 @@ from gateway.core.log.record import SnapshotEnd, TopicPartition
 class Snapshot:
     """The progress of one client's snapshot.
 
-    Owned by the client's subscription, which forgets it when it is closed and nothing remains.
-    Each partition passes through: in `remaining` without an end, in `remaining` with an end, at its
-    end (no longer in `remaining`). The snapshot is closed once, when `remaining` is empty or
+    Owned by the client's subscription, which forgets it when it is closed and nothing remains. Each
+    partition passes through: in `remaining` without an end, in `remaining` with an end, at its end
+    (no longer in `remaining`). The snapshot is closed once, when `remaining` is empty or
     `is_overdue` is set.
 
     Attributes:
-        remaining: Partitions that are not at their ends yet.
         fresh: Partitions of which the client has nothing yet.
-        filters: The filters of the view; its table has what they let through.
+        filters: The filters of the view and of its table.
         end_offsets: The end of each partition, as far as it is known.
-        records: How many records the client was sent.
-        is_overdue: What remains cannot be read now and is not waited for.
+        is_overdue: The remaining partitions cannot be read now and are not waited for.
         is_closed: The end of the snapshot was sent.
     """
 
@@ -53,12 +51,6 @@ class Snapshot:
         fresh: Iterable[TopicPartition],
         filters: Filters = MATCH_ALL,
     ) -> None:
-        """Start a snapshot.
-
-        Args:
-            partitions: All partitions of the view.
-            fresh: Those of them of which the client has nothing.
-        """
         self.topics = tuple(topics)
         self.remaining = set(partitions)
         self.fresh = set(fresh)
@@ -68,22 +60,16 @@ class Snapshot:
         self.is_overdue = self.is_closed = False
 
     def is_fresh(self, tp: TopicPartition) -> bool:
-        """Return whether the table of a partition is being sent."""
         return tp in self.remaining and tp in self.fresh
 
     def needs_data(self, tp: TopicPartition) -> bool:
-        """Return whether a partition's end must be found, or its table be read."""
         return tp in self.remaining and (tp in self.fresh or tp not in self.end_offsets)
 
     def withholds(self, tp: TopicPartition) -> bool:
-        """Return whether nothing more of a partition is to be sent for now.
-
-        That is so while its end is not known, and from its end on until the snapshot is closed.
-        """
+        """Return whether a partition waits: for its end to be known, or the snapshot to close."""
         return tp not in self.end_offsets if tp in self.remaining else not self.is_closed
 
     def on_moved(self, tp: TopicPartition, position: PartitionPosition) -> None:
-        """Record that the client moved in a partition, which may have reached its end by that."""
         end = self.end_offsets.get(tp)
         if end is None or position.offset is None or position.lineage == UNVERIFIED_LINEAGE:
             return
@@ -91,16 +77,10 @@ class Snapshot:
             self.remaining.discard(tp)
 
     def set_end(self, tp: TopicPartition, offset: int, position: PartitionPosition) -> None:
-        """Set where the snapshot of a partition ends.
-
-        Args:
-            position: Where the client stands, which may be there already.
-        """
         self.end_offsets[tp] = offset
         self.on_moved(tp, position)
 
     def count_records(self, count: int) -> None:
-        """Count records that the client was sent."""
         self.records += count
 
     def stop_waiting(self) -> None:
@@ -112,7 +92,6 @@ class Snapshot:
         self.end_offsets.pop(tp, None)
 
     def close_if_complete(self) -> SnapshotEnd | None:
-        """Close the snapshot if that is due, and return its end; None otherwise."""
         if self.is_closed or (self.remaining and not self.is_overdue):
             return None
         self.is_closed = True

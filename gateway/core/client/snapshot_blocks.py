@@ -18,15 +18,9 @@ from .table_snapshot import TableSnapshot
 
 
 class SnapshotBlock(NamedTuple):
-    """A part of a table snapshot on the wire.
+    """A part of a table snapshot on the wire, with the leader epoch at its end.
 
-    Attributes:
-        offset: The first offset that it covers.
-        next_offset: The offset after the last one that it covers.
-        epoch: The leader epoch at `next_offset`.
-        data: All events but the last one.
-        last_payload: The last event without its id; None if the view shows nothing of the part.
-        records: How many records it has.
+    `data` has all events but the last one, whose payload is None if the view shows nothing.
     """
 
     tp: TopicPartition
@@ -39,13 +33,7 @@ class SnapshotBlock(NamedTuple):
 
 
 class SnapshotBlocks:
-    """The blocks of one channel and one table snapshot, encoded when they are first needed.
-
-    The snapshot keeps them, so that they are freed with it.
-
-    Attributes:
-        bytes: The size of all blocks so far.
-    """
+    """The blocks of one channel and one table snapshot, which keeps them, encoded on demand."""
 
     MAX_BLOCK_BYTES = 64 * 1024
     MAX_BLOCK_ENTRIES = 4096  # entries that are looked at for a block
@@ -59,14 +47,12 @@ class SnapshotBlocks:
 
     @classmethod
     def for_channel(cls, snapshot: TableSnapshot, channel: Channel) -> SnapshotBlocks:
-        """Return the blocks that all clients of a channel share."""
         blocks = snapshot.encoded_by_channel.get(channel)
         if not isinstance(blocks, SnapshotBlocks):
             blocks = snapshot.encoded_by_channel[channel] = cls(channel)
         return blocks
 
     def get_block(self, snapshot: TableSnapshot, offset: int) -> SnapshotBlock | None:
-        """Return the block that begins at an offset; None at the end of the snapshot."""
         assert snapshot.end_position.offset is not None
         if offset >= snapshot.end_position.offset:
             return None

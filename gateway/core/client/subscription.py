@@ -1,10 +1,11 @@
-"""Represent a client: a cursor into its channel's ring, and what it reads privately.
+"""Represent a client: a cursor into its channel's ring, and its private reading.
 
-A client gets shared chunks of every partition in which its position is the channel's. What it reads
-privately is in `private_reader`, which most clients never have: they cost this object.
+A client gets shared chunks of every partition in which its position is the channel's. The others
+are read by a `private_reader`, which most clients never have: they cost this object.
 
-Sans-I/O: `take` returns the bytes that can be sent now. What must come from Kafka first is named by
-`PrivateReader.list_unverified` and `list_backfills`, and handed in by `on_verified` and `feed`.
+Sans-I/O: `take` returns the bytes that can be sent now. `PrivateReader.list_unverified` and
+`list_backfills` name the data that must come from Kafka first, and `on_verified` and `feed` take
+it.
 """
 
 from __future__ import annotations
@@ -25,8 +26,6 @@ from .terms import DEFAULT_TERMS, SubscriptionTerms
 
 
 class Delivery(Protocol):
-    """Define what a subscription needs of what delivers its bytes."""
-
     def wake(self) -> None:
         """Take from the subscription soon: there may be something. It must not take at once."""
 
@@ -43,10 +42,9 @@ class Subscription(SharedCursor):
     - With a snapshot or an end of its own, it has a private reader until these are over.
 
     Attributes:
-        delivery: What the channel or the tail wakes when there may be something to take; the owner
-            sets it. An object, because a bound method would take 64 bytes of each client.
-        private_reader: What reads privately; None if all partitions follow the channel. What has to
-            come from Kafka, it names and is given.
+        delivery: Woken by the channel or the tail; the owner sets it. An object, because a bound
+            method would take 64 bytes of each client.
+        private_reader: None if all partitions follow the channel.
     """
 
     __slots__ = ("_byte_counts", "delivery", "private_reader")
@@ -61,11 +59,9 @@ class Subscription(SharedCursor):
         """Follow a channel from its head on, or from positions.
 
         Args:
-            positions: Where the client stands in partitions in which that may differ from the
-                channel. They may include partitions that only the client's token knows: metadata
-                here may be behind. With a snapshot, all partitions.
-            terms: The terms on which the client is served.
-            traffic: Counts what clients are sent.
+            positions: Positions that may differ from the channel's. They may include partitions
+                that only the client's token knows: metadata here may be behind. With a snapshot,
+                all partitions.
         """
         super().__init__(channel, terms, traffic)
         self.delivery: Delivery | None = None
@@ -85,16 +81,11 @@ class Subscription(SharedCursor):
         self._follow()
 
     def wake(self) -> None:
-        """Wake what delivers the bytes: there may be something to take."""
         if self.delivery is not None:
             self.delivery.wake()
 
     def close(self, *, keep_position: bool = False) -> None:
-        """Stop following the channel and the tail, and drop what refers back to the client.
-
-        Args:
-            keep_position: The position is still needed, for a last id or a handover.
-        """
+        """Stop following the channel and the tail. A last id or a handover needs the position."""
         self._unfollow()
         self.delivery = None
         if not keep_position:
@@ -110,16 +101,13 @@ class Subscription(SharedCursor):
 
     @property
     def private_positions(self) -> Position:
-        """Return where the client stands in the partitions that it reads privately."""
         return self.private_reader.positions if self.private_reader is not None else {}
 
     @property
     def is_fully_shared(self) -> bool:
-        """Return whether the client is sent exactly what its channel publishes."""
         return self.private_reader is None and self.credit is None and self.end_reason is None
 
     def ensure_private_reader(self) -> PrivateReader:
-        """Return the private reader, after creating it if there is none."""
         if self.private_reader is None:
             self._stop_counting_shared()
             self.private_reader = PrivateReader(self)
@@ -131,7 +119,7 @@ class Subscription(SharedCursor):
     def begin(self) -> tuple[list[TopicPartition], bytes]:
         """Return the partitions that cannot be read yet, and the id of the first block.
 
-        Chunks that only say that partitions are ready are skipped: `begin` says so itself.
+        Chunks that only say that partitions are ready are skipped.
         """
         channel, tail = self.channel, self.channel.tail
         while self.next_seq < channel.next_seq and channel.get_chunk(self.next_seq).is_only_ready:
@@ -140,21 +128,16 @@ class Subscription(SharedCursor):
 
     @property
     def token(self) -> bytes:
-        """Return the id of where the client stands, once it has all that was taken."""
         if self.private_reader is None and self.next_seq == self.channel.next_seq:
             return self.channel.build_token(self.channel.tail.token_text)
         return self.channel.build_token(self.build_token_text(self.private_positions))
 
     def take(self, max_bytes: int, now: float) -> bytes:
-        """Return bytes that can be sent now; empty if there are none.
+        """Return bytes that can be sent now, about `max_bytes`; empty if there are none.
 
         `has_more` says afterwards whether another call would go on at once. That can be so although
         nothing was returned: a filter may let nothing through for a while, and the event loop must
-        have its turn.
-
-        Args:
-            max_bytes: How many bytes to return, about.
-            now: The time, in seconds since 1970, by which latencies are counted.
+        have its turn. `now` is in seconds since 1970.
         """
         self.has_more = False
         if self.end_reason:
@@ -179,7 +162,6 @@ class Subscription(SharedCursor):
 
     @property
     def delivered_sum(self) -> ByteSum | None:
-        """Return the sum over all that the client got; None on wires that count nothing."""
         if self._byte_counts is None:
             return None
         # The present shared part is added only when it ends, so it is ended and begun again.
@@ -188,10 +170,7 @@ class Subscription(SharedCursor):
         return self._byte_counts.sum
 
     def count_private(self, *pieces: bytes) -> None:
-        """Count pieces that the client gets besides what all get.
-
-        If the first pieces have sums, everything is counted from then on.
-        """
+        """Count pieces of the client alone; sums of the first ones begin the counting."""
         if self._byte_counts is None:
             if not (pieces and type(pieces[0]) is CountedBytes):
                 return
@@ -211,22 +190,14 @@ class Subscription(SharedCursor):
     # While a shared catch-up reads for it.
 
     def get_position(self) -> Position:
-        """Return where the client stands in all partitions."""
         return self.merge_positions(self.private_positions)
 
     def detach(self) -> None:
-        """Stop following the channel, until `reattach`."""
         self._stop_counting_shared()
         self._unfollow()
 
     def reattach(self, positions: Position, next_seq: int | None = None) -> None:
-        """Follow the channel again.
-
-        Args:
-            positions: Where the client stands.
-            next_seq: The chunk whose position before it equals `positions`; None if there is none.
-                Only used if the ring still has it.
-        """
+        """Follow the channel again, at the chunk `next_seq` if the ring still has it."""
         channel, tail = self.channel, self.channel.tail
         self.private_reader = None
         self._follow()
@@ -244,21 +215,17 @@ class Subscription(SharedCursor):
 
     @property
     def buffered_bytes(self) -> int:
-        """Return how many bytes of records were read for the client and not sent yet."""
         return self.private_reader.buffered_bytes if self.private_reader is not None else 0
 
     @property
     def own_bytes(self) -> int:
-        """Return how many of these bytes are held for this client alone."""
         return self.private_reader.own_bytes if self.private_reader is not None else 0
 
     @property
     def answers(self) -> Iterable[ReadAnswer]:
-        """Return the answers that hold the other bytes, which other clients may share."""
         return self.private_reader.answers if self.private_reader is not None else ()
 
     def fall_behind(
         self, position: Position, notices: Sequence[bytes] = (), *, is_slow: bool = True
     ) -> None:
-        """Go on by private reading, as the ring drops what was not taken; see `Follower`."""
         self.ensure_private_reader().fall_behind(position, notices, is_slow=is_slow)

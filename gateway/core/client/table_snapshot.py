@@ -3,13 +3,13 @@
 A client that begins with a snapshot is sent a `TableSnapshot`: the table as it was at one moment.
 The table goes on, the snapshot does not, so every client has a fixed end and may take as long as it
 likes; clients that come while nothing changes share one. A key whose record is a tombstone is not
-in it. Records without a key are all in it, and so is what could not be decoded: a client that is
-promised the whole table must be informed of what is missing.
+in it. Records without a key are all in it, and so are those that could not be decoded: a client
+that is promised the whole table must be informed of missing records.
 
 The filter is applied first: a record that a view may not see replaces nothing in it. So a view that
-looks at more than keys has a table of its own, of the records that it lets through. It is made from
-a `RecordHistory` that all such views share, which keeps what was replaced, as far as Kafka still
-has it. A tombstone removes its key for all of them, whatever they let through.
+looks at more than keys has a table of its own records. It is made from a `RecordHistory` that all
+such views share, which keeps replaced records, as far as Kafka still has them. A tombstone removes
+its key for all of them.
 """
 
 from __future__ import annotations
@@ -41,18 +41,13 @@ _get_offset = attrgetter("offset")
 
 
 class EncodedSnapshot(Protocol):
-    """What a view has encoded of a snapshot, such as `SnapshotBlocks`."""
-
     bytes: int
 
 
 class TableSnapshot:
     """A table at one moment, which does not change.
 
-    Attributes:
-        entries: The records and the gaps of what could not be decoded, in offset order.
-        end_position: Where reading goes on after it.
-        encoded_by_channel: What views have encoded of it, by their channels.
+    The entries are records, and gaps for those that could not be decoded, in offset order.
     """
 
     __slots__ = ("__weakref__", "_by_key", "encoded_by_channel", "end_position", "entries", "tp")
@@ -67,11 +62,9 @@ class TableSnapshot:
         self._by_key: dict[bytes, Record] | None = None
 
     def find_index(self, offset: int) -> int:
-        """Return the index of the first entry from an offset on."""
         return bisect_left(self.entries, offset, key=_get_offset)
 
     def select_keys(self, keys: Iterable[bytes]) -> TableSnapshot:
-        """Return the snapshot of some keys, which are looked up and not searched for."""
         if self._by_key is None:
             records = (entry for entry in self.entries if type(entry) is Record)
             self._by_key = {record.key: record for record in records if record.key is not None}
@@ -80,13 +73,7 @@ class TableSnapshot:
         return TableSnapshot(self.tp, sorted(selected, key=_get_offset), self.end_position)
 
     def read(self, offset: int, max_bytes: int) -> list[Entry]:
-        """Return entries from an offset on.
-
-        The last one leads to where the next ones are to be read, or to the end.
-
-        Args:
-            max_bytes: How many bytes of records to return, about.
-        """
+        """Return entries from an offset on; the last leads to the next ones, or to the end."""
         selected: list[Entry] = []
         first = self.find_index(offset)
         for entry in islice(self.entries, first, None):
@@ -107,23 +94,15 @@ class TableSnapshot:
 class KeyTable:
     """The table of one partition, from its first record up to `position`.
 
-    The hub creates one per partition and applies to it what it reads. Invariants between calls:
-    `_entries` is in offset order (a dictionary keeps the order of insertion, and a record that
-    replaces another is inserted again), and `_snapshot` is None or equal to the present table.
-
-    Attributes:
-        position: Where reading goes on.
-        bytes: The size of the records.
+    The hub creates one per partition and applies to it the entries that it reads. Invariants
+    between calls: `_entries` is in offset order (a dictionary keeps the order of insertion, and a
+    record that replaces another is inserted again), and `_snapshot` is None or equal to the present
+    table.
     """
 
     __slots__ = ("_entries", "_snapshot", "bytes", "position", "tp")
 
     def __init__(self, tp: TopicPartition, position: PartitionPosition) -> None:
-        """Start empty.
-
-        Args:
-            position: Where the table begins; what lies before is never read.
-        """
         self.tp = tp
         self.position = position
         self.bytes = 0
@@ -134,15 +113,11 @@ class KeyTable:
         return len(self._entries)
 
     def apply(self, entries: Iterable[Entry]) -> bool:
-        """Apply the entries that follow.
+        """Apply the entries that follow; return False if the log went back.
 
-        Args:
-            entries: None of them is a gap of `skipped` records, which would be missing here for
-                good.
-
-        Returns:
-            False if the log went back. The table must then be built from the start, because it does
-            not know what a record that is gone had replaced.
+        The table must then be built from the start, because it does not know which records the lost
+        ones had replaced. A gap of `skipped` records is not allowed: they would be missing for
+        good.
         """
         for entry in entries:
             if type(entry) is Gap and entry.reason in REWIND_REASONS:
@@ -159,24 +134,20 @@ class KeyTable:
         return True
 
     def get(self, key: TableKey) -> Record | None:
-        """Return the latest record of a key; None if there is none or it was deleted."""
         entry = self._entries.get(key)
         return entry if type(entry) is Record else None
 
     @property
     def total_bytes(self) -> int:
-        """Return the bytes in memory, with what was encoded of the snapshot."""
         encoded = self._snapshot.encoded_by_channel.values() if self._snapshot is not None else ()
         return self.bytes + sum(part.bytes for part in encoded)
 
     def take_snapshot(self) -> TableSnapshot:
-        """Return the table as it is now."""
         if self._snapshot is None:
             self._snapshot = TableSnapshot(self.tp, list(self._entries.values()), self.position)
         return self._snapshot
 
     def prune(self, start_offset: int) -> None:
-        """Drop what lies before an offset, as Kafka has it no longer."""
         expired_keys: list[TableKey] = []
         for key, entry in self._entries.items():
             if entry.offset >= start_offset:
@@ -213,7 +184,6 @@ class RecordHistory(KeyTable):
         self._offsets: dict[bytes, deque[int]] = {}
 
     def get_latest(self, key: bytes, accepts: Callable[[Record], bool]) -> Record | None:
-        """Return the latest record of a key among those that are accepted."""
         for offset in reversed(self._offsets.get(key, ())):
             entry = self._entries[offset]
             if type(entry) is Record and accepts(entry):
@@ -221,7 +191,6 @@ class RecordHistory(KeyTable):
         return None
 
     def select_keys(self, keys: Iterable[bytes]) -> list[Record | Gap]:
-        """Return the records of some keys, and what could not be decoded, in offset order."""
         gaps = [entry for entry in self._entries.values() if type(entry) is Gap]
         offsets = [offset for key in keys for offset in self._offsets.get(key, ())]
         return sorted([*gaps, *(self._entries[offset] for offset in offsets)], key=_get_offset)

@@ -1,4 +1,4 @@
-"""Say on which terms a client is served: where its stream ends, and what becomes of it if slow."""
+"""Define the terms of a client: where its stream ends, and its treatment if it is slow."""
 
 from __future__ import annotations
 
@@ -17,22 +17,19 @@ PartitionPredicate: TypeAlias = Callable[[TopicPartition], bool]
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionTerms:
-    """Describe what a client asked for, besides its channel and its positions.
+    """The wishes of a client, besides its channel and its positions.
 
-    The hub creates one for each `Subscription`. What changes while the client is served, such as
-    its credit, is kept by the subscription.
+    The hub creates one for each `Subscription`, which keeps the parts that change, such as credit.
 
     Attributes:
-        slow_policy: What happens when the client falls behind.
-        end_offsets: Offsets at which partitions end; the stream ends when all have. None for no
-            end. A client with an end reads privately throughout.
-        max_records: How many records to send before the stream ends; None for no end.
-        credit: How many records the client may be sent at first; None for any number.
+        end_offsets: Offsets at which partitions end; the stream ends when all have. A client with
+            an end reads privately throughout.
+        max_records: How many records to send before the stream ends.
+        credit: How many records the client may be sent at first; others wait, in the ring at first.
         resolve_since: As of when pending partitions are resolved, in seconds since 1970.
-        snapshot: The snapshot to begin with; None for none.
-        reads_partition: Whether a partition may hold what the view lets through; None if every
-            one may. What a token says about the others is neither verified nor read.
-        delivered_sum: The sum over what the client was sent before; None on wires without sums.
+        reads_partition: Whether a partition may hold records of the view. The others' positions of
+            a token are neither verified nor read.
+        delivered_sum: The sum over the earlier bytes; None on wires without sums.
     """
 
     slow_policy: SlowClientPolicy = SlowClientPolicy.CATCH_UP

@@ -13,8 +13,6 @@ WINDOW_PARTS = 10  # what is sent within such a part of the window is remembered
 
 
 class SentInterval(NamedTuple):
-    """How many records were sent between two times, in seconds."""
-
     first: float
     last: float
     records: int
@@ -25,32 +23,24 @@ class Throttle:
 
     Invariant between calls: `_sent` is in order of time, and no interval is longer than a part of
     the window. An interval counts until `window_s` seconds after its end, so the bound is never
-    exceeded, and capacity comes back at most one part too late.
+    exceeded, and capacity comes back at most one part too late. The records of a previous throttle
+    count as well, such as that of the stream before a change of its settings.
     """
 
     __slots__ = ("_sent", "_window_s", "max_records")
 
     def __init__(self, max_records: int, window_s: float, previous: Throttle | None = None) -> None:
-        """Start with nothing sent.
-
-        Args:
-            window_s: The length of the span, in seconds.
-            previous: A throttle whose records count here, too, such as that of the stream before a
-                change of its settings.
-        """
         self.max_records = max_records
         self._window_s = window_s
         self._sent: list[SentInterval] = [] if previous is None else list(previous._sent)
 
     def get_capacity(self, now: float) -> int:
-        """Return how many records may be sent now."""
         sent = self._sent
         while sent and sent[0].last + self._window_s <= now:
             del sent[0]
         return max(0, self.max_records - sum(interval.records for interval in sent))
 
     def record_sent(self, records: int, now: float) -> None:
-        """Record that so many records were sent now."""
         sent = self._sent
         if sent and now - sent[-1].first < self._window_s / WINDOW_PARTS:
             sent[-1] = SentInterval(sent[-1].first, now, sent[-1].records + records)
@@ -58,5 +48,4 @@ class Throttle:
             sent.append(SentInterval(now, now, records))
 
     def next_capacity_at(self, now: float) -> float:
-        """Return when more records may be sent than now."""
         return self._sent[0].last + self._window_s if self._sent else now

@@ -1,8 +1,8 @@
-"""Collect what one client is sent at one time: shared chunks, and events of its own.
+"""Collect the bytes that one client is sent at one time: shared chunks, and its own events.
 
-An event that was read privately has an id of its own: where the client stands after it in each
-partition. Where ids come in batches, or where only the whole of what is sent leads to a valid
-position (conflation, snapshots), only the last event has one.
+An event that was read privately has an id of its own: the client's position after it in each
+partition. Where ids come in batches, or where only the whole batch leads to a valid position
+(conflation, snapshots), only the last event has one.
 """
 
 from __future__ import annotations
@@ -25,12 +25,8 @@ class WriteBatch:
 
     Events are collected first and encoded by `flush_events`, so that the id of the last one can
     still be set. `_writer` is created with the first event that needs an id; from then on it
-    follows every move, including those of entries that the view does not show.
-
-    Attributes:
-        remaining_bytes: How many bytes may still be added, about; it may become negative.
-        pieces: What is encoded already.
-        has_single_id: Only the last event gets an id.
+    follows every move, including those of entries that the view does not show. `remaining_bytes`
+    may become negative. With `has_single_id` only the last event gets an id.
     """
 
     __slots__ = (
@@ -53,16 +49,11 @@ class WriteBatch:
         self._writer: TokenWriter | None = None
 
     def add_chunk(self, data: bytes) -> None:
-        """Add the bytes of a shared chunk."""
         self.pieces.append(data)
         self.remaining_bytes -= len(data)
 
     def add_gaps(self, gaps: Iterable[Gap]) -> None:
-        """Add gaps, with one id after all of them.
-
-        The positions must be behind the gaps already: the id covers all of them, so that none may
-        be missing before it.
-        """
+        """Add gaps, with one id after all of them: the positions must be behind them already."""
         cursor = self._cursor
         for gap in gaps:
             cursor.traffic.count_gaps((gap.reason,))
@@ -77,12 +68,10 @@ class WriteBatch:
         self.flush_events()
 
     def add_notices(self, payloads: Iterable[bytes]) -> None:
-        """Add events that move no position."""
         self._events += [ChannelEvent(None, payload, None) for payload in payloads]
         self.flush_events()
 
     def add_entry(self, entry: Entry, position: PartitionPosition) -> None:
-        """Add an entry, if the view shows it, and move to the position after it."""
         cursor, channel = self._cursor, self._cursor.channel
         payload = channel.encode_entry(entry)
         # A new writer starts where the client stands, which is after this entry already.
@@ -109,7 +98,6 @@ class WriteBatch:
             cursor.traffic.count_gaps((entry.reason,))
 
     def add_block(self, block: SnapshotBlock, position: PartitionPosition) -> None:
-        """Add a block that was encoded for all, and move to the position after it."""
         # As in `add_entry`: a new writer starts behind the block already.
         if self._writer is None and block.last_payload is not None:
             self._writer = self._cursor.create_token_writer(self._positions)
@@ -135,14 +123,12 @@ class WriteBatch:
         self.remaining_bytes = min(self.remaining_bytes, 0)  # nothing more is added
 
     def move(self, tp: TopicPartition, position: PartitionPosition) -> None:
-        """Move to a position with nothing to send."""
         if self._writer is not None:
             self._writer.move(
                 tp, position.offset, self._cursor.channel.tail.token_epoch(tp, position)
             )
 
     def add_id(self) -> None:
-        """Add the one id of the batch, if not each event has its own."""
         channel = self._cursor.channel
         if self._writer is None or not self._events:
             return
@@ -154,7 +140,6 @@ class WriteBatch:
             )
 
     def flush_events(self) -> None:
-        """Encode the collected events, before anything that follows them."""
         if self._events:
             self.pieces.append(self._cursor.channel.encode_events(self._events))
             self._events = []
