@@ -1,30 +1,29 @@
 """Know which requests were done and who works on the others, from a log that all replicas read.
 
-A process that is to do what a key stands for writes a claim. The first claim of a key in the log
+A process writes a claim before it does the request of a key. The first claim of a key in the log
 holds the key until the claim is released or a result is written. A claim names its owner, so that
 others can fence that owner and take the key over when the claim has expired. Sans-I/O: times are
 arguments, in seconds since 1970.
 
-A reader may be behind the log, by seconds while a partition has no leader. What its own process
-wrote there and Kafka acknowledged, it knows without reading: `apply_release` and `apply_result`
-take effect at once, by their offsets, so that it makes no difference whether a change is
-acknowledged or read first. A release ends the claims of its owner that are before it in the log,
-including those that are read later, and no claim behind it.
+A reader may be behind the log, by seconds while a partition has no leader. It knows the
+acknowledged writes of its own process without reading: `apply_release` and `apply_result` take
+effect at once, by their offsets, so that it makes no difference whether a change is acknowledged or
+read first. A release ends the claims of its owner that are before it in the log, including those
+that are read later, and no claim behind it.
 
-Claims are not applied early, because which one is the first is decided by what others wrote before
-it. A process therefore knows its own claim only by reading, and has then read everything before
-it. That is why two processes that claim a key at the same time never both hold it: both read the
-two claims in the order of the log, and the process whose claim is the second has read the first as
-well. Knowing a release early does not change that. It removes only the claim of an owner that did
-not do the request and is not going to, and the claim that is the first after that is the first in
-the log, too: everything before it has been read. (Unless that claim has been given up in the
-meantime by a process that took it over, and so fenced its owner.)
+Claims are not applied early, because writes of others before it decide which claim is the first. A
+process therefore knows its own claim only by reading, and has then read everything before it. That
+is why two processes that claim a key at the same time never both hold it: both read the two claims
+in the order of the log, and the process whose claim is the second has read the first as well.
+Knowing a release early does not change that. It removes only the claim of an owner that did not do
+the request and is not going to, and the claim that is the first after that is the first in the log,
+too: everything before it has been read. (Unless that claim has been given up in the meantime by a
+process that took it over, and so fenced its owner.)
 
-Two things are not safe by this alone, and callers see to them. Taking over a claim: its release
-may be in the log, not read yet, and the key may be held by a third process. So a process reads to
-the end of the log before it takes over. Releasing a claim that was taken over: all readers would
-drop the claim that the other process works under. So writing a release has to fail for an owner
-that is fenced.
+Callers have to see to two more things. A claim's release may be in the log, not read yet, and the
+key may be held by a third process: so a process reads to the end of the log before it takes a claim
+over. And all readers would drop the claim of the process that took over if the former owner
+released it: so writing a release has to fail for an owner that is fenced.
 """
 
 from __future__ import annotations
@@ -40,14 +39,7 @@ OFFSET_SHIFT = 1 << 63  # more than any offset
 
 
 class Claim(NamedTuple):
-    """A process's claim of a key.
-
-    Attributes:
-        owner: The process that works on it.
-        digest: The digest of what is to be done.
-        offset: Where the claim is in the log.
-        expires_at: When it may be taken over, in seconds since 1970.
-    """
+    """A process's claim of a key at an offset; it may be taken over from `expires_at` on."""
 
     owner: str
     digest: bytes
@@ -56,14 +48,6 @@ class Claim(NamedTuple):
 
 
 class ClaimResult(NamedTuple):
-    """The result of a request that was done.
-
-    Attributes:
-        digest: The digest of what was done.
-        tp: The partition of the log that holds the answer.
-        finished_at: When it was done, in seconds since 1970.
-    """
-
     digest: bytes
     tp: TopicPartition
     offset: int
@@ -71,7 +55,7 @@ class ClaimResult(NamedTuple):
 
 
 class UnreadChange(NamedTuple):
-    """Where a change is in the log that was applied before it was read."""
+    """The place in the log of a change that was applied before it was read."""
 
     tp: TopicPartition
     offset: int
@@ -79,18 +63,14 @@ class UnreadChange(NamedTuple):
 
 @dataclass(slots=True)
 class Claims:
-    """What one reader of the log knows, including what its own process wrote and has not read yet.
+    """The knowledge of one reader of the log, with unread writes of its own process.
 
-    Owned by the process's `IdempotencyStore`. Invariants between calls:
+    Owned by the process's `IdempotencyStore`. It remembers the latest `max_results` results, for
+    `window_s` seconds. Invariants between calls:
 
     - A key with a known result has no claims.
     - Each owner has at most one claim of a key. The claim with the lowest offset holds the key.
     - `_unread_changes` has only changes at or above the read position of their partition.
-
-    Attributes:
-        max_results: How many results are remembered at most; the latest.
-        window_s: For how many seconds they are remembered.
-        by_key: The claims of each key, by their owners.
     """
 
     max_results: int
@@ -105,11 +85,6 @@ class Claims:
         return len(self._results)
 
     def on_claim(self, key: bytes, claim: Claim, now: float) -> None:
-        """Apply a claim that was read, in the order of the log.
-
-        Args:
-            now: The current time in seconds since 1970.
-        """
         unread = self._unread_changes.get((key, claim.owner))
         if unread is not None and claim.offset < unread.offset:
             return  # released further on in the log, by a release that was applied early
@@ -119,11 +94,7 @@ class Claims:
             self.by_key.setdefault(key, {}).setdefault(claim.owner, claim)
 
     def on_release(self, key: bytes, owner: str, offset: int) -> None:
-        """Apply a release: the request was not done, and the claim's owner is not going to do it.
-
-        Args:
-            offset: Where the release is in the log; claims behind it stay.
-        """
+        """Apply a release by an owner that did not do the request; claims behind it stay."""
         claims = self.by_key.get(key, {})
         claim = claims.get(owner)
         if claim is not None and claim.offset < offset:
@@ -137,7 +108,7 @@ class Claims:
         self._note_unread(key, owner, tp, offset)
 
     def on_result(self, key: bytes, result: ClaimResult) -> None:
-        """Apply a result that was read. One that was applied already, or is older, changes nothing.
+        """Apply a result that was read, unless a later one, or it, was applied already.
 
         Claims of the key end with it: those that came before it in the log lost, and a newer claim
         would mean that the window of this result is over.
@@ -159,10 +130,7 @@ class Claims:
         return (key, "") not in self._unread_changes
 
     def set_read_position(self, tp: TopicPartition, position: int) -> None:
-        """Record that a partition is read up to before this offset.
-
-        What was applied early is then read, so it need not be remembered any more.
-        """
+        """Record that a partition is read up to here: earlier unread changes can be forgotten."""
         self._positions[tp] = position
         read = [
             change_key
@@ -185,7 +153,6 @@ class Claims:
                 claims[owner] = claim._replace(offset=claim.offset - OFFSET_SHIFT)
 
     def _note_unread(self, key: bytes, owner: str, tp: TopicPartition, offset: int) -> None:
-        """Remember a change that was applied before it was read."""
         unread = self._unread_changes.get((key, owner))
         if offset >= self._positions.get(tp, 0) and (unread is None or unread.offset < offset):
             self._unread_changes[key, owner] = UnreadChange(tp, offset)
@@ -198,7 +165,6 @@ class Claims:
             self._results.popitem(last=False)
 
     def get_result(self, key: bytes, now: float) -> ClaimResult | None:
-        """Return the result of a key if it is within the window, None otherwise."""
         result = self._results.get(key)
         if result is not None and result.finished_at < now - self.window_s:
             del self._results[key]
@@ -206,16 +172,13 @@ class Claims:
         return result
 
     def get_claim(self, key: bytes, owner: str) -> Claim | None:
-        """Return the claim of an owner, whether or not it is the first."""
         return self.by_key.get(key, {}).get(owner)
 
     def get_first_claim(self, key: bytes) -> Claim | None:
-        """Return the claim that holds a key, None if there is none."""
         claims = self.by_key.get(key)
         return min(claims.values(), key=lambda claim: claim.offset) if claims else None
 
     def expire(self, now: float) -> None:
-        """Forget what is older than the window."""
         while self._results:
             key, oldest = next(iter(self._results.items()))
             if oldest.finished_at >= now - self.window_s:

@@ -60,12 +60,10 @@ class DeliveryQueue:
     - Offsets are settled in order: `commit_offsets` of a result never pass an unsettled record.
 
     Attributes:
-        rules: The limits and retries.
         is_paused: Nothing is sent while it is set; dead letters are still written.
         held_partitions: No batch is begun with records of these; one that was begun goes on.
         problem: Why the queue does not move on; empty while it does or has nothing to do.
         problem_since: When that began, in seconds of the clock of `next_step`.
-        settled_count: How many records are done with, processed or among the dead letters.
     """
 
     rules: DeliveryRules
@@ -102,16 +100,14 @@ class DeliveryQueue:
 
     @property
     def unsettled_count(self) -> int:
-        """Return how many records are not settled."""
         return len(self._queue) + sum(len(batch.records) for batch in self._slices)
 
     @property
     def is_busy(self) -> bool:
-        """Return whether a step is in flight."""
         return self._is_busy
 
     def next_step(self, now: float) -> DeliveryStep | None:
-        """Return what to do now; None if there is nothing to do.
+        """Return the step to take now; None if there is nothing to do.
 
         Any step but `WaitUntil` is in flight until `on_response`, `on_probe` or `on_dead_letters`
         is called with its outcome.
@@ -145,7 +141,6 @@ class DeliveryQueue:
     # The outcomes of steps.
 
     def on_response(self, verdict: Verdict, now: float) -> SettledRecords | None:
-        """Take the back end's verdict on a `SendRecords`, and return what it settled."""
         sent = self._slices[0].records
         batch = self._finish_step()
         if batch is None:
@@ -165,15 +160,7 @@ class DeliveryQueue:
         return None
 
     def on_probe(self, is_healthy: bool, now: float, reason: str = "") -> None:
-        """Take the outcome of a `ProbeBackend`.
-
-        If the back end is healthy, it is the record that is at fault, which becomes a dead letter.
-
-        Args:
-            is_healthy: Whether the back end is healthy.
-            now: The current time in seconds.
-            reason: Why it is not.
-        """
+        """Take the outcome of a probe: if healthy, the record becomes a dead letter."""
         batch = self._finish_step()
         if batch is None:
             return
@@ -187,13 +174,7 @@ class DeliveryQueue:
     def on_dead_letters(
         self, unwritten: Sequence[DeadLetterRecord], now: float, reason: str = ""
     ) -> SettledRecords | None:
-        """Take the outcome of a `SendToDeadLetters`, and return what it settled.
-
-        Args:
-            unwritten: The dead letters that could not be written yet.
-            now: The current time in seconds.
-            reason: Why they could not.
-        """
+        """Take the outcome of a `SendToDeadLetters`, and return the records that it settled."""
         batch = self._finish_step()
         if batch is None:
             return None
@@ -209,22 +190,20 @@ class DeliveryQueue:
     # Partitions that are taken away.
 
     def release_partitions(self, tps: Collection[TopicPartition]) -> None:
-        """Prepare to give partitions up: what is in flight is finished, and not tried again."""
+        """Prepare to give partitions up: the step in flight is finished, and not tried again."""
         kept = self._slices[0] if self._slices and self._is_in_flight else None
         self._remove_partitions(tps, kept)
         if kept is not None:
             self._leaving_partitions |= {record.tp for record in kept.records} & set(tps)
 
     def has_unsettled(self, tps: Collection[TopicPartition]) -> bool:
-        """Return whether some record of these partitions is not settled."""
         return any(record.tp in tps for record in self._iter_unsettled())
 
     def first_unsettled_offset(self, tp: TopicPartition) -> int | None:
-        """Return the first offset of a partition that is not settled; None if all are."""
         return next((record.offset for record in self._iter_unsettled() if record.tp == tp), None)
 
     def drop_partitions(self, tps: Collection[TopicPartition]) -> None:
-        """Drop partitions that were lost: nothing of theirs is settled, whatever the answer is."""
+        """Drop lost partitions: no record of theirs is settled, whatever the answer is."""
         kept = self._slices[0] if self._slices and self._is_busy else None
         self._remove_partitions(tps, kept)
         if kept is not None:
@@ -234,22 +213,16 @@ class DeliveryQueue:
 
     @property
     def is_abandoned(self) -> bool:
-        """Return whether all that is in flight is of partitions that were lost."""
         return self._is_busy and all(
             record.tp in self._slices[0].dropped_partitions for record in self._slices[0].records
         )
 
     @property
     def _is_in_flight(self) -> bool:
-        """Return whether the first slice is with the back end, or its outcome is decided already.
-
-        A slice in the stage DEAD_LETTER counts even while it waits: its other records are
-        processed.
-        """
+        """Return whether the first slice is sent, or decided, as in the stage DEAD_LETTER."""
         return self._is_busy or self._slices[0].stage is DeliveryStage.DEAD_LETTER
 
     def _iter_unsettled(self) -> Iterable[Record]:
-        """Yield the records that are still to be settled, each partition's in order."""
         for batch in self._slices:
             yield from (
                 record for record in batch.records if record.tp not in batch.dropped_partitions
@@ -259,7 +232,6 @@ class DeliveryQueue:
     def _remove_partitions(
         self, tps: Collection[TopicPartition], kept: DeliverySlice | None
     ) -> None:
-        """Remove the records of partitions, but for those of one slice that is in flight."""
         self._queue = deque(record for record in self._queue if record.tp not in tps)
         self._bytes = sum(record.payload_size for record in self._queue)
         first = self._slices[0] if self._slices else None
@@ -272,14 +244,12 @@ class DeliveryQueue:
         self._clear_problem_if_idle()
 
     def _clear_problem_if_idle(self) -> None:
-        """Clear the problem if there is nothing to settle any more."""
         if next(iter(self._iter_unsettled()), None) is None:
             self.problem = ""
 
     # What an outcome means.
 
     def _cut_slice(self) -> None:
-        """Make a slice of the records that wait, within the limits."""
         max_records = self._max_records or self.rules.max_records
         bytes_left = self.rules.max_bytes
         records: list[Record] = []
@@ -300,7 +270,6 @@ class DeliveryQueue:
             self._slices.append(DeliverySlice(records))
 
     def _finish_step(self) -> DeliverySlice | None:
-        """Return the slice that was in flight; None if all of it was dropped in the meantime."""
         assert self._is_busy, "no step is in flight"
         self._is_busy = False
         batch = self._slices[0]
@@ -314,7 +283,6 @@ class DeliveryQueue:
     def _apply_results(
         self, batch: DeliverySlice, pairs: Sequence[tuple[Record, RecordResult]], now: float
     ) -> SettledRecords | None:
-        """Act on the results of the records: settle the batch, roll it back, or give records up."""
         failed = [(record, item) for record, item in pairs if not item.is_processed]
         # What has failed for good is no reason to send the batch again.
         retriable_count = sum(not item.is_permanent for _, item in failed)
@@ -336,7 +304,6 @@ class DeliveryQueue:
     def _should_roll_back(
         self, batch: DeliverySlice, retriable_count: int, record_count: int
     ) -> bool:
-        """Return whether a batch with failed records is tried again as a whole."""
         rules = self.rules
         if not rules.has_dead_letters:  # there is nowhere to put what failed
             return True
@@ -351,7 +318,6 @@ class DeliveryQueue:
     def _on_unavailable(
         self, batch: DeliverySlice, verdict: BackendUnavailable, now: float
     ) -> None:
-        """Schedule a retry; after repeated lateness with smaller batches."""
         batch.late_count += verdict.is_late
         if batch.late_count > self.rules.max_retries and len(batch.records) > 1:
             self._max_records = (len(batch.records) + 1) // 2
@@ -359,7 +325,6 @@ class DeliveryQueue:
         self._schedule_retry(batch, verdict.reason, now, min_delay=verdict.retry_after)
 
     def _on_suspect(self, batch: DeliverySlice, verdict: SuspectBatch, now: float) -> None:
-        """Retry a suspect batch, halve it, or probe the back end about its last record."""
         batch.attempts += 1
         batch.reason = verdict.reason
         if batch.attempts <= self.rules.max_retries and not verdict.is_too_large:
@@ -374,10 +339,7 @@ class DeliveryQueue:
             self._drop_leaving(batch)
 
     def _halve(self, batch: DeliverySlice) -> DeliverySlice:
-        """Replace a slice by its halves, and return the first one.
-
-        Both inherit the counts of attempts, so that a half is halved again the next time it fails.
-        """
+        """Replace a slice by halves with its counts, so that they are halved at once next time."""
         self._slices.popleft()
         middle = (len(batch.records) + 1) // 2
         halves = [
@@ -399,9 +361,6 @@ class DeliveryQueue:
         """Set when the next step is due, by exponential backoff with jitter.
 
         Args:
-            batch: The slice that is tried again.
-            reason: Why it has to be.
-            now: The current time in seconds.
             attempts: The attempts of the slice, if it is to blame; 0 to count failures in a row of
                 the back end or the dead letters instead.
             min_delay: The shortest delay in seconds, such as the back end's Retry-After.
@@ -416,21 +375,16 @@ class DeliveryQueue:
         self._drop_leaving(batch)
 
     def _set_problem(self, reason: str, now: float) -> None:
-        """Record why the queue does not move on; the time is that of the first reason."""
         if not self.problem:
             self.problem_since = now
         self.problem = reason
 
     def _drop_leaving(self, batch: DeliverySlice) -> None:
-        """Drop what is to be given up, as it is not tried another time.
-
-        Dead letters are kept: they are written first, since the rest of their batch is processed.
-        """
+        """Drop records that are to be given up. Dead letters are still written."""
         if batch.stage is not DeliveryStage.DEAD_LETTER and self._leaving_partitions:
             self._remove_partitions(frozenset(self._leaving_partitions), None)
 
     def _settle(self, batch: DeliverySlice) -> SettledRecords:
-        """Settle the first slice and clear all problems."""
         self._slices.popleft()
         self.settled_count += len(batch.records)
         self._failures, self.problem, self._retry_at = 0, "", 0.0

@@ -1,11 +1,11 @@
-"""Describe replays: records of a topic that are read once more, and how far that has come.
+"""Describe replays: records of a topic that are read once more, and their progress.
 
-A replay is an immutable value, stored in a topic as it is: a process that reads the latest one can
-go on with it. Which of several processes does is decided here, too. A process that hears nothing
-about a running replay for `silence_timeout_s` seconds takes it over. It does so under the replay's
-transactional id, which fences the former owner, so that of two processes that take over at the same
-time only one goes on. Sans-I/O: `now` is in seconds of any monotonic clock, times within a replay
-are milliseconds since 1970.
+A replay is an immutable value, stored in a topic: a process that reads the latest one can go on
+with it. Which of several processes does is decided here, too. A process that hears nothing about a
+running replay for `silence_timeout_s` seconds takes it over, under the replay's transactional id,
+which fences the former owner, so that of two processes that take over at the same time only one
+goes on. Sans-I/O: `now` is in seconds of any monotonic clock, times within a replay are
+milliseconds since 1970.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ RATE_WINDOW_S = 10.0  # seconds over which the rate of a running replay is measu
 
 
 class ReplayState(StrEnum):
-    """The states of a replay; every state but RUNNING is final."""
-
     RUNNING = "running"
     DONE = "done"
     CANCELLED = "cancelled"
@@ -32,27 +30,17 @@ class ReplayState(StrEnum):
 
 
 class Destination(StrEnum):
-    """Where the records of a replay go."""
-
     TOPIC = "topic"
     BACKEND = "backend"
 
 
 class Span(NamedTuple):
-    """The offsets of one partition that a replay reads.
-
-    Attributes:
-        end: The offset after the last one.
-        next_offset: Where it goes on.
-    """
-
     start: int
     end: int
     next_offset: int
 
     @property
     def is_done(self) -> bool:
-        """Return whether all of it was read."""
         return self.next_offset >= self.end
 
 
@@ -66,24 +54,15 @@ class MissingRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """One replay, as it is stored in its topic.
-
-    The field names are those of the stored JSON.
+    """One replay, as it is stored in its topic. The field names are those of the stored JSON.
 
     Attributes:
-        topic: The topic whose records are read.
-        destination: What kind of destination they go to.
-        target: The topic that they are written to, with that destination.
-        group: The group whose back end gets them, with that destination.
-        spans: The offsets to read, by partition.
-        created: When it was created, in milliseconds since 1970.
-        updated: When it last changed, in milliseconds since 1970.
-        by: The user who created it.
+        target: The topic to write to, for that destination.
+        group: The group whose back end gets the records, for that destination.
         owner: The process that works on it; empty if any may take it.
         records: How many records were written or answered.
-        bytes: How many bytes these had.
         dead: How many of them failed.
-        lacks: What Kafka no longer had.
+        lacks: Records that Kafka no longer had.
         error: Why it failed, or what keeps it waiting now.
     """
 
@@ -106,12 +85,10 @@ class Replay:
 
     @property
     def is_running(self) -> bool:
-        """Return whether it is not over."""
         return self.state is ReplayState.RUNNING
 
     @property
     def is_done(self) -> bool:
-        """Return whether there is nothing left to read."""
         return all(span.is_done for span in self.spans.values())
 
     @property
@@ -124,28 +101,17 @@ class Replay:
         return done / total if total else 1.0
 
     def list_remaining(self) -> list[tuple[TopicPartition, Span]]:
-        """Return the partitions that are not done, with their spans, in order."""
         tps = sorted(
             (TopicPartition(self.topic, partition), span) for partition, span in self.spans.items()
         )
         return [(tp, span) for tp, span in tps if not span.is_done]
 
     def with_owner(self, owner: str, at: int) -> Replay:
-        """Return the replay as taken by a process, at a time in milliseconds since 1970."""
         return replace(self, owner=owner, updated=at)
 
     def with_progress(
         self, partition: int, next_offset: int, records: int, bytes: int, at: int, dead: int = 0
     ) -> Replay:
-        """Return the replay after more records of a partition were done.
-
-        Args:
-            next_offset: Where the partition goes on.
-            records: How many more records were done.
-            bytes: How many more bytes.
-            at: When, in milliseconds since 1970.
-            dead: How many of the records failed.
-        """
         spans = {**self.spans, partition: self.spans[partition]._replace(next_offset=next_offset)}
         return replace(
             self,
@@ -159,7 +125,6 @@ class Replay:
         )
 
     def with_missing(self, partition: int, next_offset: int, at: int) -> Replay:
-        """Return the replay after Kafka turned out to have nothing before an offset any more."""
         span = self.spans[partition]
         # Retention may have gone beyond the end of the span, and what is there is not of the
         # replay.
@@ -168,11 +133,9 @@ class Replay:
         return replace(self, spans=spans, lacks=(*self.lacks, missing), updated=at)
 
     def with_end(self, state: ReplayState, at: int, error: str = "") -> Replay:
-        """Return the replay in a final state."""
         return replace(self, state=state, owner="", updated=at, error=error)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the replay as an object for JSON."""
         return asdict(self) | {
             "spans": {str(partition): list(span) for partition, span in self.spans.items()},
             "lacks": [list(missing) for missing in self.lacks],
@@ -180,13 +143,7 @@ class Replay:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Replay:
-        """Return the replay that an object of JSON describes.
-
-        Raises:
-            KeyError: A field is missing.
-            TypeError: A field is unknown or of a wrong type.
-            ValueError: A field has a wrong value.
-        """
+        """Return a replay; KeyError, TypeError or ValueError if a field is wrong."""
         fields = dict(stored)
         fields["spans"] = {
             int(partition): Span(*span) for partition, span in stored["spans"].items()
@@ -199,8 +156,6 @@ class Replay:
 
 @dataclass(slots=True, eq=False)
 class _TrackedReplay:
-    """A replay with what this process noted when it last heard of it."""
-
     replay: Replay
     heard_at: float
     timeout_s: float
@@ -211,12 +166,9 @@ class _TrackedReplay:
 class Replays:
     """All known replays, by their latest state.
 
-    Each process has one and applies to it all that it reads of the replays' topic.
-
-    Attributes:
-        silence_timeout_s: Seconds without news after which a running replay is taken over. Each
-            process waits up to half as long again, so that not all of them take over at once.
-        random: Draws a number from [0, 1).
+    Each process has one and applies the records of the replays' topic to it. After
+    `silence_timeout_s` seconds without news a running replay is taken over. Each process waits up
+    to half as long again, so that not all of them take over at once.
     """
 
     silence_timeout_s: float = 5.0
@@ -224,7 +176,6 @@ class Replays:
     _tracked: dict[str, _TrackedReplay] = field(default_factory=dict)
 
     def apply_record(self, id: str, replay: Replay | None, now: float) -> None:
-        """Apply what the topic says about a replay; None means that it is forgotten."""
         if replay is None:
             self._tracked.pop(id, None)
             return
@@ -239,7 +190,6 @@ class Replays:
         self._tracked[id] = _TrackedReplay(replay, now, timeout_s, steps)
 
     def get(self, id: str) -> Replay | None:
-        """Return a replay by its id; None if it is not known."""
         tracked = self._tracked.get(id)
         return tracked.replay if tracked is not None else None
 

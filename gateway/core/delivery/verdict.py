@@ -1,8 +1,8 @@
-"""Say what a back end's answer to a batch of records means.
+"""Judge a back end's answer to a batch of records.
 
 There are three possibilities. The back end answered record by record. Or it is unavailable: busy,
 restarting, unreachable or not set up, for which no record is to blame, so that only trying again
-helps. Or the batch is suspect: something in it may be what the back end fails on.
+helps. Or the batch is suspect: something in it may be the cause of the failure.
 
 Only statuses that speak about the request itself, or about the work on it (500), make a batch
 suspect. Every other status counts as unavailable, including the 404 of a wrong path and the 401 of
@@ -26,22 +26,12 @@ UNEXPLAINED_REASON = "the back end did not process the record, and gave no stack
 
 
 class RecordResult(NamedTuple):
-    """The result of one record.
-
-    Attributes:
-        is_processed: The back end processed it.
-        reason: Why it did not; empty if it did.
-        is_permanent: Trying again cannot help, as with bytes that do not match the topic's format.
-    """
-
     is_processed: bool
     reason: str = ""
     is_permanent: bool = False
 
 
 class BatchResults(NamedTuple):
-    """One result for each record, in the order in which they were sent."""
-
     results: Sequence[RecordResult]
 
 
@@ -49,7 +39,6 @@ class BackendUnavailable(NamedTuple):
     """The back end cannot process anything now, for which the batch is not to blame.
 
     Attributes:
-        reason: What the back end answered, or what went wrong.
         retry_after: The shortest delay before a retry that the back end asked for, in seconds.
         is_late: It took the batch and did not answer in time, or broke off a large one: a smaller
             one may do.
@@ -61,12 +50,7 @@ class BackendUnavailable(NamedTuple):
 
 
 class SuspectBatch(NamedTuple):
-    """Something in the batch may be what the back end fails on.
-
-    Attributes:
-        reason: What the back end answered.
-        is_too_large: The same batch will fail again, a smaller one may not.
-    """
+    """Something in the batch may be the cause of the failure, such as its size."""
 
     reason: str
     is_too_large: bool = False
@@ -84,12 +68,10 @@ def judge_response(
     retry_after: float = 0.0,
     may_be_cut: bool = False,
 ) -> Verdict:
-    """Return what an HTTP response to a batch means.
+    """Return the meaning of an HTTP response to a batch.
 
     Args:
-        sent: The records of the batch, in order.
         accept_empty: A success without a body means that all records are processed.
-        retry_after: The value of Retry-After, in seconds; 0 if there is none.
         may_be_cut: Nothing but the end of the connection says where the body ends.
     """
     if status in SUSPECT_STATUSES:
@@ -113,11 +95,6 @@ def judge_response(
 
 
 def _parse_items(answer: Any, sent: Sequence[Record]) -> Sequence[RecordResult]:
-    """Return the results of the records, in the order in which they were sent.
-
-    Raises:
-        ValueError: The answer is not an array with one valid item for each record.
-    """
     if not isinstance(answer, list):
         raise ValueError("the back end's answer is not an array; answer with an item per record")
     if len(answer) != len(sent):
@@ -136,13 +113,9 @@ def _parse_items(answer: Any, sent: Sequence[Record]) -> Sequence[RecordResult]:
 def _order_items(
     answer: Sequence[Mapping[str, Any]], sent: Sequence[Record]
 ) -> Sequence[Mapping[str, Any]]:
-    """Return the items in the order of the records that they are about.
+    """Return the items in the order of the records, or raise ValueError.
 
-    Items that name their records may be in any order. If none does, they are taken to be in the
-    order of the records.
-
-    Raises:
-        ValueError: Only some items name their records, or they name records that were not sent.
+    Items that name their records may be in any order. If none does, they are in order.
     """
     answered_ids = [_parse_record_id(number, item) for number, item in enumerate(answer)]
     if all(record_id is None for record_id in answered_ids):
@@ -164,11 +137,7 @@ def _order_items(
 
 
 def _parse_record_id(number: int, item: Mapping[str, Any]) -> tuple[str, int, int] | None:
-    """Return the topic, partition and offset that an item names; None if it names none.
-
-    Raises:
-        ValueError: The item names its record in a way that is not understood.
-    """
+    """Return the topic, partition and offset that an item names; None if it names none."""
     record = item.get("record")
     if record is None:
         return None
@@ -186,10 +155,7 @@ def _parse_record_id(number: int, item: Mapping[str, Any]) -> tuple[str, int, in
 
 
 def _parse_integer(value: Any) -> int | None:
-    """Return a whole number, None if it is none.
-
-    Text counts as well, since Protobuf's JSON writes 64-bit numbers as text.
-    """
+    """Return a whole number, also of text, as Protobuf's JSON writes 64-bit numbers."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int):
@@ -203,7 +169,6 @@ def _parse_integer(value: Any) -> int | None:
 
 
 def _parse_item(item: Mapping[str, Any]) -> RecordResult:
-    """Return the result that an item states."""
     if item["processed"]:
         return RecordResult(True)
     trace = item.get("stacktrace") or item.get("stackTrace") or item.get("error")
