@@ -3,6 +3,5 @@
 Start with `member`, the interface of both protocols. `consumer_member` is KIP-848 and
 `classic_member` KIP-429, with its messages in `classic_requests`. `assignor` divides partitions
 among classic members. `partition_state` is one partition that a consumer holds, and `topic_mark`
-says which topic a committed offset is of. `gateway.kafka.group` is the shell that sends the
-requests.
+names the topic of a committed offset. `gateway.kafka.group` is the shell that sends the requests.
 """

@@ -2,9 +2,9 @@
 
 One member, the leader, computes the assignment for all. The target is as even as the subscriptions
 allow (no chain of moves could take a partition from one member so that another with two fewer gets
-one), and only what that requires moves away from its owner. A partition that is to move is assigned
-to nobody as long as a living member holds it: that member gives it up and joins again, and the next
-round assigns it. Racks are not considered.
+one), and a partition moves away from its owner only if that requires it. A partition that is to
+move is assigned to nobody as long as a living member holds it: that member gives it up and joins
+again, and the next round assigns it. Racks are not considered.
 """
 
 from __future__ import annotations
@@ -20,13 +20,7 @@ GroupAssignment = dict[str, frozenset[TopicPartition]]
 
 
 class MemberSubscription(NamedTuple):
-    """What one member says when it joins.
-
-    Attributes:
-        topics: The topics that it subscribes to.
-        owned: What it reads now.
-        generation: The generation of the group in which it was given that; -1 if unknown.
-    """
+    """One member's topics, and the partitions that it owns since a generation (-1: unknown)."""
 
     member_id: str
     topics: frozenset[str]
@@ -35,31 +29,19 @@ class MemberSubscription(NamedTuple):
 
 
 class AssignmentPlan(NamedTuple):
-    """The result of `assign`.
-
-    Attributes:
-        target: Where each partition is to be in the end.
-        current: What of it can be assigned in this round.
-    """
+    """The final place of each partition, and the part that can be assigned in this round."""
 
     target: GroupAssignment
     current: GroupAssignment
 
     @property
     def is_settled(self) -> bool:
-        """Return whether everything is where it is to be."""
         return self.target == self.current
 
 
 def assign(
     subscriptions: Sequence[MemberSubscription], partitions: Mapping[str, int]
 ) -> AssignmentPlan:
-    """Return the next assignment of a group.
-
-    Args:
-        subscriptions: What the members said when they joined.
-        partitions: The number of partitions of each topic; other topics are not assigned.
-    """
     owners = _find_owners(subscriptions)
     balancer = _Balancer(subscriptions, partitions, owners)
     balancer.assign_initial()
@@ -90,7 +72,6 @@ def _withhold_owned(
     owners: Mapping[TopicPartition, str],
     target: GroupAssignment,
 ) -> GroupAssignment:
-    """Return the target without what members other than the new owner still hold."""
     held = frozenset().union(*(subscription.owned for subscription in subscriptions))
     return {
         member: frozenset(tp for tp in tps if tp not in held or owners.get(tp) == member)
@@ -159,7 +140,6 @@ class _Balancer:
             pass
 
     def _balance_once(self, candidates: _PartitionsByMember) -> bool:
-        """Take from the members with the most as long as there is somebody to give to."""
         moved = False
         heap = [(-load, member) for member, load in self._load.items()]
         heapify(heap)
@@ -178,7 +158,7 @@ class _Balancer:
     def _return_to_owners(self) -> bool:
         """Return partitions to owners that could as well have kept them.
 
-        That is so if the holder has more than the owner, or takes something else in exchange.
+        That is so if the holder has more than the owner, or takes another one in exchange.
         """
         moved = False
         for holder, topics in self._movable.items():
@@ -201,12 +181,10 @@ class _Balancer:
         return moved
 
     def _find_exchange(self, giver: str, taker: str) -> str | None:
-        """Return a topic of which one member can give another a partition it does not own."""
         topics = (topic for topic, held in self._movable[giver].items() if held)
         return next((topic for topic in topics if taker in self._readers[topic]), None)
 
     def build_assignment(self) -> GroupAssignment:
-        """Return the partitions of each member."""
         return {
             member: frozenset(
                 TopicPartition(topic, partition)
@@ -223,7 +201,6 @@ class _Balancer:
                     yield TopicPartition(topic, partition)
 
     def _keep_owner(self, tp: TopicPartition) -> bool:
-        """Assign a partition to its owner if that still subscribes to the topic."""
         owner = self._owners.get(tp)
         if owner is None or owner not in self._readers[tp.topic]:
             return False
@@ -235,12 +212,8 @@ class _Balancer:
     ) -> list[tuple[str, str, str]]:
         """Find the shortest chain of moves from a member to one that has two fewer.
 
-        The member has one fewer after it, and the other one more. It is a breadth-first search, in
-        which each member and each topic is visited once.
-
-        Returns:
-            The giver, topic and taker of each move, in the order in which to make them; empty if
-            there is no chain.
+        The search is breadth-first and visits each member and each topic once. The result is the
+        giver, topic and taker of each move, in order; empty if there is no chain.
         """
         # A taker with only one fewer would end up where the start was: nothing gets more even.
         max_load = self._load[start] - 2
@@ -263,7 +236,6 @@ class _Balancer:
         seen_topics: set[str],
         candidates: _PartitionsByMember,
     ) -> Iterator[str]:
-        """Yield the members that can be given something by one of a level, each member once."""
         for giver in level:
             held = candidates[giver]
             # The topic of which it has most goes first, so that topics stay mixed on members.

@@ -5,15 +5,16 @@
     SYNC or MEMBER --the group rebalances--> MEMBER, then JOIN once nothing is being revoked
     any --unknown, expired or refused: all is lost--> JOIN
 
-A member that joins keeps reading what it has. The leader learns what every member holds and assigns
-what no other member holds. A member that has to give something up does so while it heartbeats, and
-joins again, so that the leader can assign it in the next generation. Only what moves pauses.
+A member that joins keeps reading its partitions. The leader learns what every member holds and
+assigns what no other member holds. A member that has to give partitions up does so while it
+heartbeats, and joins again, so that the leader can assign them in the next generation. Only
+partitions that move pause.
 
-What is held is lost when the coordinator says that the member is unknown or of an earlier
+All partitions are lost when the coordinator says that the member is unknown or of an earlier
 generation, and after `session_timeout` without an answer of the coordinator: it may have assigned
-everything to others by then. It is lost as well when the member is not let in. If the reason may go
-away (`RETRIABLE_ERRORS`), it joins again as rarely as `gateway.core.log.recovery` says for denied
-access.
+everything to others by then. They are lost as well when the member is not let in. If the reason may
+go away (`RETRIABLE_ERRORS`), it joins again as rarely as `gateway.core.log.recovery` says for
+denied access.
 """
 
 from __future__ import annotations
@@ -66,8 +67,6 @@ _RETRY_BOUNDS_S = (0.1, 2.0)  # seconds until the first retry, and until later o
 
 
 class _Phase(Enum):
-    """What the member requests next."""
-
     JOIN = "to join"
     SYNC = "to get its assignment"
     MEMBER = "to heartbeat"
@@ -91,12 +90,8 @@ class ClassicMember:
     Attributes:
         session_timeout: Without a heartbeat for so long, the coordinator removes the member.
         rebalance_timeout: Within which all members have to join again in a rebalance.
-        heartbeat_interval: The time between heartbeats.
         random: Draws a number from [0, 1), which spreads heartbeats and retries of many members.
-        instance_id: The `group.instance.id` of a static member; None for others.
-        next_request_at: See `GroupMembership`.
-        has_unknown_topics: See `GroupMembership`.
-        owned: What may be read and committed, including what is being revoked.
+        instance_id: The `group.instance.id` of a static member.
     """
 
     group: str
@@ -142,7 +137,6 @@ class ClassicMember:
 
     @property
     def state(self) -> MemberState:
-        """Return the present state."""
         if self._final_state is not None:
             return self._final_state
         if self._is_refused:
@@ -152,32 +146,25 @@ class ClassicMember:
 
     @property
     def is_closed(self) -> bool:
-        """Return whether nothing is requested any more."""
         return self._final_state is not None
 
     @property
     def identity(self) -> MemberIdentity:
-        """Return what commits say about the member now."""
         return MemberIdentity(self._member_id, self._generation, self.instance_id)
 
     @property
     def needed_topics(self) -> frozenset[str]:
-        """Return the subscribed topics; a leader needs those of all members."""
         return (self._topics or frozenset()).union(
             *(subscription.topics for subscription in self._subscriptions)
         )
 
     def subscribe(self, topics: Collection[str], now: float) -> None:
-        """Subscribe to these topics and no others, and join again if they changed."""
         self._topics = frozenset(topics)
         if self._topics != self._sent_topics:
             self._request_rejoin(SUBSCRIPTION_CHANGED, now)
 
     def on_metadata(self, topics: Mapping[str, TopicInfo], now: float) -> Sequence[MemberEvent]:
-        """Take all that metadata knows of `needed_topics`.
-
-        A leader whose topics got more partitions joins again, to assign these.
-        """
+        """Take the metadata of `needed_topics`; a leader joins again to assign new partitions."""
         self._partition_counts = {name: topic.partitions for name, topic in topics.items()}
         events = self._replace_topics(
             {name: topic.id for name, topic in topics.items() if topic.id}
@@ -219,7 +206,6 @@ class ClassicMember:
         return [event, PartitionsAssigned(assigned_tps)] if assigned_tps else [event]
 
     def next_request(self, now: float) -> GroupRequest | None:
-        """Return the next request if one is due."""
         is_idle = self._in_flight is None and self._final_state is None
         if not is_idle or self._topics is None or now < self.next_request_at:
             return None
@@ -229,7 +215,6 @@ class ClassicMember:
     def on_response(
         self, request: GroupRequest, response: GroupResponse, now: float
     ) -> Sequence[MemberEvent]:
-        """Take the answer to a request."""
         if request is not self._in_flight or self._final_state is not None:
             return ()
         self._in_flight = None
@@ -253,7 +238,6 @@ class ClassicMember:
     def on_no_response(
         self, request: GroupRequest, now: float, retry_after: float
     ) -> Sequence[MemberEvent]:
-        """Record that no answer came; all is lost if the session has expired by now."""
         if request is not self._in_flight or self._final_state is not None:
             return ()
         self._in_flight = None
@@ -262,7 +246,6 @@ class ClassicMember:
         return events
 
     def on_released(self, tps: frozenset[TopicPartition], now: float) -> Sequence[MemberEvent]:
-        """Record that the work on revoked partitions is over: they are owned no longer."""
         released = tps & self._revoking
         self.owned -= released
         self._revoking -= released
@@ -270,15 +253,13 @@ class ClassicMember:
         return ()
 
     def heartbeat_soon(self, now: float) -> None:
-        """Send the next heartbeat now, if the member is in the group and nothing is in flight."""
         if self._phase is _Phase.MEMBER and self._in_flight is None and self._final_state is None:
             self.next_request_at = min(self.next_request_at, now)
 
     def leave(self, now: float) -> GroupRequest | None:
         """Leave the group, and return the last request to send.
 
-        A static member sends nothing (KIP-345): it comes back to what it had within the session
-        timeout, or else the coordinator gives that to others.
+        A static member sends nothing (KIP-345): it may come back within the session timeout.
         """
         final_state, self._final_state, self.next_request_at = (
             self._final_state,
@@ -317,7 +298,6 @@ class ClassicMember:
         )
 
     def _build_sync(self) -> SyncRequest:
-        """Build a SyncGroup; the leader's has the assignment of all members."""
         self._assigned_counts, self.has_unknown_topics = self._needed_counts(), False
         self._missing_topics = self.needed_topics - self._partition_counts.keys()
         assigns = self._is_leader and not self._keeps_assignment
@@ -331,7 +311,6 @@ class ClassicMember:
         )
 
     def _on_join(self, response: JoinResponse, now: float) -> None:
-        """Go on to SYNC, after the metadata is there if this member leads."""
         self._member_id, self._generation = response.member_id, response.generation
         self._is_leader = response.leader == response.member_id
         self._subscriptions, self._keeps_assignment = (
@@ -348,7 +327,6 @@ class ClassicMember:
         self.next_request_at = deadline if self.has_unknown_topics else now
 
     def _on_sync(self, response: SyncResponse) -> list[MemberEvent]:
-        """Take over the assignment, and check whether there is a reason to join again already."""
         added, excess = response.tps - self.owned, self.owned - response.tps
         self._heartbeat_delay = min(FIRST_HEARTBEAT_S, self.heartbeat_interval)
         self.owned |= added
@@ -368,7 +346,6 @@ class ClassicMember:
         return [*events, PartitionsRevoked(excess)] if excess else events
 
     def _on_error(self, response: GroupResponse, now: float) -> list[MemberEvent]:
-        """Act on a request that was answered with an error."""
         error = response.error
         if error in FATAL_ERRORS:
             events = self._lose_partitions(FATAL_ERRORS[error])
@@ -396,10 +373,7 @@ class ClassicMember:
         return [*events, CoordinatorMoved()] if error in COORDINATOR_MOVED_ERRORS else events
 
     def _on_rebalance(self, now: float) -> list[MemberEvent]:
-        """Join again, as the group rebalances, after what is being revoked was released.
-
-        Heartbeats go on until then.
-        """
+        """Join again after revoked partitions were released; heartbeats go on until then."""
         # The coordinator knows the member, so this answer prolongs the session like any other.
         self._last_response_at = now
         self._backoff.reset()
@@ -428,13 +402,11 @@ class ClassicMember:
         return events
 
     def _expire_session(self, now: float) -> list[MemberEvent]:
-        """Lose everything if the coordinator has not answered for the session timeout."""
         if not self.owned or now - self._last_response_at < self.session_timeout:
             return []
         return self._lose_partitions("the coordinator did not answer for the session timeout")
 
     def _lose_partitions(self, reason: str) -> list[MemberEvent]:
-        """Lose all that is owned, and join again from the start."""
         lost, self.owned, self._revoking = self.owned, frozenset(), frozenset()
         self._phase, self._generation, self._owned_generation = (
             _Phase.JOIN,
@@ -450,19 +422,16 @@ class ClassicMember:
         return [PartitionsLost(lost, reason)] if lost else []
 
     def _request_rejoin(self, reason: str, now: float) -> None:
-        """Join again for a reason, unless there is one already."""
         self._join_reason = self._join_reason or reason
         self._advance_phase(now)
 
     def _advance_phase(self, now: float) -> None:
-        """Join as soon as there is a reason and nothing is being revoked."""
         if self._phase is _Phase.MEMBER and self._join_reason and not self._revoking:
             self._phase = _Phase.JOIN
         if self._phase is _Phase.JOIN and self._in_flight is None and self._final_state is None:
             self.next_request_at = min(self.next_request_at, now)
 
     def _needed_counts(self) -> dict[str, int]:
-        """Return the partition counts of the needed topics that metadata knows."""
         return {
             name: self._partition_counts[name]
             for name in self.needed_topics & self._partition_counts.keys()

@@ -1,4 +1,4 @@
-"""Define what a member of a classic group requests, and what the coordinator answers.
+"""Define the requests of a member of a classic group, and the coordinator's answers.
 
 Plain data: `gateway.kafka.protocol.classic_messages` makes messages of it. The metadata and
 assignments of members, which the broker only passes on, are decoded here.
@@ -21,21 +21,12 @@ ASSIGNOR_NAME = "cooperative-sticky"  # the name by which Java and librdkafka kn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberRequest(GroupRequest):
-    """A request that says which member it is from."""
-
     identity: MemberIdentity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinRequest(MemberRequest):
-    """JoinGroup.
-
-    Attributes:
-        session_timeout: Seconds without a heartbeat after which the coordinator removes the member.
-        rebalance_timeout: Seconds within which every member has to join again in a rebalance.
-        subscription: What the leader is to know about this member.
-        reason: Why it joins, for the broker's log (KIP-800).
-    """
+    """JoinGroup, with times in seconds, and a reason for the broker's log (KIP-800)."""
 
     session_timeout: float
     rebalance_timeout: float
@@ -45,18 +36,13 @@ class JoinRequest(MemberRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncRequest(MemberRequest):
-    """SyncGroup.
-
-    Attributes:
-        assignment: The assignment of all members, if the sender is the leader; None otherwise.
-    """
+    """SyncGroup, with the assignment of all members if the sender is the leader."""
 
     assignment: GroupAssignment | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeartbeatRequest(MemberRequest):
-    """Heartbeat."""
+class HeartbeatRequest(MemberRequest): ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,18 +53,9 @@ class LeaveRequest(MemberRequest):
 
 
 class JoinResponse(NamedTuple):
-    """The answer to a JoinGroup.
+    """The answer to a JoinGroup. Only the leader gets subscriptions.
 
-    Attributes:
-        throttle_ms: For how long the broker throttles the client, in milliseconds.
-        error: Kafka's error code.
-        generation: The new generation of the group.
-        protocol: The name of the assignor that was chosen.
-        leader: The member id of the leader.
-        member_id: The member id of this member.
-        subscriptions: Those of all members; only the leader gets them.
-        skip_assignment: The leader is to change nothing, because it is a static member that came
-            back (KIP-814).
+    With `skip_assignment` the leader is a static member that came back (KIP-814).
     """
 
     throttle_ms: int
@@ -92,23 +69,17 @@ class JoinResponse(NamedTuple):
 
 
 class SyncResponse(NamedTuple):
-    """The answer to a SyncGroup, with the partitions assigned to this member."""
-
     throttle_ms: int
     error: int
     tps: frozenset[TopicPartition] = frozenset()
 
 
 class HeartbeatResponse(NamedTuple):
-    """The answer to a Heartbeat."""
-
     throttle_ms: int
     error: int
 
 
 class LeaveResponse(NamedTuple):
-    """The answer to a LeaveGroup."""
-
     throttle_ms: int
     error: int
 

@@ -1,9 +1,9 @@
 """Be a member of a group by KIP-848: the broker assigns, and heartbeats carry everything.
 
-The answer to a heartbeat names what the member shall own, its target assignment. What it owns
-beyond that it gives up first. The next heartbeat acknowledges that by listing what is owned, and
-only then does the broker assign it to another member. So a partition has two owners only while one
-of them has not heard yet that it is fenced.
+The answer to a heartbeat names the partitions that the member shall own, its target assignment. It
+gives up all others first. The next heartbeat acknowledges that by listing the owned partitions, and
+only then does the broker assign the others to another member. So a partition has two owners only
+while one of them has not heard yet that it is fenced.
 
     JOIN_EPOCH --answer--> epoch > 0, reconciling --target owned and acknowledged--> RUNNING
     RUNNING --new target: revoke, wait for `on_released`, assign, acknowledge--> RUNNING
@@ -78,14 +78,7 @@ TopicIdPartition = tuple[UUID, int]  # a partition of a topic, and not of anothe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerHeartbeatRequest(GroupRequest):
-    """ConsumerGroupHeartbeat. A field that is None is as last sent.
-
-    Attributes:
-        epoch: The epoch of the member, or one of the special epochs.
-        instance_id: The `group.instance.id` of a static member; None for others.
-        rebalance_timeout: Seconds within which revoked partitions must be given up.
-        owned: What the member owns.
-    """
+    """ConsumerGroupHeartbeat. A field that is None is as last sent; times are in seconds."""
 
     member_id: str
     epoch: int
@@ -96,20 +89,11 @@ class ConsumerHeartbeatRequest(GroupRequest):
 
     @property
     def is_full(self) -> bool:
-        """Return whether all fields are sent."""
         return self.rebalance_timeout is not None
 
 
 class ConsumerHeartbeatResponse(NamedTuple):
-    """The answer to a ConsumerGroupHeartbeat.
-
-    Attributes:
-        error: Kafka's error code.
-        message: The broker's description of the error.
-        heartbeat_interval: Seconds until the next heartbeat.
-        assignment: What it shall own, by topic id; None if that is as last answered.
-        throttle_ms: For how long the broker throttles the client, in milliseconds.
-    """
+    """The answer to a ConsumerGroupHeartbeat. An assignment that is None is as last answered."""
 
     error: int
     message: str | None
@@ -141,11 +125,8 @@ class ConsumerMember:
         rebalance_timeout: Within which revoked partitions must be given up, or the broker fences
             the member.
         random: Draws a number from [0, 1), which spreads the heartbeats of many members.
-        instance_id: The `group.instance.id` of a static member; None for others.
-        heartbeat_interval: The longest time between heartbeats; the broker may ask for more of
-            them.
-        next_request_at: See `GroupMembership`.
-        has_unknown_topics: See `GroupMembership`.
+        instance_id: The `group.instance.id` of a static member.
+        heartbeat_interval: The longest time between heartbeats; the broker may ask for more.
     """
 
     group: str
@@ -179,7 +160,6 @@ class ConsumerMember:
 
     @property
     def state(self) -> MemberState:
-        """Return the present state."""
         if self._final_state is not None:
             return self._final_state
         if self._is_refused:
@@ -192,29 +172,24 @@ class ConsumerMember:
 
     @property
     def is_closed(self) -> bool:
-        """Return whether nothing is requested any more."""
         return self._final_state is not None
 
     @property
     def owned(self) -> frozenset[TopicPartition]:
-        """Return what may be read and committed, including what is being revoked."""
         return self._to_topic_partitions(self._owned)
 
     @property
     def identity(self) -> MemberIdentity:
-        """Return what commits say about the member now."""
         epoch = self._epoch if self._epoch > 0 else NO_GENERATION
         return MemberIdentity(self.member_id, epoch, self.instance_id)
 
     @property
     def needed_topics(self) -> frozenset[str]:
-        """Return the subscribed topics and those of which something is owned."""
         return frozenset(self._topics or ()) | {
             self._topic_names[topic] for topic, _ in self._owned
         }
 
     def subscribe(self, topics: Collection[str], now: float) -> None:
-        """Subscribe to these topics and no others."""
         former, self._topics = self._topics, tuple(sorted(topics))
         if self._is_refused and self._topics != former and self._in_flight is None:
             # It may have been one of the former topics for which the member was refused.
@@ -222,7 +197,6 @@ class ConsumerMember:
         self.heartbeat_soon(now)
 
     def on_metadata(self, topics: Mapping[str, TopicInfo], now: float) -> Sequence[MemberEvent]:
-        """Take all that metadata knows of `needed_topics`."""
         self._topics_by_name = topics
         for name, topic in topics.items():
             if topic.id is not None:
@@ -230,7 +204,6 @@ class ConsumerMember:
         return self._reconcile(now)
 
     def next_request(self, now: float) -> ConsumerHeartbeatRequest | None:
-        """Return the next heartbeat if it is due."""
         if (
             self._final_state is not None
             or self._topics is None
@@ -259,7 +232,6 @@ class ConsumerMember:
     def on_response(
         self, request: GroupRequest, response: GroupResponse, now: float
     ) -> Sequence[MemberEvent]:
-        """Take the answer to a heartbeat."""
         assert isinstance(request, ConsumerHeartbeatRequest) and isinstance(
             response, ConsumerHeartbeatResponse
         )
@@ -298,7 +270,6 @@ class ConsumerMember:
         return ()
 
     def on_released(self, tps: frozenset[TopicPartition], now: float) -> Sequence[MemberEvent]:
-        """Record that the work on revoked partitions is over: they are owned no longer."""
         released = frozenset(
             partition for partition in self._revoking if self._to_topic_partition(partition) in tps
         )
@@ -307,7 +278,6 @@ class ConsumerMember:
         return self._reconcile(now)
 
     def heartbeat_soon(self, now: float) -> None:
-        """Send a heartbeat at once, or as soon as the present one is answered."""
         if self._topics is None or self._final_state is not None or self._is_refused:
             return
         if self._in_flight is not None:
@@ -316,10 +286,7 @@ class ConsumerMember:
             self.next_request_at = min(self.next_request_at, now)
 
     def leave(self, now: float) -> ConsumerHeartbeatRequest | None:
-        """Leave the group, and return the last heartbeat to send; None if none is needed.
-
-        A static member leaves with LEAVE_STATIC_EPOCH, which keeps its partitions for its return.
-        """
+        """Leave the group; a static member with LEAVE_STATIC_EPOCH, which keeps its partitions."""
         final_state, self._final_state, self.next_request_at = (
             self._final_state,
             MemberState.LEFT,
@@ -333,7 +300,7 @@ class ConsumerMember:
         )
 
     def _reconcile(self, now: float) -> list[MemberEvent]:
-        """Go one step from what is owned towards the target: give up first, then take."""
+        """Go one step from the owned partitions towards the target: give up first, then take."""
         events: list[MemberEvent] = []
         if self._target_assignment is None or self._final_state is not None:
             return events
@@ -356,10 +323,7 @@ class ConsumerMember:
         return events
 
     def _revoke(self, excess: frozenset[TopicIdPartition]) -> list[MemberEvent]:
-        """Give partitions up: through a release, or at once if their topic was deleted.
-
-        Of a deleted topic there is nothing to wait for or to commit.
-        """
+        """Give partitions up: through a release, or at once if their topic was deleted."""
         events: list[MemberEvent] = []
         deleted = frozenset(
             partition for partition in excess if not self._topic_exists(partition[0])
@@ -381,7 +345,6 @@ class ConsumerMember:
     def _on_error(
         self, heartbeat: ConsumerHeartbeatRequest, response: ConsumerHeartbeatResponse, now: float
     ) -> list[MemberEvent]:
-        """Act on a heartbeat that was answered with an error."""
         error = response.error
         # A group whose members have all expired is deleted; only joining creates it again.
         is_group_deleted = error == ErrorCode.GROUP_ID_NOT_FOUND and heartbeat.epoch > JOIN_EPOCH
@@ -418,7 +381,6 @@ class ConsumerMember:
         return [CoordinatorMoved()] if error in COORDINATOR_MOVED_ERRORS else []
 
     def _lose_partitions(self, reason: str) -> list[MemberEvent]:
-        """Lose all that is owned, and join again from the start."""
         lost, self._owned, self._revoking = self._owned, frozenset(), frozenset()
         (
             self._epoch,
@@ -430,7 +392,6 @@ class ConsumerMember:
         return [PartitionsLost(self._to_topic_partitions(lost), reason)] if lost else []
 
     def _next_retry_delay(self) -> float:
-        """Count a failure, and return the seconds until the next retry."""
         self._failures += 1
         return RETRY_BACKOFF.compute_delay(self._failures, self.random)
 

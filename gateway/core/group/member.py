@@ -1,4 +1,4 @@
-"""Define what a member of a consumer group is, whichever protocol it speaks.
+"""Define a member of a consumer group, whichever protocol it speaks.
 
 There are two protocols: KIP-848 (`consumer_member`) and the classic one with cooperative
 rebalancing (`classic_member`, KIP-429). Sans-I/O: time is an argument, in seconds of any monotonic
@@ -12,8 +12,8 @@ does this until the member is closed:
     act on the events, in order
 
 A request is plain data, a subclass of `GroupRequest`. A message of `gateway.kafka.protocol` wraps
-it and decodes the answer to a response of the core, whose `error` is Kafka's code. `REQUESTS` in
-the module of a protocol's messages says which message carries which request.
+it and decodes the answer to a response of the core, whose `error` is Kafka's code.
+`REQUEST_CLASSES` in the module of a protocol's messages says which message carries which request.
 """
 
 from __future__ import annotations
@@ -45,12 +45,7 @@ class MemberState(StrEnum):
 
 
 class MemberIdentity(NamedTuple):
-    """What a commit says about its member.
-
-    Attributes:
-        epoch: The generation of the group, or the member's epoch (KIP-848).
-        instance_id: The `group.instance.id` of a static member; None for others.
-    """
+    """The identity of a member in a commit; before KIP-848 the epoch is the generation."""
 
     member_id: str
     epoch: int
@@ -58,12 +53,6 @@ class MemberIdentity(NamedTuple):
 
 
 class TopicInfo(NamedTuple):
-    """What metadata says about a topic.
-
-    Attributes:
-        id: The topic id; None if the broker has none (before Kafka 2.8).
-    """
-
     id: UUID | None
     partitions: int
 
@@ -83,50 +72,35 @@ class GroupRequest:
 
 
 class GroupResponse(Protocol):
-    """An answer of the coordinator."""
-
     @property
-    def error(self) -> int:
-        """Return Kafka's error code; 0 for success."""
+    def error(self) -> int: ...
 
 
 class PartitionsAssigned(NamedTuple):
-    """These partitions are the member's from now on, and in `owned`."""
-
     tps: frozenset[TopicPartition]
 
 
 class PartitionsRevoked(NamedTuple):
-    """These partitions are to be given up.
-
-    They are owned, and may be committed, until `on_released` is called, which must happen.
-    """
+    """Partitions to be given up. They stay owned until `on_released`, which must be called."""
 
     tps: frozenset[TopicPartition]
 
 
 class PartitionsLost(NamedTuple):
-    """These partitions are not the member's any more: nothing may be committed.
-
-    Another member may have them already.
-    """
+    """These partitions are not the member's any more: nothing may be committed."""
 
     tps: frozenset[TopicPartition]
     reason: str
 
 
 class CoordinatorMoved(NamedTuple):
-    """The group has another coordinator, or it was not ready.
-
-    It is to be looked up before the next request.
-    """
+    """The group has another coordinator, to be looked up before the next request."""
 
 
 class MembershipFailed(NamedTuple):
     """The coordinator does not let the member in, which owns nothing any more.
 
     Attributes:
-        error: Kafka's error code.
         is_final: Nothing but another configuration of this process helps. Otherwise the member asks
             again, slowly, because the reason may go away without it: a permission is granted, or
             other members leave.
@@ -145,15 +119,14 @@ MemberEvent: TypeAlias = (
 class GroupMembership(Protocol):
     """One member of one group.
 
-    Every method that takes `now` may change `next_request_at`. Methods return the events that the
-    caller has to act on, in order. True between calls: at most one request is in flight, answers to
-    any other are ignored, and what `owned` lists is owned by no other member, as far as this one
-    can know.
+    Every method that takes `now` may change `next_request_at`, which is infinity while a request is
+    in flight or all is over. Methods return the events that the caller has to act on, in order.
+    True between calls: at most one request is in flight, answers to any other are ignored, and what
+    `owned` lists is owned by no other member, as far as this one can know.
     """
 
     @property
-    def state(self) -> MemberState:
-        """Return the present state."""
+    def state(self) -> MemberState: ...
 
     @property
     def is_closed(self) -> bool:
@@ -161,11 +134,10 @@ class GroupMembership(Protocol):
 
     @property
     def owned(self) -> frozenset[TopicPartition]:
-        """Return what may be read and committed, including what is being revoked."""
+        """Return the partitions that may be read and committed, including revoked ones."""
 
     @property
-    def identity(self) -> MemberIdentity:
-        """Return what commits say about the member now."""
+    def identity(self) -> MemberIdentity: ...
 
     @property
     def needed_topics(self) -> frozenset[str]:
@@ -176,32 +148,22 @@ class GroupMembership(Protocol):
         """Return whether a topic is needed that metadata did not have: fetch it again."""
 
     @property
-    def next_request_at(self) -> float:
-        """Return when to call `next_request`; infinity while one is in flight or all is over."""
+    def next_request_at(self) -> float: ...
 
-    def subscribe(self, topics: Collection[str], now: float) -> None:
-        """Subscribe to these topics and no others; the coordinator is informed soon."""
+    def subscribe(self, topics: Collection[str], now: float) -> None: ...
 
-    def on_metadata(self, topics: Mapping[str, TopicInfo], now: float) -> Sequence[MemberEvent]:
-        """Take all that metadata knows of `needed_topics`, whenever some of it changed."""
+    def on_metadata(self, topics: Mapping[str, TopicInfo], now: float) -> Sequence[MemberEvent]: ...
 
-    def next_request(self, now: float) -> GroupRequest | None:
-        """Return what to send now, None for nothing (wait for `next_request_at` again)."""
+    def next_request(self, now: float) -> GroupRequest | None: ...
 
     def on_response(
         self, request: GroupRequest, response: GroupResponse, now: float
-    ) -> Sequence[MemberEvent]:
-        """Take the answer to a request."""
+    ) -> Sequence[MemberEvent]: ...
 
     def on_no_response(
         self, request: GroupRequest, now: float, retry_after: float
     ) -> Sequence[MemberEvent]:
-        """Record that no answer came: the coordinator may have received the request or not.
-
-        Args:
-            now: The current time in seconds.
-            retry_after: The shortest delay before the next request, in seconds.
-        """
+        """Record that no answer came: the coordinator may have received the request or not."""
 
     def on_released(self, tps: frozenset[TopicPartition], now: float) -> Sequence[MemberEvent]:
         """Record that the work on revoked partitions is over, so that others may have them."""
@@ -210,7 +172,4 @@ class GroupMembership(Protocol):
         """Ask soon what has changed: a commit was refused as stale or fenced."""
 
     def leave(self, now: float) -> GroupRequest | None:
-        """Leave the group, and return the last request to send; the state is LEFT after it.
-
-        It is None if nothing needs to be sent, as for a static member of a classic group.
-        """
+        """Leave the group for good, and return the last request to send, if there is one."""

@@ -1,8 +1,8 @@
-"""Describe one partition that a consumer holds: where it is, and what was fetched ahead of that.
+"""Describe one partition that a consumer holds: its position, and the records fetched ahead.
 
-There are two offsets: `position` is the next one to be *returned*, and what a commit means;
-`fetch_offset` is the next one to fetch. The records between them are kept. Answers to what was
-requested before a seek bring nothing: `lineage` tells them apart.
+There are two offsets: `position` is the next one to be *returned*, and the one to commit;
+`fetch_offset` is the next one to fetch. The records between them are kept. Answers to requests from
+before a seek bring nothing: `lineage` tells them apart.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ MAX_KNOWN_EPOCHS = 16  # leader epochs whose first offsets are remembered, for c
 
 
 def prefetched_size(record: Record) -> int:
-    """Return about how many bytes a record takes in memory."""
     overhead = RECORD_OVERHEAD_BYTES + HEADER_OVERHEAD_BYTES * len(record.headers)
     return overhead + record.payload_size
 
@@ -36,37 +35,27 @@ class PartitionState:
     must not be used. Times are seconds of one monotonic clock.
 
     Attributes:
-        backoff: The delays after errors.
-        topic_id: The id of the topic; another topic of the same name has another one. None while
-            metadata does not know it, and for good where brokers have no topic ids.
+        topic_id: None while metadata does not know the topic, and for good where brokers have no
+            topic ids.
         expected_topic_id: The id of the topic that the position is of, if the position was found
             while `topic_id` was not known; None if that says nothing about it.
-        position: The next offset to return; None until it is known.
         epoch: The leader epoch of the record before `position`.
         fetch_epoch: The leader epoch of the record before `fetch_offset`.
         offset_spec: How to find the position: LATEST, EARLIEST or milliseconds since 1970; None if
             it is known.
-        committed: The committed offset as last heard; None for none, or if it was not asked for
-            yet.
-        missing_offset: The offset that Kafka does not have, while `offset_spec` looks for where to
-            go on.
-        is_starting: Nothing is fetched yet, as the group may have no offset of it: whoever gets the
-            partition next would begin elsewhere, and lose what was returned here.
+        committed: The committed offset as last heard.
+        missing_offset: The offset that Kafka does not have, while `offset_spec` looks for another.
+        is_starting: Nothing is fetched yet, as the group may have no offset of it: the next owner
+            of the partition would begin elsewhere, and lose the records that were returned here.
         is_revoking: It is being given up, and nothing more is returned of it.
-        is_cut_off: What follows `records` could not be read: it is out of range, damaged or too
-            large. It is fetched again when all of them were returned, which a reset or a stop would
-            lose.
+        is_cut_off: The records after `records` could not be read: they are out of range, damaged or
+            too large. They are fetched again when `records` were returned, which a reset or a stop
+            would lose.
         is_stopped: It cannot go on from here; a seek helps.
-        lineage: How often something in flight became useless.
-        records: The records that were fetched and not returned yet.
-        buffered_bytes: Their size.
+        lineage: How often an answer in flight became useless.
         in_flight: The shell's request for it; a seek does not wait for it.
         min_bytes: How many bytes the broker waits for before it answers a fetch.
-        preferred_replica: The replica to fetch from instead of the leader (KIP-392); None for the
-            leader.
-        preferred_replica_until: Until when.
-        retry_at: Nothing is requested before this time.
-        failures: How many fetches failed in a row.
+        preferred_replica: The replica to fetch from instead of the leader (KIP-392).
         epoch_starts: From which offset on records of which leader epoch were returned, in order.
             The last entry is that of the record before `position`.
         former_position: The position in a log that was cut off before it; -1 if none was.
@@ -103,11 +92,9 @@ class PartitionState:
 
     @property
     def is_readable(self) -> bool:
-        """Return whether records of it may be returned."""
         return not (self.is_paused or self.is_revoking or self.is_stopped)
 
     def seek(self, offset: int, epoch: int = -1) -> None:
-        """Return the record at this offset next."""
         self._clear()
         self.position = self.fetch_offset = offset
         self.epoch = self.fetch_epoch = epoch
@@ -115,11 +102,7 @@ class PartitionState:
         self._note_epoch(offset - 1, epoch)
 
     def truncate(self, end: int, epoch: int) -> None:
-        """Drop what was fetched of a log that an unclean election cut off, and keep the rest.
-
-        Args:
-            end: Where the newest epoch ends that the log has in common with what was fetched.
-        """
+        """Drop records behind the end of the newest epoch that the log still has in common."""
         end = min(end, self.fetch_offset)
         position, starts = self.position, self.epoch_starts
         shared = [(start, each) for start, each in starts if start < end and each <= epoch]
@@ -147,21 +130,15 @@ class PartitionState:
         self.is_cut_off = False
 
     def forget_position(self) -> None:
-        """Read nothing until there is another position, or a reset."""
         self._clear()
         self.position = None
 
     def reset(self, offset_spec: int) -> None:
-        """Forget the position: it is to be looked up."""
         self.forget_position()
         self.offset_spec = offset_spec
 
     def update_topic(self, topic_id: UUID | None) -> bool:
-        """Read the topic that metadata knows now, and begin at its start if it is another one.
-
-        Returns:
-            Whether the position was of another topic of the same name.
-        """
+        """Adopt the topic id of metadata; return whether the position was of another topic."""
         former_id = self.topic_id or self.expected_topic_id
         self.topic_id = topic_id
         if former_id in (None, topic_id):
@@ -171,13 +148,6 @@ class PartitionState:
         return True
 
     def add_fetched(self, entries: Sequence[Entry], fetch_offset: int, epoch: int) -> None:
-        """Take over what a fetch from `fetch_offset` brought.
-
-        Args:
-            entries: The entries of the fetch, in order.
-            fetch_offset: Where the next fetch goes on.
-            epoch: The leader epoch of the last record; -1 if unknown.
-        """
         for entry in entries:
             if isinstance(entry, Record):
                 self.records.append(entry)
@@ -191,12 +161,7 @@ class PartitionState:
             self._advance_position()
 
     def take(self, max_records: int, max_bytes: int) -> list[Record]:
-        """Return the next records, and advance the position past them.
-
-        Args:
-            max_records: The largest number of records.
-            max_bytes: The largest size of all records; the first may be larger.
-        """
+        """Return the next records, and advance the position. The first may exceed `max_bytes`."""
         taken: list[Record] = []
         while self.records and len(taken) < max_records:
             size = prefetched_size(self.records[0])
@@ -215,12 +180,10 @@ class PartitionState:
         return taken
 
     def epoch_before(self, offset: int) -> int:
-        """Return the leader epoch of the record before an offset, to commit it with the offset.
+        """Return the leader epoch of the record before an offset, for a commit; -1 if not returned.
 
-        Returns:
-            The epoch; -1 if the offset is not one up to which records were returned. Beyond the
-            cut of a log that was cut off it is that of the lost record, by which whoever reads on
-            from there finds the cut.
+        Beyond the cut of a log it is that of the lost record, by which the next reader finds the
+        cut.
         """
         starts = self.epoch_starts
         if self.position is None or offset > self.position:
@@ -228,7 +191,6 @@ class PartitionState:
         return next((epoch for start, epoch in reversed(starts) if start < offset), -1)
 
     def discard_in_flight(self) -> None:
-        """Ignore the answer to what is in flight: something else is requested instead."""
         self.lineage += 1
         self.in_flight = None
 
@@ -238,10 +200,7 @@ class PartitionState:
         self.retry_at = now + max(min_delay, self.backoff.next_delay(cause))
 
     def _advance_position(self) -> None:
-        """Advance past what holds nothing to return.
-
-        These are control batches, aborted and compacted records.
-        """
+        """Advance past control batches, aborted and compacted records."""
         self.position, self.epoch = self.fetch_offset, self.fetch_epoch
         self._note_epoch(self.position - 1, self.epoch)
 
@@ -250,7 +209,6 @@ class PartitionState:
         return self.epoch_starts[-1][1] if self.epoch_starts else -1
 
     def _note_epoch(self, offset: int, epoch: int) -> None:
-        """Remember from which offset on an epoch is known, unless it is the last one already."""
         if epoch > self._last_epoch:
             self.epoch_starts.append((offset, epoch))
             del self.epoch_starts[:-MAX_KNOWN_EPOCHS]

@@ -1,9 +1,8 @@
 """Mark committed offsets with the topic that they are of.
 
 Kafka keeps offsets by the name of a topic. A member that still had a deleted topic may commit after
-a topic of the same name was created; and whoever had the partition before cannot tell such an
-offset from those that others have committed of the new topic since. The mark is the text that Kafka
-keeps along with an offset:
+a topic of the same name was created, and the next owner of the partition cannot tell such an offset
+from later ones of the new topic. The mark is the text that Kafka keeps along with an offset:
 
     topic-id=5f0c9a52-6a53-4c0b-9a3f-1c1c6a5d9a10,partitions=3,cluster-id=MkU3OEVBNTcwNTJENDM2Qk
 
@@ -12,8 +11,8 @@ If the program that commits gives a text of its own, the mark stands behind it, 
 Programs that copy offsets to another cluster copy that text, too (MirrorMaker 2 does so in its
 checkpoints). There every topic has another id, which says nothing about the copied offset.
 
-The number of partitions tells those that were added after the group had begun, all of whose records
-the group is owed, from those of which it has not committed an offset for another reason.
+The number of partitions distinguishes those that were added after the group had begun, all of whose
+records the group is owed, from those without a committed offset for another reason.
 """
 
 from __future__ import annotations
@@ -33,10 +32,7 @@ MAX_METADATA_LENGTH = 4096  # the default of Kafka's `offset.metadata.max.bytes`
 class TopicMark(NamedTuple):
     """The topic that a committed offset is of.
 
-    Attributes:
-        cluster_id: The id of its cluster; None if brokers send none.
-        initial_partitions: How many partitions it had when the group began; 0 for a topic that was
-            created later, None if that is not known.
+    `initial_partitions` is the number when the group began; 0 for a topic that was created later.
     """
 
     topic_id: UUID
@@ -45,7 +41,6 @@ class TopicMark(NamedTuple):
 
     @classmethod
     def split(cls, metadata: str | None) -> tuple[str | None, Self | None]:
-        """Return the metadata that a program gave an offset, and the mark behind it, if any."""
         own, prefix, mark = (metadata or "").rpartition(_TOPIC_ID_PREFIX)
         text, _, cluster_id = mark.partition(_CLUSTER_ID_PREFIX)
         topic_id, _, partitions = text.partition(_PARTITIONS_PREFIX)
@@ -63,19 +58,14 @@ class TopicMark(NamedTuple):
         return marked if len(marked) <= MAX_METADATA_LENGTH else metadata
 
     def __str__(self) -> str:
-        """Return the mark as text."""
         cluster = f"{_CLUSTER_ID_PREFIX}{self.cluster_id}" if self.cluster_id else ""
         count = self.initial_partitions
         partitions = f"{_PARTITIONS_PREFIX}{count}" if count is not None else ""
         return f"{_TOPIC_ID_PREFIX}{self.topic_id}{partitions}{cluster}"
 
     def is_of_other_cluster(self, cluster_id: str | None) -> bool:
-        """Return whether the mark was made in another cluster.
+        """Return whether the mark was made in another cluster; an unknown one counts as the same.
 
-        If one of the two clusters is not known, they count as the same: to read a topic again is
-        better than to pass over records of a topic that was created again.
-
-        Args:
-            cluster_id: The id of the cluster that has the offset; None if it is not known.
+        Reading a topic again is better than passing over records of a new one.
         """
         return None not in (cluster_id, self.cluster_id) and cluster_id != self.cluster_id
