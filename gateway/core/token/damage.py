@@ -32,11 +32,7 @@ MIN_TOKEN_CHARS = 1 + DIGEST_WIDTH + ISSUED_WIDTH + DIGEST_WIDTH + 1 + CRC_WIDTH
 
 
 def describe_damage(token: str) -> str:
-    """Return what is wrong with a token that `parse_token` refuses, and at which character.
-
-    Args:
-        token: The token, with none of the text around it.
-    """
+    """Return what is wrong with a token that `parse_token` refuses, and at which character."""
     if len(token) > MAX_TOKEN_CHARS:
         return f"it has {len(token)} characters, and a token has at most {MAX_TOKEN_CHARS}"
     for number, char in enumerate(token, 1):
@@ -56,7 +52,6 @@ def describe_damage(token: str) -> str:
 
 
 def _has_checksum(raw: bytes | bytearray) -> bool:
-    """Return whether the checksum at the end is that of everything before it."""
     return encode_digits(crc32(raw[:-CRC_WIDTH]), CRC_WIDTH) == raw[-CRC_WIDTH:]
 
 
@@ -75,7 +70,6 @@ def _find_change(raw: bytes) -> str | None:
 
 
 def _find_unreadable_field(raw: bytes) -> str | None:
-    """Return the first field that cannot be read; None if all fields can."""
     is_signed = raw[:1] == SIGNED_VERSION
     body = raw[: -CRC_WIDTH - (MAC_WIDTH if is_signed else 0)]
     reader, field = DigitReader(body), "the fields before the topics"
@@ -96,7 +90,6 @@ def _find_unreadable_field(raw: bytes) -> str | None:
 
 
 def _describe_checksum(raw: bytes) -> str:
-    """Return that some characters were changed, without knowing which."""
     first = len(raw) - CRC_WIDTH + 1
     return (
         f"the checksum in characters {first} to {len(raw)} is not that of the characters before; "

@@ -35,10 +35,7 @@ def encode_digits(number: int, width: int) -> bytes:
 
 
 def encode_varint(number: int) -> bytes:
-    """Return a number as 5-bit digits, least significant first.
-
-    The sixth bit of each digit says whether more follow.
-    """
+    """Return 5-bit digits, least significant first; the sixth bit says whether more follow."""
     out = bytearray()
     while number > 31:
         out.append(ALPHABET[32 | (number & 31)])
@@ -48,12 +45,7 @@ def encode_varint(number: int) -> bytes:
 
 
 def digest_text(text: str, width: int = DIGEST_WIDTH) -> bytes:
-    """Return the digest of a name, an id or a view, as tokens have it.
-
-    Args:
-        text: The text; the digest of an empty one is all zero, which means unknown.
-        width: How many digits the digest has.
-    """
+    """Return the digest of a name, an id or a view; zeros for an empty one mean unknown."""
     # A view may be as long as a request. 4,096 texts of that size must not stay in the cache.
     return (
         _cached_digest(text, width)
@@ -74,14 +66,7 @@ _cached_digest = lru_cache(4096)(_compute_digest)
 
 
 class DigitReader:
-    """A reader that takes a text of digits apart, field by field.
-
-    Attributes:
-        pos: How many of its characters were read.
-
-    Raises:
-        TokenCorrupt: From every method, if the text is cut short or a number out of bounds.
-    """
+    """A reader of a text of digits; its methods raise TokenCorrupt for truncated or wrong ones."""
 
     def __init__(self, text: bytes) -> None:
         self.text = text
@@ -89,7 +74,6 @@ class DigitReader:
         self._values = text.translate(DIGIT_VALUES)
 
     def take(self, width: int) -> bytes:
-        """Return the next digits as they are."""
         part = self.text[self.pos : self.pos + width]
         if len(part) != width:
             raise _build_truncated_error()
@@ -97,7 +81,6 @@ class DigitReader:
         return part
 
     def read_number(self, width: int) -> int:
-        """Return the number that the next `width` digits of 6 bits are."""
         number = 0
         for value in self._values[self.pos : self.pos + width]:
             number = number << 6 | value
@@ -122,12 +105,10 @@ class DigitReader:
         return number
 
     def is_at_end(self) -> bool:
-        """Return whether all of the text was read."""
         return self.pos == len(self.text)
 
 
 def build_damaged_error() -> TokenCorrupt:
-    """Return the error for a token that was not written by a gateway, or was changed since."""
     return TokenCorrupt("the resume token is damaged; connect without Last-Event-ID or with ?from=")
 
 

@@ -85,13 +85,7 @@ _URL_SAFE = bytes.maketrans(b"+/", b"-_")  # from base64 to the alphabet of toke
 
 @dataclass(slots=True)
 class TopicPositions:
-    """One topic's part of a token.
-
-    Attributes:
-        id: The topic id as text; empty if unknown.
-        offsets: The next offsets by partition; None for pending.
-        epochs: The leader epochs by partition.
-    """
+    """One topic's part of a token: the next offset (None for pending) and epoch by partition."""
 
     name: str
     id: str
@@ -102,23 +96,13 @@ class TopicPositions:
 class TokenWriter:
     """A position that keeps its own token text, so that a move costs a few characters.
 
-    Owned by a `Tail`, or created for one client's ids. Invariants between calls: unless
-    `_is_stale`, `_text` is the token text of the position, with the offsets of topic n from
-    `_starts[n]` on, in `_widths[n]` digits each. `_cached_text` is None or equal to what `to_text`
-    would build.
-
-    Attributes:
-        names: The names of the topics, in the order in which the text has them.
-        issued: The time of issue, in seconds since 1970.
+    Owned by a `Tail`, or created for one client's ids. `issued` is in seconds since 1970.
+    Invariants between calls: unless `_is_stale`, `_text` is the token text of the position, with
+    the offsets of topic n from `_starts[n]` on, in `_widths[n]` digits each. `_cached_text` is None
+    or equal to what `to_text` would build.
     """
 
     def __init__(self, cluster: str, topics: Iterable[TopicPositions], issued: int = 0) -> None:
-        """Start at a position.
-
-        Args:
-            topics: All topics of the stream, with their positions.
-            issued: The time of issue, in seconds since 1970.
-        """
         self._cluster = cluster
         self._topics = _order_topics(list(topics))
         self._topic_index = {topic.name: n for n, topic in enumerate(self._topics)}
@@ -131,19 +115,11 @@ class TokenWriter:
         self._is_stale = True
 
     def get_position(self, tp: TopicPartition) -> PartitionPosition:
-        """Return the position of one partition."""
         topic = self._topics[self._topic_index[tp.topic]]
         return PartitionPosition(topic.offsets[tp.partition], topic.epochs[tp.partition])
 
     def move(self, tp: TopicPartition, offset: int | None, epoch: int) -> None:
-        """Set the position of one partition.
-
-        Partitions below its number that do not exist yet are added as pending.
-
-        Args:
-            offset: The next offset to fetch; None for pending.
-            epoch: The leader epoch of the record before it, NO_EPOCH or RETIRED_EPOCH.
-        """
+        """Set the position of one partition (None: pending), and add missing ones below it."""
         n = self._topic_index[tp.topic]
         topic, partition = self._topics[n], tp.partition
         while len(topic.offsets) <= partition:
@@ -169,14 +145,12 @@ class TokenWriter:
             self._text[start : start + width] = encode_digits(offset, width)
 
     def set_issued(self, issued: int) -> None:
-        """Set the time of issue, in seconds since 1970."""
         if issued != self.issued:
             self.issued = issued
             self._cached_text = None
             self._text[:ISSUED_WIDTH] = encode_digits(issued, ISSUED_WIDTH)
 
     def set_topic_id(self, topic: str, id: str) -> None:
-        """Set the id of a topic that was created again."""
         self._topics[self._topic_index[topic]].id = id
         self._is_stale = True
         self._cached_text = None
@@ -207,10 +181,7 @@ class TokenWriter:
 
 
 def _order_topics(topics: list[TopicPositions]) -> list[TopicPositions]:
-    """Return the topics as they are, or by name if names have the same digest.
-
-    Their order is then what distinguishes them.
-    """
+    """Return the topics by name if names have the same digest: their order distinguishes them."""
     has_equal_digests = len(topics) > 1 and len(
         {digest_text(topic.name) for topic in topics}
     ) < len(topics)
@@ -250,12 +221,7 @@ def _crc_seed(view_digest: bytes) -> int:
 
 
 def seal_token(text: bytes, view_digest: bytes) -> bytes:
-    """Return the whole token: the token text with the view it is sent to, and a checksum.
-
-    Args:
-        text: The token text of a position.
-        view_digest: The digest of the view. If it is a `TokenSeal`, the token also gets a MAC.
-    """
+    """Return the token of a text and a view, with a checksum, and the MAC of a `TokenSeal`."""
     if type(view_digest) is TokenSeal:
         return view_digest.sign(text)
     return (
@@ -264,13 +230,9 @@ def seal_token(text: bytes, view_digest: bytes) -> bytes:
 
 
 class TokenSeal(bytes):
-    """The digest of a view, together with what signs the tokens that are sent to it.
-
-    `TokenSigner.create_seal` makes one for each channel. It is equal to the plain digest.
-    """
+    """The digest of a view with the state that signs its tokens; equal to the plain digest."""
 
     def __new__(cls, view_digest: bytes, issuer: bytes, key: bytes) -> TokenSeal:
-        """Prepare the MAC and the checksum of all tokens of the view up to the token text."""
         seal = super().__new__(cls, view_digest)
         seal._head = SIGNED_VERSION + issuer + view_digest
         # Keyed once: copying the state takes 0.1 us, keying 0.6.
@@ -279,7 +241,6 @@ class TokenSeal(bytes):
         return seal
 
     def sign(self, text: bytes) -> bytes:
-        """Return the whole token of a token text."""
         mac = self._mac.copy()
         mac.update(text)
         body = text + b2a_base64(mac.digest(), newline=False).translate(_URL_SAFE)
@@ -291,11 +252,6 @@ class TokenSeal(bytes):
 
 
 def compute_mac(body: bytes, key: bytes) -> bytes:
-    """Return the MAC of a token's body, as the token has it.
-
-    Args:
-        body: The token from its version to its last topic.
-    """
     mac = blake2b(body, key=key, digest_size=MAC_BYTES).digest()
     return b2a_base64(mac, newline=False).translate(_URL_SAFE)
 
@@ -306,13 +262,7 @@ def overlay_positions(
     positions: Mapping[TopicPartition, PartitionPosition],
     issued: int | None = None,
 ) -> bytes:
-    """Return a token text with some partitions elsewhere; cohorts get their ids by it.
-
-    Args:
-        names: The names of the text's topics, in its order.
-        positions: Where these partitions stand instead.
-        issued: Another time of issue in seconds since 1970; None to keep that of the text.
-    """
+    """Return a token text, whose topics are `names`, with some partitions elsewhere."""
     reader = DigitReader(text)
     head = reader.take(ISSUED_WIDTH)
     out = [

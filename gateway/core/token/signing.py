@@ -27,16 +27,11 @@ class TokenSigner:
         ]
 
     def create_seal(self, view_digest: bytes, issuer: str) -> TokenSeal:
-        """Return what signs the ids of a view."""
         key = self._keys[0]
         return TokenSeal(view_digest, _digest_issuer(key, issuer), key)
 
     def verify(self, token: ResumeToken, issuer: str) -> bool:
-        """Return whether a token of these gateways was sent by this very issuer.
-
-        Raises:
-            TokenCorrupt: It has no MAC, or none that one of the secrets made.
-        """
+        """Return whether a token is of this issuer; TokenCorrupt if no secret here made its MAC."""
         for key in self._keys:
             if compare_digest(compute_mac(token.body, key), token.mac):
                 return compare_digest(_digest_issuer(key, issuer), token.issuer)

@@ -1,7 +1,7 @@
 """Read resume tokens, which are claims of their clients, in the format of `resume_token`.
 
 Reading a token takes time and memory in proportion to its length, whatever it claims. A topic keeps
-its digits until a caller that knows how many partitions there are asks for the offsets.
+its digits until a caller that knows the number of partitions asks for the offsets.
 """
 
 from __future__ import annotations
@@ -39,14 +39,10 @@ class ResumeToken:
     """A token that was read. Names and ids stay digests.
 
     Attributes:
-        view_digest: The digest of the view that it was sent to.
         issued: The time of issue, in seconds since 1970.
-        cluster: The digest of the cluster's id.
         topics: The topics, in the token's order.
-        body: What the MAC is over; empty if there is none.
-        mac: The MAC; empty if there is none.
-        issuer: The digest of the issuer; empty if the token is not signed.
-        max_age: How far back it may lead, in seconds, once its route has set it; None for any time.
+        body: The input of the MAC; empty, as `mac` and `issuer`, if the token is not signed.
+        max_age: How far back it may lead, in seconds, once its route has set it.
     """
 
     view_digest: bytes
@@ -61,12 +57,8 @@ class ResumeToken:
     def match_topics(self, names: Iterable[str] | Mapping[str, str]) -> dict[str, TokenTopic]:
         """Return those of a stream's topics that the token has, by name.
 
-        Args:
-            names: All of the stream's topics, with their ids where these are known.
-
-        Raises:
-            TokenForeign: Names have the same digest, and neither ids nor their number tell which of
-                them the token has.
+        TokenForeign is raised if names have the same digest, and neither ids nor their number tell
+        which of them the token has.
         """
         ids = names if isinstance(names, Mapping) else dict.fromkeys(names, "")
         if len(ids) == len(self.topics) == 1:  # as most are, and every client that returns asks
@@ -92,7 +84,6 @@ class ResumeToken:
 
 
 def _match_ambiguous(ids: Mapping[str, str], topics: Iterable[TokenTopic]) -> dict[str, TokenTopic]:
-    """Match topics of a token to names that have the same digest, by ids and then by order."""
     unmatched, matched = list(topics), dict[str, TokenTopic]()
     for name, topic_id in ids.items():
         match = next(
@@ -121,12 +112,7 @@ def _match_ambiguous(ids: Mapping[str, str], topics: Iterable[TokenTopic]) -> di
 class TokenTopic:
     """A topic of a token, whose `offsets` and `epochs` are decoded only when they are asked for.
 
-    Attributes:
-        partition_count: How many partitions it has.
-        default_epoch: The leader epoch of the partitions that `epoch_digits` does not list.
-        epoch_digits: The other partitions with their epochs, still encoded.
-        width: How many digits each offset has.
-        offset_digits: The offsets, still encoded.
+    `default_epoch` is that of the partitions that `epoch_digits` does not list.
     """
 
     name: bytes
@@ -139,7 +125,6 @@ class TokenTopic:
 
     @property
     def offsets(self) -> list[int | None]:
-        """Return the next offsets by partition; None for pending."""
         width, pending = self.width, (1 << 6 * self.width) - 1
         values, offsets = self.offset_digits.translate(DIGIT_VALUES), list[int | None]()
         for start in range(0, len(values), width):
@@ -151,7 +136,6 @@ class TokenTopic:
 
     @property
     def epochs(self) -> list[int]:
-        """Return the leader epochs by partition."""
         epochs, reader = [self.default_epoch] * self.partition_count, DigitReader(self.epoch_digits)
         while not reader.is_at_end():
             partition = reader.read_varint(self.partition_count - 1)
@@ -169,11 +153,7 @@ class TokenTopic:
 
 @lru_cache(32)  # after a deploy thousands come back with one and the same: 25 us each
 def parse_token(token: str) -> ResumeToken:
-    """Read a token.
-
-    Raises:
-        TokenCorrupt: It is not a token that `seal_token` made, or it was changed since.
-    """
+    """Read a token; TokenCorrupt if `seal_token` did not make it, or it was changed since."""
     if len(token) > MAX_TOKEN_CHARS or not token.isascii():
         raise build_damaged_error()
     raw = token.encode("ascii")
@@ -208,11 +188,7 @@ def parse_token(token: str) -> ResumeToken:
 
 
 def read_token_topic(reader: DigitReader) -> TokenTopic:
-    """Read one topic and check all of it; its offsets and epochs are decoded later.
-
-    Raises:
-        TokenCorrupt: It is not as `TokenWriter` writes one.
-    """
+    """Read one topic and check all of it; its offsets and epochs are decoded later."""
     # Every field is bounded before it is used, so that a made-up token cannot ask for more work
     # than its length: exceptions are at most `count`, and each offset takes `width` characters.
     name, id = reader.take(DIGEST_WIDTH), reader.take(TOPIC_ID_WIDTH)
