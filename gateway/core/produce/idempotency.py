@@ -1,7 +1,7 @@
 """Remember which idempotency keys were written, so that a repeated produce is one record.
 
-A key stands for one record, so the digest of what it was first used with is kept beside it: the
-same key with another record is a mistake that is reported, not a repetition. Keys that were written
+A key stands for one record, so the digest of its first record is kept beside it: the same key with
+another record is a mistake that is reported (KeyReused), not a repetition. Keys that were written
 are remembered for `max_age_s` seconds and up to `max_keys` keys, whichever ends first; keys in
 flight as long as they are. Sans-I/O: time is an argument, in seconds of any monotonic clock.
 
@@ -22,23 +22,13 @@ F = TypeVar("F")
 
 
 class IdempotencyKey(NamedTuple):
-    """A key as a client gave it, in its topic and scope.
-
-    Attributes:
-        scope: Whose key it is, such as the name of a route; equal keys of two scopes are two keys.
-    """
-
     topic: str
     scope: str
     text: str
 
 
 class RecordLocation(NamedTuple):
-    """Where a key's record is.
-
-    Attributes:
-        offset: Its offset; -1 if Kafka has the record and did not say where.
-    """
+    """Where a key's record is; -1 is an offset that Kafka did not say."""
 
     partition: int
     offset: int
@@ -54,12 +44,8 @@ class _WrittenKey(NamedTuple):
 class IdempotencyWindow(Generic[F]):
     """The keys that one gateway remembers.
 
-    The publisher owns it. Its type parameter is what stands for a write in flight, such as its
-    task. Invariant: `_written` is in the order of writing, so that expired keys are at its start.
-
-    Attributes:
-        max_keys: How many written keys are remembered at most.
-        max_age_s: For how many seconds.
+    The publisher owns it. Its type parameter stands for a write in flight, such as its task.
+    Invariant: `_written` is in the order of writing, so that expired keys are at its start.
     """
 
     max_keys: int = 100_000
@@ -73,11 +59,7 @@ class IdempotencyWindow(Generic[F]):
     def lookup_written(
         self, key: IdempotencyKey, digest: bytes, now: float
     ) -> RecordLocation | None:
-        """Return where the key's record is; None if it was not written.
-
-        Raises:
-            KeyReused: The key was used with another record.
-        """
+        """Return where the key's record is; None if it was not written. Raises KeyReused."""
         self._evict(now)
         written = self._written.get(key)
         if written is None:
@@ -86,11 +68,7 @@ class IdempotencyWindow(Generic[F]):
         return written.location
 
     def lookup_in_flight(self, key: IdempotencyKey, digest: bytes) -> F | None:
-        """Return the write of the key's record that is in flight; None if there is none.
-
-        Raises:
-            KeyReused: The key is in use with another record.
-        """
+        """Return the write of the key's record that is in flight, if any. Raises KeyReused."""
         in_flight = self._in_flight.get(key)
         if in_flight is None:
             return None
@@ -98,21 +76,16 @@ class IdempotencyWindow(Generic[F]):
         return in_flight[1]
 
     def begin(self, key: IdempotencyKey, digest: bytes, write: F) -> None:
-        """Record that a write of the key's record is in flight."""
         assert key not in self._in_flight, "a write of this key is in flight already"
         self._in_flight[key] = digest, write
 
     def end(self, key: IdempotencyKey) -> None:
-        """Record that the key's write is over, whatever became of it."""
         self._in_flight.pop(key, None)
 
     def add_written(
         self, key: IdempotencyKey, digest: bytes, location: RecordLocation, now: float
     ) -> None:
-        """Record that a record with this key is in Kafka, no matter who wrote it.
-
-        The first record of a key counts.
-        """
+        """Record that a record with this key is in Kafka, by any writer. The first counts."""
         self._written.setdefault(key, _WrittenKey(digest, location, now))
         self._evict(now)
 
@@ -128,10 +101,7 @@ class IdempotencyWindow(Generic[F]):
 def hash_record(
     key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]
 ) -> bytes:
-    """Return a digest of 16 bytes of what a record says.
-
-    Each part is hashed with its length, so that no two records have the same input.
-    """
+    """Return a digest of a record's parts with their lengths, so that none equal another's."""
     hasher = blake2b(digest_size=16)
     parts = [key, value]
     for name, content in headers:

@@ -1,11 +1,11 @@
-"""Keep what is to be written to one partition: one batch in flight, the others behind it.
+"""Keep the records to be written to one partition: one batch in flight, the others behind it.
 
 The sequence numbers of an idempotent producer (KIP-98) make a batch that is sent twice one batch.
-So a batch whose fate is unknown is never changed and never overtaken: the same batch is sent again
-under the same producer id until Kafka says what became of it. Only if that cannot be found out any
-more is it reported as UNKNOWN, and the partition goes on under another producer id. A batch that
-was refused or given up then leaves no hole in the sequence, for which Kafka would refuse all later
-batches. What was never sent can be withdrawn.
+So a batch whose fate is unknown is never changed and never overtaken: it is sent again under the
+same producer id until Kafka tells its fate. Only if that cannot be found out any more is it
+reported as UNKNOWN, and the partition goes on under another producer id. A batch that was refused
+or given up then leaves no hole in the sequence, for which Kafka would refuse all later batches.
+Records that were never sent can be withdrawn.
 
 Sans-I/O: time is an argument, in seconds of any monotonic clock; codes are Kafka's.
 """
@@ -87,8 +87,6 @@ NOT_APPENDED_ERRORS = frozenset(
 
 
 class WriteStatus(Enum):
-    """What became of items, or what is to be done with them."""
-
     WRITTEN = "Kafka has it"
     REJECTED = "Kafka does not want it; it was not written"
     UNKNOWN = "given up; nobody knows whether it was written"
@@ -96,20 +94,13 @@ class WriteStatus(Enum):
 
 
 class WriteOutcome(NamedTuple, Generic[T]):
-    """What an event did to the batch in flight.
-
-    Attributes:
-        status: What became of it.
-        items: The items that it is the fate of; empty if they are to be sent again.
-    """
+    """The effect of an event on the batch in flight; no items if they are to be sent again."""
 
     status: WriteStatus
     items: Sequence[T] = ()
 
 
 class ProducerIdAndEpoch(NamedTuple):
-    """The identity of an idempotent producer, as InitProducerId gave it."""
-
     id: int
     epoch: int
 
@@ -150,22 +141,12 @@ class Outbox(Generic[T]):
         return len(self._waiting) + len(self._in_flight)
 
     def items(self) -> list[T]:
-        """Return all items in order."""
         return [item for item, _ in (*self._in_flight, *self._waiting)]
 
     def put(self, item: T, size: int) -> None:
-        """Add an item behind all others.
-
-        Args:
-            size: About how many bytes it takes.
-        """
         self._waiting.append((item, size))
 
     def withdraw(self, items: Iterable[T]) -> list[T]:
-        """Take back those of the items that were never sent, and return them.
-
-        The fate of the others is still to come.
-        """
         # By identity: of two equal records, each has a fate of its own.
         wanted = {id(item) for item in items}
         taken = [item for item, _ in self._waiting if id(item) in wanted]
@@ -174,27 +155,18 @@ class Outbox(Generic[T]):
         return taken
 
     def set_producer(self, producer: ProducerIdAndEpoch) -> None:
-        """Write under this identity from now on. Nothing may be in flight."""
         assert not self._in_flight, "a batch keeps the producer id that it was first sent under"
         self.producer, self.sequence = producer, 0
 
     def next_batch(self) -> Sequence[T]:
-        """Return what to send now, under `producer` from `sequence` on, and count it as sent.
-
-        It is what is in flight, once more, or else a new batch of what waits.
-        """
+        """Return the batch in flight once more, or else a new one, and count it as sent."""
         assert self.producer is not None, "call `set_producer` first"
         if not self._in_flight:
             self._cut_batch()
         return [item for item, _ in self._in_flight]
 
     def on_response(self, code: int, now: float) -> WriteOutcome[T]:
-        """Take the broker's answer about the batch.
-
-        Args:
-            code: Kafka's error code; 0 for success.
-            now: The current time in seconds.
-        """
+        """Take the broker's answer about the batch: Kafka's error code, 0 for success."""
         if code in WRITTEN_CODES:
             # Sequence numbers count records, not batches.
             self.sequence = (self.sequence + len(self._in_flight)) % SEQUENCE_COUNT
@@ -219,16 +191,10 @@ class Outbox(Generic[T]):
         return self._settle(WriteStatus.REJECTED)
 
     def on_no_response(self, now: float) -> WriteOutcome[T]:
-        """Record that the batch was sent, and no answer came that says what became of it."""
         self.mark_in_doubt(now)
         return self.on_not_sent(now)
 
     def mark_in_doubt(self, now: float) -> None:
-        """Record that the batch was sent in an attempt that no answer is about.
-
-        Args:
-            now: The current time in seconds.
-        """
         if self._in_flight and self._in_doubt_since is None:
             self._in_doubt_since = now
 
@@ -239,17 +205,16 @@ class Outbox(Generic[T]):
         return self.give_up()
 
     def give_up(self) -> WriteOutcome[T]:
-        """End the attempts to write what is in flight: nobody knows whether it is written."""
+        """End the attempts to write the batch in flight: nobody knows whether it is written."""
         self.producer = None
         return self._settle(WriteStatus.UNKNOWN)
 
     def reject_waiting(self) -> WriteOutcome[T]:
-        """Refuse what waits, as nobody may write here. What is in doubt stays so."""
+        """Refuse the waiting items, as nobody may write here. Items in doubt stay so."""
         self._waiting, waiting = deque(), self._waiting
         return WriteOutcome(WriteStatus.REJECTED, [item for item, _ in waiting])
 
     def _cut_batch(self) -> None:
-        """Put the next batch of what waits in flight."""
         bytes_left = self.max_batch_bytes
         while self._waiting and (not self._in_flight or self._waiting[0][1] <= bytes_left):
             entry = self._waiting.popleft()
