@@ -1,7 +1,7 @@
 """Combine CRC-32 checksums of parts (RFC 1952 section 8) without reading the parts again.
 
-A CRC is a polynomial over GF(2): appending n bytes multiplies what came before by x^(8n). So the
-checksums of parts give that of the whole, and two totals give that of what lies between them.
+A CRC is a polynomial over GF(2): appending n bytes multiplies the earlier part by x^(8n). So the
+checksums of parts give that of the whole, and two totals give that of the bytes between them.
 """
 
 from __future__ import annotations
@@ -18,31 +18,20 @@ _ZEROS = memoryview(bytes(_MAX_SHORT_BYTES))
 
 @dataclass(frozen=True, slots=True)
 class Crc32Sum:
-    """The checksum of some bytes, which can be added and subtracted.
-
-    Attributes:
-        crc: Their CRC-32.
-        size: Their number, without a limit.
-    """
+    """The CRC-32 and the number of some bytes, which can be added and subtracted."""
 
     crc: int = 0
     size: int = 0
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Crc32Sum:
-        """Return the sum of these bytes."""
         return cls(crc32(data), len(data))
 
     def __add__(self, other: Crc32Sum) -> Crc32Sum:
-        """Return the sum of both parts, one after the other."""
         return Crc32Sum(shift_crc(self.crc, other.size) ^ other.crc, self.size + other.size)
 
     def subtract(self, before: Crc32Sum) -> Crc32Sum:
-        """Return the sum of what was appended to `before` to get this.
-
-        Raises:
-            ValueError: `before` is longer.
-        """
+        """Return the sum of the bytes that were appended to `before`, which must not be longer."""
         size = self.size - before.size
         if size < 0:
             raise ValueError(f"{before.size} bytes are not the beginning of {self.size}")
@@ -50,7 +39,7 @@ class Crc32Sum:
 
 
 def shift_crc(crc: int, size: int) -> int:
-    """Return what a CRC contributes after `size` more bytes: crc * x^(8 * size).
+    """Return the contribution of a CRC after `size` more bytes: crc * x^(8 * size).
 
     Up to 4 KiB, zeros are run through zlib, which inverts its input and output: 0.3 us for 300
     bytes, 1.0 us for 4,000. Each bit that is set in a larger size costs 3 us.
@@ -67,7 +56,6 @@ def shift_crc(crc: int, size: int) -> int:
 
 
 def _multiply(a: int, b: int) -> int:
-    """Multiply two polynomials, modulo that of the CRC."""
     product = 0
     bit = 1 << 31
     while a:

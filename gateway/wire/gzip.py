@@ -2,11 +2,11 @@
 
 After a header of their own, clients get blocks of deflate (RFC 1951) that end on a byte and refer
 to nothing before them, so that a client can inflate them wherever it joins. At the end each client
-gets the checksum of what it got itself.
+gets the checksum of its own bytes.
 
 Each piece ends with an empty stored block, as zlib's flushes do. Decoders differ in when they hand
-on what they have: zlib does so at once, Go's compress/flate only at such a block, at the end, or
-when its window of 32 KiB is full.
+their output on: zlib does so at once, Go's compress/flate only at such a block, at the end, or when
+its window of 32 KiB is full.
 """
 
 from __future__ import annotations
@@ -33,13 +33,10 @@ _FINAL_BLOCK = b"\x03\x00"  # an empty block that is the final one
 def compress_block(data: bytes) -> bytes:
     """Return data as blocks that may follow any other block, ended by a flush.
 
-    The data is deflated if that makes it shorter, otherwise stored. Without data nothing is
-    returned.
-
-    JSON of 230 bytes takes 5.4 us; 7 KB take 25 us and shrink to 38 %; 58 KB take 460 us. Windows
-    above 8 KiB or memory levels above 7 cost 15 to 30 us more each, for 1 % less: their memory
-    comes from the system and goes back to it each time. Level 6 takes half as long again for 5 %
-    less.
+    The data is deflated if that makes it shorter, otherwise stored. JSON of 230 bytes takes 5.4 us;
+    7 KB take 25 us and shrink to 38 %; 58 KB take 460 us. Windows above 8 KiB or memory levels
+    above 7 cost 15 to 30 us more each, for 1 % less: their memory comes from the system and goes
+    back to it each time. Level 6 takes half as long again for 5 % less.
     """
     if len(data) >= MIN_COMPRESS_BYTES:
         compressor = zlib.compressobj(3, zlib.DEFLATED, -13, 7)
@@ -55,7 +52,6 @@ def compress_block(data: bytes) -> bytes:
 
 
 def build_trailer(total: Crc32Sum) -> bytes:
-    """Return the end of a stream, for a client that got this in all."""
     size = total.size & 0xFFFFFFFF
     return _FINAL_BLOCK + total.crc.to_bytes(4, "little") + size.to_bytes(4, "little")
 
@@ -66,6 +62,5 @@ def compress(data: bytes) -> bytes:
 
 
 def _store_block(data: bytes) -> bytes:
-    """Return a stored block that is not the final one, of at most 65,535 bytes."""
     size = len(data)
     return b"\0%b%b%b" % (size.to_bytes(2, "little"), (size ^ 0xFFFF).to_bytes(2, "little"), data)

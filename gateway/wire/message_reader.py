@@ -1,4 +1,4 @@
-"""Read what a WebSocket client sends, message by message and within bounds.
+"""Read the messages of a WebSocket client one by one and within bounds.
 
     message    at most 1 MiB, compressed and uncompressed (close code 1009); text must be UTF-8
                (1007)
@@ -58,9 +58,9 @@ class ProtocolError(Exception):
 class MessageReader:
     """The reader of one connection's messages, owned by that connection.
 
-    Invariants between calls: `_data` from `_pos` on is what was fed and not read yet, and holds no
-    complete frame after `read` returned None. `_message` is the message of which some fragments
-    were read, and None between messages. After an exception it must not be used any more.
+    Invariants between calls: `_data` from `_pos` on was fed and not read yet, and holds no complete
+    frame after `read` returned None. `_message` is the message of which some fragments were read,
+    and None between messages. After a ProtocolError it must not be used any more.
     """
 
     __slots__ = ("_data", "_idle_frames", "_message", "_pos", "_window")
@@ -73,11 +73,9 @@ class MessageReader:
     SMALL_FRAGMENT_BYTES = 128  # fragments that add fewer bytes count as idle frames
 
     def __init__(self, window: int = 0) -> None:
-        """Start a connection.
+        """Start a connection with the window bits of permessage-deflate, or 0 without it.
 
-        Args:
-            window: The window bits of the client's permessage-deflate, which must not refer to
-                earlier messages (client_no_context_takeover); 0 if it was not negotiated.
+        It must have been negotiated with client_no_context_takeover.
         """
         self._window = window
         self._data: bytes | bytearray = b""
@@ -88,7 +86,6 @@ class MessageReader:
         self._idle_frames = _LONG_AGO
 
     def feed(self, data: bytes) -> None:
-        """Add bytes as they were received, cut anywhere."""
         if not self._data:
             self._data = data
         elif type(self._data) is bytearray and not self._pos:
@@ -100,18 +97,9 @@ class MessageReader:
 
     @property
     def buffered_bytes(self) -> int:
-        """Return how many bytes were fed and not read yet."""
         return len(self._data) - self._pos
 
     def read(self, now: float) -> ReceivedMessage | None:
-        """Return the next message; None if more bytes are needed.
-
-        Args:
-            now: The current time in seconds of any monotonic clock.
-
-        Raises:
-            ProtocolError: The client broke the protocol or a bound.
-        """
         data, pos = self._data, self._pos
         while len(data) - pos >= 2:
             first, second = data[pos], data[pos + 1]
@@ -145,7 +133,6 @@ class MessageReader:
         return None
 
     def _check_kind(self, first: int) -> None:
-        """Check opcode, reserved bits and FIN of a frame (RFC 6455 5.2)."""
         opcode = first & 0x0F
         if opcode > PONG or BINARY < opcode < CLOSE:
             raise ProtocolError(PROTOCOL_ERROR, "an opcode that is not defined")
@@ -155,7 +142,6 @@ class MessageReader:
             raise ProtocolError(PROTOCOL_ERROR, "a control frame in fragments")
 
     def _check_length(self, first: int, length: int) -> None:
-        """Check the length of a frame against the bounds of messages and control frames."""
         is_control = first & 0x0F >= CLOSE
         message = None if is_control else self._message
         size_so_far = 0 if message is None else max(message.size, message.received_bytes)
@@ -167,7 +153,6 @@ class MessageReader:
             raise ProtocolError(PROTOCOL_ERROR, "a control frame of more than 125 bytes")
 
     def _accept_frame(self, first: int, payload: bytes, now: float) -> ReceivedMessage | None:
-        """Take a whole frame; return the message that it completes, or None."""
         message = self._message
         if first == _WHOLE_TEXT and message is None:  # by far the most frequent
             return TEXT, _decode_text(payload)
@@ -183,7 +168,6 @@ class MessageReader:
         return self._add_fragment(first, payload, now)
 
     def _add_fragment(self, first: int, payload: bytes, now: float) -> ReceivedMessage | None:
-        """Add a frame of data to the message that it is of, and return that if it is complete."""
         opcode, message = first & 0x0F, self._message
         if (opcode == CONT) is (message is None):
             raise ProtocolError(PROTOCOL_ERROR, "fragments out of order")
@@ -200,7 +184,6 @@ class MessageReader:
         return opcode or message.opcode, message.join()
 
     def _count_idle_frame(self, now: float) -> None:
-        """Count a frame that completes no message against the allowance."""
         earned = now * self.IDLE_FRAMES_PER_SECOND
         self._idle_frames = max(self._idle_frames, earned - self.MAX_IDLE_FRAMES) + 1
         if self._idle_frames > earned + 0.5:
@@ -208,13 +191,7 @@ class MessageReader:
 
 
 class _FragmentedMessage:
-    """A message that comes in fragments, or compressed.
-
-    Attributes:
-        opcode: TEXT or BINARY.
-        size: How many bytes of it are there, uncompressed.
-        received_bytes: How many bytes of it were received, which may be compressed.
-    """
+    """A message in fragments, or compressed; `size` is that of the uncompressed part."""
 
     def __init__(self, opcode: int, window: int, max_size: int) -> None:
         self.opcode = opcode
@@ -240,7 +217,6 @@ class _FragmentedMessage:
             raise ProtocolError(INVALID_DATA, "a text that is not UTF-8") from None
 
     def join(self) -> str | bytes:
-        """Return the whole message."""
         return b"".join(self._pieces) if self._utf8 is None else "".join(self._texts)
 
     def _decompress(self, payload: bytes) -> bytes:
@@ -259,11 +235,6 @@ class _FragmentedMessage:
 
 
 def parse_close(payload: bytes) -> tuple[int, str]:
-    """Return the code and reason of a close frame.
-
-    Raises:
-        ProtocolError: The code is not valid, or the reason is not UTF-8.
-    """
     if not payload:
         return NO_STATUS_RCVD, ""
     code = int.from_bytes(payload[:2], "big")

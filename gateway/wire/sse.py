@@ -12,17 +12,7 @@ _LF, _CR = b"\n\r"
 
 
 def encode_data(payload: bytes, event: str | None = None) -> bytes:
-    """Return all of an event but its id and the blank line: `event:` if named, and `data:`.
-
-    Any bytes may be given. CR and CRLF arrive as LF, because clients do not distinguish them
-    (WHATWG HTML 9.2.6).
-
-    Args:
-        event: The name of the event; None for the default, `message`.
-
-    Raises:
-        ValueError: The name has a line break.
-    """
+    """Return all of an event but its id and the blank line. CR and CRLF arrive as LF (9.2.6)."""
     # Searching for an int is one memchr: 105 ns in all for 200 bytes, against 460 ns with
     # `b"\n" in payload`, 460 ns with splitlines and 340 ns with unconditional replacing.
     if _LF in payload or _CR in payload:
@@ -34,11 +24,7 @@ def encode_data(payload: bytes, event: str | None = None) -> bytes:
 
 
 def encode_id(token: bytes) -> bytes:
-    """Return the id line and the blank line that dispatches the event before it.
-
-    Args:
-        token: A resume token, which is ASCII without control characters.
-    """
+    """Return the id line and the blank line that dispatches the event before it."""
     return b"id: %b\n\n" % token
 
 
@@ -48,31 +34,19 @@ def encode_event(
     token: bytes | None = None,
     retry_ms: int | None = None,
 ) -> bytes:
-    """Return a whole event.
-
-    Args:
-        name: The name of the event; None for the default.
-        token: The id; without one, clients keep the last id they had.
-        retry_ms: The reconnection delay to set, in milliseconds; None to leave it.
-    """
+    """Return a whole event. Without a token, clients keep the last id they had."""
     head = b"" if retry_ms is None else encode_retry(retry_ms)
     tail = b"\n" if token is None else encode_id(token)
     return head + encode_data(payload, name) + tail
 
 
 def encode_comment() -> bytes:
-    """Return a heartbeat: a comment that is ignored.
-
-    It has one newline: on a second one some clients dispatch an empty event.
-    """
+    """Return a heartbeat, with one newline: on a second one some clients dispatch an event."""
     return b":\n"
 
 
 def encode_retry(ms: int) -> bytes:
-    """Return the line that sets the reconnection delay, in milliseconds.
-
-    It takes effect when the line is read, also without a blank line after it.
-    """
+    """Return the line that sets the reconnection delay; it takes effect when it is read."""
     return b"retry: %d\n" % ms
 
 
