@@ -2,8 +2,7 @@
 
 Every layer imports this package; it imports none of them. `catalog` names every metric. `traffic`,
 `counts`, `histogram` and `loop_lag` hold numbers that the code counts as it runs, and `samples`
-collects them when somebody asks. `prometheus`, `otlp` and `influx` turn the samples into what a
-back end reads. `traces` makes spans; `logs`, `log_context` and `redaction` make log lines.
-
-Start reading with `catalog`.
+collects them when somebody asks. `prometheus`, `otlp` and `influx` write the samples in the format
+of a back end. `traces` makes spans; `logs`, `log_context` and `redaction` make log lines. Start
+reading with `catalog`.
 """

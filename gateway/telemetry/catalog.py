@@ -1,8 +1,8 @@
 """Name every metric, with its kind, unit, labels and meaning. The README lists the same.
 
-Names follow Prometheus: `gateway_`, what is measured, the unit in full (seconds, bytes), and
+Names follow Prometheus: `gateway_`, the measured thing, the unit in full (seconds, bytes), and
 `_total` for counters. A label has few values, and their number has a limit: configured routes,
-topics that are read, constants of this code. No label ever holds anything that identifies a client.
+topics that are read, constants of this code. No label ever identifies a client.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ CLUSTER = "cluster"
 
 
 class MetricKind(StrEnum):
-    """The types of metrics, as Prometheus names them."""
-
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
@@ -38,7 +36,6 @@ class Metric(NamedTuple):
 
     Attributes:
         name: The name with its unit, without the `_total` of counters.
-        help: Its meaning, as a scrape and the README show it.
         labels: The names of its labels, without `CLUSTER`.
         unit: `seconds`, `bytes` or empty.
         merge: How the values of several workers are merged; histograms are always added.
@@ -54,12 +51,10 @@ class Metric(NamedTuple):
     bounds: Sequence[float] = ()
 
     def label_names(self, labels: Sequence[str]) -> Sequence[str]:
-        """Return the names of a series' labels, with `CLUSTER` if it has one label more."""
         return self.labels if len(labels) == len(self.labels) else (*self.labels, CLUSTER)
 
     @property
     def exposed_name(self) -> str:
-        """The name of its series in a scrape."""
         return f"{self.name}_total" if self.kind is MetricKind.COUNTER else self.name
 
 

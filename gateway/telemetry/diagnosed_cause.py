@@ -8,13 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DiagnosedCause:
-    """Something that makes records slow, or keeps them from arriving.
+    """A cause that makes records slow, or keeps them from arriving.
 
-    Attributes:
-        title: What it is, in a few words.
-        evidence: What was seen, with figures.
-        settings: What to change: settings of the YAML, or commands.
-        advice: How to change it, and why that helps.
+    `settings` are those of the YAML, or commands, and `advice` says why a change helps.
     """
 
     name: str
@@ -25,12 +21,7 @@ class DiagnosedCause:
 
 
 def iter_cause_lines(number: int, cause: DiagnosedCause, cost: str = "") -> Iterator[str]:
-    """Yield a cause as lines of text.
-
-    Args:
-        number: Its place in the diagnosis, from 1.
-        cost: What it costs, to be appended to its title; empty if that is not known.
-    """
+    """Yield a cause as lines of text. Its cost, if known, is appended to its title."""
     yield f"{number}. {cause.name}: {cause.title}{cost and f': {cost}'}"
     yield from (f"     {each}" for each in cause.evidence)
     yield f"   change {', '.join(cause.settings)}"

@@ -21,12 +21,9 @@ SIZE_BUCKETS_BYTES = (64, 128, 256, 512, 1024, 2048, 4096, 6144, 8192, 16384, 65
 
 
 class Histogram:
-    """How many values lie between which bounds, and the sum of all values.
+    """The number of values in each bucket alone (not cumulative), and the sum of all values.
 
-    Attributes:
-        bounds: The upper bound of each bucket, inclusive, in ascending order.
-        counts: The values in each bucket alone (not cumulative), and last those above all bounds.
-        sum: The sum of all values.
+    `bounds` are inclusive upper bounds; the last count is that of the values above all of them.
     """
 
     __slots__ = ("bounds", "counts", "sum")
@@ -37,11 +34,9 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Record a value that occurred so many times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
 
     @property
     def count(self) -> int:
-        """The number of all values."""
         return sum(self.counts)

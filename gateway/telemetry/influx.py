@@ -34,11 +34,7 @@ MAX_ERROR_CHARS = 200  # characters of an error response that are logged
 def build_write_url(url: str, org: str | None, bucket: str | None, db: str | None) -> str:
     """Return the URL that lines are written to.
 
-    Args:
-        url: The base URL of the server.
-        org: The organization of InfluxDB 2; None for InfluxDB 3.
-        bucket: The bucket of InfluxDB 2 or 3; None for InfluxDB 1.
-        db: The database of InfluxDB 1; ignored if there is a bucket.
+    `db` is for InfluxDB 1, `bucket` for 2 and 3, and `org` for 2.
     """
     base = url.rstrip("/")
     if bucket is None:
@@ -54,13 +50,7 @@ def build_auth_headers(token: str | None) -> dict[str, str]:
 
 
 class InfluxExporter:
-    """Sends the metrics of this process to one InfluxDB.
-
-    `gateway.web.app.metrics` creates it and calls `send` from a thread, at its interval.
-
-    Attributes:
-        url: The URL that lines are written to.
-    """
+    """Sends metrics to InfluxDB; `gateway.web.app.metrics` calls `send` from a thread."""
 
     def __init__(self, url: str, token: str | None, service: str) -> None:
         self.url = url
@@ -71,7 +61,7 @@ class InfluxExporter:
         )
 
     def send(self, samples: MetricSamples) -> bool:
-        """Send all samples and return whether they arrived. Block; failures are logged."""
+        """Send all samples and return whether they arrived. Blocks; failures are logged."""
         lines = list(iter_lines(samples, self._tags, time.time_ns()))
         batches = [
             lines[first : first + MAX_LINES_PER_REQUEST]
@@ -80,7 +70,6 @@ class InfluxExporter:
         return all(self._post_lines("".join(batch).encode()) for batch in batches)
 
     def close(self) -> None:
-        """Close the connection."""
         self._client.close()
 
     def _post_lines(self, body: bytes) -> bool:
@@ -97,12 +86,7 @@ class InfluxExporter:
 
 
 def iter_lines(samples: MetricSamples, tags: Mapping[str, str], now: int) -> Iterator[str]:
-    """Yield one line per series, with its line end.
-
-    Args:
-        tags: Tags of every line, besides the labels.
-        now: The time of all lines, in nanoseconds since the epoch.
-    """
+    """Yield one line per series, with its line end and the time `now` in nanoseconds."""
     for metric, values in samples:
         for labels, value in values.items():
             series_tags = {**dict(zip(metric.label_names(labels), labels, strict=True)), **tags}
@@ -131,8 +115,7 @@ def _iter_fields(metric: Metric, labels: Labels, value: Value) -> Iterator[str]:
 def _escape_tag(text: str) -> str:
     """Return a tag's value escaped for the line protocol.
 
-    Line ends become spaces: the protocol cannot escape them in a tag. Backslashes become slashes,
-    because one at the end would escape the comma that follows.
+    It cannot escape line ends, nor a backslash before the next comma: they are replaced.
     """
     text = "".join(" " if each in "\r\n" else each for each in text.replace("\\", "/"))
     return text.replace(",", r"\,").replace("=", r"\=").replace(" ", r"\ ")

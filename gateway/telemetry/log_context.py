@@ -36,12 +36,10 @@ class log_context:
 
 
 def bind_log_context(**ids: Any) -> None:
-    """Add ids to the log lines of the current task, from now until it ends."""
     _log_context.set({**_log_context.get(), **ids})
 
 
 def get_log_context() -> Mapping[str, Any]:
-    """Return the ids of the current context."""
     return _log_context.get()
 
 

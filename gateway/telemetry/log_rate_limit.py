@@ -1,9 +1,9 @@
 """Limit the rate of log lines that a library or a client causes.
 
 While a broker is away, aiokafka writes 10 to 20 error lines a second for each consumer, and about
-1,000 for a topic that it may not read (measured). Any client can be refused as often as it
-likes. The filter lets one line of a kind pass every few seconds, with the number of lines that it
-held back.
+1,000 for a topic that it may not read (measured). Any client can be refused as often as it likes.
+The filter lets one line of a kind pass every few seconds, with the number of lines that it held
+back.
 """
 
 from __future__ import annotations
@@ -26,21 +26,9 @@ LIMITED_LOGGERS = (
 
 
 class LogRateLimit(logging.Filter):
-    """A filter that passes one line per logger, level and message template every few seconds.
-
-    Each logger has one of its own.
-
-    Attributes:
-        interval: Seconds between two lines of a kind.
-    """
+    """A filter of one logger: one line per level and message template every few seconds."""
 
     def __init__(self, interval: float = 5.0, clock: Callable[[], float] = time.monotonic) -> None:
-        """Create the filter.
-
-        Args:
-            interval: Seconds between two lines of a kind.
-            clock: The current time in seconds of any monotonic clock.
-        """
         super().__init__()
         self.interval = interval
         self._clock = clock
@@ -48,7 +36,6 @@ class LogRateLimit(logging.Filter):
         self._last_passed: dict[tuple[str, int, str], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether a line passes. Its text then says how many did not."""
         if record.levelno < logging.INFO:
             return True  # whoever turned debug lines on wants all of them
         kind = (record.name, record.levelno, str(record.msg)[:80])
@@ -67,11 +54,6 @@ class LogRateLimit(logging.Filter):
 
 
 def limit_log_rate(interval: float = 5.0) -> None:
-    """Add the filter to aiokafka's loggers that do not have it yet.
-
-    Args:
-        interval: Seconds between two lines of a kind.
-    """
     for name in LIMITED_LOGGERS:
         logger = logging.getLogger(name)
         if not any(isinstance(existing, LogRateLimit) for existing in logger.filters):

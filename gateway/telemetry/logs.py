@@ -2,8 +2,8 @@
 
 A text line ends with its context (see `log_context`) in brackets; a JSON line has it as members.
 Anything that looks like a secret is hidden. Characters by which a client's text could imitate
-another log line, move a terminal's cursor or reorder the text are escaped. Both is done by the
-formatters, so it holds for every logger, those of libraries included.
+another log line, move a terminal's cursor or reorder the text are escaped. The formatters do both,
+so it holds for every logger, those of libraries included.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def configure(
     worker: int | None = None,
     stream: TextIO | None = None,
 ) -> None:
-    """Configure the root logger. A further call replaces what the one before configured.
+    """Configure the root logger in place of an earlier configuration, or raise ValueError.
 
     Args:
         format: `console` for text, `json` for one object per line.
@@ -79,10 +79,6 @@ def configure(
         levels: Levels by component (`kafka`, `kafka.fetch`) or library (`aiokafka`). The longest
             name that covers a logger decides.
         worker: The number of this worker, added to every line; None if there is one process.
-        stream: Where lines go; stderr by default.
-
-    Raises:
-        ValueError: A level is unknown.
     """
     handler = _CountingHandler(stream or sys.stderr)
     handler.setFormatter(_JsonFormatter(worker) if format == "json" else _ConsoleFormatter(worker))
@@ -94,22 +90,12 @@ def configure(
 
 
 def announce(text: str) -> None:
-    """Print a line about the start of a process to stdout, whatever the levels are.
-
-    It is a JSON object if the log is JSON, so that all lines of a container are.
-
-    Args:
-        text: The line, such as `listening on http://127.0.0.1:8080`.
-    """
+    """Print a line about the start of a process to stdout, as JSON if the log is JSON."""
     print(format_output(text), flush=True)
 
 
 def format_output(text: str, level: int = logging.INFO) -> str:
-    """Return what is printed past the log: as it is, or an object for each line if it is JSON.
-
-    Args:
-        text: The text, of one or more lines.
-    """
+    """Return text to be printed past the log: an object for each line if the log is JSON."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, _CountingHandler) and isinstance(handler.formatter, _JsonFormatter):
             records = [
@@ -121,10 +107,7 @@ def format_output(text: str, level: int = logging.INFO) -> str:
 
 
 def capture_stray_lines() -> None:
-    """Log what Python itself prints to stderr: its warnings, and errors that nobody caught.
-
-    For processes whose log is JSON, so that no line of them is anything else.
-    """
+    """Log Python's warnings and uncaught errors: a JSON log must have no other lines."""
     logging.captureWarnings(True)
     log = logging.getLogger("gateway")
 
@@ -141,14 +124,7 @@ def capture_stray_lines() -> None:
 
 
 def set_levels(level: str, levels: Mapping[str, str]) -> None:
-    """Change the levels. Components and libraries that are not named get the general level.
-
-    Args:
-        levels: Levels by component (`kafka`, `kafka.fetch`) or library (`aiokafka`).
-
-    Raises:
-        ValueError: A level is unknown; no level was changed.
-    """
+    """Change all levels, or none and raise ValueError. Unnamed loggers get the general one."""
     wanted = {**DEFAULT_LIBRARY_LEVELS, **levels}
     for each in (level, *wanted.values()):
         if each not in LEVELS:
@@ -164,7 +140,6 @@ def set_levels(level: str, levels: Mapping[str, str]) -> None:
 
 
 def get_levels() -> dict[str, str]:
-    """Return the levels by component or library; the general level has the key `""`."""
     general = {"": logging.getLevelName(logging.getLogger().level).lower()}
     named = {
         name.removeprefix("gateway."): logging.getLevelName(logging.getLogger(name).level).lower()
@@ -174,11 +149,6 @@ def get_levels() -> dict[str, str]:
 
 
 def is_logger(name: str) -> bool:
-    """Return whether something logs as a component, a library or a module of this process.
-
-    Args:
-        name: A name as of `set_levels`, such as `kafka.fetch`, `aiokafka` or `kafka.fetch.fetcher`.
-    """
     if name in COMPONENTS or name in LIBRARIES:
         return True
     known = logging.root.manager.loggerDict.get(f"gateway.{name}")
@@ -193,7 +163,7 @@ def _logger_name(name: str) -> str:
 
 
 class _CountingHandler(logging.StreamHandler[TextIO]):
-    """Our handler: counts the lines that it writes. Its type tells it from others' handlers."""
+    """A handler that counts its lines. Its type tells it from others' handlers."""
 
     def emit(self, record: logging.LogRecord) -> None:
         line_counts[record.levelname.lower()] += 1
@@ -201,8 +171,6 @@ class _CountingHandler(logging.StreamHandler[TextIO]):
 
 
 class _ConsoleFormatter(logging.Formatter):
-    """Lines such as `2026-11-21 10:00:00,000 INFO gateway.hub: text [route=/events stream=7]`."""
-
     def __init__(self, worker: int | None) -> None:
         name = "%(shown_name)s" if worker is None else f"worker {worker} %(shown_name)s"
         super().__init__(f"%(asctime)s %(levelname)s {name}: %(message)s")
@@ -270,7 +238,6 @@ def _get_extra(record: logging.LogRecord, name: str) -> Any:
 
 
 def _get_context_ids(record: logging.LogRecord) -> dict[str, Any]:
-    """Return the ids of the context that the line was logged in: handlers run in it."""
     return {
         name: redact_text(value) if isinstance(value, str) else value
         for name, value in get_log_context().items()

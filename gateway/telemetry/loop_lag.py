@@ -1,7 +1,4 @@
-"""Measure how late the event loop runs what is due.
-
-The lag is how long a callback waits for its turn while other callbacks run.
-"""
+"""Measure the lag of the event loop: how long a callback waits while other callbacks run."""
 
 from __future__ import annotations
 
@@ -14,17 +11,10 @@ INTERVAL_S = 0.25  # seconds between measurements, each of which takes 20 us
 
 
 class LoopLag:
-    """The lag of the event loop that `run` runs in.
-
-    Attributes:
-        seconds: The measurements.
-    """
-
     def __init__(self) -> None:
         self.seconds = Histogram()
 
     async def run(self) -> None:
-        """Measure at each interval, until cancelled."""
         while True:
             due = perf_counter() + INTERVAL_S  # uvloop's clock has a resolution of 1 ms
             await asyncio.sleep(INTERVAL_S)

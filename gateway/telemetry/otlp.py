@@ -25,11 +25,7 @@ EXPORT_TIMEOUT_S = 5.0  # seconds for the back end to answer
 
 
 def build_endpoint(url: str, signal: str) -> str:
-    """Return the endpoint of a signal; a URL that has a path is used unchanged.
-
-    Args:
-        signal: `traces` or `metrics`.
-    """
+    """Return the endpoint of `traces` or `metrics`; a URL that has a path is used unchanged."""
     return url if urlsplit(url).path.strip("/") else f"{url.rstrip('/')}/v1/{signal}"
 
 
@@ -45,10 +41,7 @@ def build_resource(name: str, version: str) -> Resource:
 
 
 class OtlpExporter:
-    """Sends the metrics of this process to one OTLP endpoint.
-
-    `gateway.web.app.metrics` creates it and calls `send` from a thread, at its interval.
-    """
+    """Sends metrics to an OTLP endpoint; `gateway.web.app.metrics` calls `send` from a thread."""
 
     def __init__(self, url: str, headers: Mapping[str, str], resource: Resource) -> None:
         self.url = url
@@ -59,7 +52,7 @@ class OtlpExporter:
         self._started_ns = time.time_ns()
 
     def send(self, samples: MetricSamples) -> bool:
-        """Send all samples and return whether they arrived. Block; the exporter logs failures."""
+        """Send all samples and return whether they arrived. Blocks; the exporter logs failures."""
         scope = InstrumentationScope("gateway")
         scope_metrics = sdk.ScopeMetrics(
             scope, list(self._iter_metrics(samples, time.time_ns())), ""
@@ -68,7 +61,6 @@ class OtlpExporter:
         return self._exporter.export(data) is sdk.MetricExportResult.SUCCESS
 
     def close(self) -> None:
-        """Close the connection."""
         self._exporter.shutdown()
 
     def _iter_metrics(self, samples: MetricSamples, now: int) -> Iterator[sdk.Metric]:
@@ -113,5 +105,4 @@ _UNITS = {"": "1", "seconds": "s", "bytes": "By"}  # UCUM, as OpenTelemetry name
 
 
 def _convert_bool(value: Value) -> int | float:
-    """Return a bool as 0 or 1, and any other number unchanged."""
     return int(value) if isinstance(value, bool) else value

@@ -25,7 +25,6 @@ def _count_open_files(process: psutil.Process) -> int:
 
 
 def collect_process_metrics(samples: MetricSamples, worker: int) -> None:
-    """Add the metrics of this process; those that the system does not provide are left out."""
     own = _PROCESS if _PROCESS.pid == os.getpid() else psutil.Process()
     with suppress(psutil.Error), own.oneshot():
         times, memory = own.cpu_times(), own.memory_info()

@@ -21,23 +21,13 @@ MAX_SERIES_PER_PIECE = 1000  # a piece takes 1 to 2 ms
 
 
 class Exposition(NamedTuple):
-    """The response to a scrape.
-
-    Attributes:
-        media_type: The value of its `Content-Type`.
-        pieces: Its body; each piece is formatted when it is taken.
-    """
+    """The response to a scrape; each piece of its body is formatted when it is taken."""
 
     media_type: str
     pieces: Iterator[bytes]
 
 
 def expose(samples: MetricSamples, accept: str) -> Exposition:
-    """Return the samples as a response to a scrape.
-
-    Args:
-        accept: The `Accept` header of the request; empty for none.
-    """
     _, media_type = choose_encoder(accept)
     return Exposition(media_type, _iter_pieces(samples, "openmetrics" in media_type))
 

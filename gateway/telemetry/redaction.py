@@ -32,17 +32,13 @@ def add_secret_names(names: Iterable[str]) -> None:
 
 
 def redact_url(url: str) -> str:
-    """Return a URL, or a path with its query, with its secrets hidden.
-
-    Hidden are credentials before the host, and the values of parameters that hold secrets.
-    """
+    """Hide credentials before the host of a URL, and the values of secret parameters."""
     path, mark, query = url.partition("?")
     path = _USERINFO.sub(f"{REDACTED}@", path)
     return path + mark + _QUERY_PAIR.sub(_redact_pair, query) if mark else path
 
 
 def redact_text(text: str) -> str:
-    """Return a text for the log in which anything that looks like a secret is hidden."""
     if "=" in text and ("?" in text or "&" in text):
         text = _QUERY_PAIR.sub(_redact_pair, text)
     if "eyJ" in text:

@@ -21,30 +21,19 @@ _BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in catalog.METR
 
 
 class MetricSamples:
-    """The values of series at one instant, by metric and labels.
-
-    A second value for the same labels is merged with the first, by the metric's `MergeMode`.
-    """
+    """The values of series at one instant; two for the same labels merge by `MergeMode`."""
 
     def __init__(self) -> None:
         self._values: dict[str, dict[Labels, Value]] = {}
         self._cluster_labels: Labels = ()
 
     def for_cluster(self, cluster: str) -> Self:
-        """Return a view of this that adds one cluster's name to the labels of new samples.
-
-        Args:
-            cluster: The name of the cluster; if it is empty, no label is added.
-
-        Returns:
-            A `MetricSamples` that shares its values with this one.
-        """
+        """Return a view that adds one cluster's name, if any, to the labels of new samples."""
         view = type(self)()
         view._values, view._cluster_labels = self._values, (cluster,) if cluster else ()
         return view
 
     def add(self, metric: Metric, value: float, *labels: object) -> None:
-        """Add the value of one series of a counter or gauge."""
         self._merge_sample(metric, (*map(str, labels), *self._cluster_labels), value)
 
     def add_counts(self, metric: Metric, counts: Mapping[Any, float]) -> None:
@@ -54,7 +43,6 @@ class MetricSamples:
             self.add(metric, value, *labels)
 
     def add_histogram(self, metric: Metric, histogram: Histogram, *labels: object) -> None:
-        """Add one series of a histogram."""
         values = [*histogram.counts, histogram.sum]
         self._merge_sample(metric, (*map(str, labels), *self._cluster_labels), values)
 
@@ -62,11 +50,8 @@ class MetricSamples:
         """Add 0 for every combination of label values, so that their series exist.
 
         A query over a counter sees no increase where its series begins at 1, and an alert on a
-        series that is not there never fires. What was added already, or is added later, stays.
-
-        Args:
-            metric: A counter, or a gauge whose values are added up or merged by the greatest.
-            *labels: The known values of each label, in the order of the catalog.
+        series that is not there never fires. Earlier and later values stay, except with
+        MergeMode.MIN.
         """
         for values in product(*labels):
             self.add(metric, 0, *values)
@@ -87,7 +72,6 @@ class MetricSamples:
                     self._merge_sample(metric, tuple(labels), value)
 
     def __iter__(self) -> Iterator[tuple[Metric, Mapping[Labels, Value]]]:
-        """Iterate over the metrics that have samples, in the order of the catalog."""
         for name, metric in _BY_NAME.items():
             if name in self._values:
                 yield metric, self._values[name]
@@ -102,11 +86,7 @@ class MetricSamples:
 
 
 def select_counters(samples: Mapping[str, Iterable[Any]]) -> dict[str, list[Any]]:
-    """Return the counters and histograms that are not 0.
-
-    Args:
-        samples: Samples as `to_json` returns them.
-    """
+    """Return the counters and histograms of a `to_json` that are not 0."""
     return {
         name: [
             [labels, value]
@@ -119,11 +99,7 @@ def select_counters(samples: Mapping[str, Iterable[Any]]) -> dict[str, list[Any]
 
 
 def reset_counters(samples: Mapping[str, Iterable[Any]]) -> dict[str, Iterable[Any]]:
-    """Return the samples with 0 as the value of every counter and histogram.
-
-    Args:
-        samples: Samples as `to_json` returns them.
-    """
+    """Return the samples of a `to_json` with 0 for every counter and histogram."""
     return {
         name: values
         if name not in _BY_NAME or _BY_NAME[name].kind is MetricKind.GAUGE

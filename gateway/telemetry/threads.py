@@ -16,13 +16,7 @@ T = TypeVar("T")
 
 
 async def run_in_thread(func: Callable[[], T], name: str) -> T:
-    """Run a function in a new daemon thread and return its result.
-
-    When the caller is cancelled, the thread goes on and its result is dropped.
-
-    Raises:
-        BaseException: Whatever the function raises.
-    """
+    """Run a function in a daemon thread, which goes on if the caller is cancelled."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 

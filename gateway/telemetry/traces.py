@@ -54,12 +54,7 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 
 class TracedRecord(NamedTuple):
-    """A record whose deliveries are recorded.
-
-    Attributes:
-        parent: The trace in its headers.
-        received_ns: When it arrived here, in nanoseconds since the epoch.
-    """
+    """A record whose deliveries are recorded as children of the trace in its headers."""
 
     parent: Traceparent
     topic: str
@@ -72,12 +67,7 @@ class Tracing:
     """The tracer of one process: decides what is recorded, and makes spans.
 
     The application creates one at its start if traces are configured, and closes it at its end.
-
-    Args:
-        url: The OTLP endpoint.
-        share: The share of traces that are recorded, from 0 to 1.
-        headers: Headers of the requests to the endpoint.
-        resource: The attributes of this process.
+    `share` is the share of traces that are recorded, from 0 to 1.
     """
 
     def __init__(
@@ -112,15 +102,7 @@ class Tracing:
     def trace_request(
         self, name: str, parent: bytes | None, **attributes: Any
     ) -> Iterator[Span | None]:
-        """Record a client's request while the block runs.
-
-        Args:
-            parent: The request's `traceparent` header.
-            **attributes: Attributes of the span.
-
-        Yields:
-            The span; None if the trace is not recorded. The block may end it earlier.
-        """
+        """Record a client's request while the block runs, or until it ends the span, if any."""
         context = self._build_context(traceparent.parse(parent))
         if context is None:
             yield None
@@ -140,14 +122,6 @@ class Tracing:
     def record_kafka_request(
         self, api: str, node: int, role: str, seconds: float, failure: BaseException | None
     ) -> None:
-        """Record a request to a broker that ended just now.
-
-        Args:
-            api: The name of the Kafka API.
-            role: What the connection is for.
-            seconds: How long the request took.
-            failure: Why there is no response; None if there is one.
-        """
         if random.random() >= self._share:
             return
         attributes: dict[str, AttributeValue] = {
@@ -169,13 +143,8 @@ class Tracing:
         """Record the writing of a client's record while the block runs.
 
         The span's parent is the `traceparent` among the record's headers; without one, it is the
-        request that sent the record.
-
-        Args:
-            topic: The topic that the record is written to.
-
-        Yields:
-            The headers to write: the same, with this span as `traceparent` if it is recorded.
+        request that sent the record. The yielded headers have this span as `traceparent` if it is
+        recorded.
         """
         parent, span = traceparent.parse_headers(headers), self._current_span.get()
         if parent is None and span is not None and span.is_recording():
@@ -204,10 +173,9 @@ class Tracing:
     # deliveries
 
     def may_trace(self, headers: Headers) -> bool:
-        """Return False if these headers certainly belong to no trace that is recorded here.
+        """Return False if a record is certainly not traced, as most are not.
 
-        Most records do not. This check takes 0.4 us; `trace_record`, which parses the header,
-        takes 3 us.
+        This takes 0.4 us; `trace_record`, which parses the header, takes 3 us.
         """
         last: bytes | None = None
         for name, value in headers:
@@ -222,7 +190,6 @@ class Tracing:
     def trace_record(
         self, topic: str, partition: int, offset: int, headers: Headers
     ) -> TracedRecord | None:
-        """Return a new record as one to be traced; None if its trace is not recorded."""
         parent = traceparent.parse_headers(headers)
         if parent is None or not self._is_recorded(parent):
             return None
@@ -231,11 +198,6 @@ class Tracing:
     def record_delivery(
         self, records: Iterable[TracedRecord], clients: int, route: str, wire: str
     ) -> None:
-        """Record that a round wrote these records to clients; it ended just now.
-
-        Args:
-            clients: How many clients it wrote to.
-        """
         for record in records:
             attributes: dict[str, AttributeValue] = {
                 "messaging.system": "kafka",
@@ -260,7 +222,6 @@ class Tracing:
         return parent.sampled and parent.trace_id & (_TRACE_ID_RANGE - 1) < self._sampled_below
 
     def _build_context(self, parent: Traceparent | None) -> Context | None:
-        """Return the context for a child span of a parent; None if its trace is not recorded."""
         if parent is None:
             return Context() if random.random() < self._share else None
         if not self._is_recorded(parent):
