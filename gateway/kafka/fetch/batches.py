@@ -7,8 +7,8 @@ its offsets; if only some of its records are broken, each of those becomes a `Ga
 goes on with the next batch.
 
 aiokafka's Cython `DefaultRecordBatch` decodes the records. It hides the leader epoch and the
-position of a batch, so headers are read in `decoding`. Layouts: Kafka's message format, magic 0 to
-2. The CRC-32C of a batch covers it from its attributes on, and so neither base offset, length nor
+position of a batch, so headers are read in `decoding`. Layouts: Kafka's message format, magic 2.
+The CRC-32C of a batch covers it from its attributes on, and so neither base offset, length nor
 leader epoch.
 
 A compressed batch expands to a multiple of the fetched bytes, and its records to a multiple of

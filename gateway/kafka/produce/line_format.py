@@ -7,11 +7,13 @@ import hashlib
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import reduce
 from threading import Event, Semaphore, Thread
 from typing import Any, BinaryIO
 
 import orjson
 
+from gateway.core.channel.filters import MISSING, get_child, parse_pointer
 from gateway.errors import GatewayError
 
 CHUNK_BYTES = 1 << 20  # read at once; with 12 partitions that is a batch of about 85 KB for each
@@ -56,18 +58,17 @@ class LineFormat:
             return _encode_key(_resolve_pointer(orjson.loads(line), self.key))
         except orjson.JSONDecodeError as exc:
             raise GatewayError(f"line {number}: not JSON ({exc}); --key needs JSON lines") from exc
-        except (LookupError, TypeError, ValueError) as exc:
+        except (LookupError, ValueError) as exc:
             raise GatewayError(f"line {number}: nothing at {self.key!r} for a key") from exc
 
 
 def _resolve_pointer(document: Any, pointer: str) -> Any:
-    """Return the target of a field name or JSON pointer, or raise LookupError or the like."""
-    if not pointer.startswith("/"):
-        return document[pointer]
-    for part in pointer[1:].split("/"):
-        name = part.replace("~1", "/").replace("~0", "~")  # in this order (RFC 6901, section 4)
-        document = document[int(name)] if isinstance(document, list) else document[name]
-    return document
+    """Return the target of a field name or JSON pointer, or raise LookupError or ValueError."""
+    steps = parse_pointer(pointer) if pointer.startswith("/") else (pointer,)
+    target = reduce(get_child, steps, document)
+    if target is MISSING:
+        raise LookupError(pointer)
+    return target
 
 
 def _encode_key(value: Any) -> bytes | None:

@@ -46,7 +46,7 @@ def test_a_line_becomes_key_and_value(lines, line, key, value):
         (LineFormat(key="id"), b"{}", "line 17: nothing at 'id'"),
         (LineFormat(key="id"), b"[1]", "line 17: nothing at 'id'"),
         (LineFormat(key="/a/9"), b'{"a": [1]}', "line 17: nothing at '/a/9'"),
-        (LineFormat(key="/a/x"), b'{"a": [1]}', "line 17: nothing at '/a/x'"),
+        (LineFormat(key="/a/-1"), b'{"a": [1]}', "line 17: nothing at '/a/-1'"),
         (LineFormat(key="/a/b/c"), b'{"a": {"b": 1}}', "line 17: nothing at '/a/b/c'"),
     ],
 )
