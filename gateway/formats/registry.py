@@ -214,12 +214,12 @@ class CachedRegistryClient:
                 f"/schemas/{'ids' if isinstance(id, int) else 'guids'}/{id}",
                 is_expected=_is_schema,
             )
-        except RegistryNotFound:
+        except RegistryNotFound as exc:
             former, missing_s = self._cache.get(id), 0.0
             if former is not None and isinstance(former.result, SchemaNotFound):
                 asked_at = former.expires_at - MISSING_TTL_S
                 missing_s = former.result.missing_s + self._now() - asked_at
-            problem = f"the registry has no schema with the id {id}"
+            problem = f"the registry has no schema with the id {id} ({exc})"
             raise SchemaNotFound(
                 f"{problem}; write with one of its schemas", missing_s=missing_s
             ) from None
@@ -231,20 +231,25 @@ class CachedRegistryClient:
         response = await self._fetch_version(subject, version)
         return await self._build_schema(response["id"], response)
 
-    async def _fetch_version(self, subject: str, version: int | None) -> Any:
+    async def _fetch_version(
+        self, subject: str, version: int | None, *, include_deleted: bool = False
+    ) -> Any:
         """Return what the registry answers for a version of a subject; it has an id."""
         label = "latest" if version is None else str(version)
+        query = "?deleted=true" if include_deleted else ""
         try:
             response = await self._client.request(
                 "GET",
-                f"/subjects/{quote(subject, '')}/versions/{label}",
+                f"/subjects/{quote(subject, '')}/versions/{label}{query}",
                 is_expected=lambda response: _is_schema(response) and _has_id(response),
             )
         except RegistryNotFound as exc:
             if exc.code == 40402 and version is not None:  # version not found
                 problem = f"subject '{subject}' has no version {version}"
                 raise FormatError(f"{problem}; use one that it has, or leave it out") from None
-            raise await self._build_unknown_subject(subject) from None
+            if exc.code == 40401 or version is None:  # subject not found
+                raise await self._build_unknown_subject(subject) from None
+            raise FormatError(f"the registry gives no {label} of '{subject}': {exc}") from None
         except RegistryRejected as exc:
             raise FormatError(f"the registry gives no {label} of '{subject}': {exc}") from None
         return response
@@ -286,7 +291,10 @@ class CachedRegistryClient:
         format = next(formats, None)
         if format is None:
             raise FormatError(f"schema {id} is of a kind that is not known here: {kind}")
-        texts = await self._fetch_references(response.get("references") or [], {})
+        try:
+            texts = await self._fetch_references(response.get("references") or [], {})
+        except FormatError as exc:
+            raise FormatError(f"the references of schema {id} cannot be used: {exc}") from None
         return Schema(id, format, response["schema"], texts)
 
     async def _fetch_references(
@@ -313,7 +321,8 @@ class CachedRegistryClient:
                 continue
             if len(seen) >= MAX_REFERENCES:
                 raise FormatError(f"a schema has over {MAX_REFERENCES} references; merge them")
-            response = seen[version] = await self._fetch_version(*version)
+            # A schema can still be read by references that were deleted after its registration.
+            response = seen[version] = await self._fetch_version(*version, include_deleted=True)
             inner = await self._fetch_references(response.get("references") or [], seen, depth + 1)
             texts |= {name: text for name, text in inner.items() if name not in texts}
             texts.setdefault(reference["name"], response["schema"])

@@ -176,6 +176,27 @@ async def test_references_come_the_innermost_first(fake: Fake, url: str):
     await asked.close()
 
 
+async def test_references_are_read_after_they_were_deleted(fake: Fake, url: str):
+    fake.register_schema("b", TEXT)
+    references = [{"name": "B", "subject": "b", "version": 1}]
+    id = fake.register_schema("a-value", '"B"', references=references)
+    fake.deleted_subjects.add("b")
+    asked = registry(url)
+    assert (await asked.get_by_id(id)).references == {"B": TEXT}
+    with pytest.raises(FormatError, match="no subject 'b'"):
+        await asked.get_by_version("b", 1)
+    await asked.close()
+
+
+async def test_a_schema_whose_references_are_missing_is_named(fake: Fake, url: str):
+    references = [{"name": "B", "subject": "b", "version": 1}]
+    id = fake.register_schema("a-value", '"B"', references=references)
+    asked = registry(url)
+    with pytest.raises(FormatError, match=f"references of schema {id} .*: .* no subject 'b'"):
+        await asked.get_by_id(id)
+    await asked.close()
+
+
 @pytest.mark.parametrize(
     ("fake_options", "options"),
     [
@@ -277,6 +298,23 @@ async def test_only_a_registrys_own_words_say_that_there_is_no_schema(
         both = registry(wrong_url, url)
         assert (await both.get_by_id(id)).text == TEXT
         await both.close()
+
+
+@pytest.mark.parametrize("code", [40404, 40406])
+async def test_that_a_schema_was_deleted_is_no_outage(code: int):
+    """Records with such a schema held up their partition for as long as they were in Kafka."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        answer = {"error_code": code, "message": "it was soft deleted"}
+        await JSONResponse(answer, 404)(scope, receive, send)
+
+    async with running_app(app) as url:
+        asked = registry(url)
+        with pytest.raises(SchemaNotFound, match="soft deleted"):
+            await asked.get_by_id(7)
+        with pytest.raises(FormatError, match="soft deleted"):
+            await asked.get_by_version("orders-value", 1)
+        await asked.close()
 
 
 async def test_how_long_a_schema_is_missing_is_known(fake: Fake, url: str):
