@@ -243,6 +243,26 @@ async def test_what_kafka_has_no_longer_is_written_and_shown_as_it_was_handed_in
     assert letter["headers"]["more"] == ["a", None, {"base64": "/w=="}]
 
 
+async def test_large_letters_come_and_are_handed_in_some_at_a_time(setting):
+    """10,000 records of a megabyte each were read into memory, both ways."""
+    value = json.dumps("x" * 900_000).encode()
+    producer = Producer({"bootstrap.servers": setting.kafka.bootstrap_servers})
+    producer.produce(setting.topic, value, b"k", 1)
+    for _ in range(6):
+        producer.produce(f"{setting.topic}.dlq", value, b"k", 1)
+    assert producer.flush(60) == 0
+    asked = {"group": setting.group, "topic": setting.topic}
+    everything = {**asked, "max_bytes": 1 << 30, "maxRecords": 10_000}
+    answer = await setting.http.get(ACTIVE_PATH, params=everything)
+    assert [item["offset"] for item in answer.json()] == [0, 1, 2, 3]
+
+    place = {"topic": setting.topic, "partition": 1, "offset": 0}
+    items = [{"record": place, "processed": False}] * 40
+    answer = await setting.http.post(ACTIVE_PATH, params={"group": "g"}, json=items)
+    assert answer.status_code == 413, answer.text
+    assert "hand in 37 of them at once" in answer.text
+
+
 async def test_what_makes_no_sense_is_refused_with_what_to_do(setting):
     unknown = await setting.http.get(REACTIVE_PATH, params={"group": "nobody"})
     assert unknown.status_code == 400

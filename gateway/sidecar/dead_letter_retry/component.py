@@ -55,6 +55,8 @@ from .retry import (
 )
 
 MAX_BODY_BYTES = 4 << 20
+MAX_LISTED_BYTES = 4 << 20  # of dead letters in one response, unless `requestMaxBytes` is more
+MAX_ACCEPTED_BYTES = 32 << 20  # of the records of one request, as Kafka has them
 OUTCOMES = (PROCESSED, RETURNED, PARKED, "written")
 
 Parameters: TypeAlias = Mapping[str, Any]
@@ -154,7 +156,10 @@ class DeadLetterComponent(Component):
         settings = self._context.section.consumer or ConsumerSettings()
         dead_letters, _ = await queue.fetch_dead_letters(
             parameters.get("maxRecords", settings.max_poll_records),
-            parameters.get("max_bytes", settings.request_max_bytes),
+            min(
+                parameters.get("max_bytes", settings.request_max_bytes),
+                max(MAX_LISTED_BYTES, settings.request_max_bytes),
+            ),
             parameters["timeout"] / 1000,
         )
         records = await render_records(
@@ -217,10 +222,15 @@ class DeadLetterComponent(Component):
         writer = _SubmittedDeadLetterWriter(
             self._context, group, get_dead_letter_ext(self._context.section, group)
         )
-        dead = [
-            writer.create_dead_letter(await self._resolve_record(item, index), item)
-            for index, item in enumerate(items)
-        ]
+        dead, size = [], 0
+        for index, item in enumerate(items):
+            record = await self._resolve_record(item, index)
+            size += record.payload_size
+            if size > MAX_ACCEPTED_BYTES and dead:
+                problem = f"{index + 1} records have over {MAX_ACCEPTED_BYTES} bytes in Kafka"
+                advice = f"none is written, hand in {index} of them at once"
+                raise StatusError(413, f"{problem}; {advice}")
+            dead.append(writer.create_dead_letter(record, item))
         unwritten, reason = await writer.write(dead)
         if unwritten:
             problem = f"{len(unwritten)} of {len(dead)} are not known to be written: {reason}"
