@@ -364,7 +364,7 @@ AUDIT_RECORDS = _counter(
 REACTIVE_RECORDS = _counter(
     "gateway_reactive_records",
     "Records of reactive groups that are settled, by outcome: processed (by the back end), dead "
-    "(written as dead letters).",
+    "(given up, and written as dead letters), refused (those of them that are too large for that).",
     "group", "topic", "outcome",
 )  # fmt: skip
 REACTIVE_REPEATED_RECORDS = _counter(
@@ -418,7 +418,7 @@ CONSUMER_MISSING_RECORDS = _counter(
 DEAD_LETTERS = _counter(
     "gateway_dead_letters",
     "Dead letters handled on request, by outcome: processed, returned (failed again), parked "
-    "(failed at the last retry), written (added by a request).",
+    "(failed at the last retry, or too large to be returned), written (added by a request).",
     "outcome",
 )  # fmt: skip
 REPLAYS = _gauge(

@@ -222,7 +222,8 @@ class DeadLetterComponent(Component):
         writer = _SubmittedDeadLetterWriter(
             self._context, group, get_dead_letter_ext(self._context.section, group)
         )
-        dead, size = [], 0
+        dead: list[DeadLetterRecord] = []
+        size = 0
         for index, item in enumerate(items):
             record = await self._resolve_record(item, index)
             size += record.payload_size
@@ -231,19 +232,22 @@ class DeadLetterComponent(Component):
                 advice = f"none is written, hand in {index} of them at once"
                 raise StatusError(413, f"{problem}; {advice}")
             dead.append(writer.create_dead_letter(record, item))
-        unwritten, reason = await writer.write(dead)
+        unwritten, reason, refused = await writer.write(dead)
         if unwritten:
             problem = f"{len(unwritten)} of {len(dead)} are not known to be written: {reason}"
             if len(unwritten) == len(dead):
                 raise BrokerUnavailable(problem)
             raise create_partly_written(problem)
-        self._outcomes["written"] += len(dead)
-        for dead_letter in dead:
+        written = [dead_letter for dead_letter in dead if dead_letter not in refused]
+        self._outcomes["written"] += len(written)
+        for dead_letter in written:
             record = dead_letter.record
             place = record.tp, record.offset, record.key
             self._context.auditor.record(
                 AuditEvent("ACTIVE_CONSUMER", *place, error=dead_letter.reason)
             )
+        if refused:
+            raise create_too_large(refused, len(written))
         return build_json_response({"written": len(dead), "processed": len(entries) - len(items)})
 
     def _keep_exact_numbers(self, data: bytes, entries: Sequence[Any], topic: str) -> None:
@@ -413,6 +417,14 @@ class _SubmittedDeadLetterWriter(DeadLetterWriter):
             correlation_id=correlation or message.correlation_id,
             traceability_id=traceability or message.traceability_id,
         )
+
+
+def create_too_large(refused: Sequence[DeadLetterRecord], written: int) -> StatusError:
+    """Return the error of a request with records that the topic of dead letters does not take."""
+    places = [f"{each.record.tp} offset {each.record.offset}" for each in refused[:10]]
+    problem = f"{len(refused)} are too large for their topic of dead letters: {', '.join(places)}"
+    advice = f"the other {written} are written; raise max.message.bytes of the topic, then hand in"
+    return StatusError(413, f"{problem}; {advice} these alone", code="RECORDS_TOO_LARGE")
 
 
 def create_partly_written(problem: str) -> StatusError:
