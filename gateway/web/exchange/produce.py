@@ -233,7 +233,7 @@ async def _build_precondition_check(
             else etag.build_record_id(record, hub.topics.get_id(write_request.topic))
         )
         if (if_match and not etag.matches_if_match(if_match, record_id)) or (
-            if_none_match and etag.matches_if_match(if_none_match, record_id)
+            if_none_match and etag.matches_if_none_match(if_none_match, record_id)
         ):
             detail = "the document has changed; fetch it, and decide again"
             if "W/" in if_match:

@@ -41,6 +41,19 @@ def _hash_representation(format: str, binary: str, fields: tuple[str, ...]) -> s
     return sha256(repr((format, binary, fields)).encode()).hexdigest()[:32]
 
 
+def matches_if_none_match(condition: str, record_id: str | None) -> bool:
+    """Return whether `If-None-Match` lists a record, in any representation (RFC 9110 13.1.2).
+
+    The comparison is weak: a proxy that compresses makes tags weak.
+
+    Args:
+        condition: The value of the header.
+        record_id: The current record by `build_record_id`; None if there is none.
+    """
+    tags = (tag.strip().removeprefix("W/") for tag in condition.split(","))
+    return matches_if_match(",".join(tags), record_id)
+
+
 def matches_if_match(condition: str, record_id: str | None) -> bool:
     """Return whether `If-Match` lists a record, in any representation (RFC 9110 13.1.1).
 

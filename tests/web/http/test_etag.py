@@ -9,7 +9,12 @@ import pytest
 from gateway.core.channel.filters import Filters
 from gateway.core.log.record import Record, TopicPartition
 from gateway.hub.fanout.view import View
-from gateway.web.http.etag import build_etag, build_record_id, matches_if_match
+from gateway.web.http.etag import (
+    build_etag,
+    build_record_id,
+    matches_if_match,
+    matches_if_none_match,
+)
 
 RECORD = Record(TopicPartition("orders", 3), 42, 7, 0, b"k", b"v")
 VIEW = View(("orders",), Filters(), "value", "error")
@@ -53,3 +58,11 @@ def test_only_a_strong_tag_of_the_record_matches(condition: str, found: bool):
     place = build_record_id(RECORD, "id")
     assert matches_if_match(condition.format(place), place) is found
     assert not matches_if_match(condition.format(place), None)
+
+
+def test_a_weak_tag_matches_where_none_is_to_match():
+    """A proxy that compresses makes tags weak: `If-None-Match` let a write replace the document."""
+    place = build_record_id(RECORD, "id")
+    for condition in ('W/"{}"', '"x", W/"{}/view"', '"{}"', "*"):
+        assert matches_if_none_match(condition.format(place), place)
+    assert not matches_if_none_match('W/"x"', place)
