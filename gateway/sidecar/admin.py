@@ -82,8 +82,8 @@ class AdminComponent(Component):
             self._create_route("GET", "/adm/chaosmonkey/{assault}", self._get_assault),
             self._create_route("POST", "/adm/chaosmonkey/{assault}", self._set_assault),
             self._create_route("GET", "/adm/groups", groups.list_groups),
-            self._create_route("GET", "/adm/groups/{group}/lag", groups.get_lag),
-            self._create_route("POST", "/adm/groups/{group}/offsets", groups.seek),
+            self._create_route("GET", "/adm/groups/{group:path}/lag", groups.get_lag),
+            self._create_route("POST", "/adm/groups/{group:path}/offsets", groups.seek),
             self._create_route("DELETE", "/adm/shutdown", self._shutdown),
         ]
 

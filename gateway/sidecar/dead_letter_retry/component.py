@@ -31,6 +31,7 @@ from gateway.formats.exact_numbers import keep_exact_numbers
 from gateway.kafka.fetch.bounded_read import read_committed
 from gateway.sidecar.backends import get_dead_letter_ext, get_group
 from gateway.sidecar.component import Component
+from gateway.sidecar.consumer.dialect import TrailingSlashRoute
 from gateway.sidecar.consumer.record_json import render_records, text_headers
 from gateway.sidecar.context import AuditEvent, Context
 from gateway.sidecar.http import body
@@ -71,7 +72,8 @@ class DeadLetterComponent(Component):
         self._locks: dict[tuple[str, str], asyncio.Lock] = {}  # of retries, by group and topic
         self._client = create_http_client()
         self.routes = [
-            Route("/consumers/deadLetter/reactive", self._retry, methods=["GET"]),
+            # Without HEAD, which is to change nothing.
+            TrailingSlashRoute("/consumers/deadLetter/reactive", self._retry, "GET"),
             Route("/consumers/deadLetter/active", self._list_letters, methods=["GET"]),
             Route("/consumers/deadLetter/active", self._accept_letters, methods=["POST"]),
             Route("/consumers/deadLetter/active/offsets", self._commit, methods=["POST"]),

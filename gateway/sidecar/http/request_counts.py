@@ -36,7 +36,7 @@ class EndpointCounts:
         self._endpoints: dict[str, None] = {}  # as metrics name them, in the order of the routes
         for route in routes:
             if isinstance(route, Route):
-                path = self._paths.setdefault(route.endpoint, route.path)
+                path = self._paths.setdefault(route.endpoint, route.path_format)
                 for method in sorted(COUNTED_METHODS & (route.methods or set()) - {"HEAD"}):
                     self._endpoints[f"{method} {path}"] = None
         self.responses: Counter[tuple[str, str]] = Counter()

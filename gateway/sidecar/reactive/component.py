@@ -56,10 +56,11 @@ class ReactiveComponent(Component):
         }
         self.routes = [
             Route("/reactive", self._list, methods=["GET"]),
-            Route("/reactive/{group}", self._get_state, methods=["GET"]),
-            Route("/reactive/{group}/pause", self._pause, methods=["POST"]),
-            Route("/reactive/{group}/resume", self._resume, methods=["POST"]),
-            Route("/reactive/{group}/seek", self._seek, methods=["POST"]),
+            # The name of a group may have slashes, which a server decodes before it routes.
+            Route("/reactive/{group:path}", self._get_state, methods=["GET"]),
+            Route("/reactive/{group:path}/pause", self._pause, methods=["POST"]),
+            Route("/reactive/{group:path}/resume", self._resume, methods=["POST"]),
+            Route("/reactive/{group:path}/seek", self._seek, methods=["POST"]),
         ]
 
     async def run(self) -> None:
