@@ -210,6 +210,7 @@ class SidecarApplication:
         compression = "none" if producer is None else producer.compression
         self.context.draining = asyncio.Event()  # the last run may have set it
         self.context.producer = Producer(self.context.cluster, compression=compression)
+        self.context.gzip_producer = Producer(self.context.cluster, compression="gzip")
         try:
             async with asyncio.TaskGroup() as group:
                 for component in self.components:
@@ -217,6 +218,7 @@ class SidecarApplication:
                 group.create_task(asyncio.Event().wait())  # components may return; this never does
         finally:
             await self.context.producer.close()
+            await self.context.gzip_producer.close()
             await self.context.codecs.close()
 
     def collect_metrics(self, samples: MetricSamples) -> None:

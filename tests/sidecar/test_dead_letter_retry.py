@@ -290,18 +290,18 @@ async def test_a_record_that_its_topic_of_dead_letters_does_not_take_is_named(ka
     topic = kafka.create_unique_topic()
     kafka.create_topic(f"{topic}.dlq", configs={"max.message.bytes": "5000"})
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
-    for value in (os.urandom(5500), b"small"):
+    for value in (os.urandom(5500), b"small", b"x" * 9000):
         producer.produce(topic, value)
     assert producer.flush(60) == 0
     place = {"topic": topic, "partition": 0}
-    items = [{"record": {**place, "offset": offset}, "processed": False} for offset in (0, 1)]
+    items = [{"record": {**place, "offset": offset}, "processed": False} for offset in (0, 1, 2)]
     async with running_sidecar(kafka.bootstrap, deadLetter={}) as http:
         await wait_until_ready(http)
         answer = await http.post(ACTIVE_PATH, params={"group": "g"}, json=items)
     assert (answer.status_code, answer.json()["code"]) == (413, "RECORDS_TOO_LARGE")
     assert f"{topic}-0 offset 0" in answer.text
-    (letter,) = read_committed(kafka, f"{topic}.dlq")
-    assert letter.value() == b"small"
+    letters = read_committed(kafka, f"{topic}.dlq")
+    assert [letter.value() for letter in letters] == [b"small", b"x" * 9000]
 
 
 async def test_what_makes_no_sense_is_refused_with_what_to_do(setting):

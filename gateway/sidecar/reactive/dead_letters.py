@@ -108,18 +108,17 @@ class DeadLetterWriter:
         headers: Headers | None = message.to_headers()
         tp = choose_partition(topic, message.origin.partition, message.key)
         while headers is not None:
-            try:
-                await self._context.producer.send(
-                    tp, message.key, message.value, headers, timeout_s=WRITE_TIMEOUT_S
-                )
-            except PartitionFailed as exc:
-                if exc.code not in TOO_LARGE_ERRORS:
-                    return f"dead letters of {record.tp} cannot be written: {exc}"
-                headers = shorten_headers(headers)
-            except GatewayError as error:
-                return f"dead letters of {record.tp} cannot be written: {error}"
-            else:
-                return ""
+            # Compressed only if need be: the record may be from a compressed batch.
+            for producer in (self._context.producer, self._context.gzip_producer):
+                try:
+                    await producer.send(
+                        tp, message.key, message.value, headers, timeout_s=WRITE_TIMEOUT_S
+                    )
+                    return ""
+                except GatewayError as error:
+                    if not isinstance(error, PartitionFailed) or error.code not in TOO_LARGE_ERRORS:
+                        return f"dead letters of {record.tp} cannot be written: {error}"
+            headers = shorten_headers(headers)
         log.error(
             "%s offset %d of group %s is given up without a dead letter: it is too large for %s; "
             "raise max.message.bytes there, and replay it",

@@ -19,7 +19,7 @@ class FakeContext:
     """A context's part that is used. most: bytes of headers that it takes. refuses: by value."""
 
     def __init__(self, partition_count: int = 3, max_header_bytes: int = 1 << 20) -> None:
-        self.producer = self
+        self.producer = self.gzip_producer = self
         self.partition_count = partition_count
         self.max_header_bytes = max_header_bytes
         self.errors_by_value: dict[bytes, KafkaError] = {}
