@@ -43,6 +43,7 @@ from .writer_plan import (
     WriterPlan,
     verify_entries,
     verify_owner,
+    verify_settings,
 )
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ class ExactlyOnceOutput:
         ledger_output: str | None = None,
         job: str = "",
         read_topics: tuple[ReadTopic, ...] = (),
+        settings: Mapping[str, str] | None = None,
         max_driver_rows: int = MAX_DRIVER_ROWS,
         stop_event: threading.Event | None = None,
         on_repeat: Callable[[], None] = lambda: None,
@@ -123,6 +125,8 @@ class ExactlyOnceOutput:
                 same job is refused. "" leaves this check out.
             read_topics: The topics that the rows are made of. Nothing is committed if one was
                 recreated since.
+            settings: `compute_key_digests` of the job. An epoch that was interrupted with others
+                is refused. None for rows whose keys depend on no setting.
             max_driver_rows: The most rows of a batch that the driver writes itself; 0 leaves all
                 batches to the workers.
             stop_event: Once it is set, an attempt that Kafka interrupts is the last one.
@@ -131,6 +135,7 @@ class ExactlyOnceOutput:
         self._query_id = query_id
         self._job = job
         self._read_topics = read_topics
+        self._settings = settings or {}
         self._output = output
         self._client_config: Mapping[str, Any] = client_config
         self._checkpoint = checkpoint
@@ -153,8 +158,9 @@ class ExactlyOnceOutput:
         The caller does this before it writes anything of a batch: rows, dead letters or gaps.
 
         Raises:
-            CheckpointRefused: The ledger has other batches than the checkpoint. Nothing was
-                written, and a process that runs with the other checkpoint is not disturbed.
+            CheckpointRefused: The ledger has other batches than the checkpoint, or the epoch was
+                interrupted with other settings. Nothing was written, and a process that runs with
+                the other checkpoint is not disturbed.
             PipelineError: Another process has taken the query over, or Kafka refuses.
         """
         self._retry(lambda: self._get_plan(epoch), epoch)
@@ -220,6 +226,7 @@ class ExactlyOnceOutput:
             max_bytes=self._max_bytes,
             dead_letter_topic=self._dead_letter_topic,
             read_topics=self._read_topics,
+            settings=self._settings,
         )
         results = self._write_rows(rows, task)
         self._processes_by_writer = {
@@ -403,6 +410,7 @@ class ExactlyOnceOutput:
         """Return all entries of the query, after verifying that they are of its checkpoint."""
         entries = self.ledger.read_entries(self._query_id)
         verify_entries(entries, epoch, self._checkpoint.compute_digest)
+        verify_settings(entries, epoch, self._settings)
         return entries
 
     def _verify_own_plan(self, plan: WriterPlan | None) -> WriterPlan:

@@ -417,4 +417,6 @@ def _parse_plan(value: Mapping[str, Any] | None) -> WriterPlan | None:
 def _parse_entry(value: Mapping[str, Any] | None) -> LedgerEntry | None:
     if value is None:
         return None
-    return LedgerEntry(value["epoch"], value["writers"], value.get("mark", ""))
+    return LedgerEntry(
+        value["epoch"], value["writers"], value.get("mark", ""), value.get("settings", {})
+    )

@@ -39,7 +39,7 @@ from gateway.pipeline.topics import fetch_max_message_bytes
 
 from . import output as records
 from .failures import clear_frames
-from .stable_key import verify_key
+from .stable_key import compute_key_digests, verify_key
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -344,6 +344,7 @@ def _create_writer(
             find_sources(rows),
             rewound,
             input_topics,
+            compute_key_digests(job, tables),
             stop_event,
         )
 
@@ -428,6 +429,7 @@ def _create_batch_function(
     sources: Sources,
     rewound_inputs: RewoundInputs,
     input_topics: InputTopics,
+    key_digests: Mapping[str, str],
     stop_event: threading.Event,
 ) -> BatchFunction:
     """Return the function that writes the encoded rows of a batch into Kafka.
@@ -462,6 +464,7 @@ def _create_batch_function(
         checkpoint=checkpoint,
         job=name,
         read_topics=input_topics.read_topics,
+        settings=key_digests,
         stop_event=stop_event,
         on_repeat=lambda: reset_metrics(spark.streams.get(job_checkpoint.query_id)),
     )
