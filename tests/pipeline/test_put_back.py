@@ -94,6 +94,9 @@ def test_a_batch_that_one_writer_has_committed_is_not_finished_with_another_key(
         _produce(kafka, clicks, range(20, 30))
         _run(spark, tmp_path, kafka, other_key)
         assert _rows(kafka, to) == Counter(range(30)) + repeated
+        kafka.admin.delete_topic(ledger_topic(to))
+        with pytest.raises(CheckpointRefused, match="was deleted, which said which rows"):
+            _run(spark, tmp_path, kafka, job)
     finally:
         kafka.admin.delete_topic(ledger_topic(to))
 

@@ -30,9 +30,9 @@ from gateway.errors import PipelineUnavailable
 from gateway.pipeline.progress import progress_file
 from gateway.pipeline.run.dead_letter_format import get_dead_letter_topic
 from gateway.pipeline.run.failures import build_kafka_error
-from gateway.pipeline.topics import fetch_max_message_bytes
+from gateway.pipeline.topics import describe_topic, fetch_max_message_bytes
 
-from .ledger import Ledger, open_ledger, owner_key
+from .ledger import Ledger, build_deleted_error, open_ledger, owner_key
 from .producers import RETRY_MARKER, LedgerProducer
 from .recreated_topics import ReadTopic
 from .task import RESULT_SCHEMA, TaskResult, WriteTask, parse_refusal
@@ -343,6 +343,7 @@ class ExactlyOnceOutput:
         # After a failed attempt the plan in the ledger must still be this driver's. A plan of
         # another driver must not be replaced: the newer process goes on, and this one ends.
         if self._plan is None and self._is_owner:
+            describe_topic(self._client_config, self.ledger.topic)  # raises if it was deleted
             self._plan = self._verify_own_plan(self.ledger.read_plan(self._query_id))
         if self._plan is None or self._plan.writers != self._output.writers:
             self._plan = self._take_over(epoch)
@@ -418,8 +419,11 @@ class ExactlyOnceOutput:
 
         Raises:
             PlanSuperseded: Another driver has taken the query over.
+            CheckpointRefused: The ledger was deleted and created again.
         """
-        if plan is None or plan.driver != self._driver_id:
+        if plan is None:
+            raise build_deleted_error(self.ledger.topic)
+        if plan.driver != self._driver_id:
             raise PlanSuperseded(f"the writers of {self._query_id} were taken over")
         return plan
 

@@ -332,6 +332,12 @@ def _create_writer(
     kafka = find_cluster(settings.clusters, to.kafka)
 
     def create_batch_function(rows: DataFrame) -> BatchFunction:
+        if not replay_state and (is_exactly_once or has_side_outputs(job)):
+            from gateway.pipeline.exactly_once.ledger import verify_ledger
+
+            # First, as records that Spark cannot read are written with the ledger, too.
+            files = open_files(job_checkpoint.location, spark)
+            verify_ledger(files, to, build_client_config(kafka))
         rewound = prepare_inputs(rows)
         if replay_state:
             return _discard_rows
