@@ -21,6 +21,7 @@ of four digits can express. So:
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial, reduce
@@ -140,7 +141,7 @@ def is_out_of_range(
     if declared.typeName() == "timestamp":
         # Spark reads a number as seconds. A great one overflows, and the result may be a valid
         # time. Only a text that looks like this is parsed once more, by `get_json_object`.
-        suspect = text.rlike(rf'"{re.escape(name)}"\s*:\s*-?[0-9]{{13}}')
+        suspect = text.rlike(rf'"{_build_name_pattern(name)}"\s*:\s*-?[0-9]{{13}}')
         raw_value = F.get_json_object(text, f"$['{name}']")
         assert out_of_range is not None
         out_of_range = out_of_range | (suspect & raw_value.rlike("^-?[0-9]{13,}$"))
@@ -359,7 +360,7 @@ def _build_exponent_pattern(data_type: DataType) -> str:
     """
     names_by_nesting: dict[bool, set[str]] = {False: set(), True: set()}
     for name, is_nested in _iter_decimals(data_type, "", is_nested=False):
-        names_by_nesting[is_nested].add(re.escape(name))
+        names_by_nesting[is_nested].add(_build_name_pattern(name))
     plain, nested = ("|".join(sorted(names)) for names in names_by_nesting.values())
     patterns = [rf'"(?:{plain})"\s*+:{_LONG_EXPONENT_PATTERN}'] if plain else []
     if nested:
@@ -371,6 +372,18 @@ def _build_exponent_pattern(data_type: DataType) -> str:
         others = rf'(?:[^"]++|(?!{start})"|{start}{values}(?:\]|\z))*+'
         patterns.append(rf"\A{others}{start}{values}{long_value}")
     return "|".join(patterns)
+
+
+def _build_name_pattern(name: str) -> str:
+    """Return a pattern of a name in a JSON text, each of whose characters may be escaped."""
+    patterns = []
+    for character in name:
+        units = character.encode("utf-16-be").hex(" ", 2).split()
+        escape = "".join(rf"\\u{unit}" for unit in units)
+        plain = re.escape(json.dumps(character, ensure_ascii=False)[1:-1])
+        slash = r"|\\/" if character == "/" else ""
+        patterns.append(f"(?:{plain}|(?i:{escape}){slash})")
+    return "".join(patterns)
 
 
 def _iter_decimals(
