@@ -58,6 +58,14 @@ class JsonSchemaCodec:
             except jsonschema_rs.ValidationError:
                 self._unusable_patterns = _remove_unusable_patterns(schema)
                 self._validator = create_validator(schema, retriever=retriever)
+        except jsonschema_rs.ValidationError as exc:
+            problem, remedy = exc.message, "correct it"
+            # The registry is its own here, not that of schemas.
+            resource, is_unknown, _ = problem.partition(" is not present in a registry")
+            if is_unknown:
+                problem = f"$ref {resource.removeprefix('Resource ')} is none of its references"
+                remedy = "name it in `references` of the schema registry"
+            raise FormatError(f"the JSON Schema cannot be used: {problem}; {remedy}") from None
         except Exception as exc:  # orjson and jsonschema_rs raise many kinds
             raise FormatError(f"the JSON Schema cannot be used: {exc}; correct it") from None
 
@@ -154,7 +162,7 @@ def _create_retriever(references: Mapping[str, Any], base: str) -> Callable[[str
             if uri == name or uri.endswith(f"/{name}"):
                 keywords = _identifier_keywords(schema)
                 return {**schema, **dict.fromkeys(keywords, uri)} if keywords else schema
-        raise ValueError(f"'{uri}' is none of its references; name it in `references`")
+        raise ValueError("it is none of the references")
 
     return retrieve
 
