@@ -520,8 +520,8 @@ PIPELINE_LATE_ROWS = _counter(
 )  # fmt: skip
 PIPELINE_GAPS = _counter(
     "gateway_pipeline_gaps",
-    "Ranges of input that Kafka deleted before they were read. Each has a gap record in the "
-    "output.",
+    "Ranges of input that Kafka deleted before they were read. Each has a gap record beside the "
+    "output, or, of jobs that write none, a line in the log.",
     "job", "topic",
 )  # fmt: skip
 PIPELINE_UNREADABLE_RECORDS = _counter(
