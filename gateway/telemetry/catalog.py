@@ -257,10 +257,18 @@ CACHE_BYTES = _gauge(
 MEMORY_BYTES = _gauge(
     "gateway_memory_bytes",
     "What the option memory limits, by part: cache, rings (recent chunks), tables (snapshots), "
-    "backlog (read and not sent yet), views (what clients ask for), unsent (not accepted by slow "
-    "connections), inflated (large batches being decoded), received (messages of clients being "
-    "handled), dictionaries (for compression).",
+    "backlog (read and not sent yet), views (what clients ask for), inflated (large batches being "
+    "decoded), dictionaries (for compression); and of clients: unsent (not accepted by slow "
+    "connections), received (messages and requests, incomplete or being handled), responses "
+    "(pages being put together), replies (of services, for requests that ask later).",
     "part", unit="bytes",
+)  # fmt: skip
+MEMORY_RELEASES = _counter(
+    "gateway_memory_releases",
+    "How often something was let go because more than half of the option memory was held for "
+    "clients, by part: unsent and received (a client was disconnected), responses (a page was "
+    "refused), replies (the older half was dropped).",
+    "part",
 )  # fmt: skip
 MEMORY_LIMIT_BYTES = _gauge(
     "gateway_memory_limit_bytes", "The value of the option memory.", unit="bytes"

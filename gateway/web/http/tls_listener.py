@@ -30,6 +30,8 @@ from gateway.telemetry.samples import MetricSamples
 from gateway.web.routing.connection_counts import LimitKind
 from gateway.web.routing.limits import ConnectionSlot, LimitReached, PortLimits
 
+from .tls_transport import TlsTransport
+
 if TYPE_CHECKING:
     from .transport import GatewayProtocol
 
@@ -155,6 +157,7 @@ class TlsListener:
             # It calls this once: when its first head is complete, or its connection is lost.
             own_protocol.on_handshake_done = end_handshake
             end_handshake = own_protocol.finish_handshake
+            protocol = TlsTransport(protocol)
         try:
             await self._loop.connect_accepted_socket(
                 lambda: protocol,
