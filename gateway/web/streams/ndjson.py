@@ -145,7 +145,7 @@ async def _build_page_response(
         return Response(status_code=204)  # the client does not receive it
     finally:
         client.close()
-    body, coding_headers = negotiate_body(result.body, match.route, request)
+    body, coding_headers = await negotiate_body(result.body, match.route, request)
     headers = STREAM_HEADERS | coding_headers | build_link_headers(request.scope, result)
     return Response(body, headers=headers, media_type=MEDIA_TYPE)
 
