@@ -150,7 +150,8 @@ WEBSOCKETS = _gauge("gateway_websockets", "WebSockets that are open, with any nu
 REFUSED_CONNECTIONS = _counter(
     "gateway_refused_connections",
     "Connections and requests that were refused, by the limit: connections (of all clients), "
-    "perAddress, perIdentity, rate (too many new ones from one address).",
+    "perAddress, perIdentity, rate (too many new ones from one address), descriptors (open files, "
+    "of which some are kept for Kafka).",
     "limit",
 )  # fmt: skip
 TLS_HANDSHAKES = _gauge(

@@ -140,6 +140,11 @@ class GatewayProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request, with a deadline. Called by the loop."""
         self._attach_transport(transport)
+        if self.PORT_LIMITS is not None and not self.PORT_LIMITS.leaves_descriptors(
+            transport.get_extra_info("socket").fileno()
+        ):
+            transport.abort()
+            return
         self._start_timer(self.HEAD_TIMEOUT_S)
         if self.PORT_LIMITS is not None:
             peer = self.client[0] if self.client else ""
