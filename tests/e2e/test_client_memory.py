@@ -92,6 +92,12 @@ async def wait_for_bytes(memory: ClientMemory, part: HeldPart, size: int) -> Non
     ("request_bytes", "part", "size"),
     [
         pytest.param(EVENTS, HeldPart.UNSENT, len(VALUE), id="stream"),
+        pytest.param(
+            EVENTS.replace(b"HTTP/1.1", b"HTTP/1.0"),
+            HeldPart.UNSENT,
+            CONNECTIONS * len(VALUE),
+            id="stream by ASGI",
+        ),
         pytest.param(PAGES * 12, HeldPart.UNSENT, CONNECTIONS * 500_000, id="pages"),
         pytest.param(
             build_handshake() + FRAGMENT,
@@ -123,7 +129,7 @@ async def test_what_is_held_for_connections_counts_and_goes_with_them(
         if request_bytes.startswith(PAGES):
             await asyncio.to_thread(write_values, kafka, 1)
         await asyncio.to_thread(clients.open, request_bytes)
-        if request_bytes == EVENTS:
+        if b"event-stream" in request_bytes:
             await wait_until(lambda: len(gateway.app.gateway.hubs.get_hub("").clients) == 8)
             await asyncio.to_thread(write_values, kafka, 12)
         await wait_for_bytes(memory, part, size)

@@ -97,7 +97,7 @@ class GatewayProtocol(HttpToolsProtocol):
     """The limits by which connections are counted."""
     CLIENT_MEMORY: ClassVar[ClientMemory] = ClientMemory()
     """Where the bytes count that connections hold."""
-    MAX_UNCOUNTED_BYTES = 16 * 1024
+    MAX_UNCOUNTED_BYTES = 4 * 1024
     """What a connection may hold, of requests or of responses, without being counted."""
 
     phase = IDLE
