@@ -19,6 +19,10 @@ from typing import Protocol
 
 log = logging.getLogger(__name__)
 
+# Of the limit: what may be in use before more is refused, and what others are made to leave. Both
+# are below it, so that not every further byte makes somebody let go.
+CAPACITY_FACTOR, SPARED_FACTOR = 0.875, 0.75
+REFUSAL_INTERVAL_S = 1.0  # seconds after some let go in which they do not for those refused
 QUIET_PERIOD_S = 60.0  # seconds without a disconnect after which the next one is logged again
 
 
@@ -87,8 +91,16 @@ class ClientMemory:
         self._limited_at = -math.inf
 
     def has_capacity(self, size: int) -> bool:
-        """Return whether `size` more bytes are within the limit."""
-        return self.total + size <= self.limit
+        """Return whether there is memory for `size` more bytes, which may be refused.
+
+        If not, those with most let go, now and then, so that a client that is refused may come
+        again: at once for each would let as many come as are refused.
+        """
+        if self.total + size <= self.limit * CAPACITY_FACTOR:
+            return True
+        if monotonic() - self._limited_at > REFUSAL_INTERVAL_S:
+            self._schedule_limiting()
+        return False
 
     def hold(self, part: HeldPart, holder: Holder, size: int, shared: bytes | None = None) -> None:
         """Set what a holder has of a part, in place of what it had.
@@ -108,11 +120,8 @@ class ClientMemory:
             self._drop_shared(part, holding)
             if shared is not None:
                 self._add_shared(part, holding, shared)
-        if self.total > self.limit and not self._is_limiting:
-            # Not within this call: a holder may be in the middle of a write.
-            self._is_limiting = True
-            loop = asyncio.get_running_loop()
-            loop.call_soon(self._limit_holders, context=Context())  # its log line is of no client
+        if self.total > self.limit:
+            self._schedule_limiting()
 
     def hold_unsent(self, holder: Holder, waiting: int, copied: int, data: bytes | None) -> None:
         """Set what waits for a connection, after a write that it has not taken whole.
@@ -161,14 +170,27 @@ class ClientMemory:
                 del self._shared[id(shared.data)]
                 self._count(part, -len(shared.data))
 
+    def _schedule_limiting(self) -> None:
+        """Limit the holders, but not within this call: one may be in the middle of a write."""
+        if not self._is_limiting:
+            self._is_limiting = True
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self._limit_holders, context=Context())  # its log line is of no client
+
     def _limit_holders(self) -> None:
-        """Make those with most let go; of several with the same, the one that has it longest."""
+        """Make those with most let go; of several with the same, the one that has it longest.
+
+        Responses that are being put together go last, as they are done soon anyway.
+        """
         self._is_limiting = False
         count = 0
-        by_share = sorted(self._holdings.items(), key=lambda item: item[1].share, reverse=True)
-        for (part, holder), holding in by_share:
-            # Below the limit, so that not every further byte comes here again.
-            if self.total <= self.limit * 7 / 8:
+        holdings = sorted(
+            self._holdings.items(),
+            key=lambda item: (item[0][0] is not HeldPart.RESPONSES, item[1].share),
+            reverse=True,
+        )
+        for (part, holder), holding in holdings:
+            if self.total <= self.limit * SPARED_FACTOR:
                 break
             if part is HeldPart.UNSENT and holding.share >= self.total:
                 continue  # one record that is larger than the limit gets through

@@ -72,3 +72,13 @@ async def test_one_record_that_is_larger_than_the_limit_is_sent():
     memory.hold(HeldPart.UNSENT, other, 5000)
     await asyncio.sleep(0)
     assert not other.is_released and memory.total == 5000
+
+
+async def test_whoever_is_refused_finds_memory_the_next_time():
+    """Clients that read nothing may have all there is: nobody else would get a page then."""
+    memory, holder = ClientMemory(limit=1000), FakeHolder()
+    memory.hold(HeldPart.RECEIVED, holder, 500)
+    memory.hold(HeldPart.UNSENT, FakeHolder(), 350)
+    assert memory.has_capacity(25) and not memory.has_capacity(100)
+    await wait_until(lambda: holder.is_released)
+    assert memory.has_capacity(100)
