@@ -288,7 +288,7 @@ class SchemaNotFound(FormatError):
             new schemas a moment later.
     """
 
-    def __init__(self, message: str, *, missing_s: float) -> None:
+    def __init__(self, message: str, *, missing_s: float = 0.0) -> None:
         super().__init__(message)
         self.missing_s = missing_s
 

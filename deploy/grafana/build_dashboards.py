@@ -161,7 +161,8 @@ MEMORY = Section("Memory and process", [
     Panel("Memory that cannot be freed", "percentunit",
           "Of the option memory. From 50 % on, new clients are refused.",
           {"{{instance}}":
-           'sum by (instance) (gateway_memory_bytes{@, part=~"tables|views|unsent|received"}) '
+           "sum by (instance) "
+           '(gateway_memory_bytes{@, part=~"tables|views|unsent|received|responses"}) '
            "/ sum by (instance) (gateway_memory_limit_bytes{@})"}),
     Panel("Resident memory", "bytes", "Of each worker.",
           {"{{instance}} {{worker}}": "process_resident_memory_bytes{@}"}),

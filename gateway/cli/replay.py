@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -185,7 +186,9 @@ def _wait_for_end(url: str, token: str | None, status: Mapping[str, Any]) -> Non
 
 def _format_status(status: Mapping[str, Any]) -> str:
     target = status["destinationTopic"] or f"the back end of {status['consumerGroup']}"
-    lost = sum(gap["endOffset"] - gap["startOffset"] for gap in status["gaps"])
+    missing = Counter[str]()
+    for gap in status["gaps"]:
+        missing[gap["reason"]] += gap["endOffset"] - gap["startOffset"]
     parts = [
         status["id"],
         status["state"],
@@ -194,7 +197,7 @@ def _format_status(status: Mapping[str, Any]) -> str:
         f"{status['records']} records",
         f"{status['recordsPerSecond']:.0f}/s",
         *([f"{status['deadLetters']} dead letters"] if status["deadLetters"] else []),
-        *([f"{lost} offsets deleted by retention"] if lost else []),
+        *(f"{count} offsets missing: {reason}" for reason, count in missing.items()),
         *([status["error"]] if status["error"] else []),
     ]
     return "  ".join(parts)

@@ -14,13 +14,15 @@ be asked first.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from struct import Struct
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 from gateway.config import SchemaRegistry
 from gateway.core.log.record import Record
+from gateway.core.sized_cache import SizedCache
 from gateway.errors import ExtraMissing, FormatError
 from gateway.extras import require_extra
 
@@ -37,6 +39,10 @@ from .serialization import (
 
 _FRAME = Struct(">bI")  # zero, schema id
 _GUID_FRAME_SIZE = 17
+# Of the texts of compiled schemas, which take up to 50 times that when compiled (Avro).
+MAX_COMPILED_BYTES = 4 << 20
+# How many schemas are looked up at a time: those of keys and of values are cached together.
+MAX_PARALLEL_LOADS = 4
 _KEY_HEADER, _VALUE_HEADER = "__key_schema_id", "__value_schema_id"
 
 
@@ -57,12 +63,24 @@ class SchemaCodec(Protocol):
         """Decode the payload behind the frame into JSON text, whose value `decode` returns."""
 
 
+class _CompiledSchema(NamedTuple):
+    """The codec of a schema, or why it cannot be compiled."""
+
+    format: SerializationFormat
+    codec: SchemaCodec | FormatError
+
+    def get_codec(self) -> SchemaCodec:
+        if isinstance(self.codec, FormatError):
+            raise copy(self.codec)  # as `CachedRegistryClient.get_cached`
+        return self.codec
+
+
 class Codecs:
     """Encode and decode keys and values, with the schemas of one registry.
 
     The hub and the pipeline create one for each catalog that they use, the sidecar a single one.
-    Each schema is compiled once and kept, under its id; one that cannot be compiled is kept
-    as its error.
+    Compiled schemas are kept under their ids while there is room; one that cannot be compiled is
+    kept as its error.
     """
 
     def __init__(self, catalog: SchemaRegistry | None = None) -> None:
@@ -72,8 +90,7 @@ class Codecs:
             catalog: The registry; without one, formats that need a schema are refused.
         """
         self._registry = None if catalog is None else CachedRegistryClient(catalog)
-        self._compiled: dict[SchemaId, SchemaCodec | FormatError] = {}
-        self._formats: dict[SchemaId, SerializationFormat] = {}  # of the same
+        self._compiled: SizedCache[SchemaId, _CompiledSchema] = SizedCache(MAX_COMPILED_BYTES)
 
     async def close(self) -> None:
         """Close the connections to the registry; it may be asked again later."""
@@ -175,19 +192,22 @@ class Codecs:
         is_key: bool,
         payloads: Iterable[bytes | None],
     ) -> None:
-        """Look up all schemas that some keys or values were written with, in parallel.
+        """Look up all schemas that some keys or values were written with, some in parallel.
 
-        After that `decode_cached` does not raise SchemaNotLoaded for them.
+        After that `decode_cached` does not raise SchemaNotLoaded for them, unless they are more
+        than the cache holds.
 
         Raises:
             RegistryUnavailable: The registry cannot be asked now.
         """
         if format.has_schema:
             ids = {frame[0] for data in payloads if data and (frame := _read_frame(data))}
-            await self.load_schema_ids(id for id in ids if id not in self._compiled)
+            missing = [id for id in ids if id not in self._compiled]
+            for start in range(0, len(missing), MAX_PARALLEL_LOADS):
+                await self.load_schema_ids(missing[start : start + MAX_PARALLEL_LOADS])
 
-    async def load_schema_ids(self, ids: Iterable[SchemaId]) -> None:
-        """Look up schemas in parallel.
+    async def load_schema_ids(self, ids: Sequence[SchemaId]) -> None:
+        """Look up schemas in parallel, at most MAX_PARALLEL_LOADS.
 
         A schema that does not exist raises nothing here: decoding raises it, for one record.
 
@@ -251,34 +271,30 @@ class Codecs:
                 "header has the id"
             )
         id, size = frame
-        codec = self._compiled.get(id)
-        if codec is None:
+        compiled = self._compiled.get(id)
+        if compiled is None:
             schema = self._require_registry(format).get_cached(id)
             if schema is None:
                 raise SchemaNotLoaded
             return self._compile_once(format, schema), size
-        if isinstance(codec, FormatError):
-            # The one exception object is raised again and again: without this its traceback would
-            # grow each time.
-            raise codec.with_traceback(None)
-        if self._formats[id] is not format:
-            raise _build_format_error(id, self._formats[id], format)
-        return codec, size
+        if compiled.format is not format:
+            raise _build_format_error(id, compiled.format, format)
+        return compiled.get_codec(), size
 
     def _compile_once(self, format: SerializationFormat, schema: Schema) -> SchemaCodec:
         """Return the codec of a schema, compiling it at the first use."""
         if schema.format is not format:
             raise _build_format_error(schema.id, schema.format, format)
-        codec = self._compiled.get(schema.id)
-        if codec is None:
+        compiled = self._compiled.get(schema.id)
+        if compiled is None:
+            codec: SchemaCodec | FormatError
             try:
                 codec = compile_schema(schema)
             except FormatError as exc:
-                codec = exc
-            self._compiled[schema.id], self._formats[schema.id] = codec, schema.format
-        if isinstance(codec, FormatError):
-            raise codec.with_traceback(None)
-        return codec
+                codec = copy(exc)
+            compiled = _CompiledSchema(schema.format, codec)
+            self._compiled.store(schema.id, compiled, schema.size)
+        return compiled.get_codec()
 
 
 def frame_record(

@@ -41,15 +41,8 @@ class JsonSchemaCodec:
         """
         self._unusable_patterns: list[str] = []
         try:
-            schema = orjson.loads(text)
-            base = _BASE_URI
-            if isinstance(schema, dict):  # relative references resolve only if it has an id
-                keyword = "id" if "draft-04" in str(schema.get("$schema")) else "$id"
-                base = schema.setdefault(keyword, f"{_BASE_URI}schema.json")
+            schema, _, retriever = load_schema(text, references)
             has_no_draft = not isinstance(schema, dict) or "$schema" not in schema
-            retriever = _create_retriever(
-                {name: orjson.loads(schema_text) for name, schema_text in references.items()}, base
-            )
             create_validator = (
                 jsonschema_rs.Draft7Validator if has_no_draft else jsonschema_rs.validator_for
             )
@@ -58,6 +51,14 @@ class JsonSchemaCodec:
             except jsonschema_rs.ValidationError:
                 self._unusable_patterns = _remove_unusable_patterns(schema)
                 self._validator = create_validator(schema, retriever=retriever)
+        except jsonschema_rs.ValidationError as exc:
+            problem, remedy = exc.message, "correct it"
+            # The registry is its own here, not that of schemas.
+            resource, is_unknown, _ = problem.partition(" is not present in a registry")
+            if is_unknown:
+                problem = f"$ref {resource.removeprefix('Resource ')} is none of its references"
+                remedy = "name it in `references` of the schema registry"
+            raise FormatError(f"the JSON Schema cannot be used: {problem}; {remedy}") from None
         except Exception as exc:  # orjson and jsonschema_rs raise many kinds
             raise FormatError(f"the JSON Schema cannot be used: {exc}; correct it") from None
 
@@ -100,6 +101,22 @@ class JsonSchemaCodec:
             raise FormatError(f"{problem}; correct it", pointer=pointer) from None
         except (ValueError, RecursionError) as exc:  # not a value of JSON, or nested too deep
             raise FormatError(f"the value cannot be checked by its JSON Schema: {exc}") from None
+
+
+def load_schema(text: str, references: Mapping[str, str]) -> tuple[Any, str, Callable[[str], Any]]:
+    """Return a schema, its identifier, and what returns the schema of a URI that it refers to.
+
+    Args:
+        text: The schema.
+        references: The schemas that it refers to, by the names that it uses for them.
+    """
+    schema = orjson.loads(text)
+    base = _BASE_URI
+    if isinstance(schema, dict):  # relative references resolve only if it has an id
+        keyword = "id" if "draft-04" in str(schema.get("$schema")) else "$id"
+        base = schema.setdefault(keyword, f"{_BASE_URI}schema.json")
+    parsed = {name: orjson.loads(schema_text) for name, schema_text in references.items()}
+    return schema, base, _create_retriever(parsed, base)
 
 
 def _remove_unusable_patterns(schema: Any) -> list[str]:
@@ -154,7 +171,7 @@ def _create_retriever(references: Mapping[str, Any], base: str) -> Callable[[str
             if uri == name or uri.endswith(f"/{name}"):
                 keywords = _identifier_keywords(schema)
                 return {**schema, **dict.fromkeys(keywords, uri)} if keywords else schema
-        raise ValueError(f"'{uri}' is none of its references; name it in `references`")
+        raise ValueError("it is none of the references")
 
     return retrieve
 

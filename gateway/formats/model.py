@@ -7,7 +7,7 @@ in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from struct import Struct, error
 from typing import Any
 
@@ -59,8 +59,8 @@ class Model:
         """Return the id of the schema that must be loaded before decoding; None for none."""
         return None if self._format is None else self._codecs.find_missing_id(data)
 
-    async def load_schema_ids(self, ids: set[SchemaId]) -> None:
-        """Load schemas from the registry.
+    async def load_schema_ids(self, ids: Sequence[SchemaId]) -> None:
+        """Load schemas from the registry, at most MAX_PARALLEL_LOADS.
 
         Raises:
             RegistryUnavailable: The registry cannot be asked now.

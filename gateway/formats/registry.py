@@ -1,15 +1,17 @@
 """Look up and register schemas in a schema registry (Confluent's API), and cache them.
 
-The schema of an id or of a version never changes and is cached for good. The latest version is
-looked up again after `maxAge`; while the registry is away the cached one is used longer. That a
-schema does not exist is cached for MISSING_TTL_S only, as it may be registered next. Concurrent
-lookups of the same schema share one request.
+The schema of an id or of a version never changes and is cached for as long as there is room. The
+latest version is looked up again after `maxAge`; while the registry is away the cached one is used
+longer. That a schema does not exist, or cannot be used, is cached for MISSING_TTL_S only, as it may
+be registered next. Concurrent lookups of the same schema share one request.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Hashable, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
+from copy import copy
+from sys import getsizeof
 from time import monotonic
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import quote
@@ -17,6 +19,7 @@ from urllib.parse import quote
 from gateway.config import SchemaRegistry
 from gateway.config.source.expression import find_closest
 from gateway.config.types.formats import SERIALIZATION_FORMATS
+from gateway.core.sized_cache import SizedCache
 from gateway.errors import FormatError, RegistryUnavailable, SchemaNotFound
 from gateway.telemetry.log_context import create_detached_task
 
@@ -24,7 +27,10 @@ from .registry_client import RegistryClient, RegistryNotFound, RegistryRejected
 from .serialization import SchemaReference, SerializationFormat
 
 MISSING_TTL_S = 5.0  # seconds for which it is cached that a schema does not exist
-MAX_CACHED_MISSING = 1_000  # how many of these are kept: clients choose the ids
+MAX_MISSING_BYTES = 4 << 20  # of all that is cached about these: clients choose the ids and texts
+_MISSING_BYTES = 1000  # of an error, beside the key
+MAX_SCHEMA_BYTES = 4 << 20  # of one schema, with its references
+MAX_CACHED_BYTES = 8 * MAX_SCHEMA_BYTES
 MAX_REFERENCE_DEPTH = 32  # references of references
 MAX_REFERENCES = 1_000  # of one schema, with the references of its references
 
@@ -49,11 +55,21 @@ class Schema(NamedTuple):
     text: str
     references: Mapping[str, str]
 
+    @property
+    def size(self) -> int:
+        """Return how many bytes the texts take."""
+        return _measure_texts([self.text, *self.references.values()])
 
-class _CacheEntry(NamedTuple):
-    """A schema, or the error that it does not exist, and until when that holds."""
 
-    result: Schema | FormatError
+class _CachedSchema(NamedTuple):
+    schema: Schema
+    expires_at: float
+
+
+class _CachedError(NamedTuple):
+    """Why there is no such schema, or why it cannot be used, and until when that holds."""
+
+    error: FormatError
     expires_at: float
 
 
@@ -65,17 +81,25 @@ class CachedRegistryClient:
     `get_or_register`. A key has at most one task, which is removed when it ends.
     """
 
-    def __init__(self, catalog: SchemaRegistry, now: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self,
+        catalog: SchemaRegistry,
+        now: Callable[[], float] = monotonic,
+        *,
+        max_bytes: int = MAX_CACHED_BYTES,
+    ) -> None:
         """Create a cache without schemas.
 
         Args:
             catalog: The registry.
             now: A monotonic clock in seconds.
+            max_bytes: How many bytes the texts of cached schemas may take.
         """
         self._client = RegistryClient(catalog)
         self._catalog = catalog
         self._now = now
-        self._cache: dict[Hashable, _CacheEntry] = {}
+        self._schemas: SizedCache[Hashable, _CachedSchema] = SizedCache(max_bytes)
+        self._errors: SizedCache[Hashable, _CachedError] = SizedCache(MAX_MISSING_BYTES)
         self._tasks: dict[Hashable, asyncio.Task[Schema]] = {}
 
     async def close(self) -> None:
@@ -95,14 +119,12 @@ class CachedRegistryClient:
         Raises:
             FormatError: It is known that there is no such schema.
         """
-        entry = self._cache.get(key)
-        if entry is None or entry.expires_at <= self._now():
-            return None
-        if isinstance(entry.result, FormatError):
-            # The one exception object is raised again and again: without this its traceback would
-            # grow each time.
-            raise entry.result.with_traceback(None)
-        return entry.result
+        now = self._now()
+        if (known := self._errors.get(key)) is not None and known.expires_at > now:
+            # A copy, since the traceback of an exception keeps what those had who caught it.
+            raise copy(known.error)
+        cached = self._schemas.get(key)
+        return None if cached is None or cached.expires_at <= now else cached.schema
 
     async def get_by_id(self, id: SchemaId) -> Schema:
         """Return the schema of an id.
@@ -179,31 +201,24 @@ class CachedRegistryClient:
             fetch: Asks the registry.
             ttl_s: For how many seconds the schema may be cached; None for good.
         """
+        key_bytes = getsizeof(repr(key))  # it may have the text of a client
         try:
             schema = await fetch()
         except FormatError as exc:
-            self._evict_missing()
-            self._cache[key] = _CacheEntry(exc, self._now() + MISSING_TTL_S)
+            self._schemas.remove(key)
+            known = _CachedError(copy(exc), self._now() + MISSING_TTL_S)
+            self._errors.store(key, known, key_bytes + _MISSING_BYTES)
             raise
         except RegistryUnavailable:
             # The registry is away: use the latest version as known before, for a while.
-            expired = self._cache.get(key)
-            if expired is None or isinstance(expired.result, FormatError):
+            expired = self._schemas.get(key)
+            if expired is None:
                 raise
-            self._cache[key] = expired._replace(expires_at=self._now() + MISSING_TTL_S)
-            return expired.result
-        self._cache[key] = _CacheEntry(
-            schema, float("inf") if ttl_s is None else self._now() + ttl_s
-        )
+            schema, ttl_s = expired.schema, MISSING_TTL_S
+        self._errors.remove(key)
+        expires_at = float("inf") if ttl_s is None else self._now() + ttl_s
+        self._schemas.store(key, _CachedSchema(schema, expires_at), key_bytes + schema.size)
         return schema
-
-    def _evict_missing(self) -> None:
-        """Remove the oldest entries of schemas that do not exist, beyond MAX_CACHED_MISSING."""
-        missing = [
-            key for key, entry in self._cache.items() if isinstance(entry.result, FormatError)
-        ]
-        for key in missing[: max(0, len(missing) - MAX_CACHED_MISSING)]:
-            del self._cache[key]
 
     # Requests.
 
@@ -214,12 +229,12 @@ class CachedRegistryClient:
                 f"/schemas/{'ids' if isinstance(id, int) else 'guids'}/{id}",
                 is_expected=_is_schema,
             )
-        except RegistryNotFound:
-            former, missing_s = self._cache.get(id), 0.0
-            if former is not None and isinstance(former.result, SchemaNotFound):
+        except RegistryNotFound as exc:
+            former, missing_s = self._errors.get(id), 0.0
+            if former is not None and isinstance(former.error, SchemaNotFound):
                 asked_at = former.expires_at - MISSING_TTL_S
-                missing_s = former.result.missing_s + self._now() - asked_at
-            problem = f"the registry has no schema with the id {id}"
+                missing_s = former.error.missing_s + self._now() - asked_at
+            problem = f"the registry has no schema with the id {id} ({exc})"
             raise SchemaNotFound(
                 f"{problem}; write with one of its schemas", missing_s=missing_s
             ) from None
@@ -231,20 +246,25 @@ class CachedRegistryClient:
         response = await self._fetch_version(subject, version)
         return await self._build_schema(response["id"], response)
 
-    async def _fetch_version(self, subject: str, version: int | None) -> Any:
+    async def _fetch_version(
+        self, subject: str, version: int | None, *, include_deleted: bool = False
+    ) -> Any:
         """Return what the registry answers for a version of a subject; it has an id."""
         label = "latest" if version is None else str(version)
+        query = "?deleted=true" if include_deleted else ""
         try:
             response = await self._client.request(
                 "GET",
-                f"/subjects/{quote(subject, '')}/versions/{label}",
+                f"/subjects/{quote(subject, '')}/versions/{label}{query}",
                 is_expected=lambda response: _is_schema(response) and _has_id(response),
             )
         except RegistryNotFound as exc:
             if exc.code == 40402 and version is not None:  # version not found
                 problem = f"subject '{subject}' has no version {version}"
                 raise FormatError(f"{problem}; use one that it has, or leave it out") from None
-            raise await self._build_unknown_subject(subject) from None
+            if exc.code == 40401 or version is None:  # subject not found
+                raise await self._build_unknown_subject(subject) from None
+            raise FormatError(f"the registry gives no {label} of '{subject}': {exc}") from None
         except RegistryRejected as exc:
             raise FormatError(f"the registry gives no {label} of '{subject}': {exc}") from None
         return response
@@ -286,7 +306,11 @@ class CachedRegistryClient:
         format = next(formats, None)
         if format is None:
             raise FormatError(f"schema {id} is of a kind that is not known here: {kind}")
-        texts = await self._fetch_references(response.get("references") or [], {})
+        _check_size(f"schema {id}", [response["schema"]])
+        try:
+            texts = await self._fetch_references(response.get("references") or [], {})
+        except FormatError as exc:
+            raise FormatError(f"the references of schema {id} cannot be used: {exc}") from None
         return Schema(id, format, response["schema"], texts)
 
     async def _fetch_references(
@@ -313,7 +337,9 @@ class CachedRegistryClient:
                 continue
             if len(seen) >= MAX_REFERENCES:
                 raise FormatError(f"a schema has over {MAX_REFERENCES} references; merge them")
-            response = seen[version] = await self._fetch_version(*version)
+            # A schema can still be read by references that were deleted after its registration.
+            response = seen[version] = await self._fetch_version(*version, include_deleted=True)
+            _check_size("a schema", [response["schema"] for response in seen.values()])
             inner = await self._fetch_references(response.get("references") or [], seen, depth + 1)
             texts |= {name: text for name, text in inner.items() if name not in texts}
             texts.setdefault(reference["name"], response["schema"])
@@ -330,6 +356,16 @@ class CachedRegistryClient:
         closest = find_closest(subject, [name for name in response if isinstance(name, str)])
         hint = f"did you mean '{closest}'?" if closest else "register a schema for it"
         return FormatError(f"the registry has no subject '{subject}'; {hint}")
+
+
+def _measure_texts(texts: Iterable[str]) -> int:
+    return sum(map(getsizeof, texts))
+
+
+def _check_size(label: str, texts: Iterable[str]) -> None:
+    if _measure_texts(texts) > MAX_SCHEMA_BYTES:
+        size = f"{MAX_SCHEMA_BYTES >> 20} MiB, with its references"
+        raise FormatError(f"{label} has more than {size}; divide it")
 
 
 def _has_id(response: Any) -> bool:

@@ -28,8 +28,6 @@ log = logging.getLogger(__name__)
 
 RETRY_DELAY_S = 1.0  # seconds before a registry that is away is asked again
 MAX_RESPONSE_BYTES = 16 * 1024**2
-# Describe the body as it was transferred, which is not what is kept of it.
-_NOT_FOUND_CODES = frozenset({40401, 40402, 40403})  # subject, version, schema not found
 _MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
 
 
@@ -204,8 +202,9 @@ def _parse_response(response: httpx.Response, url: str) -> Any:
     if response.is_success:
         return content
     error = content if isinstance(content, dict) else {}
-    code, message = error.get("error_code"), str(error.get("message") or f"status {status}")
-    if status == 404 and code in _NOT_FOUND_CODES:
+    code, message = error.get("error_code"), str(error.get("message") or f"status {status}")[:300]
+    # A registry's 404 has five digits, as 40401 (subject not found) and 40406 (version deleted).
+    if status == 404 and isinstance(code, int) and code // 100 == 404:
         return RegistryNotFound(code, message)
     if status in (409, 422) and isinstance(code, int):
         return RegistryRejected(status, message)

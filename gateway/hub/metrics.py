@@ -7,6 +7,7 @@ partitions take 6 ms.
 from __future__ import annotations
 
 from gateway.core.log.partition_reader import PartitionReader
+from gateway.hub.fanout.client_memory import HeldPart
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.hubs import Hubs
 from gateway.hub.reads.shared_reads import STALE_S, SharedReads
@@ -22,6 +23,8 @@ def collect_all_metrics(hubs: Hubs, samples: MetricSamples) -> None:
     """Add the metrics of all hubs of this process to the samples."""
     samples.add(catalog.WEBSOCKETS, hubs.websocket_count)
     samples.add(catalog.MEMORY_LIMIT_BYTES, hubs.settings.memory)
+    samples.add_counts(catalog.MEMORY_RELEASES, hubs.client_memory.releases)
+    samples.add_zeros(catalog.MEMORY_RELEASES, HeldPart)
     for hub in hubs:
         collect_hub_metrics(hub, samples)
 

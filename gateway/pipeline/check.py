@@ -172,6 +172,9 @@ def _check_job(job: Job, schema_columns: Columns) -> Iterator[JobProblem]:
             yield from (
                 each._replace(loc=(*loc, *each.loc)) for each in _check_time(input, columns[name])
             )
+            json_names = (input.value.json_names.get(each, each) for each in columns[name])
+            if message := types.check_case(columns[name]) or types.check_case(json_names):
+                yield JobProblem((*loc, "value"), message)
     module = import_job_module(job)
     problems = [*module.check_job(job, columns), *stable_key.check_key(job)]
     yield from (_parse_problem(text) for text in problems)

@@ -213,13 +213,12 @@ def fetch_config(options: Mapping[str, Any], name: str, key: str) -> str | None:
 
 
 def create_admin_client(options: Mapping[str, Any]) -> Any:
-    """Return an AdminClient of librdkafka that logs critical errors only, by Python's logging.
+    """Return an AdminClient of librdkafka that logs by Python's logging.
 
     Args:
         options: librdkafka's properties of the cluster.
     """
     from confluent_kafka.admin import AdminClient
 
-    quiet = {"log_level": 2, "logger": logging.getLogger(f"{__name__}.librdkafka")}
-    merged: dict[str, Any] = {**options, **quiet}
+    merged: dict[str, Any] = {**options, "logger": logging.getLogger(f"{__name__}.librdkafka")}
     return AdminClient(merged)

@@ -31,6 +31,7 @@ from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.produce.producer import Producer
 from gateway.sidecar.http import body, docs
 from gateway.sidecar.http.authorization import AUTHENTICATED, Authorizer, allow_anyone
+from gateway.sidecar.http.encoded_slash import EncodedSlashMiddleware, NameConvertor
 from gateway.sidecar.http.ids import RequestIdMiddleware, check_ids
 from gateway.sidecar.http.request_counts import EndpointCounts, RequestCountMiddleware
 from gateway.sidecar.http.spec import SPEC_DIRECTORY, UNLIMITED_PREFIX, Spec
@@ -133,6 +134,9 @@ class SidecarApplication:
             route for component in self.components for route in component.routes
         ]
         self.routes += docs.build_routes(spec, settings.name)
+        for route in self.routes:
+            if isinstance(route, Route):
+                route.param_convertors = dict.fromkeys(route.param_convertors, NameConvertor())
         self._request_counts = EndpointCounts(self.routes)
         self._first_segments = {
             _get_first_segment(route.path) for route in self.routes if isinstance(route, Route)
@@ -149,6 +153,7 @@ class SidecarApplication:
             middleware=[
                 Middleware(RequestCountMiddleware, requests=self._request_counts),
                 Middleware(RequestIdMiddleware),
+                Middleware(EncodedSlashMiddleware),
                 Middleware(OriginCheckMiddleware, settings=self.settings),
                 Middleware(
                     AuthenticationMiddleware, authorize=authorize, is_unlimited=self.is_unlimited
@@ -210,6 +215,7 @@ class SidecarApplication:
         compression = "none" if producer is None else producer.compression
         self.context.draining = asyncio.Event()  # the last run may have set it
         self.context.producer = Producer(self.context.cluster, compression=compression)
+        self.context.gzip_producer = Producer(self.context.cluster, compression="gzip")
         try:
             async with asyncio.TaskGroup() as group:
                 for component in self.components:
@@ -217,6 +223,7 @@ class SidecarApplication:
                 group.create_task(asyncio.Event().wait())  # components may return; this never does
         finally:
             await self.context.producer.close()
+            await self.context.gzip_producer.close()
             await self.context.codecs.close()
 
     def collect_metrics(self, samples: MetricSamples) -> None:

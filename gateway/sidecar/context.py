@@ -105,7 +105,7 @@ def audit_gap(
 class Context:
     """Share settings, connections and services among the components of one sidecar.
 
-    `SidecarApplication` creates it and replaces `draining` and `producer` whenever it runs.
+    `SidecarApplication` creates it and replaces `draining` and the producers whenever it runs.
 
     Attributes:
         settings: The whole configuration; `section` is its part `sidecar`.
@@ -115,6 +115,7 @@ class Context:
         spec: The OpenAPI document that is served, and the validators of requests.
         auditor: Discards everything until the audit component puts itself here.
         producer: Idempotent, waits for all replicas; exists while the application runs.
+        gzip_producer: Likewise, for records that are too large without compression.
         draining: Set when the sidecar is about to end, for long requests to end theirs.
         components: All components by the name of their section, for health and admin.
         documents: Gets the locks of the gateway beside which the sidecar stands; None when alone.
@@ -127,6 +128,7 @@ class Context:
     spec: Spec
     auditor: Auditor = field(default_factory=NullAuditor)
     producer: Producer = field(init=False)
+    gzip_producer: Producer = field(init=False)
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     components: dict[str, Any] = field(default_factory=dict)
     documents: Callable[[], DocumentLocks] | None = None

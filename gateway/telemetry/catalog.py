@@ -144,7 +144,8 @@ WEBSOCKETS = _gauge("gateway_websockets", "WebSockets that are open, with any nu
 REFUSED_CONNECTIONS = _counter(
     "gateway_refused_connections",
     "Connections and requests that were refused, by the limit: connections (of all clients), "
-    "perAddress, perIdentity, rate (too many new ones from one address).",
+    "perAddress, perIdentity, rate (too many new ones from one address), descriptors (open files, "
+    "of which some are kept for Kafka).",
     "limit",
 )  # fmt: skip
 TLS_HANDSHAKES = _gauge(
@@ -251,10 +252,18 @@ CACHE_BYTES = _gauge(
 MEMORY_BYTES = _gauge(
     "gateway_memory_bytes",
     "What the option memory limits, by part: cache, rings (recent chunks), tables (snapshots), "
-    "backlog (read and not sent yet), views (what clients ask for), unsent (not accepted by slow "
-    "connections), inflated (large batches being decoded), received (messages of clients being "
-    "handled), dictionaries (for compression).",
+    "backlog (read and not sent yet), views (what clients ask for), inflated (large batches being "
+    "decoded), dictionaries (for compression); and of clients: unsent (not accepted by slow "
+    "connections), received (messages and requests, incomplete or being handled), responses "
+    "(pages being put together), replies (of services, for requests that ask later).",
     "part", unit="bytes",
+)  # fmt: skip
+MEMORY_RELEASES = _counter(
+    "gateway_memory_releases",
+    "How often something was let go because more than half of the option memory was held for "
+    "clients, by part: unsent and received (a client was disconnected), responses (a page was "
+    "refused), replies (the older half was dropped).",
+    "part",
 )  # fmt: skip
 MEMORY_LIMIT_BYTES = _gauge(
     "gateway_memory_limit_bytes", "The value of the option memory.", unit="bytes"
@@ -358,7 +367,7 @@ AUDIT_RECORDS = _counter(
 REACTIVE_RECORDS = _counter(
     "gateway_reactive_records",
     "Records of reactive groups that are settled, by outcome: processed (by the back end), dead "
-    "(written as dead letters).",
+    "(given up, and written as dead letters), refused (those of them that are too large for that).",
     "group", "topic", "outcome",
 )  # fmt: skip
 REACTIVE_REPEATED_RECORDS = _counter(
@@ -412,7 +421,7 @@ CONSUMER_MISSING_RECORDS = _counter(
 DEAD_LETTERS = _counter(
     "gateway_dead_letters",
     "Dead letters handled on request, by outcome: processed, returned (failed again), parked "
-    "(failed at the last retry), written (added by a request).",
+    "(failed at the last retry, or too large to be returned), written (added by a request).",
     "outcome",
 )  # fmt: skip
 REPLAYS = _gauge(
@@ -515,8 +524,8 @@ PIPELINE_LATE_ROWS = _counter(
 )  # fmt: skip
 PIPELINE_GAPS = _counter(
     "gateway_pipeline_gaps",
-    "Ranges of input that Kafka deleted before they were read. Each has a gap record in the "
-    "output.",
+    "Ranges of input that Kafka deleted before they were read. Each has a gap record beside the "
+    "output, or, of jobs that write none, a line in the log.",
     "job", "topic",
 )  # fmt: skip
 PIPELINE_UNREADABLE_RECORDS = _counter(

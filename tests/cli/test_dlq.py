@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from confluent_kafka import Producer
 from ruamel.yaml import YAML
 from support.backend import running_backend
 from support.brokers import KafkaCluster
@@ -110,6 +111,24 @@ async def test_each_goes_back_to_its_topic_once_also_when_it_is_killed_amid_it(
         assert each.headers() == [("h", b"1"), ("h", None), ("X-Dead-Letter-Retries", b"1")]
     again = await dlq("retry", topic, "-c", file, "--to", "topic", "-g", "billing")
     assert (again.code, "no dead letters wait" in again.out) == (0, True)
+
+
+async def test_one_that_its_topic_does_not_take_holds_up_no_other(kafka, topic, config):
+    """All of the batch were refused, each time that they were retried."""
+    kafka.create_topic(f"{topic}.small", configs={"max.message.bytes": "5000"})
+    kafka.create_topic(f"{topic}.small.dlq")
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    producer.produce(f"{topic}.small.dlq", os.urandom(6000))
+    producer.produce(f"{topic}.small.dlq", b"small")
+    assert producer.flush(60) == 0
+
+    arguments = (f"{topic}.small", "-c", config(), "-g", "billing", "--to", "topic")
+    told = await dlq("retry", *arguments)
+
+    assert told.code == 1
+    assert f"{topic}.small.dlq-0 offset 0 is not copied: too large for the topic" in told.err
+    assert "1 copied, 1 parked" in told.out
+    assert [each.value() for each in read_committed(kafka, f"{topic}.small")] == [b"small"]
 
 
 async def test_the_back_end_gets_each_once_and_what_fails_again_is_told(kafka, topic, config):

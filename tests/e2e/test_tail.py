@@ -317,13 +317,14 @@ async def test_a_path_that_is_none_is_answered_with_the_nearest(gateway: Gateway
 
 
 async def test_topics_and_brokers_that_are_none_are_told(servers: str):
+    """A topic was "404: ...; use orders", without a server to be seen or a reason to use orders."""
     async with (
         running_tail("test-nowhere", "-s", servers) as no_topic,
         running_tail("orders", "-s", "127.0.0.1:1") as no_kafka,
         running_tail("http://127.0.0.1:1/events/orders") as no_gateway,
     ):
         assert [await each.wait_ended() for each in (no_topic, no_kafka, no_gateway)] == [1, 1, 1]
-    assert no_topic.stderr.startswith("gateway: 404: ") and "test-nowhere" in no_topic.stderr
+    assert no_topic.stderr.startswith("gateway: no broker knows the topic test-nowhere;")
     assert no_topic.stderr.count("\n") == 1
     unreachable = "gateway: no stream from 127.0.0.1:1: the bootstrap server at 127.0.0.1:1 cannot"
     assert no_kafka.stderr.startswith(unreachable) and no_kafka.stderr.count("\n") == 1
@@ -333,9 +334,13 @@ async def test_topics_and_brokers_that_are_none_are_told(servers: str):
 async def test_a_topic_of_a_similar_name_is_suggested(kafka: EmbeddedKafka, servers: str):
     """The only suggestion was the path of a route that the command serves to itself."""
     kafka.create_topic("warehouses", 1)
-    async with running_tail("warehouse", "-s", servers) as it:
-        assert await it.wait_ended() == 1
+    async with (
+        running_tail("warehouse", "-s", servers) as it,
+        running_tail("x", "-s", servers) as other,
+    ):
+        assert [await each.wait_ended() for each in (it, other)] == [1, 1]
     assert it.stderr.endswith("did you mean 'warehouses'?\n") and "/stream" not in it.stderr
+    assert "; there are " in other.stderr
 
 
 class Stand:

@@ -168,8 +168,11 @@ def test_a_pattern_of_another_language_is_left_out_in_reading():
         ("{", "cannot be used"), ('{"type": 5}', "cannot be used"),
         ('{"$ref": "http://127.0.0.1:9/x.json"}', "none of its references"),
         ('{"$ref": "file:///etc/passwd"}', "none of its references"),
+        ('{"allOf": [{"$ref": "no.json"}]}', "used: [$]ref 'no.json' is none of its references;"),
+        ('{"allOf": [{"$ref": "#/definitions/X"}]}', "'/definitions/X' does not exist; correct it"),
     ],
 )  # fmt: skip
 def test_a_schema_that_is_none_or_leads_elsewhere_is_refused(text: str, why: str):
+    """A reference by a relative name was "not present in a registry", which was not the user's."""
     with pytest.raises(FormatError, match=why):
         JsonSchemaCodec(text, {})

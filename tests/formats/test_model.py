@@ -75,6 +75,6 @@ async def test_a_key_that_is_text_has_no_quotes(codecs: Codecs):
 async def test_a_value_that_is_text_has_quotes(codecs: Codecs):
     model = Model("avro", codecs)
     assert model.find_missing_id(b"\0\0\0\0\1\x06ada") == 1
-    await model.load_schema_ids({1})
+    await model.load_schema_ids([1])
     assert model.find_missing_id(b"\0\0\0\0\1\x06ada") is None
     assert model.decode(b"\0\0\0\0\1\x06ada") == b'"ada"'

@@ -17,7 +17,7 @@ from support.registry import FakeRegistry as Fake
 
 from gateway.config import SchemaRegistry
 from gateway.errors import FormatError, RegistryUnavailable, SchemaNotFound
-from gateway.formats.registry import CachedRegistryClient
+from gateway.formats.registry import MAX_SCHEMA_BYTES, CachedRegistryClient
 from gateway.formats.serialization import SchemaReference, SerializationFormat
 
 TEXT = '"string"'
@@ -176,6 +176,27 @@ async def test_references_come_the_innermost_first(fake: Fake, url: str):
     await asked.close()
 
 
+async def test_references_are_read_after_they_were_deleted(fake: Fake, url: str):
+    fake.register_schema("b", TEXT)
+    references = [{"name": "B", "subject": "b", "version": 1}]
+    id = fake.register_schema("a-value", '"B"', references=references)
+    fake.deleted_subjects.add("b")
+    asked = registry(url)
+    assert (await asked.get_by_id(id)).references == {"B": TEXT}
+    with pytest.raises(FormatError, match="no subject 'b'"):
+        await asked.get_by_version("b", 1)
+    await asked.close()
+
+
+async def test_a_schema_whose_references_are_missing_is_named(fake: Fake, url: str):
+    references = [{"name": "B", "subject": "b", "version": 1}]
+    id = fake.register_schema("a-value", '"B"', references=references)
+    asked = registry(url)
+    with pytest.raises(FormatError, match=f"references of schema {id} .*: .* no subject 'b'"):
+        await asked.get_by_id(id)
+    await asked.close()
+
+
 @pytest.mark.parametrize(
     ("fake_options", "options"),
     [
@@ -277,6 +298,63 @@ async def test_only_a_registrys_own_words_say_that_there_is_no_schema(
         both = registry(wrong_url, url)
         assert (await both.get_by_id(id)).text == TEXT
         await both.close()
+
+
+async def test_schemas_are_kept_up_to_a_number_of_bytes(fake: Fake, url: str):
+    """A registry with a thousand schemas of a megabyte filled the memory with them."""
+    texts = [f'"{letter * 1000}"' for letter in "abc"]
+    ids = [fake.register_schema("orders-value", text) for text in texts]
+    catalog = SchemaRegistry.model_validate({"type": "schema-registry", "url": url})
+    asked = CachedRegistryClient(catalog, max_bytes=2500)
+    for id in ids:
+        await asked.get_by_id(id)
+    assert [asked.get_cached(id) is None for id in ids] == [True, False, False]
+    assert (await asked.get_by_id(ids[0])).text == texts[0]
+    await asked.close()
+
+
+async def test_a_schema_that_is_too_large_with_its_references_is_refused(fake: Fake, url: str):
+    half = f'"{"a" * (MAX_SCHEMA_BYTES // 2)}"'
+    for subject in ("b", "c"):
+        fake.register_schema(subject, half)
+    references = [{"name": name, "subject": name, "version": 1} for name in ("b", "c")]
+    id = fake.register_schema("a-value", '"b"', references=references)
+    asked = registry(url, timeout="60s")
+    with pytest.raises(FormatError, match="more than 4 MiB"):
+        await asked.get_by_id(id)
+    await asked.close()
+
+
+async def test_an_error_that_is_cached_keeps_nothing_of_those_who_caught_it(fake: Fake, url: str):
+    """It was raised again with the traceback of the one before, whose frames had whole batches."""
+    asked = registry(url)
+    with pytest.raises(FormatError):
+        await asked.get_by_id(7)
+    errors = []
+    for _ in range(2):
+        with pytest.raises(SchemaNotFound) as told:
+            asked.get_cached(7)
+        errors.append(told.value)
+    assert errors[0] is not errors[1]
+    assert [error.missing_s for error in errors] == [0.0, 0.0]
+    await asked.close()
+
+
+@pytest.mark.parametrize("code", [40404, 40406])
+async def test_that_a_schema_was_deleted_is_no_outage(code: int):
+    """Records with such a schema held up their partition for as long as they were in Kafka."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        answer = {"error_code": code, "message": "it was soft deleted"}
+        await JSONResponse(answer, 404)(scope, receive, send)
+
+    async with running_app(app) as url:
+        asked = registry(url)
+        with pytest.raises(SchemaNotFound, match="soft deleted"):
+            await asked.get_by_id(7)
+        with pytest.raises(FormatError, match="soft deleted"):
+            await asked.get_by_version("orders-value", 1)
+        await asked.close()
 
 
 async def test_how_long_a_schema_is_missing_is_known(fake: Fake, url: str):

@@ -50,7 +50,7 @@ from gateway.telemetry.redaction import redact_text, redact_url
 from gateway.web.http.accept import iter_ranges
 from gateway.web.http.client_certificate import get_certificate
 from gateway.web.http.cors import CorsRequest
-from gateway.web.http.etag import matches_if_match
+from gateway.web.http.etag import lists_record
 from gateway.web.http.head import to_origin_form
 from gateway.web.http.prefer import parse_preferences
 from gateway.web.http.proxy_headers import ForwardedMiddleware
@@ -231,7 +231,7 @@ CASES: dict[str, Case] = {
     "prefer": Case(
         lambda text: parse_preferences(request(prefer=text)), repeated("a=,;"), HEAD, 2 * TURNS
     ),
-    "if-match": Case(lambda text: matches_if_match(text, "0.1.2"), repeated('"a",'), HEAD),
+    "if-match": Case(lambda text: lists_record(text, "0.1.2"), repeated('"a",'), HEAD),
     "certificate: quotes": Case(xfcc, repeated('\\"', before='"'), HEAD),
     "certificate: elements": Case(xfcc, repeated('a="",'), HEAD, 2 * TURNS),
     "certificate: spaces": Case(xfcc, repeated(" ", before="a", after='"'), HEAD),

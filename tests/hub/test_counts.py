@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterable, Sequence
 
 import pytest
-from support.outlet import FakeOutlet, FakeTransport
+from support.outlet import FakeOutlet
 from support.single_client import (
     TP,
     FakeHub,
@@ -218,28 +218,3 @@ async def test_who_comes_from_far_is_catching_up():
     distances = LagScan()
     distances.add_client(client)
     assert distances.behind.records == {("/a", CATCHING_UP): 7}
-
-
-@pytest.mark.parametrize("copies", [False, True])
-async def test_what_waits_for_several_clients_counts_once_unless_each_has_a_copy(copies: bool):
-    """200 clients that were sent the same megabyte counted 200 of them, of which there was one."""
-    outlets = [FakeOutlet() for _ in range(3)]
-    clients = attach_counted(outlets, StreamCounts("/a", "sse"))
-    await run_loop_turns()
-    for outlet in outlets:
-        outlet.capacity, outlet.copies_data, outlet.transport = 0, copies, FakeTransport(900)
-    write_records(clients[0], b"1" * 1000)
-    await run_loop_turns()
-    scan = LagScan()
-    for client in clients:
-        scan.add_client(client)
-    size = len(outlets[0].chunks[-1])
-    assert scan.unsent_bytes == (3 * 900 if copies else size)
-    assert sum(len(each.clients) for each in scan.unsent.values()) == 3
-    for outlet, client in zip(outlets, clients, strict=True):
-        outlet.capacity = float("inf")
-        drain_outlet(client)
-    scan = LagScan()
-    for client in clients:
-        scan.add_client(client)
-    assert scan.unsent_bytes == 0

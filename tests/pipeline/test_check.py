@@ -70,6 +70,12 @@ def test_what_is_right_is_ok_and_what_one_job_writes_another_may_read(written):
         ("at: timestamp_ms", "at: bigint", "10:15", "'at' is of type bigint; make it"),
         ("at: timestamp_ms", "at: timestamp_ms, _key: string", "9:64", "a column of every record"),
         ("value: {fields: {user: string}}", "value: {}", "15:36", "JSON has no schema"),
+        # Spark found them ambiguous, or the job ended by one of its own errors.
+        ("user: string, at", "user: string, User: int, at", "9:16", "'user' and 'User' differ"),
+        ("{user: string}}", "{user: string, _Key: int}}", "15:36", "'_Key' and '_key' differ"),
+        ("age: int", "age: int, User: int", "17:67", "'user' and 'User' differ in case only"),
+        ("age: int", "age: 'struct<a: int, A: int>'", "17:73", "'a' and 'A' differ in case only"),
+        ("by: [user]", "by: [user]\n      measures: {End: count(*)}", "12:17", "'end' and 'End'"),
         (
             "topic: clicks",
             "topic: click",

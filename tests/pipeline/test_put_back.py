@@ -1,4 +1,4 @@
-"""Checkpoints in the place of a job's own, with Spark and Kafka: refused, with nothing written."""
+"""Checkpoints that their job may not go on from, with Spark and Kafka: nothing is written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from gateway.config import loads
 from gateway.config.sections.pipelines import Pipelines
 from gateway.errors import CheckpointRefused
 from gateway.pipeline.checkpoint.job_checkpoint import prepare_checkpoint
-from gateway.pipeline.exactly_once.ledger import ledger_topic
+from gateway.pipeline.exactly_once.ledger import ledger_topic, open_ledger, writer_key
+from gateway.pipeline.exactly_once.producers import LedgerProducer
 from gateway.pipeline.run import query
 
 
@@ -58,6 +59,44 @@ def test_a_checkpoint_from_before_a_fresh_start_or_of_another_job_writes_nothing
         (tmp_path / "own").rename(own)
         run("a")
         assert _rows(kafka, to) == written + Counter(range(20, 30))
+    finally:
+        kafka.admin.delete_topic(ledger_topic(to))
+
+
+@pytest.mark.needs("java17")
+def test_a_batch_that_one_writer_has_committed_is_not_finished_with_another_key(
+    kafka, spark, tmp_path
+):
+    """Its rows were lost with the writer that had committed, or came twice."""
+    clicks, to = kafka.create_unique_topic(), kafka.create_unique_topic(2)
+    job = _job("a", clicks, to)
+    other_key = {**job, "to": {**job["to"], "key": ["n"]}}
+    other_sql = {**job, "sql": job["sql"].replace("CAST(n AS", "CAST(n + 1 AS")}
+    try:
+        _produce(kafka, clicks, range(20))
+        _run(spark, tmp_path, kafka, job)
+        # As if it had been killed between the commits of its two writers.
+        (tmp_path / "a" / "v1" / "commits" / "0").unlink()
+        query_id = json.loads((tmp_path / "a" / "v1" / "metadata").read_text())["id"]
+        ledger = open_ledger(to, 2, 10.0, {"bootstrap.servers": kafka.bootstrap_servers})
+        producer = LedgerProducer("interrupt", ledger.client_config, ledger.topic, 10.0)
+        producer.begin()
+        key = writer_key(query_id, 1)
+        producer.write_entry(ledger.topic, ledger.writer_partition(1), key, None)
+        producer.commit()
+        for name, changed in (("to.key", other_key), ("sql", other_sql)):
+            with pytest.raises(Exception, match=rf"1 of 2 writers .*: {name}; take that back"):
+                _run(spark, tmp_path, kafka, changed)
+            assert _rows(kafka, to) == Counter(range(20))
+        _run(spark, tmp_path, kafka, job)
+        repeated = _rows(kafka, to) - Counter(range(20))
+        assert 0 < repeated.total() < 20  # those of one writer
+        _produce(kafka, clicks, range(20, 30))
+        _run(spark, tmp_path, kafka, other_key)
+        assert _rows(kafka, to) == Counter(range(30)) + repeated
+        kafka.admin.delete_topic(ledger_topic(to))
+        with pytest.raises(CheckpointRefused, match="was deleted, which said which rows"):
+            _run(spark, tmp_path, kafka, job)
     finally:
         kafka.admin.delete_topic(ledger_topic(to))
 

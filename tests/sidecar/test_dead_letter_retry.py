@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ from gateway.core.delivery.verdict import (
     Verdict,
 )
 from gateway.core.log.record import TopicPartition
+from gateway.kafka.produce.transactional_producer import WrittenOffsets
 from gateway.sidecar.dead_letter_retry.retry import DeadLetterRetry
 
 REACTIVE_PATH = "/consumers/deadLetter/reactive"
@@ -149,6 +151,27 @@ async def test_nothing_changes_while_the_back_end_is_away(setting):
     assert (await setting.request_redelivery())["processed"] == 2
 
 
+async def test_one_that_is_too_large_to_come_again_holds_up_no_other(kafka):
+    """Its stack trace was longer than before, so that no retry of any dead letter succeeded."""
+    topic = kafka.create_unique_topic(partitions=2)
+    kafka.create_topic(f"{topic}.dlq", 2, configs={"max.message.bytes": "5000"})
+    async with running_backend() as backend:
+        setting = DeadLetterSetting(kafka, backend, topic, httpx.AsyncClient())
+        async with running_sidecar(kafka.bootstrap, **setting.build_sections()) as http:
+            setting.http = http
+            await wait_until_ready(http)
+            producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+            headers = [("X-Origin-Topic", topic), ("X-Origin-Partition", b"1")]
+            headers += [("X-Origin-Offset", b"9"), ("X-Origin-Timestamp", b"1")]
+            producer.produce(f"{topic}.dlq", os.urandom(4800), partition=1, headers=headers)
+            assert producer.flush(60) == 0
+            setting.write_sealed([1, 3])
+            backend.set_orders(fail=1)
+            found = await setting.request_redelivery()
+    outcomes = {each["record"]["offset"]: each["outcome"] for each in found["records"]}
+    assert outcomes == {9: "parked", 1: "returned", 3: "returned"}
+
+
 async def test_the_one_that_the_back_end_stumbles_over_does_not_keep_the_others(setting):
     setting.write_sealed([1, 2, 3, 4])
     setting.backend.set_orders(stumble=[3])
@@ -243,6 +266,44 @@ async def test_what_kafka_has_no_longer_is_written_and_shown_as_it_was_handed_in
     assert letter["headers"]["more"] == ["a", None, {"base64": "/w=="}]
 
 
+async def test_large_letters_come_and_are_handed_in_some_at_a_time(setting):
+    """10,000 records of a megabyte each were read into memory, both ways."""
+    value = json.dumps("x" * 900_000).encode()
+    producer = Producer({"bootstrap.servers": setting.kafka.bootstrap_servers})
+    producer.produce(setting.topic, value, b"k", 1)
+    for _ in range(6):
+        producer.produce(f"{setting.topic}.dlq", value, b"k", 1)
+    assert producer.flush(60) == 0
+    asked = {"group": setting.group, "topic": setting.topic}
+    everything = {**asked, "max_bytes": 1 << 30, "maxRecords": 10_000}
+    answer = await setting.http.get(ACTIVE_PATH, params=everything)
+    assert [item["offset"] for item in answer.json()] == [0, 1, 2, 3]
+
+    place = {"topic": setting.topic, "partition": 1, "offset": 0}
+    items = [{"record": place, "processed": False}] * 40
+    answer = await setting.http.post(ACTIVE_PATH, params={"group": "g"}, json=items)
+    assert answer.status_code == 413, answer.text
+    assert "hand in 37 of them at once" in answer.text
+
+
+async def test_a_record_that_its_topic_of_dead_letters_does_not_take_is_named(kafka):
+    topic = kafka.create_unique_topic()
+    kafka.create_topic(f"{topic}.dlq", configs={"max.message.bytes": "5000"})
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    for value in (os.urandom(5500), b"small", b"x" * 9000):
+        producer.produce(topic, value)
+    assert producer.flush(60) == 0
+    place = {"topic": topic, "partition": 0}
+    items = [{"record": {**place, "offset": offset}, "processed": False} for offset in (0, 1, 2)]
+    async with running_sidecar(kafka.bootstrap, deadLetter={}) as http:
+        await wait_until_ready(http)
+        answer = await http.post(ACTIVE_PATH, params={"group": "g"}, json=items)
+    assert (answer.status_code, answer.json()["code"]) == (413, "RECORDS_TOO_LARGE")
+    assert f"{topic}-0 offset 0" in answer.text
+    letters = read_committed(kafka, f"{topic}.dlq")
+    assert [letter.value() for letter in letters] == [b"small", b"x" * 9000]
+
+
 async def test_what_makes_no_sense_is_refused_with_what_to_do(setting):
     unknown = await setting.http.get(REACTIVE_PATH, params={"group": "nobody"})
     assert unknown.status_code == 400
@@ -272,8 +333,9 @@ async def test_what_the_back_end_was_not_asked_about_is_not_committed():
     async def encode(_: object) -> Any:
         return SimpleNamespace(body=b"", sent=[1], complete_verdict=lambda verdict: verdict)
 
-    async def commit(writes: object, **options: object) -> None:
+    async def commit(writes: object, **options: object) -> WrittenOffsets:
         committed.append(options["offsets"])
+        return {}
 
     tp = TopicPartition("orders.dlq", 0)
     message = SimpleNamespace(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import re
 import sys
@@ -145,6 +146,27 @@ async def test_a_replay_reports_what_retention_deleted(kafka, section):
     gap = {"partition": 0, "startOffset": 5, "endOffset": 12, "reason": "retention"}
     assert done["gaps"] == [gap]
     assert (done["state"], done["records"]) == ("done", 18)
+
+
+async def test_a_record_that_is_too_large_for_the_target_ends_no_replay(kafka, section):
+    """Its copy has further headers, so a record that its topic took failed the whole replay."""
+    source = kafka.create_unique_topic()
+    target = kafka.create_unique_topic(configs={"max.message.bytes": "5000"})
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    values = [b"a", os.urandom(4900), os.urandom(5500), os.urandom(5500), b"b"]
+    for value in values:
+        producer.produce(source, value)
+    assert producer.flush(60) == 0
+    async with running_sidecar(kafka.bootstrap, replay=section) as http:
+        body = {"topic": source, "destination": "topic", "destinationTopic": target}
+        begun = await start_replay(http, body)
+        done = await wait_until_over(http, begun["id"])
+    gap = {"partition": 0, "startOffset": 2, "endOffset": 4, "reason": "too-large"}
+    assert done["gaps"] == [gap]
+    assert (done["state"], done["records"]) == ("done", 3)
+    copies = read_committed(kafka, target)
+    assert [copy.value() for copy in copies] == [values[0], values[1], values[4]]
+    assert [bool(copy.headers()) for copy in copies] == [True, False, True]
 
 
 async def test_replays_go_on_when_their_topic_was_deleted(kafka, section):

@@ -24,6 +24,10 @@ async def running_in_process_gateway(
     text = StringIO()
     YAML().dump(dict(config), text)
     app = create_app(loads(text.getvalue(), name="test"), **options)
-    http = type("Protocol", (protocol,), {"CO_HOSTED_APP": app.co_hosted_app})
+    constants = {
+        "CO_HOSTED_APP": app.co_hosted_app,
+        "CLIENT_MEMORY": app.gateway.hubs.client_memory,
+    }
+    http = type("Protocol", (protocol,), constants)
     async with app.lifespan(), running_app(app, http=http, ws=WebSocketProtocol) as url:
         yield url, app

@@ -9,9 +9,6 @@ from typing import Any
 class FakeOutlet:
     """Takes `room` bytes, and is full then."""
 
-    transport: Any = None
-    copies_data = False
-
     def __init__(self, capacity: float = float("inf")) -> None:
         self.chunks: list[bytes] = []
         self.capacity = capacity
@@ -34,20 +31,3 @@ class FakeOutlet:
     @property
     def values(self) -> list[int]:
         return [int(value) for value in re.findall(rb"data: (\d+)\n", b"".join(self.chunks))]
-
-
-class FakeTransport:
-    """The connection of a client that reads nothing."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.is_aborted = False
-
-    def get_write_buffer_size(self) -> int:
-        return self.size
-
-    def is_closing(self) -> bool:
-        return self.is_aborted
-
-    def abort(self) -> None:
-        self.is_aborted = True

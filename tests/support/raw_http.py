@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from support.waiting import WAIT_TIMEOUT_S
 
@@ -188,10 +188,16 @@ def running_server(
     import uvicorn
 
     from gateway.web.http.edge import configure_socket
+    from gateway.web.http.tls_transport import TlsTransport
     from gateway.web.http.transport import GatewayProtocol
 
+    def create_protocol(**arguments: Any) -> asyncio.Protocol:
+        protocol: Any = http(**arguments)
+        is_secure = "ssl_certfile" in options and issubclass(http, GatewayProtocol)
+        return TlsTransport(protocol) if is_secure else protocol
+
     settings = {"lifespan": "off", "log_level": "critical", "timeout_graceful_shutdown": 0}
-    config = uvicorn.Config(app, http=http, **(settings | options))
+    config = uvicorn.Config(app, http=cast("Any", create_protocol), **(settings | options))
     server = uvicorn.Server(config)
     listener = socket.create_server(("127.0.0.1", 0))
     if issubclass(http, GatewayProtocol):

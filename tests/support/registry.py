@@ -38,6 +38,7 @@ class FakeRegistry:
     requests: Counter[str] = field(default_factory=Counter)
     schemas: dict[int, SchemaKey] = field(default_factory=dict)
     subjects: dict[str, list[int]] = field(default_factory=dict)
+    deleted_subjects: set[str] = field(default_factory=set)
 
     def register_schema(
         self,
@@ -118,7 +119,10 @@ class FakeRegistry:
     async def _get_version(self, request: Request) -> Response:
         subject, version = request.path_params["subject"], request.path_params["version"]
         ids = self.subjects.get(subject)
-        if ids is None:
+        is_hidden = (
+            subject in self.deleted_subjects and request.query_params.get("deleted") != "true"
+        )
+        if ids is None or is_hidden:
             return _build_error_response(404, 40401, f"Subject '{subject}' not found.")
         number = len(ids) if version == "latest" else int(version)
         if not 1 <= number <= len(ids):

@@ -159,6 +159,9 @@ class GroupSimulation:
         client = httpx.AsyncClient(
             transport=httpx.MockTransport(self.handle_backend_request), timeout=None
         )
+        producer = SimpleNamespace(
+            send=lambda *letter, **more: self._put_dead_letter(cluster, *letter)
+        )
         context: Any = SimpleNamespace(
             settings=SimpleNamespace(listen=SimpleNamespace(drain_timeout=20.0)),
             section=Sidecar.model_validate({}),
@@ -166,9 +169,8 @@ class GroupSimulation:
             codecs=Codecs(),
             auditor=NullAuditor(),
             get_topic=cluster.describe_topic,
-            producer=SimpleNamespace(
-                send=lambda *letter, **more: self._put_dead_letter(cluster, *letter)
-            ),
+            producer=producer,
+            gzip_producer=producer,
         )
         group = ReactiveGroup(context, self._settings, client)
         task = asyncio.create_task(run_supervised(group.run, "group g"))

@@ -59,7 +59,7 @@ async def _retry_to_topic(
     limit: int | None,
     give_up: bool,
 ) -> Counter[str]:
-    from gateway.sidecar.dead_letter_retry.retry import DeadLetterCopier
+    from gateway.sidecar.dead_letter_retry.retry import PARKED, DeadLetterCopier
 
     copier = DeadLetterCopier(queue, context)
     counts = Counter[str]()
@@ -72,7 +72,12 @@ async def _retry_to_topic(
             letters, offsets = await queue.fetch_dead_letters(
                 max_records, MAX_BATCH_BYTES, end_offsets=end_offsets
             )
-            counts += (await copier.copy_batch(transactions, letters, offsets)).counts
+            result = await copier.copy_batch(transactions, letters, offsets)
+            for each in result.letters:
+                if each.outcome == PARKED:
+                    place = f"{each.queued.record.tp} offset {each.queued.record.offset}"
+                    typer.echo(f"{place} is not copied: {each.reason}", err=True)
+            counts += result.counts
             advance(len(letters))
             if not letters:
                 break

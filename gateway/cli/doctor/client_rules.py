@@ -37,7 +37,9 @@ def find_paused_routes(observation: Observation, thresholds: Thresholds) -> Iter
 
 def find_refused_load(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
     for labels, grown in observation.iter_growth(catalog.REFUSED_CONNECTIONS):
-        yield f"{format_count(grown, 'connection')} refused by listen.limits, {labels['limit']}"
+        limit = labels["limit"]
+        cause = "ulimit -n" if limit == "descriptors" else f"listen.limits, {limit}"
+        yield f"{format_count(grown, 'connection')} refused by {cause}"
     yield from _iter_refusals(observation, _BUSY_STATUSES, 1.0)
 
 

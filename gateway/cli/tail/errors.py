@@ -25,15 +25,27 @@ MAX_RETRY_AFTER_S = 3600.0  # seconds; a longer Retry-After is shortened to this
 
 
 def build_error(
-    status: int, headers: Mapping[str, str], body: bytes, *, hint: str = ""
+    status: int,
+    headers: Mapping[str, str],
+    body: bytes,
+    *,
+    hint: str = "",
+    shows_status: bool = True,
 ) -> StreamRefused | ConnectionLost:
-    """Return the error for a response that is not a stream; `hint` is for the message of a 404."""
+    """Return the error for a response that is not a stream.
+
+    Args:
+        hint: What to append to the message of a 404 that makes no suggestion itself.
+        shows_status: Whether the message begins with the status.
+    """
+    start = f"{status}: " if shows_status else ""
     detail = escape_controls(_parse_detail(body)) or _get_reason_phrase(status)
     if status in RETRYABLE_STATUSES or status >= 500:
         return ConnectionLost(
-            f"{status}: {detail}", retry_after=parse_retry_after(headers.get("retry-after"))
+            f"{start}{detail}", retry_after=parse_retry_after(headers.get("retry-after"))
         )
-    return StreamRefused(f"{status}: {detail}{hint if status == 404 else ''}")
+    has_hint = status == 404 and "did you mean" not in detail
+    return StreamRefused(f"{start}{detail}{hint if has_hint else ''}")
 
 
 def parse_retry_after(text: str | None) -> float | None:

@@ -17,12 +17,13 @@ from starlette.types import ASGIApp, Message
 from gateway import config
 from gateway.cli.options import KafkaSource
 from gateway.config import Settings, Topic
-from gateway.config.source.expression import suggest
+from gateway.config.source.expression import find_closest
 from gateway.errors import KafkaError
 from gateway.web.app.app import Application, create_app
 
 STREAM_PATH = "/stream"
 LIST_TIMEOUT_S = 5.0  # for Kafka to list its topics, to suggest one
+MAX_LISTED_TOPICS = 8
 ROUTE_OPTIONS = {"format": "envelope", "clientFilters": True, "clientFields": True}
 
 
@@ -62,7 +63,11 @@ class InProcessTransport(httpx.AsyncBaseTransport):
             return ""
         names = [name for name in known if not name.startswith("__")]  # the others are Kafka's own
         unknown = next((topic for topic in topics if topic not in known), None)
-        return f"; {suggest(unknown, names)}" if names and unknown is not None else ""
+        if not names or unknown is None:
+            return ""
+        if close := find_closest(unknown, names):
+            return f"; did you mean '{close}'?"
+        return f"; there are {', '.join(sorted(names)[:MAX_LISTED_TOPICS])}"
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Return the response when it has started; the body follows."""

@@ -21,8 +21,10 @@ class SseSource:
     """A `StreamSource` over SSE.
 
     Args:
-        transport: A transport other than the network, for a gateway in this process.
-        suggest: Returns a suffix for the message of a 404.
+        transport: A transport other than the network, for a gateway in this process. Its HTTP
+            statuses are left out of messages.
+        suggest: Returns what to append to the message of a 404; by default, the gateway is asked
+            for a similar path.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class SseSource:
         self.display_name = display_name or target.display_name
         self._target = target
         self._suggest = suggest or self._suggest_path
+        self._is_in_process = transport is not None
         self._http = httpx.AsyncClient(
             headers={"Accept-Encoding": "identity", **headers},
             timeout=httpx.Timeout(CONNECT_TIMEOUT_S, read=IDLE_TIMEOUT_S),
@@ -95,7 +98,13 @@ class SseSource:
         hint = ""
         if response.status_code == 404:
             hint = await self._suggest()
-        raise build_error(response.status_code, response.headers, body, hint=hint)
+        raise build_error(
+            response.status_code,
+            response.headers,
+            body,
+            hint=hint,
+            shows_status=not self._is_in_process,
+        )
 
     async def _suggest_path(self) -> str:
         return await suggest_path(self._http, self._target.build_url(path="/"), self._target.path)

@@ -76,7 +76,7 @@ class SampleDecoder:
         try:
             missing = decoder.find_missing_id(framed)
             if missing is not None:
-                await decoder.load_schema_ids({missing})
+                await decoder.load_schema_ids([missing])
             return _cut(decoder.decode(framed).decode())
         except (FormatError, RegistryUnavailable) as exc:
             return f"{show_bytes(data)} (not {model.model}: {exc})"

@@ -42,8 +42,8 @@ class Expose(Section):
 
     headers: tuple[Text, ...] = Field(
         default=(),
-        description="Response headers that scripts may read. For scripts that read more than the "
-        "body.",
+        description="Response headers that scripts may read, besides ETag, Link, Location and "
+        "Retry-After. For scripts that read headers which a proxy adds.",
     )
 
 

@@ -180,6 +180,17 @@ class Filters:
         return own if self.within is None else own | self.within.pointers
 
     @property
+    def required_pointers(self) -> frozenset[str]:
+        """Return the pointers of the fields without which one of the filters matches nothing."""
+        own = frozenset(
+            pointer
+            for filter_ in self.filters
+            for pointer, wanted in filter_.fields
+            if not (isinstance(wanted, Condition) and wanted.exists is False)
+        )
+        return own if self.within is None else own | self.within.required_pointers
+
+    @property
     def is_key_only(self) -> bool:
         """Return whether they look at keys only, so that all records of a key pass or none."""
         own = not any(filter_.headers or filter_.fields for filter_ in self.filters)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -44,12 +44,21 @@ class Span(NamedTuple):
         return self.next_offset >= self.end
 
 
+RETENTION, TOO_LARGE = "retention", "too-large"  # why records were not replayed
+MAX_MISSING_RANGES = 1000  # of one replay: its state is one record of Kafka
+
+
 class MissingRange(NamedTuple):
-    """Records that Kafka no longer had: the offsets from `offset` to before `next_offset`."""
+    """Records that were not replayed: the offsets from `offset` to before `next_offset`.
+
+    Attributes:
+        reason: RETENTION if Kafka no longer had them; TOO_LARGE if the topic does not take them.
+    """
 
     partition: int
     offset: int
     next_offset: int
+    reason: str = RETENTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +71,7 @@ class Replay:
         owner: The process that works on it; empty if any may take it.
         records: How many records were written or answered.
         dead: How many of them failed.
-        lacks: Records that Kafka no longer had.
+        lacks: What was not replayed.
         error: Why it failed, or what keeps it waiting now.
     """
 
@@ -131,6 +140,16 @@ class Replay:
         missing = MissingRange(partition, span.next_offset, min(next_offset, span.end))
         spans = {**self.spans, partition: span._replace(next_offset=missing.next_offset)}
         return replace(self, spans=spans, lacks=(*self.lacks, missing), updated=at)
+
+    def with_refused(self, partition: int, offsets: Iterable[int]) -> Replay:
+        """Return the replay after records, in order, turned out to be too large for its target."""
+        lacks = list(self.lacks)
+        for offset in offsets:
+            start = offset
+            if lacks and lacks[-1] == (partition, lacks[-1].offset, offset, TOO_LARGE):
+                start = lacks.pop().offset  # one range with the offset before
+            lacks.append(MissingRange(partition, start, offset + 1, TOO_LARGE))
+        return replace(self, lacks=tuple(lacks))
 
     def with_end(self, state: ReplayState, at: int, error: str = "") -> Replay:
         return replace(self, state=state, owner="", updated=at, error=error)

@@ -42,12 +42,10 @@ class Receiver(Protocol):
     Attributes:
         subscription: The client's subscription.
         outlet: Where its bytes go; None once it is closed.
-        unsent: The bytes that filled the outlet.
     """
 
     subscription: Subscription
     outlet: Outlet | None
-    unsent: bytes | None
 
     def push(self) -> None:
         """Write what the client has to be sent for itself alone."""
@@ -197,7 +195,6 @@ class Round:
                 outlet.write(data)
                 if outlet.full:
                     traffic.stalls += 1
-                    client.unsent = data
                     audience.remove_client(client)
             else:  # it has all: it was attached after the chunk was published
                 run_start -= 1

@@ -348,20 +348,6 @@ class Client:
         if self._ready_waiter is not None and not self._ready_waiter.done():
             self._ready_waiter.set_result(None)
 
-    def disconnect(self) -> None:
-        """End the stream and its connection now, so that what waits for it is freed.
-
-        The client resumes from the last id that it has received.
-        """
-        push, outlet = self.push, None if self.push is None else self.push.outlet
-        if push is None or outlet is None:
-            return
-        transport = outlet.transport
-        self.end(EndReason.SLOW)
-        push.push()
-        if transport is not None:
-            transport.abort()
-
     def take_handover(self) -> Handover:
         """Return what the client that replaces this one needs.
 

@@ -59,12 +59,12 @@ from gateway.telemetry.traffic import SLOW, ClientsBehind, StreamCountsByRoute
 
 from .broadcaster import Broadcaster
 from .client import Client, ClientOptions
+from .client_memory import ClientMemory, HeldPart
 from .client_registry import ClientRegistry
 from .client_source import ClientSource
 from .lag_scan import LagScan
 from .pacing import BatchPacing
 from .rate_limiter import RateLimiter
-from .received_bytes import received_bytes
 from .shared_catch_up import SharedCatchUps
 from .shared_tail import SharedTail
 from .state_log import log as state_logger
@@ -96,10 +96,11 @@ GROWTH_MEMORY_DIVISOR = 16  # growth of the logs that causes memory to be bounde
 VIEW_COPIES = 3
 # What `gateway_memory_bytes` lists; the cache is counted apart, by topic.
 MEMORY_PARTS = (
-    "cache", "rings", "tables", "backlog", "views", "unsent", "inflated", "received",
-    "dictionaries",
+    "cache", "rings", "tables", "backlog", "views", "inflated", "dictionaries", *HeldPart,
 )  # fmt: skip
-PINNED_PARTS = ("tables", "views", "unsent", "received")  # parts of memory that cannot be freed
+PINNED_PARTS = (  # parts of memory that cannot be freed
+    "tables", "views", HeldPart.UNSENT, HeldPart.RECEIVED, HeldPart.RESPONSES,
+)  # fmt: skip
 
 
 TailKey: TypeAlias = tuple[tuple[str, ...], float | None]
@@ -151,6 +152,7 @@ class Hub:
         is_full: Whether new clients are refused, because too much of memory cannot be freed.
         memory: Bytes in use by part, as of the last check.
         rings: The bytes that the rings of all channels hold.
+        client_memory: The bytes that the process holds for clients; all its hubs have the same.
     """
 
     def __init__(
@@ -176,8 +178,7 @@ class Hub:
         self.behind = ClientsBehind()
         self.memory: dict[str, int] = {}
         self.rings = RingBudget(list_rings=self._iter_channels)
-        self._unsent_bytes = 0  # in the write buffers of slow clients, as of the last check
-        self._limits_unsent = False  # whether the last check disconnected clients
+        self.client_memory = ClientMemory(settings.memory // PINNED_MEMORY_DIVISOR)
         self._grown_bytes = 0  # bytes by which the logs grew since memory was bounded last
         self.is_full = False
         self._numbers = numbers or itertools.count(1)
@@ -306,6 +307,7 @@ class Hub:
             The names of the topics whose options changed.
         """
         old_security, self.settings = self.kafka.security, settings
+        self.client_memory.limit = settings.memory // PINNED_MEMORY_DIVISOR
         self._set_ring_limit()
         if self.kafka.security != old_security:
             self.cluster.replace_security(self.kafka.security)
@@ -643,36 +645,8 @@ class Hub:
                 log.exception("the heartbeat of a stream failed")
             if count % CLIENTS_PER_SLICE == 0 or scan.should_yield:
                 await asyncio.sleep(0)
-        self.behind, self._unsent_bytes = scan.behind, scan.unsent_bytes
-        self._limit_unsent(scan)
+        self.behind = scan.behind
         return loop.time() - now
-
-    def _limit_unsent(self, scan: LagScan) -> None:
-        """Disconnect those for whom most waits, while it is more than what cannot be freed may be.
-
-        They are connected already, so refusing new clients does not bound what waits for them.
-        """
-        others = sum(hub.memory.get("unsent", 0) for hub in self.process_hubs if hub is not self)
-        excess = self._unsent_bytes + others - self.settings.memory // PINNED_MEMORY_DIVISOR
-        count = 0
-        for unsent in sorted(
-            scan.unsent.values(), key=lambda each: each.size / len(each.clients), reverse=True
-        ):
-            if excess <= 0:
-                break
-            excess -= unsent.size
-            self._unsent_bytes -= unsent.size
-            for client in unsent.clients:
-                if client in self.clients:
-                    client.disconnect()
-                    count += 1
-        if count and not self._limits_unsent:
-            log.warning(
-                "clients that read nothing are disconnected, as what waits for them is more than "
-                "half of memory: %d now",
-                count,
-            )
-        self._limits_unsent = bool(count)
 
     def sweep(self, now: float) -> None:
         """Close what nobody uses any more, announce positions and bound memory.
@@ -762,12 +736,11 @@ class Hub:
             "tables": self.snapshots.tables.used_bytes,
             "backlog": backlog,
             "views": VIEW_COPIES * views,
-            "unsent": self._unsent_bytes,
             "inflated": self.cluster.decompression_slot.held_bytes,
-            # This counts the whole process, so it belongs to only one of its hubs.
-            "received": received_bytes.total if self.process_hubs[0] is self else 0,
             "dictionaries": self.dictionaries.used_bytes,
         }
+        if self.process_hubs[0] is self:  # what clients hold is of the process, not of a cluster
+            self.memory |= self.client_memory.by_part
         # The other hubs' figures are those of their own last check, at most one sweep ago.
         hubs = [hub for hub in self.process_hubs if hub.started]
         total_backlog = sum(hub.memory.get("backlog", 0) for hub in hubs)

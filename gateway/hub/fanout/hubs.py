@@ -11,7 +11,8 @@ from gateway.config import Settings
 from gateway.core.client.end_reason import EndReason
 from gateway.kafka.client.cluster import Cluster
 
-from .hub import Hub
+from .client_memory import ClientMemory
+from .hub import PINNED_MEMORY_DIVISOR, Hub
 
 if TYPE_CHECKING:
     from gateway.telemetry.traces import Tracing
@@ -30,6 +31,7 @@ class Hubs:
         settings: The settings of the process.
         by_name: The hubs by the name of their cluster, which is empty if the configuration has only
             one cluster without a name.
+        client_memory: The bytes that the process holds for clients.
         websocket_count: The open WebSocket connections, which their sessions count.
         drain_callbacks: Functions that are called when the gateway drains: one for each WebSocket
             connection, and one for the co-hosted app if there is one.
@@ -41,10 +43,12 @@ class Hubs:
         self.by_name = {
             name: Hub(cluster, settings, name, numbers) for name, cluster in clusters.items()
         }
+        self.client_memory = ClientMemory(settings.memory // PINNED_MEMORY_DIVISOR)
         self.websocket_count = 0
         self.drain_callbacks: set[Callable[[], None]] = set()
         for hub in self:
             hub.process_hubs = tuple(self)
+            hub.client_memory = self.client_memory
 
     def __iter__(self) -> Iterator[Hub]:
         return iter(self.by_name.values())

@@ -1,13 +1,10 @@
-"""Measure how far the clients are behind that rounds do not write to, and what waits for them.
+"""Measure how far the clients are behind that rounds do not write to.
 
 It is done in passing, about once a second, and not when metrics are collected: looking at 10,000
 clients at once would block the loop.
 """
 
 from __future__ import annotations
-
-from collections.abc import Hashable
-from dataclasses import dataclass, field
 
 from gateway.core.channel.channel import Channel
 from gateway.core.client.subscription import Subscription
@@ -19,21 +16,6 @@ from .client import Client
 MAX_POSITIONS_PER_SLICE = 2000  # positions that are compared before other tasks get a turn: 1 ms
 
 
-@dataclass(slots=True)
-class UnsentBytes:
-    """Bytes that wait in the write buffers of connections, for clients that share them.
-
-    Attributes:
-        size: How many.
-        clients: The clients; of a WebSocket, one of its streams.
-        shared: The bytes themselves, if clients share them.
-    """
-
-    size: int
-    clients: list[Client] = field(default_factory=list)
-    shared: bytes | None = None
-
-
 class LagScan:
     """Collect the lag of clients in one pass over all of them.
 
@@ -42,13 +24,10 @@ class LagScan:
 
     Attributes:
         behind: The clients that are behind, and by how many records.
-        unsent: What waits in the write buffers of their connections.
     """
 
     def __init__(self) -> None:
         self.behind = ClientsBehind()
-        # By the transport, as a WebSocket has many streams on one, or by the bytes that are shared.
-        self.unsent: dict[Hashable, UnsentBytes] = {}
         self._lag_by_cursor: dict[tuple[Channel, int], int] = {}
         self._scanned_positions = 0
 
@@ -62,32 +41,11 @@ class LagScan:
 
     def add_client(self, client: Client) -> None:
         """Add a client that has a `state`."""
-        self._count_unsent(client)
         # The leader's position stands for that of the members of a shared catch-up.
         catch_up = client.source.shared_catch_up
         state, records = client.state, self.measure_lag((catch_up or client).subscription)
         if state is not None and (records or state == SLOW):
             self.behind.add(client.subscription.traffic.route, state, records)
-
-    @property
-    def unsent_bytes(self) -> int:
-        """Return how many bytes wait; those that clients share count once."""
-        return sum(each.size for each in self.unsent.values())
-
-    def _count_unsent(self, client: Client) -> None:
-        push = client.push
-        outlet = None if push is None else push.outlet
-        if push is None or outlet is None or not outlet.full:
-            return
-        transport, data = outlet.transport, push.unsent
-        if transport is None or transport.is_closing():
-            return
-        size = transport.get_write_buffer_size()
-        if data is not None and size <= len(data) and not outlet.copies_data:
-            shared = self.unsent.setdefault(id(data), UnsentBytes(len(data), shared=data))
-            shared.clients.append(client)
-        elif transport not in self.unsent:
-            self.unsent[transport] = UnsentBytes(size, [client])
 
     def measure_lag(self, subscription: Subscription) -> int:
         """Return the number of offsets between a subscription and the tail of its channel."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Protocol
 
 
@@ -17,14 +16,6 @@ class Outlet(Protocol):
     @property
     def full(self) -> bool:
         """Return whether bytes wait for the other side to take them."""
-
-    @property
-    def transport(self) -> asyncio.Transport | None:
-        """Return the transport of the connection; None if it belongs to another server."""
-
-    @property
-    def copies_data(self) -> bool:
-        """Return whether what waits is a copy, and not the bytes that were written themselves."""
 
     def write(self, data: bytes) -> None:
         """Send bytes now; what the other side does not take waits. Never raises, never blocks."""

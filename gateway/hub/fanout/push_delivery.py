@@ -45,7 +45,6 @@ class PushDelivery:
         subscription: The subscription of the source.
         outlet: The connection; None once it is closed.
         sent_at: When it was last sent something of its own, by the loop's clock.
-        unsent: The bytes that filled the outlet; None once it is drained.
         is_end_written: The last bytes were written, or are another client's to write.
     """
 
@@ -59,7 +58,6 @@ class PushDelivery:
         "outlet",
         "sent_at",
         "subscription",
-        "unsent",
     )  # fmt: skip
 
     def __init__(
@@ -73,7 +71,6 @@ class PushDelivery:
         self.outlet: Outlet | None = outlet
         self.sent_at = asyncio.get_running_loop().time()
         self.is_end_written = False
-        self.unsent: bytes | None = None
         self._source = source
         self._broadcaster = broadcaster
         self._owner = owner
@@ -99,7 +96,6 @@ class PushDelivery:
 
     def on_drained(self) -> None:
         """Go on: the outlet is no longer full."""
-        self.unsent = None
         self.wake()
 
     def push(self) -> None:
@@ -116,7 +112,6 @@ class PushDelivery:
         if data:
             self.sent_at = asyncio.get_running_loop().time()
             outlet.write(data)
-            self.unsent = data if outlet.full else None
         if subscription.end_reason:
             self.is_end_written = True
             if subscription.end_reason is EndReason.CHANGED:
@@ -186,7 +181,6 @@ class PushDelivery:
 
     def close(self) -> None:
         """Write nothing more. It may be called again."""
-        self.unsent = None
         self.outlet = None  # so that leaving the audience does not wake it
         if self.audience is not None:
             self.audience.remove_client(self)

@@ -296,9 +296,6 @@ class SharedCatchUp:
 class LeaderOutlet:
     """Take the bytes of a leader for its `SharedCatchUp`, which creates it."""
 
-    transport = None
-    copies_data = False
-
     def __init__(self, shared_catch_up: SharedCatchUp) -> None:
         self._shared_catch_up = shared_catch_up
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from gateway.core.client.end_reason import EndReason
 from gateway.core.client.subscription import Subscription
-from gateway.errors import KafkaError
+from gateway.errors import KafkaError, MemoryFull
 from gateway.hub.fanout.client import Client
+from gateway.hub.fanout.client_memory import ClientMemory, HeldPart
 from gateway.hub.wires.ndjson import HEARTBEAT, NdjsonWire
 
 MAX_PAGE_RECORDS = 1000
@@ -41,34 +42,68 @@ class Page(NamedTuple):
     reason: EndReason
 
 
-@dataclass(slots=True)
-class _PageBuffer:
+@dataclass(slots=True, eq=False)
+class PageBuffer:
     """Gather the lines of a page.
+
+    It counts what it holds until its context ends, when the page is with the connection.
 
     Attributes:
         wire: The wire of the lines.
+        client_memory: Where the bytes count.
         pieces: What was gathered.
         size: The bytes of it.
         first_line_at: When the first line arrived that makes the page worth sending, by the loop's
             clock; None if there is none yet.
+        is_dropped: The page was dropped to free memory.
     """
 
     wire: NdjsonWire
+    client_memory: ClientMemory
     pieces: list[bytes] = field(default_factory=list)
     size: int = 0
     first_line_at: float | None = None
+    is_dropped: bool = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client_memory.release(HeldPart.RESPONSES, self)
+
+    def release_memory(self) -> None:
+        """Drop the page; its client is refused. See `Holder`."""
+        self.pieces.clear()
+        self.is_dropped = True
+
+    def join(self) -> bytes:
+        """Return all lines.
+
+        Raises:
+            MemoryFull: The page was dropped.
+        """
+        if self.is_dropped:
+            raise MemoryFull
+        body = b"".join(self.pieces)
+        self.pieces.clear()
+        return body
 
     def add(self, piece: bytes) -> None:
-        """Append lines."""
+        """Append lines, unless the page was dropped, or there is no memory for them."""
+        if not self.client_memory.has_capacity(len(piece)):
+            self.release_memory()
+        if self.is_dropped or not piece:
+            return
         self.pieces.append(piece)
         self.size += len(piece)
+        self.client_memory.hold(HeldPart.RESPONSES, self, self.size)
         if self.first_line_at is None and self.wire.has_content(piece):
             self.first_line_at = asyncio.get_running_loop().time()
 
 
 async def read_page(
     client: Client,
-    wire: NdjsonWire,
+    page: PageBuffer,
     wait: float,
     *,
     max_bytes: int = MAX_PAGE_BYTES,
@@ -78,7 +113,7 @@ async def read_page(
 
     Args:
         client: A client that has not begun; it is ended, and the caller closes it.
-        wire: The wire of the client.
+        page: Where the lines are gathered; empty.
         wait: Seconds to wait for something to show. Whatever it is, partitions have time to
             answer, and BEGIN waits for the first of them as it does for a stream.
         max_bytes: Bytes after which the page ends.
@@ -86,11 +121,12 @@ async def read_page(
 
     Raises:
         KafkaError: There is nothing to show, and no partition can be read.
+        MemoryFull: The page was dropped, as too much is held for clients.
     """
     now = asyncio.get_running_loop().time
     deadline = now() + wait
     await client.wait_until_ready()
-    page, is_unreadable = _PageBuffer(wire), _is_unreadable(client.subscription)
+    is_unreadable = _is_unreadable(client.subscription)
     pull = client.pull()
     page.add(pull.begin())
     if is_unreadable:
@@ -101,13 +137,11 @@ async def read_page(
     client.end(EndReason.WAIT)
     page.add(await pull.next_bytes() or b"")
     subscription = client.subscription
-    return Page(
-        b"".join(page.pieces), subscription.token, subscription.end_reason or EndReason.WAIT
-    )
+    return Page(page.join(), subscription.token, subscription.end_reason or EndReason.WAIT)
 
 
 async def _fill_page(
-    client: Client, page: _PageBuffer, deadline: float, last_due_at: float, max_bytes: int
+    client: Client, page: PageBuffer, deadline: float, last_due_at: float, max_bytes: int
 ) -> None:
     """Read lines until the page is due.
 
@@ -120,7 +154,11 @@ async def _fill_page(
     """
     now, subscription = asyncio.get_running_loop().time, client.subscription
     interval = POLL_INTERVALS_S[0]
-    while page.size < max_bytes and subscription.credit and not subscription.end_reason:
+    while (
+        page.size < max_bytes
+        and subscription.credit
+        and not (subscription.end_reason or page.is_dropped)
+    ):
         at, settled, has_lines = now(), _is_settled(subscription), page.first_line_at is not None
         due_at = (
             last_due_at if page.first_line_at is None else page.first_line_at + GATHER_TIMEOUT_S

@@ -27,7 +27,7 @@ from weakref import WeakValueDictionary
 from gateway.config import Topic
 from gateway.config.types.units import format_size
 from gateway.core.channel.conflation import KeyWindow
-from gateway.core.channel.filters import MATCH_ALL, Filters
+from gateway.core.channel.filters import MATCH_ALL, MISSING, Filters, LazyValue, parse_pointer
 from gateway.core.client.table_snapshot import KeyTable, RecordHistory, TableSnapshot
 from gateway.core.log.partition_reader import EARLIEST, TimestampStart
 from gateway.core.log.position import PartitionPosition
@@ -49,6 +49,7 @@ log = logging.getLogger(__name__)
 MAX_ENTRIES_AT_ONCE = 4096  # entries that are processed before other tasks get a turn: 2 ms
 WINDOW_BYTES = 4 << 20  # bytes of records in a window
 MAX_OPEN_WINDOWS = 2  # windows that are filled at a time
+MAX_JUDGED_RECORDS = 1000  # in which a field is looked for that a filter has not found
 RETRY_DELAY_S = 0.05  # seconds until a log that goes back is read again
 
 
@@ -97,6 +98,7 @@ class Tables:
         self._get_topic_settings = get_topic_settings
         self._get_limit = get_limit
         self._window_bytes = window_bytes
+        self._judged_topics: set[str] = set()  # those with a warning of a field that is nowhere
         self._tables: dict[tuple[TableType, TopicPartition], KeyTable] = {}
         # Snapshots of views, for clients that come while nothing changes and others still use them.
         self._view_snapshots: WeakValueDictionary[tuple[TopicPartition, Filters], TableSnapshot]
@@ -119,6 +121,7 @@ class Tables:
         """Drop the tables of a topic that nobody uses any more."""
         self.spilled.discard(topic)
         self.spilled_histories.discard(topic)
+        self._judged_topics.discard(topic)
         for tp in [tp for tp in self._locks if tp.topic == topic]:
             for table_type in (KeyTable, RecordHistory):
                 self._tables.pop((table_type, tp), None)
@@ -197,9 +200,27 @@ class Tables:
             )
             await asyncio.sleep(0)
         snapshot = TableSnapshot(history.tp, table.take_snapshot().entries, whole.end_position)
+        if not snapshot.entries and history.tp.topic not in self._judged_topics:
+            self._warn_of_missing_field(history.tp, entries, filters)
         if filters.keys is None:  # else only the records of these keys were looked at: that is fast
             self._view_snapshots[cache_key] = snapshot
         return snapshot
+
+    def _warn_of_missing_field(
+        self, tp: TopicPartition, entries: Sequence[Entry], filters: Filters
+    ) -> None:
+        """Log if none of some records has a field that filters ask for: it may be misspelled."""
+        records = (entry for entry in entries if type(entry) is Record and entry.value is not None)
+        values = [LazyValue(record.value) for record in islice(records, MAX_JUDGED_RECORDS)]
+        for pointer in sorted(filters.required_pointers) if values else ():
+            path = parse_pointer(pointer)
+            if all(value.get_value(path) is MISSING for value in values):
+                self._judged_topics.add(tp.topic)
+                text = (
+                    "a snapshot of %s is empty: its filter looks at %s, which none of %d records "
+                )
+                log.warning(f"{text}has; correct the filter", tp, pointer, len(values))
+                return
 
     async def _get_table(self, table_type: type[T], tp: TopicPartition, end: int) -> T | None:
         """Return a table that reaches up to `end`; None if it is spilled."""

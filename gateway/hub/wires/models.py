@@ -17,7 +17,7 @@ from gateway.config import Settings, Topic
 from gateway.config.sections.kafka import Model as Named
 from gateway.core.log.record import Entry, Record, Skip
 from gateway.errors import FormatError
-from gateway.formats.codec import Codecs
+from gateway.formats.codec import MAX_PARALLEL_LOADS, Codecs, SchemaNotLoaded
 from gateway.formats.invalid_values import InvalidValue, RawValue
 from gateway.formats.model import Model
 from gateway.kafka.fetch.topic_model import ModelResult, TopicModel
@@ -220,10 +220,11 @@ class _RecordModel:
     def __call__(self, entries: Sequence[Entry]) -> ModelResult:
         decoded: list[Entry] = []
         for n, entry in enumerate(entries):
-            if type(entry) is Record and self._needs_schema(entry):
-                # Asks for the schemas of all that follow as well, to wait once.
+            try:
+                decoded.append(self._decode_record(entry) if type(entry) is Record else entry)
+            except SchemaNotLoaded:
+                # Asks for schemas of those that follow as well, to wait once.
                 return ModelResult(decoded, partial(self._load_schemas, entries[n:]))
-            decoded.append(self._decode_record(entry) if type(entry) is Record else entry)
         return ModelResult(decoded)
 
     def _decode_record(self, record: Record) -> Record | Skip:
@@ -243,20 +244,12 @@ class _RecordModel:
             record = result
         return record
 
-    def _needs_schema(self, record: Record) -> bool:
-        """Return whether a schema of a record is not known yet."""
-        for part in self._fields:
-            data = part.get_data(record)
-            if data and part.model.find_missing_id(data) is not None:
-                return True
-        return False
-
     async def _load_schemas(self, entries: Sequence[Entry]) -> None:
-        """Fetch all schemas that these entries need, in parallel."""
+        """Fetch the first schemas that these entries need, in parallel."""
         loads = []
         for part in self._fields:
             contents = [part.get_data(entry) for entry in entries if type(entry) is Record]
-            ids = {part.model.find_missing_id(data) for data in contents if data} - {None}
-            if ids:
-                loads.append(part.model.load_schema_ids({id for id in ids if id is not None}))
+            missing = (part.model.find_missing_id(data) for data in contents if data)
+            ids = list(dict.fromkeys(id for id in missing if id is not None))
+            loads.append(part.model.load_schema_ids(ids[:MAX_PARALLEL_LOADS]))
         await asyncio.gather(*loads)

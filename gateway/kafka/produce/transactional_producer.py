@@ -15,6 +15,7 @@ a metadata refresh of its own for each transactional id.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
@@ -22,6 +23,7 @@ from gateway.core.error_code import (
     AUTHORIZATION_ERRORS,
     COORDINATOR_ERRORS,
     COORDINATOR_MOVED_ERRORS,
+    TOO_LARGE_ERRORS,
     ErrorCode,
 )
 from gateway.core.log.record import TopicPartition
@@ -47,7 +49,7 @@ from gateway.kafka.protocol.transaction_messages import (
     TxnOffsetCommitRequest,
 )
 
-from .pending_records import ProducerRecord, encode_batch, estimate_size
+from .pending_records import CODEC_IDS, ProducerRecord, encode_batch, estimate_size
 
 R = TypeVar("R")
 
@@ -75,8 +77,14 @@ UNCERTAIN_ERRORS = COORDINATOR_MOVED_ERRORS | {ErrorCode.UNKNOWN_SERVER_ERROR}
 APPEND_IN_DOUBT_ERRORS = outbox.RETRIABLE_ERRORS - outbox.NOT_APPENDED_ERRORS
 
 
+LEFT_OUT = -2
+
 WrittenOffsets: TypeAlias = dict[TopicPartition, list[int]]
-"""The offsets of each partition's records, in their order; -1 if Kafka does not say where."""
+"""The offsets of each partition's records, in their order; -1 if Kafka does not say where, and
+LEFT_OUT of a record that is not written."""
+
+Shorten: TypeAlias = Callable[[ProducerRecord], ProducerRecord | None]
+"""Return what to write in place of a record that is too large; None to leave it out."""
 
 
 class TransactionalProducer:
@@ -127,6 +135,7 @@ class TransactionalProducer:
         group: str = "",
         offsets: Mapping[TopicPartition, int] | None = None,
         build_followups: Callable[[WrittenOffsets], Sequence[ProducerRecord]] | None = None,
+        shorten: Shorten | None = None,
     ) -> WrittenOffsets:
         """Write records and commit offsets in one transaction, and return the records' offsets.
 
@@ -137,6 +146,8 @@ class TransactionalProducer:
             offsets: The next offset of each partition, to be committed for the group.
             build_followups: Called with the offsets of the records; returns further records to
                 write in the same transaction. Their offsets are behind the others in the result.
+            shorten: Called with each of the records that is too large for its topic, also when it
+                is compressed; without it such a record ends the transaction.
 
         Raises:
             Fenced: Another producer uses the id. If it took the id over while the transaction was
@@ -152,7 +163,9 @@ class TransactionalProducer:
             raise KafkaError(f"the transactional id {self.id} is not started")
         self._was_in_doubt = self.may_be_committed = False
         try:
-            written = await self._write_records(self._producer, records, group, offsets or {})
+            written = await self._write_records(
+                self._producer, records, group, offsets or {}, shorten
+            )
             if build_followups is not None:
                 followups = build_followups(written)
                 followup_offsets = await self._write_records(self._producer, followups, "", {})
@@ -216,6 +229,7 @@ class TransactionalProducer:
         records: Sequence[ProducerRecord],
         group: str,
         offsets: Mapping[TopicPartition, int],
+        shorten: Shorten | None = None,
     ) -> WrittenOffsets:
         """Add records and offsets to the open transaction; the first of them opens it."""
         identity = TransactionalIdentity(self.id, producer)
@@ -238,7 +252,7 @@ class TransactionalProducer:
         # Others may end their watch meanwhile.
         with self._cluster.metadata.watching(tp.topic for tp in by_tp):
             for tp, tp_records in by_tp.items():
-                written[tp] = await self._write_partition(producer, tp, tp_records)
+                written[tp] = await self._write_partition(producer, tp, tp_records, shorten)
         return written
 
     async def _commit_offsets(self, request: TxnOffsetCommitRequest) -> None:
@@ -253,13 +267,41 @@ class TransactionalProducer:
         await self._retry_until_done(attempt, request.NAME)
 
     async def _write_partition(
-        self, producer: ProducerIdAndEpoch, tp: TopicPartition, records: Iterable[ProducerRecord]
+        self,
+        producer: ProducerIdAndEpoch,
+        tp: TopicPartition,
+        records: Iterable[ProducerRecord],
+        shorten: Shorten | None,
     ) -> list[int]:
+        """Write the records of one partition in batches, and return their offsets.
+
+        A batch that is too large for the topic is halved. A record that `shorten` may change is
+        compressed first: it may be the copy of one from a compressed batch. A transaction goes on
+        after such a refusal.
+        """
         written: list[int] = []
-        for batch in _iter_batches(records):
+        batches = deque((batch, CODEC_IDS["none"]) for batch in _iter_batches(records))
+        while batches:
+            batch, codec = batches.popleft()
             sequence = self._sequences.get(tp, 0)
-            data = encode_batch(producer, sequence, batch, is_transactional=True)
-            offset = await self._send_batch(tp, data)
+            data = encode_batch(producer, sequence, batch, codec=codec, is_transactional=True)
+            try:
+                offset = await self._send_batch(tp, data)
+            except PartitionFailed as exc:
+                if exc.code not in TOO_LARGE_ERRORS:
+                    raise
+                if len(batch) > 1:
+                    middle = len(batch) // 2
+                    batches.extendleft(((batch[middle:], codec), (batch[:middle], codec)))
+                elif shorten is None:
+                    raise
+                elif codec != CODEC_IDS["gzip"]:
+                    batches.appendleft((batch, CODEC_IDS["gzip"]))
+                elif (shorter := shorten(batch[0])) is not None:
+                    batches.appendleft(([shorter], CODEC_IDS["none"]))
+                else:
+                    written.append(LEFT_OUT)
+                continue
             # After a failure the number stays. That is right whether the batch was refused (Kafka
             # counts it no more than we do) or is in doubt: then `start` clears all numbers.
             self._sequences[tp] = (sequence + len(batch)) & 0x7FFFFFFF  # wraps to 0
@@ -396,6 +438,12 @@ def _find_reason(errors: Mapping[TopicPartition, int]) -> int:
     reasons = [code for code in codes if code != ErrorCode.OPERATION_NOT_ATTEMPTED] or codes
     final = [code for code in reasons if code not in RETRIABLE_ERRORS]
     return (final or reasons or [0])[0]
+
+
+def find_left_out(records: Sequence[ProducerRecord], written: WrittenOffsets) -> set[int]:
+    """Return the indexes of the records that a commit left out, by the offsets it returned."""
+    offsets = {tp: iter(tp_offsets) for tp, tp_offsets in written.items()}
+    return {index for index, record in enumerate(records) if next(offsets[record.tp]) == LEFT_OUT}
 
 
 def _iter_batches(records: Iterable[ProducerRecord]) -> Iterable[list[ProducerRecord]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from gateway.config.sections import pipelines as config
@@ -53,12 +53,34 @@ def build_definition(job: Job, *, is_stateful: bool = False) -> dict[str, Any]:
         for name, input in get_inputs(job).items():
             settings |= {f"{name}.{key}": value for key, value in _describe_source(input).items()}
         return settings
-    options = job.model_dump(mode="json", by_alias=True, exclude=_EXCLUDED_OPTIONS)
+    options = _dump_options(job)
     settings |= _flatten(options)
     for name, input in get_inputs(job).items():
-        description = _describe_input(job, input, options)
+        description = _describe_input(input, _find_used_columns(job, options))
         settings |= {f"{name}.{key}": value for key, value in description.items()}
     return settings | {_PARTITIONS_KEY: job.state.partitions}
+
+
+def describe_rows(
+    job: Job, key_columns: Sequence[str], types: Mapping[str, Mapping[str, str]]
+) -> dict[str, Any]:
+    """Return the settings that the rows of a job and their keys depend on, by name.
+
+    Args:
+        job: The job.
+        key_columns: The columns of the output's key.
+        types: The columns of each input and their types. The settings only have the types if they
+            list the fields of a schema.
+    """
+    options = _dump_options(job)
+    options.pop("table", None)  # its columns are refused as keys
+    used = _find_used_columns(job, {**options, "to.key": key_columns})
+    settings = {"to.key": key_columns, **options}
+    for name, input in get_inputs(job).items():
+        kept = {k: v for k, v in types[name].items() if used is None or k in used}
+        # No option has such a name, whereas a table may be named `sql`.
+        settings[f"input {name}"] = _describe_input(input, used) | {"types": kept}
+    return settings
 
 
 def has_state(definition: Mapping[str, Any]) -> bool:
@@ -179,10 +201,19 @@ def verify_definition(
     )
 
 
-def _describe_input(job: Job, input: Input, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of an input that must not change, with the columns that the job uses."""
+def _dump_options(job: Job) -> dict[str, Any]:
+    """Return the options of a job, by which its rows are computed, without those of its inputs."""
+    return job.model_dump(mode="json", by_alias=True, exclude=_EXCLUDED_OPTIONS)
+
+
+def _describe_input(input: Input, used: Collection[str] | None) -> dict[str, Any]:
+    """Return the settings of an input that must not change, with the columns that the job uses.
+
+    Args:
+        input: The settings of the input.
+        used: As of `_find_used_columns`.
+    """
     source = _describe_source(input)
-    used = _find_used_columns(job, options)
     names = input.value.json_names
     fields = {
         column: f"{type_text} from {names[column]}" if column in names else type_text

@@ -30,9 +30,9 @@ from gateway.errors import PipelineUnavailable
 from gateway.pipeline.progress import progress_file
 from gateway.pipeline.run.dead_letter_format import get_dead_letter_topic
 from gateway.pipeline.run.failures import build_kafka_error
-from gateway.pipeline.topics import fetch_max_message_bytes
+from gateway.pipeline.topics import describe_topic, fetch_max_message_bytes
 
-from .ledger import Ledger, open_ledger, owner_key
+from .ledger import Ledger, build_deleted_error, open_ledger, owner_key
 from .producers import RETRY_MARKER, LedgerProducer
 from .recreated_topics import ReadTopic
 from .task import RESULT_SCHEMA, TaskResult, WriteTask, parse_refusal
@@ -43,6 +43,7 @@ from .writer_plan import (
     WriterPlan,
     verify_entries,
     verify_owner,
+    verify_settings,
 )
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ class ExactlyOnceOutput:
         ledger_output: str | None = None,
         job: str = "",
         read_topics: tuple[ReadTopic, ...] = (),
+        settings: Mapping[str, str] | None = None,
         max_driver_rows: int = MAX_DRIVER_ROWS,
         stop_event: threading.Event | None = None,
         on_repeat: Callable[[], None] = lambda: None,
@@ -123,6 +125,8 @@ class ExactlyOnceOutput:
                 same job is refused. "" leaves this check out.
             read_topics: The topics that the rows are made of. Nothing is committed if one was
                 recreated since.
+            settings: `compute_key_digests` of the job. An epoch that was interrupted with others
+                is refused. None for rows whose keys depend on no setting.
             max_driver_rows: The most rows of a batch that the driver writes itself; 0 leaves all
                 batches to the workers.
             stop_event: Once it is set, an attempt that Kafka interrupts is the last one.
@@ -131,6 +135,7 @@ class ExactlyOnceOutput:
         self._query_id = query_id
         self._job = job
         self._read_topics = read_topics
+        self._settings = settings or {}
         self._output = output
         self._client_config: Mapping[str, Any] = client_config
         self._checkpoint = checkpoint
@@ -153,8 +158,9 @@ class ExactlyOnceOutput:
         The caller does this before it writes anything of a batch: rows, dead letters or gaps.
 
         Raises:
-            CheckpointRefused: The ledger has other batches than the checkpoint. Nothing was
-                written, and a process that runs with the other checkpoint is not disturbed.
+            CheckpointRefused: The ledger has other batches than the checkpoint, or the epoch was
+                interrupted with other settings. Nothing was written, and a process that runs with
+                the other checkpoint is not disturbed.
             PipelineError: Another process has taken the query over, or Kafka refuses.
         """
         self._retry(lambda: self._get_plan(epoch), epoch)
@@ -220,6 +226,7 @@ class ExactlyOnceOutput:
             max_bytes=self._max_bytes,
             dead_letter_topic=self._dead_letter_topic,
             read_topics=self._read_topics,
+            settings=self._settings,
         )
         results = self._write_rows(rows, task)
         self._processes_by_writer = {
@@ -336,6 +343,7 @@ class ExactlyOnceOutput:
         # After a failed attempt the plan in the ledger must still be this driver's. A plan of
         # another driver must not be replaced: the newer process goes on, and this one ends.
         if self._plan is None and self._is_owner:
+            describe_topic(self._client_config, self.ledger.topic)  # raises if it was deleted
             self._plan = self._verify_own_plan(self.ledger.read_plan(self._query_id))
         if self._plan is None or self._plan.writers != self._output.writers:
             self._plan = self._take_over(epoch)
@@ -403,6 +411,7 @@ class ExactlyOnceOutput:
         """Return all entries of the query, after verifying that they are of its checkpoint."""
         entries = self.ledger.read_entries(self._query_id)
         verify_entries(entries, epoch, self._checkpoint.compute_digest)
+        verify_settings(entries, epoch, self._settings)
         return entries
 
     def _verify_own_plan(self, plan: WriterPlan | None) -> WriterPlan:
@@ -410,8 +419,11 @@ class ExactlyOnceOutput:
 
         Raises:
             PlanSuperseded: Another driver has taken the query over.
+            CheckpointRefused: The ledger was deleted and created again.
         """
-        if plan is None or plan.driver != self._driver_id:
+        if plan is None:
+            raise build_deleted_error(self.ledger.topic)
+        if plan.driver != self._driver_id:
             raise PlanSuperseded(f"the writers of {self._query_id} were taken over")
         return plan
 

@@ -8,6 +8,9 @@ counts as unread. Records that are deleted while a batch reads are not noticed.
 A gap record is written in one transaction with a ledger entry that says up to where the gaps of its
 partition have been reported. So after a crash the next start reports the gap, and no gap is
 reported twice. Some records of a gap may have been processed by a batch that was interrupted.
+
+Jobs that write no gap records, because that needs a call of Python in each batch, have their gaps
+logged when they start (`log_gaps`).
 """
 
 from __future__ import annotations
@@ -20,7 +23,9 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaException
 
+from gateway.pipeline.progress import counts
 from gateway.pipeline.run.failures import build_kafka_error
+from gateway.telemetry import catalog
 
 from .ledger import Ledger, fetch_log_starts
 from .producers import LedgerProducer
@@ -71,6 +76,30 @@ def find_gaps(
         if start < end:
             gaps.append(InputGap(topic, partition, start, end))
     return gaps
+
+
+def log_gaps(job: str, positions: PartitionOffsets, input_config: Mapping[str, Any]) -> None:
+    """Log and count the gaps between positions and the starts of the logs.
+
+    Args:
+        job: The name of the job.
+        positions: The next offset to be read of each partition.
+        input_config: librdkafka's properties of the input's cluster.
+
+    Raises:
+        PipelineError: Kafka does not answer, or refuses.
+    """
+    config = {**input_config, "group.id": "gateway-gaps", "enable.auto.commit": False}
+    consumer = Consumer(config)
+    try:
+        gaps = find_gaps(positions, fetch_log_starts(consumer, positions), {})
+    except KafkaException as error:
+        raise build_kafka_error(f"gaps of {job} cannot be found", error) from error
+    finally:
+        consumer.close()
+    for gap in gaps:
+        counts.increment_counter(catalog.PIPELINE_GAPS, 1, job, gap.topic)
+        log.warning("job %s did not read records that are gone: %s", job, gap.build_record(job))
 
 
 class GapReporter:

@@ -10,6 +10,9 @@ The ledger is read up to the end that the log has *after* the reader has fenced 
 only once the last stable offset has reached that end. A read up to the current last stable offset
 would miss a writer's own commit behind the open transaction of another writer, and its rows would
 be written twice.
+
+Without its entries, the rows of an interrupted batch would be written twice. So the checkpoint has
+the id of the topic, in `ledger.json`, and a ledger that was deleted is refused (`verify_ledger`).
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
@@ -29,12 +32,18 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from gateway.errors import PipelineError, PipelineUnavailable
+from gateway.config.sections.job import Output
+from gateway.errors import CheckpointRefused, PipelineError, PipelineUnavailable
 from gateway.pipeline import topics
 from gateway.pipeline.run.failures import build_kafka_error
 
 from .writer_plan import LedgerEntry, WriterPlan
 
+if TYPE_CHECKING:
+    from gateway.pipeline.state.files import Files
+
+LEDGER_FILE = "ledger.json"
+"""A file of the checkpoint with the cluster, the name and the id of the ledger's topic."""
 # Kafka never compacts the segment that is being written. So the size of a segment limits how much
 # a reader has to read.
 TOPIC_CONFIGS = {
@@ -348,6 +357,56 @@ def _retry_request(request: Callable[[], Any]) -> Any:
             time.sleep(0.1)
 
 
+def verify_ledger(files: Files, output: Output, client_config: Mapping[str, Any]) -> None:
+    """Verify that the ledger is the topic that has the entries of a checkpoint's batches.
+
+    A ledger that does not exist is created for a checkpoint that has used no other one.
+
+    Args:
+        files: The files of the checkpoint.
+        output: The output of the job.
+        client_config: librdkafka's properties of its cluster.
+
+    Raises:
+        CheckpointRefused: The topic was deleted.
+        PipelineError: As of `open_ledger`.
+    """
+    place: dict[str, Any] = {"kafka": output.kafka, "topic": ledger_topic(output.topic)}
+    try:
+        stored = json.loads(files.read(LEDGER_FILE))
+    except FileNotFoundError:
+        stored = {}
+    known_id = stored["id"] if place.items() <= stored.items() else None
+    current_id = _find_topic_id(client_config, place["topic"])
+    if (
+        known_id is not None
+        and (current_id is None or topics.is_other_topic(known_id, current_id))
+        and any(name.startswith("offsets/") for name in files.list_sizes())
+    ):
+        raise build_deleted_error(place["topic"])
+    if current_id is None:
+        open_ledger(output.topic, output.writers, output.transaction_timeout, client_config)
+        current_id = topics.describe_topic(client_config, place["topic"]).id
+    if current_id != known_id:
+        files.write(LEDGER_FILE, json.dumps(place | {"id": current_id}).encode())
+
+
+def _find_topic_id(client_config: Mapping[str, Any], topic: str) -> str | None:
+    try:
+        return topics.describe_topic(client_config, topic).id
+    except topics.TopicMissing:
+        return None
+
+
+def build_deleted_error(topic: str) -> CheckpointRefused:
+    """Return the error of a ledger that has lost the entries of a checkpoint's batches."""
+    return CheckpointRefused(
+        f"topic {topic} was deleted, which said which rows of the last batch were written: start "
+        f"again with --fresh, or remove {LEDGER_FILE} from the checkpoint to go on with it, and to "
+        "write the last batch once more if it was interrupted"
+    )
+
+
 def open_ledger(
     output: str, writers: int, timeout_s: float, client_config: Mapping[str, Any]
 ) -> Ledger:
@@ -417,4 +476,6 @@ def _parse_plan(value: Mapping[str, Any] | None) -> WriterPlan | None:
 def _parse_entry(value: Mapping[str, Any] | None) -> LedgerEntry | None:
     if value is None:
         return None
-    return LedgerEntry(value["epoch"], value["writers"], value.get("mark", ""))
+    return LedgerEntry(
+        value["epoch"], value["writers"], value.get("mark", ""), value.get("settings", {})
+    )

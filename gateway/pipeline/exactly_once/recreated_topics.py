@@ -282,13 +282,13 @@ def _store_positions(
     stored = _load_json(files, POSITIONS_FILE)
     old_id = _load_json(files, TOPICS_FILE).get(input_name)
     if input_name not in stored or stored[input_name]["id"] != old_id:
-        offsets = json.loads(format_offsets(_find_positions(checkpoint, sources, input_name)))
+        offsets = json.loads(format_offsets(find_positions(checkpoint, sources, input_name)))
         stored[input_name] = {"id": old_id, "offsets": offsets}
         files.write(POSITIONS_FILE, json.dumps(stored).encode())
     return flatten_offsets(stored[input_name]["offsets"])
 
 
-def _find_positions(checkpoint: Checkpoint, sources: Sources, input_name: str) -> Offsets:
+def find_positions(checkpoint: Checkpoint, sources: Sources, input_name: str) -> Offsets:
     """Return the offsets that an input would be read from next."""
     number = checkpoint.read_last_committed()
     positions: Offsets = {}

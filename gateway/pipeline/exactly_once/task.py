@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -73,6 +73,7 @@ class WriteTask:
         dead_letter_topic: The topic for rows that the output topic refuses.
         read_topics: The topics that the rows are made of. Nothing is committed if one was
             recreated since.
+        settings: `compute_key_digests` of the job, for the ledger's entries.
     """
 
     query_id: str
@@ -86,6 +87,7 @@ class WriteTask:
     max_bytes: int
     dead_letter_topic: str
     read_topics: tuple[ReadTopic, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write the rows of the current partition, and yield one row of `RESULT_SCHEMA`.
@@ -235,7 +237,12 @@ class WriteTask:
 
     def _commit(self, producer: LedgerProducer, writer: int) -> None:
         key, partition = writer_key(self.query_id, writer), self.ledger.writer_partition(writer)
-        entry = {"epoch": self.epoch, "writers": self.plan.writers, "mark": self.digest}
+        entry = {
+            "epoch": self.epoch,
+            "writers": self.plan.writers,
+            "mark": self.digest,
+            "settings": self.settings,
+        }
         producer.write_entry(self.ledger.topic, partition, key, entry)
         producer.commit()
 

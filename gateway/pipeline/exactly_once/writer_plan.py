@@ -4,11 +4,12 @@ An epoch (a batch of Spark) is divided among N writers by the hash of each row's
 writes its rows and its `LedgerEntry` in one transaction. An epoch may be interrupted when some
 writers have committed and others have not. It is then finished by giving the same rows to the same
 writers. So N must not change within an epoch, and no other process may write under the query's
-name. The query's `WriterPlan` in the ledger ensures both. A driver takes the query over before its
-first epoch, and again to change N:
+name. The query's `WriterPlan` in the ledger ensures both. Nor may the settings change that the rows
+and their keys depend on: each entry has digests of them (`verify_settings`). A driver takes the
+query over before its first epoch, and again to change N:
 
 1. It reads the whole ledger. If the entries are not of its checkpoint's batches, the checkpoint is
-   refused (`verify_entries`), and nothing has been changed.
+   refused (`verify_entries`), or the job if its settings changed, and nothing has been changed.
 2. It writes the plan with the next generation and the old N. A writer of an older generation that
    begins from now on reads this plan and stops.
 3. It fences the transactional id of every old writer. A writer that had begun can no longer commit.
@@ -32,8 +33,8 @@ has no rows again). This module does no I/O: `PlanChange` says what to do, and `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from gateway.errors import CheckpointRefused
 
@@ -61,11 +62,13 @@ class LedgerEntry:
         epoch: The number of the epoch.
         writers: The number of writers of the plan that the epoch was written by.
         digest: `Checkpoint.compute_digest` of the epoch's offsets, or "" if it is unknown.
+        settings: `compute_key_digests` of the job that wrote the epoch, or empty if unknown.
     """
 
     epoch: int
     writers: int
     digest: str = ""
+    settings: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 class PlanSuperseded(Exception):
@@ -102,6 +105,41 @@ def verify_entries(
         raise CheckpointRefused(
             f"rows of batch {epoch} were written by {min(counts)} and by {max(counts)} writers, so "
             "some may be there twice and others not at all; start again with --fresh"
+        )
+
+
+def verify_settings(
+    entries: Iterable[LedgerEntry], epoch: int, settings: Mapping[str, str]
+) -> None:
+    """Verify that an epoch that some writers have committed gets the same rows and keys again.
+
+    With other keys, a row goes to another writer: it is lost with one that has committed, and comes
+    twice if the one that has written it before had.
+
+    Args:
+        entries: The last entry of every writer, verified by `verify_entries`.
+        epoch: The batch that is about to be written.
+        settings: `compute_key_digests` of the job. Settings that the entries do not have are new
+            with this version of the gateway, and are not compared.
+
+    Raises:
+        CheckpointRefused: Settings have changed, and some writers have not committed.
+    """
+    begun = [entry for entry in entries if entry.epoch == epoch]
+    if not begun or len(begun) == begun[0].writers:
+        return
+    changed = {
+        name
+        for entry in begun
+        for name, digest in entry.settings.items()
+        if settings.get(name) != digest
+    }
+    if changed:
+        raise CheckpointRefused(
+            f"batch {epoch} was interrupted after {len(begun)} of {begun[0].writers} writers had "
+            f"committed, and would be finished with other keys, as these were changed since: "
+            f"{', '.join(sorted(changed))}; take that back until the batch is finished, then "
+            "change it again"
         )
 
 

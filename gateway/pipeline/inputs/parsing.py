@@ -21,6 +21,7 @@ of four digits can express. So:
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial, reduce
@@ -56,8 +57,6 @@ _QUOTED_NUMBER_PATTERN = r'"\\u0001([^"]*)"|^\x01(.*)'
 # array, an object, or Infinity in quotes.
 _SUSPECT_TEXT_PATTERN = r'^(?:-?[0-9]+[.eE]|[\[{"])'
 _MAX_PRECISION = 38
-# From the start of an array or an object to any of the values inside.
-_NESTED_PATTERN = r"\s*[\[{](?:[^\]]*[\[,:])?"
 _SURROGATE_PREFIXES = ("\\ud", "\\uD")  # the start of an escaped half of a surrogate pair
 # A `\u` whose backslash is not itself escaped: an even number of backslashes precedes it.
 _ESCAPE_PATTERN = r"(?<!\\)((?:\\\\)*+)\\u"
@@ -65,7 +64,7 @@ _SURROGATE_PAIR_PATTERN = (
     rf"{_ESCAPE_PATTERN}[dD][89abAB][0-9a-fA-F]{{2}}\\u[dD][c-fC-F][0-9a-fA-F]{{2}}"
 )
 _HALF_SURROGATE_PATTERN = rf"{_ESCAPE_PATTERN}[dD][89a-fA-F]"
-_LONG_EXPONENT_PATTERN = r'\s*"?-?[0-9.]+[eE][+-]?[0-9]{4,}'
+_LONG_EXPONENT_PATTERN = r'\s*+"?-?[0-9.]++[eE][+-]?[0-9]{4,}'
 
 
 def parse_json(text: Column, fields: Mapping[str, str], *, require_finite: bool = True) -> Column:
@@ -142,7 +141,7 @@ def is_out_of_range(
     if declared.typeName() == "timestamp":
         # Spark reads a number as seconds. A great one overflows, and the result may be a valid
         # time. Only a text that looks like this is parsed once more, by `get_json_object`.
-        suspect = text.rlike(rf'"{re.escape(name)}"\s*:\s*-?[0-9]{{13}}')
+        suspect = text.rlike(rf'"{_build_name_pattern(name)}"\s*:\s*-?[0-9]{{13}}')
         raw_value = F.get_json_object(text, f"$['{name}']")
         assert out_of_range is not None
         out_of_range = out_of_range | (suspect & raw_value.rlike("^-?[0-9]{13,}$"))
@@ -356,37 +355,59 @@ def _is_outside(time: Column, literal_type: str, zone: str = "") -> Column:
 def _build_exponent_pattern(data_type: DataType) -> str:
     """Return a pattern that finds decimals with exponents of four digits or more in a text.
 
-    It is "" if the type has no decimals.
+    It is "" if the type has no decimals. The time is linear in the text: every loop is possessive,
+    and the only match that reads on to the end begins at the start.
     """
-    prefixes = {
-        rf'"{re.escape(name)}"\s*:{between_pattern}'
-        for name, between_pattern in _iter_decimals(data_type, "", "")
-    }
-    return f"(?:{'|'.join(sorted(prefixes))}){_LONG_EXPONENT_PATTERN}" if prefixes else ""
+    names_by_nesting: dict[bool, set[str]] = {False: set(), True: set()}
+    for name, is_nested in _iter_decimals(data_type, "", is_nested=False):
+        names_by_nesting[is_nested].add(_build_name_pattern(name))
+    plain, nested = ("|".join(sorted(names)) for names in names_by_nesting.values())
+    patterns = [rf'"(?:{plain})"\s*+:{_LONG_EXPONENT_PATTERN}'] if plain else []
+    if nested:
+        # The values of an array or an object are searched up to a `]` that no other array follows.
+        start = rf'"(?:{nested})"\s*+:\s*+(?=[\[{{])'
+        long_value = rf"[\[{{,:]{_LONG_EXPONENT_PATTERN}"
+        between_arrays = r"\][\s\]]*+,\s*+(?=\[)"
+        values = rf"(?:[^\]\[{{,:]++|(?!{long_value})[\[{{,:]|{between_arrays})*+"
+        others = rf'(?:[^"]++|(?!{start})"|{start}{values}(?:\]|\z))*+'
+        patterns.append(rf"\A{others}{start}{values}{long_value}")
+    return "|".join(patterns)
+
+
+def _build_name_pattern(name: str) -> str:
+    """Return a pattern of a name in a JSON text, each of whose characters may be escaped."""
+    patterns = []
+    for character in name:
+        units = character.encode("utf-16-be").hex(" ", 2).split()
+        escape = "".join(rf"\\u{unit}" for unit in units)
+        plain = re.escape(json.dumps(character, ensure_ascii=False)[1:-1])
+        slash = r"|\\/" if character == "/" else ""
+        patterns.append(f"(?:{plain}|(?i:{escape}){slash})")
+    return "".join(patterns)
 
 
 def _iter_decimals(
-    data_type: DataType, name: str, between_pattern: str
-) -> Iterator[tuple[str, str]]:
+    data_type: DataType, name: str, *, is_nested: bool
+) -> Iterator[tuple[str, bool]]:
     """Yield the fields that are or contain decimals.
 
     Args:
         data_type: The type of the field.
         name: The name of the field.
-        between_pattern: A pattern of the text between the field's name and its value.
+        is_nested: Whether values of the type are in an array or a map.
 
     Yields:
-        The name of the field, and a pattern of the text between its name and the decimal.
+        The name of the field, and whether the decimal is in an array or a map of the field.
     """
     from pyspark.sql import types as T
 
     match data_type:
         case T.DecimalType():
-            yield name, between_pattern
+            yield name, is_nested
         case T.ArrayType():
-            yield from _iter_decimals(data_type.elementType, name, _NESTED_PATTERN)
+            yield from _iter_decimals(data_type.elementType, name, is_nested=True)
         case T.MapType():
-            yield from _iter_decimals(data_type.valueType, name, _NESTED_PATTERN)
+            yield from _iter_decimals(data_type.valueType, name, is_nested=True)
         case T.StructType():
             for field in data_type.fields:
-                yield from _iter_decimals(field.dataType, field.name, "")
+                yield from _iter_decimals(field.dataType, field.name, is_nested=False)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urljoin
 
 from gateway.errors import FormatError
 from gateway.extras import require_extra
@@ -37,10 +38,15 @@ _PROTOBUF_TYPES = {
     16: _INT64_TYPE, 17: "int", 18: _INT64_TYPE,
 }  # fmt: skip
 """The types by the number of `FieldDescriptor.type`."""
+# These are no objects in Protobuf's JSON, or objects of any fields.
 _WELL_KNOWN_TYPES = {
-    "google.protobuf.Timestamp": "timestamp",
-    "google.protobuf.StringValue": "string",
-}
+    "Timestamp": "timestamp", "Duration": "string", "FieldMask": "string", "Any": "string",
+    "Struct": "string", "Value": "string", "ListValue": "string",
+    "BoolValue": "boolean", "Int32Value": "int", "UInt32Value": "bigint",
+    "Int64Value": _INT64_TYPE, "UInt64Value": _INT64_TYPE, "FloatValue": "float",
+    "DoubleValue": "double", "StringValue": "string", "BytesValue": "string",
+}  # fmt: skip
+"""The types of the messages of google.protobuf."""
 
 
 def parse_schema_columns(
@@ -66,19 +72,32 @@ def parse_schema_columns(
 def _parse_record_fields(text: str, references: Mapping[str, str]) -> dict[str, str]:
     """Return the columns of an Avro record."""
     schema = json.loads(text)
-    named = {name: json.loads(reference) for name, reference in references.items()}
     if not isinstance(schema, dict) or schema.get("type") != "record":
         raise FormatError("the schema is no record; its fields would be the columns")
-    return {field["name"]: _convert_avro(field["type"], named, ()) for field in schema["fields"]}
+    named_types: dict[str, Any] = {}
+    for reference in references.values():
+        _convert_avro(json.loads(reference), named_types, ())  # for the types that it names
+    record = (_get_full_name(schema, ()),)
+    return {
+        field["name"]: _convert_avro(field["type"], named_types, record)
+        for field in schema["fields"]
+    }
 
 
 def _parse_properties(text: str, references: Mapping[str, str]) -> dict[str, str]:
     """Return the columns of a JSON Schema."""
-    schema = json.loads(text)
+    from gateway.formats.json_schema import load_schema
+
+    schema, uri, retrieve = load_schema(text, references)
+    types = _JsonSchemaTypes(retrieve)
+    schema, document, enclosing = types.resolve(schema, _Document(uri, schema), (f"{uri}#",))
     properties = schema.get("properties") if isinstance(schema, dict) else None
     if not properties:
         raise FormatError("the schema has no properties; they would be the columns")
-    return {name: _convert_property(definition) for name, definition in properties.items()}
+    return {
+        name: types.convert(definition, document, enclosing)
+        for name, definition in properties.items()
+    }
 
 
 def _convert_avro(schema: Any, named_types: dict[str, Any], enclosing: tuple[str, ...]) -> str:
@@ -86,27 +105,34 @@ def _convert_avro(schema: Any, named_types: dict[str, Any], enclosing: tuple[str
 
     Args:
         schema: The schema of the field.
-        named_types: The named types that are known so far; types in the schema are added.
-        enclosing: The names of the records around the field. A record within itself is a string.
+        named_types: The named types that are known so far by their full names; types in the schema
+            are added.
+        enclosing: The full names of the records around the field, whose namespace names in it are
+            of. A record within itself is a string.
     """
     if isinstance(schema, list):  # a union: only of null and one other type, or a string
-        branches = [branch for branch in schema if branch != "null"]
-        return (
-            _convert_avro(branches[0], named_types, enclosing) if len(branches) == 1 else "string"
-        )
+        types = [
+            _convert_avro(branch, named_types, enclosing) for branch in schema if branch != "null"
+        ]
+        return types[0] if len(types) == 1 else "string"
     if isinstance(schema, str):
         if schema in _AVRO_TYPES:
             return _AVRO_TYPES[schema]
+        full_name = _get_full_name({"name": schema}, enclosing)
+        name = schema if full_name not in (*named_types, *enclosing) else full_name
         return (
             "string"
-            if schema in enclosing
-            else _convert_avro(named_types.get(schema), named_types, enclosing)
+            if name in enclosing
+            else _convert_avro(named_types.get(name), named_types, enclosing)
         )
     if not isinstance(schema, dict):
         return "string"
     kind, logical = schema.get("type"), schema.get("logicalType")
+    full_name = ""
     if "name" in schema:
-        named_types[schema["name"]] = schema
+        full_name = _get_full_name(schema, enclosing)
+        # As it is used again from within other namespaces.
+        named_types[full_name] = schema | {"name": full_name, "namespace": ""}
     if logical is not None:
         plain = (
             _AVRO_TYPES.get(str(kind), "string") if logical not in ("uuid", "decimal") else "string"
@@ -117,7 +143,7 @@ def _convert_avro(schema: Any, named_types: dict[str, Any], enclosing: tuple[str
     if kind == "map":
         return f"map<string,{_convert_avro(schema['values'], named_types, enclosing)}>"
     if kind == "record":
-        inner = (*enclosing, schema["name"])
+        inner = (*enclosing, full_name)
         fields = (
             f"`{f['name']}`:{_convert_avro(f['type'], named_types, inner)}"
             for f in schema["fields"]
@@ -130,23 +156,103 @@ def _convert_avro(schema: Any, named_types: dict[str, Any], enclosing: tuple[str
     )
 
 
-def _convert_property(schema: Any) -> str:
-    """Return the type of a column for the JSON Schema of a property."""
-    kind = schema.get("type") if isinstance(schema, dict) else None
-    if isinstance(kind, list):
-        alternatives = [name for name in kind if name != "null"]
-        kind = alternatives[0] if len(alternatives) == 1 else None
-    if kind == "array":
-        return f"array<{_convert_property(schema.get('items'))}>"
-    if kind == "object" and schema.get("properties"):
-        inner = (
-            f"`{name}`:{_convert_property(definition)}"
-            for name, definition in schema["properties"].items()
-        )
-        return f"struct<{','.join(inner)}>"
-    if kind == "string" and schema.get("format") in ("date-time", "date"):
-        return "timestamp" if schema["format"] == "date-time" else "date"
-    return _JSON_SCHEMA_TYPES.get(str(kind), "string")
+def _get_full_name(schema: Mapping[str, Any], enclosing: tuple[str, ...]) -> str:
+    """Return the name of a type with its namespace, by default that of the record around."""
+    name = str(schema["name"])
+    around = enclosing[-1].rpartition(".")[0] if enclosing else ""
+    namespace = schema.get("namespace", around)
+    return f"{namespace}.{name}" if namespace and "." not in name else name
+
+
+class _Document(NamedTuple):
+    """A JSON Schema as it is in the registry, by whose URI its references are resolved."""
+
+    uri: str
+    content: Any
+
+
+class _JsonSchemaTypes:
+    """Convert JSON Schemas of properties into the types of columns.
+
+    References are followed here, as jsonschema_rs (0.60) returns what it finds with sorted names,
+    and columns have the order of the schema.
+    """
+
+    def __init__(self, retrieve: Callable[[str], Any]) -> None:
+        """Take what returns the schema of a URI, as of `load_schema`."""
+        self._retrieve = retrieve
+
+    def convert(self, schema: Any, document: _Document, enclosing: tuple[str, ...]) -> str:
+        """Return the type of a column.
+
+        Args:
+            schema: The schema of the property.
+            document: What it is part of.
+            enclosing: The references that led to it. A schema within itself is a string.
+        """
+        schema, document, enclosing = self.resolve(schema, document, enclosing)
+        if not isinstance(schema, dict):
+            return "string"
+        kind = schema.get("type")
+        if kind is None:
+            # Generators describe a type that may be null in this way, above all one of a `$ref`.
+            options = [
+                part for name in ("oneOf", "anyOf", "allOf") for part in schema.get(name, ())
+            ]
+            options = [option for option in options if option != {"type": "null"}]
+            return self.convert(options[0], document, enclosing) if len(options) == 1 else "string"
+        if isinstance(kind, list):
+            alternatives = [name for name in kind if name != "null"]
+            kind = alternatives[0] if len(alternatives) == 1 else None
+        if kind == "array":
+            return f"array<{self.convert(schema.get('items'), document, enclosing)}>"
+        if kind == "object" and schema.get("properties"):
+            inner = (
+                f"`{name}`:{self.convert(definition, document, enclosing)}"
+                for name, definition in schema["properties"].items()
+            )
+            return f"struct<{','.join(inner)}>"
+        if kind == "string" and schema.get("format") in ("date-time", "date"):
+            return "timestamp" if schema["format"] == "date-time" else "date"
+        return _JSON_SCHEMA_TYPES.get(str(kind), "string")
+
+    def resolve(
+        self, schema: Any, document: _Document, enclosing: tuple[str, ...]
+    ) -> tuple[Any, _Document, tuple[str, ...]]:
+        """Return what a schema refers to, with its document, or the schema if it has no `$ref`.
+
+        Returns:
+            Also `enclosing` with the references that were followed; and None for the schema if
+            there is none at that place, or if it is enclosed by itself.
+        """
+        while isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
+            name, _, pointer = schema["$ref"].partition("#")
+            try:
+                if name and name != document.uri:
+                    uri = urljoin(document.uri, name)
+                    document = _Document(uri, self._retrieve(uri))
+                schema = _find_part(document.content, pointer)
+            except (ValueError, LookupError, TypeError):
+                return None, document, enclosing
+            place = f"{document.uri}#{pointer}"
+            if place in enclosing:
+                return None, document, enclosing
+            enclosing = (*enclosing, place)
+        return schema, document, enclosing
+
+
+def _find_part(content: Any, pointer: str) -> Any:
+    """Return the part of a JSON document at a pointer (RFC 6901) of a URI's fragment.
+
+    Raises:
+        LookupError: There is none, or the fragment is no pointer.
+    """
+    if pointer and not pointer.startswith("/"):
+        raise LookupError(pointer)
+    for token in unquote(pointer).split("/")[1:]:
+        token = token.replace("~1", "/").replace("~0", "~")
+        content = content[int(token) if isinstance(content, list) else token]
+    return content
 
 
 def _parse_message_fields(text: str, references: Mapping[str, str]) -> dict[str, str]:
@@ -174,8 +280,10 @@ def _convert_field(field: Any, enclosing: tuple[str, ...]) -> str:
 def _convert_single(field: Any, message: Any, enclosing: tuple[str, ...]) -> str:
     if message is None:
         return _PROTOBUF_TYPES.get(field.type, "string")
-    if message.full_name in _WELL_KNOWN_TYPES or message.full_name in enclosing:
-        return _WELL_KNOWN_TYPES.get(message.full_name, "string")
+    if message.full_name in enclosing:
+        return "string"
+    if message.file.package == "google.protobuf" and message.name in _WELL_KNOWN_TYPES:
+        return _WELL_KNOWN_TYPES[message.name]
     inner = (*enclosing, message.full_name)
     fields = ",".join(
         f"`{child.json_name}`:{_convert_field(child, inner)}" for child in message.fields

@@ -21,7 +21,13 @@ from gateway.config.sections.catalog import SchemaRegistry
 from gateway.config.sections.job import Fields, Input, Output
 from gateway.config.types.formats import needs_catalog
 from gateway.errors import FormatError, RegistryUnavailable
-from gateway.formats.codec import Codecs, EncodedData, SerializationFormat, compile_schema
+from gateway.formats.codec import (
+    Codecs,
+    EncodedData,
+    SchemaNotLoaded,
+    SerializationFormat,
+    compile_schema,
+)
 from gateway.formats.registry import CachedRegistryClient, Schema
 from gateway.pipeline.run.dead_letter_format import build_dead_letter_headers, get_dead_letter_topic
 
@@ -127,7 +133,6 @@ def _create_decoder(model: str, catalog: SchemaRegistry) -> ArrowFunction:
         format, codecs = SerializationFormat.parse(model), _get_codecs(catalog)
         for batch in batches:
             values = batch.column("value").to_pylist()
-            _run_coroutine(codecs.load_schemas(format, "", False, values))
             # Each pair is the text and the fault. `zip` of no pairs gives no columns, so an empty
             # batch gets its columns below.
             pairs = [_decode_text(codecs, format, value) for value in values]
@@ -150,7 +155,11 @@ def _decode_text(
     if value is None:
         return None, None
     try:
-        return codecs.decode_text_cached(format, value).decode(), None
+        while True:
+            try:
+                return codecs.decode_text_cached(format, value).decode(), None
+            except SchemaNotLoaded:
+                _run_coroutine(codecs.load_schemas(format, "", False, [value]))
     except FormatError as error:
         return None, str(error)
 

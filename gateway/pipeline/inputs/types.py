@@ -8,7 +8,7 @@ functions `_skip_...` take the index where something begins, and return the inde
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from gateway.config.source.expression import suggest
 
@@ -42,6 +42,17 @@ def check_type(text: str) -> str | None:
             )
     except _TypeSyntaxError as error:
         return str(error)
+    return None
+
+
+def check_case(names: Iterable[str]) -> str | None:
+    """Return what is wrong with names of columns that differ in case only, or None."""
+    names_by_folded: dict[str, str] = {}
+    for name in names:
+        other = names_by_folded.setdefault(name.lower(), name)
+        if other != name:
+            problem = f"'{other}' and '{name}' differ in case only, which Spark ignores"
+            return f"{problem}; rename or remove one of them"
     return None
 
 
@@ -115,8 +126,11 @@ def _skip_decimal(tokens: Sequence[str], index: int) -> int:
 
 
 def _skip_struct(tokens: Sequence[str], index: int) -> int:
+    names = []
     while True:
-        _get_token(tokens, index, "a name")
+        names.append(_get_token(tokens, index, "a name").strip("`"))
+        if message := check_case(names):
+            raise _TypeSyntaxError(message)
         index += 1
         if tokens[index : index + 1] == [":"]:
             index += 1

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from gateway.config.sections.pipelines import Aggregate, Distinct, Top
+from gateway.pipeline.inputs.types import check_case
 
 from .sql import check_columns, iter_columns
 
@@ -150,6 +151,8 @@ def _check_column_names(settings: Aggregate) -> Iterator[str]:
     for column in settings.measures:
         if column in WINDOW_COLUMNS:
             yield f"measures.{column}: is already a column of the result; rename it"
+    if message := check_case([*settings.by, *result_columns]):
+        yield f"measures: {message}"
 
 
 def _check_window(settings: Aggregate) -> Iterator[str]:

@@ -99,6 +99,8 @@ def check_job(settings: Enrich, columns: Mapping[str, Mapping[str, str]]) -> Ite
             yield f"table.fields.{name}: {message}"
         if name in _list_event_columns(settings, known):
             yield f"table.fields.{name}: from has a column of that name, too; rename one of them"
+    if message := types.check_case([*_list_event_columns(settings, known), *settings.table.fields]):
+        yield f"table.fields: {message}"
     if isinstance(settings.table, Redis):
         yield from _check_redis(settings.table)
     else:

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from gateway.config.source.expression import suggest
+from gateway.pipeline.inputs.types import check_case
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -128,6 +129,9 @@ def check_job(settings: Join, columns: Mapping[str, Mapping[str, str]]) -> Itera
             yield from _check_key_columns(side, keys, known)
     yield from _check_times(settings, columns)
     yield from _check_key_types(settings, columns)
+    names = settings.select or [name for side in sides for name in columns.get(side, ())]
+    if message := check_case(names):
+        yield f"select: {message}"
     for column, sql in settings.select.items():
         yield from (f"select.{column}: {problem}" for problem in _check_select(sql, columns))
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gateway.config.sections.pipelines import Query
 from gateway.config.source.expression import suggest
+from gateway.pipeline.inputs.types import check_case
 
 from . import sql
 from .sql import SqlToken, check_columns, tokenize
@@ -123,6 +124,8 @@ def check_job(settings: Query, columns: Mapping[str, Mapping[str, str]]) -> Iter
     if any(token.text == ";" for token in tokens[:-1]):
         yield "sql has several statements; keep one SELECT, and add a job for each other"
         return
+    if message := check_case(settings.tables):
+        yield f"tables: {message}"
     yield from _check_tables(settings, list(sql.iter_tables(tokens)))
     for name, input in settings.tables.items():
         if "late" in input.model_fields_set and input.late == "topic":

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from gateway.config.sections.pipelines import Sessions
+from gateway.pipeline.inputs.types import check_case
 
 from . import measures, sql
 
@@ -92,6 +93,8 @@ def check_job(settings: Sessions, columns: Mapping[str, Mapping[str, str]]) -> I
     for name in settings.measures:
         if name in (*settings.by, *RESULT_COLUMNS):
             yield f"measures.{name}: '{name}' is already a column of the result; use another name"
+    if message := check_case([*settings.by, *RESULT_COLUMNS, *settings.measures]):
+        yield f"measures: {message}"
     yield from measures.check_measures(settings.measures, known)
     if needs_stateful_processor(settings):
         yield from _check_mergeable(settings)

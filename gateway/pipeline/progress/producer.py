@@ -40,7 +40,6 @@ class ProgressProducer:
                 "linger.ms": 5,
                 "message.timeout.ms": _DELIVERY_TIMEOUT_MS,
                 "queue.buffering.max.messages": _MAX_QUEUED_RECORDS,
-                "log_level": 2,  # critical; records that are lost are counted instead
             }
         )
 

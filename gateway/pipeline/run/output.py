@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from gateway.config.sections import pipelines as config
 from gateway.config.sections.catalog import SchemaRegistry
 from gateway.config.sections.job import Job, Output
+from gateway.errors import PipelineError
 from gateway.pipeline.inputs import schemas
-from gateway.pipeline.inputs.types import RECORD_COLUMN_TYPES
+from gateway.pipeline.inputs.types import RECORD_COLUMN_TYPES, check_case
 from gateway.pipeline.jobs import get_output
 
 if TYPE_CHECKING:
@@ -39,9 +40,14 @@ def encode_rows(
     Returns:
         The columns `key` (null without key columns) and `value`. Values with a schema are encoded
         by it, as `schemas.encode_values` describes.
+
+    Raises:
+        PipelineError: Two columns have names that differ in case only.
     """
     from pyspark.sql import functions as F
 
+    if message := check_case(rows.columns):
+        raise PipelineError(f"columns {message}")
     names = [name for name in rows.columns if name not in RECORD_COLUMN_TYPES]
     value = F.to_json(F.struct(*(F.col(f"`{name}`") for name in names)), _JSON_OPTIONS)
     records = rows.select(build_key(rows, key_columns).alias("key"), value.alias("value"))
@@ -82,7 +88,9 @@ def build_key(rows: DataFrame, key_columns: Sequence[str]) -> Column:
     if not key_columns:
         return F.lit(None).cast("string")
     if len(key_columns) == 1:
-        type_name = rows.schema[key_columns[0]].dataType.simpleString()
+        # Spark finds the column in whatever case it is written.
+        (field,) = rows.select(f"`{key_columns[0]}`").schema
+        type_name = field.dataType.simpleString()
         # A cast keeps strings that are not UTF-8, and all digits of decimals. Other types, such as
         # timestamps, have the same text in the key as in the value.
         is_cast = type_name in ("string", "binary") or type_name.startswith("decimal")

@@ -39,7 +39,7 @@ from gateway.pipeline.topics import fetch_max_message_bytes
 
 from . import output as records
 from .failures import clear_frames
-from .stable_key import verify_key
+from .stable_key import compute_key_digests, verify_key
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -326,12 +326,19 @@ def _create_writer(
     if isinstance(job, config.Load):
         from gateway.pipeline.jobs.load import BatchLoader
 
-        prepare_inputs(tables["from"]).log_gaps(job.name)
+        sources = find_sources(tables["from"])
+        _log_gaps(spark, job, settings, job_checkpoint, sources, prepare_inputs(tables["from"]))
         return write_each_batch(tables["from"], BatchLoader(job))
     assert to is not None
     kafka = find_cluster(settings.clusters, to.kafka)
 
     def create_batch_function(rows: DataFrame) -> BatchFunction:
+        if not replay_state and (is_exactly_once or has_side_outputs(job)):
+            from gateway.pipeline.exactly_once.ledger import verify_ledger
+
+            # First, as records that Spark cannot read are written with the ledger, too.
+            files = open_files(job_checkpoint.location, spark)
+            verify_ledger(files, to, build_client_config(kafka))
         rewound = prepare_inputs(rows)
         if replay_state:
             return _discard_rows
@@ -344,6 +351,7 @@ def _create_writer(
             find_sources(rows),
             rewound,
             input_topics,
+            compute_key_digests(job, tables),
             stop_event,
         )
 
@@ -357,7 +365,8 @@ def _create_writer(
         _update_query_definition(spark, job, rows, job_checkpoint)
     encoded = records.encode_rows(rows, to, records.get_key_columns(job), settings.catalogs)
     if not (replay_state or retires_itself(job)):
-        prepare_inputs(encoded).log_gaps(job.name)
+        sources, rewound = find_sources(encoded), prepare_inputs(encoded)
+        _log_gaps(spark, job, settings, job_checkpoint, sources, rewound)
         sink = encoded.writeStream.format("kafka").options(**build_sink_options(to, kafka))
         return sink.outputMode("update" if job.trigger == "realtime" else mode)
     return write_each_batch(encoded, create_batch_function(encoded))
@@ -428,6 +437,7 @@ def _create_batch_function(
     sources: Sources,
     rewound_inputs: RewoundInputs,
     input_topics: InputTopics,
+    key_digests: Mapping[str, str],
     stop_event: threading.Event,
 ) -> BatchFunction:
     """Return the function that writes the encoded rows of a batch into Kafka.
@@ -437,7 +447,7 @@ def _create_batch_function(
     kafka = find_cluster(settings.clusters, output.kafka)
     is_exactly_once = output.guarantee == "exactly-once"
     if not (is_exactly_once or has_side_outputs(job)):
-        rewound_inputs.log_gaps(job.name)
+        _log_gaps(spark, job, settings, job_checkpoint, sources, rewound_inputs)
         return _create_append_function(build_sink_options(output, kafka))
     side_outputs = _create_side_outputs(
         spark, job, output, settings, job_checkpoint, sources, rewound_inputs, input_topics
@@ -462,6 +472,7 @@ def _create_batch_function(
         checkpoint=checkpoint,
         job=name,
         read_topics=input_topics.read_topics,
+        settings=key_digests,
         stop_event=stop_event,
         on_repeat=lambda: reset_metrics(spark.streams.get(job_checkpoint.query_id)),
     )
@@ -633,6 +644,26 @@ def _rewind_recreated(
     if not (gaps or replay_state):
         recreated_topics.store_topic_ids(files, topics)  # before Spark plans a batch
     return recreated_topics.RewoundInputs(files, topics, gaps)
+
+
+def _log_gaps(
+    spark: SparkSession,
+    job: Job,
+    settings: Settings,
+    job_checkpoint: JobCheckpoint,
+    sources: Sources,
+    rewound_inputs: RewoundInputs,
+) -> None:
+    """Log the gaps of a job that writes no gap records, as it starts."""
+    from gateway.pipeline.exactly_once import gaps, recreated_topics
+
+    rewound_inputs.log_gaps(job.name)
+    checkpoint = Checkpoint(job_checkpoint.location, spark)
+    for name, job_input in resolve_inputs(job).items():
+        positions = recreated_topics.find_positions(checkpoint, sources, name)
+        if job_input.on_data_loss == "gap":  # else Spark refuses to go on
+            kafka = find_cluster(settings.clusters, job_input.kafka)
+            gaps.log_gaps(job.name, positions, build_client_config(kafka))
 
 
 def build_sink_options(output: Output, kafka: Kafka) -> dict[str, str]:

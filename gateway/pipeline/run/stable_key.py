@@ -6,18 +6,24 @@ committed, or another one writes it twice. (Measured with a key of `uuid()`, one
 commits of two writers: of 20,000 rows, 4,933 were lost and 5,005 came twice.) So the key must be
 computed from the records alone, and not depend on their order. One writer has no such condition.
 
+Nor may it be made by other settings than before: the ledger has their digests
+(`compute_key_digests`), and `exactly_once.writer_plan` refuses others until the batch is finished.
+
 `check_key` finds what the text of the settings shows, without Spark; `verify_key` what Spark's
 analysed plan shows, before the query starts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gateway.config.sections import pipelines as config
 from gateway.config.sections.job import Job
 from gateway.errors import PipelineError
+from gateway.pipeline.checkpoint.definition import describe_rows
 from gateway.pipeline.jobs import get_output, sql
 from gateway.pipeline.jobs.measures import parse_measures
 
@@ -38,6 +44,7 @@ _FLOAT_TYPES = ("double", "float")
 _UNSTABLE_EXPRESSIONS = frozenset(("AesEncrypt", "CurrentTime", "Now"))
 _FILE_RELATIONS = frozenset(("DataSourceV2Relation", "HiveTableRelation", "LogicalRelation"))
 _TABLE_PROBLEM = "is of the table, and may change before a batch is repeated"
+_ANSI_SETTING = "spark.sql.ansi.enabled"  # an operator may set it, and SQL may mean another key
 _REMEDY = "use columns of the input, writers: 1, or guarantee: at-least-once"
 
 
@@ -75,6 +82,26 @@ def verify_key(job: Job, rows: DataFrame) -> None:
     for name, column in zip(names, _iterate(plan.output()), strict=True):
         if function := _find_unstable(column, definitions):
             raise PipelineError(f"job {job.name}: to.key: {_describe_problem(name, function)}")
+
+
+def compute_key_digests(job: Job, tables: Mapping[str, DataFrame]) -> dict[str, str]:
+    """Return digests of the settings that the rows of a job and their keys depend on, by name.
+
+    Args:
+        job: The job.
+        tables: Its inputs by name, whose columns may come from a schema.
+    """
+    types = {
+        name: {field.name: field.dataType.simpleString() for field in table.schema}
+        for name, table in tables.items()
+    }
+    settings = describe_rows(job, get_key_columns(job), types)
+    conf = next(iter(tables.values())).sparkSession.conf
+    settings[_ANSI_SETTING] = conf.get(_ANSI_SETTING)
+    return {
+        name: hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]
+        for name, value in settings.items()
+    }
 
 
 def _list_stable_columns(job: Job) -> tuple[str, ...]:

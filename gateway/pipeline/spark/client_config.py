@@ -61,6 +61,9 @@ def build_client_config(kafka: Kafka) -> dict[str, object]:
         "bootstrap.servers": format_bootstrap_servers(kafka),
         "security.protocol": _get_security_protocol(kafka),
         "client.id": kafka.client_id or "gateway-pipeline",
+        # Critical errors only. While no broker answers, every client would write a line for each
+        # attempt to connect, 40 a second; what fails by that raises an exception anyway.
+        "log_level": 2,
     }
     if kafka.security.tls is not None:
         options |= _build_librdkafka_tls(kafka.security.tls)

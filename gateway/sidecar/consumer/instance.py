@@ -103,6 +103,8 @@ class ConsumerInstance:
         self._returned_offsets: dict[TopicPartition, int] = {}  # that was written to the client
         self._processed_offsets: dict[TopicPartition, int] = {}  # that the client has processed
         self._committed_offsets: dict[TopicPartition, int] = {}  # that Kafka has acknowledged
+        # That the client has committed itself since it was last set to another offset.
+        self._client_offsets: dict[TopicPartition, int] = {}
         # Partitions that were taken away since the last poll returned.
         self._removed_since_poll: set[TopicPartition] = set()
         self._commit_task: asyncio.Task[None] | None = None
@@ -193,7 +195,7 @@ class ConsumerInstance:
         if self._consumer is None:
             self._consumer = self._create_consumer()
         new_assignment = frozenset(tps)
-        self._processed_offsets.update(self._returned_offsets)
+        self._note_processed()
         await self._commit_processed(self._consumer)
         self._forget(self._consumer.assignment - new_assignment)
         self._is_assigned_manually = True
@@ -212,7 +214,7 @@ class ConsumerInstance:
             self._commit_task = None
         if consumer is not None:
             if commit:
-                self._processed_offsets.update(self._returned_offsets)
+                self._note_processed()
             try:
                 await self._commit_processed(consumer)
             finally:
@@ -220,7 +222,7 @@ class ConsumerInstance:
                 self._recover_commits("are not needed any more")
                 await consumer.close(leave=self._settings.leave_group_on_close)
         self.topics, self.pattern, self._is_assigned_manually = (), None, False
-        for offsets in (self._returned_offsets, self._processed_offsets, self._committed_offsets):
+        for offsets in self._all_offsets:
             offsets.clear()
 
     @property
@@ -293,7 +295,7 @@ class ConsumerInstance:
     ) -> list[Record]:
         consumer, settings = self._require_consumer(), self._settings
         # A client that polls again has processed what it got, as in Java's consumer.
-        self._processed_offsets.update(self._returned_offsets)
+        self._note_processed()
         if self._list_uncommitted(consumer) and self._commit_task is None:
             self._commit_task = create_detached_task(self._commit_periodically(consumer))
         # The consumer fetches only so much of a partition ahead; more would never be there.
@@ -398,6 +400,7 @@ class ConsumerInstance:
         """Let a commit of everything commit the new position, as in Java's consumer."""
         if offset is not None:
             self._returned_offsets[tp] = offset
+            self._client_offsets.pop(tp, None)
 
     async def wait_for_assignment(self, tps: Collection[TopicPartition]) -> GroupConsumer:
         """Wait until partitions are assigned, so that a seek may follow a subscription at once.
@@ -456,8 +459,9 @@ class ConsumerInstance:
             )
         committed = {tp: position.offset for tp, position in offsets.items()}
         self._committed_offsets.update(committed)
-        # Otherwise the next automatic commit would take this one back.
+        # Otherwise the next automatic commits would take this one back.
         self._processed_offsets.update(committed)
+        self._client_offsets.update(committed)
         return dict(offsets)
 
     def select_unreturned(
@@ -475,6 +479,20 @@ class ConsumerInstance:
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the committed offsets of the group, by this instance or any other member."""
         return await GroupOffsets(self._cluster.coordinators, self.group).committed(tps)
+
+    def _note_processed(self) -> None:
+        """Let what was returned count as processed, and no less than the client has committed."""
+        for tp, offset in self._returned_offsets.items():
+            self._processed_offsets[tp] = max(offset, self._client_offsets.get(tp, 0))
+
+    @property
+    def _all_offsets(self) -> tuple[dict[TopicPartition, int], ...]:
+        return (
+            self._returned_offsets,
+            self._processed_offsets,
+            self._committed_offsets,
+            self._client_offsets,
+        )
 
     def _list_uncommitted(self, consumer: GroupConsumer) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return what is processed and to be committed automatically."""
@@ -545,11 +563,7 @@ class ConsumerInstance:
     def _forget(self, tps: Iterable[TopicPartition]) -> None:
         for tp in tps:
             self._removed_since_poll.add(tp)
-            for offsets in (
-                self._returned_offsets,
-                self._processed_offsets,
-                self._committed_offsets,
-            ):
+            for offsets in self._all_offsets:
                 offsets.pop(tp, None)
         if not self._processed_offsets:
             self._recover_commits("are not needed any more")

@@ -31,6 +31,7 @@ from gateway.formats.exact_numbers import keep_exact_numbers
 from gateway.kafka.fetch.bounded_read import read_committed
 from gateway.sidecar.backends import get_dead_letter_ext, get_group
 from gateway.sidecar.component import Component
+from gateway.sidecar.consumer.dialect import TrailingSlashRoute
 from gateway.sidecar.consumer.record_json import render_records, text_headers
 from gateway.sidecar.context import AuditEvent, Context
 from gateway.sidecar.http import body
@@ -55,6 +56,8 @@ from .retry import (
 )
 
 MAX_BODY_BYTES = 4 << 20
+MAX_LISTED_BYTES = 4 << 20  # of dead letters in one response, unless `requestMaxBytes` is more
+MAX_ACCEPTED_BYTES = 32 << 20  # of the records of one request, as Kafka has them
 OUTCOMES = (PROCESSED, RETURNED, PARKED, "written")
 
 Parameters: TypeAlias = Mapping[str, Any]
@@ -69,7 +72,8 @@ class DeadLetterComponent(Component):
         self._locks: dict[tuple[str, str], asyncio.Lock] = {}  # of retries, by group and topic
         self._client = create_http_client()
         self.routes = [
-            Route("/consumers/deadLetter/reactive", self._retry, methods=["GET"]),
+            # Without HEAD, which is to change nothing.
+            TrailingSlashRoute("/consumers/deadLetter/reactive", self._retry, "GET"),
             Route("/consumers/deadLetter/active", self._list_letters, methods=["GET"]),
             Route("/consumers/deadLetter/active", self._accept_letters, methods=["POST"]),
             Route("/consumers/deadLetter/active/offsets", self._commit, methods=["POST"]),
@@ -154,7 +158,10 @@ class DeadLetterComponent(Component):
         settings = self._context.section.consumer or ConsumerSettings()
         dead_letters, _ = await queue.fetch_dead_letters(
             parameters.get("maxRecords", settings.max_poll_records),
-            parameters.get("max_bytes", settings.request_max_bytes),
+            min(
+                parameters.get("max_bytes", settings.request_max_bytes),
+                max(MAX_LISTED_BYTES, settings.request_max_bytes),
+            ),
             parameters["timeout"] / 1000,
         )
         records = await render_records(
@@ -217,23 +224,32 @@ class DeadLetterComponent(Component):
         writer = _SubmittedDeadLetterWriter(
             self._context, group, get_dead_letter_ext(self._context.section, group)
         )
-        dead = [
-            writer.create_dead_letter(await self._resolve_record(item, index), item)
-            for index, item in enumerate(items)
-        ]
-        unwritten, reason = await writer.write(dead)
+        dead: list[DeadLetterRecord] = []
+        size = 0
+        for index, item in enumerate(items):
+            record = await self._resolve_record(item, index)
+            size += record.payload_size
+            if size > MAX_ACCEPTED_BYTES and dead:
+                problem = f"{index + 1} records have over {MAX_ACCEPTED_BYTES} bytes in Kafka"
+                advice = f"none is written, hand in {index} of them at once"
+                raise StatusError(413, f"{problem}; {advice}")
+            dead.append(writer.create_dead_letter(record, item))
+        unwritten, reason, refused = await writer.write(dead)
         if unwritten:
             problem = f"{len(unwritten)} of {len(dead)} are not known to be written: {reason}"
             if len(unwritten) == len(dead):
                 raise BrokerUnavailable(problem)
             raise create_partly_written(problem)
-        self._outcomes["written"] += len(dead)
-        for dead_letter in dead:
+        written = [dead_letter for dead_letter in dead if dead_letter not in refused]
+        self._outcomes["written"] += len(written)
+        for dead_letter in written:
             record = dead_letter.record
             place = record.tp, record.offset, record.key
             self._context.auditor.record(
                 AuditEvent("ACTIVE_CONSUMER", *place, error=dead_letter.reason)
             )
+        if refused:
+            raise create_too_large(refused, len(written))
         return build_json_response({"written": len(dead), "processed": len(entries) - len(items)})
 
     def _keep_exact_numbers(self, data: bytes, entries: Sequence[Any], topic: str) -> None:
@@ -403,6 +419,14 @@ class _SubmittedDeadLetterWriter(DeadLetterWriter):
             correlation_id=correlation or message.correlation_id,
             traceability_id=traceability or message.traceability_id,
         )
+
+
+def create_too_large(refused: Sequence[DeadLetterRecord], written: int) -> StatusError:
+    """Return the error of a request with records that the topic of dead letters does not take."""
+    places = [f"{each.record.tp} offset {each.record.offset}" for each in refused[:10]]
+    problem = f"{len(refused)} are too large for their topic of dead letters: {', '.join(places)}"
+    advice = f"the other {written} are written; raise max.message.bytes of the topic, then hand in"
+    return StatusError(413, f"{problem}; {advice} these alone", code="RECORDS_TOO_LARGE")
 
 
 def create_partly_written(problem: str) -> StatusError:

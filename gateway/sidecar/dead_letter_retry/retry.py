@@ -1,18 +1,18 @@
 """Deliver dead letters to the back end again, and write what becomes of them in one transaction.
 
 A dead letter that is processed is done with. One that fails again is appended to the topic with a
-higher count of retries, so that it holds up nothing; at the last retry it is parked instead:
-audited, skipped from then on, and kept in the topic for as long as that keeps records. The
-transaction has the new records and the offsets of the group, under an id that one process has at a
-time. So whatever crashes, a dead letter is neither lost nor duplicated in the topic, though the
-back end may get one twice.
+higher count of retries, so that it holds up nothing. At the last retry, or if it is too large to be
+appended, it is parked instead: audited, skipped from then on, and kept in the topic for as long as
+that keeps records. The transaction has the new records and the offsets of the group, under an id
+that one process has at a time. So whatever crashes, a dead letter is neither lost nor duplicated in
+the topic, though the back end may get one twice.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, assert_never
 
@@ -26,18 +26,20 @@ from gateway.core.delivery.verdict import (
 from gateway.errors import RegistryUnavailable
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.produce.pending_records import ProducerRecord
-from gateway.kafka.produce.transactional_producer import TransactionalProducer
+from gateway.kafka.produce.transactional_producer import TransactionalProducer, find_left_out
 from gateway.sidecar.context import AuditEvent, Auditor, Context
 from gateway.sidecar.http.ids import get_current_ids
 from gateway.sidecar.reactive.backend import BackendClient
 from gateway.sidecar.reactive.batch_encoder import BatchEncoder
-from gateway.sidecar.reactive.message import GROUP_HEADER, RETRIES_HEADER
+from gateway.sidecar.reactive.message import GROUP_HEADER, RETRIES_HEADER, shorten_headers
 from gateway.sidecar.topics import choose_partition
 
 from .queue import DeadLetterQueue, NextOffsets, QueuedDeadLetter
 
 # The outcomes of a dead letter; COPIED is that of `DeadLetterCopier`.
 PROCESSED, RETURNED, PARKED, COPIED = "processed", "returned", "parked", "copied"
+# Of what is parked, because nothing could be written in its place.
+TOO_LARGE_REASON = "too large for the topic; raise its max.message.bytes"
 
 
 class RetriedLetter(NamedTuple):
@@ -133,12 +135,17 @@ class DeadLetterRetry:
         if len(result.letters) < len(letters):
             offsets = _get_next_offsets(letters[: len(result.letters)])
         if offsets:
-            writes = [
-                _build_returned_write(retried)
-                for retried in result.letters
-                if retried.outcome == RETURNED
+            returned = [
+                index for index, each in enumerate(result.letters) if each.outcome == RETURNED
             ]
-            await transactions.commit(writes, group=self._queue.offsets_group, offsets=offsets)
+            writes = [_build_returned_write(result.letters[index]) for index in returned]
+            written = await transactions.commit(
+                writes, group=self._queue.offsets_group, offsets=offsets, shorten=_shorten_returned
+            )
+            for position in find_left_out(writes, written):
+                retried = result.letters[returned[position]]
+                reason = f"{retried.reason}; {TOO_LARGE_REASON}"
+                result.letters[returned[position]] = RetriedLetter(retried.queued, PARKED, reason)
         for retried in result.letters:
             self._audit_letter(retried)
         return result
@@ -233,14 +240,27 @@ class DeadLetterCopier:
             letters: The dead letters.
             offsets: The next offsets of the group after all of them.
 
+        A copy that is too large for its topic is left out, and the dead letter is parked.
+
         Raises:
             BrokerUnavailable: With `timeout`, they may be copied.
             KafkaError: Nothing is copied or committed.
         """
         writes = [await self._build_write(dead_letter) for dead_letter in letters]
+        left_out: Set[int] = frozenset()
         if offsets:
-            await transactions.commit(writes, group=self._queue.offsets_group, offsets=offsets)
-        return RetryResult([RetriedLetter(dead_letter, COPIED) for dead_letter in letters])
+            written = await transactions.commit(
+                writes, group=self._queue.offsets_group, offsets=offsets, shorten=_shorten_copy
+            )
+            left_out = find_left_out(writes, written)
+        return RetryResult(
+            [
+                RetriedLetter(dead_letter, PARKED, TOO_LARGE_REASON)
+                if index in left_out
+                else RetriedLetter(dead_letter, COPIED)
+                for index, dead_letter in enumerate(letters)
+            ]
+        )
 
     async def _build_write(self, queued: QueuedDeadLetter) -> ProducerRecord:
         message, origin = queued.message, queued.message.origin
@@ -249,6 +269,17 @@ class DeadLetterCopier:
         kept = [header for header in message.headers if header[0] != RETRIES_HEADER]
         headers = [*kept, (RETRIES_HEADER, str(message.retries + 1).encode())]
         return ProducerRecord(tp, message.key, message.value, headers, message.timestamp)
+
+
+def _shorten_copy(record: ProducerRecord) -> ProducerRecord | None:
+    """Leave out the header that a copy has beside those of the record; then the copy."""
+    kept = [header for header in record.headers if header[0] != RETRIES_HEADER]
+    return record._replace(headers=kept) if len(kept) < len(record.headers) else None
+
+
+def _shorten_returned(record: ProducerRecord) -> ProducerRecord | None:
+    headers = shorten_headers(record.headers)
+    return None if headers is None else record._replace(headers=headers)
 
 
 def _get_next_offsets(letters: Sequence[QueuedDeadLetter]) -> NextOffsets:

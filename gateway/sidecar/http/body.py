@@ -22,9 +22,7 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
         StatusError: 400 if the client disconnects, 408 if it takes longer than `BODY_TIMEOUT_S`,
             413 if it is too large, 415 if it has a content coding.
     """
-    coding = request.headers.get("content-encoding", "identity").lower()
-    if coding != "identity":
-        raise StatusError(415, f"Content-Encoding {coding[:40]} is not read here; send it as it is")
+    check_content_coding(request)
     # Refused before it is read; a chunked body has no length, and is counted while it is read.
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > max_bytes:
@@ -36,6 +34,13 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
         raise StatusError(408, "the body did not arrive in time; send it again") from None
     except ClientDisconnect:
         raise StatusError(400, "the body is not complete; send it again") from None
+
+
+def check_content_coding(request: Request) -> None:
+    """Raise StatusError 415 if the body of a request has a content coding."""
+    coding = request.headers.get("content-encoding", "identity").lower()
+    if coding != "identity":
+        raise StatusError(415, f"Content-Encoding {coding[:40]} is not read here; send it as it is")
 
 
 def create_too_large(max_bytes: int) -> StatusError:

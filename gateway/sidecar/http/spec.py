@@ -346,12 +346,11 @@ def _get_parameter(request: Request, location: str, name: str) -> str | None:
     if location == "path":
         value: Any = request.path_params.get(name)
         return None if value is None else str(value)
-    if location == "query":
-        values = request.query_params.getlist(name)
-        if len(values) > 1:
-            raise create_invalid_request(f"query {name}", "is given more than once; give it once")
-        return values[0] if values else None
-    return request.headers.get(name)
+    parameters = request.query_params if location == "query" else request.headers
+    values = parameters.getlist(name)
+    if len(values) > 1:
+        raise create_invalid_request(f"{location} {name}", "is given more than once; give it once")
+    return values[0] if values else None
 
 
 def _convert_parameter(text: str, type_name: object) -> Any:

@@ -17,6 +17,7 @@ import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
 from starlette.types import ExceptionHandler
 
 from gateway.errors import (
@@ -129,6 +130,8 @@ def build_json_response(
 
 async def handle_error(request: Request, exc: Exception) -> Response:
     """Answer an exception of an endpoint, and log it if it is Kafka's."""
+    if isinstance(exc, HTTPException) and exc.status_code == 405:
+        exc = HTTPException(405, headers={"Allow": ", ".join(_list_methods(request))})
     if isinstance(exc, KafkaError):
         log.info("%s %s: %s", request.method, request.url.path, exc)
     return build_error_response(exc)
@@ -140,6 +143,13 @@ EXCEPTION_HANDLERS: Mapping[Any, ExceptionHandler] = {
     HTTPException: handle_error,
     Exception: handle_error,
 }
+
+
+def _list_methods(request: Request) -> list[str]:
+    """Return the methods of a path; Starlette names those of the first of its routes."""
+    routes = (route for route in request.app.routes if isinstance(route, Route))
+    matching = (route for route in routes if route.matches(request.scope)[0] is Match.PARTIAL)
+    return sorted({method for route in matching for method in route.methods or ()})
 
 
 def _describe_http_exception(exc: HTTPException) -> str:

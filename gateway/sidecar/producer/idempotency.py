@@ -23,7 +23,6 @@ import hashlib
 import logging
 import random
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import NamedTuple
 from uuid import UUID
@@ -32,6 +31,7 @@ from gateway.config.sections.sidecar import Producer as Settings
 from gateway.core.delivery.claims import CLAIM_SLACK_S, Claim, ClaimResult, Claims
 from gateway.core.error_code import ErrorCode, code_from_error
 from gateway.core.log.record import Record, TopicPartition
+from gateway.core.sized_cache import SizedCache
 from gateway.errors import (
     AccessDenied,
     BrokerUnavailable,
@@ -62,7 +62,8 @@ RETRY_DELAY_S = 0.25  # before what failed is tried again
 DENIED_RETRY_DELAY_S = 5.0  # before what is not allowed is tried again
 SWEEP_INTERVAL_S = 60.0  # between two sweeps of expired claims and results
 TAKEOVER_RETRY_RANGE_S = (0.5, 1.5)  # before a claim that another took over is looked at again
-MAX_RECENT_RESPONSES = 1000  # whose bodies are kept in memory
+MAX_RECENT_RESPONSE_BYTES = 16 << 20  # of answers that are kept in memory; Kafka has all
+_RESPONSE_OVERHEAD_BYTES = 200  # of each, beside its body
 KEY_BYTES = 16  # of a hashed key, and of a digest; a claim's record has its owner after the key
 
 # Writes the records in a transaction whose last record is what the given function makes of the
@@ -121,7 +122,7 @@ class IdempotencyStore:
         # A second more than its owner may take to write: a request that is in time keeps its claim.
         self._claim_timeout_s = settings.timeout + 1.0
         self._transaction_pool = transaction_pool
-        self._recent_responses: OrderedDict[bytes, bytes] = OrderedDict()
+        self._recent_responses: SizedCache[bytes, bytes] = SizedCache(MAX_RECENT_RESPONSE_BYTES)
         self._keys_in_takeover: set[bytes] = set()  # by requests of this process
         self._next_offsets: dict[TopicPartition, int] = {}  # the next offset to read
         self._is_requested = asyncio.Event()  # set by the first request
@@ -666,10 +667,7 @@ class IdempotencyStore:
         return body
 
     def _store_response(self, key: bytes, body: bytes) -> None:
-        """Keep an answer in memory, and drop the oldest one when there are too many."""
-        self._recent_responses[key] = body
-        if len(self._recent_responses) > MAX_RECENT_RESPONSES:
-            self._recent_responses.popitem(last=False)
+        self._recent_responses.store(key, body, len(body) + _RESPONSE_OVERHEAD_BYTES)
 
     async def _sweep(self) -> None:
         """Forget expired claims and results from time to time."""

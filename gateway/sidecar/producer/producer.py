@@ -236,6 +236,7 @@ class ProducerComponent(Component):
             raise create_invalid_request(
                 "header Idempotency-Key", f"{problem}; send application/json"
             )
+        body.check_content_coding(request)
         self.context.require_kafka()
         topic = await self.context.get_topic(parameters["topic"])
         encodings = self.parse_encodings(topic.name, parameters)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from typing import NamedTuple
 
 from gateway.config.sections.sidecar import Group
 from gateway.core.delivery.batch import DeadLetterRecord
@@ -16,12 +17,28 @@ from gateway.sidecar.context import Context
 from gateway.sidecar.topics import choose_partition, get_or_create_topic
 
 from .batch_encoder import get_ids
-from .message import DeadLetterMessage
+from .message import DeadLetterMessage, Headers, shorten_headers
+
+log = logging.getLogger(__name__)
 
 WRITE_TIMEOUT_S = 10.0  # for Kafka to acknowledge one; then it is tried again
 # `max.message.bytes` of created topics. Dead letters are larger than the records, which may have
 # been compressed, and have further headers.
 MAX_MESSAGE_BYTES = 16 << 20
+
+
+class DeadLetterResult(NamedTuple):
+    """Say which dead letters are not written.
+
+    Attributes:
+        unwritten: Those that Kafka does not have, or perhaps not; they may be tried again.
+        reason: Why it has not.
+        refused: Those that are too large for their topic, also with the headers that they need.
+    """
+
+    unwritten: Sequence[DeadLetterRecord] = ()
+    reason: str = ""
+    refused: Sequence[DeadLetterRecord] = ()
 
 
 class DeadLetterWriter:
@@ -46,14 +63,8 @@ class DeadLetterWriter:
         ext = settings.dead_letter_topic_ext
         return cls(context, settings.group, ext, create=settings.dead_letter_make)
 
-    async def write(
-        self, dead: Sequence[DeadLetterRecord]
-    ) -> tuple[Sequence[DeadLetterRecord], str]:
-        """Write dead letters.
-
-        Returns:
-            Those that Kafka does not have, or perhaps not, and why; it has all others.
-        """
+    async def write(self, dead: Sequence[DeadLetterRecord]) -> DeadLetterResult:
+        """Write dead letters, and return those that Kafka does not have, or perhaps not."""
         topics: dict[str, TopicMetadata | str] = {}
         for topic in {dead_letter.record.tp.topic for dead_letter in dead}:
             topics[topic] = await self._resolve_topic(topic)
@@ -65,10 +76,13 @@ class DeadLetterWriter:
                 for dead_letter in dead
             )
         )
-        unwritten = [
-            dead_letter for dead_letter, reason in zip(dead, reasons, strict=True) if reason
-        ]
-        return unwritten, next((reason for reason in reasons if reason), "")
+        unwritten, refused = [], []
+        for dead_letter, reason in zip(dead, reasons, strict=True):
+            if reason is None:
+                refused.append(dead_letter)
+            elif reason:
+                unwritten.append(dead_letter)
+        return DeadLetterResult(unwritten, next(filter(None, reasons), ""), refused)
 
     def build_message(self, dead: DeadLetterRecord) -> DeadLetterMessage:
         """Build the dead letter of a record that could not be processed."""
@@ -85,28 +99,32 @@ class DeadLetterWriter:
         except GatewayError as error:
             return str(error)
 
-    async def _write_one(self, dead: DeadLetterRecord, topic: TopicMetadata | str) -> str:
-        """Write a dead letter, and return why it is perhaps not written; empty if it is."""
+    async def _write_one(self, dead: DeadLetterRecord, topic: TopicMetadata | str) -> str | None:
+        """Write a dead letter, and return why it is perhaps not written; None if it is refused."""
+        record = dead.record
         if isinstance(topic, str):
-            return f"dead letters of {dead.record.tp} cannot be written: {topic}"
+            return f"dead letters of {record.tp} cannot be written: {topic}"
         message = self.build_message(dead)
-        try:
-            try:
-                await self._produce(topic, message)
-            except PartitionFailed as exc:
-                if exc.code not in TOO_LARGE_ERRORS:
-                    raise
-                # The record itself fit into its topic; its stack trace may be too much here.
-                await self._produce(topic, replace(message, stacktrace="(too long for the topic)"))
-        except GatewayError as error:
-            return f"dead letters of {dead.record.tp} cannot be written: {error}"
-        return ""
-
-    async def _produce(self, topic: TopicMetadata, message: DeadLetterMessage) -> None:
+        headers: Headers | None = message.to_headers()
         tp = choose_partition(topic, message.origin.partition, message.key)
-        await self._context.producer.send(
-            tp, message.key, message.value, message.to_headers(), timeout_s=WRITE_TIMEOUT_S
-        )
+        while headers is not None:
+            # Compressed only if need be: the record may be from a compressed batch.
+            for producer in (self._context.producer, self._context.gzip_producer):
+                try:
+                    await producer.send(
+                        tp, message.key, message.value, headers, timeout_s=WRITE_TIMEOUT_S
+                    )
+                    return ""
+                except GatewayError as error:
+                    if not isinstance(error, PartitionFailed) or error.code not in TOO_LARGE_ERRORS:
+                        return f"dead letters of {record.tp} cannot be written: {error}"
+            headers = shorten_headers(headers)
+        log.error(
+            "%s offset %d of group %s is given up without a dead letter: it is too large for %s; "
+            "raise max.message.bytes there, and replay it",
+            record.tp, record.offset, self._group, topic.name,
+        )  # fmt: skip
+        return None
 
     async def _get_or_create_topic(self, origin: str) -> TopicMetadata:
         name = origin + self._ext

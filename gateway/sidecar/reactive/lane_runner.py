@@ -37,7 +37,7 @@ from gateway.telemetry.log_context import log_context
 
 from .backend import BackendClient
 from .batch_encoder import BatchEncoder, get_ids
-from .dead_letters import DeadLetterWriter
+from .dead_letters import DeadLetterResult, DeadLetterWriter
 from .message import GROUP_HEADER
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 # Of batches in metrics, by the verdict.
 _LABELS = {BatchResults: "answered", BackendUnavailable: "away", SuspectBatch: "suspect"}
 VERDICT_NAMES = tuple(_LABELS.values())
-RECORD_OUTCOMES = ("processed", "dead")
+RECORD_OUTCOMES = ("processed", "dead", "refused")
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class ReactiveCounts:
     """Count what one group has done, for metrics.
 
     Attributes:
-        records: Records by topic and outcome (`processed`, `dead`).
+        records: Records by topic and outcome (`processed`, `dead`, `refused`).
         batches: Batches by verdict (`answered`, `away`, `suspect`).
         repeated: Records that were sent another time.
         seconds: How long the back end took to answer.
@@ -222,7 +222,9 @@ class LaneRunner:
                 self.queue.on_probe(not failure, _now(), failure)
                 return None
             case SendToDeadLetters(dead):
-                unwritten, reason = await self._write_dead_letters(dead)
+                unwritten, reason, refused = await self._write_dead_letters(dead)
+                for dead_letter in refused:
+                    self._context.counts.records[dead_letter.record.tp.topic, "refused"] += 1
                 return self.queue.on_dead_letters(unwritten, _now(), reason)
             case _:
                 assert_never(step)
@@ -266,15 +268,12 @@ class LaneRunner:
                 log.exception("a batch of group %s could not be sent; it is kept", context.group)
                 return BackendUnavailable("the sidecar failed; its log says why")
 
-    async def _write_dead_letters(
-        self, dead: Sequence[DeadLetterRecord]
-    ) -> tuple[Sequence[DeadLetterRecord], str]:
-        """Write dead letters, and return those that are not written, and why."""
+    async def _write_dead_letters(self, dead: Sequence[DeadLetterRecord]) -> DeadLetterResult:
         try:
             return await self._context.dead_letters.write(dead)
         except Exception:
             log.exception("dead letters of group %s could not be written", self._context.group)
-            return dead, "the sidecar failed; its log says why"
+            return DeadLetterResult(dead, "the sidecar failed; its log says why")
 
     def _record_settled(self, settled: SettledRecords | None) -> None:
         """Count what is settled, tell the group about it, and let its offsets be committed."""

@@ -24,6 +24,19 @@ GROUP_HEADER = "X-Consumer-Group"  # the group that could not process it
 RETRIES_HEADER = "X-Dead-Letter-Retries"  # how often it was retried as a dead letter
 STACKTRACE_HEADER = "StackTrace"
 
+# What is left of them where more would be too large for the topic.
+ESSENTIAL_HEADERS = frozenset(
+    {
+        ORIGIN_TOPIC_HEADER,
+        ORIGIN_PARTITION_HEADER,
+        ORIGIN_OFFSET_HEADER,
+        ORIGIN_TIMESTAMP_HEADER,
+        GROUP_HEADER,
+        RETRIES_HEADER,
+    }
+)
+LEFT_OUT_STACKTRACE = b"(too long for the topic)"
+
 MAX_STACKTRACE_CHARS = 8192  # it must not make the record too large for Kafka
 
 Headers = Sequence[tuple[str, bytes | None]]
@@ -77,10 +90,9 @@ class DeadLetterMessage:
 
 def parse_message(record: Record) -> DeadLetterMessage | None:
     """Return the dead letter in a record, or None if the record is none of ours."""
-    names = [name for name, _ in record.headers]
-    if ORIGIN_TOPIC_HEADER not in names:
+    start = _find_own_headers(record.headers)
+    if start is None:
         return None
-    start = len(names) - 1 - names[::-1].index(ORIGIN_TOPIC_HEADER)
     fields = {name: (text or b"").decode(errors="replace") for name, text in record.headers[start:]}
     try:
         origin = TopicPartition(fields[ORIGIN_TOPIC_HEADER], int(fields[ORIGIN_PARTITION_HEADER]))
@@ -101,6 +113,30 @@ def parse_message(record: Record) -> DeadLetterMessage | None:
         fields.get(TRACEABILITY_HEADER, ""),
         retries,
     )
+
+
+def shorten_headers(headers: Headers) -> Headers | None:
+    """Return shorter headers of a dead letter; None if only those are left that it needs.
+
+    The headers of the record itself stay.
+    """
+    start = _find_own_headers(headers) or 0
+    own = headers[start:]
+    if dict(own).get(STACKTRACE_HEADER, LEFT_OUT_STACKTRACE) != LEFT_OUT_STACKTRACE:
+        shorter = [
+            (name, LEFT_OUT_STACKTRACE if name == STACKTRACE_HEADER else text) for name, text in own
+        ]
+    else:
+        shorter = [(name, text) for name, text in own if name in ESSENTIAL_HEADERS]
+    return None if shorter == list(own) else [*headers[:start], *shorter]
+
+
+def _find_own_headers(headers: Headers) -> int | None:
+    """Return where the headers of the dead letter begin, behind those of the record."""
+    names = [name for name, _ in headers]
+    if ORIGIN_TOPIC_HEADER not in names:
+        return None
+    return len(names) - 1 - names[::-1].index(ORIGIN_TOPIC_HEADER)
 
 
 def shorten_stacktrace(trace: str) -> str:

@@ -15,13 +15,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
-from gateway.core.delivery.replay import Replay, ReplayState, Span
+from gateway.core.delivery.replay import MAX_MISSING_RANGES, Replay, ReplayState, Span
 from gateway.core.log.record import Record, TopicPartition
 from gateway.core.log.recovery import Backoff, Cause
-from gateway.errors import BrokerUnavailable, Fenced, GatewayError, KafkaError
+from gateway.errors import BrokerUnavailable, Fenced, GatewayError, KafkaError, RecordTooLarge
 from gateway.kafka.fetch.bounded_read import PartitionRead, read_committed
 from gateway.kafka.produce.pending_records import ProducerRecord
-from gateway.kafka.produce.transactional_producer import TransactionalProducer
+from gateway.kafka.produce.transactional_producer import (
+    TransactionalProducer,
+    WrittenOffsets,
+    find_left_out,
+)
 from gateway.kafka.protocol.requests import TopicMetadata
 from gateway.sidecar.context import Context
 from gateway.sidecar.topics import choose_partition
@@ -34,6 +38,8 @@ REPLAY_ID_HEADER = "X-Replay-Id"
 REPLAY_TOPIC_HEADER = "X-Replay-Topic"
 REPLAY_PARTITION_HEADER = "X-Replay-Partition"
 REPLAY_OFFSET_HEADER = "X-Replay-Offset"
+
+ORIGIN_HEADER_COUNT = 4  # of these
 
 HEARTBEAT_INTERVAL_S = 1.0  # in which an owner writes that it still works on the replay
 
@@ -192,14 +198,40 @@ class ReplayJob:
         # A batch of Kafka may reach beyond the end of the span.
         records = [record for record in committed_read.records if record.offset < span.end]
         target = await self._context.get_topic(replay.target)
-        writes = [build_copy(self.id, record, target) for record in records]
-        next_offset, size = (
-            min(committed_read.next_offset, span.end),
-            sum(record.payload_size for record in records),
+        copies = [build_copy(self.id, record, target) for record in records]
+        next_offset = min(committed_read.next_offset, span.end)
+        after = replay
+
+        def build_state(written: WrittenOffsets) -> Sequence[ProducerRecord]:
+            nonlocal after
+            left_out = find_left_out(copies, written)
+            done = [record for index, record in enumerate(records) if index not in left_out]
+            size = sum(record.payload_size for record in done)
+            after = replay.with_refused(
+                tp.partition, [records[index].offset for index in sorted(left_out)]
+            )
+            if len(after.lacks) > MAX_MISSING_RANGES:
+                problem = f"over {MAX_MISSING_RANGES} records are too large for {replay.target}"
+                raise RecordTooLarge(f"{problem}; raise its max.message.bytes")
+            after = after.with_progress(tp.partition, next_offset, len(done), size, _now())
+            return [self._store.build_write(after)]
+
+        await self._transactions.commit(
+            copies, build_followups=build_state, shorten=self._shorten_copy
         )
-        await self._save(
-            replay.with_progress(tp.partition, next_offset, len(records), size, _now()), writes
-        )
+        for missing in after.lacks[len(replay.lacks) :]:
+            log.warning(
+                "replay %s: %s does not take %s offsets %d to %d, as they are too large",
+                self.id, replay.target, tp, missing.offset, missing.next_offset - 1,
+            )  # fmt: skip
+        self._note_saved(after)
+
+    def _shorten_copy(self, copy: ProducerRecord) -> ProducerRecord | None:
+        """Leave out the headers that a copy has beside those of the record; then the copy."""
+        start = len(copy.headers) - ORIGIN_HEADER_COUNT
+        if start < 0 or copy.headers[start] != (REPLAY_ID_HEADER, self.id.encode()):
+            return None
+        return copy._replace(headers=copy.headers[:start])
 
     async def _deliver_records(
         self,
@@ -242,9 +274,12 @@ class ReplayJob:
         if time.monotonic() - self._saved_at >= HEARTBEAT_INTERVAL_S:
             await self._save(replay.with_owner(self._owner, _now()))
 
-    async def _save(self, replay: Replay, writes: Sequence[ProducerRecord] = ()) -> None:
-        """Write the state of the replay, in one transaction with further records."""
-        await self._transactions.commit([*writes, self._store.build_write(replay)])
+    async def _save(self, replay: Replay) -> None:
+        """Write the state of the replay."""
+        await self._transactions.commit([self._store.build_write(replay)])
+        self._note_saved(replay)
+
+    def _note_saved(self, replay: Replay) -> None:
         self._replay, self._saved_at = replay, time.monotonic()
         self._context.cluster.outages.report_recovery(self._label, "goes on")
 

@@ -47,7 +47,7 @@ def render_replay(replay: Replay, rate: float) -> dict[str, Any]:
                 "partition": missing.partition,
                 "startOffset": missing.offset,
                 "endOffset": missing.next_offset,
-                "reason": "retention",
+                "reason": missing.reason,
             }
             for missing in replay.lacks
         ],

@@ -142,8 +142,8 @@ def _build_cookie_getter(name: str) -> Callable[[HTTPConnection], list[str]]:
     def get_values(connection: HTTPConnection) -> list[str]:
         for pair in "; ".join(connection.headers.getlist("cookie")).split(";"):
             # Of several, the first has the longest path (RFC 6265 5.4). Starlette takes the last.
-            if name in (cookies := cookie_parser(pair)):
-                return [cookies[name]]
+            if value := cookie_parser(pair).get(name):
+                return [value]
         return []
 
     return get_values

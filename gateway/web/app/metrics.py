@@ -39,7 +39,9 @@ log = logging.getLogger(__name__)
 BUS_TOPIC = "figures"
 SUPERVISOR_TOPIC = "supervisor-figures"
 BUS_TIMEOUT_S = 1.0  # seconds for the other workers to answer
-REFUSING_LIMITS = (LimitKind.ALL, LimitKind.ADDRESS, LimitKind.IDENTITY, LimitKind.RATE)
+REFUSING_LIMITS = (
+    LimitKind.ALL, LimitKind.ADDRESS, LimitKind.IDENTITY, LimitKind.RATE, LimitKind.DESCRIPTORS,
+)  # fmt: skip
 # The statuses of problems that have a series from the start.
 EXPECTED_STATUSES = (400, 401, 403, 404, 405, 406, 409, 412, 413, 415, 422, 428, 429, 431, 500,
                      502, 503, 504)  # fmt: skip

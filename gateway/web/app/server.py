@@ -214,6 +214,7 @@ def create_server(
         settings,
         app.co_hosted_app,
         port_limits=port_limits,
+        client_memory=app.gateway.hubs.client_memory,
         allowed_names=get_allowed_names(listen),
         websocket_protocol=_build_websocket_protocol(listen.drain_timeout),
         ws_per_message_deflate=listen.websocket.compression,

@@ -37,9 +37,12 @@ from .exchange import Exchange
 
 
 class LatestDocument(NamedTuple):
-    """The latest record of a key, and its entity tag."""
+    """The latest record of a key, and its entity tag.
 
-    record: Record
+    The record is None while its client has it and waits for another one.
+    """
+
+    record: Record | None
     etag: str
 
 
@@ -74,6 +77,7 @@ async def _respond_once(routes: Routes, match: Match, request: Request) -> Respo
     hub = routes.hubs.get_hub(view.cluster)
     document = await _get_latest(hub, view, key)
     if wait_s and _is_unmodified(document, if_none_match):
+        document = document and document._replace(record=None)
         change = _wait_for_change(hub, view, key, document, _limit_wait(match, wait_s))
         document = await run_while_connected(request, change)
     if document is None:
@@ -82,7 +86,7 @@ async def _respond_once(routes: Routes, match: Match, request: Request) -> Respo
     headers = {"ETag": document.etag, "Cache-Control": cache_control}
     if wait_s is not None:
         headers["Preference-Applied"] = f"wait={wait_s:g}"
-    if matches_if_none_match(if_none_match, document.etag):
+    if document.record is None or matches_if_none_match(if_none_match, document.etag):
         return Response(status_code=304, headers=headers)
     content, media_type = _render_document(hub, view, document.record)
     return Response(content, headers={**headers, **SAFE_HEADERS, "Content-Type": media_type})
@@ -110,16 +114,15 @@ async def _get_latest(hub: Hub, view: View, key: bytes) -> LatestDocument | None
 async def _wait_for_change(
     hub: Hub, view: View, key: bytes, previous: LatestDocument | None, timeout_s: float
 ) -> LatestDocument | None:
-    """Return the document once it differs from the previous one, or as it is after the timeout."""
-    document = previous
+    """Return the document once it differs from the previous one, which is returned otherwise."""
     with contextlib.suppress(TimeoutError, StreamEnded):
         async with asyncio.timeout(timeout_s), Stream(hub, view, StreamStart()) as stream:
             # It may have changed before the stream began.
-            document = await _get_latest(hub, view, key)
-            while _get_etag(document) == _get_etag(previous):
+            while _get_etag(document := await _get_latest(hub, view, key)) == _get_etag(previous):
+                del document  # or each client that waits would hold one
                 await anext(stream)
-                document = await _get_latest(hub, view, key)
-    return document
+            return document
+    return previous
 
 
 def _is_unmodified(document: LatestDocument | None, if_none_match: str) -> bool:

@@ -9,6 +9,7 @@ repeated stays a single record, as for WebSockets (`gateway/hub/writes/writer.py
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -201,6 +202,9 @@ async def _read_body(request: Request) -> bytes:
 
 # Preconditions (RFC 9110 13.1).
 
+# What proxies that compress make of a tag: nginx a weak one, Apache and Caddy one with a suffix.
+_COMPRESSED_TAG_PATTERN = re.compile(r'W/|-(?:gzip|br|zstd)"')
+
 
 def _is_conditional(request: Request) -> bool:
     return "if-match" in request.headers or "if-none-match" in request.headers
@@ -232,12 +236,15 @@ async def _build_precondition_check(
             if record is None
             else etag.build_record_id(record, hub.topics.get_id(write_request.topic))
         )
-        if (if_match and not etag.matches_if_match(if_match, record_id)) or (
-            if_none_match and etag.matches_if_match(if_none_match, record_id)
+        if (if_match and not etag.lists_record(if_match, record_id)) or (
+            if_none_match and etag.lists_record(if_none_match, record_id, weakly=True)
         ):
             detail = "the document has changed; fetch it, and decide again"
-            if "W/" in if_match:
-                detail = "a weak tag matches nothing; let the proxy not compress documents"
+            if _COMPRESSED_TAG_PATTERN.search(if_match):
+                detail = (
+                    "a weak tag, or one with the coding of a proxy, matches nothing; "
+                    "let the proxy not compress documents"
+                )
             raise RequestError(412, "Precondition failed", detail)
         await check_current(routes, write_request)
 

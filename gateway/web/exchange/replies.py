@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from gateway.api.events import Gap, Headers, Record
 from gateway.api.stream import Stream
 from gateway.core.channel.filters import Filters
 from gateway.errors import BrokerUnavailable, GatewayError
+from gateway.hub.fanout.client_memory import ClientMemory, HeldPart
 from gateway.hub.fanout.view import View
 from gateway.hub.reads.position_resolver import StreamStart
 from gateway.telemetry.log_context import create_detached_task
@@ -79,9 +81,15 @@ class ReplyCache:
         max_bytes: How many bytes of replies are kept at most.
     """
 
-    def __init__(self, max_bytes: int) -> None:
-        """Prepare an empty cache of so many bytes."""
+    def __init__(self, max_bytes: int, client_memory: ClientMemory) -> None:
+        """Prepare an empty cache.
+
+        Args:
+            max_bytes: How many bytes of replies it keeps at most.
+            client_memory: Where they count.
+        """
         self.max_bytes = max_bytes
+        self._client_memory = client_memory
         self._cached_bytes = 0
         self._replies: dict[str, Reply] = {}
 
@@ -96,16 +104,21 @@ class ReplyCache:
         """Add a reply, and drop the oldest ones that are too old or too many."""
         self._replies[id] = reply
         self._cached_bytes += reply.size
+        self._drop_oldest(self.max_bytes, reply.received_at - REPLY_WINDOW_S)
+
+    def release_memory(self) -> None:
+        """Drop the older half. See `Holder`."""
+        self._drop_oldest(self._cached_bytes // 2, -math.inf)
+
+    def _drop_oldest(self, max_bytes: int, since: float) -> None:
+        """Drop the oldest replies until the others fit, and are from after a time."""
         while self._replies:
-            oldest_id = next(iter(self._replies))
-            oldest = self._replies[oldest_id]
-            if (
-                self._cached_bytes <= self.max_bytes
-                and reply.received_at - oldest.received_at < REPLY_WINDOW_S
-            ):
-                return
+            oldest_id, oldest = next(iter(self._replies.items()))
+            if self._cached_bytes <= max_bytes and oldest.received_at > since:
+                break
             del self._replies[oldest_id]
             self._cached_bytes -= oldest.size
+        self._client_memory.hold(HeldPart.REPLIES, self, self._cached_bytes)
 
 
 class ReplyReader:
@@ -133,7 +146,7 @@ class ReplyReader:
         self._counts = hub.replies
         self._view = View((topic,), Filters(), "envelope", "error")
         self._topic_settings = hub.topics.get_settings(topic)
-        self._cache = ReplyCache(self._topic_settings.cache.bytes)
+        self._cache = ReplyCache(self._topic_settings.cache.bytes, hub.client_memory)
         self._waiters: dict[str, list[asyncio.Future[Reply]]] = {}
         # When requests gave up, by correlation id, oldest first; by the clock of the event loop.
         self._missed_at: dict[str, float] = {}

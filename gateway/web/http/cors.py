@@ -30,6 +30,9 @@ ALL_METHODS = "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT"
 GATEWAY_HEADERS = frozenset({"last-event-id"})
 """Headers that every policy allows. SSE libraries that use fetch set it, so that their requests
 need a preflight (Fetch 4.8). Chromium's EventSource never needs one, however long its id is."""
+EXPOSED_HEADERS = ("ETag", "Link", "Location", "Retry-After")
+"""Headers of responses that every policy lets pages read (Fetch 4.10): those of documents, pages of
+records, asynchronous replies, and of who is to come back later."""
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
@@ -49,9 +52,8 @@ class CorsPolicy:
         more: list[tuple[str, str]] = []
         if allow.credentials:
             more.append(("Access-Control-Allow-Credentials", "true"))
-        if access.expose.headers:
-            exposed = ", ".join(access.expose.headers)
-            more.append(("Access-Control-Expose-Headers", exposed))
+        exposed = ", ".join([*EXPOSED_HEADERS, *access.expose.headers])
+        more.append(("Access-Control-Expose-Headers", exposed))
         self._extra_headers = _encode_headers(more)
 
     @property

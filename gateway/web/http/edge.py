@@ -17,6 +17,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from gateway.config import Settings
+from gateway.hub.fanout.client_memory import ClientMemory
 from gateway.web.app.co_hosted_app import CoHostedApp
 from gateway.web.routing.limits import Limits, PortLimits
 from gateway.web.workers.sockets import LISTEN_BACKLOG
@@ -118,6 +119,7 @@ def create_uvicorn_config(
     co_hosted_app: CoHostedApp | None = None,
     *,
     port_limits: PortLimits | None = None,
+    client_memory: ClientMemory | None = None,
     allowed_names: frozenset[str] | None = None,
     websocket_protocol: type[WebSocketProtocol] | None = None,
     **options: Any,
@@ -129,6 +131,7 @@ def create_uvicorn_config(
         settings: The settings of the gateway.
         co_hosted_app: A co-hosted app that `app` serves too, whose requests may have other bodies.
         port_limits: The limits of connections; None for none.
+        client_memory: Where the bytes count that connections hold; None if they do not.
         allowed_names: The names that `Host` may have, as `get_allowed_names` returns them; None
             for any.
         websocket_protocol: The protocol of WebSockets; None if the port has none.
@@ -148,7 +151,9 @@ def create_uvicorn_config(
         )
     return uvicorn.Config(
         app,
-        **_choose_protocols(co_hosted_app, port_limits, websocket_protocol),
+        **_choose_protocols(
+            co_hosted_app, port_limits, client_memory or ClientMemory(), websocket_protocol
+        ),
         log_config=None,
         access_log=False,
         server_header=False,
@@ -162,6 +167,7 @@ def create_uvicorn_config(
 def _choose_protocols(
     co_hosted_app: CoHostedApp | None,
     port_limits: PortLimits | None,
+    client_memory: ClientMemory,
     websocket_protocol: type[WebSocketProtocol] | None,
 ) -> dict[str, Any]:
     """Return uvicorn's options for our protocols, or for its own if it lacks what ours need."""
@@ -169,7 +175,11 @@ def _choose_protocols(
         # Only a uvicorn that is known can import it.
         from .transport import GatewayProtocol
 
-        constants = {"CO_HOSTED_APP": co_hosted_app, "PORT_LIMITS": port_limits}
+        constants = {
+            "CO_HOSTED_APP": co_hosted_app,
+            "PORT_LIMITS": port_limits,
+            "CLIENT_MEMORY": client_memory,
+        }
         return {
             "http": type("Protocol", (GatewayProtocol,), constants),
             "ws": "none" if websocket_protocol is None else websocket_protocol,

@@ -2,7 +2,7 @@
 
 Offsets are not used twice in a topic, so equal tags mean equal bytes: they are strong tags
 (RFC 9110 8.8.1). The same record shown with other fields or in another format is another
-representation and has another tag. `If-Match` compares the record alone.
+representation and has another tag. Conditions of writes compare the record alone.
 """
 
 from __future__ import annotations
@@ -41,16 +41,19 @@ def _hash_representation(format: str, binary: str, fields: tuple[str, ...]) -> s
     return sha256(repr((format, binary, fields)).encode()).hexdigest()[:32]
 
 
-def matches_if_match(condition: str, record_id: str | None) -> bool:
-    """Return whether `If-Match` lists a record, in any representation (RFC 9110 13.1.1).
+def lists_record(condition: str, record_id: str | None, *, weakly: bool = False) -> bool:
+    """Return whether a condition lists a record, in any representation.
 
     Args:
-        condition: The value of the header. Weak tags in it never match.
+        condition: The value of `If-Match` (RFC 9110 13.1.1) or `If-None-Match` (13.1.2).
         record_id: The current record by `build_record_id`; None if there is none.
+        weakly: Whether weak tags match, too, as in `If-None-Match`.
     """
     if condition.strip() == "*":
         return record_id is not None
     tags = [tag.strip() for tag in condition.split(",")]
+    if weakly:
+        tags = [tag.removeprefix("W/") for tag in tags]
     return record_id is not None and any(
         tag[:1] == tag[-1:] == '"' and tag[1:-1].partition("/")[0] == record_id for tag in tags
     )

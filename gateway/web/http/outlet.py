@@ -18,7 +18,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import MutableMapping
-from typing import TYPE_CHECKING, Any, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, cast
+
+from gateway.core.client.end_reason import EndReason
+from gateway.hub.fanout.client_memory import ClientMemory, HeldPart, Holder
+
+from .tls_transport import TlsTransport
 
 if TYPE_CHECKING:
     from uvicorn.config import Config
@@ -32,18 +37,33 @@ TAKEOVER = "gateway.takeover"
 """Name of the ASGI extension. Its value is a callable that `take_over` calls."""
 
 
-def copies_writes(transport: asyncio.Transport) -> bool:
-    """Return whether a transport holds copies of what it could not send yet.
+def hold_unsent(
+    memory: ClientMemory, holder: Holder, transport: asyncio.Transport, data: bytes | None = None
+) -> None:
+    """Count what waits for a connection, after a write that it has not taken whole.
 
-    uvloop's holds the bytes that were written, which many connections may share. TLS encrypts them
+    uvloop keeps the bytes that were written, which many connections may share. TLS encrypts some
     for each, and asyncio joins what waits.
+
+    Args:
+        memory: Where it counts.
+        holder: The connection.
+        transport: Its transport.
+        data: What was just written; None if that is not known.
     """
-    is_uvloop = type(transport).__module__.startswith("uvloop")
-    return not is_uvloop or transport.get_extra_info("sslcontext") is not None
+    waiting = transport.get_write_buffer_size()
+    if isinstance(transport, TlsTransport):
+        copied = transport.copied_bytes
+    else:
+        copied = 0 if type(transport).__module__.startswith("uvloop") else waiting
+    memory.hold_unsent(holder, waiting, copied, data)
 
 
 class OutletOwner(Protocol):
     """The stream that an outlet belongs to, as far as the outlet knows it."""
+
+    def end(self, reason: EndReason) -> None:
+        """End the stream."""
 
     def on_drained(self) -> None:
         """Go on writing: the outlet was full, and no longer is."""
@@ -139,14 +159,15 @@ class TakeoverConnection(Protocol):
         server_state: The state that all connections of the server share.
         app_state: The state of the application.
         transport: The connection.
-        scheme: `http` or `https`.
+        CLIENT_MEMORY: Where what waits for connections counts.
     """
+
+    CLIENT_MEMORY: ClassVar[ClientMemory]
 
     config: Config
     server_state: ServerState
     app_state: dict[str, Any]
     transport: asyncio.Transport
-    scheme: Any
 
     def __init__(
         self, config: Config, server_state: ServerState, app_state: dict[str, Any]
@@ -221,8 +242,8 @@ class HttpOutlet(asyncio.Protocol):
     transport until the stream is finished or the connection is lost, and neither afterwards.
 
     Attributes:
-        full: Whether bytes wait in the transport. Under TLS it becomes true only above 64 KiB,
-            which the transport below buffers by itself.
+        full: Whether bytes wait in the transport. Under TLS it becomes true only above
+            `MAX_COPIED_BYTES`, which the transport below buffers by itself.
     """
 
     __slots__ = (
@@ -267,10 +288,10 @@ class HttpOutlet(asyncio.Protocol):
         self._pipelined: bytes | None = b""
         self._transport = transport = protocol.transport
         transport.set_protocol(self)
-        # `pause_writing` is to be called as soon as one byte waits. With TLS, asyncio and uvloop
-        # call it at `high`, else above it.
-        transport.set_write_buffer_limits(high=1 if protocol.scheme == "https" else 0)
+        transport.set_write_buffer_limits(high=0)  # full as soon as one byte waits
         self.full = transport.get_write_buffer_size() > 0
+        if self.full:
+            hold_unsent(protocol.CLIENT_MEMORY, self, transport)
         # uvicorn's server calls `shutdown` of all its connections, and waits for them.
         self._server_state.connections.add(self)  # type: ignore[arg-type]
 
@@ -278,11 +299,6 @@ class HttpOutlet(asyncio.Protocol):
     def transport(self) -> asyncio.Transport:
         """The connection; `CLOSED_TRANSPORT` when it is gone."""
         return self._transport
-
-    @property
-    def copies_data(self) -> bool:
-        """Whether what waits is a copy of what was written."""
-        return copies_writes(self._transport)
 
     def write(self, data: bytes) -> None:
         """Write bytes, or buffer what the socket does not take at once.
@@ -292,6 +308,8 @@ class HttpOutlet(asyncio.Protocol):
         transport = self._transport
         if not transport.is_closing():
             transport.write(data)
+            if self.full:
+                hold_unsent(self._protocol_class.CLIENT_MEMORY, self, transport, data)
 
     def finish(self, data: bytes) -> None:
         """Write the last bytes of the stream, and give the connection back to HTTP or close it.
@@ -306,11 +324,14 @@ class HttpOutlet(asyncio.Protocol):
         self._detach()
         if transport.is_closing():
             return
+        self._transport = transport  # until it is closed, or another protocol has it
         self._server_state.total_requests += 1
         if self._keep_alive:
             self._server_state.connections.discard(self)
             protocol = self._protocol_class(self._config, self._server_state, self._app_state)
             connection, self._open_connection = self._open_connection, None
+            self._transport = CLOSED_TRANSPORT
+            self._release_unsent()
             protocol.resume_http(transport, pipelined, full=full, open_connection=connection)
         else:
             transport.close()
@@ -334,9 +355,19 @@ class HttpOutlet(asyncio.Protocol):
     def resume_writing(self) -> None:
         """Mark the outlet as drained, and notify the owner. Called by the transport."""
         self.full = False
+        self._release_unsent()
         # The owner will write. If a write failed within this call, asyncio would call
         # `connection_lost` twice, so it is notified in the next turn of the loop.
         asyncio.get_running_loop().call_soon(self._notify_drained)
+
+    def _release_unsent(self) -> None:
+        self._protocol_class.CLIENT_MEMORY.release(HeldPart.UNSENT, self)
+
+    def release_memory(self) -> None:
+        """Disconnect a client that reads nothing. It resumes from the last id it has received."""
+        if self._owner is not None:
+            self._owner.end(EndReason.SLOW)
+        self._transport.abort()
 
     def _notify_drained(self) -> None:
         if self._owner is not None and not self.full:
@@ -381,6 +412,7 @@ class HttpOutlet(asyncio.Protocol):
         self._server_state.connections.discard(self)
         owner = self._owner
         self._detach()
+        self._release_unsent()
         if self._open_connection is not None:
             self._open_connection()
         if owner is not None:

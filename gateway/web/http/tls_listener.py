@@ -30,6 +30,8 @@ from gateway.telemetry.samples import MetricSamples
 from gateway.web.routing.connection_counts import LimitKind
 from gateway.web.routing.limits import ConnectionSlot, LimitReached, PortLimits
 
+from .tls_transport import TlsTransport
+
 if TYPE_CHECKING:
     from .transport import GatewayProtocol
 
@@ -87,6 +89,7 @@ class TlsListener:
         self._timeout_s = timeout_s
         self._handshakes = BackgroundTasks(log)
         self._retry_timer: asyncio.TimerHandle | None = None
+        self._is_exhausted = False  # the last accept failed for want of descriptors or memory
         self.pending_handshakes = 0
         self.refused_counts: Counter[str] = Counter()
 
@@ -125,13 +128,19 @@ class TlsListener:
             except OSError as exc:
                 if exc.errno not in EXHAUSTED_ERRNOS:
                     raise
-                log.error("no connection can be accepted for now: %s", exc)
+                if not self._is_exhausted:
+                    log.error("no connection can be accepted for now: %s", exc)
+                self._is_exhausted = True
                 # The socket stays readable, so the loop would call this again at once, and spin.
                 self._loop.remove_reader(self._listening_socket.fileno())
                 self._retry_timer = self._loop.call_later(
                     ACCEPT_PAUSE_S, self.start, self._create_protocol
                 )
                 return
+            self._is_exhausted = False
+            if not self._limits.leaves_descriptors(connection.fileno()):
+                connection.close()
+                continue
             connection.setblocking(False)
             address = peer[0] if isinstance(peer, tuple) else ""  # none on a Unix socket
             self._handshakes.start(self._run_handshake(connection, address), "a TLS handshake")
@@ -155,6 +164,7 @@ class TlsListener:
             # It calls this once: when its first head is complete, or its connection is lost.
             own_protocol.on_handshake_done = end_handshake
             end_handshake = own_protocol.finish_handshake
+            protocol = TlsTransport(protocol)
         try:
             await self._loop.connect_accepted_socket(
                 lambda: protocol,

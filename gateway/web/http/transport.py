@@ -32,7 +32,7 @@ from asyncio import TimerHandle
 from collections.abc import Callable
 from enum import Enum
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 from urllib.parse import unquote
 
 import httptools
@@ -41,12 +41,13 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.errors import RequestError
+from gateway.hub.fanout.client_memory import ClientMemory, HeldPart
 from gateway.web.app.co_hosted_app import CoHostedApp
 from gateway.web.routing.limits import OPEN_CONNECTION, OpenConnection, PortLimits
 from gateway.web.websocket.protocol import WebSocketProtocol
 
 from . import client_certificate, head
-from .outlet import TAKEOVER, HttpOutlet, OutletOwner, TakeoverOffer
+from .outlet import TAKEOVER, HttpOutlet, OutletOwner, TakeoverOffer, hold_unsent
 
 if TYPE_CHECKING:
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
@@ -94,6 +95,10 @@ class GatewayProtocol(HttpToolsProtocol):
     """The co-hosted app of the port, which has its own limits on bodies."""
     PORT_LIMITS: PortLimits | None = None
     """The limits by which connections are counted."""
+    CLIENT_MEMORY: ClassVar[ClientMemory] = ClientMemory()
+    """Where the bytes count that connections hold."""
+    MAX_UNCOUNTED_BYTES = 4 * 1024
+    """What a connection may hold, of requests or of responses, without being counted."""
 
     phase = IDLE
     # Bytes that came behind the buffer in which the head, or the body, began.
@@ -105,6 +110,10 @@ class GatewayProtocol(HttpToolsProtocol):
     _open_requests = 0
     # Bytes of the heads that were read behind an unanswered request.
     _pipelined_bytes = 0
+    # Bytes of large heads, and of bodies, of all open requests.
+    _request_bytes = 0
+    # The next request and its application, which start once the client has read what waits.
+    _waiting_start: tuple[RequestResponseCycle, Any] | None = None
     # A request was refused, or the connection is a WebSocket: what comes is discarded.
     _ignores_input = False
     # The client has closed its side, and waits for a response.
@@ -131,6 +140,11 @@ class GatewayProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request, with a deadline. Called by the loop."""
         self._attach_transport(transport)
+        if self.PORT_LIMITS is not None and not self.PORT_LIMITS.leaves_descriptors(
+            transport.get_extra_info("socket").fileno()
+        ):
+            transport.abort()
+            return
         self._start_timer(self.HEAD_TIMEOUT_S)
         if self.PORT_LIMITS is not None:
             peer = self.client[0] if self.client else ""
@@ -150,6 +164,7 @@ class GatewayProtocol(HttpToolsProtocol):
         """
         self.connections.add(self)
         self.transport = transport
+        transport.set_write_buffer_limits(high=self.MAX_UNCOUNTED_BYTES)
         self.flow = FlowControl(transport)
         own, peer = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
         self.server = (own, None) if isinstance(own, str) else _parse_address(own)
@@ -167,6 +182,8 @@ class GatewayProtocol(HttpToolsProtocol):
         self._cancel_half_close_timer()
         self.finish_handshake()
         self._withdraw_offer()
+        self._waiting_start = None
+        self._release_all_memory()
         # uvicorn notifies the latest request only, which may be pipelined behind the one that runs.
         running = self.running_cycle
         if running is not None and not running.response_complete:
@@ -178,10 +195,45 @@ class GatewayProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if self.flow.write_paused:  # its response would wait behind what the client does not read
+            self._waiting_start = cycle, app
+            return
         self.running_cycle = cycle
         if cycle.scope["http_version"] == "1.0":
             app = wrap_for_http10(app, cycle)
         super()._start_asgi_task(cycle, app)
+
+    # The bytes that it holds.
+
+    def pause_writing(self) -> None:
+        """Count what the client does not read. Called by the transport."""
+        super().pause_writing()
+        if self._body_limits is None:  # the co-hosted app limits its responses itself
+            hold_unsent(self.CLIENT_MEMORY, self, self.transport)
+
+    def resume_writing(self) -> None:
+        """Start the request that has waited for the client. Called by the transport."""
+        super().resume_writing()
+        self.CLIENT_MEMORY.release(HeldPart.UNSENT, self)
+        if self._waiting_start is not None:
+            (cycle, app), self._waiting_start = self._waiting_start, None
+            self._start_asgi_task(cycle, app)
+
+    def _count_received(self) -> None:
+        """Count what came of requests, as long as it is more than a little."""
+        if self._ignores_input:
+            return
+        size = self._request_bytes + (self._received_bytes if self.phase is HEAD else 0)
+        if size > self.MAX_UNCOUNTED_BYTES:
+            self.CLIENT_MEMORY.hold(HeldPart.RECEIVED, self, size)
+
+    def release_memory(self) -> None:
+        """Disconnect the client. See `Holder`."""
+        self.transport.abort()
+
+    def _release_all_memory(self) -> None:
+        self.CLIENT_MEMORY.release(HeldPart.RECEIVED, self)
+        self.CLIENT_MEMORY.release(HeldPart.UNSENT, self)
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Return whether the connection stays open after the client has closed its side.
@@ -265,6 +317,7 @@ class GatewayProtocol(HttpToolsProtocol):
         # any error in it, and `_convert_parser_error` needs the context that httptools has set.
         if trailing_data is not None:
             self._handle_upgrade(trailing_data)
+        self._count_received()
         # Without an open request it is checked while idle, too: line breaks may come, which begin
         # no message, and the client has to send its head in time all the same.
         if self.phase is not IDLE or not self._open_requests:
@@ -289,13 +342,19 @@ class GatewayProtocol(HttpToolsProtocol):
         """
         self._cancel_timer()
         self._withdraw_offer()
+        self._release_all_memory()
         self._ignores_input = True
         self.connections.discard(self)
         protocol_class = cast("type[WebSocketProtocol]", self.ws_protocol_class)
         protocol = protocol_class(self.config, self.server_state, self.app_state)
         self.parser = None  # type: ignore[assignment]  # or it and this protocol would be a cycle
         protocol.start_handshake(
-            self.transport, self.scope, self.url, trailing_data, self.hand_connection_over()
+            self.transport,
+            self.scope,
+            self.url,
+            trailing_data,
+            self.hand_connection_over(),
+            self.CLIENT_MEMORY,
         )
         self.transport.set_protocol(protocol)
 
@@ -326,6 +385,7 @@ class GatewayProtocol(HttpToolsProtocol):
         cycle.message_event.set()
         self.connections.discard(self)
         self._cancel_half_close_timer()
+        self._release_all_memory()
         outlet = HttpOutlet(self, owner, keep_alive=cycle.keep_alive)
         if self._is_half_closed:
             self.loop.call_soon(outlet.eof_received)
@@ -364,9 +424,8 @@ class GatewayProtocol(HttpToolsProtocol):
         self.open_connection = open_connection
         self._attach_transport(transport)
         transport.set_protocol(self)
-        transport.set_write_buffer_limits()  # the defaults, which the outlet has changed
         if full:
-            self.flow.pause_writing()
+            self.pause_writing()
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )
@@ -423,6 +482,8 @@ class GatewayProtocol(HttpToolsProtocol):
         if self.cycle is previous_cycle:  # uvicorn creates none for a WebSocket
             return
         self.phase = BODY
+        if self._received_bytes > self.MAX_UNCOUNTED_BYTES:
+            self._request_bytes += self._received_bytes
         self._part_bytes = self._body_size = 0
         if self.deadline_timer is not None:
             self._cancel_timer()
@@ -448,6 +509,8 @@ class GatewayProtocol(HttpToolsProtocol):
         self._body_size += len(body)
         if self._body_size > self._max_body_bytes:
             raise self._build_body_too_large()
+        if self._body_limits is None:
+            self._request_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -480,6 +543,9 @@ class GatewayProtocol(HttpToolsProtocol):
         """
         if self.phase is BODY:  # what is left of it is still to be read
             return
+        if self._request_bytes:
+            self._request_bytes = 0
+            self.CLIENT_MEMORY.release(HeldPart.RECEIVED, self)
         self._withdraw_offer()
         self.cycle = self.running_cycle = None  # type: ignore[assignment]
         if self.phase is IDLE:  # or they are of the next request

@@ -92,7 +92,7 @@ PROTOCOL_INTERNALS = (
             "resume_reading": "",
             "pause_writing": "",
         },
-        state={"__init__": "read_paused"},
+        state={"__init__": "read_paused write_paused"},
     ),
     Internals(
         "uvicorn.server",

@@ -31,6 +31,7 @@ class LimitKind(StrEnum):
     RATE = "rate"
     HANDSHAKES = "handshakes"
     HANDSHAKES_OF_ADDRESS = "handshakesPerAddress"
+    DESCRIPTORS = "descriptors"
 
     def build_key(self, name: str = "") -> str:
         """Return the key of a name, such as an address."""

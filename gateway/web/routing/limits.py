@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -44,6 +45,8 @@ log = logging.getLogger(__name__)
 BUS_TOPIC = "limits"
 FULL_PERIOD_S = 3.0  # seconds after a refusal in which the gateway says that it is full
 QUIET_PERIOD_S = 60.0  # seconds without a refusal after which the next one is logged again
+# File descriptors that clients leave free: an eighth of all, within these bounds.
+MIN_RESERVED_DESCRIPTORS, MAX_RESERVED_DESCRIPTORS = 16, 256
 RETRY_AFTER_RANGE_S = (3.0, 10.0)  # seconds, at random, until a refused client may try again
 
 _REFUSALS = {
@@ -354,9 +357,12 @@ class Limits:
         self.refused_counts[refusal.limit] += 1
         now = monotonic()
         if now - self._refused_at.get(refusal.limit, -inf) > QUIET_PERIOD_S:
+            is_own = refusal.limit is not LimitKind.DESCRIPTORS
             log.warning(
-                "clients are refused by listen.limits.%s; logged again after %g s without any",
-                refusal.limit,
+                "clients are refused by %s; logged again after %g s without any",
+                f"listen.limits.{refusal.limit}"
+                if is_own
+                else "the limit of open files, ulimit -n",
                 QUIET_PERIOD_S,
             )
         self._refused_at[refusal.limit] = now
@@ -484,6 +490,19 @@ class PortLimits:
         self._limits = limits
         self._port = port
         self._is_proxy = is_proxy
+        self._descriptor_end = _compute_descriptor_end()
+
+    def leaves_descriptors(self, descriptor: int) -> bool:
+        """Return whether there are enough descriptors besides this one, of a new connection.
+
+        Some are kept for connections to Kafka and for the port of operators: as many clients as
+        the system allows would cut the others off from Kafka. The system gives out the lowest
+        descriptor that is free, so that its number says how many are left at most.
+        """
+        if descriptor < self._descriptor_end or self._port:
+            return True
+        self._limits.count_refusal(LimitRefusal(LimitKind.DESCRIPTORS))
+        return False
 
     def open_connection(
         self, peer: str, on_refused: Callable[[bool], None]
@@ -518,6 +537,18 @@ class PortLimits:
     def _get_address(self, peer: str) -> str:
         """Return what counts as one address; empty for a proxy."""
         return "" if not peer or self._is_proxy(peer) else normalize_address(peer)
+
+
+def _compute_descriptor_end() -> float:
+    """Return the descriptor from which on they are not for clients."""
+    if sys.platform == "win32":
+        return inf
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit == resource.RLIM_INFINITY:
+        return inf
+    return limit - min(MAX_RESERVED_DESCRIPTORS, max(MIN_RESERVED_DESCRIPTORS, limit // 8))
 
 
 def serve_limits(relay: Relay, settings: Settings) -> ConnectionCounts:

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from gateway.core.client.end_reason import EndReason
 from gateway.errors import GatewayError
 from gateway.hub.fanout.client import Client, Handover
+from gateway.hub.fanout.client_memory import HeldPart
 from gateway.hub.wires.wire import Wire
 from gateway.web.http.outlet import HttpOutlet
 from gateway.web.routing.limits import ReleaseSlot
@@ -22,6 +23,8 @@ from gateway.web.routing.routes import Routes
 
 from .open_streams import OpenStream, get_end_reason
 from .renewal import RENEWAL_PATH_PREFIX, RENEWAL_PATH_SUFFIX
+
+MAX_UNCOUNTED_BYTES = 4096  # of a piece of a stream by ASGI
 
 log = logging.getLogger(__name__)
 
@@ -111,19 +114,36 @@ class HttpStream(OpenStream):
             self._on_attached(client)
 
     async def iter_bytes(self) -> AsyncIterator[bytes]:
-        """Yield all bytes of the stream, for ASGI. It is closed when the iteration ends."""
+        """Yield all bytes of the stream, for ASGI. It is closed when the iteration ends.
+
+        What is yielded may wait behind what the client has not read. It ends if there is no memory
+        for that.
+        """
+        memory = self.routes.hubs.client_memory
         try:
             while (client := self._client) is not None:
                 self._on_attached(client)
                 async for data in client.pull().iter_bytes():
-                    yield data
+                    if len(data) <= MAX_UNCOUNTED_BYTES:
+                        yield data
+                    elif memory.has_capacity(len(data)):
+                        memory.hold(HeldPart.UNSENT, self, 0, data)
+                        yield data
+                        memory.release(HeldPart.UNSENT, self)
+                    else:
+                        return
                 if client.subscription.end_reason is not EndReason.CHANGED:
                     return
                 last_bytes = await self._open_next_client(self._take_handover())
                 if last_bytes:
                     yield last_bytes
         finally:
+            memory.release(HeldPart.UNSENT, self)
             self.close()
+
+    def release_memory(self) -> None:
+        """End the stream, whose connection is disconnected besides. See `Holder`."""
+        self.end(EndReason.SLOW)
 
     # The owner of the outlet.
 

@@ -126,7 +126,8 @@ async def _respond_with_page(
             if request.method == "HEAD":
                 client.close()
                 return Response(headers=STREAM_HEADERS, media_type=MEDIA_TYPE)
-            response = await _build_page_response(request, match, client, wire, wait_s)
+            buffer = page.PageBuffer(wire, routes.hubs.client_memory)
+            response = await _build_page_response(request, match, client, buffer, wait_s)
             # The wait may have been long: what was configured or blocked meanwhile counts.
             routes.check_blocklist(match)
             if routes.is_current(match):
@@ -136,16 +137,17 @@ async def _respond_with_page(
 
 
 async def _build_page_response(
-    request: Request, match: Match, client: Client, wire: NdjsonWire, wait_s: float
+    request: Request, match: Match, client: Client, buffer: page.PageBuffer, wait_s: float
 ) -> Response:
     """Return the page, or an empty response to a client that has disconnected meanwhile."""
-    try:
-        result = await run_while_connected(request, page.read_page(client, wire, wait_s))
-    except ClientDisconnected:
-        return Response(status_code=204)  # the client does not receive it
-    finally:
-        client.close()
-    body, coding_headers = negotiate_body(result.body, match.route, request)
+    with buffer:
+        try:
+            result = await run_while_connected(request, page.read_page(client, buffer, wait_s))
+        except ClientDisconnected:
+            return Response(status_code=204)  # the client does not receive it
+        finally:
+            client.close()
+        body, coding_headers = await negotiate_body(result.body, match.route, request)
     headers = STREAM_HEADERS | coding_headers | build_link_headers(request.scope, result)
     return Response(body, headers=headers, media_type=MEDIA_TYPE)
 

@@ -23,6 +23,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from gateway.hub.fanout.client_memory import ClientMemory, HeldPart
+from gateway.web.http.outlet import hold_unsent
 from gateway.wire import websocket
 from gateway.wire.message_reader import (
     BINARY,
@@ -57,10 +59,12 @@ class WebSocketConnection(asyncio.Protocol):
     """
 
     __slots__ = (
+        "_client_memory",
         "_connections",
         "_drained_at",
         "_handshake_buffer",
         "_ignores_input",
+        "_is_counted",
         "_is_paused",
         "_listener",
         "_open_connection",
@@ -79,6 +83,7 @@ class WebSocketConnection(asyncio.Protocol):
     )
 
     MAX_SLICE_BYTES = 4096
+    MAX_UNCOUNTED_BYTES = 4096  # of a message that is not complete
     MAX_MESSAGES_PER_TURN = 64
     PING_INTERVAL_S = 20.0
     PONG_TIMEOUT_S = 20.0
@@ -96,6 +101,7 @@ class WebSocketConnection(asyncio.Protocol):
         handshake_response: bytes = b"",
         deflate: bool = False,
         open_connection: Callable[[], None] | None = None,
+        client_memory: ClientMemory | None = None,
     ) -> None:
         """Take a transport over.
 
@@ -107,9 +113,12 @@ class WebSocketConnection(asyncio.Protocol):
             handshake_response: What is written first.
             deflate: Whether frames may be compressed.
             open_connection: The connection, where it is counted. It is called when it is lost.
+            client_memory: Where the bytes count that it holds; None if they do not.
         """
         self.transport = transport
         self._open_connection = open_connection
+        self._client_memory = client_memory or ClientMemory()
+        self._is_counted = False  # bytes that were received count
         self.deflate = deflate
         # `_ignores_input`: what comes is discarded until the peer closes its side.
         self.closed = self._ignores_input = False
@@ -128,10 +137,7 @@ class WebSocketConnection(asyncio.Protocol):
         self._handshake_buffer = handshake_response
         self.ping_slot = 0
         transport.set_protocol(self)
-        # `pause_writing` is to be called as soon as one byte waits. With TLS, asyncio and uvloop
-        # call it at `high`, else above it.
-        tls = transport.get_extra_info("sslcontext") is not None
-        transport.set_write_buffer_limits(high=1 if tls else 0)
+        transport.set_write_buffer_limits(high=0)  # full as soon as one byte waits
         self.full = transport.get_write_buffer_size() > 0
         ping_scheduler.add(self)
         connections.add(self)
@@ -183,6 +189,17 @@ class WebSocketConnection(asyncio.Protocol):
             self.fail(1011, "the gateway failed; its log says why")
         else:
             self._update_reading(has_more)
+            # What came of messages that are not delivered yet.
+            size = reader.held_bytes
+            if size > self.MAX_UNCOUNTED_BYTES:
+                self._is_counted = True
+                self._client_memory.hold(HeldPart.RECEIVED, self, size)
+            elif self._is_counted:
+                self._release_received()
+
+    def _release_received(self) -> None:
+        self._is_counted = False
+        self._client_memory.release(HeldPart.RECEIVED, self)
 
     def _update_reading(self, has_more: bool) -> None:
         """Pause or resume the transport, and schedule the next slice.
@@ -252,6 +269,8 @@ class WebSocketConnection(asyncio.Protocol):
             self._handshake_buffer += data
         else:
             self.transport.write(data)
+            if self.full:
+                hold_unsent(self._client_memory, self, self.transport, data)
 
     def _flush_handshake(self) -> None:
         buffered, self._handshake_buffer = self._handshake_buffer, b""
@@ -265,6 +284,7 @@ class WebSocketConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """Mark the socket as drained, and notify the listener. Called by the transport."""
         self.full = False
+        self._client_memory.release(HeldPart.UNSENT, self)
         self._drained_at = self._ping_scheduler.loop.time()
         if self.pending_pong:
             pong, self.pending_pong = self.pending_pong, b""
@@ -313,6 +333,16 @@ class WebSocketConnection(asyncio.Protocol):
         self._linger(self.LINGER_S)
         self._notify_closed(code, reason)
 
+    def release_memory(self) -> None:
+        """Close the socket, as the process holds too much for its clients. See `Holder`."""
+        if self.full:
+            self.transport.abort()
+        reason = "more is held for clients than memory allows; come back later"
+        if not self.closed:
+            self._send_close(1013, reason)
+        self._linger(self.LINGER_S)
+        self._notify_closed(1013, reason)
+
     def shutdown(self) -> None:
         """Close by 1012 after a while. Called by uvicorn when the server shuts down.
 
@@ -350,6 +380,8 @@ class WebSocketConnection(asyncio.Protocol):
         if self._ignores_input or self.transport.is_closing():
             return
         self._ignores_input = True
+        self._reader = MessageReader()  # what came of a message is not needed any more
+        self._release_received()
         if self.transport.can_write_eof():
             self.transport.write_eof()
         if self._is_paused:
@@ -377,6 +409,8 @@ class WebSocketConnection(asyncio.Protocol):
             if handle is not None:
                 handle.cancel()
         self._read_handle = self._timer = None
+        self._release_received()
+        self._client_memory.release(HeldPart.UNSENT, self)
         if self._open_connection is not None:
             self._open_connection()
         self._notify_closed(ABNORMAL_CLOSURE, "")

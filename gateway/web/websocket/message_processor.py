@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 from starlette.exceptions import HTTPException
 
 from gateway.errors import GatewayError
-from gateway.hub.fanout.received_bytes import received_bytes
+from gateway.hub.fanout.client_memory import ClientMemory, HeldPart
 from gateway.hub.wires.websocket import WebSocketWire
 from gateway.web.http import problems
 
@@ -65,6 +65,7 @@ class MessageProcessor:
 
     __slots__ = (
         "_bad_count",
+        "_client_memory",
         "_held_bytes",
         "_is_closed",
         "_message_bytes",
@@ -74,8 +75,9 @@ class MessageProcessor:
         "socket",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, client_memory: ClientMemory) -> None:
         self.socket: Socket
+        self._client_memory = client_memory
         self._tasks: set[asyncio.Task[None]] | None = None
         # Messages behind one that takes time; None while no message does.
         self._queue: deque[str | bytes] | None = None
@@ -201,7 +203,7 @@ class MessageProcessor:
     def _add_held(self, size: int) -> None:
         if not self._is_closed:
             self._held_bytes += size
-            received_bytes.total += size
+            self._client_memory.hold(HeldPart.RECEIVED, self, self._held_bytes)
 
     def release_held(self, size: int) -> None:
         """Count so many bytes less as held. Those of a closed socket are released already."""
@@ -209,9 +211,18 @@ class MessageProcessor:
             return
         was_full = self._held_bytes >= MAX_HELD_BYTES
         self._held_bytes -= size
-        received_bytes.total -= size
+        if self._held_bytes:
+            self._client_memory.hold(HeldPart.RECEIVED, self, self._held_bytes)
+        else:
+            self._client_memory.release(HeldPart.RECEIVED, self)
         if was_full and not self.is_busy:
             self.socket.resume_reading()
+
+    def release_memory(self) -> None:
+        """Close the socket, as the process holds too much for its clients. See `Holder`."""
+        self.socket.close(
+            TRY_AGAIN_LATER, "more is held for clients than memory allows; come back later"
+        )
 
     def start_task(self, coro: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine until it ends or the socket is closed. An error closes the socket."""

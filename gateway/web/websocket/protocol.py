@@ -28,6 +28,7 @@ from weakref import WeakKeyDictionary
 from websockets.datastructures import Headers
 from websockets.http11 import Response
 
+from gateway.hub.fanout.client_memory import ClientMemory, HeldPart
 from gateway.web.http import client_certificate
 from gateway.web.http.outlet import TAKEOVER
 from gateway.web.routing.limits import OPEN_CONNECTION, OpenConnection
@@ -102,6 +103,7 @@ class WebSocketProtocol(asyncio.Protocol):
         target: bytes,
         trailing_data: bytes,
         open_connection: OpenConnection | None = None,
+        client_memory: ClientMemory | None = None,
     ) -> None:
         """Take a connection over, and answer its request to upgrade.
 
@@ -111,9 +113,11 @@ class WebSocketProtocol(asyncio.Protocol):
             target: The request target.
             trailing_data: What came behind the head.
             open_connection: The connection, where it is counted.
+            client_memory: Where the bytes count that it holds; None if they do not.
         """
         self.transport = transport
         self._open_connection = open_connection
+        self._client_memory = client_memory or ClientMemory()
         self._server_state.connections.add(self)  # type: ignore[arg-type]
         path, headers = target.decode(), cast("list[tuple[bytes, bytes]]", http_scope["headers"])
         request = UpgradeRequest(http_scope["method"], path, http_scope["http_version"], headers)
@@ -125,6 +129,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self._reader = MessageReader(result.window_bits)
         if trailing_data:
             self._reader.feed(trailing_data)
+            self._client_memory.hold(HeldPart.RECEIVED, self, len(trailing_data))
         # As for requests, uvicorn waits for these tasks when the server shuts down.
         task = self._loop.create_task(self._run_app(self._build_scope(http_scope, path)))
         self._server_state.tasks.add(task)
@@ -193,15 +198,21 @@ class WebSocketProtocol(asyncio.Protocol):
         if self._is_closed:
             return
         self._reader.feed(data)
+        self._client_memory.hold(HeldPart.RECEIVED, self, self._reader.held_bytes)
         if (
             self._reader.buffered_bytes >= WebSocketConnection.MAX_SLICE_BYTES
             and self.transport.is_reading()
         ):
             self.transport.pause_reading()
 
+    def release_memory(self) -> None:
+        """Disconnect a client that sends much before it is accepted. See `Holder`."""
+        self.transport.abort()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Disconnect the application. Called by the transport."""
         self._is_closed = True
+        self._client_memory.release(HeldPart.RECEIVED, self)
         self._server_state.connections.discard(self)
         if self._timer is not None:
             self._timer.cancel()
@@ -280,6 +291,7 @@ class WebSocketProtocol(asyncio.Protocol):
         lines = b"".join([b"%b: %b\r\n" % header for header in headers])
         head = self._handshake.head + lines + b"\r\n"
         self._server_state.connections.discard(self)
+        self._client_memory.release(HeldPart.RECEIVED, self)
         ping_scheduler = _ping_schedulers.get(self._server_state)
         if ping_scheduler is None:
             ping_scheduler = _ping_schedulers[self._server_state] = PingScheduler(
@@ -294,6 +306,7 @@ class WebSocketProtocol(asyncio.Protocol):
             handshake_response=head,
             deflate=self._handshake.deflate,
             open_connection=self._open_connection,
+            client_memory=self._client_memory,
         )
         # The application may take the connection over until it awaits something else.
         self._loop.call_soon(self._listen)

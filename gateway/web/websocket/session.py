@@ -101,7 +101,7 @@ class Session(MessageProcessor):
             token: The bearer token of the handshake, until a `token` message replaces it.
             slot: The slot of the connection in the limits, to be given back at its end.
         """
-        super().__init__()
+        super().__init__(routes.hubs.client_memory)
         self.routes = routes
         self.handshake_scope = handshake_scope
         self._path_stream: WebSocketStream | None = None  # of a route's path; None on /ws

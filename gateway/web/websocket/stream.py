@@ -16,7 +16,6 @@ from gateway.core.client.end_reason import EndReason
 from gateway.hub.fanout.client import Handover
 from gateway.hub.wires.websocket import WebSocketWire, encode_label
 from gateway.web.access import Granted
-from gateway.web.http.outlet import copies_writes
 from gateway.web.routing.match import Match
 from gateway.web.routing.query import is_grouped
 from gateway.web.routing.routes import Routes
@@ -224,12 +223,6 @@ class WebSocketStream(OpenStream):
     def full(self) -> bool:
         """Whether the socket is full, whichever stream has filled it."""
         return self._owner.socket.full
-
-    @property
-    def copies_data(self) -> bool:
-        """Whether what waits is a copy of what was written: one with its label, for example."""
-        transport = self.transport
-        return self.label is not None or transport is None or copies_writes(transport)
 
     def _write_labelled(self, data: bytes) -> None:
         socket, labelled = self._owner.socket, insert_member(data, self._label_member)

@@ -30,6 +30,9 @@ def test_what_may_pass_is_waited_for(status):
 def test_a_hint_is_for_what_was_not_found():
     assert str(build_error(404, {}, b"", hint="; did you mean /x?")).endswith("; did you mean /x?")
     assert "mean" not in str(build_error(403, {}, b"", hint="; did you mean /x?"))
+    body = json.dumps({"detail": "no route has this path; did you mean '/x'?"}).encode()
+    assert str(build_error(404, {}, body, hint="; did you mean /x?")).count("mean") == 1
+    assert str(build_error(404, {}, b"", shows_status=False)) == "Not Found"
 
 
 @pytest.mark.parametrize("body", [b"", b"\xff", b"[]", b"{}", b'"x"', b"<html>"])

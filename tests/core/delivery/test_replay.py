@@ -46,6 +46,14 @@ def test_what_is_gone_is_told_and_passed_over_but_no_further_than_the_end():
     assert some.is_done
 
 
+def test_records_that_the_target_refuses_are_ranges_of_their_own():
+    some = build_replay(p0=30).with_missing(0, 4, at=2000).with_refused(0, [4, 5])
+    some = some.with_refused(0, [6, 9])
+    assert [each[1:] for each in some.lacks] == [
+        (0, 4, "retention"), (4, 7, "too-large"), (9, 10, "too-large"),
+    ]  # fmt: skip
+
+
 @given(
     st.dictionaries(st.integers(0, 9), st.tuples(*[st.integers(0, 99)] * 3), max_size=4),
     st.sampled_from(ReplayState),

@@ -14,7 +14,6 @@ import pytest
 from support.gateways import build_config
 from support.kafka_wire import ApiKey
 from support.key_readers import scan_keys
-from support.outlet import FakeOutlet, FakeTransport
 from support.records import RecordToSend, produce_records
 from support.sse import SseEvent, SseParser
 from support.topic_reads import open_cluster
@@ -404,21 +403,3 @@ async def test_a_position_of_an_earlier_topic_without_an_id_is_not_waited_for(
         client = await subscribe_client(hub, start=StreamStart(token))
         told = json.loads((await read_until(client, "gap"))[-1].data)
         assert (told["reason"], told["from"], told["to"]) == ("recreated", 39, 0)
-
-
-async def test_those_for_whom_most_waits_are_disconnected_when_it_is_too_much(embedded, caplog):
-    """Only new clients were refused: one record of each slow client went beyond `memory`."""
-    embedded.create_topic("orders", 1)
-    async with running_hub(embedded) as hub:
-        half = hub.settings.memory // 2
-        outlets = [FakeOutlet(0) for _ in range(3)]
-        for outlet, size in zip(outlets, (half // 2, half // 4, half), strict=True):
-            outlet.copies_data, outlet.transport = True, FakeTransport(size)
-            client = await subscribe_client(hub)
-            client.attach(outlet)
-        await wait_until(lambda: outlets[2].transport.is_aborted)
-        assert outlets[2].is_finished and b"slow" in outlets[2].chunks[-1]
-        await wait_until(lambda: hub.memory["unsent"] == half // 2 + half // 4)
-        assert len(hub.clients) == 2
-        (line,) = [each for each in caplog.records if "read nothing" in each.getMessage()]
-        assert line.levelno == logging.WARNING

@@ -14,9 +14,10 @@ from support.waiting import WAIT_TIMEOUT_S
 from gateway.core.client.end_reason import EndReason
 from gateway.core.log.position import UNVERIFIED_LINEAGE, PartitionPosition
 from gateway.core.token.resume_token import parse_token
-from gateway.errors import KafkaError
+from gateway.errors import KafkaError, MemoryFull
 from gateway.hub.fanout.client import Client
-from gateway.hub.reads.page import Page, read_page
+from gateway.hub.fanout.client_memory import ClientMemory, HeldPart
+from gateway.hub.reads.page import Page, PageBuffer, read_page
 from gateway.hub.wires.ndjson import NdjsonWire
 
 PLAIN, MARKED = NdjsonWire(), NdjsonWire(positions=True)
@@ -30,7 +31,8 @@ async def read_page_in_time(
     client: Client, wait: float, wire: NdjsonWire = PLAIN, **limits: Any
 ) -> Page:
     async with asyncio.timeout(WAIT_TIMEOUT_S):
-        return await read_page(client, wire, wait, **limits)
+        with PageBuffer(wire, ClientMemory()) as page:
+            return await read_page(client, page, wait, **limits)
 
 
 def parse_lines(page: Page) -> list[Any]:
@@ -117,3 +119,21 @@ async def test_a_partition_that_says_nothing_is_waited_for_a_moment():
     write_records(it, b"1")
     got = await read_page_in_time(it, 0.0, settle_timeout_s=0.05)
     assert (parse_lines(got), get_offset(got)) == ([build_end(got)], 0)
+
+
+async def test_a_page_counts_until_it_is_with_the_connection_and_is_refused_when_it_is_too_much():
+    """150 clients with 16 pages each, which they did not read, were in no account: 384 MiB."""
+    memory = ClientMemory()
+    client = build_client()
+    write_records(client, b"1" * 1000)
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
+        with PageBuffer(PLAIN, memory) as page:
+            body = (await read_page(client, page, 300.0)).body
+            assert memory.by_part[HeldPart.RESPONSES] == len(body)
+        assert not memory.total
+
+        client = build_client()
+        write_records(client, b"1" * 1000)
+        with PageBuffer(PLAIN, memory) as page, pytest.raises(MemoryFull):
+            page.release_memory()
+            await read_page(client, page, 300.0)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.config import Topic
+from gateway.core.channel.conditions import Condition
 from gateway.core.channel.filters import Filter, Filters
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.partition_reader import EARLIEST, TimestampStart
@@ -207,6 +208,22 @@ async def test_what_filters_do_not_let_through_replaces_nothing(kafka: FakeParti
     write_owned(kafka, None, "y")
     assert await get_snapshot_offsets(made, 5) == []
     assert await made.get_latest(A, 5, b"k", OF_X) is None
+
+
+async def test_a_filter_by_a_field_that_no_record_has_is_logged(
+    kafka: FakePartition, caplog: pytest.LogCaptureFixture
+):
+    """A misspelled field was an empty snapshot without a word."""
+    for n in range(3):
+        kafka.write_record(f"k{n}", '{"of": "z"}')
+    made = build_tables(kafka)
+    gone = ("/gone", Condition(exists=False))
+    await made.get_snapshot(A, 3, Filters((Filter(fields=(gone, ("/of", "x"))),)))
+    assert not caplog.messages  # the field is there: nothing is x
+    for _ in range(2):
+        await made.get_snapshot(A, 3, Filters((Filter(fields=(("/off", "x"),)),)))
+    (told,) = caplog.messages
+    assert "prices-0 is empty" in told and "/off, which none of 3 records has" in told
 
 
 async def test_equal_views_share_an_edition_and_no_other_is_read_for(kafka: FakePartition):

@@ -15,6 +15,7 @@ from gateway.config import Settings, Topic
 from gateway.core.log.record import Entry, Gap, GapReason, Record, Skip, TopicPartition
 from gateway.errors import RegistryUnavailable
 from gateway.formats import create_format
+from gateway.formats.codec import MAX_PARALLEL_LOADS
 from gateway.formats.invalid_values import InvalidValue, RawValue, wrap_format
 from gateway.hub.wires.models import Models
 
@@ -68,6 +69,23 @@ async def test_what_comes_before_an_unknown_schema_is_handed_on(fake: FakeRegist
     assert ask is None
     assert [each.value for each in found if isinstance(each, Record)] == [None, b"5", b'"ada"']
     await made.close()
+
+
+async def test_of_many_unknown_schemas_some_are_asked_for_at_a_time(fake: FakeRegistry, url: str):
+    """All of a fetch were asked for at once, and had to be kept until the last one was there."""
+    for number in range(3, 10):
+        fake.register_schema("orders-value", {"type": "int", "doc": str(number)})
+    understand = running_models(url).get_topic_model("orders")
+    assert understand is not None
+    entries = [record(id, b"\0" + id.to_bytes(4, "big") + b"\x0a") for id in range(1, 10)]
+    found, ask = understand(entries)
+    asked_before = 0
+    while ask is not None:
+        await ask()
+        assert 0 < fake.requests.total() - asked_before <= MAX_PARALLEL_LOADS
+        asked_before = fake.requests.total()
+        found, ask = understand(entries)
+    assert len(found) == len(entries)
 
 
 async def test_a_registry_that_is_away_is_told_to_who_asks(fake: FakeRegistry, url: str):

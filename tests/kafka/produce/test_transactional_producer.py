@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import struct
 import time
 from collections.abc import AsyncIterator
@@ -26,7 +27,11 @@ from gateway.errors import (
 from gateway.kafka.client.cluster import Cluster, ClusterSettings
 from gateway.kafka.group.group_offsets import GroupOffsets
 from gateway.kafka.produce.pending_records import ProducerRecord
-from gateway.kafka.produce.transactional_producer import TransactionalProducer, WrittenOffsets
+from gateway.kafka.produce.transactional_producer import (
+    TransactionalProducer,
+    WrittenOffsets,
+    find_left_out,
+)
 
 
 @pytest.fixture
@@ -105,6 +110,29 @@ async def test_a_record_that_is_refused_takes_all_others_with_it(kafka, cluster)
     assert failed.value.code == ErrorCode.MESSAGE_TOO_LARGE
     found = await read_records(kafka.bootstrap_servers, topic, min_records=1)
     assert [each.value for each in found] == [b"after"]
+
+
+async def test_batches_and_copies_that_are_too_large_are_made_smaller(kafka, cluster):
+    """Small records were refused together, and a large one ended each attempt to copy any."""
+    topic = await watch_topic(
+        cluster, kafka.create_unique_topic(configs={"max.message.bytes": "5000"})
+    )
+    writer = TransactionalProducer(cluster, f"{topic}-w")
+    await writer.start()
+    small = [os.urandom(1500) for _ in range(8)]
+    large = os.urandom(4925)  # fits without headers
+    values = [*small, b"x" * 9000, os.urandom(9000), large]
+    records = [build_write(topic, value) for value in values]
+
+    def leave_headers_out(record: ProducerRecord) -> ProducerRecord | None:
+        return record._replace(headers=(), key=None) if record.headers else None
+
+    written = await writer.commit(records[:8])
+    assert find_left_out(records[:8], written) == set()
+    written = await writer.commit(records[8:], shorten=leave_headers_out)
+    assert find_left_out(records[8:], written) == {1}
+    found = await read_records(kafka.bootstrap_servers, topic, min_records=10)
+    assert [each.value for each in found] == [*small, values[8], large]
 
 
 async def test_a_topic_that_is_not_known_yet_holds_up_the_others(kafka, cluster):

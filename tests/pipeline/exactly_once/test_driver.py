@@ -116,6 +116,26 @@ def test_a_batch_that_kafka_interrupts_is_not_tried_again_once_the_job_is_to_sto
     assert attempts == [0]
 
 
+def test_a_ledger_that_is_created_again_under_a_running_job_is_named(
+    kafka, output, query, ledger, tmp_path
+):
+    """It was said that another process runs the job, or the client waited for it for minutes."""
+    held = checkpoint(tmp_path / "held", 10)
+    interruptions = iter([KafkaException(KafkaError(KafkaError._TRANSPORT, "away"))])
+
+    class Interrupted(Checkpoint):
+        def compute_digest(self, number: int) -> str:
+            for error in interruptions:
+                kafka.admin.delete_topic(ledger.topic)
+                kafka.create_topic(ledger.topic, 9, configs={"cleanup.policy": "compact"})
+                raise error
+            return held.compute_digest(number)
+
+    write = writer(output, query, ledger, Interrupted(str(tmp_path / "held")))
+    with pytest.raises(CheckpointRefused, match=rf"topic {ledger.topic} was deleted, .* --fresh"):
+        write(None, 0)
+
+
 def test_the_number_of_writers_changes_with_the_first_batch_that_nobody_has_begun(
     output, query, ledger, tmp_path
 ):

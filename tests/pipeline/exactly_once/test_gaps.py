@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from confluent_kafka import Producer
 from support.brokers import KafkaCluster
 from support.pipelines import OutputTopic
 
-from gateway.pipeline.exactly_once.gaps import GapReporter, InputGap, find_gaps
+from gateway.pipeline.exactly_once.gaps import GapReporter, InputGap, find_gaps, log_gaps
 from gateway.pipeline.exactly_once.ledger import Ledger, open_ledger
 
 A, B = ("orders", 0), ("orders", 1)
@@ -27,6 +28,24 @@ def test_what_was_told_is_not_told_again_and_what_is_new_is():
 
 def test_a_partition_that_is_gone_is_no_gap():
     assert find_gaps({A: 100}, {}, {}) == []
+
+
+def test_a_job_without_gap_records_has_its_gaps_in_the_log(
+    kafka: KafkaCluster, caplog: pytest.LogCaptureFixture
+):
+    """Records that were deleted while a job with at-least-once was stopped were nowhere."""
+    orders, client = kafka.create_unique_topic(), {"bootstrap.servers": kafka.bootstrap_servers}
+    producer = Producer(client)
+    for number in range(20):
+        producer.produce(orders, str(number), partition=0)
+    producer.flush(30)
+    kafka.admin.delete_records(orders, {0: 15})
+    log_gaps("sums", {(orders, 0): 15}, client)
+    log_gaps("sums", {}, client)
+    assert not caplog.messages
+    log_gaps("sums", {(orders, 0): 10}, client)
+    (told,) = caplog.messages
+    assert told.startswith("job sums did not read records") and "'from': 10, 'to': 15" in told
 
 
 def _looker(name: str, gaps: str, ledger: Ledger) -> GapReporter:

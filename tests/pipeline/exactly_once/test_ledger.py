@@ -9,16 +9,19 @@ from support.brokers import KafkaCluster
 from support.pipelines import OutputTopic
 from support.waiting import block_until
 
-from gateway.errors import PipelineError
+from gateway.config.sections.job import Output
+from gateway.errors import CheckpointRefused, PipelineError
 from gateway.pipeline.exactly_once.ledger import (
     MIN_WRITER_PARTITIONS,
     Ledger,
     ledger_topic,
     open_ledger,
+    verify_ledger,
     writer_key,
 )
 from gateway.pipeline.exactly_once.producers import LedgerProducer, TransactionInterrupted
 from gateway.pipeline.exactly_once.writer_plan import LedgerEntry, WriterPlan
+from gateway.pipeline.state.files import open_files
 
 
 @pytest.fixture
@@ -67,6 +70,31 @@ def test_a_topic_that_cannot_be_a_ledger_is_named_with_what_it_needs(kafka, part
     kafka.create_topic(topic, partitions, configs={"cleanup.policy": policy})
     with pytest.raises(PipelineError, match=rf"{partitions} partitions and .*={policy}; it needs"):
         open_ledger(output, 2, 10.0, {"bootstrap.servers": kafka.bootstrap_servers})
+
+
+def test_a_ledger_that_was_deleted_is_refused_to_a_checkpoint_with_batches(kafka, tmp_path):
+    """An empty one was created, and the rows of an interrupted batch were written twice."""
+    options = {"bootstrap.servers": kafka.bootstrap_servers}
+    output, other = (Output(topic=f"out-{uuid.uuid4().hex[:8]}") for _ in range(2))
+    files, topic = open_files(str(tmp_path)), ledger_topic(output.topic)
+    refused = pytest.raises(CheckpointRefused, match=rf"{topic} was deleted.*remove ledger.json")
+    try:
+        verify_ledger(files, output, options)
+        kafka.admin.delete_topic(topic)
+        verify_ledger(files, output, options)  # there is no batch yet
+        files.write("offsets/0", b"v1")
+        verify_ledger(files, output, options)
+        kafka.admin.delete_topic(topic)
+        with refused:
+            verify_ledger(files, output, options)
+        assert not kafka.admin.topic_exists(topic)
+        open_ledger(output.topic, 2, 10.0, options)
+        with refused:
+            verify_ledger(files, output, options)
+        verify_ledger(files, other, options)  # the output may always change
+    finally:
+        for each in (output, other):
+            kafka.admin.delete_topic(ledger_topic(each.topic))
 
 
 def test_what_is_aborted_is_no_entry(ledger: Ledger):

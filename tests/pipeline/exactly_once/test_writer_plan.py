@@ -4,7 +4,7 @@ any step, while what they started lives on and others run by copies of the check
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -22,6 +22,7 @@ from gateway.pipeline.exactly_once.writer_plan import (
     verify_entries,
     verify_owner,
     verify_plan,
+    verify_settings,
 )
 
 
@@ -86,6 +87,19 @@ def test_a_checkpoint_that_wrote_what_the_ledger_has_goes_on():
     verify_entries([], 0, lambda _: "")
 
 
+def test_changed_settings_are_refused_while_some_writers_have_committed_the_epoch_only():
+    before, now = {"to.key": "a", "sql": "b"}, {"to.key": "c", "sql": "b"}
+    begun = LedgerEntry(7, 2, "seven", before)
+    with pytest.raises(
+        CheckpointRefused, match=r"1 of 2 writers .* since: to\.key; take that back"
+    ):
+        verify_settings([LedgerEntry(6, 2, "six", before), begun], 7, now)
+    verify_settings([begun], 7, before | {"new with this version": "d"})
+    verify_settings([begun], 8, now)
+    verify_settings([begun, begun], 7, now)  # all have: nothing is written again
+    verify_settings([LedgerEntry(7, 2, "seven")], 7, now)  # of a former version
+
+
 def test_what_an_older_generation_started_does_not_write():
     verify_plan(WriterPlan(2, 3), WriterPlan(2, 3))
     with pytest.raises(PlanSuperseded):
@@ -132,11 +146,11 @@ class Kafka:
         self.producers[identity] += 1
         return self.producers[identity]
 
-    def commit(self, writer: int, producer: int, entry: LedgerEntry, rows: range) -> bool:
+    def commit(self, writer: int, producer: int, entry: LedgerEntry, rows: Iterable[int]) -> bool:
         if self.producers[f"writer-{writer}"] != producer:
             return False
         self.entries[writer] = entry
-        self.rows.update(row for row in rows if row % entry.writers == writer)
+        self.rows.update(rows)
         return True
 
     def register(self, producer: int, plan: WriterPlan) -> bool:
@@ -171,9 +185,12 @@ class Checkpoint:
         return replace(self, ends=list(self.ends))
 
 
-def task(kafka: Kafka, plan: WriterPlan, writer: int, epoch: int, mark: str, rows: range) -> Steps:
+def task(
+    kafka: Kafka, plan: WriterPlan, writer: int, epoch: int, mark: str, given: range, key: str
+) -> Steps:
     yield
-    if not any(row % plan.writers == writer for row in rows):
+    rows = [row for row in given if KEYS[key](row) % plan.writers == writer]
+    if not rows:
         return
     producer = kafka.begin(f"writer-{writer}")
     yield
@@ -181,8 +198,12 @@ def task(kafka: Kafka, plan: WriterPlan, writer: int, epoch: int, mark: str, row
     yield
     if must_write(kafka.entries.get(writer), epoch, plan.writers, mark):
         yield
-        if not kafka.commit(writer, producer, LedgerEntry(epoch, plan.writers, mark), rows):
+        entry = LedgerEntry(epoch, plan.writers, mark, {"to.key": key})
+        if not kafka.commit(writer, producer, entry, rows):
             raise Interrupted
+
+
+KEYS: dict[str, Callable[[int], int]] = {"offset": lambda row: row, "half": lambda row: row // 2}
 
 
 @dataclass
@@ -193,12 +214,13 @@ class Driver:
     checkpoint: Checkpoint
     wanted: int
     name: str
+    key: str = "offset"
     refused: bool = False
     left: list[Steps] = field(default_factory=list)
     tasks: dict[int, Steps] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.crash(self.wanted)
+        self.crash(self.wanted, self.key)
 
     @property
     def finished(self) -> bool:
@@ -206,10 +228,11 @@ class Driver:
             self.checkpoint.ends[-1] == RECORDS
         )
 
-    def crash(self, wanted: int) -> None:
+    def crash(self, wanted: int, key: str) -> None:
         self.left += self.tasks.values()
         self.name += "+"
-        self.wanted, self.tasks, self.owns, self.refused = wanted, {}, False, False
+        self.wanted, self.key = wanted, key
+        self.tasks, self.owns, self.refused = {}, False, False
         self.steps = self.run()
 
     def step(self, choice: int) -> None:
@@ -218,7 +241,7 @@ class Driver:
         try:
             next(self.steps, None)
         except (Interrupted, PlanSuperseded):
-            self.crash(self.wanted)
+            self.crash(self.wanted, self.key)
         except CheckpointRefused:
             self.refused = True
 
@@ -245,7 +268,7 @@ class Driver:
                 raise PlanSuperseded
             rows, mark = checkpoint.rows(epoch), checkpoint.mark(epoch)
             every = range(plan.writers)
-            self.tasks = {w: task(self.kafka, plan, w, epoch, mark, rows) for w in every}
+            self.tasks = {w: task(self.kafka, plan, w, epoch, mark, rows, self.key) for w in every}
             while self.tasks:
                 yield
                 writer = sorted(self.tasks)[self.choice % len(self.tasks)]
@@ -258,6 +281,7 @@ class Driver:
     def take_over(self, epoch: int) -> Steps:
         kafka, mark = self.kafka, self.checkpoint.mark
         verify_entries(kafka.entries.values(), epoch, mark)
+        verify_settings(kafka.entries.values(), epoch, {"to.key": self.key})
         yield
         producer = kafka.begin("plan")
         yield
@@ -274,6 +298,7 @@ class Driver:
             yield
         entries = list(kafka.entries.values())
         verify_entries(entries, epoch, mark)
+        verify_settings(entries, epoch, {"to.key": self.key})
         settled = change.choose_plan(entries)
         yield
         if settled != change.fencing_plan and not kafka.register(producer, settled):
@@ -301,7 +326,7 @@ def test_an_epoch_that_a_copy_of_the_checkpoint_has_written_is_not_divided_by_th
     run_until(behind, lambda: behind.checkpoint.done == 1 and len(behind.checkpoint.ends) == 3)
     ahead = Driver(kafka, behind.checkpoint.copy(), begun, "ahead")
     run_until(ahead, lambda: ahead.checkpoint.done == 2)
-    ahead.crash(planned)
+    ahead.crash(planned, ahead.key)
     run_until(ahead, lambda: ahead.owns)
     assert kafka.plan is not None and kafka.plan.writers == planned
     run_until(behind, lambda: behind.finished)
@@ -309,7 +334,7 @@ def test_an_epoch_that_a_copy_of_the_checkpoint_has_written_is_not_divided_by_th
 
 
 ACTIONS = st.lists(
-    st.tuples(st.sampled_from("s" * 12 + "rrrrzzzzccp"), st.integers(0, 11), st.integers(1, 4)),
+    st.tuples(st.sampled_from("s" * 12 + "rrrrzzzzcckp"), st.integers(0, 11), st.integers(1, 4)),
     min_size=40,
     max_size=200,
 )
@@ -318,9 +343,11 @@ ACTIONS = st.lists(
 @given(actions=ACTIONS, wanted=st.integers(1, 4))
 @settings(max_examples=400, deadline=None)
 def test_every_row_is_written_once_whoever_crashes_lives_on_or_runs_by_a_copy(actions, wanted):
-    """Crashes, zombies of dead processes, other numbers of writers, and copies of the checkpoint
-    that are put back or run beside it: a row is never there twice, and never lost, as one of the
-    checkpoints is always that of what was written."""
+    """Crashes, zombies of dead processes, other numbers of writers, other keys, and copies of the
+    checkpoint that are put back or run beside it: a row is never there twice, and never lost, as
+    one of the checkpoints is always that of what was written.
+
+    A key that was changed while some writers had committed a batch gave rows to other writers."""
     kafka = Kafka()
     drivers = [Driver(kafka, Checkpoint(), wanted, "d0")]
     copies = [drivers[0].checkpoint.copy()]
@@ -334,7 +361,9 @@ def test_every_row_is_written_once_whoever_crashes_lives_on_or_runs_by_a_copy(ac
         elif what == "z":
             drivers[at].zombie(choice)
         elif what == "c":
-            drivers[at].crash(writers)
+            drivers[at].crash(writers, drivers[at].key)
+        elif what == "k":
+            drivers[at].crash(writers, "half" if drivers[at].key == "offset" else "offset")
         else:
             copies.append(drivers[at].checkpoint.copy())
             put_back, name = copies[choice % len(copies)], f"d{len(drivers)}"
@@ -342,8 +371,11 @@ def test_every_row_is_written_once_whoever_crashes_lives_on_or_runs_by_a_copy(ac
         assert max(kafka.rows.values(), default=1) == 1
     for _ in range(3):  # those that were taken over, again
         for each in drivers:
-            for _ in range(400):
-                each.step(1)
+            for key in (*KEYS, *KEYS):  # of a batch that was interrupted; then another one
+                if not each.finished:
+                    each.crash(each.wanted, key)
+                for _ in range(400):
+                    each.step(1)
     for each in drivers:
         for _ in range(4 * len(each.left)):
             each.zombie(0)

@@ -83,6 +83,97 @@ def test_of_a_json_schema():
     }
 
 
+def test_of_a_json_schema_by_its_references():
+    """They were texts of JSON."""
+    order = {
+        "type": "object",
+        "properties": {
+            "id": {"$ref": "#/definitions/id"},
+            "to": {"oneOf": [{"type": "null"}, {"$ref": "address.json"}]},
+            "all": {"type": "array", "items": {"$ref": "#/definitions/order"}},
+            "root": {"$ref": "#"},
+            "at": {"anyOf": [{"type": "string", "format": "date-time"}, {"type": "null"}]},
+            "any": {"oneOf": [{"type": "integer"}, {"type": "boolean"}]},
+            "none": {"$ref": "#/definitions/none"},
+        },
+    }
+    schema = {
+        "$ref": "#/definitions/order",
+        "definitions": {"order": order, "id": {"type": "integer"}},
+    }
+    town = {"type": "object", "properties": {"name": {"$ref": "#/definitions/name"}}}
+    address = {
+        "type": "object",
+        "properties": {"town": town, "near": {"$ref": "#"}, "far": {"$ref": "address.json"}},
+        "definitions": {"name": {"type": "string"}},
+    }
+    references = {"address.json": json.dumps(address)}
+    assert parse_schema_columns(SerializationFormat.JSONSCHEMA, json.dumps(schema), references) == {
+        "id": "bigint",
+        "to": "struct<`town`:struct<`name`:string>,`near`:string,`far`:string>",
+        "all": "array<string>",
+        "root": "string",
+        "at": "timestamp",
+        "any": "string",
+        "none": "string",
+    }
+
+
+def test_a_named_type_of_avro_is_the_same_wherever_it_is_used():
+    """By its full name, or from a reference, it was a text."""
+    item = {"type": "record", "name": "Item", "fields": [{"name": "n", "type": "int"}]}
+    box = {"type": "record", "name": "com.box.Box", "fields": [
+        {"name": "first", "type": {**item, "fields": [{"name": "b", "type": "boolean"}]}},
+        {"name": "second", "type": "Item"}]}  # fmt: skip
+    order = {"type": "record", "name": "Order", "namespace": "com.shop", "fields": [
+        {"name": "a", "type": item},
+        {"name": "b", "type": ["null", "com.shop.Item"]},
+        {"name": "c", "type": {"type": "array", "items": "Item"}},
+        {"name": "box", "type": "com.box.Box"},
+        {"name": "boxed", "type": "com.box.Item"},
+        {"name": "again", "type": ["null", "Order"]},
+        {"name": "either", "type": ["int", {"type": "fixed", "name": "F", "size": 2}, {
+            **item, "name": "Other"}]},
+        {"name": "other", "type": "Other"},
+    ]}  # fmt: skip
+    assert parse_schema_columns(
+        SerializationFormat.AVRO, json.dumps(order), {"the box": json.dumps(box)}
+    ) == {
+        "a": "struct<`n`:int>",
+        "b": "struct<`n`:int>",
+        "c": "array<struct<`n`:int>>",
+        "box": "struct<`first`:struct<`b`:boolean>,`second`:struct<`b`:boolean>>",
+        "boxed": "struct<`b`:boolean>",
+        "again": "string",
+        "either": "string",
+        "other": "struct<`n`:int>",
+    }
+
+
+def test_well_known_types_of_protobuf_are_read_as_their_json_is():
+    """All but two were objects of their fields, so that each record was invalid."""
+    types = {
+        "Timestamp": "timestamp", "Duration": "string", "FieldMask": "string", "Any": "string",
+        "Struct": "string", "Value": "string", "ListValue": "string", "BoolValue": "boolean",
+        "Int32Value": "int", "UInt32Value": "bigint", "Int64Value": "decimal(20,0)",
+        "UInt64Value": "decimal(20,0)", "FloatValue": "float", "DoubleValue": "double",
+        "StringValue": "string", "BytesValue": "string",
+    }  # fmt: skip
+    files = ("any", "duration", "field_mask", "struct", "timestamp", "wrappers")
+    text = 'syntax = "proto3";' + "".join(
+        f'import "google/protobuf/{file}.proto";' for file in files
+    )
+    fields = "".join(
+        f"google.protobuf.{name} {name.lower()} = {number};" for number, name in enumerate(types, 1)
+    )
+    text += f"message Order {{ {fields} repeated google.protobuf.Int64Value many = 99; }}"
+    expected = {name.lower(): type_text for name, type_text in types.items()}
+    assert parse_schema_columns(SerializationFormat.PROTOBUF, text, {}) == {
+        **expected,
+        "many": "array<decimal(20,0)>",
+    }
+
+
 def test_of_the_first_message_of_a_protobuf_file_by_its_names_in_json():
     assert parse_schema_columns(SerializationFormat.PROTOBUF, PROTOBUF, {}) == {
         "orderId": "string",

@@ -124,6 +124,13 @@ def test_what_is_wrong_without_a_doubt_is_told_before_spark_starts(sql: str, pro
     assert found.startswith(problem)
 
 
+def test_tables_that_differ_in_case_only_are_refused() -> None:
+    """Both names were of the topic that came last."""
+    tables = {"orders": {"topic": "orders"}, "Orders": {"topic": "others"}}
+    problems = query.check_job(settings("SELECT 1 FROM orders, Orders", tables=tables), {})
+    assert next(iter(problems)).startswith("tables: 'orders' and 'Orders' differ in case only")
+
+
 def test_late_rows_of_a_query_are_not_promised() -> None:
     """`late: topic` of a query with windows was taken, and nothing was ever sent."""
     tables = {"orders": {"topic": "orders", "late": "topic"}}

@@ -10,6 +10,7 @@ from functools import reduce
 import pytest
 
 from gateway.config.sections.job import Output
+from gateway.errors import PipelineError
 from gateway.pipeline.run.output import encode_rows
 
 TO = Output(topic="out")
@@ -65,3 +66,14 @@ def test_columns_of_the_record_are_no_part_of_the_value(spark):
     (row,) = encode_rows(rows, TO, ("_topic",)).collect()
     value = {"user": "a", "_to": "b", "_headers": "c"}
     assert (row.key, json.loads(row.value)) == ("t", value)
+
+
+def test_a_key_is_found_in_another_case_as_in_sql(rows):
+    """It ended the job by a KeyError."""
+    assert [row.key for row in encode_rows(rows, TO, ("User",)).collect()] == ['a "b"', None]
+
+
+def test_columns_that_differ_in_case_only_are_named(rows):
+    """Spark said that one of them is ambiguous, and named it twice."""
+    with pytest.raises(PipelineError, match=r"'user' and 'User' differ in case only.*rename"):
+        encode_rows(rows.selectExpr("user", "n AS User"), TO, ())

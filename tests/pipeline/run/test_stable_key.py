@@ -12,7 +12,7 @@ from gateway.config.sections.pipelines import AnyJob
 from gateway.errors import PipelineError
 from gateway.pipeline.jobs import get_inputs
 from gateway.pipeline.run.query import import_job_module
-from gateway.pipeline.run.stable_key import check_key, verify_key
+from gateway.pipeline.run.stable_key import check_key, compute_key_digests, verify_key
 
 READ = {
     "topic": "clicks",
@@ -133,6 +133,46 @@ def test_columns_of_files_are_of_the_table_also_if_no_setting_names_them(spark: 
     with pytest.raises(PipelineError, match="'tier' is of the table, and may change"):
         verify_key(build_job("enrich", "tier", table=table), read(spark, "from"))
     verify_key(build_job("enrich", "user", table=table), read(spark, "from"))
+
+
+@pytest.mark.needs("java17")
+@pytest.mark.parametrize(
+    ("kind", "changes", "changed"),
+    [
+        ("query", {"to": {"key": ["n"]}}, {"to.key"}),
+        ("query", {"sql": "SELECT n + 1 AS n, user FROM clicks"}, {"sql"}),
+        (
+            "query",
+            {"tables": {"clicks": {**READ, "value": {"fields": {"n": "bigint"}}}}},
+            {"input clicks"},
+        ),
+        ("enrich", {"from": {**READ, "topic": "others"}}, {"input from"}),
+        ("query", {"tables": {"clicks": {**READ, "watermark": "1m", "onInvalid": "skip"}}}, set()),
+        ("query", {"to": {"key": ["user"], "writers": 9}, "trigger": "1m"}, set()),
+        ("enrich", {"table": {**KINDS["enrich"]["table"], "refresh": "5s"}}, set()),
+    ],
+)
+def test_the_settings_that_keys_depend_on_have_digests(
+    spark: Any, kind: str, changes: dict[str, Any], changed: set[str]
+) -> None:
+    def compute(**changes: Any) -> dict[str, str]:
+        more = {"sql": "SELECT n, user FROM clicks"} if kind == "query" else {}
+        job = build_job(kind, "user", **{**more, **changes})
+        return compute_key_digests(job, {name: read(spark, name) for name in get_inputs(job)})
+
+    before, now = compute(), compute(**changes)
+    assert {name for name in before if before[name] != now[name]} == changed
+
+
+@pytest.mark.needs("java17")
+def test_the_types_that_come_from_a_schema_have_digests(spark: Any) -> None:
+    job = build_job("query", "user", sql="SELECT n, user FROM clicks")
+    wide, narrow, further = (
+        compute_key_digests(job, {"clicks": spark.sql(f"SELECT {columns}")})
+        for columns in ("1L AS n", "1 AS n", "1 AS n, 2 AS unused")
+    )
+    assert {name for name in wide if wide[name] != narrow[name]} == {"input clicks"}
+    assert further == narrow
 
 
 def verify_in_spark(spark: Any, job: Job) -> None:

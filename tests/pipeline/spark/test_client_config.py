@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pickle
+import socket
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AclOperation
 from support.admin import KafkaAdmin
 from support.secure_kafka import grant_access
@@ -36,6 +37,17 @@ def java(**security):
 def test_plain_text_needs_servers_only():
     assert java() == {"bootstrap.servers": "one:9092,two:9093", "security.protocol": "PLAINTEXT"}
     assert build_client_config(kafka())["bootstrap.servers"] == "one:9092,two:9093"
+
+
+def test_a_client_writes_no_line_for_each_attempt_to_connect(capfd):
+    """While no broker answered, a job's clients wrote 40 lines a second."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = "{}:{}".format(*server.getsockname())
+    consumer = Consumer(build_client_config(Kafka(servers=[address])) | {"group.id": "any"})
+    with pytest.raises(KafkaException):
+        consumer.list_topics(timeout=1.0)
+    consumer.close()
+    assert capfd.readouterr().err == ""
 
 
 def test_passwords_are_quoted_as_jaas_has_it():

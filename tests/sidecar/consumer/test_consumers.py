@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -66,6 +67,21 @@ async def test_an_instance_is_its_makers_and_reading_needs_its_scope(kafka):
         assert await request_status("DELETE", mine, "b") == 404
         assert await request_status("GET", "/topics", "w", 40301) == 403
         assert await request_status("DELETE", mine, "a") == 204
+
+
+@pytest.mark.parametrize("group", ["billing/eu", "billing/"])
+async def test_the_name_of_a_group_may_have_slashes(kafka, group):
+    """The path was split at `%2F`: a group with one was a 404, and `billing/` meant `billing`."""
+    path = f"/consumers/{quote(group, safe='')}"
+    async with running_sidecar(kafka.bootstrap, consumer={}) as http:
+        created = (await http.post(path, json={"name": "one"})).json()
+        instance = f"{path}/instances/one"
+        assert created["baseUri"] == str(http.base_url).rstrip("/") + instance
+        assert (await http.delete(instance)).status_code == 204
+        gone = (await http.get(f"{instance}/records")).json()
+        assert gone["message"] == f"one of group {group} was deleted"
+        scrape = (await http.get("/metrics")).text
+        assert 'endpoint="DELETE /consumers/{group}/instances/{instance}",status="204"} 1' in scrape
 
 
 async def test_an_offset_beyond_the_end_is_neither_a_position_nor_committed(kafka):

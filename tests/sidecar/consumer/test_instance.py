@@ -13,6 +13,7 @@ from support.virtual_time import run_in_virtual_time
 from gateway.config.sections.sidecar import Consumer
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import GroupFailed
+from gateway.kafka.protocol.group_messages import OffsetAndMetadata
 from gateway.sidecar.consumer.instance import ConsumerInstance
 from gateway.sidecar.consumer.instance_options import InstanceOptions
 
@@ -85,6 +86,29 @@ def test_records_that_were_written_are_committed_with_the_next_poll():
         await world.poll_records()
         await asyncio.sleep(3.0)
         assert world.committed_offset == 10
+        await world.instance.unsubscribe()
+        kafka.cancel()
+
+    run_in_virtual_time(play())
+
+
+def test_what_a_client_commits_is_not_taken_back_by_what_was_returned():
+    """A client that had passed over records came back to the offset before them."""
+
+    async def play() -> None:
+        world = InstanceWorld()
+        kafka = asyncio.create_task(world.kafka.run_expiry())
+        world.instance.subscribe(["orders"])
+        world.instance.mark_returned((await world.poll_records())[:4])
+        await world.instance.commit({ZERO: OffsetAndMetadata(8)})
+        world.kafka.append_records(ZERO, [b"{}"])
+        await world.poll_records()
+        await asyncio.sleep(6.0)
+        assert world.committed_offset == 8
+        await world.instance.seek({ZERO: 5})
+        await world.poll_records()
+        await asyncio.sleep(6.0)
+        assert world.committed_offset == 5  # the client went back itself
         await world.instance.unsubscribe()
         kafka.cancel()
 

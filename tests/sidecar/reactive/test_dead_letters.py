@@ -19,7 +19,7 @@ class FakeContext:
     """A context's part that is used. most: bytes of headers that it takes. refuses: by value."""
 
     def __init__(self, partition_count: int = 3, max_header_bytes: int = 1 << 20) -> None:
-        self.producer = self
+        self.producer = self.gzip_producer = self
         self.partition_count = partition_count
         self.max_header_bytes = max_header_bytes
         self.errors_by_value: dict[bytes, KafkaError] = {}
@@ -64,7 +64,7 @@ def build_dead_letter(
 async def test_letters_keep_their_order_and_their_partitions_number():
     kafka = FakeContext()
     several = [build_dead_letter(str(n).encode(), n % 3) for n in range(9)]
-    assert await build_dead_letters(kafka).write(several) == ([], "")
+    assert await build_dead_letters(kafka).write(several) == ([], "", [])
     assert [value for _, value, _ in kafka.sent_records] == [item.record.value for item in several]
     assert {(tp, int(value or b"") % 3) for tp, value, _ in kafka.sent_records} == {
         (TopicPartition("orders.dlq", n), n) for n in range(3)
@@ -83,29 +83,35 @@ async def test_dead_letters_that_kafka_refuses_are_returned_with_the_reason():
     kafka = FakeContext()
     kafka.errors_by_value[b"b"] = BrokerUnavailable("no leader")
     one, two, three = build_dead_letter(b"a"), build_dead_letter(b"b"), build_dead_letter(b"c")
-    left, why = await build_dead_letters(kafka).write([one, two, three])
+    left, why, _ = await build_dead_letters(kafka).write([one, two, three])
     assert left == [two]
     assert why == "dead letters of orders-0 cannot be written: no leader"
     assert [value for _, value, _ in kafka.sent_records] == [b"a", b"c"]
 
 
 async def test_without_their_topic_all_are_left():
-    left, why = await build_dead_letters(FakeContext(partition_count=0)).write(
+    left, why, _ = await build_dead_letters(FakeContext(partition_count=0)).write(
         [build_dead_letter(b"a"), build_dead_letter(b"b")]
     )
     assert len(left) == 2
     assert "no broker knows the topic orders.dlq" in why
 
 
-async def test_a_stack_trace_that_makes_a_record_too_large_is_left_out():
+async def test_headers_that_make_a_record_too_large_are_left_out():
+    """One that is too large nevertheless held up its partition for as long as its topic was so."""
+    letters = [build_dead_letter(b"a", reason="x" * 5000)]
     kafka = FakeContext(max_header_bytes=500)
-    assert await build_dead_letters(kafka).write([build_dead_letter(b"a", reason="x" * 5000)]) == (
-        [],
-        "",
-    )
+    assert await build_dead_letters(kafka).write(letters) == ([], "", [])
     ((_, _, headers),) = kafka.sent_records
     assert headers["StackTrace"] == b"(too long for the topic)"
-    left, why = await build_dead_letters(FakeContext(max_header_bytes=10)).write(
-        [build_dead_letter(b"a")]
-    )
-    assert len(left) == 1 and "too large" in why
+
+    kafka = FakeContext(max_header_bytes=20)
+    assert await build_dead_letters(kafka).write(letters) == ([], "", [])
+    ((_, _, headers),) = kafka.sent_records
+    assert headers == {
+        "X-Origin-Topic": b"orders", "X-Origin-Partition": b"0", "X-Origin-Offset": b"7",
+        "X-Origin-Timestamp": b"5", "X-Consumer-Group": b"g", "X-Dead-Letter-Retries": b"0",
+    }  # fmt: skip
+
+    kafka = FakeContext(max_header_bytes=10)
+    assert await build_dead_letters(kafka).write(letters) == ([], "", letters)

@@ -22,6 +22,7 @@ from gateway.core.delivery.verdict import (
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import BrokerUnavailable, KafkaError, RegistryUnavailable
 from gateway.sidecar.reactive.batch_encoder import EncodedBatch
+from gateway.sidecar.reactive.dead_letters import DeadLetterResult
 from gateway.sidecar.reactive.lane_runner import LaneContext, LaneRunner
 from gateway.sidecar.reactive.offset_committer import OffsetCommitter
 
@@ -48,9 +49,9 @@ class FakeSurroundings:
         self.may_commit = asyncio.Event()
         self.may_commit.set()
 
-    async def write(self, dead: Sequence[DeadLetterRecord]) -> tuple[Sequence[Any], str]:
+    async def write(self, dead: Sequence[DeadLetterRecord]) -> DeadLetterResult:
         self.dead_letters += dead
-        return [], ""
+        return DeadLetterResult()
 
     async def encode(self, records: Sequence[Record]) -> EncodedBatch:
         if self.write_error is not None:

@@ -45,6 +45,8 @@ ALL: dict[str, Any] = {
         (ALL, build_connection(("Cookie", "other=1; access=abc")), "abc"),
         (ALL, build_connection(("Cookie", 'a={"x":[1]}; access="abc"; access=old')), "abc"),
         (ALL, build_connection(("Cookie", "a=[b]; c"), ("Cookie", "access=abc")), "abc"),
+        # An application that logs out at one path leaves it empty there: it hid the other one.
+        (ALL, build_connection(("Cookie", 'access=; access=""; access=abc')), "abc"),
         (ALL, build_connection(("Cookie", "signed=s:abc.x")), "abc"),
         (ALL, build_connection(("Cookie", "signed=s:.x")), None),
         (ALL, build_connection(("Cookie", "signed=t:abc.x")), None),

@@ -13,6 +13,7 @@ import pytest
 from gateway.api.events import Record
 from gateway.config import Topic
 from gateway.errors import BrokerUnavailable, KafkaError
+from gateway.hub.fanout.client_memory import ClientMemory, HeldPart
 from gateway.hub.reads.position_resolver import StreamStart
 from gateway.web.exchange import replies as module
 from gateway.web.exchange.replies import REPLY_WINDOW_S, Reply, ReplyCache, ReplyReader
@@ -72,7 +73,9 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> FakeStreams:
 def hub() -> Any:
     topic = Topic.model_validate({"name": "replies", "cache": {"bytes": "64KiB"}})
     return SimpleNamespace(
-        replies=Counter(), topics=SimpleNamespace(get_settings=lambda name: topic)
+        replies=Counter(),
+        client_memory=ClientMemory(),
+        topics=SimpleNamespace(get_settings=lambda name: topic),
     )
 
 
@@ -173,10 +176,23 @@ async def test_after_a_reload_with_other_options_the_topic_is_read_anew_for_thos
 
 
 def test_the_oldest_are_forgotten_by_size_and_by_age():
-    kept = ReplyCache(10_000)
+    memory = ClientMemory()
+    kept = ReplyCache(10_000, memory)
     for n in range(30):
         kept.add(str(n), Reply(build_record(str(n), bytes(500)), 0.0))
     assert kept.get("29") is not None and kept.get("0") is None
     assert sum(str(n) in kept for n in range(30)) == 9
     kept.add("new", Reply(build_record("new"), REPLY_WINDOW_S))
     assert "29" not in kept and "new" in kept
+
+
+def test_replies_count_towards_memory_and_the_older_half_goes_when_that_is_short():
+    """As much as the topic's cache may have was kept besides all that `memory` limits."""
+    memory = ClientMemory()
+    kept = ReplyCache(10_000, memory)
+    for n in range(8):
+        kept.add(str(n), Reply(build_record(str(n), bytes(500)), 0.0))
+    before = memory.by_part[HeldPart.REPLIES]
+    kept.release_memory()
+    assert [str(n) in kept for n in range(8)] == [False] * 4 + [True] * 4
+    assert memory.total == memory.by_part[HeldPart.REPLIES] == before // 2

@@ -11,6 +11,7 @@ from gateway.config import AccessControl, Settings
 from gateway.web.http.cors import CorsPolicies, CorsPolicy, add_cors_headers, parse_cors_request
 
 SHOP, EVIL = "https://shop.example", "https://evil.example"
+EXPOSED = {"access-control-expose-headers": "ETag, Link, Location, Retry-After"}
 ANY: dict[str, Any] = {"policy": "cross-origin"}
 LISTED = {**ANY, "allow": {"origins": [SHOP]}}
 LOGIN = {**ANY, "allow": {"origins": [SHOP], "credentials": True}}
@@ -28,23 +29,24 @@ def decode_headers(headers: Any) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("written", "origin", "answer"),
     [
-        (ANY, EVIL, {"access-control-allow-origin": "*"}),
-        (LISTED, SHOP, {"access-control-allow-origin": SHOP}),
+        (ANY, EVIL, {"access-control-allow-origin": "*", **EXPOSED}),
+        (LISTED, SHOP, {"access-control-allow-origin": SHOP, **EXPOSED}),
         (LISTED, EVIL, None),
         (LISTED, SHOP.upper(), None),
         (LISTED, "null", None),
         ({}, SHOP, None),
         ({"allow": {"origins": [SHOP]}}, SHOP, None),
         (
-            {**LOGIN, "expose": {"headers": ["retry-after", "link"]}}, SHOP,
+            {**LOGIN, "expose": {"headers": ["x-request-id"]}}, SHOP,
             {
                 "access-control-allow-origin": SHOP, "access-control-allow-credentials": "true",
-                "access-control-expose-headers": "retry-after, link",
+                "access-control-expose-headers": "ETag, Link, Location, Retry-After, x-request-id",
             },
         ),
     ],
 )  # fmt: skip
 def test_an_answer_may_be_read_by_pages_that_are_listed(written, origin, answer):
+    """The tag of a document could be read by pages of the gateway's own origin only."""
     made = build_policy(written)
     assert made.allows_origin(origin) == (answer is not None)
     if answer is not None:

@@ -9,7 +9,7 @@ import pytest
 from gateway.core.channel.filters import Filters
 from gateway.core.log.record import Record, TopicPartition
 from gateway.hub.fanout.view import View
-from gateway.web.http.etag import build_etag, build_record_id, matches_if_match
+from gateway.web.http.etag import build_etag, build_record_id, lists_record
 
 RECORD = Record(TopicPartition("orders", 3), 42, 7, 0, b"k", b"v")
 VIEW = View(("orders",), Filters(), "value", "error")
@@ -31,7 +31,7 @@ def test_what_is_shown_of_it_is_in_its_tag_and_compared_all_the_same():
     views = [VIEW, replace(VIEW, fields=("/a",)), replace(VIEW, format="envelope")]
     tags = [build_etag(RECORD, "id", view) for view in views]
     assert len(set(tags)) == 3
-    assert all(matches_if_match(tag, place) for tag in tags)
+    assert all(lists_record(tag, place) for tag in tags)
 
 
 @pytest.mark.parametrize(
@@ -51,5 +51,12 @@ def test_what_is_shown_of_it_is_in_its_tag_and_compared_all_the_same():
 )
 def test_only_a_strong_tag_of_the_record_matches(condition: str, found: bool):
     place = build_record_id(RECORD, "id")
-    assert matches_if_match(condition.format(place), place) is found
-    assert not matches_if_match(condition.format(place), None)
+    assert lists_record(condition.format(place), place) is found
+    assert not lists_record(condition.format(place), None)
+
+
+def test_if_none_match_compares_weakly():
+    """A write with the tag that nginx had made weak was done although it named the document."""
+    place = build_record_id(RECORD, "id")
+    assert lists_record(f'"x", W/"{place}"', place, weakly=True)
+    assert not lists_record('W/"x"', place, weakly=True)

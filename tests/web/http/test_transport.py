@@ -637,6 +637,9 @@ class RecordingTransport(asyncio.Transport):
 
     abort = close
 
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
     def pause_reading(self) -> None:
         pass
 

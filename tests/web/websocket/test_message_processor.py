@@ -10,7 +10,7 @@ import pytest
 from support.waiting import wait_until
 
 from gateway.errors import RequestError
-from gateway.hub.fanout.received_bytes import received_bytes
+from gateway.hub.fanout.client_memory import ClientMemory, HeldPart
 from gateway.web.websocket.message_processor import (
     MAX_BAD_MESSAGES,
     MAX_HELD_BYTES,
@@ -29,7 +29,8 @@ class RecordingHandler(MessageProcessor):
     deflate = full = closed = False
 
     def __init__(self) -> None:
-        super().__init__()
+        self.memory = ClientMemory()
+        super().__init__(self.memory)
         self.socket: Any = self
         self.sent: list[dict[str, Any]] = []
         self.may_admit = asyncio.Event()
@@ -160,26 +161,24 @@ async def test_what_breaks_closes_the_socket_and_is_logged(talk: RecordingHandle
 async def test_what_waits_is_bounded_by_its_bytes(talk: RecordingHandler):
     """64 messages of up to 1 MiB could wait for a slow guard, 64 MiB of one socket, and four times
     as much of texts that are not Latin."""
-    before = received_bytes.total
     talk.receive_message("token", jwt="t")
     count = 0
     while not talk.is_busy:
         talk.receive_message("ping", id="\N{GRINNING FACE}" * 64, pad="x" * 100_000)
         count += 1
     assert count <= 1 + MAX_HELD_BYTES // 100_000
-    assert received_bytes.total - before >= MAX_HELD_BYTES
+    assert talk.memory.by_part[HeldPart.RECEIVED] >= MAX_HELD_BYTES
     talk.may_admit.set()
     await wait_until(lambda: talk.resume_count)
-    assert not talk.is_busy and received_bytes.total == before
+    assert not talk.is_busy and not talk.memory.total
 
 
 async def test_a_client_that_is_lost_holds_nothing(talk: RecordingHandler):
-    before = received_bytes.total
     talk.receive_message("token", jwt="t")
     talk.receive_message("ping", pad="x" * 100_000)
-    assert received_bytes.total > before
+    assert talk.memory.total
     talk.on_closed(1006, "")
-    assert received_bytes.total == before
+    assert not talk.memory.total
     talk.may_admit.set()
     await wait_until(lambda: len(asyncio.all_tasks()) == 1)
-    assert received_bytes.total == before
+    assert not talk.memory.total

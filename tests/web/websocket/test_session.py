@@ -15,6 +15,7 @@ from gateway.config import Limits as Settings
 from gateway.core.client.end_reason import EndReason
 from gateway.errors import RequestError
 from gateway.hub.fanout.client import Client
+from gateway.hub.fanout.client_memory import ClientMemory
 from gateway.web.access import NO_GRANTS, Granted
 from gateway.web.routing.limits import Limits
 from gateway.web.streams.open_streams import StreamRegistry
@@ -55,6 +56,7 @@ class SessionSurroundings:
     def __init__(self) -> None:
         self.hubs: Any = self
         self.limits = Limits(Settings(), Bus())
+        self.client_memory = ClientMemory()
         self.drain_callbacks: set[Callable[[], None]] = set()
         self.websocket_count = 0
         self.clients: dict[str, Client] = {}

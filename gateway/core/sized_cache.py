@@ -1,0 +1,50 @@
+"""Keep values whose size is the choice of others, up to a number of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class SizedCache(Generic[K, V]):
+    """Values by key; the one that was stored first goes first.
+
+    The value that was stored last stays, however large it is.
+
+    Args:
+        max_bytes: How many bytes the values may have together.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._entries: dict[K, tuple[V, int]] = {}
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._entries
+
+    def get(self, key: K) -> V | None:
+        entry = self._entries.get(key)
+        return None if entry is None else entry[0]
+
+    def store(self, key: K, value: V, size: int) -> None:
+        """Keep a value.
+
+        Args:
+            key: Its key.
+            value: The value.
+            size: How many bytes count for it.
+        """
+        self.remove(key)
+        self._entries[key] = value, size
+        self._bytes += size
+        while self._bytes > self._max_bytes and len(self._entries) > 1:
+            self.remove(next(iter(self._entries)))
+
+    def remove(self, key: K) -> None:
+        """Forget a value, if it is there."""
+        _, size = self._entries.pop(key, (None, 0))
+        self._bytes -= size

@@ -1,0 +1,211 @@
+"""Account for the bytes that a process holds for its clients, towards `memory`.
+
+Whatever holds bytes that a client has sent or has not taken yet says so when it begins to hold
+them, and not when somebody looks: 150 clients that read nothing were written 450 MiB between two
+looks of a timer. When all hold more than the limit, those with most let go, which disconnects most
+of them. A client that keeps up holds nothing, and is in no account.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import Counter
+from contextvars import Context
+from enum import StrEnum
+from time import monotonic
+from typing import Protocol
+
+log = logging.getLogger(__name__)
+
+# Of the limit: what may be in use before more is refused, and what others are made to leave. Both
+# are below it, so that not every further byte makes somebody let go.
+CAPACITY_FACTOR, SPARED_FACTOR = 0.875, 0.75
+REFUSAL_INTERVAL_S = 1.0  # seconds after some let go in which they do not for those refused
+QUIET_PERIOD_S = 60.0  # seconds without a disconnect after which the next one is logged again
+
+
+class HeldPart(StrEnum):
+    """What bytes are held for. The value is the label `part` of metrics."""
+
+    UNSENT = "unsent"  # written to a connection that has not taken them
+    RECEIVED = "received"  # of messages and requests that are incomplete, or being processed
+    RESPONSES = "responses"  # of responses that are being put together
+    REPLIES = "replies"  # of services, for requests that ask later
+
+
+class Holder(Protocol):
+    """What holds bytes for clients: in most cases a connection."""
+
+    def release_memory(self) -> None:
+        """Let go of what it holds, if need be by disconnecting its client."""
+
+
+class _SharedBytes:
+    """Bytes that several holders refer to, and that count once."""
+
+    __slots__ = ("data", "holder_count")
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.holder_count = 0
+
+
+class _Holding:
+    """What one holder has of one part: bytes of its own, and perhaps shared ones."""
+
+    __slots__ = ("shared", "size")
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.shared: _SharedBytes | None = None
+
+    @property
+    def share(self) -> float:
+        """Return its bytes, and as much of the shared ones as is freed with it on average."""
+        shared = self.shared
+        return self.size + (0 if shared is None else len(shared.data) / shared.holder_count)
+
+
+class ClientMemory:
+    """The bytes that a process holds for its clients, by holder and part.
+
+    `Hubs` has one. Holders must release what they hold, at the latest when they are closed.
+
+    Attributes:
+        limit: What all may hold, in bytes; infinite for no limit.
+        total: What all hold, in bytes.
+        by_part: The same by part.
+        releases: How many holders were made to let go, by part.
+    """
+
+    def __init__(self, limit: float = math.inf) -> None:
+        self.limit = limit
+        self.total = 0
+        self.by_part: dict[str, int] = {part: 0 for part in HeldPart}
+        self.releases: Counter[HeldPart] = Counter()
+        self._holdings: dict[tuple[HeldPart, Holder], _Holding] = {}
+        self._shared: dict[int, _SharedBytes] = {}  # by the id of the bytes
+        self._is_limiting = False  # `_limit_holders` is scheduled
+        self._limited_at = -math.inf
+
+    def has_capacity(self, size: int) -> bool:
+        """Return whether there is memory for `size` more bytes, which may be refused.
+
+        If not, those with most let go, now and then, so that a client that is refused may come
+        again: at once for each would let as many come as are refused.
+        """
+        if self.total + size <= self.limit * CAPACITY_FACTOR:
+            return True
+        if monotonic() - self._limited_at > REFUSAL_INTERVAL_S:
+            self._schedule_limiting()
+        return False
+
+    def hold(self, part: HeldPart, holder: Holder, size: int, shared: bytes | None = None) -> None:
+        """Set what a holder has of a part, in place of what it had.
+
+        Args:
+            part: The part.
+            holder: The holder.
+            size: Its own bytes.
+            shared: Bytes besides, which count once for all that hold the same object.
+        """
+        holding = self._holdings.get((part, holder))
+        if holding is None:
+            holding = self._holdings[part, holder] = _Holding()
+        self._count(part, size - holding.size)
+        holding.size = size
+        if holding.shared is None or holding.shared.data is not shared:
+            self._drop_shared(part, holding)
+            if shared is not None:
+                self._add_shared(part, holding, shared)
+        if self.total > self.limit:
+            self._schedule_limiting()
+
+    def hold_unsent(self, holder: Holder, waiting: int, copied: int, data: bytes | None) -> None:
+        """Set what waits for a connection, after a write that it has not taken whole.
+
+        Args:
+            holder: The connection.
+            waiting: How many bytes wait.
+            copied: How many of them are copies of what was written.
+            data: What was just written; None if that is not known.
+        """
+        if data is not None and waiting - copied <= len(data):
+            self.hold(HeldPart.UNSENT, holder, copied, data)
+            return
+        holding = self._holdings.get((HeldPart.UNSENT, holder))
+        if data is not None and holding is not None and holding.shared is not None:
+            # An event of its own behind what it shares with others.
+            size = holding.size + len(data)
+            self.hold(HeldPart.UNSENT, holder, size, holding.shared.data)
+        else:
+            self.hold(HeldPart.UNSENT, holder, waiting)
+
+    def release(self, part: HeldPart, holder: Holder) -> None:
+        """Count nothing of a part for a holder any more. It may be called again."""
+        holding = self._holdings.pop((part, holder), None)
+        if holding is not None:
+            self._count(part, -holding.size)
+            self._drop_shared(part, holding)
+
+    def _count(self, part: HeldPart, size: int) -> None:
+        self.by_part[part] += size
+        self.total += size
+
+    def _add_shared(self, part: HeldPart, holding: _Holding, data: bytes) -> None:
+        shared = self._shared.get(id(data))
+        if shared is None:
+            shared = self._shared[id(data)] = _SharedBytes(data)
+            self._count(part, len(data))
+        shared.holder_count += 1
+        holding.shared = shared
+
+    def _drop_shared(self, part: HeldPart, holding: _Holding) -> None:
+        shared, holding.shared = holding.shared, None
+        if shared is not None:
+            shared.holder_count -= 1
+            if not shared.holder_count:
+                del self._shared[id(shared.data)]
+                self._count(part, -len(shared.data))
+
+    def _schedule_limiting(self) -> None:
+        """Limit the holders, but not within this call: one may be in the middle of a write."""
+        if not self._is_limiting:
+            self._is_limiting = True
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self._limit_holders, context=Context())  # its log line is of no client
+
+    def _limit_holders(self) -> None:
+        """Make those with most let go; of several with the same, the one that has it longest.
+
+        Responses that are being put together go last, as they are done soon anyway.
+        """
+        self._is_limiting = False
+        count = 0
+        holdings = sorted(
+            self._holdings.items(),
+            key=lambda item: (item[0][0] is not HeldPart.RESPONSES, item[1].share),
+            reverse=True,
+        )
+        for (part, holder), holding in holdings:
+            if self.total <= self.limit * SPARED_FACTOR:
+                break
+            if part is HeldPart.UNSENT and holding.share >= self.total:
+                continue  # one record that is larger than the limit gets through
+            if (part, holder) in self._holdings:
+                self.release(part, holder)
+                self.releases[part] += 1
+                count += 1
+                holder.release_memory()
+        now = monotonic()
+        if count and now - self._limited_at > QUIET_PERIOD_S:
+            log.warning(
+                "more than half of memory is held for clients: those with most are disconnected, "
+                "%d now; logged again after %g s without any",
+                count,
+                QUIET_PERIOD_S,
+            )
+        if count:
+            self._limited_at = now

@@ -1,0 +1,84 @@
+"""What is held for clients, and who lets go of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from support.waiting import wait_until
+
+from gateway.hub.fanout.client_memory import ClientMemory, HeldPart
+
+
+class FakeHolder:
+    def __init__(self) -> None:
+        self.is_released = False
+
+    def release_memory(self) -> None:
+        self.is_released = True
+
+
+def test_what_several_hold_counts_once_and_as_long_as_one_of_them_holds_it():
+    """200 clients that were sent the same megabyte counted 200 of them, of which there was one."""
+    memory, shared = ClientMemory(), b"x" * 1000
+    first, second = FakeHolder(), FakeHolder()
+    for holder in (first, second):
+        memory.hold_unsent(holder, waiting=900, copied=0, data=shared)
+    assert memory.total == 1000
+    memory.release(HeldPart.UNSENT, first)
+    assert memory.total == 1000
+    memory.release(HeldPart.UNSENT, second)
+    memory.release(HeldPart.UNSENT, second)
+    assert memory.total == 0 == sum(memory.by_part.values())
+
+
+def test_copies_and_events_of_ones_own_count_for_each():
+    memory, shared = ClientMemory(), b"x" * 1000
+    holders = [FakeHolder() for _ in range(3)]
+    for holder in holders:
+        memory.hold_unsent(holder, waiting=900, copied=300, data=shared)
+    assert memory.total == 1000 + 3 * 300
+    memory.hold_unsent(holders[0], waiting=950, copied=300, data=b"y" * 50)
+    assert memory.total == 1000 + 3 * 300 + 50
+    memory.hold_unsent(holders[0], waiting=2000, copied=2000, data=None)
+    assert memory.total == 1000 + 2 * 300 + 2000
+    for holder in holders:
+        memory.release(HeldPart.UNSENT, holder)
+    assert memory.total == 0
+
+
+async def test_those_with_most_let_go_at_once_when_it_is_too_much(caplog):
+    """What waited was counted once a second: until then it grew without a limit."""
+    memory = ClientMemory(limit=999)
+    small, old, new, large = holders = [FakeHolder() for _ in range(4)]
+    for holder, size in zip(holders, (100, 300, 300, 400), strict=True):
+        memory.hold(HeldPart.RECEIVED, holder, size)
+    await wait_until(lambda: large.is_released)
+    assert memory.total == 700 and not (small.is_released or old.is_released or new.is_released)
+    memory.hold(HeldPart.UNSENT, FakeHolder(), 300)
+    await wait_until(lambda: old.is_released)  # it has had as much as another one, but longer
+    assert memory.total == 700 and not new.is_released
+    assert memory.releases == {HeldPart.RECEIVED: 2}
+    (line,) = [each for each in caplog.records if "disconnected" in each.getMessage()]
+    assert line.levelno == logging.WARNING
+
+
+async def test_one_record_that_is_larger_than_the_limit_is_sent():
+    memory, holder, other = ClientMemory(limit=1000), FakeHolder(), FakeHolder()
+    memory.hold(HeldPart.UNSENT, holder, 5000)
+    memory.hold(HeldPart.UNSENT, other, 10)
+    await wait_until(lambda: holder.is_released)
+    assert not other.is_released
+    memory.hold(HeldPart.UNSENT, other, 5000)
+    await asyncio.sleep(0)
+    assert not other.is_released and memory.total == 5000
+
+
+async def test_whoever_is_refused_finds_memory_the_next_time():
+    """Clients that read nothing may have all there is: nobody else would get a page then."""
+    memory, holder = ClientMemory(limit=1000), FakeHolder()
+    memory.hold(HeldPart.RECEIVED, holder, 500)
+    memory.hold(HeldPart.UNSENT, FakeHolder(), 350)
+    assert memory.has_capacity(25) and not memory.has_capacity(100)
+    await wait_until(lambda: holder.is_released)
+    assert memory.has_capacity(100)
