@@ -38,7 +38,7 @@ COMPONENTS = (
 )  # fmt: skip
 # Those of the process that runs Spark jobs, which reads the same configuration.
 PIPELINE_COMPONENTS = (
-    "pipeline", "pipeline.doctor", "pipeline.exactly_once", "pipeline.progress", "pipeline.run",
+    "pipeline", "pipeline.exactly_once", "pipeline.progress", "pipeline.run",
     "pipeline.state", "pipeline.tables", "pipeline.unreadable",
 )  # fmt: skip
 LIBRARIES = ("aiokafka", "httpx", "uvicorn", "opentelemetry")  # other names: our packages
