@@ -38,7 +38,6 @@ def create_format(name: str, *, binary: Binary = "error", fields: Sequence[str] 
     """Create the format of a name.
 
     Args:
-        name: A key of `FORMATS`.
         binary: What `value` does with bytes that are not text.
         fields: JSON pointers of the parts of the value to show; empty for all of it.
 

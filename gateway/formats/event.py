@@ -38,7 +38,6 @@ class EventFormat:
         create: Creates the function that encodes records.
         schema: The JSON Schema of the data; None for `value`, whose data depends on more options.
         delete_schema: The JSON Schema of a tombstone's data; None if it is that of `encode_delete`.
-        media_type: The media type of the data.
     """
 
     create: Callable[[Binary], Format]

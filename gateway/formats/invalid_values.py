@@ -45,8 +45,6 @@ def wrap_format(format: Format, format_name: str, decoded_topics: Collection[str
     """Wrap a format for topics whose records may not fit their model.
 
     Args:
-        format: The format.
-        format_name: Its name in `FORMATS`.
         decoded_topics: The topics whose values are decoded into JSON.
     """
 

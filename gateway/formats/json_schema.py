@@ -33,7 +33,6 @@ class JsonSchemaCodec:
         """Compile a schema.
 
         Args:
-            text: The schema.
             references: The schemas that it refers to, by the names that it uses for them.
 
         Raises:
@@ -107,7 +106,6 @@ def load_schema(text: str, references: Mapping[str, str]) -> tuple[Any, str, Cal
     """Return a schema, its identifier, and what returns the schema of a URI that it refers to.
 
     Args:
-        text: The schema.
         references: The schemas that it refers to, by the names that it uses for them.
     """
     schema = orjson.loads(text)

@@ -31,7 +31,6 @@ def project_format(format: Format, fields: Iterable[str]) -> Format:
     """Wrap a format so that it shows only some fields of the value.
 
     Args:
-        format: The format.
         fields: JSON pointers (RFC 6901).
 
     Raises:

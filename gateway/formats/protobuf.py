@@ -55,7 +55,6 @@ class ProtobufCodec:
         """Compile a file.
 
         Args:
-            text: The file.
             references: The files that it imports, by their paths.
 
         Raises:
@@ -288,7 +287,6 @@ def compile_files(main: str, files: Mapping[str, str]) -> descriptor_pb2.FileDes
     """Compile a file and all that it imports.
 
     Args:
-        main: The path of the file.
         files: The text of each file by path.
 
     Returns:

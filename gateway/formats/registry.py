@@ -44,8 +44,6 @@ class Schema(NamedTuple):
 
     Attributes:
         id: The id that it was asked for by.
-        format: The format of its values.
-        text: The schema itself.
         references: The texts of the schemas that it refers to, by the names that are used for them.
             Each comes after those that it refers to itself.
     """
@@ -91,7 +89,6 @@ class CachedRegistryClient:
         """Create a cache without schemas.
 
         Args:
-            catalog: The registry.
             now: A monotonic clock in seconds.
             max_bytes: How many bytes the texts of cached schemas may take.
         """
@@ -139,7 +136,6 @@ class CachedRegistryClient:
         """Return the schema of a version of a subject; raises as `get_by_id`.
 
         Args:
-            subject: The subject.
             version: The version; None for the latest.
         """
         ttl_s = self._catalog.max_age if version is None else None
@@ -158,8 +154,6 @@ class CachedRegistryClient:
 
         Args:
             subject: The subject that has the schema, or under which it is registered.
-            format: The format of its values.
-            text: The schema itself.
             references: The schemas that it refers to.
 
         Raises:
@@ -197,8 +191,6 @@ class CachedRegistryClient:
         """Ask the registry and cache what it answers.
 
         Args:
-            key: The key of the cache.
-            fetch: Asks the registry.
             ttl_s: For how many seconds the schema may be cached; None for good.
         """
         key_bytes = getsizeof(repr(key))  # it may have the text of a client

@@ -90,7 +90,6 @@ class RegistryClient:
         """Send a request and return the JSON of its response.
 
         Args:
-            method: The HTTP method.
             path: The path and query, appended to the URL of the registry.
             body: The JSON object to send; None for none.
             is_expected: Returns whether the JSON of a success is what a registry answers.

@@ -13,8 +13,6 @@ class SchemaReference(NamedTuple):
 
     Attributes:
         name: The name that the other schema uses for it.
-        subject: Its subject in the registry.
-        version: Its version of the subject.
     """
 
     name: str

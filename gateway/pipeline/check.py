@@ -64,7 +64,6 @@ def raise_for_problems(
 
     Args:
         file: The configuration file, for the places of the problems.
-        settings: Its settings.
         jobs: The jobs to check; None for all.
 
     Raises:
@@ -85,7 +84,6 @@ def find_static_problems(settings: Settings, jobs: Sequence[Job] | None = None) 
     """Return the problems that the configuration alone shows.
 
     Args:
-        settings: The settings.
         jobs: The jobs to check; None for all.
     """
     located = list(_iter_located_jobs(settings, jobs))
@@ -103,10 +101,6 @@ def check_externals(settings: Settings, jobs: Sequence[Job] | None = None) -> Ex
     """Compare jobs with the topics that Kafka has, and with the schemas of the registries.
 
     The static problems are not among the result.
-
-    Args:
-        settings: The settings.
-        jobs: The jobs to check; None for all.
     """
     result = ExternalCheck([], [])
     outputs = (get_output(job) for _, job in _iter_located_jobs(settings, None))
@@ -159,7 +153,6 @@ def _check_job(job: Job, schema_columns: Columns) -> Iterator[JobProblem]:
     """Yield the problems of a job, with paths that begin at the job.
 
     Args:
-        job: The job.
         schema_columns: The columns of the inputs whose schema was fetched.
     """
     columns: dict[str, dict[str, str]] = {}
@@ -254,12 +247,8 @@ def _check_topic(
     """Check that an input's topic exists or is the output of a job.
 
     Args:
-        settings: The settings.
-        input: The input.
-        loc: The path to it.
         topics_by_cluster: The topics of the clusters that were asked, None for a cluster that did
             not answer. The input's cluster is added, so that each is asked once.
-        output_topics: The topics that jobs write.
         check_result: Where problems are added.
     """
     name = input.kafka or ""

@@ -27,8 +27,6 @@ class ShopTraffic:
     Attributes:
         clicks: Clicks per second.
         orders: Orders per second.
-        users: The number of users.
-        merchants: The number of merchants.
         skew: The exponent of Zipf's law, by which events are distributed over users and merchants;
             0 distributes them evenly.
         disorder: The mean time from an event to its sending, in seconds.
@@ -58,7 +56,6 @@ class ShopEvent(NamedTuple):
     Attributes:
         sent_at: When it is sent, in seconds since 1970.
         topic: `clicks`, `orders` or `payments`.
-        key: The record's key.
         value: The record's value. It has `at`, the time of the event, and `sent`, both in
             milliseconds since 1970.
     """

@@ -17,12 +17,8 @@ class JobRow(NamedTuple):
     """A row of `gateway pipeline list`: a job, and its settings as text.
 
     Attributes:
-        name: The name of the job.
-        kind: Its type.
         from_: The topics that it reads.
         to: The topic that it writes, or the prefix of the keys that it loads.
-        trigger: Its trigger.
-        guarantee: Its guarantee.
         state: The version of its checkpoint and the last batch; the directory of the checkpoints
             if that is not local, because it is not read.
     """

@@ -23,8 +23,6 @@ class PartitionLoad(NamedTuple):
     """The load of a partition.
 
     Attributes:
-        partition: Its number.
-        records: The records in its log.
         sampled: The records of the sample.
         rate: Records per second over the time that the sample spans; None if the sample has fewer
             than two records, or all have the same timestamp.
@@ -56,7 +54,6 @@ def build_advice(
     """Yield what to change in a job; nothing if the load is even.
 
     Args:
-        job: The job.
         side: The name of the input.
         partitions: The loads of all partitions of the input's topic.
         key_loads: The loads of its most frequent keys.

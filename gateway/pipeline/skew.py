@@ -49,11 +49,8 @@ class SkewReport:
     """The load of one input of a job.
 
     Attributes:
-        side: The name of the input.
-        topic: Its topic.
         columns: The columns by which Spark shuffles its rows.
         sampled: The number of records in the sample.
-        partitions: The loads of all partitions.
         keys: The loads of the most frequent keys.
         advice: What to change in the job, the most important first.
     """
@@ -85,8 +82,6 @@ def find_hot_keys(sample: DataFrame, columns: Sequence[str], share: float) -> li
     A key with fewer than ten records in the sample is not hot, because its share says too little.
 
     Args:
-        sample: The records.
-        columns: The columns of the key.
         share: The percentage of the records with a key from which on a key is hot.
     """
     loads = measure_key_loads(sample, columns, 100)  # at most 100 keys have 1% or more
@@ -103,8 +98,6 @@ def measure_key_loads(
     Records without a key are heartbeats and are not counted.
 
     Args:
-        sample: The records.
-        columns: The columns of the key.
         max_keys: How many keys are returned at most.
 
     Returns:
@@ -123,7 +116,6 @@ def measure_partition_loads(sample: DataFrame, ranges: OffsetRanges) -> list[Par
     """Return the load of each partition, including those without records in the sample.
 
     Args:
-        sample: The records of one topic.
         ranges: The offsets of each partition's log.
 
     Returns:
@@ -146,8 +138,6 @@ def build_report(job: Job, side: str, sample: DataFrame, ranges: OffsetRanges) -
     """Return the report of one input.
 
     Args:
-        job: The job.
-        side: The name of the input.
         sample: Its newest records.
         ranges: The offsets of each partition's log.
     """
@@ -212,9 +202,6 @@ def measure_skew(
     """Return a report of each input of a job.
 
     Args:
-        spark: A session.
-        job: The job.
-        clusters: The clusters by name.
         catalogs: The schema registries by name.
         per_partition: The size of a sample, as the average number of records per partition.
 
@@ -253,9 +240,6 @@ def find_join_hot_keys(
     pairs: `jobs.join` explains why.
 
     Args:
-        spark: A session.
-        job: The job.
-        clusters: The clusters by name.
         catalogs: The schema registries by name.
 
     Returns:
@@ -310,11 +294,7 @@ def read_sample(
     function is called again with the records before it or after it, whichever are more.
 
     Args:
-        spark: A session.
-        input: The settings of the input.
-        kafka: Its cluster.
         catalogs: The schema registries by name.
-        ranges: The offsets of the sample.
         read: Computes the result from a table with the input's columns.
 
     Raises:
@@ -340,11 +320,6 @@ def read_sample(
 def exclude_offset(ranges: OffsetRanges, tp: TopicPartition, offset: int | None) -> OffsetRanges:
     """Return ranges that do not contain an offset.
 
-    Args:
-        ranges: The ranges.
-        tp: The partition of the offset.
-        offset: The offset; None for all offsets of the partition.
-
     Returns:
         The ranges. That of the partition is the longer part before or after the offset.
     """
@@ -360,8 +335,6 @@ def fetch_log_ranges(
     """Return the start and the end offset of each partition's log.
 
     Args:
-        kafka: The cluster.
-        topic: The topic.
         timeout_s: How long each request may take, in seconds.
 
     Raises:

@@ -24,9 +24,7 @@ class TopicDescription(NamedTuple):
     """A topic as Kafka describes it.
 
     Attributes:
-        name: Its name.
         id: Its id as text (KIP-516). A topic that is deleted and recreated has another id.
-        partitions: The number of its partitions.
     """
 
     name: str
@@ -55,7 +53,6 @@ def list_topics(kafka: Kafka, timeout_s: float = REQUEST_TIMEOUT_S) -> dict[str,
     """Return the topics of a cluster and how many partitions each has.
 
     Args:
-        kafka: The cluster.
         timeout_s: How long the request may take, in seconds.
 
     Raises:
@@ -78,8 +75,6 @@ def ensure_topic(kafka: Kafka, name: str, partitions: int | None, known: Collect
     """Create a topic, unless it is among the known ones.
 
     Args:
-        kafka: The cluster.
-        name: The name of the topic.
         partitions: The number of partitions; None for the cluster's default.
         known: The names of topics that exist, as of `list_topics`.
 
@@ -95,7 +90,6 @@ def create_topic(options: Mapping[str, Any], name: str, partitions: int | None =
 
     Args:
         options: librdkafka's properties of the cluster.
-        name: The name of the topic.
         partitions: The number of partitions; None for the cluster's default.
 
     Raises:
@@ -121,7 +115,6 @@ def describe_topic(options: Mapping[str, Any], name: str) -> TopicDescription:
 
     Args:
         options: librdkafka's properties of the cluster.
-        name: The name of the topic.
 
     Raises:
         TopicMissing: It does not exist.
@@ -138,7 +131,6 @@ def request_topic(admin: Any, name: str) -> Future[Any]:
     Args:
         admin: A client as of `create_admin_client`. The caller must keep a reference to it until
             the answer has arrived.
-        name: The name of the topic.
 
     Returns:
         The answer, for `await_topic`.
@@ -152,10 +144,6 @@ def request_topic(admin: Any, name: str) -> Future[Any]:
 
 def await_topic(answer: Future[Any], name: str) -> TopicDescription:
     """Wait for the answer to `request_topic`, and return the description.
-
-    Args:
-        answer: The answer.
-        name: The name of the topic.
 
     Raises:
         TopicMissing: The topic does not exist.
@@ -178,7 +166,6 @@ def fetch_max_message_bytes(options: Mapping[str, Any], name: str) -> int:
 
     Args:
         options: librdkafka's properties of the cluster.
-        name: The name of the topic.
 
     Raises:
         PipelineUnavailable: Kafka does not answer now.
@@ -191,8 +178,6 @@ def fetch_config(options: Mapping[str, Any], name: str, key: str) -> str | None:
 
     Args:
         options: librdkafka's properties of the cluster.
-        name: The name of the topic.
-        key: The name of the setting.
 
     Raises:
         PipelineUnavailable: Kafka does not answer now.

@@ -11,7 +11,6 @@ def get_group(section: Sidecar, name: str | None) -> Group:
     """Return the configured group of a name.
 
     Args:
-        section: The section `sidecar`.
         name: The group's name; None for the only one.
 
     Raises:

@@ -37,9 +37,7 @@ class AuditEvent:
 
     Attributes:
         type: Who wrote or read it: a producer, a client or a program, or a reactive group.
-        tp: The partition of the record.
         offset: The offset of the record; -1 if it has none.
-        key: The key of the record.
         correlation: The correlation id; empty if there is none.
         traceability: The traceability id; empty if there is none.
         error: What went wrong; None if nothing did.
@@ -93,7 +91,6 @@ def audit_gap(
     Args:
         auditor: Where to record it.
         type: Which kind of group it is.
-        tp: The partition.
         missing: The first offset that is missing.
         next_offset: The offset at which the group goes on.
     """

@@ -41,7 +41,6 @@ async def get_or_create_topic(
 
     Args:
         context: What all components share.
-        name: The name of the topic.
         purpose: What it is for, in the log: `audit records`.
         partitions: The number of partitions that it is created with.
         configs: The configs that it is created with.
@@ -69,9 +68,7 @@ def choose_partition(topic: TopicMetadata, number: int, key: bytes | None) -> To
     the key.
 
     Args:
-        topic: The topic of the copy.
         number: The number of the record's own partition.
-        key: The key of the record.
     """
     if number not in topic.partitions:
         count = len(topic.partitions)

@@ -54,7 +54,6 @@ class AvroCodec:
         """Compile a schema.
 
         Args:
-            text: The schema.
             references: The schemas that it refers to; each comes after those that it uses itself.
 
         Raises:
@@ -175,7 +174,6 @@ class _TypeBuilder:
         """Build the type of a part of a schema.
 
         Args:
-            schema: The parsed part.
             namespace: The namespace that encloses it; empty for none.
         """
         if isinstance(schema, list):

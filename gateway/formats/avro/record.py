@@ -74,7 +74,6 @@ class RecordFields:
 
         Args:
             schema: The field in the schema, with its name and perhaps a default.
-            field_type: Its type.
 
         Raises:
             ValueError: The record has a field of this name.

@@ -87,7 +87,6 @@ def create_union(branches: list[AvroType], attempts: UnionAttempts) -> AvroType:
     that accepts it. A default never names its branch.
 
     Args:
-        branches: The types of the union.
         attempts: Shared by all unions of the schema.
 
     Raises:

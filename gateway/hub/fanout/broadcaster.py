@@ -67,7 +67,6 @@ class Audience:
 
     Attributes:
         broadcaster: The broadcaster that calls this audience.
-        channel: The channel that the clients are attached to.
         clients: The attached clients, in the order of attaching.
         has_more: More was published since the present round began.
         is_scheduled: A round is scheduled or under way.
@@ -139,11 +138,9 @@ class Round:
     The `Broadcaster` has one at a time, and drops it when nobody remains.
 
     Args:
-        audience: The audience.
         now: The time by the loop's clock, in seconds.
 
     Attributes:
-        audience: The audience.
         remaining: The clients that are yet to be written to.
     """
 

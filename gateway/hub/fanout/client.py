@@ -43,8 +43,6 @@ class Handover(NamedTuple):
 
     Attributes:
         position: The resume token of where it stood.
-        cluster: The name of its cluster.
-        topics: The topics of its view.
         number: Its number, which the stream keeps.
         until: The offsets at which partitions end; None for no end.
         records_left: The number of records after which the stream ends; None for no limit.
@@ -259,7 +257,6 @@ class Client:
         """Begin, and from now on write to an outlet.
 
         Args:
-            outlet: The connection.
             head: Bytes that go out before the first block.
         """
         push = PushDelivery(self.source, outlet, self.owner.broadcaster, self)
@@ -303,7 +300,6 @@ class Client:
         """Send an event to this client only, once it has begun.
 
         Args:
-            kind: The name of the event.
             data: Its data, which is encoded as JSON.
         """
         delivery = self.push or self._pull

@@ -106,9 +106,6 @@ class ClientMemory:
         """Set what a holder has of a part, in place of what it had.
 
         Args:
-            part: The part.
-            holder: The holder.
-            size: Its own bytes.
             shared: Bytes besides, which count once for all that hold the same object.
         """
         holding = self._holdings.get((part, holder))
@@ -127,7 +124,6 @@ class ClientMemory:
         """Set what waits for a connection, after a write that it has not taken whole.
 
         Args:
-            holder: The connection.
             waiting: How many bytes wait.
             copied: How many of them are copies of what was written.
             data: What was just written; None if that is not known.

@@ -33,12 +33,7 @@ from .state_log import log as state_logger
 
 
 class ClientPosition(NamedTuple):
-    """Describe where a client stands.
-
-    Attributes:
-        position: The position of every partition.
-        topic_ids: The topic ids that the position is of, by topic.
-    """
+    """Describe where a client stands."""
 
     position: Position
     topic_ids: Mapping[str, str]
@@ -80,17 +75,12 @@ class ClientSource:
     owned by the `SharedCatchUp`.
 
     Args:
-        services: What it reads with.
-        shared_tail: The tail of its topics.
-        subscription: Its cursor, which it owns.
         wire: How its bytes are encoded.
         start: Where it begins, with its resume token verified.
         number: Its number among all streams of the process, for logs; 0 for a source without a
             client, whose states are not logged.
 
     Attributes:
-        subscription: Its cursor.
-        shared_tail: The tail of its topics.
         shared_catch_up: The shared catch-up that it is a member of; None for none.
         rate_limiter: What `maxRate` lets it be sent; None for no limit.
         number: Its number among all streams of the process; 0 without a client.
@@ -228,7 +218,6 @@ class ClientSource:
         """Return an event for this client only, which the caller sends.
 
         Args:
-            kind: The name of the event.
             data: Its data, which is encoded as JSON.
         """
         return self._count_private(self._wire.encode_event(kind, dict(data)))

@@ -300,9 +300,6 @@ class Hub:
         The topics whose options changed are read from scratch. Their present clients keep a tail
         that is no longer fed, so the caller must move them on (see `EndReason.CHANGED`).
 
-        Args:
-            settings: The new settings.
-
         Returns:
             The names of the topics whose options changed.
         """

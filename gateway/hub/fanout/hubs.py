@@ -28,7 +28,6 @@ class Hubs:
     loop, and may be started again.
 
     Attributes:
-        settings: The settings of the process.
         by_name: The hubs by the name of their cluster, which is empty if the configuration has only
             one cluster without a name.
         client_memory: The bytes that the process holds for clients.

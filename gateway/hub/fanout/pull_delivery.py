@@ -110,7 +110,6 @@ class PullDelivery:
         """Hand out an event next.
 
         Args:
-            kind: The name of the event.
             data: Its data, which is encoded as JSON.
         """
         self._event = kind, data

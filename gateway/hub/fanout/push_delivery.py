@@ -36,7 +36,6 @@ class PushDelivery:
 
     Args:
         source: What is delivered.
-        outlet: The connection.
         broadcaster: Writes to it while the client has everything.
         owner: Closes it when the last bytes were written. A bound method in its place would take
             64 bytes of each client.
@@ -153,7 +152,6 @@ class PushDelivery:
         """Write an event; it follows whatever waits in the outlet already.
 
         Args:
-            kind: The name of the event.
             data: Its data, which is encoded as JSON.
         """
         if self.outlet is not None and not self.is_end_written:

@@ -44,7 +44,6 @@ class RateLimiter:
         """Create the limiter of a subscription from which nothing was taken yet.
 
         Args:
-            rate: The rate of the route.
             subscription: The subscription; its credit is what its client has asked for.
             previous: The throttle of the client that this one replaces; what it let through counts.
         """

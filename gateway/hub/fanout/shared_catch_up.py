@@ -117,7 +117,6 @@ class SharedCatchUp:
         """Add a client, which begins with the first piece; its own subscription is detached.
 
         Args:
-            source: The source of the client.
             now: The time by the loop's clock, in seconds.
         """
         self._member_indexes[source] = 0

@@ -55,7 +55,6 @@ class StateLog:
         """Log that the client began.
 
         Args:
-            topics: Its topics.
             pending: The partitions that its BEGIN calls pending.
             private: Where it stands in the partitions that it reads privately.
         """

@@ -19,7 +19,6 @@ class View:
     Attributes:
         topics: The topics, in the order in which clients see them.
         filters: The filters; a record is shown if any of them matches, or if there are none.
-        format: The name of the format.
         binary: What the format `value` does with bytes that are not text.
         fields: The parts of the value that are shown, as JSON pointers; empty for the whole value.
         interval: Seconds from one step to the next, each with the latest record of each key; None

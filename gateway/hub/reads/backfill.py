@@ -42,7 +42,6 @@ class Backfill:
     Args:
         services: What the hub of the client reads with.
         shared_tail: The tail of the client's topics.
-        subscription: The subscription of the client.
         on_found: Called when there may be something to take.
         start: Where the client begins, with its resume token verified. Its `since` is where it
             begins in partitions whose start is not resolved yet.

@@ -55,11 +55,9 @@ class _Version(NamedTuple):
     """Identify the log that an answer is of: clients share it only if theirs is the same.
 
     Attributes:
-        lineage: The lineage of the log.
         leader: Its leader and leader epoch; None if it has no leader.
         topic_id: The id of the topic; empty if it is unknown. A topic that is created again begins
             with the same epochs, and its logs here with the same lineage if it was not read.
-        topic: The settings of the topic.
     """
 
     lineage: int
@@ -118,7 +116,6 @@ class BackfillReader:
     handed out.
 
     Args:
-        cluster: The cluster to read from.
         get_topic_settings: Returns the settings of a topic.
         get_topic_model: Returns what decodes the entries of a topic; None if nothing does.
 
@@ -260,9 +257,7 @@ class BackfillReader:
         """Hand out an answer, and then begin the next read.
 
         Args:
-            tp: The partition.
             first: The request that was read for.
-            entries: The answer.
         """
         try:
             await self._answer_requests(tp, first, entries)

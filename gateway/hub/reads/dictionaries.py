@@ -71,7 +71,6 @@ class ViewDictionary:
     """A dictionary of a view.
 
     Attributes:
-        dictionary: The dictionary.
         id: The resume token of the position that it ends at; empty if it is too long to be an id.
         record_count: How many records it holds.
         created_at: When it was made here, by the loop's clock.
@@ -163,7 +162,6 @@ class Dictionaries:
 
         Args:
             view: The view, before what the client chooses of it.
-            route: The route of the view.
 
         Raises:
             BrokerUnavailable: It could not be made in time.
@@ -187,7 +185,6 @@ class Dictionaries:
 
         Args:
             view: The view of the client, before what it chooses of it.
-            route: The route of the view.
             digest: The SHA-256 of the dictionary that the client has.
             id: Its id, as the client names it; empty if it names none.
         """
@@ -319,8 +316,6 @@ class Dictionaries:
         """Return where the partitions end in a dictionary of this id.
 
         Args:
-            key: The dictionary.
-            tail: The tail of its topics.
             ends: Where the partitions end now.
 
         Raises:

@@ -49,8 +49,6 @@ class DocumentReader:
         """Return the latest record of a key among those that the filters accept.
 
         Args:
-            topic: The topic.
-            key: The key.
             filters: The filters that the record has to match.
 
         Returns:

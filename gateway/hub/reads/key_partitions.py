@@ -34,7 +34,6 @@ class KeyPartitions:
     remembers the first number of partitions of each topic that it saw.
 
     Args:
-        cluster: The cluster that has the topics.
         get_topic_settings: Returns the settings of a topic.
     """
 
@@ -59,7 +58,6 @@ class KeyPartitions:
         records.
 
         Args:
-            view: The view.
             token: The resume token of the client; None if it has none.
         """
         if (
@@ -79,7 +77,6 @@ class KeyPartitions:
         asked at most four times a second (64 clients: 5,000 documents a second instead of 287).
 
         Args:
-            view: The view.
             token: The resume token of the client; None if it has none.
         """
         keys, names = view.filters.keys, self._list_murmur2_topics(view)

@@ -54,7 +54,6 @@ class LeaderQueries(Generic[A]):
         """Return the leader's answer to a query.
 
         Args:
-            tp: The partition.
             argument: What is asked about it, as the request has it.
 
         Returns:

@@ -32,7 +32,6 @@ class Page(NamedTuple):
     """Hold one page.
 
     Attributes:
-        body: The lines.
         position: The resume token to go on from.
         reason: Why the page ended.
     """
@@ -49,10 +48,8 @@ class PageBuffer:
     It counts what it holds until its context ends, when the page is with the connection.
 
     Attributes:
-        wire: The wire of the lines.
         client_memory: Where the bytes count.
         pieces: What was gathered.
-        size: The bytes of it.
         first_line_at: When the first line arrived that makes the page worth sending, by the loop's
             clock; None if there is none yet.
         is_dropped: The page was dropped to free memory.
@@ -146,7 +143,6 @@ async def _fill_page(
     """Read lines until the page is due.
 
     Args:
-        client: The client, which has begun.
         page: Where the lines go.
         deadline: Until when to wait for something to show, by the loop's clock.
         last_due_at: When the page without a line is due at the latest, by the loop's clock.

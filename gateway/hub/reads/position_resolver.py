@@ -66,7 +66,6 @@ def check_token(
     """Check that a resume token is of this cluster and of at least one of the topics.
 
     Args:
-        token: The decoded token.
         cluster: The cluster id; empty if it is not known.
         topics: The names of the topics, or their topic ids by name.
 
@@ -101,7 +100,6 @@ def build_position(token: ResumeToken, tail: Tail) -> Position:
     this client only (`TokenVerifier`).
 
     Args:
-        token: The token, verified.
         tail: The tail of the client's topics.
     """
     token_topics = token.match_topics(tail.topic_ids)

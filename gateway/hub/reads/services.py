@@ -25,7 +25,6 @@ class ReadServices:
     """Hold the readers of one hub; the hub closes them.
 
     Attributes:
-        cluster: The cluster that is read.
         topics: Opens topics, and knows their settings.
         shared_reads: The reads that all clients share.
         backfill_reader: Reads from Kafka what no log holds.

@@ -68,7 +68,6 @@ class SharedRead:
     Attributes:
         reader: The state machine that reads the partition.
         log: The recent entries of the partition.
-        tails: The tails that have the partition.
     """
 
     reader: PartitionReader
@@ -98,7 +97,6 @@ class SharedReads:
     log has was also published, except by a `SteppedTail`, which is behind its logs.
 
     Args:
-        cluster: The cluster to read from.
         get_topic_settings: Returns the settings of a topic.
         pacing: How long what arrived waits for more; flushes record in it what they cost.
         get_topic_model: Returns what decodes the entries of a topic; None if nothing does.
@@ -156,7 +154,6 @@ class SharedReads:
         It need not be opened afterwards: the hub's sweep closes whatever is watched and not used.
 
         Args:
-            topic: The topic.
             described: What `describe_topic` has just returned, as `Metadata.watch` takes it.
         """
         self._watched_topics.add(topic)
@@ -431,7 +428,6 @@ class SharedReads:
         """Return the shared read of a partition, and begin it if there is none.
 
         Args:
-            tp: The partition.
             start: Where to begin; None for the end of the log as of now.
         """
         read = self.by_partition.get(tp)
@@ -516,7 +512,6 @@ def create_reader(tp: TopicPartition, start: Start, topic: Topic) -> PartitionRe
     """Create the reader of a partition by the settings of its topic.
 
     Args:
-        tp: The partition.
         start: Where it begins.
         topic: The settings, for the backoff and for offsets out of range.
     """

@@ -43,7 +43,6 @@ class Snapshots:
     `Hub` creates and closes it.
 
     Args:
-        cluster: The cluster that is read.
         shared_reads: The logs that tables are brought up to date from.
         backfill_reader: Reads what no log holds.
         get_settings: Returns the settings of a topic.
@@ -110,7 +109,6 @@ class SnapshotRead:
         snapshots: What the snapshots of the hub have in common.
         shared_reads: Knows which partitions can be read.
         shared_tail: The tail of the client's topics.
-        subscription: The subscription of the client, which has a snapshot.
         on_found: Called when there may be something to take.
         timeout_s: Seconds after which partitions that cannot be read are not waited for.
     """
@@ -150,7 +148,6 @@ class SnapshotRead:
         """Find out where a partition ends, or bring what comes next of its table.
 
         Args:
-            tp: The partition.
             position: Where the client stands in it.
         """
         subscription, snapshots = self._subscription, self._snapshots

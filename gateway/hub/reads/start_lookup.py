@@ -36,7 +36,6 @@ async def resolve_starts(
     Args:
         backfill_reader: Reads the offsets.
         tail: The tail whose partitions are resolved.
-        since: The start.
         deadline: When to stop waiting, by the loop's clock in seconds.
         partition_predicate: Whether a partition may hold anything for the client; the others are
             left out, so the client is live there at once. None for all partitions.
@@ -60,7 +59,6 @@ async def fetch_ends(cluster: Cluster, tail: Tail, until: object) -> dict[TopicP
     """Return the offsets at which partitions end, for a stream that ends there.
 
     Args:
-        cluster: The cluster to ask.
         tail: The tail whose partitions are asked for.
         until: A time in milliseconds since 1970; anything else means the end of the log as of now.
 

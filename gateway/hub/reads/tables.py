@@ -133,8 +133,6 @@ class Tables:
         """Return a snapshot of a partition that reaches at least up to an offset.
 
         Args:
-            tp: The partition.
-            end: The offset.
             filters: The filters of the view; the snapshot has only what they let through.
 
         Returns:
@@ -155,12 +153,6 @@ class Tables:
         self, tp: TopicPartition, end: int, key: KeyBytes, filters: Filters = MATCH_ALL
     ) -> Record | None:
         """Return the latest record of a key that the filters let through, up to an offset at least.
-
-        Args:
-            tp: The partition.
-            end: The offset.
-            key: The key.
-            filters: The filters of the view.
 
         Returns:
             The record; None if there is none.
@@ -256,10 +248,7 @@ class Tables:
         The last entry leads to where the next window begins.
 
         Args:
-            tp: The partition.
-            position: The position of the client.
             end: The offset at which the snapshot ends.
-            filters: The filters of the view.
         """
         assert position.offset is not None
 

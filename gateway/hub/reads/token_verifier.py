@@ -111,7 +111,6 @@ class TokenVerifier:
         """Return the token as far as it is believed; nothing was allocated for it before.
 
         Args:
-            token: The token, decoded.
             view: The view that the client wants.
             route: The route that the client uses.
             max_age: Seconds that the route lets any client go back; None for any number.
@@ -193,7 +192,6 @@ class TokenVerifier:
 
         Args:
             token: The token, as `verify` returned it.
-            positions: The positions of the client.
             tail: The tail of the client's topics.
 
         Raises:
@@ -223,10 +221,7 @@ class TokenVerifier:
         It waits as long as Kafka takes.
 
         Args:
-            token: The token of the client; None if it has none.
             tail: The tail of the client's topics.
-            tp: The partition.
-            start: The offset at which the client would start.
         """
         if (
             token is None

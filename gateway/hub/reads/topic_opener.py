@@ -29,7 +29,6 @@ class TopicOpener:
     for it; the sweep of the hub closes it.
 
     Attributes:
-        cluster: The cluster that has the topics.
         tombstone_retention: Seconds for which each open topic keeps tombstones; None if it is not
             compacted or nobody knows.
         shared_reads: Where topics are read; set by `start`.
@@ -126,7 +125,6 @@ class TopicOpener:
 
         Args:
             deadline: When to stop waiting for brokers, by the loop's clock in seconds.
-            topics: The names of the topics.
             may_be_missing: Topics that do not exist are left out instead of raising UnknownTopic.
                 A tail that has them waits for them (`SharedReads.attach_tail`).
 

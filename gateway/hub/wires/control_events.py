@@ -43,7 +43,6 @@ class ControlEvent:
     """An event that is no record. There is one instance, without state.
 
     Attributes:
-        name: Its name on every wire.
         summary: When it is sent, for documents.
         schema: The JSON Schema of its data, with a description; None if it has no data.
         position: How WebSocket messages and lines have the position after it, which is an id among

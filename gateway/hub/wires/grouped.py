@@ -40,9 +40,6 @@ class StatusHead(bytes):
 
     Its bytes are those that the event has by itself, so that its length can be counted before the
     chunk is rendered.
-
-    Attributes:
-        entry: The entry that it is the head of.
     """
 
     entry: Ready | Fault
@@ -52,7 +49,6 @@ def create_status_head(entry: StreamItem, head: bytes) -> bytes:
     """Return the head of an entry as `iter_joined_statuses` expects it.
 
     Args:
-        entry: The entry.
         head: The head as it is without grouping; returned as it is if the entry cannot be joined.
     """
     if not isinstance(entry, Ready | Fault):

@@ -35,7 +35,6 @@ class Models:
     `Hub` creates one at each start and closes it within the event loop.
 
     Args:
-        settings: The settings, for the catalogs.
         get_topic_settings: Returns the settings of a topic.
 
     Attributes:
@@ -91,8 +90,6 @@ class Models:
         """Return a key and a value as Kafka is to have them.
 
         Args:
-            topic: The topic.
-            key: The key; None for none.
             value: The value; None for a tombstone.
 
         Raises:

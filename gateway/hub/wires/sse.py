@@ -133,7 +133,6 @@ def encode_control(name: str, data: Any) -> bytes:
     """Return a control event without its end.
 
     Args:
-        name: The name of the event.
         data: Its data, which is encoded as JSON.
     """
     return sse.encode_data(orjson.dumps(data), name)

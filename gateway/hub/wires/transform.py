@@ -23,7 +23,6 @@ class Transformer:
     A value that is not JSON, or has no such field, changes nothing.
 
     Args:
-        transforms: The transforms.
         on_unreadable: Called with a record whose value is not JSON.
     """
 

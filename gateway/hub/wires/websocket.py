@@ -89,19 +89,13 @@ class WebSocketWire:
         return self.build_message("end", data)
 
     def build_message(self, kind: str, data: dict[str, Any]) -> bytes:
-        """Return a whole message, framed.
-
-        Args:
-            kind: The `type` of the message.
-            data: Its other members.
-        """
+        """Return a whole message, framed."""
         return self.frame_message(self.open_message(kind, orjson.dumps(data)) + b"}")
 
     def open_message(self, kind: str, data: bytes) -> bytes:
         """Return a message without its last brace.
 
         Args:
-            kind: The `type` of the message.
             data: A JSON object with its other members.
         """
         # Put together as bytes: `data` is JSON already, often that of a record.

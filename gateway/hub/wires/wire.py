@@ -24,11 +24,7 @@ class Wire(Hashable, Protocol):
         """Return the name of the wire in metrics and logs."""
 
     def create_encoder(self, format: Format) -> Encoder:
-        """Return the encoder of a channel's entries.
-
-        Args:
-            format: The format of the records.
-        """
+        """Return the encoder of a channel's entries."""
 
     def encode_begin(
         self,
@@ -48,12 +44,7 @@ class Wire(Hashable, Protocol):
         """
 
     def encode_event(self, kind: str, data: dict[str, Any]) -> bytes:
-        """Return an event for one client.
-
-        Args:
-            kind: The name of the event.
-            data: Its data.
-        """
+        """Return an event for one client."""
 
     def encode_heartbeat(self) -> bytes:
         """Return what keeps an idle stream alive; empty if something else does."""

@@ -82,7 +82,6 @@ class DocumentKeyLocks:
         locks several keys in the same order, so that no two wait for each other.
 
         Args:
-            topic: The topic.
             keys: The keys as Kafka has them.
 
         Returns:

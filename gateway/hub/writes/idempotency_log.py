@@ -54,8 +54,6 @@ class IdempotencyLog:
     log from the start of the window up to `_next_offset` are in the idempotency window.
 
     Args:
-        cluster: The cluster to read from.
-        tp: The partition.
         known_keys: The idempotency window, which all partitions share.
         window_s: How old records may be that are read the first time, in seconds.
 
@@ -120,11 +118,7 @@ class IdempotencyLog:
             self._next_offset = read.next_offset
 
     async def _find_start(self, end: int) -> int:
-        """Return the offset to read from: what is not known yet of the window.
-
-        Args:
-            end: The end of the log.
-        """
+        """Return the offset to read from: what is not known yet of the window."""
         next_offset = self._next_offset
         if next_offset is not None and end - MIN_SCANNED_RECORDS <= next_offset <= end:
             return next_offset  # little is new: no need to ask for the start of the window

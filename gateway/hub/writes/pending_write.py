@@ -14,8 +14,6 @@ class Produced(NamedTuple):
     """Describe where a record is.
 
     Attributes:
-        topic: The topic.
-        partition: The partition.
         offset: The offset; -1 if Kafka did not say.
         repeated: The record was written before, by an earlier attempt.
     """
@@ -30,13 +28,8 @@ class PendingWrite(NamedTuple):
     """Describe a record as it was handed over.
 
     Attributes:
-        topic: The topic.
-        key: The key; None for none.
         value: The value; None for a tombstone.
-        headers: The headers of the client.
         partition: The partition that the client named; None for by key.
-        idempotency_key: The idempotency key; None for none.
-        digest: The digest of the record, if it has an idempotency key.
         deadline: When it is sent or given up at the latest, by the loop's clock.
         check_allowed: Awaited just before it is written; raises if it may not be.
     """

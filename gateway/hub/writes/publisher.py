@@ -58,7 +58,6 @@ class Publisher:
     `Hub` creates one at each start and closes it within the event loop.
 
     Args:
-        cluster: The cluster to write to.
         timeout_s: Seconds that a client waits for the result of its write.
         window_s: Seconds for which idempotency keys are remembered, and looked for in the log.
         max_keys: How many of them are remembered at most.
@@ -140,9 +139,6 @@ class Publisher:
 
         The cluster's metadata is asked, since a producer that asks for a topic may create it.
 
-        Args:
-            name: The name of the topic.
-
         Raises:
             UnknownTopic: The topic does not exist.
             AccessDenied: The brokers do not let the gateway see the topic.
@@ -159,10 +155,6 @@ class Publisher:
         It is the partition that the write names, or the one of its key, or the one of its
         idempotency key, so that a repeated write goes to the same one. A record without any of
         these goes to the partitions that have a leader in turn.
-
-        Args:
-            topic: The metadata of the topic.
-            write: The record.
 
         Raises:
             InvalidRecord: The topic does not have the partition that the write names.

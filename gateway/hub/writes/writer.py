@@ -83,12 +83,10 @@ class RecordWriter:
         """Write one record, or find that it is written already.
 
         Args:
-            topic: The topic.
             key: The key, before the topic's model encodes it; None for none.
             value: The value, likewise; None for a tombstone.
             headers: Names and contents.
             partition: The partition; None for by key.
-            idempotency_key: The idempotency key; None for none.
             scope: Whose idempotency key it is, such as the route's path.
             check_allowed: Awaited just before the record is written, but not if it is written
                 already; it raises if the record may not be written.
@@ -241,8 +239,6 @@ class RecordWriter:
         """Learn the keys in a partition's log, unless this connection has done so before.
 
         Args:
-            tp: The partition.
-            idempotency_log: Its log.
             force: Do it in any case: another process may just have written the key.
         """
         if force or self._uncertain_writes_seen.get(tp) != idempotency_log.uncertain_writes:

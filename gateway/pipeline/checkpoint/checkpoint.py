@@ -39,7 +39,6 @@ class BatchOffsets(NamedTuple):
     """The offsets that a batch reads, by source.
 
     Attributes:
-        number: The number of the batch.
         start: The first offsets of each source; see `Sources` for their order.
         end: The offsets after the last ones, by source.
         watermark_ms: The watermark of the batch before, in ms of event time. Spark drops late
@@ -138,9 +137,6 @@ class Checkpoint:
         """Return the start offsets of the batch after a given one, by the lines of the sources.
 
         They are not always the real ends of that batch: see `UNREADABLE_DIRECTORY`.
-
-        Args:
-            number: The number of the given batch.
 
         Raises:
             PipelineError: Spark has removed the offsets of the given batch.

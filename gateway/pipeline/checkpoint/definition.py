@@ -42,7 +42,6 @@ def build_definition(job: Job, *, is_stateful: bool = False) -> dict[str, Any]:
     """Return the settings of a job that must not change, by dotted names, as JSON values.
 
     Args:
-        job: The job.
         is_stateful: Whether a job of the type `query` keeps state besides offsets, which only
             Spark's plan says. Other types of jobs ignore it.
     """
@@ -67,7 +66,6 @@ def describe_rows(
     """Return the settings that the rows of a job and their keys depend on, by name.
 
     Args:
-        job: The job.
         key_columns: The columns of the output's key.
         types: The columns of each input and their types. The settings only have the types if they
             list the fields of a schema.
@@ -104,7 +102,6 @@ def encode_definition(
     """Return the content of `definition.json`.
 
     Args:
-        job: The job.
         hot_keys: The keys that a join spreads over several tasks, which must stay the same, too.
         is_stateful: As of `build_definition`.
         query_id: The id of the checkpoint's query, or "" to leave it out.
@@ -149,7 +146,6 @@ def verify_identity(data: bytes, job: str, query_id: str, location: str) -> None
 
     Args:
         data: The content of `definition.json`. Older versions of the gateway stored no query id.
-        job: The name of the job.
         query_id: The id in Spark's own file of the checkpoint.
         location: The location of the checkpoint, for the error.
 
@@ -210,7 +206,6 @@ def _describe_input(input: Input, used: Collection[str] | None) -> dict[str, Any
     """Return the settings of an input that must not change, with the columns that the job uses.
 
     Args:
-        input: The settings of the input.
         used: As of `_find_used_columns`.
     """
     source = _describe_source(input)

@@ -20,7 +20,6 @@ class JobCheckpoint:
 
     Attributes:
         location: The path or the URL that Spark gets.
-        version: The number of the version.
         query_id: The query's id, which never changes within a version.
         hot_keys: The keys that a join spreads over several tasks.
         is_new: Whether this call of `prepare_checkpoint` created the version.
@@ -44,7 +43,6 @@ def prepare_checkpoint(
     """Return the version in use of a job's checkpoint, or create one.
 
     Args:
-        root: The location of all checkpoints.
         job: The job as it is configured now.
         spark: The session, required for other file systems.
         fresh: Whether to create a new version in any case.
@@ -78,7 +76,6 @@ def update_definition(
     with all settings that state depends on.
 
     Args:
-        checkpoint: The checkpoint.
         job: The job as it is configured now.
         spark: The session, required for other file systems.
         is_stateful: Whether the query keeps state, by Spark's plan.

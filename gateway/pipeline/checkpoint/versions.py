@@ -48,7 +48,6 @@ def list_versions(location: str, job: str, spark: Any = None) -> list[int]:
 
     Args:
         location: The path or the URL of all checkpoints.
-        job: The name of the job.
         spark: The session, required for other file systems.
     """
     root = local_path(location)

@@ -52,7 +52,6 @@ def share_of_batch(seconds: float, batch_seconds: float) -> float:
     """Return a time as a share of a batch, from 0 to 1.
 
     Args:
-        seconds: The time in seconds.
         batch_seconds: The length of a batch in seconds.
     """
     return min(1.0, seconds / batch_seconds) if batch_seconds > 0 else 0.0

@@ -46,7 +46,6 @@ class Diagnosis:
     """What the doctor found in a run of a query.
 
     Attributes:
-        job: The name of the job.
         batches: How many batches with input were judged.
         seconds: The length of a typical batch in seconds.
         rows: The rows of a typical batch.
@@ -68,7 +67,6 @@ def diagnose(run: QueryRun, thresholds: Thresholds | None = None) -> Diagnosis:
     """Return the causes of a run.
 
     Args:
-        run: The batches of one query.
         thresholds: The least effect that makes something a cause, by default that of `Thresholds`.
     """
     thresholds = thresholds or Thresholds()
@@ -108,7 +106,6 @@ def _explain_unseen(run: QueryRun, found_names: Collection[str]) -> dict[str, st
     """Return why causes could not be judged, by their names.
 
     Args:
-        run: The batches of one query.
         found_names: The causes that were found, which are left out.
     """
     if len(run.batches_with_input) < MIN_BATCHES:

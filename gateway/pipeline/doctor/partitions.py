@@ -155,12 +155,7 @@ def _unused_core_seconds(run: QueryRun, batch: BatchProgress) -> float:
 def _find_worst_stage(
     run: QueryRun, stage_seconds: Callable[[StageMetrics], float]
 ) -> tuple[StageMetrics | None, float]:
-    """Return the stage that costs most in a typical batch, and the median cost.
-
-    Args:
-        run: The batches.
-        stage_seconds: Returns the cost of a stage in seconds.
-    """
+    """Return the stage that costs most in a typical batch, and the median cost."""
     worst_stages = []
     for batch in run.batches_with_tasks:
         if batch.tasks is None or not batch.tasks.stages:

@@ -41,12 +41,9 @@ class StateOperatorProgress:
         rows: The rows of the whole state.
         updated_rows: The rows that the batch changed.
         dropped_rows: The rows that were dropped as older than the watermark.
-        update_seconds: The time to update the state.
         removal_seconds: The time to remove rows that the watermark has passed.
         commit_seconds: The time to commit the stores.
-        partitions: The partitions of the state, each with one task.
         stores: The state stores; a join has several for each partition.
-        memory_bytes: The memory of the stores.
         custom_metrics: Spark's `customMetrics`; times are in ms.
     """
 
@@ -76,7 +73,6 @@ class SourceProgress:
     """The progress of an input.
 
     Attributes:
-        name: The names of its topics.
         rows: The rows that the batch read.
         offsets_behind: The offsets that the batch left in the topics, or None if the source does
             not report the latest offsets.
@@ -94,12 +90,9 @@ class StageMetrics:
     The names of the attributes are those of a stage in the `tasks` of a record.
 
     Attributes:
-        tasks: The number of tasks.
         seconds: The elapsed time of the stage.
         total: The time of all tasks together.
-        slowest: The time of the slowest task.
         least: The time of the fastest task.
-        cpu: The time of all tasks on a CPU.
         gc: The time of all tasks in garbage collections.
         rows: The rows that all tasks read.
         most_rows: The rows of the task that read most.
@@ -130,7 +123,6 @@ class TaskMetrics:
     """The times of a batch's tasks.
 
     Attributes:
-        stages: The stages that ran.
         python_seconds: The time in Python workers, summed over all tasks.
         job_seconds: The elapsed time in which at least one Spark job ran.
         is_busy: Whether the machine had more load than cores.
@@ -147,13 +139,8 @@ class BatchProgress:
     """The progress of a batch. Points in time are in seconds since 1970.
 
     Attributes:
-        id: The number of the batch.
         started_at: When the batch began.
-        rows: The rows that it read.
-        seconds: Its length.
         phases: The seconds of each phase, by Spark's names in `durationMs`.
-        operators: The operators with state.
-        sources: The inputs.
         newest_event_time: The greatest event time of the batch, if events have times.
         watermark: The watermark, or None before there is one.
         tasks: The times of its tasks, or None if they are not known.

@@ -71,12 +71,7 @@ _INDEX_MASK = (1 << 33) - 1
 
 
 def choose_writer(key: Column, writers: int) -> Column:
-    """Return the number of the writer of a row, as Spark's `repartition(writers, key)` chooses it.
-
-    Args:
-        key: The key of the row.
-        writers: The number of writers.
-    """
+    """Return the number of a row's writer, as Spark's `repartition(writers, key)` chooses it."""
     from pyspark.sql import functions as F
 
     return F.pmod(F.hash(key), F.lit(writers))

@@ -82,7 +82,6 @@ def log_gaps(job: str, positions: PartitionOffsets, input_config: Mapping[str, A
     """Log and count the gaps between positions and the starts of the logs.
 
     Args:
-        job: The name of the job.
         positions: The next offset to be read of each partition.
         input_config: librdkafka's properties of the input's cluster.
 
@@ -123,13 +122,11 @@ class GapReporter:
         """Open a consumer of the input's cluster.
 
         Args:
-            job: The name of the job.
             query_id: The id of the checkpoint, by which the ledger has its keys.
             input_name: The name of the input in the job. It is part of the gap records and of the
                 ledger's keys, as two inputs of a job may read one topic, or topics of the same
                 name in two clusters.
             gap_topic: The topic of the gap records.
-            ledger: The ledger of the output.
             input_config: librdkafka's properties of the input's cluster.
             timeout_s: The timeout of a transaction in seconds.
             ensure_topic: Creates the topic of the gap records if it is missing. It is called
@@ -229,7 +226,6 @@ class GapReporter:
 
         Args:
             producer: The producer of this reporter.
-            gaps: The gaps.
             **extra: More fields of the ledger entries.
         """
         producer.begin()

@@ -38,7 +38,6 @@ def build_dead_letter(
     """Return key, value and headers of a row's dead letter: the row's beginning and the reason.
 
     Args:
-        topic: The topic that the row is for.
         row: The columns `key` and `value`, and `headers` if the row has any.
         max_bytes: The largest batch that the topic takes, in bytes.
     """

@@ -89,7 +89,6 @@ class Ledger:
     connection: every read opens its own consumers.
 
     Attributes:
-        topic: The name of the topic.
         client_config: librdkafka's properties of the cluster.
         partitions: The number of partitions: one for plans, the others for writers.
         timeout_s: How long a read waits, in seconds, for open transactions of other producers.
@@ -306,7 +305,6 @@ def fetch_log_range(consumer: Any, partition: TopicPartition) -> tuple[int, int]
     Args:
         consumer: For a consumer of committed records the end is the last stable offset, for one of
             uncommitted records the high watermark.
-        partition: The topic and the partition.
 
     Raises:
         KafkaException: No leader answers within 30 s, or Kafka refuses.
@@ -363,8 +361,6 @@ def verify_ledger(files: Files, output: Output, client_config: Mapping[str, Any]
     A ledger that does not exist is created for a checkpoint that has used no other one.
 
     Args:
-        files: The files of the checkpoint.
-        output: The output of the job.
         client_config: librdkafka's properties of its cluster.
 
     Raises:

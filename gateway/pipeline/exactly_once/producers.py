@@ -73,7 +73,6 @@ def get_producer(
     """Return the producer that this process keeps for a transactional id, if it has one to use.
 
     Args:
-        transactional_id: The transactional id.
         client_config: librdkafka's properties of the cluster.
         generation: The generation of the plan. A producer of an earlier one is not returned.
         epoch: The epoch to write. A producer is returned once for an epoch. When Spark repeats a
@@ -95,9 +94,7 @@ def store_producer(
     """Keep a producer for the next batch, in place of any with the same transactional id.
 
     Args:
-        producer: The producer.
         client_config: librdkafka's properties of the cluster.
-        generation: The generation of the plan.
         epoch: The epoch that the producer is about to write.
     """
     get_process_name()
@@ -152,7 +149,6 @@ class LedgerProducer:
         """Connect, and fence the previous producer of the transactional id.
 
         Args:
-            transactional_id: The transactional id.
             client_config: librdkafka's properties of the cluster.
             topic: An existing topic, whose metadata is requested to test the connection.
             timeout_s: Kafka aborts a transaction that stays open for longer, in seconds.
@@ -238,9 +234,7 @@ class LedgerProducer:
         """Write an entry of the ledger as part of the transaction.
 
         Args:
-            topic: The topic of the ledger.
             partition: The partition that the key belongs to.
-            key: The key of the entry.
             value: The entry, or None to remove the key.
         """
         text = None if value is None else json.dumps(value, separators=(",", ":"))

@@ -196,7 +196,6 @@ class RewoundInputs:
 
     Attributes:
         files: The files of the query's checkpoint.
-        topics: The topics by input.
         gaps: The gaps of the inputs whose topics were recreated, by input.
     """
 
@@ -219,7 +218,6 @@ def find_recreated(files: Files, current: Mapping[str, TopicDescription]) -> lis
     """Return the inputs whose topics were recreated since the query read them.
 
     Args:
-        files: The files of the checkpoint.
         current: The topics that exist now, by input.
     """
     known = _load_json(files, TOPICS_FILE)
@@ -246,11 +244,7 @@ def rewind_input(
     is stored.
 
     Args:
-        files: The files of the checkpoint.
-        checkpoint: The same checkpoint.
         sources: Which input each source of the query is.
-        input_name: The name of the input.
-        topic: The new topic.
 
     Returns:
         A gap of each partition, from where the old topic would have been read next to offset 0.

@@ -58,7 +58,6 @@ def build_side_records(raw: DataFrame, reason: Column, input_name: str) -> DataF
     Args:
         raw: The columns of Spark's Kafka source.
         reason: Why each record is written.
-        input_name: The name of the input.
     """
     from pyspark.sql import functions as F
 
@@ -86,7 +85,6 @@ def build_late_records(raw: DataFrame, late_rows: DataFrame, input_name: str) ->
     Args:
         raw: The columns of Spark's Kafka source.
         late_rows: Typed rows with their origin and `WATERMARK_COLUMN`.
-        input_name: The name of the input.
     """
     from pyspark.sql import functions as F
 
@@ -135,16 +133,9 @@ class SideOutput:
     last batch.
 
     Attributes:
-        spark: The session.
-        query_id: The id of the checkpoint.
-        input_name: The name of the input in the job.
-        input: The settings of the input.
-        input_cluster: The cluster that the input is read from.
         output: The output of the job, whose ledger and transaction timeout are used.
         output_cluster: The cluster of the output, where these records are written, too.
-        checkpoint: The checkpoint of the query.
         catalogs: The schema registries, by name.
-        read_topics: The topics that are read, as of `ExactlyOnceOutput`.
     """
 
     spark: SparkSession
@@ -205,7 +196,6 @@ class SideOutput:
         unless all were written, it is fenced, and the ledger is read again.
 
         Args:
-            kind: Which records.
             epoch: The last of the batches that are about to be written.
 
         Returns:
@@ -273,7 +263,6 @@ def offset_ranges(
     begins at the lesser start and ends at the greater end.
 
     Args:
-        topic: The name of the topic.
         starts: The start offsets of each source.
         ends: The end offsets of each source.
     """
@@ -339,7 +328,6 @@ def create_late_filter(module: Any, settings: Any, input_name: str) -> LateFilte
 
     Args:
         module: The module of the job's type, which has `select_late`.
-        settings: The settings of the job.
         input_name: The name of the input, as `get_inputs` has it.
     """
 

@@ -91,14 +91,7 @@ class SideOutputs:
         """Close the side outputs of the query's previous run, and register this run.
 
         Args:
-            spark: The session.
-            job: The name of the job.
-            query_id: The id of the checkpoint.
-            inputs: The inputs by name.
             output: The output of the job, beside which the topics of gaps are.
-            settings: The settings of the gateway.
-            checkpoint: The checkpoint of the query.
-            sources: Which input each source of the query is.
             rewound_inputs: The inputs whose topics were recreated, with gaps to report; None if
                 there are none.
             late_filters: The predicates that select late rows, by the names of the inputs.

@@ -33,7 +33,6 @@ class TaskResult(NamedTuple):
     """What one writer did with its rows of an epoch, as Spark returns it to the driver.
 
     Attributes:
-        writer: The number of the writer.
         process: The name of the process that has the writer's producer now, or "" if none has.
         rows: How many rows the writer got.
         written: Whether they were committed by this task.
@@ -63,9 +62,7 @@ class WriteTask:
     Attributes:
         query_id: The query that the rows are of.
         topic: The topic for rows that name none.
-        ledger: The ledger of the output.
         plan: The plan that the driver wrote. A worker that finds another one in the ledger stops.
-        epoch: The number of the epoch.
         digest: `Checkpoint.compute_digest` of the epoch.
         timeout_s: The timeout of a transaction in seconds.
         processes_by_writer: The name of the process that committed each writer's rows last.
@@ -106,10 +103,6 @@ class WriteTask:
 
     def write(self, writer: int, batches: Iterable[pa.RecordBatch]) -> TaskResult:
         """Write all rows and the entry in one transaction, unless they were written before.
-
-        Args:
-            writer: The number of the writer.
-            batches: Its rows of the epoch.
 
         Raises:
             TransactionInterrupted: Another attempt may succeed.

@@ -45,7 +45,6 @@ class WriterPlan:
 
     Attributes:
         generation: A number that grows with every change of the plan.
-        writers: The number of writers.
         driver: The id of the driver that wrote the plan. Only its workers may write by the plan.
     """
 
@@ -59,7 +58,6 @@ class LedgerEntry:
     """The ledger's record of the last epoch that one writer committed.
 
     Attributes:
-        epoch: The number of the epoch.
         writers: The number of writers of the plan that the epoch was written by.
         digest: `Checkpoint.compute_digest` of the epoch's offsets, or "" if it is unknown.
         settings: `compute_key_digests` of the job that wrote the epoch, or empty if unknown.
@@ -169,7 +167,6 @@ def must_write(entry: LedgerEntry | None, epoch: int, writers: int, digest: str 
 
     Args:
         entry: The last entry of the writer, or None if it has none.
-        epoch: The number of the epoch.
         writers: The number of writers that the rows are divided among.
         digest: `Checkpoint.compute_digest` of the epoch.
 
@@ -207,7 +204,6 @@ class PlanChange:
         stored_plan: The ledger's plan, or None if the query has none yet.
         writers: The number of writers that is wanted.
         epoch: The batch that is about to be written.
-        driver_id: The id of the driver that takes over.
     """
 
     stored_plan: WriterPlan | None

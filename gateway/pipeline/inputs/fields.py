@@ -37,7 +37,6 @@ def get_columns(input: Input, schema_columns: Mapping[str, str] | None = None) -
     """Return the columns of an input with their types.
 
     Args:
-        input: The settings of the input.
         schema_columns: The columns that were derived from a schema.
     """
     if input.value.model == "string":
@@ -53,7 +52,6 @@ def get_fields(input: Input, schema_columns: Mapping[str, str] | None = None) ->
     """Return the fields of the settings with their types, or those of the schema if there are none.
 
     Args:
-        input: The settings of the input.
         schema_columns: The columns that were derived from a schema.
     """
     return input.value.fields or schema_columns or {}
@@ -73,7 +71,6 @@ def parse_values(
 
     Args:
         raw: The columns of Spark's Kafka source, with the JSON text of values with a schema.
-        input: The settings of the input.
         schema_columns: The columns that were derived from a schema.
         metrics_name: The name under which the `rows` that were read and the `invalid` ones among
             them are counted. "" counts nothing.
@@ -116,7 +113,6 @@ def select_invalid_values(
 
     Args:
         raw: The columns of Spark's Kafka source, with the JSON text of values with a schema.
-        input: The settings of the input.
         schema_columns: The columns that were derived from a schema.
     """
     rows = _parse_rows(raw, input, schema_columns)

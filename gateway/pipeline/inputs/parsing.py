@@ -125,7 +125,6 @@ def is_out_of_range(
     Args:
         parsed: The struct that `parse_json` returned.
         text: The text that was parsed.
-        name: The name of the field.
         type_text: The type of the field, as in the settings.
         require_finite: As of `parse_json`.
     """
@@ -156,7 +155,6 @@ def get_column(parsed: Column, text: Column, name: str, type_text: str) -> Colum
     Args:
         parsed: The struct that `parse_json` returned.
         text: The text that was parsed.
-        name: The name of the field.
         type_text: The type of the field, as in the settings.
     """
     from pyspark.sql import functions as F
@@ -176,7 +174,6 @@ def get_valid_column(parsed: Column, text: Column, name: str, type_text: str) ->
     Args:
         parsed: The struct that `parse_json` returned.
         text: The text that was parsed.
-        name: The name of the field.
         type_text: The type of the field, as in the settings.
     """
     from pyspark.sql import functions as F
@@ -392,8 +389,6 @@ def _iter_decimals(
     """Yield the fields that are or contain decimals.
 
     Args:
-        data_type: The type of the field.
-        name: The name of the field.
         is_nested: Whether values of the type are in an array or a map.
 
     Yields:

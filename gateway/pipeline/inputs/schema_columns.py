@@ -55,7 +55,6 @@ def parse_schema_columns(
     """Return the columns of a schema with their types.
 
     Args:
-        format: The format of the schema.
         text: The schema: an Avro record, a JSON Schema of an object, or a Protobuf file, whose
             first message is used.
         references: The texts of the schemas that it refers to, by name.
@@ -104,7 +103,6 @@ def _convert_avro(schema: Any, named_types: dict[str, Any], enclosing: tuple[str
     """Return the type of a column for an Avro schema.
 
     Args:
-        schema: The schema of the field.
         named_types: The named types that are known so far by their full names; types in the schema
             are added.
         enclosing: The full names of the records around the field, whose namespace names in it are
@@ -186,7 +184,6 @@ class _JsonSchemaTypes:
         """Return the type of a column.
 
         Args:
-            schema: The schema of the property.
             document: What it is part of.
             enclosing: The references that led to it. A schema within itself is a string.
         """
@@ -267,7 +264,6 @@ def _convert_field(field: Any, enclosing: tuple[str, ...]) -> str:
     """Return the type of a column for a field of Protobuf.
 
     Args:
-        field: The FieldDescriptor.
         enclosing: The names of the messages around it. A message within itself is a string.
     """
     message = field.message_type

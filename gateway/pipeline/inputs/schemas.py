@@ -56,8 +56,6 @@ def decode_values(
 
     Args:
         raw: The columns of Spark's Kafka source.
-        input: The settings of the input.
-        catalogs: The schema registries by name.
 
     Returns:
         The rows with the columns `_text` and `_fault`, one of which is null (both are for a
@@ -85,8 +83,6 @@ def encode_values(
 
     Args:
         rows: The rows with the column `value`, and optionally `topic` and `headers`.
-        output: The settings of the output.
-        catalogs: The schema registries by name.
 
     Returns:
         The rows with the columns `topic` and `headers`, in which rows that the schema refuses have
@@ -102,11 +98,6 @@ def encode_values(
 
 def fetch_schema_columns(topic: str, value: Fields, catalog: SchemaRegistry) -> dict[str, str]:
     """Return the columns of a topic's latest schema with their types.
-
-    Args:
-        topic: The name of the topic.
-        value: The settings of its values.
-        catalog: The schema registry.
 
     Raises:
         FormatError: The schema is missing or cannot be used.

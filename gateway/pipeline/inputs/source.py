@@ -61,9 +61,6 @@ def read_stream(
     """Return an input as a stream of the job's columns, with its watermark.
 
     Args:
-        spark: The session.
-        input: The settings of the input.
-        kafka: The cluster of the input.
         catalogs: The schema registries by name.
         input_name: The name of the input, which `find_sources` finds in the plan.
         metrics_name: The name under which the query's progress counts the `rows` that were read,
@@ -126,9 +123,6 @@ def read_range(
     Records that retention has deleted are left out.
 
     Args:
-        spark: The session.
-        input: The settings of the input.
-        kafka: The cluster of the input.
         catalogs: The schema registries by name.
         ranges: The first offset of each partition, and the offset after the last one.
 
@@ -145,8 +139,6 @@ def read_raw_range(
     """Return the records of ranges of offsets as `KAFKA_COLUMNS`.
 
     Args:
-        spark: The session.
-        kafka: The cluster.
         ranges: The first offset of each partition, and the offset after the last one.
     """
     options = {
@@ -173,7 +165,6 @@ def parse_records(
 
     Args:
         raw: The columns of Spark's Kafka source.
-        input: The settings of the input.
         catalogs: The schema registries by name, for values with a schema.
         metrics_name: As of `read_stream`.
         has_event_time: As of `read_stream`.
@@ -195,7 +186,6 @@ def select_invalid_records(
 
     Args:
         raw: The columns of Spark's Kafka source.
-        input: The settings of the input.
         catalogs: The schema registries by name, for values with a schema.
 
     Raises:
@@ -226,7 +216,6 @@ def _format_ranges(
     """Return JSON for an option of Spark: the partitions of each topic, or their offsets.
 
     Args:
-        ranges: The ranges by partition.
         bound_index: 0 for the start offsets, 1 for the end offsets, None for partitions only.
     """
     topics: dict[str, Any] = {}

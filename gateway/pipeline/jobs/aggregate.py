@@ -33,10 +33,6 @@ WINDOW_COLUMNS = ("start", "end")
 def build(settings: Aggregate, tables: Mapping[str, DataFrame]) -> DataFrame:
     """Return the aggregates.
 
-    Args:
-        settings: The settings of the job.
-        tables: The input as `from`.
-
     Returns:
         The columns `start` and `end`, those of `by`, and the measures, or `top`, or `distinct`.
     """
@@ -73,7 +69,6 @@ def select_late(settings: Aggregate, events: DataFrame, watermark: datetime) -> 
     A row that is late for some of its sliding windows only is not among them.
 
     Args:
-        settings: The settings of the job.
         events: Rows of the input.
         watermark: The watermark of the batch before theirs.
     """
@@ -89,7 +84,6 @@ def check_job(settings: Aggregate, columns: Mapping[str, Mapping[str, str]]) -> 
     """Yield the problems of the settings: what Spark refuses, or does in another sense than meant.
 
     Args:
-        settings: The settings of the job.
         columns: The columns of each input and their types. If `from` is missing, its columns are
             unknown and not checked.
     """

@@ -37,7 +37,6 @@ def build(settings: Enrich, tables: Mapping[str, DataFrame]) -> DataFrame:
     """Return the events with the columns of the table.
 
     Args:
-        settings: The settings of the job.
         tables: The events as `from`, and the table as `TABLE_INPUT` unless it is in Redis.
 
     Raises:
@@ -58,8 +57,6 @@ def create_batch_table(
     """Return the table to join each batch with; None if tasks look up its rows.
 
     Args:
-        settings: The settings of the job.
-        spark: The session.
         kafka_options: Spark's options for the cluster of `from`.
         client_config: librdkafka's properties of that cluster, as for
             `broadcast.create_refreshed_table`.
@@ -87,7 +84,6 @@ def check_job(settings: Enrich, columns: Mapping[str, Mapping[str, str]]) -> Ite
     """Yield the problems of the settings, with what to do.
 
     Args:
-        settings: The settings of the job.
         columns: The columns of each input and their types. If `from` is missing, its columns are
             unknown and not checked.
     """

@@ -41,7 +41,6 @@ def build(
     """Return the pairs of `left` and `right`, and with kind `left` the rows of left without a pair.
 
     Args:
-        settings: The settings of the job.
         tables: The inputs as `left` and `right`.
         hot_keys: The texts (as of `build_key_text`) of the keys that are salted if `salt.keys` is
             `auto`. They must be the same for all runs with one checkpoint.
@@ -80,11 +79,8 @@ def select_late(
     """Return the rows of one side that Spark drops as late. Heartbeats are not among them.
 
     Args:
-        settings: The settings of the job.
-        events: Rows of the side.
         watermark: The watermark of the batch before theirs, a timestamp. A row with exactly that
             time is late.
-        side: The side.
     """
     from pyspark.sql import functions as F
 
@@ -119,7 +115,6 @@ def check_job(settings: Join, columns: Mapping[str, Mapping[str, str]]) -> Itera
     """Yield the problems of the settings, with what to do.
 
     Args:
-        settings: The settings of the job.
         columns: The columns of each side and their types. The columns of a side that is missing are
             unknown and not checked.
     """

@@ -43,10 +43,6 @@ def build_input(settings: Load) -> Input:
 def build(settings: Load, tables: Mapping[str, DataFrame]) -> DataFrame:
     """Return the latest record of each key in a batch.
 
-    Args:
-        settings: The settings of the job.
-        tables: The records of the batch as `from`.
-
     Returns:
         The columns `key`, `value`, `topic`, `partition` and `offset`.
     """
@@ -70,10 +66,6 @@ class BatchLoader:
 
     def __call__(self, rows: DataFrame, epoch: int) -> None:
         """Write a batch, and then how far the table is loaded. Wait while Redis does not answer.
-
-        Args:
-            rows: The records of the batch.
-            epoch: The number of the batch.
 
         Raises:
             PipelineError: Redis refuses, for example because the password is wrong.
@@ -105,7 +97,6 @@ def check_job(settings: Load, columns: Mapping[str, Mapping[str, str]]) -> Itera
     """Yield the problems of the settings, with what to do.
 
     Args:
-        settings: The settings of the job.
         columns: The columns of each input and their types, which are not checked.
     """
     model = settings.from_.value.model

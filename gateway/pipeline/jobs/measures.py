@@ -25,8 +25,6 @@ class Measure(NamedTuple):
     """A measure of a job.
 
     Attributes:
-        name: The name of its column.
-        expression: Its SQL.
         kind: One of `MERGEABLE_KINDS`, or None if the measure cannot be merged.
         argument: The SQL of the aggregate's argument, `*` for all rows; the whole expression if
             `kind` is None and it is not a single call.
@@ -106,11 +104,6 @@ def describe_unsupported_key(name: str) -> str:
 
 
 def describe_unsupported_measure(measure: Measure, type_name: str) -> str:
-    """Return the problem that the values of a measure cannot be merged.
-
-    Args:
-        measure: The measure.
-        type_name: The type of its values.
-    """
+    """Return the problem that the values of a measure cannot be merged."""
     problem = f"emit: updates and maxLength do not support {measure.kind} of {type_name}"
     return f"measures.{measure.name}: {problem}; use a plain value, such as a part of it"

@@ -66,7 +66,6 @@ class SessionUpdate(NamedTuple):
     """The result of `update_sessions`.
 
     Attributes:
-        open_pieces: The pieces of open sessions.
         sessions: The sessions to emit, one piece each, with the column `state`: `open`, `closed`,
             or `merged` for one whose start is no longer the start of a session.
         next_close_us: The watermark at which the next session closes; None if none is open.
@@ -85,8 +84,6 @@ def update_sessions(
     Args:
         open_pieces: The `open_pieces` of the update before; None if there was none.
         events: The new events as pieces; None for none.
-        rules: The rules of the sessions.
-        watermark_us: The current watermark.
 
     Raises:
         OverflowError: A sum is out of the range of its type.
@@ -248,11 +245,7 @@ def _may_overflow(values: pa.ChunkedArray) -> bool:
 
 
 def find_unmergeable(rules: SessionRules) -> list[str]:
-    """Return the columns of keys that cannot be compared, and of measures that cannot be merged.
-
-    Args:
-        rules: The rules of the sessions.
-    """
+    """Return the columns of keys that cannot be compared, and of measures that cannot be merged."""
     return [name for name in rules.schema.names if not _is_mergeable(name, rules)]
 
 
@@ -435,8 +428,6 @@ def build_piece_schema(
     """Return the columns of pieces, as `SessionRules.schema` describes them.
 
     Args:
-        keys: The types of the keys.
-        measures: The types of the measures.
         has_order: Whether the columns of `ORDER_COLUMNS` are needed.
     """
     order = [(name, pa.int64()) for name in ORDER_COLUMNS] if has_order else []

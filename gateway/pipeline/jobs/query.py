@@ -41,7 +41,6 @@ def build(settings: Query, tables: Mapping[str, DataFrame]) -> DataFrame:
     one name for different topics.
 
     Args:
-        settings: The settings of the job.
         tables: The inputs by the names of the tables.
     """
     spark = next(iter(tables.values())).sparkSession
@@ -112,7 +111,6 @@ def check_job(settings: Query, columns: Mapping[str, Mapping[str, str]]) -> Iter
     These are SQL without SELECT, unknown tables and columns, and tables that are not read.
 
     Args:
-        settings: The settings of the job.
         columns: The columns of each table and their types. The columns of a table that is missing
             are unknown and not checked.
     """

@@ -46,10 +46,6 @@ job has more state partitions, some of them are empty."""
 def build(settings: Sessions, events: DataFrame) -> DataFrame:
     """Return the sessions, as `sessions.build` does. If `events` is no stream, all are closed.
 
-    Args:
-        settings: The settings of the job.
-        events: The input.
-
     Raises:
         PipelineError: The type of a key or a measure cannot be merged.
     """
@@ -77,7 +73,6 @@ class SessionProcessor(StatefulProcessor):
         """Store the settings. Spark sends the processor to the workers.
 
         Args:
-            rules: The rules of the sessions.
             names: The names of the result's columns.
         """
         self._rules = rules
@@ -110,8 +105,6 @@ class SessionProcessor(StatefulProcessor):
 
         Args:
             key: The number of the bucket.
-            timerValues: Has the watermark.
-            expiredTimerInfo: The timer.
         """
         yield from self._advance(None, timerValues)
 
@@ -269,7 +262,6 @@ def _build_piece_table(columns: Mapping[str, Any], rules: SessionRules) -> pa.Ta
 
     Args:
         columns: The values of each column of `_SessionColumns.build_pieces`, by its name.
-        rules: The rules of the sessions.
     """
     all_columns = {**columns, "events": [1] * len(columns["start"])}
     arrays = [

@@ -30,10 +30,6 @@ _NESTED_TYPES = ("array", "map", "struct", "variant")
 def build(settings: Sessions, tables: Mapping[str, DataFrame]) -> DataFrame:
     """Return the sessions.
 
-    Args:
-        settings: The settings of the job.
-        tables: The input as `from`.
-
     Returns:
         The columns of `by`, `start` and `end` (the times of the first and the last event),
         `events` (their number), the measures, and `state` if updates are emitted.
@@ -80,7 +76,6 @@ def check_job(settings: Sessions, columns: Mapping[str, Mapping[str, str]]) -> I
     """Yield the problems of the settings: what Spark refuses, or does in another sense than meant.
 
     Args:
-        settings: The settings of the job.
         columns: The columns of each input and their types. If `from` is missing, its columns are
             unknown and not checked.
     """
@@ -111,7 +106,6 @@ def select_late(settings: Sessions, events: DataFrame, watermark: datetime | Col
     may be lower, because it counts events of one key and time that one task reads only once.
 
     Args:
-        settings: The settings of the job.
         events: Rows of the input.
         watermark: The watermark of the batch before theirs.
     """

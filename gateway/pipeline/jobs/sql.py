@@ -148,8 +148,6 @@ def check_columns(option: str, names: Iterable[str], columns: Mapping[str, str])
     """Yield a problem for each name that is not a column. Case does not count, as in Spark.
 
     Args:
-        option: The option that has the names.
-        names: The names.
         columns: The columns and their types. If it is empty, they are unknown and not checked.
     """
     known = {*columns, *RECORD_COLUMNS}

@@ -26,15 +26,12 @@ class JobRequirements:
     Sizes are in bytes, times in seconds, rates per second, and shares from 0 to 1.
 
     Attributes:
-        kind: One of `KINDS`.
-        events: The rate of events.
         state: The size of the whole state.
         keys: How many keys have state, or, for `enrich`, how many are in use.
         sla: The time from an event to its output, as the 99th percentile.
         output: The rate of rows written. The default is the rate of events for a job without state,
             and a tenth of it for a job with state.
         exactly_once: Whether the output is written exactly once.
-        cores: The cores of an executor.
         executors: How many executors there are, or None to compute it.
         memory: The memory of an executor for state, or None to compute it.
         active: The share of the state that is in use.
@@ -86,7 +83,6 @@ class PlanLine(NamedTuple):
 
     Attributes:
         name: What the figure is of. Programs find it by this name.
-        value: The figure.
         unit: `bytes`, `bytes/s`, `s`, `%`, `/s`, another unit, or empty for a number.
         why: What the figure is computed from, and whether that is `measured`, `linear` (computed in
             proportion to a measurement) or `assumed`.

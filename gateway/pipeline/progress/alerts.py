@@ -25,7 +25,6 @@ def raise_alert(job: str, alert: str, message: str) -> None:
     It is logged as a warning when it begins, and again when the message changes.
 
     Args:
-        job: The name of the job.
         alert: The name of the alert, such as `late` or `state-damaged`.
         message: What is wrong, and what to do.
     """
@@ -38,12 +37,7 @@ def raise_alert(job: str, alert: str, message: str) -> None:
 
 
 def clear_alert(job: str, alert: str) -> None:
-    """End an alert, if it is active.
-
-    Args:
-        job: The name of the job.
-        alert: The name of the alert.
-    """
+    """End an alert, if it is active."""
     with _lock:
         message = _active.pop((job, alert), None)
     if message is not None:

@@ -22,7 +22,6 @@ def increment_counter(metric: Metric, amount: float, *labels: str) -> None:
     """Add an amount to a counter.
 
     Args:
-        metric: The counter.
         amount: What is added.
         *labels: The values of the metric's labels, in the order of the catalog.
 
@@ -39,8 +38,6 @@ def set_gauge(metric: Metric, value: float, *labels: str) -> None:
     """Set the value of a gauge.
 
     Args:
-        metric: The gauge.
-        value: The current value.
         *labels: The values of the metric's labels, in the order of the catalog.
     """
     with _lock:

@@ -122,8 +122,6 @@ class ProgressReporter:
         """Start the thread.
 
         Args:
-            section: The settings `pipelines`.
-            jobs: The jobs that run.
             client_config: The settings of librdkafka for the cluster of `progress.topic`, or None
                 to send no records.
             task_interval_s: The time between two reads of the tasks of a job, in seconds.
@@ -169,7 +167,6 @@ class ProgressReporter:
         """Let the reporter's thread handle an event; count and drop it if the queue is full.
 
         Args:
-            event: Handles the event.
             job: The name of the job or the id of the query, for the count.
         """
         try:
@@ -230,7 +227,6 @@ class ProgressReporter:
         """Count and log the end of a query.
 
         Args:
-            query: The id of the query.
             run: The id of this start of the query.
             error: The message of the exception that ended the query, None if it was stopped.
             error_class: Spark's name for the kind of exception, if it has one.
@@ -312,8 +308,6 @@ def report_progress(
     """Report the progress of jobs while the context is entered.
 
     Args:
-        section: The settings `pipelines`.
-        jobs: The jobs that run.
         client_config: The settings of librdkafka for the cluster of `progress.topic`.
         task_interval_s: The time between two reads of the tasks of a job, in seconds.
         task_reader: Reads them; by default one of the first session that is watched.

@@ -53,7 +53,6 @@ class ProgressMetrics:
         """Record that the query of a job has ended.
 
         Args:
-            job: The name of the job.
             error: Spark's name for the kind of error, such as `STREAM_FAILED`, or None if the query
                 was stopped.
         """
@@ -71,7 +70,6 @@ class ProgressMetrics:
         """Record a finished batch, and return its parsed progress.
 
         Args:
-            job: The name of the job.
             progress: Spark's progress, see `gateway.pipeline.doctor.query_run`.
 
         Raises:

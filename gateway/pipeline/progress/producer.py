@@ -16,9 +16,6 @@ class ProgressProducer:
     """A producer of progress records, which never waits for Kafka.
 
     The key of a record is the name of its job, the value is JSON. `ProgressReporter` owns it.
-
-    Attributes:
-        topic: The topic of the records.
     """
 
     def __init__(
@@ -27,7 +24,6 @@ class ProgressProducer:
         """Create the client; it connects in the background.
 
         Args:
-            topic: The topic of the records.
             client_config: The settings of librdkafka for the cluster.
             on_lost: Called with the name of the job for each record that Kafka did not accept.
         """
@@ -47,7 +43,6 @@ class ProgressProducer:
         """Send the progress of a batch.
 
         Args:
-            job: The name of the job.
             record: Spark's progress with `tasks`, `notes` and `alerts`.
         """
         value = json.dumps({"job": job, **record}, default=str, separators=(",", ":"))

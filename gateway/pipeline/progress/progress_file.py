@@ -32,7 +32,6 @@ def get_progress_path(checkpoints: str, job: str) -> Path:
 
     Args:
         checkpoints: The directory of all checkpoints, as a path or a URL.
-        job: The name of the job.
     """
     directory = local_path(checkpoints)
     if directory is None:
@@ -46,9 +45,6 @@ class ProgressFile:
     """The file of one job, written by the process that runs the job.
 
     Lines of an earlier process are kept; the doctor looks at the latest run.
-
-    Attributes:
-        path: The path of the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -101,7 +97,6 @@ def add_note(query: str, batch: int, **seconds: float) -> None:
 
     Args:
         query: The id or the name of the query.
-        batch: The number of the batch.
         **seconds: The elapsed time of each part, in seconds. `sink` is how long writers waited for
             Kafka.
     """
@@ -114,13 +109,7 @@ def add_note(query: str, batch: int, **seconds: float) -> None:
 
 
 def pop_notes(query: str, name: str | None, batch: int) -> dict[str, float]:
-    """Return the times of a batch, and forget them.
-
-    Args:
-        query: The id of the query.
-        name: The name of the query.
-        batch: The number of the batch.
-    """
+    """Return the times of a batch, and forget them."""
     with _lock:
         notes = _notes.pop((query, batch), {})
         return notes | _notes.pop((name or "", batch), {})

@@ -34,11 +34,7 @@ class TaskMetricsReader:
     """
 
     def __init__(self, spark: Any) -> None:
-        """Find the stores of a session's context.
-
-        Args:
-            spark: The session.
-        """
+        """Find the stores of a session's context."""
         context = spark.sparkContext
         self._tracker = context._jsc.statusTracker()
         self._status_store = context._jsc.sc().statusStore()
@@ -63,7 +59,6 @@ class TaskMetricsReader:
 
         Args:
             run_id: The id of the query's start, which Spark uses as the job group.
-            batch: The number of the batch.
         """
         jobs = self._find_jobs(run_id, batch)
         all_stages = [self._read_stage(each) for job in jobs for each in sorted(job["stageIds"])]

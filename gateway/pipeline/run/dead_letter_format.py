@@ -10,9 +10,6 @@ def get_dead_letter_topic(topic: str) -> str:
     """Return the topic for the rows that an output refuses.
 
     This is the output itself if it is a topic of dead letters or late records.
-
-    Args:
-        topic: The output.
     """
     return topic if topic.endswith((".dlq", ".late")) else f"{topic}.dlq"
 

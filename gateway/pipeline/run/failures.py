@@ -141,9 +141,6 @@ class UnreadableOffset(NamedTuple):
     """A record that Spark's connector cannot read: its timestamp in microseconds exceeds 64 bits.
 
     Attributes:
-        topic: The topic.
-        partition: The partition.
-        offset: The offset.
         timestamp_ms: The timestamp of the record, in milliseconds since 1970.
     """
 
@@ -161,11 +158,7 @@ class UnreadableOffset(NamedTuple):
 
 
 def find_unreadable(causes: Sequence[ExceptionCause]) -> UnreadableOffset | None:
-    """Return the record that Spark's connector could not read, if that is why a query ended.
-
-    Args:
-        causes: The chain of causes.
-    """
+    """Return the record that Spark's connector could not read, if that is why a query ended."""
     for cause in causes:
         if match := _TIMESTAMP_PATTERN.search(cause.message):
             topic, *numbers = match.groups()
@@ -201,7 +194,6 @@ def build_kafka_error(operation: str, error: KafkaException) -> PipelineError:
 
     Args:
         operation: What did not succeed, for the message.
-        error: The error of librdkafka.
     """
     cause = error.args[0]
     if advice := _ADVICE_BY_ERROR.get(cause.name()):
@@ -210,11 +202,7 @@ def build_kafka_error(operation: str, error: KafkaException) -> PipelineError:
 
 
 def list_query_causes(query: Any) -> list[ExceptionCause]:
-    """Return the chain of causes by which a StreamingQuery ended; empty if it did not fail.
-
-    Args:
-        query: The query, which has ended.
-    """
+    """Return the chain of causes by which a StreamingQuery ended; empty if it did not fail."""
     exception = query._jsq.exception()
     if not exception.isDefined():
         return []
@@ -300,9 +288,6 @@ def clear_frames(error: BaseException) -> None:
     Otherwise everything that these functions have opened stays open as long as the exception is
     referenced. This also applies to the exceptions that it was raised from. Tracebacks can still be
     printed.
-
-    Args:
-        error: The exception.
     """
     pending, seen = [error], set[int]()
     while pending:

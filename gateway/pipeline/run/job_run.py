@@ -32,7 +32,6 @@ class JobRun:
     query at a time, and none while the run waits for the next attempt or is done.
 
     Attributes:
-        job: The settings of the job.
         failure_reason: Why the job failed permanently; None if it did not.
         is_done: Whether the job has ended.
         has_damaged_state: Whether the last query ended because its state could not be read.
@@ -56,15 +55,11 @@ class JobRun:
         """Prepare the run; the first `poll` starts the query.
 
         Args:
-            job: The settings of the job.
             start: Starts the query and returns its StreamingQuery, or raises.
             clock: Returns the seconds of any monotonic clock.
             finish: Does what remains to be done when a query has ended without failure.
             have_inputs_changed: Returns whether a topic of the running query was recreated.
             on_waiting: Called by each `poll` that finds the query waiting for records.
-            retire: As `query.retire_query`.
-            is_waiting: As `query.is_waiting`.
-            is_idle: As `query.is_idle`.
             list_causes: As `failures.list_query_causes`.
         """
         self.job = job

@@ -31,12 +31,6 @@ def encode_rows(
 ) -> DataFrame:
     """Return rows as Spark's Kafka sink takes them.
 
-    Args:
-        rows: The rows of a job.
-        output: The output of the job.
-        key_columns: The columns of the key.
-        catalogs: The schema registries by name.
-
     Returns:
         The columns `key` (null without key columns) and `value`. Values with a schema are encoded
         by it, as `schemas.encode_values` describes.
@@ -56,9 +50,6 @@ def encode_rows(
 
 def get_key_columns(job: Job) -> tuple[str, ...]:
     """Return the columns of the output's key: those of `to.key`, or those that the job groups by.
-
-    Args:
-        job: The job.
 
     Returns:
         The columns; none if records have no key.
@@ -80,7 +71,6 @@ def build_key(rows: DataFrame, key_columns: Sequence[str]) -> Column:
     """Return the key of a record: the text of a single column, or a JSON array of several.
 
     Args:
-        rows: The rows.
         key_columns: The columns of the key; null is returned if there are none.
     """
     from pyspark.sql import functions as F

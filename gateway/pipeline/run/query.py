@@ -99,9 +99,7 @@ def start_query(
 
     Args:
         spark: A session that only this job uses.
-        job: The settings of the job.
         settings: The settings of the gateway, with clusters and catalogs.
-        job_checkpoint: The checkpoint of the job.
         replay_state: Run only the batch that was begun last, to restore its state, and discard its
             rows, which were written before (see `state.repair`).
         stop_event: Once it is set, the query is retired at the end of its batch (see
@@ -179,7 +177,6 @@ def create_input_topics(job: Job, settings: Settings) -> InputTopics:
     """Return the topics that a job reads, as they are now.
 
     Args:
-        job: The settings of the job.
         settings: The settings of the gateway, with the clusters.
 
     Raises:
@@ -204,9 +201,6 @@ def retire_query(query: Any) -> None:
     batch, which is what `stop` does then. A batch that is still being planned ends by itself (Spark
     4.2.0, `MicroBatchExecution.runBatch`): none of its rows were written, and the next start runs
     it again.
-
-    Args:
-        query: The StreamingQuery.
     """
     state = query._jsq.streamingQuery().state()
     current = state.get()
@@ -223,9 +217,6 @@ def reset_metrics(query: Any) -> None:
 
     Spark adds up the rows of all computations of a batch: those that are read, that are late, and
     that `observe` counts.
-
-    Args:
-        query: The StreamingQuery.
     """
     query._jsq.streamingQuery().lastExecution().executedPlan().resetMetrics()
 
@@ -234,9 +225,6 @@ def retires_itself(job: Job) -> bool:
     """Return whether the batches of a job end in Python, and retire their query there.
 
     At that point all rows of a batch are written.
-
-    Args:
-        job: The settings of the job.
     """
     if isinstance(job, config.Load):
         return True
@@ -248,11 +236,7 @@ def retires_itself(job: Job) -> bool:
 
 
 def is_waiting(query: Any) -> bool:
-    """Return whether a StreamingQuery has ended, or waits for its trigger or for records.
-
-    Args:
-        query: The StreamingQuery.
-    """
+    """Return whether a StreamingQuery has ended, or waits for its trigger or for records."""
     return is_idle(query) or query.status["message"] == _NO_DATA_MESSAGE
 
 
@@ -261,9 +245,6 @@ def is_idle(query: Any) -> bool:
 
     The stack of its thread shows that. Its status does not: it is the same between two batches and
     after the last one.
-
-    Args:
-        query: The StreamingQuery.
     """
     thread = query._jsq.streamingQuery().queryExecutionThread()
     if not thread.isAlive():
@@ -494,7 +475,6 @@ def build_owner_name(job: Job, settings: Settings) -> str:
     same topic.
 
     Args:
-        job: The settings of the job.
         settings: The settings of the gateway, with the clusters.
     """
     sources = sorted(
@@ -523,11 +503,7 @@ def has_side_outputs(job: Job) -> bool:
 
 
 def list_side_output_options(input: Input) -> list[str]:
-    """Return the names of the options of an input that explicitly enable side outputs.
-
-    Args:
-        input: The settings of the input.
-    """
+    """Return the names of the options of an input that explicitly enable side outputs."""
     enabling = {"late": "topic", "on_invalid": "dead-letter", "on_data_loss": "gap"}
     return [
         name
@@ -670,7 +646,6 @@ def build_sink_options(output: Output, kafka: Kafka) -> dict[str, str]:
     """Return the options of Spark's Kafka sink for the rows of `output.encode_rows`.
 
     Args:
-        output: The settings of the output.
         kafka: Its cluster, which is asked for the topic's `max.message.bytes`.
 
     Raises:

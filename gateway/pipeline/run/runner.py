@@ -57,9 +57,6 @@ def run_jobs(settings: Settings, pipelines: Pipelines, jobs: Sequence[Job], *, f
     """Run jobs until all have ended, or a signal arrives.
 
     Args:
-        settings: The settings of the gateway.
-        pipelines: The settings of its pipelines.
-        jobs: The jobs to run.
         fresh: Whether to create new checkpoints.
 
     Returns:
@@ -115,13 +112,7 @@ def _create_runs(
 
 
 def create_configured_session(spark: SparkSession, pipelines: Pipelines, job: Job) -> SparkSession:
-    """Return a session for a job: settings of the user override those for its state.
-
-    Args:
-        spark: The session of the process.
-        pipelines: The settings of the pipelines.
-        job: The settings of the job.
-    """
+    """Return a session for a job: settings of the user override those for its state."""
     checkpoint_conf = build_checkpoint_conf(pipelines.checkpoints)
     return create_job_session(
         spark, {**checkpoint_conf, **profiles.build_job_conf(job), **pipelines.spark.conf}
@@ -331,7 +322,6 @@ def poll_runs(
     """Poll the runs until all are done, or the event is set.
 
     Args:
-        runs: The runs of the jobs.
         stop_event: Ends the wait at once.
         interval_s: The time between two polls, in seconds.
     """
@@ -345,7 +335,6 @@ def stop_runs(runs: Sequence[JobRun], timeout_s: float = STOP_TIMEOUT_S) -> None
     """Stop each run after its current batch, or when the time is over.
 
     Args:
-        runs: The runs of the jobs.
         timeout_s: How long batches may take, in seconds.
     """
     deadline = time.monotonic() + timeout_s

@@ -62,7 +62,6 @@ def verify_key(job: Job, rows: DataFrame) -> None:
     """Raise PipelineError if a column of the key is not stable by Spark's plan.
 
     Args:
-        job: The job.
         rows: Its rows; the events if they are joined batch by batch with a table, whose columns
             need not be in the settings.
     """
@@ -88,7 +87,6 @@ def compute_key_digests(job: Job, tables: Mapping[str, DataFrame]) -> dict[str, 
     """Return digests of the settings that the rows of a job and their keys depend on, by name.
 
     Args:
-        job: The job.
         tables: Its inputs by name, whose columns may come from a schema.
     """
     types = {

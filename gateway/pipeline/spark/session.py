@@ -83,7 +83,6 @@ def create_session(
     changed.
 
     Args:
-        spark: The settings of `pipelines.spark`.
         name: The name of the application in Spark's UI and logs.
         jvm_options: The options of the driver's JVM.
 
@@ -166,7 +165,6 @@ def build_session_conf(
     """Return all settings of a new session; those of `spark.conf` override ours.
 
     Args:
-        spark: The settings of `pipelines.spark`.
         jars: The jars of the Kafka connector, or None if spark-submit started the JVM: what a JVM
             is started with is then spark-submit's command line.
         jvm_options: The options of the driver's JVM.

@@ -41,7 +41,6 @@ def build_command(
 
     Args:
         spark: The settings of `pipelines.spark`.
-        arguments: The arguments of the driver.
         driver: The Python file that spark-submit runs as the driver.
         jars: The jars of the Kafka connector.
         package: The archive of this package, for the executors.

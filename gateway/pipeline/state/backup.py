@@ -37,7 +37,6 @@ class BackupManifest:
     """The content of `backup.json`.
 
     Attributes:
-        job: The name of the job.
         query: The id of the checkpoint's query.
         batch: The number of the batch that the backup is of.
         taken: When the backup was taken, in seconds since 1970.
@@ -63,8 +62,6 @@ def create_backup(
 
     Args:
         source: The files of the checkpoint. Its job may run.
-        target: The directory of the backup.
-        job: The name of the job.
         check_content: As of `integrity.create_content_check`; None checks without a JVM.
 
     Raises:
@@ -121,7 +118,6 @@ def restore_backup(
     """Make a backup the checkpoint that a job uses.
 
     Args:
-        source: The files of the backup.
         target: A temporary directory. It is renamed to `directory` when it is complete, so that a
             job never sees a part of a checkpoint.
         directory: The location of the new checkpoint.

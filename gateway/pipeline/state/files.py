@@ -260,7 +260,6 @@ def discard_state(files: Files, version: int) -> None:
     exists, Spark goes on from that one.
 
     Args:
-        files: The files of the checkpoint.
         version: The last version to keep. Batch N writes version N + 1.
     """
     for name in layout.find_newer_files(files.list_sizes(), version):

@@ -16,10 +16,7 @@ class Damage:
     """A damaged or missing file, and the version of a store that it belongs to.
 
     Attributes:
-        file: The name of the file.
         description: What is wrong, as the rest of a sentence that begins with the file's name.
-        store_id: The store.
-        version: The version.
     """
 
     file: str
@@ -39,7 +36,6 @@ class CheckpointInspector:
     because several versions of a store share tables.
 
     Attributes:
-        files: The files of the checkpoint.
         check_content: A thorough check of tables and changelogs by Spark's JVM; None leaves it out.
         sizes: The size of each file in bytes when the inspection began.
     """
@@ -58,7 +54,6 @@ class CheckpointInspector:
 
         Args:
             name: The name of the snapshot's file.
-            store: The store that it is of.
 
         Raises:
             OSError: The file cannot be read.

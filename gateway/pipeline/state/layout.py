@@ -31,7 +31,6 @@ class StoreId(NamedTuple):
 
     Attributes:
         operator: The number of the operator of the query.
-        partition: The number of the partition.
         name: `default`, or the name of one of a join's stores.
     """
 
@@ -53,7 +52,6 @@ class Store:
     A version has several snapshots or changelogs if its task ran more than once.
 
     Attributes:
-        id: The store.
         snapshots: The names of the snapshots (`.zip`) of each version.
         changelogs: The names of the changelogs of each version.
     """
@@ -146,7 +144,6 @@ def parse_tables(metadata: Mapping[str, object], store_id: StoreId) -> dict[str,
 
     Args:
         metadata: The content of the snapshot's `metadata`.
-        store_id: The store of the snapshot.
     """
     files: dict[str, int] = {}
     for key, directory, name in (

@@ -87,7 +87,6 @@ def is_active(files: Files, now: float | None = None) -> bool:
     """Return whether the newest batch of a checkpoint has begun or ended within five minutes.
 
     Args:
-        files: The files of the checkpoint.
         now: The current time in seconds since 1970, by default the system's.
     """
     sizes = files.list_sizes()

@@ -51,7 +51,6 @@ def require_idle(root: str, job: str, spark: Any = None, *, force: bool = False)
 
     Args:
         root: The location of all checkpoints.
-        job: The name of the job.
         spark: The session, for a remote location.
         force: Whether to assume that the job does not run if that cannot be known.
 

@@ -26,8 +26,6 @@ def recover_state(
 
     Args:
         files: The files of the checkpoint. Its query must not run.
-        job: The name of the job.
-        run_once: As of `repair.replay_batches`.
         is_damaged: Whether the query ended because its state could not be read. The files are only
             inspected in this case.
         check_content: As of `integrity.create_content_check`; None checks without a JVM.

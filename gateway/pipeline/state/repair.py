@@ -117,7 +117,6 @@ def replay_batches(files: Files, batches: Iterable[int], run_once: Callable[[], 
     """Replay batches in their order.
 
     Args:
-        files: The files of the checkpoint.
         batches: The numbers of the batches, ascending.
         run_once: Runs the job's query with `trigger(once=True)` to its end, and discards its rows.
     """
@@ -166,7 +165,6 @@ def _find_whole_batch(inspector: CheckpointInspector, newest: int, damage: list[
     """Return the newest batch with undamaged state after which all batches can be replayed.
 
     Args:
-        inspector: The inspection of the checkpoint.
         newest: The newest finished batch, whose state is damaged.
         damage: The damage that was found; damage of older batches is appended.
 

@@ -32,9 +32,6 @@ class StorePartition:
     """The state of one store in one partition.
 
     Attributes:
-        operator: The number of the operator.
-        store: The name of the store.
-        partition: The number of the partition.
         bytes: The size of all its files, including older versions.
         snapshot: The version of the newest snapshot, 0 for none.
         behind: How many changelogs a restart replays after the snapshot.
@@ -57,9 +54,7 @@ class StateReport:
     """The state of a job after a batch.
 
     Attributes:
-        job: The name of the job.
         batch: The newest finished batch.
-        partitions: The state of each store in each partition.
         operators: The names of the operators, by number; only known after `count_keys`.
         sample: A few keys and values of each store; only filled by `count_keys`.
     """
@@ -92,8 +87,6 @@ def read_state(
     """Return the state of a job as its files show it.
 
     Args:
-        files: The files of the checkpoint.
-        job: The name of the job.
         verify: Whether to check every file that the newest finished batch needs.
         check_content: As of `integrity.create_content_check`; None checks without a JVM.
 
@@ -113,9 +106,6 @@ def count_keys(spark: SparkSession, report: StateReport, location: str, sample_s
     """Count the keys of each partition, and add a sample of each store to a report.
 
     Args:
-        spark: The session.
-        report: The report that is completed.
-        location: The location of the checkpoint.
         sample_size: How many keys of each store to add, 0 for none.
 
     Raises:

@@ -42,7 +42,6 @@ class RescaleResult:
 
     Attributes:
         old_partitions: The number of partitions before.
-        new_partitions: The number of partitions now.
         batch: The number of the batch as which Spark did it.
         seconds: How long it took.
     """
@@ -64,9 +63,7 @@ def rescale_state(spark: SparkSession, files: Files, new_partitions: int) -> Res
     """Change the number of partitions of a job's state.
 
     Args:
-        spark: The session.
         files: The files of the checkpoint. The job must not run.
-        new_partitions: The number of partitions.
 
     Raises:
         PipelineError: The last batch is not finished, an earlier change to another number is not

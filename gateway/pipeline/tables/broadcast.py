@@ -62,7 +62,6 @@ class RefreshedValue(Generic[T]):
             read: Reads the value. It may take any time. Once it has succeeded, its errors only
                 raise an alert.
             refresh_interval_s: How old a value may be, in seconds, as long as reads succeed.
-            job: The name of the job.
             clock: Returns the seconds of any monotonic clock.
         """
         self._read = read
@@ -146,12 +145,9 @@ def create_refreshed_table(
     """Return a table that is read again at intervals: its columns and `KEY_COLUMN`.
 
     Args:
-        table: The settings of the table.
-        spark: The session.
         kafka_options: Spark's options for the cluster.
         client_config: librdkafka's properties of the cluster. Without them, a topic with a record
             that Spark cannot read cannot be used.
-        job: The name of the job.
     """
     reader = TopicReader(job, table.topic, client_config) if table.topic and client_config else None
 
@@ -172,8 +168,6 @@ def load_table(
     """Return a table as it is now, with one row per key.
 
     Args:
-        table: The settings of the table.
-        spark: The session.
         kafka_options: Spark's options for the cluster.
     """
     if table.topic is not None:
@@ -206,7 +200,6 @@ def select_latest_rows(raw: DataFrame, table: Broadcast) -> DataFrame:
 
     Args:
         raw: The columns of Spark's Kafka source, or those of `TopicReader`.
-        table: The settings of the table.
     """
     from pyspark.sql import functions as F
 

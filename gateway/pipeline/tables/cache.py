@@ -66,7 +66,6 @@ class LookupCache:
         size: How many keys are kept between batches, 0 for none.
         staleness: How long a value may be used after it was requested, in seconds.
         negative: How long a key without a value is cached, in seconds; at most `staleness` counts.
-        stats: The counters of the lookups.
     """
 
     size: int
@@ -83,7 +82,6 @@ class LookupCache:
 
         Args:
             keys: Distinct keys.
-            now: The current time.
             requested_since: When the latest round of requests for this batch began. A value that
                 was requested since then is as new as possible, and is used even if the answer took
                 longer than `staleness`.
@@ -149,9 +147,7 @@ class BatchRequest:
     shorter than a round takes, the values would never all be fresh.
 
     Attributes:
-        cache: The cache of the table.
         keys: The distinct keys of the batch.
-        now: The current time.
         keys_to_fetch: The keys that the next round must fetch.
     """
 

@@ -80,7 +80,6 @@ class LookupTable:
         """Prepare the table; Redis is only contacted when the first key is looked up.
 
         Args:
-            config: The settings of the table.
             create_redis: Creates the connection to Redis.
             clock: Returns the seconds of `time.monotonic`.
             sleep: Waits for a number of seconds.
@@ -185,9 +184,7 @@ def create_lookup_function(
     It takes a column of keys, and returns a column of JSON as bytes, null for keys without a row.
 
     Args:
-        config: The settings of the table.
         job: The name of the job, under which `stats` counts.
-        spark: The session.
     """
     import pyarrow as pa
     from pyspark.sql import functions as F

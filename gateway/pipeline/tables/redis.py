@@ -48,7 +48,6 @@ class RedisConfig:
     """The location of a table, as Spark's workers need it, without pydantic.
 
     Attributes:
-        url: The URL of the server.
         prefix: The prefix of all keys of the table.
         keys_per_command: How many keys one command has at most.
         password: The password, if the server requires one.

@@ -34,10 +34,8 @@ class RecordOrigin:
     """The partition of an input that records are of.
 
     Attributes:
-        input_name: The name of the input.
         topic: The topic. Its id is part of the ledger's key, because the offsets of a recreated
             topic begin at 0 again.
-        partition: The number of the partition.
     """
 
     input_name: str
@@ -55,7 +53,6 @@ class DeadLetterWriter:
     Attributes:
         query_id: The id of the job's checkpoint.
         output: The output of the job, after which the ledger is named.
-        output_cluster: The cluster of the output.
     """
 
     query_id: str
@@ -68,7 +65,6 @@ class DeadLetterWriter:
         """Write the dead letters of records, except those that were written before.
 
         Args:
-            origin: The partition of the records.
             records: The records, in the order of their offsets.
 
         Raises:

@@ -33,10 +33,6 @@ class PartitionRange(NamedTuple):
 
     Attributes:
         line: The line of the source in the offsets of a batch, from 0.
-        input_name: The name of the input.
-        topic: The name of the topic.
-        partition: The number of the partition.
-        start: The first offset.
         end: The offset after the last one.
     """
 
@@ -56,10 +52,7 @@ class UnfinishedBatch:
     every call, so they see what earlier calls have changed.
 
     Attributes:
-        files: The files of the checkpoint.
-        checkpoint: The same checkpoint.
         sources: Which input each source of the query is.
-        number: The number of the batch.
     """
 
     files: Files
@@ -136,7 +129,6 @@ def find_unfinished_batch(
 
     Args:
         files: The files of the checkpoint. Its query must not run.
-        checkpoint: The same checkpoint.
         sources: Which input each source of the query is.
     """
     committed, planned = checkpoint.read_last_committed(), checkpoint.read_last_planned()
@@ -153,7 +145,6 @@ def switch_ends(files: Files, number: int, *, to_real: bool) -> None:
 
     Args:
         files: The files of the checkpoint. Its query must not run.
-        number: The number of the batch.
         to_real: Whether to set the real ends.
     """
     if (edit := _read_edit(files, number)) is None:
@@ -212,11 +203,6 @@ def _store_real_end(
     """Store where a batch really ended, before its offsets are changed.
 
     Args:
-        files: The files of the checkpoint.
-        number: The number of the batch.
-        line: The line of the source.
-        topic: The name of the topic.
-        partition: The number of the partition.
         offset: The offset that the batch's end is about to be changed to.
     """
     name = f"offsets/{number}"

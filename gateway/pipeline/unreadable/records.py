@@ -22,9 +22,7 @@ class UnreadableRecord(NamedTuple):
     """A record that Spark cannot read.
 
     Attributes:
-        offset: The offset of the record.
         timestamp_ms: Its timestamp in ms since 1970.
-        key: Its key.
         value: Its value; None for a tombstone.
         headers: Its headers; empty if they cannot be read.
         has_unreadable_headers: Whether it has headers that cannot be read; see `_read_headers`.
@@ -64,8 +62,6 @@ def read_run(
 
     Args:
         client_config: librdkafka's properties of the cluster.
-        topic: The name of the topic.
-        partition: The number of the partition.
         offset: Where to begin. Nothing is yielded if the record there can be read or is gone.
         should_stop: Called after each record. If it returns True, the record and those before are
             yielded, and no more are read.
@@ -102,9 +98,6 @@ def find_next_unreadable(
 
     Args:
         client_config: librdkafka's properties of the cluster.
-        topic: The name of the topic.
-        partition: The number of the partition.
-        start: The offset to begin at.
         end: The offset to stop before. At most `MAX_LOOK_AHEAD_RECORDS` are read.
 
     Raises:
@@ -130,8 +123,6 @@ def read_to_end(client_config: Mapping[str, Any], topic: str, partitions: int) -
 
     Args:
         client_config: librdkafka's properties of the cluster.
-        topic: The name of the topic.
-        partitions: The number of partitions.
 
     Raises:
         KafkaException: Kafka does not answer, or refuses.

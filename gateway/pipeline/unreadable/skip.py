@@ -34,8 +34,6 @@ class InputSource:
     """An input of a job in which records may be skipped.
 
     Attributes:
-        input: The settings of the input.
-        cluster: The cluster of the input.
         topic: The topic as it is read.
         dead_letters: Where skipped records are written; None if the input has no dead letters.
     """
@@ -65,7 +63,6 @@ def skip_records(
     are skipped at the same time, so that they do not need a start of their own.
 
     Args:
-        job: The name of the job.
         sources: The inputs of the job by name.
         batch: The batch that failed, or None if the checkpoint has no unfinished batch.
         unreadable: The record that it failed at.
@@ -112,7 +109,6 @@ class _SkippedRange:
     """The records of a partition that one start has skipped.
 
     Attributes:
-        first_offset: The offset of the first record.
         next_offset: The offset after the last one.
         record_count: How many were reported.
         timestamp_ms: The timestamp of one of them, in ms since 1970.
@@ -129,11 +125,8 @@ class _Skipper:
     """One call of `skip_records`.
 
     Attributes:
-        job: The name of the job.
         sources: The inputs of the job by name.
-        batch: The unfinished batch.
         should_stop: Returns whether no more records may be skipped.
-        check_topics: As of `skip_records`.
         skipped: The skipped records by input, topic and partition. A table that a query reads twice
             has two ranges with the same key, so its records are reported only once.
     """
@@ -191,8 +184,6 @@ class _Skipper:
         """Skip an unreadable record of a range, and those that directly follow it.
 
         Args:
-            offset_range: The range, which has the record.
-            offset: The offset of the record.
             reason: The error with which the job ends if its input must not skip records.
 
         Returns:

@@ -46,8 +46,6 @@ class TopicReader:
     topic has such a record. A job creates one for its table and reads it at every refresh.
 
     Attributes:
-        job: The name of the job.
-        topic: The name of the topic.
         client_config: librdkafka's properties of its cluster.
     """
 

@@ -24,8 +24,6 @@ def build_base_uri(request: Request, configured: str | None, group: str, name: s
     Args:
         request: The request that created the instance.
         configured: `sidecar.consumer.baseUri`.
-        group: The group of the instance.
-        name: The name of the instance.
     """
     path = f"/consumers/{quote(group, safe='')}/instances/{quote(name, safe='')}"
     if configured is not None:

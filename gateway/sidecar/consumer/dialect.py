@@ -172,7 +172,6 @@ def build_ambiguous_response(exc: Exception, error_code: int) -> Response:
     error.
 
     Args:
-        exc: The error.
         error_code: Confluent's number of it.
     """
     status, code, detail = describe_error(exc)

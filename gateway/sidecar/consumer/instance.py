@@ -52,7 +52,6 @@ class ConsumerInstance:
     assignment is set, and a consumer exists exactly while one of them is.
 
     Attributes:
-        group: Its group.
         name: Its name, unique in the group.
         options: How the client wants it to be.
         dialect: The name of the dialect in which it was created.

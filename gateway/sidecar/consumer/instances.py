@@ -117,7 +117,6 @@ class ConsumerInstances:
         """Create an instance.
 
         Args:
-            group: Its group.
             options: How the client wants it to be; it gets a name if that has none.
             dialect: The name of the dialect in which it is created.
             identity: The client; only the same client finds it.
@@ -175,7 +174,6 @@ class ConsumerInstances:
         """End an instance: leave its group.
 
         Args:
-            instance: The instance.
             reason: `deleted`, `expired` or `closed`. Only `deleted` commits what was returned last:
                 that client has declared that it is done.
         """

@@ -35,9 +35,7 @@ class PollResponse(Response):
         timeout_s: How long to wait for the instance and for records, in seconds.
         poll: Returns records; it gets the seconds that are left, and a future that is done when the
             client has disconnected.
-        build_response: Builds the response with the records.
         on_finished: Is called at the end with the records, and whether they were sent.
-        build_error_response: Builds the response for an error.
     """
 
     def __init__(

@@ -94,9 +94,7 @@ async def render_records(
 
     Args:
         codecs: Decodes keys and values; missing schemas are loaded first.
-        records: The records, of any topics.
         formats: Returns the formats of keys and values of a topic.
-        headers: Renders the headers of a record.
         omit_empty_headers: Whether a record without headers has no member `headers`.
         more_members: Further members of each record, in the same order.
 

@@ -329,7 +329,6 @@ class DeadLetterComponent(Component):
 
         Args:
             request: The request, which is authorized for the topic of the records.
-            group: The name of the group.
             topic: The topic of the records, or that of their dead letters.
 
         Raises:

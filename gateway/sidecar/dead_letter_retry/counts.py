@@ -25,7 +25,6 @@ class DeadLetterCounts(NamedTuple):
     """Summarize the dead letters of one group in a topic.
 
     Attributes:
-        topic: The topic of the dead letters.
         group: The group; empty for dead letters that no group of ours has written.
         waiting: How many are not retried or committed yet.
         total: How many are in the topic.

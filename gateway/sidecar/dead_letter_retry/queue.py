@@ -26,12 +26,7 @@ POLL_INTERVAL_S = 0.05  # before partitions without dead letters are read again
 
 
 class QueuedDeadLetter(NamedTuple):
-    """Pair a record of the topic with the dead letter in it.
-
-    Attributes:
-        record: The record of the dead letter topic.
-        message: The dead letter.
-    """
+    """Pair a record of the topic with the dead letter in it."""
 
     record: Record
     message: DeadLetterMessage
@@ -52,7 +47,6 @@ class DeadLetterQueue:
     Args:
         cluster: The connections to Kafka.
         topic: The topic of the dead letters, which must be watched.
-        group: The name of the group.
         ext: What the topic's name ends in.
 
     Attributes:
@@ -101,7 +95,6 @@ class DeadLetterQueue:
         No dead letter comes twice. It ends with the ranges, or before an open transaction.
 
         Args:
-            ranges: The offsets to read.
             all_groups: Whether to yield those of all groups.
 
         Raises:

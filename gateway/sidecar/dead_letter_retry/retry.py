@@ -46,7 +46,6 @@ class RetriedLetter(NamedTuple):
     """Describe what became of a dead letter.
 
     Attributes:
-        queued: The dead letter.
         outcome: `processed`, `returned`, `parked` or `copied`.
         reason: Why it failed; empty otherwise.
     """
@@ -88,7 +87,6 @@ class DeadLetterRetry:
     """Deliver dead letters of a queue, a batch at a time.
 
     Args:
-        queue: The queue.
         backend: The back end of the group.
         encoder: Encodes batches of the group.
         auditor: Where to record what is done with.
@@ -118,7 +116,6 @@ class DeadLetterRetry:
 
         Args:
             transactions: The producer of `create_transactions`, started.
-            letters: The dead letters.
             offsets: The next offsets of the group after all of them.
             last: Whether to park those that fail, instead of appending them.
 
@@ -219,7 +216,6 @@ class DeadLetterCopier:
     The copies have the header X-Dead-Letter-Retries.
 
     Args:
-        queue: The queue of the dead letters.
         context: Knows the topics.
     """
 
@@ -237,7 +233,6 @@ class DeadLetterCopier:
 
         Args:
             transactions: The producer of `create_transactions`, started.
-            letters: The dead letters.
             offsets: The next offsets of the group after all of them.
 
         A copy that is too large for its topic is left out, and the dead letter is parked.

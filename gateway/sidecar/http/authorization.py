@@ -32,7 +32,6 @@ class Authorizer(Protocol):
         """Return the identity of the client, or raise why it may not do that.
 
         Args:
-            request: The request.
             scope: What the client wants to do: a scope, or `AUTHENTICATED`.
             topics: The topics with which it wants to do it.
             group: The consumer group with which it wants to do it, if any.

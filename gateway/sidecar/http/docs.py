@@ -45,7 +45,6 @@ def build_routes(spec: Spec, name: str) -> Sequence[BaseRoute]:
     """Build the routes of the documentation; all are rendered once, here.
 
     Args:
-        spec: The document.
         name: The sidecar's name, as configured.
     """
     page, style = render_page(spec.document, name).encode(), CSS.read_bytes()

@@ -56,7 +56,6 @@ class FieldNames:
 
     Args:
         document: The OpenAPI document.
-        schema: The schema.
         ignored: Names that are let through, although the schema does not have them.
     """
 

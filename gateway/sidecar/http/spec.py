@@ -149,7 +149,6 @@ class Validator:
         """Check a value, and turn its integers written as 1.0 into integers, in place.
 
         Args:
-            value: The value.
             location: Where it is, for the message.
 
         Raises:
@@ -236,7 +235,6 @@ class ApiOperation:
         """Parse a body as JSON without validating it.
 
         Args:
-            data: The body.
             content_type: Its content type; None is accepted.
 
         Returns:

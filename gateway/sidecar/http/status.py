@@ -44,7 +44,6 @@ class StatusError(RequestError):
     """Answer a request with an HTTP status that is no success.
 
     Args:
-        status: The HTTP status.
         detail: `what went wrong; what to do`.
         code: A word for programs, such as INSTANCE_NOT_FOUND; by default that of the status.
         retry_after: When to try again, in seconds.

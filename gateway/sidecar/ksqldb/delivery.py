@@ -110,7 +110,6 @@ class RowDelivery:
     `PushQuery` creates it and runs `run`.
 
     Args:
-        name: The name of the query.
         post: Sends a body to the back end, with an id that is the same at every attempt.
         retries: How often a batch that is refused is tried again.
         initial: The first delay of retries, in seconds.

@@ -41,7 +41,6 @@ class PushQuery:
     Attributes:
         begin_count: How often the query was started.
         failure: Why it is not running; None while it is.
-        settings: The section of the query.
         delivery: Delivers its rows.
     """
 

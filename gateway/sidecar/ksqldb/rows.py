@@ -91,8 +91,6 @@ class Columns:
     """Hold the columns of the rows that follow.
 
     Attributes:
-        names: Their names.
-        types: Their types.
         query_id: By which a push query is closed; empty for pull queries.
     """
 

@@ -90,7 +90,6 @@ class StoredResponse(NamedTuple):
     """Hold the answer to a request.
 
     Attributes:
-        body: The answer.
         is_repeated: Whether another request, or an earlier one of the same client, did the work.
     """
 
@@ -615,7 +614,6 @@ class IdempotencyStore:
 
         Args:
             ends: The offset before which each partition is read.
-            layout: The layout that the ends are of.
             unless_done: A key whose result ends the wait, too.
         """
 

@@ -86,7 +86,6 @@ def describe_results(
     """Describe the outcome of all records, in the order of the request.
 
     Args:
-        encoded: The records of the request.
         results: The outcome of each of its items.
     """
     if not encoded.failures:

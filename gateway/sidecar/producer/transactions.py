@@ -86,7 +86,6 @@ class TransactionPool:
         """Write all records in one transaction, or none.
 
         Args:
-            encoded: The records.
             timeout_s: For acquiring an id, and again for the transaction, in seconds.
 
         Returns:

@@ -118,7 +118,6 @@ class BackendResponse(NamedTuple):
     """Hold what a back end answered.
 
     Attributes:
-        status: The HTTP status.
         retry_after: The delay that it requested, in seconds; 0.0 if none.
         body: The body, or its beginning if it is too long for the batch; in UTF-8 if its charset is
             another.
@@ -146,7 +145,6 @@ async def post_json(
     Args:
         client: A client that follows no redirects.
         url: Where to send it.
-        body: The JSON.
         headers: Further headers; `Content-Type` is set.
         timeout_s: For the whole response, in seconds; httpx's own timeouts are for each read.
         record_count: About how many records the response says something.

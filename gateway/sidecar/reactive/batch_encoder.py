@@ -35,7 +35,6 @@ class EncodedBatch(NamedTuple):
 
     Attributes:
         body: The JSON array.
-        sent: The records in it.
         unreadable: Why other records are not in it, by their index in the batch.
     """
 

@@ -46,7 +46,6 @@ class DeadLetterWriter:
 
     Args:
         context: What all components share.
-        group: The name of the group.
         ext: What the names of its dead letter topics end in.
         create: Whether to create missing topics.
     """

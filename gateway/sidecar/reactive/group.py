@@ -51,7 +51,6 @@ class ReactiveGroup:
     `on_partitions_*`.
 
     Attributes:
-        settings: The group's section.
         name: The name of the consumer group.
         is_paused: Whether an operator has paused it.
         consumer: The member; None while the group does not run.
@@ -312,7 +311,6 @@ class ReactiveGroup:
         """Look up offsets by timestamp, as the group's isolation sees them.
 
         Args:
-            specs: A timestamp of ListOffsets for each partition.
             timeout_s: How long to wait for Kafka, in seconds.
 
         Returns:
@@ -334,7 +332,6 @@ class ReactiveGroup:
         """Return whether a lane with something to do has not moved for `max_poll_interval`.
 
         Args:
-            runner: The lane.
             now: The current time of the event loop, in seconds.
         """
         return (

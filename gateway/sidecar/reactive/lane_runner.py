@@ -83,7 +83,6 @@ class LaneContext:
     """Hold what the lanes of one group share.
 
     Attributes:
-        group: The name of the group.
         backend: Where batches go.
         encoder: Encodes batches.
         dead_letters: Writes dead letters.

@@ -47,11 +47,7 @@ class DeadLetterMessage:
     """Represent a dead letter apart from its place in Kafka.
 
     Attributes:
-        origin: The partition of the record.
-        offset: The offset of the record.
         timestamp: The timestamp of the record, in milliseconds since 1970.
-        key: The key of the record.
-        value: The value of the record.
         headers: The headers of the record, without those of the dead letter.
         group: The group that could not process it; empty if unknown.
         stacktrace: Why it could not be processed.

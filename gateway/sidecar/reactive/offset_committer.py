@@ -48,7 +48,6 @@ class OffsetCommitter:
     The group creates it and runs `run`.
 
     Args:
-        group: The name of the group.
         commit: Commits offsets. A KafkaError names the partitions that it failed for, in its
             `partitions`; None if for all.
         outages: Log why something cannot be committed.
@@ -111,7 +110,6 @@ class OffsetCommitter:
         """Return of which of these partitions no batch may be begun now.
 
         Args:
-            tps: The partitions.
             wake: Called once if there are any, when it may be time to ask again.
         """
         held = {

@@ -16,7 +16,6 @@ async def describe_group(group: ReactiveGroup, *, lag: bool) -> dict[str, Any]:
     """Return the state of a group as JSON.
 
     Args:
-        group: The group.
         lag: Whether to ask Kafka for the ends of its partitions.
     """
     consumer = group.consumer

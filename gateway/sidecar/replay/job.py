@@ -78,8 +78,6 @@ class ReplayJob:
 
     Args:
         context: What all components share.
-        store: The state of all replays.
-        id: The replay.
         owner: The name of this process.
         delivery: Delivers to the back end; None for a topic.
         transactions: The producer of the replay, started, if this process has just created the
@@ -306,9 +304,7 @@ async def end_replay(
     """End a replay, and fence the process that works on it.
 
     Args:
-        store: The state of all replays.
         transactions: The producer of the replay, started or not.
-        id: The replay.
         state: How it ends.
         reason: Why it failed.
 

@@ -17,7 +17,6 @@ def render_replay(replay: Replay, rate: float) -> dict[str, Any]:
     """Render a replay.
 
     Args:
-        replay: The replay.
         rate: Its speed in records per second.
     """
     return {

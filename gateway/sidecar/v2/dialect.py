@@ -135,7 +135,6 @@ def negotiate_content_type(request: Request, *, strict: bool = True) -> str:
     """Return the content type of a response.
 
     Args:
-        request: The request.
         strict: Whether a request that accepts none of them is refused.
 
     Raises:

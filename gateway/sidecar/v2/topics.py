@@ -104,7 +104,6 @@ async def fetch_bounds(
 
     Args:
         context: What all components share.
-        tp: The partition.
         isolation: Whether open transactions end what may be read.
 
     Raises:

@@ -75,7 +75,6 @@ class ExternalHttp:
         """Return the response to a GET request.
 
         Args:
-            url: The URL.
             headers: Headers to send.
             timeout_s: Seconds in which all of the response must arrive.
             max_body_bytes: The most bytes of the response's body.

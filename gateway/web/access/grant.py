@@ -34,7 +34,6 @@ class Grant:
     Attributes:
         guard: The name of the guard in the configuration.
         identity: Who the client is for this guard; never empty.
-        roles: The roles of the client.
         attributes: Further claims, as text.
         expires: When the grant expires, in seconds since 1970; None if it never does. Times outside
             the range of dates become the first or the last second of that range.

@@ -88,7 +88,6 @@ class GuardContext:
     """What a guard is created with besides its section.
 
     Attributes:
-        name: Its name in the configuration.
         realm: The realm of its challenges (RFC 9110 11.5).
         external_http: Sends requests to other servers.
     """
@@ -117,7 +116,6 @@ class Guard(ABC, Generic[SectionT]):
         """Create a guard.
 
         Args:
-            section: Its section.
             context: What it needs besides.
         """
 

@@ -45,7 +45,6 @@ class Guards:
         """Create the guards.
 
         Args:
-            settings: The configuration.
             application_access: The application's own check.
         """
         self._application_access = application_access

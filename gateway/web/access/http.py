@@ -96,9 +96,6 @@ class HttpGuard(Guard[Http]):
         """Create the guard.
 
         Args:
-            name: Its name in the configuration.
-            settings: Its section.
-            realm: The realm of its challenges.
             external_http: Sends the requests.
             clock: Returns the time in seconds since 1970.
         """

@@ -33,13 +33,7 @@ class InlineGuard(Guard[Inline]):
     is_renewable = True
 
     def __init__(self, name: str, settings: Inline, realm: str) -> None:
-        """Create the guard.
-
-        Args:
-            name: Its name in the configuration.
-            settings: Its section.
-            realm: The realm of its challenges.
-        """
+        """Create the guard."""
         self._name = name
         self._users = settings.users
         self._locations = CredentialsLocations(settings.credentials)

@@ -38,11 +38,7 @@ class KeySet:
     """Keys by id and algorithm. It never changes."""
 
     def __init__(self, keys: Iterable[Jwk]) -> None:
-        """Create the set.
-
-        Args:
-            keys: The keys.
-        """
+        """Create the set."""
         self._jwks = tuple(keys)
         self._keys = [(jwk.kid, jwk.algorithms, jwk.load_key()) for jwk in self._jwks]
 
@@ -64,7 +60,6 @@ class KeySet:
 
         Args:
             kid: The key id of the token; None if it names none.
-            algorithm: The algorithm of the token.
 
         Returns:
             The keys with this algorithm and this id, or without any id. Without `kid`, all keys
@@ -165,11 +160,7 @@ class StaticKeySource:
     """Keys of the configuration, which never change."""
 
     def __init__(self, keys: Sequence[Jwk]) -> None:
-        """Create the source.
-
-        Args:
-            keys: The keys.
-        """
+        """Create the source."""
         self._keys = KeySet(keys)
 
     async def get_current(self) -> KeySet:

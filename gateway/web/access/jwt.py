@@ -92,9 +92,6 @@ class JwtGuard(Guard[Jwt]):
         """Create the guard.
 
         Args:
-            name: Its name in the configuration.
-            settings: Its section.
-            realm: The realm of its challenges.
             key_sources: Where the keys of each issuer come from. A single one is for all tokens.
             clock: Returns the time in seconds since 1970.
         """

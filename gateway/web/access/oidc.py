@@ -21,10 +21,6 @@ MAX_METADATA_BYTES = 64 * 1024  # bytes of an issuer's metadata; those of large 
 def parse_jwks_url(body: bytes, issuer: str) -> str:
     """Return the URL of an issuer's keys.
 
-    Args:
-        body: The issuer's metadata.
-        issuer: The configured issuer.
-
     Raises:
         ValueError: It is no metadata, or of another issuer, or its URL cannot be used.
     """
@@ -64,7 +60,6 @@ async def request_jwks_url(issuer: str, settings: Jwks, external_http: ExternalH
     """Ask an issuer for the URL of its keys.
 
     Args:
-        issuer: The configured issuer.
         settings: The section `jwks` of the guard.
         external_http: Sends the request.
 
@@ -105,7 +100,6 @@ class IssuerDiscovery:
         """Create it without asking the issuer.
 
         Args:
-            issuer: The configured issuer.
             settings: The section `jwks` of the guard.
             external_http: Sends the requests.
             clock: Returns the time in seconds of a monotonic clock.

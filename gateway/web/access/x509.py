@@ -56,13 +56,7 @@ class X509Guard(Guard[X509]):
     is_renewable = False
 
     def __init__(self, name: str, settings: X509, realm: str) -> None:
-        """Create the guard.
-
-        Args:
-            name: Its name in the configuration.
-            settings: Its section.
-            realm: The realm of its challenges.
-        """
+        """Create the guard."""
         self._name = name
         self._settings = settings
         self._parse_cached = lru_cache(MAX_CACHED_CERTIFICATES)(self._parse_certificate)
@@ -126,7 +120,6 @@ def get_field_values(cert: x509.Certificate, field: str) -> Sequence[str]:
     """Return the values of a field of the subject, or of the alternative names.
 
     Args:
-        cert: The certificate.
         field: A key of `_SUBJECT_OIDS` or `_ALTERNATIVE_NAME_TYPES`.
     """
     if field in _SUBJECT_OIDS:

@@ -63,7 +63,6 @@ class AdminApi:
         """Create the API.
 
         Args:
-            routes: The routes of the streams.
             guards: Admit operators.
             metrics: Answers scrapes.
             log_levels: Changes log levels.
@@ -239,7 +238,6 @@ class AdminApi:
         """Return the filter of a query, with the name of the route that has the path it gives.
 
         Args:
-            request: The request.
             *other_names: Parameters that the request may have besides those of the filter.
 
         Raises:
@@ -321,7 +319,6 @@ def parse_stream_filter(request: Request, *other_names: str) -> StreamFilter:
     """Return the filter of a query.
 
     Args:
-        request: The request.
         *other_names: Parameters that the request may have besides those of the filter.
 
     Raises:

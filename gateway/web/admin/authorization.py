@@ -116,8 +116,6 @@ def log_action(request: Request, action: str, **details: Any) -> None:
     """Log what was done, to what, and who asked.
 
     Args:
-        request: The request of the operator.
-        action: What was done.
         **details: To what it was done; None for what does not apply.
     """
     text = " ".join(f"{key}={value!r}" for key, value in details.items() if value is not None)

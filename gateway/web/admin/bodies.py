@@ -53,10 +53,6 @@ class LogLevelsBody(RequestBody):
 async def read_body(request: Request, body_type: type[BodyT]) -> BodyT:
     """Parse the body of a request.
 
-    Args:
-        request: The request.
-        body_type: The model of the body.
-
     Raises:
         RequestError: 400, with every problem of the body.
     """

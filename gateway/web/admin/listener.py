@@ -29,7 +29,6 @@ def bind_admin_socket(
     """Bind the port of operators, and print its URL.
 
     Args:
-        settings: The configuration.
         inherited: A socket that is bound already, to be used instead.
 
     Returns:
@@ -81,9 +80,6 @@ async def serve_admin(
     """Serve operators until cancelled; then requests in progress have one more second.
 
     Args:
-        app: The admin API.
-        settings: The configuration.
-        listening_socket: The bound socket.
         tls: The certificate of `listen`, if there is one.
         limits: The limits, which this port has for itself.
     """

@@ -69,7 +69,6 @@ class StreamListPage(NamedTuple):
     """A page of the list.
 
     Attributes:
-        streams: The streams, as JSON.
         next_cursor: Where the list continues; None at its end.
         missing: The workers that did not answer.
     """
@@ -102,9 +101,7 @@ class StreamListing:
         """Return the next page of the list.
 
         Args:
-            stream_filter: Which streams to list.
             cursor: Where the page starts.
-            limit: The most streams to return.
         """
         streams: list[dict[str, Any]] = []
         missing: list[int] = []
@@ -162,7 +159,6 @@ class StreamListing:
         """End streams.
 
         Args:
-            stream_filter: Which streams to end.
             reason: The reason that their clients get.
 
         Returns:
@@ -278,7 +274,6 @@ class StreamListing:
         """Return a stream as JSON.
 
         Args:
-            stream: The stream.
             measure_lag: Returns how many records a subscription is behind what was published.
             describe_error: Returns why a partition of a cluster's tail cannot be read.
         """

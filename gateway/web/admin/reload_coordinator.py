@@ -21,11 +21,7 @@ class ReloadRefused(Exception):
     """The configuration was refused, and nothing has changed."""
 
     def __init__(self, problems: list[str]) -> None:
-        """Create the error.
-
-        Args:
-            problems: The problems, a line each.
-        """
+        """Create the error."""
         super().__init__("\n".join(problems))
         self.problems = problems
 
@@ -117,7 +113,6 @@ def merge_outcomes(outcomes: dict[int, dict[str, Any]], missing: list[int]) -> d
     Routes are the same in all workers, so those of one worker are reported; streams are added up.
 
     Args:
-        outcomes: The `ReloadOutcome` of each worker, as JSON.
         missing: The workers that did not apply the configuration in time.
     """
     streams: Counter[str] = Counter()

@@ -12,10 +12,8 @@ class StreamFilter(NamedTuple):
     """Selects the streams that match all of its members that are not None.
 
     Attributes:
-        route: The name of the route.
         identity: The identity of the client, for any guard or for `guard`.
         guard: The guard that knows the client.
-        address: The address of the client.
     """
 
     route: str | None = None

@@ -134,7 +134,6 @@ def create_app(
     """Create the gateway as an ASGI application; its lifespan connects to Kafka.
 
     Args:
-        settings: The configuration.
         access: Asked before every stream, in addition to the guards of its route: the access check
             of an application that mounts the gateway.
         pages: Files and folders to serve, by path; a file at `/` replaces the list of streams. A

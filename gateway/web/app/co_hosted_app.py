@@ -33,9 +33,6 @@ class CoHostedApp(Protocol):
     def get_body_limits(self, content_type: bytes) -> tuple[float, float]:
         """Return the limits of a request body.
 
-        Args:
-            content_type: The content type of the request.
-
         Returns:
             The most bytes, and the seconds in which all of them must arrive. Infinity means that
             the application enforces the limit itself.

@@ -43,8 +43,6 @@ def build_readiness(hubs: Hubs, guards: Guards, limits: Limits) -> dict[str, Any
 
     Args:
         hubs: The hubs of this process.
-        guards: Its guards.
-        limits: Its limits of connections.
     """
     reasons = [] if hubs.started else [NOT_STARTED_MESSAGE]
     lost_clusters = 0  # clusters whose only problem is that they cannot be reached any more

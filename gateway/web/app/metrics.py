@@ -78,8 +78,6 @@ class Metrics:
         """Create the metrics.
 
         Args:
-            hubs: The hubs of all clusters.
-            settings: The configuration.
             limits: Counts refused connections.
             bus: The connection to the other workers.
         """
@@ -124,7 +122,6 @@ class Metrics:
         """Add what only the supervisor counts, and return what it knows of the workers' counters.
 
         Args:
-            samples: The samples.
             report: What the scrape has of which processes, for the supervisor; None for the samples
                 of this worker alone.
 

@@ -134,9 +134,6 @@ class Reloader:
         """Create the reloader.
 
         Args:
-            app: The application.
-            routes: The routes of its streams.
-            guards: Its guards.
             update_pages: Called with the new settings, to serve pages that fit them.
         """
         self._app = app
@@ -150,9 +147,6 @@ class Reloader:
 
     async def __call__(self, loaded: Settings) -> ReloadOutcome:
         """Apply a configuration, and return once every stream was handled.
-
-        Args:
-            loaded: The new configuration.
 
         Raises:
             ConfigError: It cannot be applied; nothing has changed.
@@ -178,9 +172,6 @@ class Reloader:
 
     async def preview(self, loaded: Settings) -> ReloadOutcome:
         """Return what a configuration would change, and change nothing.
-
-        Args:
-            loaded: The configuration.
 
         Raises:
             ConfigError: It cannot be applied.
@@ -226,7 +217,6 @@ async def reload_on_hangup(app: ReloadableApp, load: SettingsLoader) -> None:
     """Reload at each SIGHUP, one reload after the other, until cancelled.
 
     Args:
-        app: The application.
         load: Returns the configuration as it is now.
     """
     loop, hangup_event = asyncio.get_running_loop(), asyncio.Event()

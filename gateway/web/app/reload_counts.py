@@ -37,7 +37,6 @@ class ReloadCounts:
         """Add the metrics of reloads.
 
         Args:
-            samples: The samples of a scrape.
             is_one_of_several: Whether this process is a worker whose supervisor counts the
                 configurations that were applied, so that each counts once.
         """

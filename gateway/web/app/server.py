@@ -86,7 +86,6 @@ def serve(
     """Serve until SIGTERM or SIGINT, in as many processes as `listen.workers` says.
 
     Args:
-        settings: The configuration.
         debug: The loggers (`kafka`, `hub`, `web`) that log in detail.
         pages: Passed to `create_app`. With pages or `startup`, there is one process.
         startup: Passed to `create_app`.
@@ -187,8 +186,6 @@ def create_server(
     """Create a server whose `serve([listening_socket])` runs the application.
 
     Args:
-        app: The application.
-        settings: The configuration.
         listening_socket: Where clients connect.
         admin_socket: Where operators connect.
 
@@ -245,9 +242,6 @@ def _build_websocket_protocol(drain_timeout: float) -> type[WebSocketProtocol]:
 def run_embedded_kafka(settings: Settings) -> Iterator[Settings]:
     """Run a Kafka within the process for `servers: embedded`, with the topics of the file.
 
-    Args:
-        settings: The configuration.
-
     Yields:
         The configuration, with the address of that Kafka.
     """
@@ -292,7 +286,6 @@ def configure_logging(section: Logs, debug: AbstractSet[str], worker: int | None
     """Configure the log of this process.
 
     Args:
-        section: The section `telemetry.logs`.
         debug: The loggers that log in detail, whatever is configured.
         worker: The number of this worker, to be in every line if there are several.
     """

@@ -68,7 +68,6 @@ async def fetch_file_settings(
     Args:
         coordinator: Has the loader of this process.
         running: The configuration in effect.
-        bus: The connection to the supervisor.
 
     Raises:
         RequestError: 503 if the supervisor does not answer.

@@ -70,8 +70,6 @@ class Console:
 
         Args:
             app: The application of the gateway's own port.
-            hubs: The hubs of all clusters.
-            routes: The routes of the streams.
             admin: The admin API, on whose port this is served.
             loop_lag: Measures the event loop of this process.
             bus: The connection to the other workers.

@@ -84,12 +84,7 @@ def build_page(listings: Sequence[GroupListing], search: str, after: str) -> dic
 def build_description(
     description: GroupDescription, lags: dict[TopicPartition, PartitionLag]
 ) -> dict[str, Any]:
-    """Return a group as JSON.
-
-    Args:
-        description: The group and its members.
-        lags: Its progress by partition.
-    """
+    """Return a group as JSON."""
     behind = sorted(lags.items(), key=lambda item: (-(item[1].lag or 0), item[0]))
     known = [lag.lag for lag in lags.values() if lag.lag is not None]
     members = sorted(description.members, key=lambda member: (member.client_id, member.id))

@@ -40,7 +40,6 @@ class Incident(NamedTuple):
     Attributes:
         number: Its number in this process, from 1.
         at: When it happened, in seconds since 1970.
-        kind: Its `IncidentKind`.
         subject: The topic, route or logger that it is about.
         text: What happened.
     """

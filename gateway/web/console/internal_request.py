@@ -27,7 +27,6 @@ class PassedResponse:
         """Answer nothing yet.
 
         Args:
-            app: The application that answers.
             scope: The request that it gets; its body is that of the page's request.
             on_start: Called with the status of the response before it is sent.
         """
@@ -62,12 +61,9 @@ def build_scope(
     """Return the scope of a request to the application of the clients' port.
 
     Args:
-        request: The request of the page.
         path: The path, percent-encoded.
         query: The query, percent-encoded.
         passed_headers: The names of the headers that are passed on, besides the credentials.
-        method: The method.
-        **fields: Other fields of the scope.
     """
     scope, passed = request.scope, frozenset(passed_headers)
     headers = [(name, value) for name, value in scope["headers"] if name in passed]

@@ -23,7 +23,6 @@ def build_jobs(section: Pipelines, values: Iterable[bytes]) -> list[dict[str, An
     """Return the configured jobs and those of the topic as JSON, in the order of their names.
 
     Args:
-        section: The settings of the jobs.
         values: The values of the topic's records, the oldest first. What is no progress is ignored.
     """
     records: dict[str, list[Mapping[str, Any]]] = {job.name: [] for job in section.jobs}

@@ -65,8 +65,6 @@ async def read_latest(
     """Return the values of the latest records of a topic, partition by partition.
 
     Args:
-        cluster: The cluster.
-        topic: The topic.
         max_records: How many offsets before the ends are read, shared by the partitions.
         max_bytes: How many bytes of values are kept of each partition, the newest.
 

@@ -28,7 +28,6 @@ class KafkaLookup:
         """Create the places, all of them free.
 
         Args:
-            hubs: The hubs of all clusters.
             timeout_s: Seconds for an answer.
         """
         self._hubs = hubs
@@ -77,7 +76,6 @@ def read_query(request: Request, known: Collection[str]) -> Mapping[str, str]:
     """Return the parameters of a request.
 
     Args:
-        request: The request.
         known: The names of the parameters that it may have.
 
     Raises:

@@ -28,12 +28,8 @@ class _KnownWorker:
     """What is known of a worker.
 
     Attributes:
-        instance: The instance of its watch.
-        version: The version of its watch.
         incident_log: The instance of its incident log.
         incident: The number of its last incident.
-        rows: Its partitions.
-        report: Its last report.
         counters: Its counters at the last figures; None before.
         rates: What happened before the last figures; None if that is not known.
         is_up: It answered the last time.
@@ -57,11 +53,7 @@ class Overview:
     """
 
     def __init__(self, worker_count: int) -> None:
-        """Know nothing yet.
-
-        Args:
-            worker_count: The number of workers.
-        """
+        """Know nothing yet."""
         self._workers = {number: _KnownWorker() for number in range(1, worker_count + 1)}
         self._rows: dict[PartitionKey, PartitionRow] = {}
         self._incidents: deque[dict[str, Any]] = deque(maxlen=MAX_INCIDENTS)

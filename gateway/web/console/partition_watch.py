@@ -60,9 +60,6 @@ class PartitionRow(NamedTuple):
 
     Attributes:
         cluster: The name of its cluster; empty if the configuration has one without a name.
-        topic: Its topic.
-        partition: Its number.
-        state: Its `PartitionState`.
         cause: Why it cannot be read; None if it can.
         since: When it got into this state, in seconds since 1970.
         retry_at: When it is tried again, in seconds since 1970; None if nothing is waited for.
@@ -90,10 +87,6 @@ class Transition(NamedTuple):
     """Partitions of a topic that got into the same state at the same look.
 
     Attributes:
-        cluster: The name of the cluster.
-        topic: The topic.
-        partitions: The numbers of the partitions.
-        state: The new state.
         cause: Why they cannot be read; None if they can.
     """
 

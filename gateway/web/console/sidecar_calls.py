@@ -37,8 +37,6 @@ class SidecarCall(NamedTuple):
         path: Its path below `/console`.
         method: Its method there. What changes something is no GET, which a page of another site
             could cause without a preflight request.
-        target: The path of the operation.
-        target_method: The method of the operation.
         parameters: The names of the parameters that the page gives.
         fixed: Parameters with their values that it does not.
         action: What is logged; empty for what changes nothing.

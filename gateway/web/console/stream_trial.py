@@ -21,7 +21,6 @@ def open_stream(app: ASGIApp, request: Request, routes: Routes) -> PassedRespons
     Args:
         app: The application of the clients' port.
         request: The request of the page, with the path and the query of the stream in `url`.
-        routes: The routes of the streams.
 
     Raises:
         RequestError: 400 if `url` is no path.

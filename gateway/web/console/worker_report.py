@@ -43,7 +43,6 @@ class WorkerReport:
         """Answer requests for reports from now on.
 
         Args:
-            hubs: The hubs of all clusters.
             loop_lag: Measures the event loop.
             bus: The connection to the other workers.
         """

@@ -25,8 +25,6 @@ class RecordSender:
     is written again, with the number that was dropped.
 
     Args:
-        cluster: The cluster.
-        producer: Its producer.
         timeout_s: How long a record waits to be sent, in seconds.
     """
 
@@ -42,9 +40,7 @@ class RecordSender:
         """Hand a record over, without waiting until it is written.
 
         Args:
-            topic: The name of the topic.
             key: The key, which decides the partition; None for none, and the first partition.
-            value: The value.
 
         Returns:
             A future of the record's offset, which need not be awaited.
@@ -82,7 +78,6 @@ async def open_sender(
     """Connect to Kafka; at the end of the block, what was handed over is written.
 
     Args:
-        servers: The bootstrap servers.
         timeout_s: As of `RecordSender`.
     """
     async with Cluster(ClusterSettings(servers, client_id="gateway-demo")) as cluster:

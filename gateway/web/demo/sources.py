@@ -110,7 +110,6 @@ def generate_orders(rng: random.Random, clock: Clock = time.time) -> Iterator[Ke
 
     Args:
         rng: The source of all random choices.
-        clock: The time of the events.
     """
     number = 1000
     new_customers = rng.sample(CUSTOMERS, len(CUSTOMERS))

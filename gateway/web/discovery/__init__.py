@@ -44,7 +44,6 @@ def build_routes(settings: Settings, *, home_endpoint: Endpoint | None = None) -
     """Return the routes of all documents.
 
     Args:
-        settings: The configuration.
         home_endpoint: Answers people at `/`, instead of the page of streams.
     """
     page = _build_document_endpoint(
@@ -128,7 +127,6 @@ def _build_document_endpoint(
 
     Args:
         build_text: Returns the document for a base URL.
-        content_type: Its content type.
         headers: Further headers.
     """
     # The base URL comes from the client's Host header, so the cache must be bounded.

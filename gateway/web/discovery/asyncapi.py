@@ -37,7 +37,6 @@ def build_document(settings: Settings, base_url: str) -> dict[str, Any]:
     """Return the AsyncAPI document.
 
     Args:
-        settings: The configuration.
         base_url: The URL of the gateway as the client knows it, without a slash at the end.
     """
     streams = list_streams(settings)

@@ -41,11 +41,9 @@ class Parameter(NamedTuple):
     """A parameter of a path or a query.
 
     Attributes:
-        name: Its name.
         location: Where it belongs.
         description: What it is for.
         required: Whether the route needs it.
-        transports: The transports that use it.
         default: The value that has the same effect as leaving it out; None if there is no such
             value.
     """
@@ -70,7 +68,6 @@ class CommandExample(NamedTuple):
     """A line for a terminal that opens a stream.
 
     Attributes:
-        transport: The transport.
         command: The command; the URL follows as its last argument.
         extra_query: Parameters for the URL, besides those that the route requires.
     """
@@ -97,7 +94,6 @@ class StreamDescription:
     """What a client may know of one route. Created by `list_streams`; it never changes.
 
     Attributes:
-        route: The route.
         topics: The templates of its topics, as written.
         default_start: Where a client begins that does not say; None if that depends on the topic.
         is_json: Whether the values of all its topics are JSON.
@@ -327,7 +323,6 @@ def build_description(settings: Settings, base_url: str) -> dict[str, Any]:
     """Return the description of the gateway for programs, as JSON.
 
     Args:
-        settings: The configuration.
         base_url: The URL of the gateway as the client knows it, without a slash at the end.
     """
     streams = list_streams(settings)

@@ -17,9 +17,6 @@ class ExchangeDescription(NamedTuple):
     """One method of one path. Created by `list_exchanges`; it never changes.
 
     Attributes:
-        method: The method.
-        path: The path, as configured.
-        route: The route.
         security_schemes: As in `StreamDescription`.
     """
 

@@ -49,7 +49,6 @@ def render_page(settings: Settings, base_url: str) -> str:
     """Return the whole page.
 
     Args:
-        settings: The configuration.
         base_url: The URL of the gateway as the client knows it, without a slash at the end.
     """
     streams = [(path, stream) for stream in list_streams(settings) for path in stream.paths]

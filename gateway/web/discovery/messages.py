@@ -31,7 +31,6 @@ def build_message(
 
     Args:
         name: The name of the event or message.
-        payload: The schema of its payload.
         summary: When it is sent.
         content_type: The content type of the payload.
     """
@@ -150,7 +149,6 @@ def _build_websocket_schema(
     """Return the schema of a WebSocket message.
 
     Args:
-        message_type: Its `type`.
         required: The members that it always has.
         optional: The members that it may have.
         base_schema: The name of a schema that its members also follow.

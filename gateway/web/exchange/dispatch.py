@@ -20,9 +20,7 @@ async def respond(routes: Routes, match: Match, request: Request) -> Response:
     """Return a document, the result of a write, or a reply.
 
     Args:
-        routes: The routes of the gateway.
         match: The route; the client is admitted here.
-        request: The request.
 
     Raises:
         RequestError: The request is refused.

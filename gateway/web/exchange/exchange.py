@@ -27,9 +27,7 @@ class Exchange(ABC):
         """Return the response to a request.
 
         Args:
-            routes: The routes of the gateway.
             match: The route, to which the client was admitted, with the newest configuration.
-            request: The request.
 
         Raises:
             RequestError: The request is refused.

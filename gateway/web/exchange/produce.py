@@ -50,9 +50,7 @@ async def respond(routes: Routes, match: Match, request: Request) -> Response:
     """Write the record of a request.
 
     Args:
-        routes: The routes of the gateway.
         match: The route, to which the client was admitted.
-        request: The request.
 
     Returns:
         201 and where the record is; 200 if it was there before, or is a tombstone; 202 before it is
@@ -132,9 +130,7 @@ async def write_record(routes: Routes, request: Request, write_request: WriteReq
     connection.
 
     Args:
-        routes: The routes of the gateway.
         request: The request, with the conditions and the idempotency key.
-        write_request: The record.
 
     Raises:
         RequestError: 412, if a condition does not hold; others as `RecordWriter.send`.

@@ -59,7 +59,6 @@ class Reply:
         """Take a reply from a record.
 
         Args:
-            record: The record.
             now: The time of the event loop, in seconds.
         """
         self.value = record.value
@@ -127,9 +126,6 @@ class ReplyReader:
     Created by `ReplyReaders`, which keeps it for as long as the process runs. `_start_future` and
     `_live_task` belong together: the task reads, and the future is done once it does. Both are
     replaced when the task has failed or the topic's settings were changed.
-
-    Attributes:
-        topic: The topic.
     """
 
     def __init__(self, hub: Hub, topic: str, correlation_header: str) -> None:
@@ -137,7 +133,6 @@ class ReplyReader:
 
         Args:
             hub: The hub of the topic's cluster.
-            topic: The topic.
             correlation_header: The header of a reply that holds its correlation id.
         """
         self.topic = topic
@@ -207,9 +202,6 @@ class ReplyReader:
 
         Several requests may wait for the same reply.
 
-        Args:
-            id: The correlation id.
-
         Yields:
             A future of the reply, which is done at once if the reply is cached.
         """
@@ -237,7 +229,6 @@ class ReplyReader:
         """Count a request that has given up, and remember it for a late reply.
 
         Args:
-            id: The correlation id.
             reason: `timeout`, or `left` if the client has disconnected.
         """
         now = asyncio.get_running_loop().time()

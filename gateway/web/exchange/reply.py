@@ -56,9 +56,7 @@ async def request_reply(routes: Routes, match: Match, request: Request) -> Respo
     """Write the record of a request, and return the reply to it.
 
     Args:
-        routes: The routes of the gateway.
         match: The route, to which the client was admitted.
-        request: The request.
 
     Returns:
         The reply; 202 if the client prefers to ask for it later.
@@ -114,9 +112,7 @@ async def poll_reply(routes: Routes, match: Match, request: Request) -> Response
     """Return the reply to an earlier request that did not wait for it.
 
     Args:
-        routes: The routes of the gateway.
         match: The route, to which the client was admitted.
-        request: The request.
 
     Returns:
         The reply; 202 while there is none.
@@ -171,8 +167,6 @@ def build_response(hub: Hub, topic: str, reply: Reply) -> Response:
 
     Args:
         hub: The hub of the topic's cluster.
-        topic: The topic of the reply.
-        reply: The reply.
 
     Raises:
         RequestError: 502, if the reply has an invalid `:status`.

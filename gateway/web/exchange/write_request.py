@@ -30,14 +30,11 @@ class WriteRequest(NamedTuple):
     """A record that a client may write.
 
     Attributes:
-        topic: The topic.
         key: The key as the client's route has it; None for none.
         value: The value as the client sent it; None for a tombstone.
-        headers: The headers.
         scope: The scope of its idempotency key. Equal keys of two scopes are different keys.
         match: The route that it is written by, and what the client is granted on it.
         cluster: The name of the topic's cluster.
-        filters: The filters of the route.
     """
 
     topic: str
@@ -63,8 +60,6 @@ async def parse_produce_message(
     of the route.
 
     Args:
-        routes: The routes of the gateway.
-        message: The message.
         path: The path and query of a route; None to find the route by the topic.
         connection: The handshake of the socket.
         token: The bearer token of the socket.
@@ -132,8 +127,6 @@ def resolve_key_and_headers(
     """Return the key and headers of a record, with those that the route sets.
 
     Args:
-        with_: The settings of the route.
-        values: The values for its templates.
         key: The client's key.
         headers: The client's headers. Those that the route sets are replaced.
 
@@ -159,11 +152,6 @@ async def check_filters(routes: Routes, view: View, write_request: WriteRequest)
     The filters are applied to the record that streams will see, after the model and the transforms
     of its topic. The client's headers of names that a transform sets are dropped: a filter matches
     any header of a name, and would match the client's.
-
-    Args:
-        routes: The routes of the gateway.
-        view: The view of the route.
-        write_request: The record.
 
     Raises:
         RequestError: 403, if the route would not show the record; 400, if it does not have the

@@ -56,7 +56,6 @@ def get_certificate(scope: Mapping[str, Any], *, trust_forwarded: bool) -> str |
     """Return the certificate of a client as PEM; None if it has sent none.
 
     Args:
-        scope: The ASGI scope.
         trust_forwarded: Whether to prefer the certificate that a trusted proxy forwards. The
             certificate of the connection may then be the proxy's own. If the proxy's header is
             malformed, the client counts as one without a certificate.

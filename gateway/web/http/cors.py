@@ -74,7 +74,6 @@ class CorsPolicy:
         """Return the response to a preflight (Fetch 4.8).
 
         Args:
-            origin: The origin of the page.
             method: The method of the request that the page wants to send.
             header_names: The headers that the page wants to send, separated by commas.
 
@@ -130,7 +129,6 @@ class CorsPolicies:
 
         Args:
             listen: The default, for routes without their own and for pages.
-            routes: All routes.
         """
         self._default_policy = CorsPolicy(listen)
         # By identity, as routes are not hashable; the route is kept so that its id stays its own.
@@ -169,7 +167,6 @@ class CorsRequest:
     """A request with an `Origin`, as far as CORS looks at it.
 
     Attributes:
-        origin: The origin of the page.
         method: The method of the request. For a preflight, that of the request it announces.
         header_names: For a preflight, the headers that the page wants to send, separated by commas;
             None for any other request.

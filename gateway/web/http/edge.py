@@ -51,7 +51,6 @@ class EdgeServer(uvicorn.Server):
         """Prepare a server, which does not listen yet.
 
         Args:
-            config: The configuration by `create_uvicorn_config`.
             listener: The listener of the port, if it has TLS.
         """
         super().__init__(config)
@@ -85,7 +84,6 @@ def configure_socket(listening_socket: socket.socket, user_timeout_s: float | No
     To set them on each connection would take 3 us of a connect.
 
     Args:
-        listening_socket: The socket.
         user_timeout_s: In place of `USER_TIMEOUT_S`.
     """
     if listening_socket.family == socket.AF_UNIX:
@@ -106,7 +104,6 @@ def create_port_limits(settings: Settings, limits: Limits, port: str = "") -> Po
 
     Args:
         settings: The settings of the gateway, for the trusted proxies.
-        limits: The limits of the process.
         port: A name for the port, where the process has several.
     """
     proxies = settings.listen.forwarded
@@ -127,14 +124,11 @@ def create_uvicorn_config(
     """Return the configuration of uvicorn for a port.
 
     Args:
-        app: The application of the port.
-        settings: The settings of the gateway.
         co_hosted_app: A co-hosted app that `app` serves too, whose requests may have other bodies.
         port_limits: The limits of connections; None for none.
         client_memory: Where the bytes count that connections hold; None if they do not.
         allowed_names: The names that `Host` may have, as `get_allowed_names` returns them; None
             for any.
-        websocket_protocol: The protocol of WebSockets; None if the port has none.
         options: Further options of `uvicorn.Config`.
     """
     proxies = settings.listen.forwarded

@@ -100,7 +100,6 @@ def to_origin_form(method: bytes, target: bytes, headers: RawHeaders) -> bytes:
     as it is for OPTIONS.
 
     Args:
-        method: The request method.
         target: The request target as it came.
         headers: All headers of the request; changed in place.
 

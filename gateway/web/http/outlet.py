@@ -47,8 +47,6 @@ def hold_unsent(
 
     Args:
         memory: Where it counts.
-        holder: The connection.
-        transport: Its transport.
         data: What was just written; None if that is not known.
     """
     waiting = transport.get_write_buffer_size()
@@ -86,7 +84,6 @@ def take_over(scope: MutableMapping[str, Any], owner: OutletOwner) -> HttpOutlet
 
     Args:
         scope: The ASGI scope of the request.
-        owner: The stream.
 
     Returns:
         The outlet; None if the connection cannot be taken over. That is so with another ASGI
@@ -157,8 +154,6 @@ class TakeoverConnection(Protocol):
     Attributes:
         config: With the next two, what creates another protocol for the time after the stream.
         server_state: The state that all connections of the server share.
-        app_state: The state of the application.
-        transport: The connection.
         CLIENT_MEMORY: Where what waits for connections counts.
     """
 

@@ -71,9 +71,6 @@ class ForwardedMiddleware:
     """ASGI middleware that sets client, scheme and root path of a scope as a trusted proxy says.
 
     Created by `edge.create_uvicorn_config`, one for each port with `listen.forwarded`.
-
-    Attributes:
-        proxies: The proxies that are trusted.
     """
 
     def __init__(self, app: ASGIApp, proxies: Literal[True] | tuple[str, ...]) -> None:
@@ -132,7 +129,6 @@ class ForwardedMiddleware:
 
         Args:
             addresses: The addresses of X-Forwarded-For, in its order.
-            peer: The address of the connection.
         """
         client = peer
         for text in reversed(addresses):

@@ -368,9 +368,6 @@ class GatewayProtocol(HttpToolsProtocol):
     def create_outlet(self, owner: OutletOwner) -> HttpOutlet | None:
         """Give the connection to a stream, if the response that runs can be taken over.
 
-        Args:
-            owner: The stream.
-
         Returns:
             The outlet that has the connection from now on, or None.
         """
@@ -415,7 +412,6 @@ class GatewayProtocol(HttpToolsProtocol):
         """Serve a connection again after a stream. Called by `HttpOutlet` on a new protocol.
 
         Args:
-            transport: The connection.
             pipelined: What came behind the request of the stream; None if it was too much, which is
                 refused.
             full: Whether bytes of the stream still wait in the transport.
@@ -730,7 +726,6 @@ def wrap_for_http10(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
     (RFC 9112 6.3). uvicorn would send chunks anyway, and only from 0.54 on it says that it closes.
 
     Args:
-        app: The application.
         cycle: uvicorn's cycle of the request, whose state is changed.
     """
 

@@ -18,7 +18,6 @@ async def run_jobs(config: Path, states: ComponentStates) -> None:
     """Run the jobs until cancelled; if they end before, the page shows their last line.
 
     Args:
-        config: The configuration file.
         states: Reports how the jobs are.
     """
     states.report_state("Spark", "starting", "jobs begin in some 20 s")

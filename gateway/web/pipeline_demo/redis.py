@@ -19,7 +19,6 @@ class RedisServer(NamedTuple):
     """A running Redis.
 
     Attributes:
-        url: Its address.
         name: Where it comes from, for people.
     """
 

@@ -40,7 +40,6 @@ async def send_events(
 
     Args:
         servers: The bootstrap servers of Kafka.
-        traffic: The rates of events.
         states: Reports that the shop runs.
     """
     async with open_sender(servers) as sender:

@@ -45,7 +45,6 @@ class LimitRefusal(NamedTuple):
     """Why a connection or a request is refused.
 
     Attributes:
-        limit: The limit that is reached.
         retry_after_s: Seconds for which trying again is useless; 0 if that is not known.
     """
 
@@ -130,7 +129,6 @@ class ConnectionCounts:
         """Create counts with the limits of `listen.limits`.
 
         Args:
-            settings: The section `listen.limits`.
             worker_count: The number of workers that share the limits without talking to each
                 other. Each gets its share, rounded up.
         """

@@ -97,7 +97,6 @@ def is_foreign_request(origin: str, scope: Scope) -> bool:
     header only to https and to localhost, so that else the origin is compared with `Host`.
 
     Args:
-        origin: The value of `Origin`.
         scope: The ASGI scope of the request.
     """
     headers = dict(reversed(scope["headers"]))

@@ -274,7 +274,6 @@ class Limits:
         """Count a stream, socket or exchange, under what its connection does not count under yet.
 
         Args:
-            scope: The ASGI scope.
             granted: What guards granted to its client.
 
         Returns:
@@ -482,7 +481,6 @@ class PortLimits:
         """Create the limits of a port.
 
         Args:
-            limits: The limits of the process.
             port: A name for the port, where the process has several.
             is_proxy: Returns whether an address is that of a proxy. A proxy is exempt from the
                 limit of one address, as many clients connect through it.
@@ -511,7 +509,6 @@ class PortLimits:
 
         Args:
             peer: The address of the socket; empty for that of a Unix socket.
-            on_refused: As for `OpenConnection`.
         """
         limits = self._limits
         if not limits.counts_connections:

@@ -15,7 +15,6 @@ class Match(NamedTuple):
     Created by `Routes`. Without `granted`, nobody is admitted yet.
 
     Attributes:
-        route: The route.
         pattern: The path pattern; None if the route was not looked up by a path.
         values: The values of its parameters, in their order. Each stream keeps its match for as
             long as it runs, and a dict of one parameter takes 130 bytes more.

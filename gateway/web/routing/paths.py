@@ -16,8 +16,6 @@ class PathMatch(NamedTuple):
     """The route that answers to a path.
 
     Attributes:
-        route: The route.
-        pattern: The path pattern.
         params: The parameters of the path pattern, by name.
         is_reply: Whether the path is where a client fetches the reply of an earlier request.
         method: The method that the path answers to; POST if a stream's route is to take records.

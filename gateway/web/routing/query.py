@@ -38,7 +38,6 @@ class StartRequest(NamedTuple):
     """Where a stream starts and ends.
 
     Attributes:
-        start: The parsed start.
         token_error: Why the resume token cannot be parsed, if the client is an EventSource, which
             could not read an error response. Its stream starts without the token.
     """
@@ -71,7 +70,6 @@ def parse_start_request(
     """Parse where a stream starts and ends.
 
     Args:
-        request: The request.
         default: Where it starts if the request does not say.
         history: How far back clients of the route may start, in seconds.
 
@@ -135,9 +133,6 @@ def wants_positions(request: HTTPConnection) -> bool:
 
 def is_grouped(query_pairs: Iterable[tuple[str, str]]) -> bool:
     """Return whether the client takes events about many partitions, by `?grouped`.
-
-    Args:
-        query_pairs: The parameters of the query.
 
     Raises:
         RequestError: 400 if it is repeated, or is neither true nor false.

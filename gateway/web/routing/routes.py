@@ -77,8 +77,6 @@ class Routes:
         """Create the routes.
 
         Args:
-            hubs: The hubs of all clusters.
-            settings: The configuration.
             access: Admits or refuses clients.
             limits: The limits of connections and requests.
             has_own_access: Whether an application checks access in addition to the guards.
@@ -167,8 +165,6 @@ class Routes:
         Call it just before the effect, and await nothing in between.
 
         Args:
-            match: An admitted match.
-            connection: The connection of the client.
             token: A token that the client sent, as in `admit`.
 
         Raises:
@@ -227,7 +223,6 @@ class Routes:
         """Check the origin of a WebSocket's handshake, and log one that is refused.
 
         Args:
-            connection: The handshake.
             path: The path of the route, or of a socket for many.
             route: The route; None before one is known, where any of them may allow the page.
 
@@ -248,7 +243,6 @@ class Routes:
         """Log that a page of another site was refused, with the option that decided.
 
         Args:
-            origin: The origin of the page.
             path: The path that it asked for.
             route: The route of the path; None for what belongs to no single route.
         """
@@ -274,8 +268,6 @@ class Routes:
         It is looked up again if the configuration changes while guards are asked.
 
         Args:
-            match: A match.
-            connection: The connection of the client.
             token: A token that the client sent later; overrides the one of the connection.
 
         Raises:
@@ -323,8 +315,6 @@ class Routes:
         """Subscribe a client to what the query and `Last-Event-ID` of a request ask for.
 
         Args:
-            match: An admitted match.
-            request: The request.
             wire: How the client is sent its events.
             page_records: The size of a page in records, if the client wants only the next page;
                 `?until=COUNT` overrides it.
@@ -373,8 +363,6 @@ class Routes:
         If the other client read none of the topics, the query says where the new one starts.
 
         Args:
-            match: An admitted match.
-            query_pairs: The parameters of the query.
             wire: How the client is sent its events.
             handover: What the other client left.
 

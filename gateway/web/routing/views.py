@@ -99,7 +99,6 @@ class Views:
         """Create the views.
 
         Args:
-            hubs: The hubs of all clusters.
             settings: The configuration, with the routes.
         """
         self._hubs = hubs
@@ -124,7 +123,6 @@ class Views:
         """Return the view of one request.
 
         Args:
-            route: The route of the request.
             params: The parameters of the path, by name.
             query: All parameters of the query, in their order.
             selection: What the client chooses, instead of what the query says.
@@ -234,8 +232,6 @@ def build_route_view(
     """Build the view of one request.
 
     Args:
-        route: The route.
-        values: The values of its placeholders.
         selection: What the client chooses.
         known_topics: The topics that may be served; if the route has `allow`, those that a
             pattern may mean.

@@ -53,9 +53,7 @@ async def negotiate_stream(
     """Return the wire of a stream and the headers that name its coding.
 
     Args:
-        routes: The routes of the gateway.
         match: The route, to which the client was admitted.
-        request: The request for a stream.
         wire: The wire without compression.
 
     Raises:

@@ -43,11 +43,8 @@ async def build_response(
     """Return the response of a stream, once its BEGIN is due.
 
     Args:
-        stream: The stream, opened on `wire`.
         wire: What `choose_wire` has returned. A `ChunkedWire` makes it a `DirectResponse`.
         open_stream: Opens another stream for the same request, on the wire it is called with.
-        build_asgi_response: Returns the response of a stream by ASGI.
-        headers: The headers of a `DirectResponse`.
     """
     await stream.wait_until_ready()
     if not isinstance(wire, ChunkedWire):
@@ -84,7 +81,6 @@ class DirectResponse:
         Args:
             stream: The stream, on a `ChunkedWire`.
             build_fallback: Opens the same stream by ASGI, and returns its response.
-            headers: The headers of the response.
         """
         self._stream = stream
         self._build_fallback = build_fallback

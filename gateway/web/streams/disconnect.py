@@ -20,7 +20,6 @@ async def run_while_connected(request: Request, coro: Coroutine[Any, Any, T]) ->
 
     Args:
         request: The request, whose body must have been read.
-        coro: The work.
 
     Raises:
         ClientDisconnected: The client has disconnected before the work was done.

@@ -46,10 +46,7 @@ class HttpStream(OpenStream):
         """Register a stream without a client; see `open`.
 
         Args:
-            routes: The routes of the gateway.
             match: The route, to which the client was admitted.
-            request: The request.
-            wire: The wire of the stream.
             release_slot: Gives the slot of the connection back; called once, at the end.
         """
         client = request.scope.get("client")
@@ -65,10 +62,8 @@ class HttpStream(OpenStream):
         """Open a stream for a request. It counts as a connection.
 
         Args:
-            routes: The routes of the gateway.
             match: The route, to which the client was admitted.
             request: The request, whose query says what to show.
-            wire: The wire of the stream.
 
         Raises:
             Busy: A limit is reached.

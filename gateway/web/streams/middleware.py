@@ -81,8 +81,6 @@ class StreamMiddleware:
 
         Args:
             app: The application that serves the pages.
-            routes: The routes of the gateway.
-            renewer: The renewer of tokens.
             pages: The paths for which requests go to `app`.
             co_hosted_app: A co-hosted app on the same port, if there is one.
         """
@@ -173,8 +171,6 @@ class StreamMiddleware:
         """Return the policy for a path.
 
         Args:
-            cors: The policies of the gateway.
-            cors_request: The request.
             path: Its path, percent-encoded.
             is_page: Whether the path is a page.
         """
@@ -209,9 +205,6 @@ class StreamMiddleware:
         """Return the response to a preflight.
 
         Args:
-            policy: The policy for the path.
-            cors_request: The preflight.
-            scope: Its ASGI scope.
             path: Its path, percent-encoded; None for a page, which the limits do not count.
         """
         try:

@@ -81,9 +81,7 @@ async def respond(routes: Routes, match: Match, request: Request) -> AsgiRespons
     """Return the response to a request for lines: the stream, once its BEGIN is due, or a page.
 
     Args:
-        routes: The routes of the gateway.
         match: The route, to which the client was admitted.
-        request: The request.
 
     Raises:
         RequestError: The stream is refused.

@@ -43,8 +43,6 @@ class StreamChange(NamedTuple):
 
     Attributes:
         match: The route, and what the client is granted on it.
-        query: The query.
-        view: The view of these.
         needs_new_client: Whether another client is needed even if the present one has this view.
     """
 
@@ -87,9 +85,7 @@ class OpenStream:
     the next one needs, is not known before.
 
     Attributes:
-        routes: The routes of the gateway.
         match: The route, and what the client is granted on it.
-        query: The query of the stream.
         address: The IP address of the client; empty if it is not known.
         renewal_name: The secret name by which its client renews the token; empty until needed.
         opened_at: When the stream was created, in seconds since 1970.
@@ -119,7 +115,6 @@ class OpenStream:
         """Register a stream without a client.
 
         Args:
-            routes: The routes of the gateway.
             match: The route, to which the client was admitted.
             query: What the stream is to show.
             address: The IP address of the client.
@@ -190,10 +185,6 @@ class OpenStream:
     ) -> str:
         """Adapt the stream to a new configuration.
 
-        Args:
-            changed_guards: The guards that were changed.
-            changed_topics: The topics that were changed.
-
         Returns:
             What becomes of the stream: `untouched`, `moved`, or `ended (REASON)`.
         """
@@ -214,8 +205,6 @@ class OpenStream:
 
         Args:
             new_routes: The routes of the new configuration.
-            changed_guards: The guards that would change.
-            changed_topics: The topics that would change.
         """
         change = await self._plan_reload(new_routes, changed_guards, changed_topics)
         if isinstance(change, EndReason):
@@ -452,10 +441,6 @@ class StreamRegistry:
     ) -> StreamOutcomes:
         """Adapt all streams to a new configuration, in slices.
 
-        Args:
-            changed_guards: The guards that were changed.
-            changed_topics: The topics that were changed.
-
         Returns:
             How many streams had each outcome of `OpenStream.apply_reload`, by their route.
         """
@@ -473,8 +458,6 @@ class StreamRegistry:
 
         Args:
             new_routes: The routes of the new configuration.
-            changed_guards: The guards that would change.
-            changed_topics: The topics that would change.
         """
         return await self._count_outcomes(
             lambda stream: stream.predict_reload(new_routes, changed_guards, changed_topics)

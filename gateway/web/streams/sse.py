@@ -104,9 +104,7 @@ async def respond(routes: Routes, match: Match, request: Request) -> AsgiRespons
     """Return the response to a request for events, once the stream's BEGIN is due.
 
     Args:
-        routes: The routes of the gateway.
         match: The route, to which the client was admitted.
-        request: The request.
 
     Raises:
         RequestError: The stream is refused.

@@ -50,7 +50,6 @@ class WebSocketConnection(asyncio.Protocol):
     class with another constant.
 
     Attributes:
-        transport: The connection.
         deflate: Whether frames may be compressed.
         closed: Whether nothing more is sent, since either side has closed.
         full: Whether bytes wait in the transport for the client to read.
@@ -106,9 +105,7 @@ class WebSocketConnection(asyncio.Protocol):
         """Take a transport over.
 
         Args:
-            transport: The connection.
             reader: The reader, which may hold what came before the accept.
-            ping_scheduler: The scheduler of the server.
             connections: The connections of the server, which contain this one while it lasts.
             handshake_response: What is written first.
             deflate: Whether frames may be compressed.

@@ -48,9 +48,7 @@ async def serve_websocket(
     """Serve one socket.
 
     Args:
-        routes: The routes of the gateway.
         path: `MULTIPLEX_PATH`, or the path of a route, percent-encoded as it came.
-        scope: The ASGI scope.
         receive: The ASGI callable.
         send: The ASGI callable.
     """

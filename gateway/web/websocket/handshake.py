@@ -42,7 +42,6 @@ class UpgradeRequest(NamedTuple):
     """A request to upgrade.
 
     Attributes:
-        method: The request method.
         target: The request target as it came.
         version: The HTTP version, such as "1.1".
         headers: The headers, with their names in lower case.
@@ -167,7 +166,6 @@ class Handshake(ServerProtocol):
         """Return a response that refuses a request, with a problem as its body.
 
         Args:
-            status: The HTTP status.
             text: What went wrong; empty for the description of the status. Only its first line is
                 used.
         """

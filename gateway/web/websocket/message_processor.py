@@ -247,9 +247,7 @@ class MessageProcessor:
         """Send a message that is no part of a stream.
 
         Args:
-            message_type: Its `type`.
             label: Its `id`, of a stream or of the message that it replies to.
-            data: Its other members.
         """
         if label is not None:
             data = {"id": label, **data}
@@ -263,7 +261,6 @@ class MessageProcessor:
 
         Args:
             label: The `id` of what failed.
-            exc: The error.
         """
         members = problems.build_members(exc)
         retry_after_s: float | None = getattr(exc, "retry_after", None)

@@ -23,9 +23,7 @@ def is_origin_allowed(
     """Return whether a request with this `Origin` and `Host` is allowed.
 
     Args:
-        access: The `access-control` of the route.
         origin: The value of `Origin`; None if the request has none, as a program's. It is allowed.
-        host: The value of `Host`.
         has_cookies: Whether the browser sent credentials of its own accord. A page of another site
             needs `allow.credentials` then.
     """
@@ -49,7 +47,6 @@ def refuse_foreign_origin(
 
     Args:
         access_controls: The `access-control` sections of which one has to allow the page.
-        connection: The handshake.
 
     Raises:
         RequestError: 403, if the page may not connect.

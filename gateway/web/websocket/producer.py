@@ -39,7 +39,6 @@ class SocketProducer:
         """Count a record that `write_record` must be called for.
 
         Args:
-            message: The message.
             is_closing: Whether the session is about to close the socket.
 
         Raises:
@@ -60,7 +59,6 @@ class SocketProducer:
         """Write a record that was accepted.
 
         Args:
-            message: The message.
             path: The path and query of the route; None to find the route by the topic.
             token: The bearer token of the socket.
             attempts: The attempts of the socket, which this one is added to.

@@ -108,9 +108,7 @@ class WebSocketProtocol(asyncio.Protocol):
         """Take a connection over, and answer its request to upgrade.
 
         Args:
-            transport: The connection.
             http_scope: The scope of the request, which uvicorn fills in only partly for an upgrade.
-            target: The request target.
             trailing_data: What came behind the head.
             open_connection: The connection, where it is counted.
             client_memory: Where the bytes count that it holds; None if they do not.

@@ -68,7 +68,6 @@ class Session(MessageProcessor):
     of 5,000).
 
     Attributes:
-        routes: The routes of the gateway.
         handshake_scope: The handshake, which guards look at again for every stream.
     """
 
@@ -96,8 +95,6 @@ class Session(MessageProcessor):
         """Prepare a session, which is started when its socket is accepted.
 
         Args:
-            routes: The routes of the gateway.
-            handshake_scope: The packed handshake.
             token: The bearer token of the handshake, until a `token` message replaces it.
             slot: The slot of the connection in the limits, to be given back at its end.
         """
@@ -120,10 +117,8 @@ class Session(MessageProcessor):
         """Begin a session on an accepted socket.
 
         Args:
-            socket: The socket.
             match: The route of the socket's path, whose stream `open_path_stream` opens; None on
                 `/ws`.
-            query: The query of the handshake.
         """
         self.socket = socket
         hubs = self.routes.hubs
@@ -354,7 +349,6 @@ class Session(MessageProcessor):
         """Release a stream, and close the socket if nothing is left to do on it.
 
         Args:
-            stream: The stream.
             code: The close code for the socket of a route's path.
         """
         stream.close()

@@ -94,7 +94,6 @@ class WebSocketStream(OpenStream):
         """Register a stream, which is opened later.
 
         Args:
-            owner: The session.
             label: The id on `/ws`; None for the stream of the socket's path.
             match: The route, to which the client was admitted.
             query: What the stream is to show.
@@ -174,7 +173,6 @@ class WebSocketStream(OpenStream):
         set it.
 
         Args:
-            selection: The message.
             granted: What the client is granted on the new route.
 
         Raises:

@@ -83,7 +83,6 @@ class Bus:
 
     Attributes:
         worker: The number of this worker, from 1.
-        worker_count: The number of workers.
         join_callbacks: Called whenever this worker connects, for the first time or again.
     """
 
@@ -95,7 +94,6 @@ class Bus:
         Args:
             socket_path: The relay's socket; None if there is no other worker.
             worker: The number of this worker, from 1.
-            worker_count: The number of workers.
         """
         self.worker = worker
         self.worker_count = worker_count
@@ -119,7 +117,6 @@ class Bus:
         """Set the handler of a topic; each topic has one.
 
         Args:
-            topic: The topic.
             handler: Called with the number of the sender and the data of each broadcast and each
                 request. Its result, as JSON, is the response. It runs in the event loop and must be
                 quick.
@@ -143,7 +140,6 @@ class Bus:
         """Return what all workers answer, including this one. It never raises.
 
         Args:
-            topic: The topic.
             data: What the handlers get, as JSON.
             timeout_s: Seconds to wait for responses.
             only_worker: Wait for the response of this worker alone.

@@ -71,7 +71,6 @@ def take_inherited_sockets(
     """Return the sockets that were passed to this process, and forget that they were.
 
     Args:
-        settings: The configuration.
         environ: The environment; default that of this process. Its variables are removed, so that
             workers do not take the sockets once more.
 

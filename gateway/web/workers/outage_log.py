@@ -31,12 +31,7 @@ _REPEAT_INTERVAL_S = 0.9 * REPEAT_INTERVAL_S
 
 
 def forward_outages(clusters: Mapping[str, Cluster], bus: Bus) -> None:
-    """Let the supervisor log the outages of this worker's clusters.
-
-    Args:
-        clusters: The clusters, by name.
-        bus: The connection to the supervisor.
-    """
+    """Let the supervisor log the outages of this worker's clusters."""
 
     def forward(name: str, report: OutageReport) -> None:
         bus.notify_supervisor(BUS_TOPIC, [name, *report])

@@ -73,7 +73,6 @@ class Relay:
         """Set the handler of calls on a topic.
 
         Args:
-            topic: The topic.
             handler: Called with the number of the worker and the data; its result, as JSON, is the
                 answer.
         """

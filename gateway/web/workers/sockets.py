@@ -31,9 +31,7 @@ def bind_shared(host: str, port: int, count: int) -> list[socket.socket]:
     """Return this many listening sockets on one port, which no other gateway shares.
 
     Args:
-        host: The address.
         port: The port; 0 for any free one.
-        count: The number of sockets.
 
     Raises:
         GatewayError: The address cannot be bound, or this system cannot share ports.

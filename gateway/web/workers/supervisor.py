@@ -67,7 +67,6 @@ class WorkerSpec(NamedTuple):
     """What a worker is started with.
 
     Attributes:
-        settings: The configuration.
         debug: The loggers that log in detail.
         listening_fd: The file descriptor of its listening socket.
         admin_fd: The file descriptor of the operators' socket; -1 for none.
@@ -117,7 +116,6 @@ def supervise(
     """Run `listen.workers` processes until SIGTERM or SIGINT.
 
     Args:
-        settings: The configuration.
         debug: The loggers that log in detail.
         load_settings: Returns the configuration as it is now, for SIGHUP.
         co_hosted_app_factory: Passed to `create_app` in each worker.
@@ -168,7 +166,6 @@ class ListeningSockets:
 
         Args:
             worker: The number of the worker, from 1.
-            host: The address.
             port: The port that the others share.
 
         Raises:
@@ -187,7 +184,6 @@ class WorkerProcess:
         number: The number of the worker, from 1.
         listening_socket: Held for the worker; None while the other workers take its clients.
         process: The last process; None before the first one.
-        crashes: The crashes in a row.
         restarts: How often a process was started after a crash.
         was_killed: Whether the process did not end by itself and was killed.
     """
@@ -236,7 +232,6 @@ class Supervisor:
         """Create the supervisor.
 
         Args:
-            settings: The configuration.
             debug: The loggers that log in detail.
             sockets: The sockets that clients and operators connect to.
             bus_path: Where the relay listens.
