@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 from support.brokers import KafkaCluster
 
 from bench import (
@@ -22,9 +21,7 @@ from bench import (
     results,
     resume,
     retention,
-    sharing,
     slow,
-    writes,
 )
 from bench.figure import Figure, median, quantile, summarize_times
 from bench.kafka import MockKafka, RealKafka
@@ -103,21 +100,6 @@ def check_figures(found: list[Figure]) -> None:
         assert figure.value >= 0 and figure.n > 0, figure
         assert "each once" not in figure.what or figure.value == 100, figure
         assert "gaps told of an advance" not in figure.what or figure.value == 1, figure
-
-
-@pytest.mark.night
-def test_each_way_to_write_is_measured():
-    costs = uvloop.run(writes.measure(writes.Size(clients=3, rounds=2, rests_s=(0.0, 0.001))))
-    assert {cost.rest_s for cost in costs} == {0.0, 0.001}
-    assert all(cost.cpu_us > 0 for cost in costs)
-
-
-@pytest.mark.night
-async def test_what_workers_would_gain_by_sharing_is_measured():
-    size = sharing.Size(keys=4, rates=(40,), seconds=0.2, repeats=1)
-    with EmbeddedKafka() as embedded:
-        (result,) = await sharing.measure(MockKafka(embedded), size)
-    assert min(result.one_worker, result.half, result.two_workers, result.hand_over) > 0
 
 
 def test_every_measurement_can_be_asked_for_by_name():
