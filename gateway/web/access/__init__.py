@@ -46,19 +46,15 @@ class Access(Protocol):
         connection: HTTPConnection,
         token: str | None,
     ) -> Granted | None:
-        """Return what is known of the client.
+        """Return what is known of the client; None, if nothing is, admits it too.
 
         Args:
-            route: The route that the client asks for.
             params: The values of the route's path pattern in the path, decoded.
-            connection: The connection. `scope["method"]` is what the client wants to do, also on a
-                WebSocket: GET for a stream; for a record the method of the route that takes it
-                (POST if that is a stream's route), or DELETE for a record without a value.
+            connection: `scope["method"]` is what the client wants to do, also on a WebSocket: GET
+                for a stream; for a record the method of the route that takes it (POST if that is a
+                stream's route), or DELETE for a record without a value.
             token: The bearer token of the `Authorization` header, of the WebSocket subprotocol
-                `bearer.<token>`, or of the last `token` message; None if there is none.
-
-        Returns:
-            The grants; None if nothing is known, which admits the client, too.
+                `bearer.<token>`, or of the last `token` message.
 
         Raises:
             RequestError: 401 or 403, with what to do.
@@ -68,5 +64,4 @@ class Access(Protocol):
 
 async def allow_anyone(
     route: Route, params: Mapping[str, str], connection: HTTPConnection, token: str | None
-) -> None:
-    """Admit every client that reaches the port."""
+) -> None: ...

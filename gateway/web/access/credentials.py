@@ -25,7 +25,6 @@ def get_bearer_token(connection: HTTPConnection) -> str | None:
 
 
 def get_subprotocol_token(connection: HTTPConnection) -> str | None:
-    """Return the bearer token among the subprotocols of a WebSocket."""
     for protocol in connection.scope.get("subprotocols", ()):
         if protocol.startswith(_SUBPROTOCOL_PREFIX):
             return str(protocol[len(_SUBPROTOCOL_PREFIX) :])
@@ -37,14 +36,7 @@ class AmbiguousCredentials(ValueError):
 
 
 class CredentialsLocation(NamedTuple):
-    """One location of credentials in a request.
-
-    Attributes:
-        get_values: Returns all values of the location, such as of a header.
-        prefix: The text before the credentials, such as `Bearer `.
-        suffix: The text after the credentials.
-        hint: The location, described for people.
-    """
+    """One location of credentials in a request; `hint` describes it for people."""
 
     get_values: Callable[[HTTPConnection], list[str]]
     prefix: str
@@ -52,11 +44,7 @@ class CredentialsLocation(NamedTuple):
     hint: str
 
     def find(self, connection: HTTPConnection) -> str | None:
-        """Return the credentials at this location; None if there are none.
-
-        Raises:
-            AmbiguousCredentials: The location has several values.
-        """
+        """Return the credentials; raise `AmbiguousCredentials` if the location has several."""
         values = self.get_values(connection)
         if len(values) > 1:
             raise AmbiguousCredentials(f"there are {len(values)} credentials in one place")
@@ -66,10 +54,7 @@ class CredentialsLocation(NamedTuple):
         return None
 
     def _has_affixes(self, value: str) -> bool:
-        """Return whether a value begins and ends as it must.
-
-        The name of an authentication scheme may be in any case (RFC 9110 11.1).
-        """
+        """Compare the affixes; the authentication scheme may be in any case (RFC 9110 11.1)."""
         before = value[: len(self.prefix)]
         return before.lower() == self.prefix.lower() and value.endswith(self.suffix)
 
@@ -78,19 +63,9 @@ class CredentialsLocations:
     """All locations of a guard's credentials; the first that has some is used."""
 
     def __init__(self, credentials: Credentials) -> None:
-        """Create the locations of the section `credentials`.
-
-        Args:
-            credentials: Headers, cookies and parameters of the query, with their forms.
-        """
         self._locations = tuple(_iter_locations(credentials))
 
     def find(self, connection: HTTPConnection) -> str | None:
-        """Return the credentials of a client; None if it sent none.
-
-        Raises:
-            AmbiguousCredentials: A location has several values.
-        """
         for location in self._locations:
             if credentials := location.find(connection):
                 return credentials
@@ -98,12 +73,10 @@ class CredentialsLocations:
 
     @property
     def hint(self) -> str:
-        """Return how to send credentials, for people."""
         return f"send a token as {' or '.join([location.hint for location in self._locations])}"
 
 
 def _iter_locations(credentials: Credentials) -> Iterator[CredentialsLocation]:
-    """Yield all locations of the section `credentials`, in its order."""
     for name, form in credentials.headers.items():
         prefix, _, suffix = form.partition(CREDENTIALS_PLACEHOLDER)
         yield CredentialsLocation(

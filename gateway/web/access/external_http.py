@@ -2,7 +2,7 @@
 
 Requests are limited in time and size. Redirects are not followed, cookies are not kept, and nothing
 that is sent is logged: httpx's client would log URLs, and send one client's cookies for the next.
-Its transport, which this module uses, does neither.
+This module uses only its transport, which does neither.
 """
 
 from __future__ import annotations
@@ -20,14 +20,11 @@ MAX_CONNECTIONS = 100  # connections at the same time, to all servers together
 
 
 class ExternalResponse(NamedTuple):
-    """The response of another server."""
-
     status: int
     body: bytes
     location: str = ""
 
     def describe_status(self) -> str:
-        """Return what the server answers, for messages; with where a redirect leads to."""
         if 300 <= self.status < 400 and self.location:
             return f"{self.status} (a redirect to {self.location[:200]!r}, which is not followed)"
         return str(self.status)
@@ -42,11 +39,7 @@ class UnsendableRequest(ExternalHttpError):
 
 
 def parse_json(body: bytes) -> Any:
-    """Parse the JSON of a response.
-
-    Raises:
-        ValueError: It is no JSON in UTF-8 (RFC 8259 8.1). The message is for operators.
-    """
+    """Parse JSON in UTF-8 (RFC 8259 8.1). The message of its `ValueError` is for operators."""
     try:
         return json.loads(body.decode("utf-8-sig"))
     except RecursionError:
@@ -65,23 +58,13 @@ class ExternalHttp:
     """
 
     def __init__(self) -> None:
-        """Create the client without connecting."""
         self._transport: httpx.AsyncHTTPTransport | None = None
         self._tasks: set[asyncio.Task[Any] | None] = set()
 
     async def get(
         self, url: str, headers: Headers = (), *, timeout_s: float, max_body_bytes: int = 64 * 1024
     ) -> ExternalResponse:
-        """Return the response to a GET request.
-
-        Args:
-            headers: Headers to send.
-            timeout_s: Seconds in which all of the response must arrive.
-            max_body_bytes: The most bytes of the response's body.
-
-        Raises:
-            ExternalHttpError: There is no usable response.
-        """
+        """Return the response to a GET request, all of which must arrive in `timeout_s`."""
         task = asyncio.current_task()
         self._tasks.add(task)
         try:
@@ -96,9 +79,8 @@ class ExternalHttp:
     async def _open_transport(self) -> httpx.AsyncHTTPTransport:
         """Create the transport, unless another request does it meanwhile, and return it.
 
-        Raises:
-            ExternalHttpError: Modules or certificates cannot be read, because the process has no
-                free descriptor, for example. The next request tries it again.
+        Modules or certificates cannot be read if the process has no free descriptor, for example.
+        The next request tries it again.
         """
         try:
             transport = await asyncio.to_thread(_create_transport)
@@ -153,7 +135,6 @@ async def _get_with_retry(
 async def _get_once(
     transport: httpx.AsyncHTTPTransport, url: str, headers: Headers, max_body_bytes: int
 ) -> ExternalResponse:
-    """Send one request, and read its response up to the limit."""
     import httpx
 
     own_headers = (b"accept", b"application/json"), (b"accept-encoding", b"identity")

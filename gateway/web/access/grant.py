@@ -24,21 +24,16 @@ def _intern_problems(problems: frozenset[tuple[str, str]]) -> Mapping[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What one guard knows of a client.
-
-    Created by guards, once per token where they have a cache. It never changes.
+    """The facts that one guard knows of a client; it never changes.
 
     Equal sets of roles and problems are kept in memory once: a grant with its `Granted` then takes
     0.31 KB, not 0.53, and 0.12 KB more with an attribute.
 
     Attributes:
-        guard: The name of the guard in the configuration.
         identity: Who the client is for this guard; never empty.
-        attributes: Further claims, as text.
-        expires: When the grant expires, in seconds since 1970; None if it never does. Times outside
-            the range of dates become the first or the last second of that range.
-        problems: Why an attribute is unknown, by its name, and why there are no roles, by "".
-            Other processes do not get it.
+        expires: Seconds since 1970, within the range of dates; None if it never does.
+        problems: Why an attribute is unknown, by its name, and why there are no roles, by "". Other
+            processes do not get it.
     """
 
     guard: str
@@ -49,7 +44,6 @@ class Grant:
     problems: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
-        """Share roles and problems, copy the attributes, and limit the time."""
         # The class is frozen: only `object.__setattr__` can set its members.
         object.__setattr__(self, "roles", _intern_roles(frozenset(self.roles)))
         object.__setattr__(self, "attributes", dict(self.attributes))
@@ -59,29 +53,23 @@ class Grant:
             object.__setattr__(self, "expires", _clamp_expiry(self.expires))
 
     def __hash__(self) -> int:
-        """Return the hash; the generated one cannot hash the attributes."""
         claims = frozenset(self.attributes.items())
         return hash((self.guard, self.identity, self.roles, claims, self.expires))
 
     @property
     def subject(self) -> tuple[str, str]:
-        """Return whom the grant is for, which stays the same when the token is renewed."""
         return self.guard, self.identity
 
 
 def _clamp_expiry(expires: float) -> float:
-    """Return a time that every clock, timer and calendar here can represent.
-
-    Raises:
-        ValueError: It is NaN: no comparison would ever say that the grant expired.
-    """
+    """Return a time that every clock here can represent; NaN, which never expires, is an error."""
     if expires != expires:  # only NaN differs from itself
         raise ValueError("a grant expires at NaN; give seconds since 1970, or None")
     return float(min(max(expires, 0.0), MAX_EXPIRES_S))
 
 
 class Granted(Mapping[str, Grant]):
-    """What all guards of a route know of a client, by the guard's name, in the order of the route.
+    """The grants of all guards of a route, by the guard's name, in the order of the route.
 
     It never changes, and it is hashable, as a part of the key of cached views.
     """
@@ -89,15 +77,9 @@ class Granted(Mapping[str, Grant]):
     __slots__ = ("_grants",)
 
     def __init__(self, grants: Iterable[Grant] = ()) -> None:
-        """Create it.
-
-        Args:
-            grants: The grants, in the order of the route's guards.
-        """
         self._grants = tuple(grants)
 
     def __getitem__(self, guard: str) -> Grant:
-        """Return the grant of a guard."""
         # A route has few guards: comparing their names takes less memory than a dictionary.
         for grant in self._grants:
             if grant.guard == guard:
@@ -105,32 +87,26 @@ class Granted(Mapping[str, Grant]):
         raise KeyError(guard)
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the names of the guards."""
         return iter([grant.guard for grant in self._grants])
 
     def __len__(self) -> int:
-        """Return the number of guards."""
         return len(self._grants)
 
     def __eq__(self, other: object) -> bool:
-        """Return whether the grants are equal, in their order."""
         return isinstance(other, Granted) and self._grants == other._grants
 
     def __hash__(self) -> int:
-        """Return the hash of the grants."""
         return hash(self._grants)
 
     def __repr__(self) -> str:
-        """Return the grants as text."""
         return f"Granted({list(self._grants)!r})"
 
     def __or__(self, other: Granted) -> Granted:
-        """Return the grants of both; if both have a grant of the same guard, it is this one's."""
+        """Return the grants of both; this one's for a guard that both have."""
         others = [grant for grant in other._grants if grant.guard not in self]
         return Granted((*self._grants, *others))
 
     def to_json(self) -> list[Any]:
-        """Return the grants as JSON, for another process of this gateway."""
         return [
             [*grant.subject, sorted(grant.roles), dict(grant.attributes), grant.expires]
             for grant in self._grants
@@ -138,7 +114,6 @@ class Granted(Mapping[str, Grant]):
 
     @classmethod
     def from_json(cls, data: Iterable[Any]) -> Granted:
-        """Return the grants that `to_json` encoded in another process."""
         return cls(
             [
                 Grant(guard, identity, frozenset(roles), attributes, expires)
@@ -148,46 +123,37 @@ class Granted(Mapping[str, Grant]):
 
     @property
     def identity(self) -> str | None:
-        """Return who the client is for the first guard; None if no guard knows it."""
+        """Who the client is for the first guard; None if no guard knows it."""
         return self._grants[0].identity if self._grants else None
 
     @property
     def identities(self) -> dict[str, str]:
-        """Return the identities by guard, for templates."""
         return {grant.guard: grant.identity for grant in self._grants}
 
     @property
     def attributes(self) -> dict[str, Mapping[str, str]]:
-        """Return the attributes by guard, for templates."""
         return {grant.guard: grant.attributes for grant in self._grants}
 
     @property
     def problems(self) -> dict[str, Mapping[str, str]]:
-        """Return why attributes are unknown by guard, for templates."""
         return {grant.guard: grant.problems for grant in self._grants}
 
     def has(self, asked: Mapping[str, Iterable[str]]) -> bool:
-        """Return whether these guards grant all of these roles.
-
-        Args:
-            asked: The roles, by the guard that must grant them.
-        """
+        """Return whether these guards grant all of these roles, given by guard."""
         return all(guard in self and self[guard].roles >= set(asked[guard]) for guard in asked)
 
     def only(self, guards: Set[str]) -> Granted:
-        """Return the grants of these guards alone."""
         if self.keys() <= guards:
             return self
         return Granted([grant for grant in self._grants if grant.guard in guards])
 
     @property
     def subject(self) -> frozenset[tuple[str, str]]:
-        """Return whom the grants are for, which stays the same when tokens are renewed."""
+        """Whom the grants are for, which stays the same when tokens are renewed."""
         return frozenset([grant.subject for grant in self._grants])
 
     @property
     def expiring(self) -> Grant | None:
-        """Return the grant that expires first; None if none ever does."""
         ending = [
             (grant.expires, n) for n, grant in enumerate(self._grants) if grant.expires is not None
         ]
@@ -195,7 +161,7 @@ class Granted(Mapping[str, Grant]):
 
     @property
     def expires(self) -> float | None:
-        """Return when the first grant expires, in seconds since 1970; None if none ever does."""
+        """When the first grant expires, in seconds since 1970; None if none ever does."""
         first = self.expiring
         return None if first is None else first.expires
 

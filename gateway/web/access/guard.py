@@ -33,14 +33,9 @@ class RequestedAction(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AccessRequest:
-    """What a guard is asked.
+    """A client's request, as guards see it.
 
-    Attributes:
-        route: The route that the client asks for.
-        params: The values of the route's path pattern in the path, decoded.
-        connection: The connection with the credentials of the client.
-        token: The token of a `token` message, which overrides the one of the connection; None if
-            there was none.
+    `token` is that of a `token` message, which overrides the one of the connection.
     """
 
     route: Route
@@ -50,7 +45,7 @@ class AccessRequest:
 
     @property
     def method(self) -> str:
-        """Return what the client wants to do, as an HTTP method on any wire."""
+        """What the client wants to do, as an HTTP method on any wire."""
         action: RequestedAction | None = self.connection.scope.get(REQUESTED_ACTION_SCOPE_KEY)
         if action is not None:
             return action.method
@@ -58,7 +53,7 @@ class AccessRequest:
 
     @property
     def path(self) -> str:
-        """Return the path of the route that the client asks for.
+        """The path of the route that the client asks for.
 
         Parameters are filled in and percent-encoded; `/*` stands for a wildcard. The path of a
         WebSocket is not used: it may carry many streams, and its own path is none of theirs.
@@ -77,7 +72,6 @@ class AccessRequest:
 
     @property
     def _patterns(self) -> Iterator[PathPattern]:
-        """Return all patterns of the route, including that of replies."""
         yield from (when.pattern for when in self.route.when)
         if self.route.with_.reply_location is not None:
             yield parse_location(self.route.with_.reply_location)
@@ -85,12 +79,7 @@ class AccessRequest:
 
 @dataclass(frozen=True, slots=True)
 class GuardContext:
-    """What a guard is created with besides its section.
-
-    Attributes:
-        realm: The realm of its challenges (RFC 9110 11.5).
-        external_http: Sends requests to other servers.
-    """
+    """The dependencies of a guard; `realm` is for its challenges (RFC 9110 11.5)."""
 
     name: str
     realm: str
@@ -100,11 +89,8 @@ class GuardContext:
 class Guard(ABC, Generic[SectionT]):
     """Knows who a client is. Created and owned by `Guards`, one per configured guard.
 
-    Each kind is a subclass, in a module of its own, and listed in `kinds.GUARD_LOADERS`.
-
-    Attributes:
-        is_renewable: Whether it uses the token of a `token` message.
-        errors: Builds its errors.
+    Each kind is a subclass, listed in `kinds.GUARD_LOADERS`. `is_renewable` says whether it uses
+    the token of a `token` message.
     """
 
     is_renewable: bool
@@ -112,31 +98,19 @@ class Guard(ABC, Generic[SectionT]):
 
     @classmethod
     @abstractmethod
-    def create(cls, section: SectionT, context: GuardContext) -> Self:
-        """Create a guard.
-
-        Args:
-            context: What it needs besides.
-        """
+    def create(cls, section: SectionT, context: GuardContext) -> Self: ...
 
     @classmethod
     @abstractmethod
     def describe(cls, section: SectionT) -> Sequence[SecurityScheme]:
-        """Return how clients identify themselves to a guard with this section.
-
-        Returns:
-            The schemes, the best one first; at least one.
-        """
+        """Return how clients identify themselves to such a guard, the best way first."""
 
     async def prepare(self) -> None:
         """Fetch what is needed before the first client comes; a failure is ignored."""
         return
 
     def find_problem(self) -> str | None:
-        """Return why the guard cannot decide about any client now, and what to do; else None.
-
-        It is for operators, and does not wait.
-        """
+        """Return for operators why the guard cannot decide about any client; do not wait."""
         return None
 
     @abstractmethod

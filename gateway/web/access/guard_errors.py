@@ -1,7 +1,4 @@
-"""Build the errors of a guard that refuses a client (RFC 6750 3).
-
-They never contain what the client sent.
-"""
+"""Build the errors of a guard that refuses a client (RFC 6750 3), without text of the client."""
 
 from __future__ import annotations
 
@@ -18,16 +15,10 @@ _SCOPE_TOKEN = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]+")  # RFC 6749 3.3
 
 
 class GuardErrors:
-    """The errors of one guard. Created by the guard."""
-
     def __init__(self, guard_name: str, realm: str, hint: str, scheme: str = "") -> None:
-        """Create the errors.
+        """Create the errors; only a `realm` in ASCII is used.
 
-        Args:
-            guard_name: The name of the guard in the configuration.
-            realm: The realm of the challenge, which is used if it is ASCII.
-            hint: How to send credentials, such as `send a token as Authorization: Bearer TOKEN`.
-            scheme: A further authentication scheme, whose challenge precedes that of `Bearer`.
+        The challenge of `scheme` precedes that of `Bearer`.
         """
         self._guard_name = guard_name
         self._hint = hint
@@ -42,33 +33,24 @@ class GuardErrors:
         return NotGranted(401, detail, challenge=self._challenge)
 
     def build_invalid_token(self, reason: str, cause: str = "") -> NotGranted:
-        """Return the error for credentials that are refused.
+        """Return the error for refused credentials.
 
-        Args:
-            reason: Why, in ASCII and without quotes: it becomes part of a header. It must not
-                contain what the client sent.
-            cause: What else the client is told, outside of the header.
+        `reason` becomes part of a header: ASCII without quotes and without text of the client.
+        `cause` does not.
         """
         challenge = f'{self._challenge}, error="invalid_token", error_description="{reason}"'
         what = f"{reason} ({cause})" if cause else reason
         return NotGranted(401, f"{what}; {self._hint}", challenge=challenge)
 
     def build_too_large(self, reason: str) -> NotGranted:
-        """Return the error for credentials that are too large; `reason` as above."""
         return NotGranted(431, f"{reason}; send fewer or smaller cookies and headers")
 
     def build_ambiguous_credentials(self, reason: str) -> NotGranted:
-        """Return the error for credentials that came more than once; `reason` as above."""
         challenge = f'{self._challenge}, error="invalid_request", error_description="{reason}"'
         return NotGranted(400, f"{reason}; send it once", challenge=challenge)
 
     def build_missing_roles(self, roles: Sequence[str], cause: str | None = None) -> NotGranted:
-        """Return the error for missing roles.
-
-        Args:
-            roles: The roles that the route requires and the client does not have.
-            cause: Why the client has no roles at all; None if that is not known.
-        """
+        """Return the error for missing roles; `cause` is why the client has none at all."""
         noun = "role" if len(roles) == 1 else "roles"
         detail = f"guard '{self._guard_name}' does not grant the {noun} {', '.join(roles)}"
         challenge = f'{self._challenge}, error="insufficient_scope"'
@@ -86,6 +68,5 @@ class GuardErrors:
         return NotGranted(403, f"{detail}; ask whoever runs it", challenge=challenge)
 
     def build_unavailable(self, reason: str) -> GuardUnavailable:
-        """Return the error for a guard that cannot decide now."""
         detail = f"guard '{self._guard_name}': {reason}; come back later"
         return GuardUnavailable(detail, retry_after=random.uniform(*RETRY_DELAY_S))

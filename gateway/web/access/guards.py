@@ -35,18 +35,11 @@ class Guards:
     """All guards of the configuration; an `Access`.
 
     A client is admitted if all guards that a route names know it and grant the roles that the route
-    names, and if the application's own check admits it.
-
-    Created by `create_app`, one per process. Between calls, there is a guard for every name that a
-    route, the sidecar or the admin API uses.
+    names, and if the application's own check admits it. Created by `create_app`, one per process.
+    Between calls, there is a guard for every name that a route, the sidecar or the admin API uses.
     """
 
     def __init__(self, settings: Settings, application_access: Access) -> None:
-        """Create the guards.
-
-        Args:
-            application_access: The application's own check.
-        """
         self._application_access = application_access
         self._external_http = ExternalHttp()
         self._guards: dict[str, Guard[Any]] = {}
@@ -55,13 +48,10 @@ class Guards:
         self.apply_settings(settings)
 
     def apply_settings(self, settings: Settings) -> frozenset[str]:
-        """Use these settings from now on.
+        """Use these settings from now on; return the guards whose clients must be admitted again.
 
-        Guards that are the same keep their state, such as an issuer's keys.
-
-        Returns:
-            The names of the guards whose clients have to be admitted again; see
-            `find_changed_guards`.
+        Guards that are the same keep their state, such as an issuer's keys. See
+        `find_changed_guards`.
         """
         old_settings, self._settings = self._settings, settings.guards
         for guard in settings.guards.values():
@@ -81,11 +71,7 @@ class Guards:
         return find_changed_guards(old_settings, settings.guards)
 
     def check_settings(self, settings: Settings) -> None:
-        """Check that the guards of other settings can be created.
-
-        Raises:
-            GatewayError: One of them cannot.
-        """
+        """Raise a `GatewayError` if a guard of other settings cannot be created."""
         Guards(settings, self._application_access)
 
     async def __call__(
@@ -95,7 +81,6 @@ class Guards:
         connection: HTTPConnection,
         token: str | None,
     ) -> Granted:
-        """Admit a client; see `Access`."""
         granted = NO_GRANTS
         if route.guarded:
             # The token of the connection is in the connection: guards find it where they are
@@ -108,27 +93,19 @@ class Guards:
 
     @property
     def has_operator_guards(self) -> bool:
-        """Return whether operators need credentials."""
         return self._admin_route is not None and bool(self._admin_route.guarded)
 
     async def admit_operator(self, connection: HTTPConnection) -> Granted:
-        """Return what the guards of `admin` know of an operator.
-
-        Raises:
-            NotGranted: They do not know the operator.
-            GuardUnavailable: They cannot decide now.
-        """
+        """Return what the guards of `admin` know of an operator; raises as `Guard.grant`."""
         if self._admin_route is None or not self.has_operator_guards:
             return NO_GRANTS
         return await self._grant_all(AccessRequest(self._admin_route, {}, connection))
 
     def list_problems(self) -> list[str]:
-        """Return why guards cannot decide about clients now: a sentence for each such guard."""
         problems = ((name, guard.find_problem()) for name, guard in self._guards.items())
         return [f"guard {name}: {problem}" for name, problem in problems if problem is not None]
 
     def collect_metrics(self, samples: MetricSamples) -> None:
-        """Add whether each guard can decide now."""
         for name, guard in self._guards.items():
             samples.add(catalog.GUARD_READY, guard.find_problem() is None, name)
 
@@ -142,7 +119,6 @@ class Guards:
             await self._external_http.close()
 
     async def _grant_all(self, request: AccessRequest) -> Granted:
-        """Return what all guards of the route know of the client; log a refusal."""
         try:
             return await self._ask_all(request)
         except NotGranted as exc:
@@ -154,8 +130,8 @@ class Guards:
     async def _ask_all(self, request: AccessRequest) -> Granted:
         """Return what all guards of the route know of the client.
 
-        The token of a message is for the guards that accept it; the others use the credentials of
-        the connection. At least one guard has to accept it.
+        The token of a message is for the guards that accept it, of which at least one must; the
+        others use the credentials of the connection.
         """
         guards = [self._guards[name] for name in request.route.guarded]
         has_several_renewable = sum([guard.is_renewable for guard in guards]) > 1
@@ -192,7 +168,6 @@ class Guards:
             raise original_error from None
 
     def create_guard(self, name: str, settings: Settings) -> Guard[Any]:
-        """Create the guard of a name."""
         section = settings.guards[name]
         context = GuardContext(name, settings.name, self._external_http)
         return get_guard_class(section).create(section, context)

@@ -60,26 +60,19 @@ DeniedStatus: TypeAlias = Literal[400, 401, 403, 431]
 
 
 class ApplicationRequest(NamedTuple):
-    """The request to the application."""
-
     url: str
     headers: Headers
 
     @property
     def digest(self) -> bytes:
-        """Return the key of its cached decision; secrets themselves are not kept."""
+        """The key of its cached decision; secrets themselves are not kept."""
         return sha256(repr(self).encode()).digest()
 
 
 class HttpGuard(Guard[Http]):
     """A guard that asks the application.
 
-    Created and owned by `Guards`. Between calls, `_pending` has a task for each decision that is
-    being requested.
-
-    Attributes:
-        is_renewable: Whether the application is asked about the token of a `token` message.
-        errors: Builds the errors of this guard.
+    Between calls, `_pending` has a task for each decision that is being requested.
     """
 
     MAX_CACHED_DECISIONS = 10_000
@@ -93,12 +86,6 @@ class HttpGuard(Guard[Http]):
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Create the guard.
-
-        Args:
-            external_http: Sends the requests.
-            clock: Returns the time in seconds since 1970.
-        """
         self._clock = clock
         self._name = name
         self._settings = settings
@@ -115,20 +102,16 @@ class HttpGuard(Guard[Http]):
 
     @classmethod
     def create(cls, section: Http, context: GuardContext) -> HttpGuard:
-        """Create the guard; see `Guard`."""
         return cls(context.name, section, context.realm, context.external_http)
 
     @classmethod
     def describe(cls, section: Http) -> tuple[SecurityScheme, ...]:
-        """Return each header and parameter that the application gets."""
         return tuple(_iter_forwarded_schemes(section))
 
     def find_problem(self) -> str | None:
-        """Return why the application did not decide when it was asked last."""
         return self._problem
 
     async def grant(self, request: AccessRequest) -> Grant:
-        """Return what the application knows of a client; see `Guard`."""
         application_request = self._build_application_request(request)
         if application_request is None:
             raise self.errors.build_missing_credentials()
@@ -174,11 +157,6 @@ class HttpGuard(Guard[Http]):
         return ApplicationRequest(url, (*headers, *action_headers))
 
     async def _get_decision(self, application_request: ApplicationRequest) -> Grant | DeniedStatus:
-        """Return the application's decision.
-
-        Raises:
-            ExternalHttpError: The application did not decide.
-        """
         digest = application_request.digest
         until, decision = self._cache.get(digest, (0.0, 401))
         if until > self._clock():
@@ -200,7 +178,6 @@ class HttpGuard(Guard[Http]):
     async def _request_decision(
         self, application_request: ApplicationRequest, digest: bytes
     ) -> Grant | DeniedStatus:
-        """Ask the application, and cache its decision."""
         try:
             timeout_s = self._settings.timeout
             response = await self._external_http.get(
@@ -226,7 +203,6 @@ class HttpGuard(Guard[Http]):
         return decision
 
     def _cache_decision(self, digest: bytes, decision: Grant | DeniedStatus) -> None:
-        """Keep a decision for `cache` seconds, or until its grant expires."""
         until = self._clock() + self._settings.cache
         if isinstance(decision, Grant) and decision.expires is not None:
             until = min(until, decision.expires)
@@ -236,7 +212,6 @@ class HttpGuard(Guard[Http]):
             self._cache.popitem(last=False)
 
     def _parse_response(self, status: int, body: bytes) -> Grant | DeniedStatus:
-        """Return the decision of a response."""
         match status:
             case 400 | 401 | 403:
                 return status
@@ -287,11 +262,7 @@ def _get_forwarded_headers(name: str, request: AccessRequest) -> Headers:
 
 
 def _parse_expiry(value: object) -> float | None:
-    """Return a time in seconds since 1970 from a number, or from text.
-
-    Raises:
-        ExternalHttpError: It is no time, or a number of milliseconds.
-    """
+    """Return a time in seconds since 1970 from a number, or from text."""
     match value:
         case None:
             return None
@@ -304,7 +275,6 @@ def _parse_expiry(value: object) -> float | None:
 
 
 def _iter_forwarded_schemes(section: Http) -> Iterator[SecurityScheme]:
-    """Yield the scheme of each header and parameter that the application gets."""
     for name in section.forward.headers:
         if name == "authorization":
             yield build_header_scheme(name, f"Bearer {CREDENTIALS_PLACEHOLDER}", BEARER_SCHEME)

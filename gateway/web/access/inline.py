@@ -23,17 +23,12 @@ from .security_schemes import SecurityScheme, iter_credentials_schemes
 class InlineGuard(Guard[Inline]):
     """A guard with users in the configuration.
 
-    Created and owned by `Guards`. Comparing secrets takes the same time whether they match or not.
-
-    Attributes:
-        is_renewable: It uses the token of a `token` message.
-        errors: Builds the errors of this guard.
+    Comparing secrets takes the same time whether they match or not.
     """
 
     is_renewable = True
 
     def __init__(self, name: str, settings: Inline, realm: str) -> None:
-        """Create the guard."""
         self._name = name
         self._users = settings.users
         self._locations = CredentialsLocations(settings.credentials)
@@ -42,19 +37,16 @@ class InlineGuard(Guard[Inline]):
 
     @classmethod
     def create(cls, section: Inline, context: GuardContext) -> InlineGuard:
-        """Create the guard; see `Guard`."""
         return cls(context.name, section, context.realm)
 
     @classmethod
     def describe(cls, section: Inline) -> tuple[SecurityScheme, ...]:
-        """Return Basic authentication, and where a token is sent."""
         definition = {"type": "http", "scheme": "basic"}
         user = "NAME:PASSWORD"
         basic = SecurityScheme(definition, f"-u {user}", f"--auth {user}", is_sent_by_browser=True)
         return basic, *iter_credentials_schemes(section.credentials)
 
     async def grant(self, request: AccessRequest) -> Grant:
-        """Return what is configured of a client; see `Guard`."""
         try:
             token = request.token or self._locations.find(request.connection)
         except AmbiguousCredentials as exc:
@@ -79,7 +71,6 @@ class InlineGuard(Guard[Inline]):
         return matches[0] if matches else None
 
     def _find_by_password(self, name: str, password: str) -> str | None:
-        """Return the name if a user has this name and password."""
         user = self._users.get(name)
         is_match = _matches_secret(user, "password", password)
         return name if is_match else None

@@ -35,20 +35,17 @@ class KeysUnavailable(Exception):
 
 
 class KeySet:
-    """Keys by id and algorithm. It never changes."""
+    """Keys by id and algorithm; it never changes."""
 
     def __init__(self, keys: Iterable[Jwk]) -> None:
-        """Create the set."""
         self._jwks = tuple(keys)
         self._keys = [(jwk.kid, jwk.algorithms, jwk.load_key()) for jwk in self._jwks]
 
     def __len__(self) -> int:
-        """Return the number of keys."""
         return len(self._jwks)
 
     @property
     def algorithms(self) -> frozenset[str]:
-        """Return the algorithms of all keys."""
         return frozenset(algorithm for _, algorithms, _ in self._keys for algorithm in algorithms)
 
     def has_same_keys(self, other: KeySet | None) -> bool:
@@ -58,12 +55,7 @@ class KeySet:
     def find(self, kid: str | None, algorithm: str) -> list[Any]:
         """Return the keys that may have signed a token.
 
-        Args:
-            kid: The key id of the token; None if it names none.
-
-        Returns:
-            The keys with this algorithm and this id, or without any id. Without `kid`, all keys
-            with this algorithm.
+        Their id is `kid`, or they have none. Without `kid`, these are all keys with this algorithm.
         """
         return [
             key
@@ -73,13 +65,10 @@ class KeySet:
 
     @classmethod
     def parse(cls, body: bytes) -> KeySet:
-        """Parse a JWKS (RFC 7517 5).
+        """Parse a JWKS (RFC 7517 5); a `ValueError` if it is none or none of its keys can be used.
 
         Keys of unknown kinds are skipped, and so are shared secrets, which anybody could read at
         the URL.
-
-        Raises:
-            ValueError: It is no JWKS, or none of its keys can be used.
         """
         document = parse_json(body)
         raw_keys = document.get("keys") if isinstance(document, Mapping) else None
@@ -104,16 +93,7 @@ def _parse_public_key(raw: object) -> Jwk | None:
 
 
 async def request_keys(url: str, settings: Jwks, external_http: ExternalHttp) -> KeySet:
-    """Fetch the keys of an issuer.
-
-    Args:
-        url: Where it has them.
-        settings: The section `jwks` of the guard.
-        external_http: Sends the request.
-
-    Raises:
-        ExternalHttpError: There are none. The message has the URL, and what to do.
-    """
+    """Fetch the keys of an issuer. The message of an `ExternalHttpError` has the URL."""
     try:
         response = await external_http.get(
             url, timeout_s=settings.timeout, max_body_bytes=MAX_JWKS_BYTES
@@ -133,11 +113,7 @@ class KeySource(Protocol):
     """The source of a guard's keys. Owned by a `JwtGuard`."""
 
     async def get_current(self) -> KeySet:
-        """Return the keys to verify tokens with.
-
-        Raises:
-            KeysUnavailable: There are none, or they are too old.
-        """
+        """Return the keys; raise `KeysUnavailable` if there are none or they are too old."""
 
     def find_problem(self) -> str | None:
         """Return why there are no keys that may be used; None if there are or if nobody knows yet.
@@ -146,41 +122,28 @@ class KeySource(Protocol):
         """
 
     async def get_newer(self, known: KeySet) -> KeySet:
-        """Return newer keys than those known, or the same ones if there are no newer ones.
-
-        Args:
-            known: Keys that this source returned before.
-
-        Raises:
-            KeysUnavailable: The issuer could not be asked.
-        """
+        """Return newer keys, or those known; raise `KeysUnavailable` if nobody could be asked."""
 
 
 class StaticKeySource:
-    """Keys of the configuration, which never change."""
-
     def __init__(self, keys: Sequence[Jwk]) -> None:
-        """Create the source."""
         self._keys = KeySet(keys)
 
     async def get_current(self) -> KeySet:
-        """Return the keys."""
         return self._keys
 
     def find_problem(self) -> str | None:
-        """Return None: there are always keys."""
         return None
 
     async def get_newer(self, known: KeySet) -> KeySet:
-        """Return the keys: there are never newer ones."""
         return self._keys
 
 
 class RemoteKeySource:
-    """Keys of a URL, which an issuer may have to be asked for.
+    """Keys of a URL, which may have to be discovered from the issuer.
 
-    Created by `JwtGuard`. At most one fetch runs at a time; a failed one keeps the keys. `_keys` is
-    replaced only by other keys, so that its identity says whether a cached result is still valid.
+    At most one fetch runs at a time; a failed one keeps the keys. `_keys` is replaced only by other
+    keys, so that its identity says whether a cached result is still valid.
     """
 
     def __init__(
@@ -191,15 +154,7 @@ class RemoteKeySource:
         external_http: ExternalHttp,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create the source, without fetching.
-
-        Args:
-            guard_name: The name of the guard, for the log.
-            location: The URL of the JWKS, or what finds it.
-            settings: The section `jwks` of the guard.
-            external_http: Sends the requests.
-            clock: Returns the time in seconds of a monotonic clock.
-        """
+        """Create the source without fetching; `location` is the URL, or finds it."""
         self._clock = clock
         self._guard_name = guard_name
         self._location = location
@@ -213,7 +168,7 @@ class RemoteKeySource:
         self._fetch_task: asyncio.Task[None] | None = None
 
     async def get_current(self) -> KeySet:
-        """Return the keys; see `KeySource`. It waits only if there are none that may be used."""
+        """Return the keys. It waits only if there are none that may be used."""
         now = self._clock()
         age = now - self._fetched_at
         if self._keys is None or age > self._settings.max_age:
@@ -227,7 +182,6 @@ class RemoteKeySource:
         return self._keys
 
     def find_problem(self) -> str | None:
-        """Return why there are no keys; see `KeySource`."""
         now = self._clock()
         if self._keys is not None and now - self._fetched_at <= self._settings.max_age:
             return None
@@ -236,7 +190,6 @@ class RemoteKeySource:
         return self._last_failure if self._failures else None
 
     async def get_newer(self, known: KeySet) -> KeySet:
-        """Return newer keys if there are any; see `KeySource`."""
         if self._keys is known:
             await self._refresh()
         if self._keys is None or (self._keys is known and self._failures):
@@ -264,7 +217,7 @@ class RemoteKeySource:
             log.error("guard %s: fetching keys failed", self._guard_name, exc_info=error)
 
     async def _fetch(self) -> None:
-        """Fetch the keys, and set when the next fetch may start. It never raises for a failure."""
+        """Fetch the keys, and set when the next fetch may start. A failure is not raised."""
         try:
             keys = await self._request_keys()
         except ExternalHttpError as exc:
@@ -286,7 +239,6 @@ class RemoteKeySource:
         self._next_fetch_at = self._fetched_at + self._settings.cooldown
 
     async def _request_keys(self) -> KeySet:
-        """Return the keys of the URL, which may have to be discovered first."""
         if isinstance(self._location, str):
             return await request_keys(self._location, self._settings, self._external_http)
         url = await self._location.find_jwks_url()

@@ -69,11 +69,7 @@ _DECODE_OPTIONS = {"verify_sub": False, "verify_jti": False, "verify_iat": False
 class JwtGuard(Guard[Jwt]):
     """A guard that verifies signed tokens.
 
-    Created and owned by `Guards`. A cached grant is valid only with the keys it was verified with.
-
-    Attributes:
-        is_renewable: It uses the token of a `token` message.
-        errors: Builds the errors of this guard.
+    A cached grant is valid only with the keys it was verified with.
     """
 
     is_renewable = True
@@ -89,12 +85,7 @@ class JwtGuard(Guard[Jwt]):
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Create the guard.
-
-        Args:
-            key_sources: Where the keys of each issuer come from. A single one is for all tokens.
-            clock: Returns the time in seconds since 1970.
-        """
+        """Create the guard; a single source in `key_sources` is for all tokens."""
         self._clock = clock
         self._name = name
         self._settings = settings
@@ -105,7 +96,6 @@ class JwtGuard(Guard[Jwt]):
 
     @classmethod
     def create(cls, section: Jwt, context: GuardContext) -> JwtGuard:
-        """Create the guard; see `Guard`."""
         key_sources: dict[str, KeySource]
         jwks, external_http = section.jwks, context.external_http
         if isinstance(section.keys, tuple):
@@ -127,21 +117,17 @@ class JwtGuard(Guard[Jwt]):
 
     @classmethod
     def describe(cls, section: Jwt) -> tuple[SecurityScheme, ...]:
-        """Return where a token is sent."""
         return tuple(iter_credentials_schemes(section.credentials))
 
     async def prepare(self) -> None:
-        """Fetch the keys of the issuers."""
         sources = self._key_sources.values()
         await asyncio.gather(*[source.get_current() for source in sources])
 
     def find_problem(self) -> str | None:
-        """Return why there are no keys to verify tokens with."""
         problems = [source.find_problem() for source in self._key_sources.values()]
         return next((problem for problem in problems if problem is not None), None)
 
     async def grant(self, request: AccessRequest) -> Grant:
-        """Return what the token of a client says; see `Guard`."""
         token = request.token or self._find_token(request)
         if token is None:
             raise self.errors.build_missing_credentials()
@@ -214,7 +200,6 @@ class JwtGuard(Guard[Jwt]):
         raise self._build_invalid_token(error) from None
 
     def _parse_header(self, token: str) -> tuple[str | None, str]:
-        """Return the key id of a token, if it has one, and its algorithm."""
         signed, _, signature = token.rpartition(".")
         try:
             # Without the signature: one that is no base64url is a wrong one, and still of a JWT.
@@ -238,7 +223,6 @@ class JwtGuard(Guard[Jwt]):
         return kid, algorithm
 
     def _decode(self, token: str, key: Any, algorithm: str) -> Mapping[str, Any]:
-        """Return the claims of a token, after verifying its signature and its times."""
         settings = self._settings
         options: Any = {**_DECODE_OPTIONS, "verify_aud": bool(settings.audience)}
         if settings.require_expiry:
@@ -254,7 +238,6 @@ class JwtGuard(Guard[Jwt]):
         )
 
     def _build_invalid_token(self, exc: Exception) -> NotGranted:
-        """Return the error for a token that PyJWT refused."""
         if isinstance(exc, jwt_errors.MissingRequiredClaimError):
             return self.errors.build_invalid_token(f"the token has no claim {exc.claim}")
         reason = next(
@@ -263,7 +246,6 @@ class JwtGuard(Guard[Jwt]):
         return self.errors.build_invalid_token(reason)
 
     def _build_grant(self, claims: Mapping[str, Any]) -> Grant:
-        """Return the grant of verified claims."""
         settings = self._settings
         identity = format_claim(find_field(claims, settings.identity))
         if identity is None:
@@ -306,7 +288,6 @@ class JwtGuard(Guard[Jwt]):
 
 
 def _explain_missing(claims: Mapping[str, Any], name: str) -> str:
-    """Return why nothing could be read from a claim."""
     if find_field(claims, name) is None:
         return f"the token has no claim '{name}'"
     return f"the claim '{name}' of the token has nothing that can be used"

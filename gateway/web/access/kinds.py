@@ -45,5 +45,4 @@ GUARD_LOADERS: dict[type[GuardSection], Callable[[], type[Guard[Any]]]] = {
 
 
 def get_guard_class(section: GuardSection) -> type[Guard[Any]]:
-    """Return the class of guards with a section of this kind."""
     return GUARD_LOADERS[type(section)]()

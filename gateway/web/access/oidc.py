@@ -1,8 +1,8 @@
 """Discover where an issuer has its keys (OpenID Connect Discovery 1.0).
 
-The issuer's metadata is at `<issuer>/.well-known/openid-configuration`. It names the issuer, which
-must be the configured one to the letter, and the URL of the keys. A URL that was found is used for
-as long as keys are (`jwks.refresh`), and forgotten when the keys cannot be fetched from it.
+The metadata at `<issuer>/.well-known/openid-configuration` names the issuer, which must be the
+configured one to the letter, and the URL of the keys. A URL that was found is used for as long as
+keys are (`jwks.refresh`), and forgotten when the keys cannot be fetched from it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,7 @@ MAX_METADATA_BYTES = 64 * 1024  # bytes of an issuer's metadata; those of large 
 
 
 def parse_jwks_url(body: bytes, issuer: str) -> str:
-    """Return the URL of an issuer's keys.
-
-    Raises:
-        ValueError: It is no metadata, or of another issuer, or its URL cannot be used.
-    """
+    """Return the URL of an issuer's keys, or raise a `ValueError` if it cannot be used."""
     hint = "correct issuer, or add keys"
     try:
         metadata = parse_json(body)
@@ -52,21 +48,11 @@ def parse_jwks_url(body: bytes, issuer: str) -> str:
 
 
 def build_metadata_url(issuer: str) -> str:
-    """Return where an issuer has its metadata (OpenID Connect Discovery 1.0, 4)."""
     return f"{issuer.rstrip('/')}/.well-known/openid-configuration"
 
 
 async def request_jwks_url(issuer: str, settings: Jwks, external_http: ExternalHttp) -> str:
-    """Ask an issuer for the URL of its keys.
-
-    Args:
-        settings: The section `jwks` of the guard.
-        external_http: Sends the request.
-
-    Raises:
-        ExternalHttpError: The issuer cannot be asked, or its metadata cannot be used. The message
-            has the URL, and what to do.
-    """
+    """Ask an issuer for the URL of its keys. An `ExternalHttpError` says what to do."""
     metadata_url = build_metadata_url(issuer)
     try:
         response = await external_http.get(
@@ -85,10 +71,7 @@ async def request_jwks_url(issuer: str, settings: Jwks, external_http: ExternalH
 
 
 class IssuerDiscovery:
-    """Finds the URL of an issuer's keys.
-
-    Created by `JwtGuard`, and used by its `RemoteKeySource`, one request at a time.
-    """
+    """Finds the URL of an issuer's keys, for one request at a time."""
 
     def __init__(
         self,
@@ -97,13 +80,6 @@ class IssuerDiscovery:
         external_http: ExternalHttp,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create it without asking the issuer.
-
-        Args:
-            settings: The section `jwks` of the guard.
-            external_http: Sends the requests.
-            clock: Returns the time in seconds of a monotonic clock.
-        """
         self._issuer = issuer
         self._settings = settings
         self._external_http = external_http
@@ -112,16 +88,10 @@ class IssuerDiscovery:
         self._found_at = 0.0
 
     async def find_jwks_url(self) -> str:
-        """Return the URL of the keys.
-
-        Raises:
-            ExternalHttpError: The issuer cannot be asked, or its metadata cannot be used.
-        """
         if self._url is None or self._clock() - self._found_at >= self._settings.refresh:
             self._url = await request_jwks_url(self._issuer, self._settings, self._external_http)
             self._found_at = self._clock()
         return self._url
 
     def forget(self) -> None:
-        """Ask the issuer again next time."""
         self._url = None

@@ -15,14 +15,10 @@ BEARER_SCHEME: Mapping[str, Any] = {"type": "http", "scheme": "bearer", "bearerF
 
 
 class SecurityScheme(NamedTuple):
-    """One way to identify a client to a guard.
+    """One way to identify a client to a guard; its commands have words to replace.
 
-    Attributes:
-        definition: The security scheme of AsyncAPI.
-        curl: Options of curl, with words to replace.
-        wscat: Options of wscat, with words to replace.
-        query: Parameters for the URL, with words to replace.
-        is_sent_by_browser: Whether the EventSource of a page of the same site sends it on its own.
+    `is_sent_by_browser` says whether the EventSource of a page of the same site sends it on its
+    own.
     """
 
     definition: Mapping[str, Any]
@@ -33,7 +29,6 @@ class SecurityScheme(NamedTuple):
 
 
 def iter_credentials_schemes(credentials: Credentials) -> Iterator[SecurityScheme]:
-    """Yield the scheme of each location of credentials."""
     for name, form in credentials.headers.items():
         is_bearer = name == "authorization" and form.lower().startswith("bearer ")
         yield build_header_scheme(name, form, BEARER_SCHEME if is_bearer else None)
@@ -48,7 +43,6 @@ def iter_credentials_schemes(credentials: Credentials) -> Iterator[SecuritySchem
 def build_header_scheme(
     name: str, form: str, definition: Mapping[str, Any] | None = None
 ) -> SecurityScheme:
-    """Return the scheme of a header that has this form."""
     option = f"-H '{name.title()}: {_fill_placeholder(form)}'"
     return SecurityScheme(
         definition or build_api_key("header", name),
@@ -59,7 +53,6 @@ def build_header_scheme(
 
 
 def build_api_key(location: str, name: str) -> dict[str, Any]:
-    """Return the AsyncAPI scheme of a key in a header, a cookie or the query."""
     return {"type": "httpApiKey", "in": location, "name": name}
 
 

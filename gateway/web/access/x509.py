@@ -44,19 +44,9 @@ _ALTERNATIVE_NAME_TYPES = {
 
 
 class X509Guard(Guard[X509]):
-    """A guard that reads the client certificate.
-
-    Created and owned by `Guards`.
-
-    Attributes:
-        is_renewable: A certificate cannot be renewed by a message.
-        errors: Builds the errors of this guard.
-    """
-
     is_renewable = False
 
     def __init__(self, name: str, settings: X509, realm: str) -> None:
-        """Create the guard."""
         self._name = name
         self._settings = settings
         self._parse_cached = lru_cache(MAX_CACHED_CERTIFICATES)(self._parse_certificate)
@@ -64,17 +54,14 @@ class X509Guard(Guard[X509]):
 
     @classmethod
     def create(cls, section: X509, context: GuardContext) -> X509Guard:
-        """Create the guard; see `Guard`."""
         return cls(context.name, section, context.realm)
 
     @classmethod
     def describe(cls, section: X509) -> tuple[SecurityScheme, ...]:
-        """Return that clients connect with a certificate."""
         options = _CERTIFICATE_OPTIONS
         return (SecurityScheme({"type": "X509"}, options, options, is_sent_by_browser=True),)
 
     async def grant(self, request: AccessRequest) -> Grant:
-        """Return what the certificate of a client says; see `Guard`."""
         pem = get_certificate(request.connection.scope, trust_forwarded=self._settings.forwarded)
         if pem is None:
             raise self.errors.build_missing_credentials()
@@ -90,11 +77,7 @@ class X509Guard(Guard[X509]):
         return grant
 
     def _parse_certificate(self, pem: str) -> Grant | None:
-        """Return the grant of a certificate; None unless it has exactly one identity.
-
-        Raises:
-            ValueError: It is no certificate.
-        """
+        """Return the grant of a certificate; None unless it has exactly one identity."""
         certificate = x509.load_pem_x509_certificate(pem.encode())
         settings = self._settings
         identities = get_field_values(certificate, settings.identity)
@@ -117,11 +100,7 @@ class X509Guard(Guard[X509]):
 
 
 def get_field_values(cert: x509.Certificate, field: str) -> Sequence[str]:
-    """Return the values of a field of the subject, or of the alternative names.
-
-    Args:
-        field: A key of `_SUBJECT_OIDS` or `_ALTERNATIVE_NAME_TYPES`.
-    """
+    """Return the values of a key of `_SUBJECT_OIDS` or `_ALTERNATIVE_NAME_TYPES`."""
     if field in _SUBJECT_OIDS:
         attributes = cert.subject.get_attributes_for_oid(_SUBJECT_OIDS[field])
         return [str(attribute.value) for attribute in attributes if attribute.value]
